@@ -1,0 +1,190 @@
+"""Programs of `families` as measurable cases: how many copies, how many sets of arguments, which row they become.
+
+One call runs several independent copies of the op, so that the call's own cost stays small beside it, and rotates through sets of
+arguments, so that data comes from where a training step would find it: some cases keep everything in the nearest caches, some
+spread over more than the last-level cache. What a copy became is read from the compiled program by the same importer that will
+later read a training step, so calibration and prediction mean the same by "an op". A program that did not compile to one op (another
+version of XLA fuses differently) is a row with an `error` that says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, Program, points
+from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
+
+SETTINGS = ("quick", "full")
+_CALL_BYTES = 2e6  # copies are added until a call moves about this much
+_MOST_COPIES = 24
+_RESULT_BYTES = 24e6  # of one call together: below what the allocator hands back to the operating system
+_SPREADS = (0.0, 0.0, 16e6, 96e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
+_LARGEST_SPREAD_BYTES = 2e9
+_MAIN_SHARE = 0.6  # of a program's work that its main op must have
+_ALLOCATION_MB = (40, 64, 96, 160)
+_CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
+
+
+def cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
+    """All cases of a setting, or those of the named families."""
+    if setting not in SETTINGS:
+        raise ValueError(f"unknown setting {setting!r}; expected quick or full")
+    known = [family.name for family in FAMILIES] + ["call", "allocation"]
+    for name in only:
+        if name not in known:
+            raise ValueError(f"unknown family of ops {name!r}; known are {', '.join(known)}")
+    overhead = CallOverhead()
+    out = [case for family in FAMILIES if not only or family.name in only for case in _family_cases(family, setting, seed, overhead)]
+    if not only or "call" in only:
+        out += [_call_case(buffers) for buffers in _CALL_BUFFERS]
+    if not only or "allocation" in only:
+        out += [_allocation_case(mb, overhead) for mb in _ALLOCATION_MB]
+    return out
+
+
+class CallOverhead:
+    """Seconds of a call besides its ops: a + b * buffers, measured once when first asked for."""
+
+    def __call__(self, buffers: float) -> float:
+        fixed_s, per_buffer_s = self._measured()
+        return fixed_s + per_buffer_s * buffers
+
+    @functools.cache  # noqa: B019 - one per calibration, lives as long as the process
+    def _measured(self) -> tuple[float, float]:
+        counts = (2, 16, 64)
+        rng = np.random.default_rng(0)
+        times = [time_case(dispatch_case(n // 2, n // 2), Budget(cap_s=0.4, min_s=0.1), rng).time_s for n in counts]
+        per_buffer_s = max((times[-1] - times[0]) / (counts[-1] - counts[0]), 0.0)
+        return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
+
+
+def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhead) -> list[Case]:
+    count = family.quick if setting == "quick" else family.full
+    # quick points are the first of the full ones: a later full run goes on where a quick one stopped
+    found = {}
+    for at, u in enumerate(points(family, count, seed)):
+        program = family.build(u)
+        spread = _SPREADS[at % len(_SPREADS)]
+        key = f"{program.name} spread {spread:g}"
+        if key not in found:
+            found[key] = _case(program, key, spread, overhead)
+    return list(found.values())
+
+
+def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
+    one_bytes = program.argument_bytes()
+    composite = program.columns is not None
+    # results are about as large as the largest argument; composites stay alone, their parts cannot be told apart
+    largest = max(FLOAT_BYTES * math.prod(a[1]) for a in program.arguments)
+    copies = 1 if largest > _RESULT_BYTES else int(min(_CALL_BYTES / one_bytes + 1, _RESULT_BYTES / largest + 1, _MOST_COPIES))
+    call_bytes = copies * one_bytes
+    sets = int(min(max(math.ceil(spread_bytes / call_bytes), 2), max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
+    per_copy = len(program.arguments)
+
+    def many(*flat: Any) -> tuple[Any, ...]:
+        parts = [flat[i * per_copy : (i + 1) * per_copy] for i in range(copies)]
+        results = [program.fn(*part) for part in parts]
+        if not program.carry:
+            return tuple(results)
+        return tuple(x for result in results for x in result)
+
+    def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+        return many, [tuple(_argument(rng, a) for _ in range(copies) for a in program.arguments) for _ in range(sets)]
+
+    def describe(hlo: str) -> Mapping[str, Any]:
+        columns = dict(program.columns) if composite else main_op(hlo, copies)
+        footprint = sets * call_bytes
+        if composite:
+            columns["reuse_bytes"] = footprint
+        else:
+            columns["reuse_bytes"] = max(columns["reuse_bytes"], min(columns["reuse_bytes"] * sets, footprint))
+        return columns
+
+    carried = tuple(i * per_copy + j for i in range(copies) for j in range(program.carry))
+    results = copies * max(program.carry, 1)
+    return Case(
+        key=key,
+        columns=program.columns or {"op": program.name.split()[0], "dtype": "fp32"},
+        make=make,
+        divisor=copies,
+        subtract_s=lambda: overhead(copies * per_copy + results),
+        carried=carried,
+        describe=describe,
+    )
+
+
+def main_op(hlo: str, copies: int) -> dict[str, Any]:
+    """The op that the compiled program consists of, `copies` times, as columns; ValueError where there is no such op."""
+    from hybridperf.importers.jax_program import from_hlo
+    from hybridperf.ops import columns
+
+    workload = from_hlo(hlo, backend="cpu")
+    work: dict[Any, float] = {}
+    count: dict[Any, int] = {}
+    reuse: dict[Any, list[float]] = {}
+    for row in workload.graph.row[1:]:  # the first node is the call itself
+        call = workload.calls[row - 1]
+        done = call.op.work()
+        proxy = float(done.flops + 10 * done.transcendentals + done.bytes + 64 * done.strided_reads) * call.times
+        work[call.op] = work.get(call.op, 0.0) + proxy
+        count[call.op] = count.get(call.op, 0) + 1
+        reuse.setdefault(call.op, []).append(call.reuse_bytes or float(done.reuse_bytes))
+    main = max(work, key=lambda op: work[op])
+    if count[main] != copies or work[main] < _MAIN_SHARE * sum(work.values()):
+        kinds = ", ".join(sorted({columns(op)["op"] for op in work}))
+        raise ValueError(f"compiled to several ops, not one: {kinds}")
+    return {**columns(main), "reuse_bytes": float(np.exp(np.mean(np.log(np.maximum(reuse[main], 1.0)))))}
+
+
+def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
+    kind, shape, *below = description
+    if kind == "index":
+        return rng.integers(0, below[0], shape, dtype=np.int32)
+    return rng.random(shape, dtype=np.float32) + np.float32(0.1)  # positive: logarithms and roots stay in their usual path
+
+
+def _call_case(buffers: int) -> Case:
+    half = buffers // 2
+    base = dispatch_case(half, buffers - half)
+    return Case(key=f"call {buffers}", columns={"op": "call", "dtype": "fp32", "buffers": buffers}, make=base.make)
+
+
+def _allocation_case(megabytes: int, overhead: CallOverhead) -> Case:
+    """Fresh memory: a result too large for the allocator's free lists, against the same result written in place."""
+    n = megabytes * 2**20 // FLOAT_BYTES
+
+    def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+        return (lambda x: x + np.float32(1)), [(rng.random(n, dtype=np.float32),) for _ in range(2)]
+
+    def in_place_s() -> float:
+        rng = np.random.default_rng(0)
+        case = Case(
+            key="", columns={}, carried=(0,), make=lambda rng: ((lambda x: (x + np.float32(1),)), [(rng.random(n, dtype=np.float32),)])
+        )
+        return time_case(case, Budget(cap_s=0.3), rng).call_s
+
+    return Case(
+        key=f"allocation {megabytes} MiB",
+        columns={"op": "allocation", "dtype": "fp32", "bytes": float(megabytes * 2**20)},
+        make=make,
+        subtract_s=in_place_s,
+    )
+
+
+def on_cpu() -> bool:
+    """Whether JAX runs on a CPU here: allocation costs are a CPU's."""
+    import jax
+
+    return jax.default_backend() == "cpu"
+
+
+if __name__ == "__main__":
+    for case in cases(sys.argv[1] if len(sys.argv) > 1 else "quick"):
+        print(case.key, file=sys.stdout)
+    os._exit(0)

@@ -1,0 +1,207 @@
+"""Takes a list of cases through the timer into a store, in passes far apart in time.
+
+Each pass measures every case once, in an order of its own. The two times of a case are then minutes apart and differ by
+what the machine did meanwhile: `merge_passes` keeps the lower one as the target and their |log ratio| as the noise, and
+`noise_floor` is what no model of these rows can beat.
+
+A run may end at any time (budget, full disk, kill -9): the store has what was measured, the same call goes on there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from hybridperf_calibration.microbench.store import Row, RowStore
+from hybridperf_calibration.microbench.timer import Budget, Case, Timing, time_case
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
+SHORTEST_CAP_S = 0.03
+PLAIN_LINE_EVERY_S = 10.0  # of progress, where the output is not a terminal
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run did: rows of the store, `total` = cases x passes."""
+
+    measured: int  # by this run, failed ones included
+    resumed: int  # found in the store
+    failed: int  # of those measured now; the row's "error" says why
+    total: int
+    elapsed_s: float
+    dropped: str  # an incomplete line that an earlier run left behind, see RowStore
+
+    @property
+    def complete(self) -> bool:
+        """Whether every case was measured in every pass."""
+        return self.measured + self.resumed == self.total
+
+    def sentence(self) -> str:
+        """The report for a reader."""
+        done = self.measured + self.resumed
+        share = done / max(self.total, 1)
+        parts = [f"{done} of {self.total} measurements done ({share:.0%}), {self.measured} of them now"]
+        if self.failed:
+            parts.append(f"{self.failed} failed (their rows say why)")
+        if self.dropped:
+            parts.append("an incomplete last line of an earlier run was dropped and measured again")
+        if not self.complete:
+            parts.append("the time budget ran out: run the same command again to measure the rest")
+        return "; ".join(parts) + "."
+
+
+def run(
+    cases: Sequence[Case],
+    store: RowStore,
+    *,
+    passes: int = 2,
+    budget_s: float | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> RunReport:
+    """Measure every case in every pass unless the store has it, for at most about `budget_s` seconds.
+
+    What is left of the budget is shared evenly among the measurements left; a case's share ends its repeats early.
+    Others' work can slow memory threefold for half a minute, which no repeats in a row can see but two passes do: give
+    the cases that came out noisy a third one, `run(noisy_cases, store, passes=3)`.
+    """
+    _check_keys_unique(cases)
+    todo = [
+        (cases[index], pass_no)
+        for pass_no in range(1, passes + 1)
+        for index in np.random.default_rng([seed, pass_no]).permutation(len(cases))
+        if not store.has(cases[index].key, pass_no)
+    ]
+    measured = failed = 0
+    spent_repeating_s = 0.0
+    start_s = time.perf_counter()
+    with _progress_on_stderr(len(todo), enabled=progress) as show:
+        for case, pass_no in todo:
+            elapsed_s = time.perf_counter() - start_s
+            if budget_s is not None and elapsed_s >= budget_s:
+                break
+            # Making inputs and compiling are not repeats: what they took on average is set aside for the cases to come.
+            overhead_s = (elapsed_s - spent_repeating_s) / max(measured, 1)
+            cap_s = _cap_s(budget_s, elapsed_s, len(todo) - measured, overhead_s)
+            row, repeating_s = _measure(case, pass_no, cap_s, seed)
+            store.append(row)
+            measured += 1
+            failed += "error" in row
+            spent_repeating_s += repeating_s
+            show(measured, case.key)
+    return RunReport(
+        measured=measured,
+        resumed=len(cases) * passes - len(todo),
+        failed=failed,
+        total=len(cases) * passes,
+        elapsed_s=time.perf_counter() - start_s,
+        dropped=store.dropped,
+    )
+
+
+def merge_passes(rows: Sequence[Row]) -> list[Row]:
+    """One row per case, the pass with the lower time, in the order first measured.
+
+    Adds `passes`, the number of passes that succeeded, and `noise`, |log(time_s of one / of the other)|: of the lowest
+    two after more than two passes, None after a single one. A case that never succeeded keeps a row with its `error`.
+    """
+    by_key: dict[str, list[Row]] = {}
+    for row in rows:
+        by_key.setdefault(row["key"], []).append(row)
+    merged = []
+    for repeats in by_key.values():
+        timed = sorted((row for row in repeats if "error" not in row), key=lambda row: row["time_s"])
+        noise = math.log(timed[1]["time_s"] / timed[0]["time_s"]) if len(timed) > 1 else None
+        merged.append({**(timed or repeats)[0], "passes": len(timed), "noise": noise})
+    return merged
+
+
+def noise_floor(merged: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Per op, how far two passes over the same cases disagree: number of cases, median and 90th percentile of `noise`.
+
+    Rows marked unreliable are left out, as they are from fits.
+    """
+    by_op: dict[str, list[float]] = {}
+    for row in merged:
+        if row.get("noise") is not None and not row["unreliable"]:
+            by_op.setdefault(row["op"], []).append(row["noise"])
+    return {
+        op: {"cases": len(noise), "median": float(np.median(noise)), "p90": float(np.quantile(noise, 0.9))}
+        for op, noise in sorted(by_op.items())
+    }
+
+
+def _measure(case: Case, pass_no: int, cap_s: float, seed: int) -> tuple[Row, float]:
+    """The row of one case, timed or failed, and the seconds that its repeats took."""
+    name = {"key": case.key, "pass_no": pass_no}
+    # Seeded by name, so that a case has the same inputs whether or not the run was interrupted before it.
+    rng = np.random.default_rng([seed, pass_no, zlib.crc32(case.key.encode())])
+    try:
+        timing = time_case(case, Budget(cap_s=cap_s), rng)
+    except Exception as error:  # out of memory, an unsupported dtype...: other cases can still be measured
+        first_line = (str(error).splitlines() or [""])[0]
+        return {**case.columns, **name, "time_s": None, "error": f"{type(error).__name__}: {first_line}"[:300]}, 0.0
+    row = {**_timing_columns(timing), **(timing.described or case.columns), **name, "calls_ops": case.divisor}
+    return row, timing.repeating_s
+
+
+def _timing_columns(timing: Timing) -> Row:
+    """A timing as columns of a table: flags as 0 and 1."""
+    values = {name: value for name, value in asdict(timing).items() if name != "described"}
+    return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
+
+
+def _cap_s(budget_s: float | None, elapsed_s: float, measurements_left: int, overhead_s: float) -> float:
+    if budget_s is None:
+        return LONGEST_CAP_S
+    share_s = (budget_s - elapsed_s) / measurements_left - overhead_s
+    return min(max(share_s, SHORTEST_CAP_S), LONGEST_CAP_S)
+
+
+def _check_keys_unique(cases: Sequence[Case]) -> None:
+    seen: set[str] = set()
+    for case in cases:
+        if case.key in seen:
+            raise ValueError(f"two cases have the key {case.key!r}; rows could not be told apart.")
+        seen.add(case.key)
+
+
+@contextlib.contextmanager
+def _progress_on_stderr(total: int, *, enabled: bool) -> Iterator[Callable[[int, str], None]]:
+    """A function to call after each case: it moves a bar on a terminal and prints a line now and then elsewhere."""
+    start_s = last_line_s = time.perf_counter()
+    console = Console(stderr=True)
+
+    def status(done: int, key: str) -> str:
+        rate_per_s = done / max(time.perf_counter() - start_s, 1e-9)
+        return f"{done}/{total} measured, {rate_per_s:.1f}/s, about {(total - done) / rate_per_s:.0f} s left ({key})"
+
+    if not enabled or total == 0:
+        yield lambda done, key: None
+    elif console.is_terminal:
+        # No refreshing thread: it would run on the core that is being timed.
+        columns = (BarColumn(), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=console, auto_refresh=False) as bar:
+            task = bar.add_task("starting", total=total)
+
+            def move(done: int, key: str) -> None:
+                bar.update(task, completed=done, description=status(done, key), refresh=True)
+
+            yield move
+    else:
+
+        def print_line(done: int, key: str) -> None:
+            nonlocal last_line_s
+            if done == total or time.perf_counter() - last_line_s >= PLAIN_LINE_EVERY_S:
+                last_line_s = time.perf_counter()
+                print(f"hybridperf: {status(done, key)}", file=sys.stderr, flush=True)
+
+        yield print_line

@@ -1,0 +1,371 @@
+"""The ops a training step is made of, as small JAX functions with arguments: one family per kind of op.
+
+A family turns a point of the unit cube into one function of a shape. Points come from a Sobol sequence (space-filling), sizes are
+log-uniform; a third of them is snapped to powers of two, which hit caches and vector units differently, a third made odd.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = Any
+FLOAT_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One op of one shape. Arguments are described, not made: `("float", shape)` or `("index", shape, below)`."""
+
+    name: str
+    fn: Callable[..., Any]
+    arguments: Sequence[tuple]
+    carry: int = 0  # leading arguments that are donated and come back as the leading results
+    columns: dict[str, Any] | None = (
+        None  # the row's columns where the op is a composite; None: read from the compiled program
+    )
+
+    def argument_bytes(self) -> float:
+        return sum(FLOAT_BYTES * math.prod(a[1]) for a in self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """`build(u)` maps a point u of the unit cube [dimensions] to a Program; `quick` and `full` say how many points to take."""
+
+    name: str
+    dimensions: int
+    quick: int
+    full: int
+    build: Callable[[np.ndarray], Program]
+
+
+def size(u: float, low: float, high: float, snap: float) -> int:
+    """A log-uniform whole number in [low, high]; `snap` in [0, 1) decides power of two, odd or neither."""
+    value = low * (high / low) ** u
+    if snap < 1 / 3:
+        return int(min(max(2 ** round(math.log2(value)), low), high))
+    n = int(round(value))
+    return max(n | 1, int(low)) if snap < 2 / 3 else n
+
+
+def floats(*shape: int) -> tuple:
+    return ("float", shape)
+
+
+def indices(below: int, *shape: int) -> tuple:
+    return ("index", shape, below)
+
+
+def _gemm(u: np.ndarray) -> Program:
+    from jax import lax
+
+    # rows of activations are many, widths fewer; the third layout is the weight gradient's, contracted over rows
+    m, n, k = size(u[0], 16, 4096, u[3]), size(u[1], 8, 2048, u[4]), size(u[2], 8, 2048, u[5])
+    while 2.0 * m * n * k > 1.5e9:
+        m, n, k = max(m // 2, 16), max(n * 3 // 4, 8), max(k * 3 // 4, 8)
+    layout = int(u[6] * 3)
+    if layout == 0:
+        return Program(f"gemm nn {m} {n} {k}", lambda a, b: a @ b, [floats(m, k), floats(k, n)])
+    if layout == 1:
+        return Program(
+            f"gemm nt {m} {n} {k}",
+            lambda a, b: lax.dot_general(a, b, (((1,), (1,)), ((), ()))),
+            [floats(m, k), floats(n, k)],
+        )
+    return Program(
+        f"gemm tn {m} {n} {k}",
+        lambda a, b: lax.dot_general(a, b, (((0,), (0,)), ((), ()))),
+        [floats(k, m), floats(k, n)],
+    )
+
+
+def _batched_gemm(u: np.ndarray) -> Program:
+    import jax.numpy as jnp
+
+    batch = size(u[0], 8, 2048, 0.9)
+    m, n, k = size(u[1], 8, 256, u[4]), size(u[2], 8, 256, u[5]), size(u[3], 8, 256, u[6])
+    while 2.0 * batch * m * n * k > 5e8:
+        batch = batch // 2
+    letters, first, second = [
+        ("bij,bjk->bik", (m, k), (k, n)), ("bij,bkj->bik", (m, k), (n, k)), ("bji,bjk->bik", (k, m), (k, n)),
+    ][int(u[7] * 3)]  # fmt: skip
+    return Program(
+        f"bmm {letters} {batch} {m} {n} {k}",
+        lambda a, b: jnp.einsum(letters, a, b),
+        [floats(batch, *first), floats(batch, *second)],
+    )
+
+
+def _elementwise(u: np.ndarray) -> Program:
+    rows, cols = size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4])
+    while rows * cols > 4e6:
+        rows //= 2
+    inputs, arithmetic, transcendental = 1 + int(u[2] * 5), 1 + int(18 * u[5] ** 2), int(u[6] * 7) - 3
+    fn = _chain(arithmetic, transcendental)
+    arguments = [floats(rows, cols) if i % 3 != 2 else floats(cols) for i in range(inputs)]
+    return Program(f"elementwise {rows}x{cols} in{inputs} a{arithmetic} t{transcendental}", fn, arguments)
+
+
+def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
+    """An expression of so many multiplications and additions and, where positive, so many of the usual transcendentals."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    functions = [jnp.tanh, jnp.exp, lambda x: lax.rsqrt(x * x + 1.0), jnp.log1p, jnp.sqrt]
+
+    def expression(*xs: Array) -> Array:
+        y = xs[0]
+        for i in range(arithmetic):
+            other = xs[(i + 1) % len(xs)]
+            y = y * other if i % 2 else y + other * 0.5
+        for i in range(max(transcendental, 0)):
+            y = functions[(i + transcendental) % len(functions)](jnp.abs(y))
+        return y
+
+    return expression
+
+
+def _fill(u: np.ndarray) -> Program:
+    import jax.numpy as jnp
+
+    rows, cols = size(u[0], 8, 4096, u[2]), size(u[1], 8, 1024, 0.9)
+    return Program(f"fill {rows}x{cols}", lambda x: jnp.broadcast_to(x, (rows, cols)), [floats()])
+
+
+def _update_in_place(u: np.ndarray) -> Program:
+    """Working sets up to and past the last-level cache, without fresh results."""
+    n = size(u[0], 2**14, 2**25, 0.9)
+    return Program(f"in place {n}", lambda p, g: (p - 0.01 * g,), [floats(n), floats(n)], carry=1)
+
+
+def _strided(u: np.ndarray) -> Program:
+    inputs, arithmetic = 1 + int(u[2] * 4), 1 + int(12 * u[5] ** 2)
+    chain = _chain(arithmetic, int(u[6] * 4) - 2)
+    rows, cols = size(u[0], 16, 4096, u[3]), size(u[1], 16, 2048, u[4])
+    while rows * cols > 1.5e6:
+        rows //= 2
+    if u[7] < 0.6:
+        return Program(
+            f"transposed {rows}x{cols} in{inputs} a{arithmetic} t{int(u[6] * 4) - 2}",
+            lambda *xs: chain(*xs).T,
+            [floats(rows, cols)] * inputs,
+        )
+    batch = max(rows // 64, 1)
+    return Program(
+        f"transposed {batch}x64x{cols} in{inputs} a{arithmetic} t{int(u[6] * 4) - 2}",
+        lambda *xs: chain(*xs).transpose(2, 0, 1),
+        [floats(batch, 64, cols)] * inputs,
+    )
+
+
+def _reduction(u: np.ndarray) -> Program:
+    rows, cols = size(u[0], 8, 8192, u[2]), size(u[1], 33, 4096, u[3])
+    while rows * cols > 4e6:
+        rows //= 2
+    which = int(u[4] * 3)
+    fn = [lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.max(-1)][which]
+    return Program(f"reduction {which} {rows}x{cols}", fn, [floats(rows, cols)])
+
+
+def _window_reduction(u: np.ndarray) -> Program:
+    from jax import lax
+
+    rows, cols = 32 * size(u[0], 1, 128, u[2]), 32 * size(u[1], 1, 64, u[3])
+    while rows * cols > 2e6:
+        rows = max(rows // 64 * 32, 32)
+    window = (1, 32) if u[4] < 0.6 else (32, 1)
+    return Program(
+        f"window {rows}x{cols} {window}",
+        lambda x: lax.reduce_window(x, 0.0, lax.add, window, window, "VALID"),
+        [floats(rows, cols)],
+    )
+
+
+def _loop_reduction(u: np.ndarray) -> Program:
+    """Reductions that XLA writes out as plain loops: short rows and matrix-vector products with a fused operand."""
+    import jax
+
+    rows, cols = size(u[0], 16, 8192, u[2]), size(u[1], 4, 31, 0.9)
+    if u[3] < 0.4:
+        return Program(f"short rows {rows}x{cols}", lambda x: (x * 2.0).sum(-1), [floats(rows, cols)])
+    if u[3] < 0.6:
+        return Program(f"short columns {cols}x{rows}", lambda x: (x * 2.0).sum(0), [floats(cols, rows)])
+    rows, cols = size(u[0], 32, 2048, u[2]), size(u[1], 16, 512, u[4])
+    if u[3] < 0.8:
+        return Program(
+            f"matrix vector {rows}x{cols}", lambda a, v: jax.nn.relu(a) @ v, [floats(rows, cols), floats(cols)]
+        )
+    return Program(f"vector matrix {rows}x{cols}", lambda a, v: v @ jax.nn.relu(a), [floats(rows, cols), floats(rows)])
+
+
+def _gather(u: np.ndarray) -> Program:
+    vocab, width = size(u[0], 500, 400_000, 0.9), size(u[1], 8, 256, u[4])
+    bags, pooling = size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9)
+    while vocab * width > 2.4e7:
+        vocab //= 2
+    while bags * pooling > 30_000:
+        bags //= 2
+    if u[6] < 0.3:
+        n = bags * pooling
+        return Program(f"gather {vocab} {width} {n}", lambda t, i: t[i], [floats(vocab, width), indices(vocab, n)])
+    return Program(
+        f"bag {vocab} {width} {bags} {pooling}",
+        lambda t, i: t[i].sum(1),
+        [floats(vocab, width), indices(vocab, bags, pooling)],
+    )
+
+
+def _scatter_add(u: np.ndarray) -> Program:
+    vocab, width, n = size(u[0], 500, 400_000, 0.9), size(u[1], 1, 256, u[3]), size(u[2], 64, 30_000, u[4])
+    while vocab * width > 2.4e7:
+        vocab //= 2
+    return Program(
+        f"scatter {vocab} {width} {n}",
+        lambda t, i, g: (t.at[i].add(g),),
+        [floats(vocab, width), indices(vocab, n), floats(n, width)],
+        carry=1,
+    )
+
+
+def _concatenate(u: np.ndarray) -> Program:
+    import jax.numpy as jnp
+
+    rows, cols, parts = size(u[0], 8, 4096, u[3]), size(u[1], 8, 512, u[4]), 2 + int(u[2] * 10)
+    while rows * cols * parts > 4e6:
+        rows //= 2
+    return Program(
+        f"concatenate {parts}x{rows}x{cols}", lambda *xs: jnp.concatenate(xs, 1), [floats(rows, cols)] * parts
+    )
+
+
+def _sort(u: np.ndarray) -> Program:
+    import jax.numpy as jnp
+
+    rows, cols = size(u[0], 1, 256, 0.9), size(u[1], 16, 4096, u[2])
+    return Program(f"sort {rows}x{cols}", lambda x: jnp.sort(x, -1), [floats(rows, cols)])
+
+
+def _cumulative(u: np.ndarray) -> Program:
+    import jax.numpy as jnp
+
+    rows, cols = size(u[0], 1, 512, 0.9), size(u[1], 16, 4096, u[2])
+    return _composite("cumulative", rows, cols, lambda x: jnp.cumsum(x, -1))
+
+
+def _softmax(u: np.ndarray) -> Program:
+    import jax
+
+    return _composite(
+        "softmax", size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3]), lambda x: jax.nn.softmax(x, -1)
+    )
+
+
+def _layer_norm(u: np.ndarray) -> Program:
+    from jax import lax
+
+    def fn(x: Array) -> Array:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
+
+    return _composite("layernorm", size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3]), fn)
+
+
+def _random(u: np.ndarray) -> Program:
+    import jax
+
+    rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 8, 512, 0.9)
+    columns = {"op": "random", "dtype": "fp32", "rows": rows, "cols": cols}
+    return Program(
+        f"random {rows}x{cols}",
+        lambda seed: jax.random.uniform(jax.random.key(seed[0]), (rows, cols)),
+        [indices(1000, 1)],
+        columns=columns,
+    )
+
+
+def _optimizer(u: np.ndarray) -> Program:
+    from jax import lax
+
+    n = size(u[0], 2**10, 2**22, u[1])
+    if u[2] < 0.4:
+        return Program(
+            f"sgd {n}", lambda p, g: (p - 0.01 * g,), [floats(n)] * 2, carry=1,
+            columns={"op": "sgd", "dtype": "fp32", "parameters": n},
+        )  # fmt: skip
+
+    def adam(p: Array, m: Array, v: Array, g: Array) -> tuple[Array, Array, Array]:
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        return p - 0.001 * m / (lax.sqrt(v) + 1e-8), m, v
+
+    return Program(
+        f"adam {n}", adam, [floats(n)] * 4, carry=3, columns={"op": "adam", "dtype": "fp32", "parameters": n}
+    )
+
+
+def _convolution(u: np.ndarray) -> Program:
+    from jax import lax
+
+    batch, image = size(u[0], 1, 16, 0.9), size(u[1], 7, 56, 0.9)
+    c_in, c_out, kernel = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5]), [1, 3, 3, 5][int(u[6] * 4)]
+    stride = 1 + int(u[7] * 1.5)
+    return Program(
+        f"convolution {batch} {image} {c_in} {c_out} {kernel} {stride}",
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        [floats(batch, image, image, c_in), floats(kernel, kernel, c_in, c_out)],
+    )
+
+
+def _loop_trip(u: np.ndarray) -> Program:
+    from jax import lax
+
+    trips = size(u[0], 50, 2000, 0.9)
+    columns = {"op": "loop_trip", "dtype": "int32", "trips": trips}
+    return Program(
+        f"loop {trips}", lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x), [floats()], columns=columns
+    )
+
+
+def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> Program:
+    while rows * cols > 2e6:
+        rows //= 2
+    columns = {"op": op, "dtype": "fp32", "rows": rows, "cols": cols}
+    return Program(f"{op} {rows}x{cols}", fn, [floats(rows, cols)], columns=columns)
+
+
+FAMILIES = (
+    Family("gemm", 7, quick=26, full=140, build=_gemm),
+    Family("batched_gemm", 8, quick=16, full=80, build=_batched_gemm),
+    Family("elementwise", 7, quick=24, full=130, build=_elementwise),
+    Family("fill", 3, quick=4, full=16, build=_fill),
+    Family("in_place", 1, quick=5, full=20, build=_update_in_place),
+    Family("strided_loop", 8, quick=22, full=130, build=_strided),
+    Family("reduction", 5, quick=10, full=60, build=_reduction),
+    Family("window_reduction", 5, quick=10, full=50, build=_window_reduction),
+    Family("loop_reduction", 5, quick=12, full=60, build=_loop_reduction),
+    Family("gather", 7, quick=14, full=70, build=_gather),
+    Family("scatter_add", 5, quick=12, full=60, build=_scatter_add),
+    Family("copy", 5, quick=8, full=40, build=_concatenate),
+    Family("sort", 3, quick=4, full=24, build=_sort),
+    Family("cumulative", 3, quick=4, full=24, build=_cumulative),
+    Family("softmax", 4, quick=4, full=24, build=_softmax),
+    Family("layer_norm", 4, quick=4, full=24, build=_layer_norm),
+    Family("random", 3, quick=4, full=16, build=_random),
+    Family("optimizer", 3, quick=5, full=24, build=_optimizer),
+    Family("convolution", 8, quick=6, full=50, build=_convolution),
+    Family("loop_trip", 1, quick=3, full=8, build=_loop_trip),
+)
+
+
+def points(family: Family, count: int, seed: int) -> np.ndarray:
+    """`count` points of a scrambled Sobol sequence [count, dimensions]."""
+    from scipy.stats import qmc
+
+    rounded_up = 1 << max(count - 1, 1).bit_length()
+    return qmc.Sobol(family.dimensions, seed=seed).random(rounded_up)[:count]

@@ -1,0 +1,202 @@
+"""Seconds of one call of a compiled JAX function, the way that repeats best on a machine shared with others.
+
+The estimate is the **minimum** over repeats: disturbance only ever adds time. Repeats go on until the minimum has
+settled (the last third of them did not lower it by more than 1 %) or the time is up.
+
+Every call gets **fresh inputs**: a case brings several tuples of arguments and the calls rotate through them, so that
+data larger than the caches is read from memory, as it is in a training step. `reuse_bytes` says how much was touched
+between two uses of the same data.
+
+A call costs some microseconds before the device starts. Cases that are too short for that to be small either repeat the
+op inside the function (`divisor` ops per call) or take off what an empty call costs (`subtract_s`, measured with
+`dispatch_case`):
+
+    time_s = (call_s - subtract_s) / divisor
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hybridperf_calibration.microbench import machine
+
+WARM_UP_CALLS = 6  # large outputs take up to 5 calls until each finds the memory that an earlier one freed
+SETTLED = 0.01  # the last third of the repeats lowered the minimum by less than this share
+RELIABLE_SHARE = 0.2  # less of the call than this left after the subtraction: a difference of two nearly equal numbers
+SMALLEST_SHARE = 0.01  # time_s stays above this share of the call, because the fits take its logarithm
+GROWTH = 1.5  # repeats between two looks at the minimum; 1.5 makes the new repeats the last third
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of one op: what to run and which row it becomes.
+
+    `make(rng)` returns a traceable function and the tuples of arguments to rotate through, all of the same shapes.
+    """
+
+    key: str  # unique, and the same from run to run: a store is resumed by it
+    columns: Mapping[str, Any]  # the row's own columns: "op", "dtype" and the op's dimensions
+    make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = field(repr=False)
+    divisor: float = 1.0  # ops executed by one call
+    reuse_bytes: int | None = None  # touched between two uses of the same data; None = all arguments together
+    subtract_s: float | Callable[[], float] = 0.0  # taken off the call before the division; a function measures it then
+    carried: tuple[int, ...] = ()  # positions of arguments updated in place: donated, and replaced by the leading results
+    describe: Callable[[str], Mapping[str, Any]] | None = None  # text of the compiled program -> the row's own columns
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to repeat: at least `min_repeats` and `min_s`, until settled; `cap_s` ends it after `floor_repeats`."""
+
+    cap_s: float = 0.5
+    min_s: float = 0.02  # 12 calls of 5 us are over before the scheduler has done anything: not yet a minimum
+    min_repeats: int = 12
+    floor_repeats: int = 3  # of calls that take longer than the cap
+    max_repeats: int = 100_000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A timed case; `time_s` and `median_s` are per op, `call_s` is the whole call."""
+
+    time_s: float  # minimum
+    median_s: float
+    call_s: float  # minimum, nothing taken off
+    repeats: int
+    settled: bool  # False: the time was up while the minimum still fell
+    unreliable: bool  # less than RELIABLE_SHARE of the call was left after the subtraction
+    compile_s: float
+    repeating_s: float  # all timed calls together
+    reuse_bytes: int
+    load: float | None  # of the machine, see machine.load_1min
+    preemptions: int  # of this process while the calls were timed
+    described: Mapping[str, Any]  # what Case.describe read from the compiled program
+
+
+def time_case(case: Case, budget: Budget, rng: np.random.Generator) -> Timing:
+    """Compile the case once, warm it up, and repeat it until its minimum has settled."""
+    import jax
+
+    fn, argument_tuples = case.make(rng)
+    # On the device before the clock starts; device_put makes arrays of Python numbers, too, so all tuples look alike.
+    argument_tuples = jax.block_until_ready([jax.device_put(tuple(arguments)) for arguments in argument_tuples])
+    start_s = time.perf_counter()
+    compiled = jax.jit(fn, donate_argnums=case.carried).lower(*argument_tuples[0]).compile()
+    compile_s = time.perf_counter() - start_s
+    total_bytes = _total_bytes(argument_tuples)
+    described = case.describe(compiled.as_text()) if case.describe else {}
+    subtract_s = case.subtract_s() if callable(case.subtract_s) else case.subtract_s
+
+    rotation = Rotation(compiled, argument_tuples, case.carried)
+    warm_up(rotation, budget.cap_s)
+    preemptions_before = machine.preemptions()
+    calls_s = repeat_until_settled(rotation, budget)
+    call_s = min(calls_s)
+
+    def per_op_s(whole_call_s: float) -> float:
+        return max(whole_call_s - subtract_s, SMALLEST_SHARE * whole_call_s) / case.divisor
+
+    return Timing(
+        time_s=per_op_s(call_s),
+        median_s=per_op_s(statistics.median(calls_s)),
+        call_s=call_s,
+        repeats=len(calls_s),
+        settled=is_settled(calls_s),
+        unreliable=call_s - subtract_s < RELIABLE_SHARE * call_s,
+        compile_s=compile_s,
+        repeating_s=sum(calls_s),
+        reuse_bytes=total_bytes if case.reuse_bytes is None else case.reuse_bytes,
+        load=machine.load_1min(),
+        preemptions=machine.preemptions() - preemptions_before,
+        described=described,
+    )
+
+
+def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
+    """A call that computes next to nothing: what it costs is what every call costs before and after its op.
+
+    Outputs are computed (from one element), because JAX hands unchanged arguments back without a call.
+    """
+
+    def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+        def nothing(*scalars: Any) -> tuple[Any, ...]:
+            total = sum(scalars)
+            return tuple(total * (output + 1) for output in range(n_outputs))
+
+        return nothing, [tuple(rng.random(n_arguments, dtype=np.float32)) for _ in range(2)]
+
+    columns = {"op": "dispatch", "dtype": "float32", "n_arguments": n_arguments, "n_outputs": n_outputs}
+    return Case(key=f"dispatch {n_arguments} {n_outputs}", columns=columns, make=make)
+
+
+class Rotation:
+    """Calls of a compiled function, each on the next tuple of arguments; those updated in place come back for the next turn."""
+
+    def __init__(self, compiled: Callable[..., Any], argument_tuples: Sequence[tuple[Any, ...]], carried: Sequence[int]) -> None:
+        self._compiled = compiled
+        self._tuples = [list(arguments) for arguments in argument_tuples]
+        self._carried = tuple(carried)
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._tuples)
+
+    def call_s(self) -> float:
+        """Seconds of the next call."""
+        import jax
+
+        arguments = self._tuples[self._at]
+        start_s = time.perf_counter()
+        results = jax.block_until_ready(self._compiled(*arguments))
+        seconds = time.perf_counter() - start_s
+        for position, result in zip(self._carried, results if self._carried else (), strict=False):
+            arguments[position] = result
+        self._at = (self._at + 1) % len(self._tuples)
+        return seconds  # results that nobody carries on are freed here, outside the measured time
+
+
+def warm_up(rotation: Rotation, cap_s: float) -> None:
+    """Call it a few times, on each tuple if time allows (pages touched, kernels loaded, results' memory found again)."""
+    start_s = time.perf_counter()
+    for _ in range(max(len(rotation), WARM_UP_CALLS)):
+        rotation.call_s()
+        if time.perf_counter() - start_s > cap_s:
+            break
+
+
+def repeat_until_settled(rotation: Rotation, budget: Budget) -> list[float]:
+    """Seconds of each call, rotating through the arguments."""
+    calls_s: list[float] = []
+    look_at = budget.min_repeats
+    start_s = time.perf_counter()
+    while True:
+        calls_s.append(rotation.call_s())
+        elapsed_s = time.perf_counter() - start_s
+        if elapsed_s > budget.cap_s and len(calls_s) >= budget.floor_repeats:
+            return calls_s
+        if len(calls_s) >= look_at:
+            if len(calls_s) >= budget.max_repeats or (elapsed_s >= budget.min_s and is_settled(calls_s)):
+                return calls_s
+            look_at = math.ceil(look_at * GROWTH)
+
+
+def is_settled(calls_s: Sequence[float]) -> bool:
+    """Whether the last third of the repeats left the minimum of the earlier ones as it was, within SETTLED."""
+    earlier = len(calls_s) - len(calls_s) // 3
+    if earlier == len(calls_s):
+        return False
+    return min(calls_s[earlier:]) >= (1 - SETTLED) * min(calls_s[:earlier])
+
+
+def _total_bytes(argument_tuples: Sequence[tuple[Any, ...]]) -> int:
+    """Bytes of all arguments; an array that stands in several tuples counts once."""
+    import jax
+
+    arrays = {id(array): array for array in jax.tree.leaves(list(argument_tuples))}
+    return sum(array.nbytes for array in arrays.values())

@@ -1,0 +1,265 @@
+"""Times whole training steps on this machine, as a library call and as a program.
+
+    python -m hybridperf_calibration.workloads.run SPEC.json --out STEPS.json --cores 0
+
+SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt", "config": {}}]. All are
+compiled first and then measured in rounds, each round every step a few times: repeats of a step are spread over the
+run, and a disturbance hits a few repeats of several steps instead of all of one. The time is the minimum over all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.workloads import Step, config_from
+
+# JAX is imported inside functions: the program has to pin itself first.
+
+SCHEMA_VERSION = 1
+BATCHES = 16  # of data, for the calls to rotate through
+WORKLOADS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """Seconds of one training step, from calling it until its outputs are there."""
+
+    time_s: float  # minimum over all repeats
+    median_s: float
+    repeats: int
+    first_call_s: float  # tracing and compilation included
+    last_loss: float  # not finite: the step did not train, and its time may not be that of real numbers
+    load: float | None  # of the machine, see machine.load_1min
+    preemptions: int  # of this process during the repeats
+
+
+def measure_step(step: Step, *, repeats: int = 12, min_seconds: float = 0.5) -> StepMeasurement:
+    """Repeat one step, at least `repeats` times and `min_seconds` long. Uses up the step's donated arguments."""
+    running = RunningStep(step)
+    running.measure(repeats, min_seconds)
+    return running.result()
+
+
+def measure_steps(
+    steps: Sequence[Step],
+    *,
+    rounds: int = 4,
+    repeats: int = 5,
+    min_seconds: float = 0.3,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[StepMeasurement]:
+    """Repeat several steps in turn: `rounds` times each at least `repeats` times and `min_seconds` long."""
+    running = []
+    for step in steps:
+        running.append(RunningStep(step))
+        report(f"{step.name}: first call {running[-1].first_call_s:.2f} s")
+    for round_no in range(1, rounds + 1):
+        for step in running:
+            step.measure(repeats, min_seconds)
+            report(f"round {round_no}/{rounds}, {step.name}: {step.result().time_s * 1e3:.3f} ms")
+    return [step.result() for step in running]
+
+
+class RunningStep:
+    """A compiled step between two calls: the arguments of the next one, and the times of those made.
+
+    It changes with each call, as what it stands for does: parameters that are updated in place exist only once.
+    """
+
+    def __init__(self, step: Step) -> None:
+        import jax
+
+        self.name = step.name
+        self._step = step
+        self._args = step.args
+        self._calls_s: list[float] = []
+        self._preemptions = 0
+        self._calls = 0
+        start_s = time.perf_counter()
+        self._compiled = jax.jit(step.fn, donate_argnums=step.donate_argnums).lower(*step.args).compile()
+        self._call()
+        self.first_call_s = time.perf_counter() - start_s
+        self._call()  # the first call also touched the memory for the first time
+
+    def measure(self, repeats: int, min_seconds: float) -> None:
+        """Make at least `repeats` timed calls, for at least `min_seconds`."""
+        preemptions_before = machine.preemptions()
+        start_s = time.perf_counter()
+        calls = 0
+        while calls < repeats or time.perf_counter() - start_s < min_seconds:
+            self._calls_s.append(self._call())
+            calls += 1
+        self._preemptions += machine.preemptions() - preemptions_before
+
+    def result(self) -> StepMeasurement:
+        """The measurement so far."""
+        return StepMeasurement(
+            time_s=min(self._calls_s),
+            median_s=statistics.median(self._calls_s),
+            repeats=len(self._calls_s),
+            first_call_s=self.first_call_s,
+            last_loss=float(self._loss),
+            load=machine.load_1min(),
+            preemptions=self._preemptions,
+        )
+
+    def _call(self) -> float:
+        import jax
+
+        start_s = time.perf_counter()
+        outputs = jax.block_until_ready(self._compiled(*self._args))
+        call_s = time.perf_counter() - start_s
+        self._calls += 1
+        self._args = self._step.next_args(self._calls, outputs)
+        self._loss = outputs[-1]
+        return call_s
+
+
+class SpecError(ValueError):
+    """A spec that cannot be measured, in one sentence for the user."""
+
+
+def read_spec(path: Path) -> list[dict[str, Any]]:
+    """The list of steps in a spec file, with workloads that exist; their configs are checked by `build_steps`."""
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise SpecError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(spec, list) or not spec or not all(isinstance(entry, dict) for entry in spec):
+        raise SpecError(f'{path} must be a list of steps like [{{"workload": "dlrm", "config": {{"batch": 512}}}}].')
+    for number, entry in enumerate(spec, start=1):
+        if entry.get("workload") not in WORKLOADS:
+            raise SpecError(
+                f"step {number} of {path}: unknown workload {entry.get('workload')!r}; "
+                f"expected one of {', '.join(WORKLOADS)}."
+            )
+        unknown = sorted(set(entry) - {"workload", "config", "seed"})
+        if unknown:
+            raise SpecError(f"step {number} of {path}: unknown field {unknown[0]!r}; expected workload, config, seed.")
+        if not isinstance(entry.get("config", {}), dict):
+            raise SpecError(f"step {number} of {path}: config must be an object of sizes, got {entry['config']!r}.")
+        seed = entry.get("seed", 0)
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise SpecError(f"step {number} of {path}: seed must be a whole number from 0 on, got {seed!r}.")
+    return spec
+
+
+def build_steps(spec: Sequence[dict[str, Any]], path: Path) -> list[tuple[Any, Step]]:
+    """Config and step of each entry; all configs are checked before the first array is made."""
+    configs = []
+    for number, entry in enumerate(spec, start=1):
+        module = importlib.import_module(f"hybridperf_calibration.workloads.{entry['workload']}")
+        try:
+            config = config_from(getattr(module, WORKLOADS[entry["workload"]]), entry.get("config", {}))
+        except ValueError as error:
+            raise SpecError(f"step {number} of {path} ({entry['workload']}): {error}") from error
+        configs.append((module, config, entry.get("seed", 0)))
+    return [(config, module.build(config, seed, BATCHES)) for module, config, seed in configs]
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a whole file or none: under a temporary name first, then moved into place."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(values, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; returns its exit status: 0, or 2 after one sentence about what to do."""
+    parser = argparse.ArgumentParser(prog="python -m hybridperf_calibration.workloads.run", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("spec", type=Path, metavar="SPEC.json")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--cores", help="cores to run on, like 0 or 0-3; all if not given")
+    parser.add_argument("--steady", action="store_true", help="with the settings that single ops are measured under")
+    parser.add_argument("--rounds", type=_positive_int, default=4, help="times that every step has its turn")
+    parser.add_argument("--repeats", type=_positive_int, default=5, help="calls per turn, at least")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds per turn, at least")
+    options = parser.parse_args(arguments)
+    try:
+        _run(options)
+    except OSError as error:
+        return _fail(f"cannot write {options.out}: {error.strerror}.")
+    except (SpecError, ValueError, RuntimeError) as error:
+        return _fail((str(error).splitlines() or [type(error).__name__])[0])
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    if not options.out.parent.is_dir():  # before minutes of measuring, not after
+        raise SpecError(f"cannot write {options.out}: the folder {options.out.parent} does not exist.")
+    spec = read_spec(options.spec)
+    if options.cores is not None:
+        machine.pin(machine.parse_cores(options.cores))
+    if options.steady:
+        machine.steady_cpu()
+    configs, steps = zip(*build_steps(spec, options.spec), strict=True)
+    measured = measure_steps(
+        steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds, report=_print_progress
+    )
+    results = [
+        {
+            "workload": entry["workload"],
+            "config": dataclasses.asdict(config),
+            "seed": entry.get("seed", 0),
+            "name": step.name,
+            **_finite(dataclasses.asdict(measurement)),
+        }
+        for entry, config, step, measurement in zip(spec, configs, steps, measured, strict=True)
+    ]
+    facts = {**machine.machine_facts(), "steady": options.steady}
+    write_json(options.out, {"hybridperf_steps": SCHEMA_VERSION, "machine": facts, "steps": results})
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: a loss that is not finite becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+    return value
+
+
+def _print_progress(line: str) -> None:
+    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
+
+
+def _fail(sentence: str) -> int:
+    print(f"hybridperf: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,280 @@
+"""What a machine is: a device (what computes), a fabric (what connects devices) and a host (what launches work).
+
+Facts and knobs are kept apart. A `DeviceSpec` or `SystemSpec` holds facts as somebody published them, with their source; an unknown
+number is absent, and asking for it is an error, never a default. A `Device` is the part of a spec that formulas read: a pytree
+of float arrays in SI units, whose leaves may be replaced (a made-up machine) or carry a trailing batch axis (ten thousand of them).
+
+Memory levels, nearest first: `LEVELS = l1, l2, l3, memory`. A level a device lacks has a capacity of zero. GPUs fill `l2` and
+`memory` only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import platform
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+
+from hybridperf.io import InputError, unknown
+
+LEVELS = ("l1", "l2", "l3", "memory")
+MEMORY = LEVELS.index("memory")
+
+DTYPE_BYTES = {
+    "fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "fp16in_fp32math": 2.0,
+    "int64": 8.0, "int32": 4.0, "int16": 2.0, "int8": 1.0, "bool": 1.0,
+}  # fmt: skip
+_DTYPE_ALIASES = {"half": "fp16", "float16": "fp16", "float32": "fp32", "float": "fp32", "float64": "fp64", "bfloat16": "bf16"}
+
+Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
+
+
+def canonical_dtype(name: str) -> str:
+    """Our name of a number format (`fp32`, `bf16`, ...); `InputError` for one we don't know."""
+    dtype = _DTYPE_ALIASES.get(str(name), str(name))
+    if dtype not in DTYPE_BYTES:
+        raise unknown("dtype", name, [*DTYPE_BYTES, *_DTYPE_ALIASES], f"known are {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["peak_flops_per_s", "memory_bytes_per_s", "level_bytes"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The numbers of one device that a roofline reads, for one dtype and unit. L = len(LEVELS)."""
+
+    peak_flops_per_s: Any  # []
+    memory_bytes_per_s: Any  # []
+    level_bytes: Any  # [L] capacity of each level; zero where there is none, infinite for memory
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DeviceSpec(_Spec):
+    """Published facts of one device."""
+
+    id: str
+    name: str
+    vendor: str
+    arch: str
+    kind: Literal["gpu", "cpu"]
+    year: int | None = None
+    peak_flops_per_s: dict[str, PositiveFloat]  # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
+    memory_bytes_per_s: PositiveFloat
+    memory_bytes: PositiveFloat
+    l1_bytes: PositiveFloat | None = None  # private data cache that serves one core; CPUs only
+    l2_bytes: PositiveFloat | None = None
+    l3_bytes: PositiveFloat | None = None
+    multiprocessors: PositiveInt | None = None  # SMs, compute units or cores
+    clock_hz: PositiveFloat | None = None
+    l1_bytes_per_multiprocessor: PositiveFloat | None = None
+    shared_memory_bytes_per_multiprocessor: PositiveFloat | None = None
+    tdp_w: PositiveFloat | None = None
+    source: str
+    note: str = ""
+
+    def peak(self, dtype: str, unit: Unit) -> float:
+        """FLOP/s of one dtype. Vector work: the fp32 rate unless the datasheet gives `<dtype>_vector`."""
+        dtype = canonical_dtype(dtype)
+        peaks = self.peak_flops_per_s
+        if unit == "vector":
+            if dtype == "fp64":
+                rate = peaks.get("fp64")
+            else:
+                rate = peaks.get(f"{dtype}_vector", peaks.get("fp32"))
+        elif dtype in ("fp32", "tf32"):
+            rate = peaks.get(dtype)
+        elif dtype == "fp16in_fp32math":  # half storage, single arithmetic: matrix units take it, plain cores run at fp32
+            rate = peaks.get("fp16", peaks.get("fp32"))
+        elif dtype in ("int32", "int64", "int16", "bool"):
+            rate = peaks.get("fp32")  # no matrix unit takes them; they run beside the fp32 lanes
+        else:
+            rate = peaks.get(dtype, peaks.get(f"{dtype}_vector"))
+        if rate is None:
+            have = ", ".join(sorted(peaks))
+            raise InputError(f"device {self.id} has no known {dtype} peak ({unit} unit), only {have}; give it in a device file")
+        return float(rate)
+
+    def device(self, dtype: str = "fp32", unit: Unit = "vector") -> Device:
+        """The numbers a roofline reads."""
+        return Device(
+            peak_flops_per_s=np.float64(self.peak(dtype, unit)),
+            memory_bytes_per_s=np.float64(self.memory_bytes_per_s),
+            level_bytes=self.level_bytes(),
+        )
+
+    def level_bytes(self) -> np.ndarray:
+        """Capacity of each memory level [L]."""
+        caches = [self.l1_bytes or 0.0, self.l2_bytes or 0.0, self.l3_bytes or 0.0]
+        return np.array([*caches, np.inf])
+
+
+class SystemSpec(_Spec):
+    """Published facts of one system: a kind of node and the links inside and between nodes."""
+
+    id: str
+    description: str
+    accelerator: str
+    device: str | None = None  # name of a DeviceSpec, where the accelerator is a known one
+    accelerators_per_node: PositiveInt
+    intra_link: str
+    intra_bytes_per_s: PositiveFloat  # per accelerator and direction
+    in_network_reduction: bool
+    host_link: str
+    host_link_bytes_per_s: PositiveFloat
+    nic: str
+    nics_per_node: PositiveInt
+    nic_bytes_per_s: PositiveFloat
+    node_bytes_per_s: PositiveFloat
+    latency_s: PositiveFloat
+    source: str
+    confidence: str
+
+
+def device_names() -> list[str]:
+    """Names of the devices we ship facts of."""
+    return list(_presets("devices"))
+
+
+def system_names() -> list[str]:
+    """Names of the systems we ship facts of."""
+    return list(_presets("systems"))
+
+
+def load_device(name: str | os.PathLike) -> DeviceSpec:
+    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file in the presets' format."""
+    if str(name) == "here":
+        return this_cpu()
+    return _load(name, "devices", DeviceSpec, "device", "`hybridperf devices` lists them, a .toml file describes another")
+
+
+def load_system(name: str | os.PathLike) -> SystemSpec:
+    """A system (fabric) by name or alias, or by the path of a .toml file in the presets' format."""
+    return _load(name, "systems", SystemSpec, "system", "`hybridperf systems` lists them, a .toml file describes another")
+
+
+# FLOP per core and cycle in fp32: vector width in floats x 2 (multiply and add) x 2 units. Server cores since Skylake-SP and Zen 2
+# issue two such instructions a cycle; a core with one unit reaches half, which calibration then finds.
+_FLOPS_PER_CYCLE = (("avx512f", 64), ("fma", 32), ("avx", 16), ("asimd", 16), ("sse2", 8))
+_ONE_DDR4_3200_CHANNEL_BYTES_PER_S = 25.6e9  # 3200 MT/s x 8 bytes
+
+
+def this_cpu(cores: int | None = None) -> DeviceSpec:
+    """This machine's CPU as the operating system describes it, for as many cores as this process may use (or `cores`).
+
+    Peak = cores x clock x the widest vector unit. No operating system tells the memory bandwidth: one DDR4-3200 channel is assumed,
+    and `note` says so.
+    """
+    cores = cores or _usable_cores()
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.M)[:1]).split())
+    model = (re.findall(r"^model name\s*:\s*(.*)$", text, re.M) or [platform.processor() or platform.machine()])[0].strip()
+    clock_hz = _clock_hz(text)
+    per_cycle = next((rate for flag, rate in _FLOPS_PER_CYCLE if flag in flags), 8)
+    fp32 = cores * clock_hz * per_cycle
+    caches = _cpu_caches()
+    return DeviceSpec(
+        id="here",
+        name=model,
+        vendor=(re.findall(r"^vendor_id\s*:\s*(.*)$", text, re.M) or ["unknown"])[0],
+        arch=platform.machine(),
+        kind="cpu",
+        # 16-bit arithmetic without a matrix unit is done in fp32 after conversion
+        peak_flops_per_s={"fp64": fp32 / 2, "fp32": fp32, "bf16": fp32, "fp16": fp32, "int8": fp32},
+        memory_bytes_per_s=_ONE_DDR4_3200_CHANNEL_BYTES_PER_S,
+        memory_bytes=_memory_bytes(),
+        l1_bytes=caches.get(1),
+        l2_bytes=caches.get(2),
+        l3_bytes=caches.get(3),
+        multiprocessors=cores,
+        clock_hz=clock_hz,
+        source="this machine's operating system",
+        note=f"{per_cycle} fp32 FLOP per core and cycle from the instruction set; memory bandwidth assumed: one DDR4-3200 channel",
+    )
+
+
+@functools.cache
+def _presets(which: str) -> dict[str, dict[str, Any]]:
+    text = resources.files("hybridperf").joinpath("presets", f"{which}.toml").read_text()
+    return {name: entry for name, entry in tomllib.loads(text).items() if isinstance(entry, dict)}
+
+
+@functools.cache
+def _aliases() -> dict[str, dict[str, str]]:
+    return tomllib.loads(resources.files("hybridperf").joinpath("presets", "aliases.toml").read_text())
+
+
+def _load(name: str | os.PathLike, which: str, spec: type, what: str, where: str) -> Any:
+    text = str(name)
+    if text.endswith(".toml"):
+        return _load_file(Path(text), spec, what)
+    presets, aliases = _presets(which), _aliases()[which]
+    key = text if text in presets else aliases.get(_plain(text))
+    if key is None:
+        raise unknown(what, text, [*presets, *aliases], where)
+    return spec(id=key, **presets[key])
+
+
+def _load_file(path: Path, spec: type, what: str) -> Any:
+    try:
+        entries = {name: entry for name, entry in tomllib.loads(path.read_text()).items() if isinstance(entry, dict)}
+    except FileNotFoundError as error:
+        raise InputError(f"expected a {what} file at {path}, found none; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML ({error}); see hybridperf/presets/{what}s.toml for the format") from error
+    if len(entries) != 1:
+        raise InputError(f"expected one [{what}] section in {path}, found {len(entries)}; split the file")
+    ((name, entry),) = entries.items()
+    try:
+        return spec(id=name, **entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path}: {field}: {first['msg']}; see hybridperf/presets/{what}s.toml for the format") from error
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _clock_hz(cpuinfo: str) -> float:
+    best = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    if best.exists():
+        return float(best.read_text()) * 1e3
+    mhz = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", cpuinfo, re.M)
+    return float(mhz[0]) * 1e6 if mhz else 2e9  # a guess only where nothing tells, corrected by calibration
+
+
+def _cpu_caches() -> dict[int, float]:
+    """Data cache bytes by level, from Linux' sysfs; empty elsewhere."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        if (index / "type").read_text().strip() != "Instruction":
+            size = (index / "size").read_text().strip()
+            scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1], 1)
+            found[int((index / "level").read_text())] = float(size.rstrip("KMG")) * scale
+    return found
+
+
+def _memory_bytes() -> float:
+    if hasattr(os, "sysconf"):
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return 8e9

@@ -1,0 +1,21 @@
+"""The one kind of error a user can mend: a sentence that says what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Input that cannot be used. The command line prints its text as it is and exits with status 2."""
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"` for the known name nearest to `name`, or the empty string."""
+    match = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str], where: str) -> InputError:
+    """The error for a name that is not in a list: names it, suggests the nearest, says where the list is."""
+    return InputError(f"unknown {what} {name!r}{closest(name, known)}: {where}")

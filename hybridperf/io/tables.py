@@ -1,0 +1,87 @@
+"""Tables of rows: CSV, CSV.GZ or Parquet in, the same out, with checks whose messages name the file, the column and the row.
+
+Row numbers in messages count data rows from 1, as a spreadsheet without its header line does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.io.errors import InputError, closest
+from hybridperf.io.files import replacing
+
+FORMATS = ".csv, .csv.gz or .parquet"
+
+
+def read_table(path: str | os.PathLike) -> pd.DataFrame:
+    """Rows of a CSV, CSV.GZ or Parquet file, in the file's order."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"expected a table ({FORMATS}) at {path}, found {'a folder' if path.is_dir() else 'nothing'}; check the path")
+    try:
+        if path.name.endswith(".parquet"):
+            frame = pd.read_parquet(path)
+        elif path.name.endswith((".csv", ".csv.gz")):
+            frame = pd.read_csv(path, low_memory=False)
+        else:
+            raise InputError(f"expected a table ending in {FORMATS}, got {path.name}; rename or convert it")
+    except pd.errors.EmptyDataError as error:
+        raise InputError(f"{path} is empty; expected a header line and at least one row") from error
+    except InputError:
+        raise
+    except Exception as error:  # parsers raise a dozen types for damaged files; all mean the same to the reader
+        raise InputError(f"cannot read {path} as a table ({type(error).__name__}: {_first_line(error)}); check the file") from error
+    if frame.empty:
+        raise InputError(f"{path} has a header but no rows; expected at least one row")
+    return frame
+
+
+def read_tables(paths: Sequence[str | os.PathLike]) -> pd.DataFrame:
+    """Rows of several tables, one after the other; columns a table lacks are empty there."""
+    return pd.concat([read_table(path) for path in paths], ignore_index=True)
+
+
+def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Write rows in the format that the name's ending asks for, atomically."""
+    path = Path(path)
+    if path.name.endswith(".parquet"):
+        with replacing(path, "wb") as handle:
+            frame.to_parquet(handle, index=False)
+    elif path.name.endswith(".csv.gz"):
+        with replacing(path, "wb") as handle:
+            frame.to_csv(handle, index=False, compression="gzip")
+    elif path.name.endswith(".csv"):
+        with replacing(path) as handle:
+            frame.to_csv(handle, index=False)
+    else:
+        raise InputError(f"expected an output name ending in {FORMATS}, got {path.name}; rename it")
+
+
+def require_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:
+    """`InputError` naming the first column that is missing, with the nearest name there is."""
+    for column in columns:
+        if column not in frame.columns:
+            have = ", ".join(map(str, frame.columns[:12])) + (", ..." if len(frame.columns) > 12 else "")
+            raise InputError(f"{what} needs a column {column!r}{closest(column, frame.columns)}; the table has {have}")
+
+
+def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:
+    """A column as float64, every value finite and above zero; `InputError` naming the first row where it is not."""
+    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
+    bad = ~(np.isfinite(values) & (values > 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise InputError(
+            f"{what}: column {column!r} must be a number above zero, row {row + 1} has {frame[column].iloc[row]!r}"
+            f" ({int(bad.sum())} such rows); mend or drop them"
+        )
+    return values
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -1,0 +1,93 @@
+"""What an op answers: which group it is calibrated with, and its work.
+
+A new op is a final subclass of `Op`: a frozen dataclass whose fields are the columns of a measurement table, written for one op. Its
+fields hold floats; NumPy columns and JAX tracers pass through the same arithmetic, so tables are evaluated whole and gradients reach
+dimensions. Register it under the names that tables use:
+
+    @register("copy", "slice")
+    @dataclasses.dataclass(frozen=True)
+    class Copy(Op): ...
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from hybridperf.hardware import DTYPE_BYTES, Unit
+from hybridperf.io import unknown
+from hybridperf.roofline import Work
+
+# Ops of one group share knobs. The order is the order of knob arrays; models store names, so appending is safe.
+GROUPS = (
+    "gemm", "batched_gemm", "convolution", "elementwise", "strided_loop", "reduction", "window_reduction", "library_reduction",
+    "softmax", "norm", "transpose", "copy", "gather", "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation",
+    "call", "loop_trip",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Op(abc.ABC):
+    """One operation on tensors. Subclasses add their dimensions as fields before use; all are counts, not bytes."""
+
+    group: ClassVar[str]  # one of GROUPS
+    unit: ClassVar[Unit] = "vector"
+    optional: ClassVar[Mapping[str, float]] = {}  # columns a table may lack, with the value meant then
+    synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
+    zero_allowed: ClassVar[frozenset[str]] = frozenset()  # dimensions that may be zero
+
+    dtype: str
+
+    @abc.abstractmethod
+    def work(self) -> Work:
+        """Flops, bytes and steps of the op. `reuse_bytes` is for the op repeated on the same data, unless it has its own."""
+
+    @property
+    def element_bytes(self) -> float:
+        return DTYPE_BYTES[self.dtype]
+
+    def group_index(self) -> Any:
+        """Index into GROUPS of the knobs that price this op; some ops choose by their dimensions."""
+        return GROUPS.index(self.group)
+
+    @classmethod
+    def dimensions(cls) -> list[str]:
+        """Names of the dimension columns."""
+        return [field.name for field in dataclasses.fields(cls) if field.name != "dtype" and field.type != "str"]
+
+
+_BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
+
+
+def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
+    """Class decorator: the op goes by these names in tables. `fixed` gives fields that the name itself decides."""
+
+    def add(cls: type[Op]) -> type[Op]:
+        for name in names:
+            _BY_NAME[name] = (cls, fixed)
+        return cls
+
+    return add
+
+
+def op_names() -> list[str]:
+    """Every op name a table may use."""
+    return sorted(_BY_NAME)
+
+
+def op_by_name(name: str) -> tuple[type[Op], dict[str, Any]]:
+    """The class behind an op name and the fields that the name fixes; `InputError` for an unknown name."""
+    if name not in _BY_NAME:
+        raise unknown("op", name, _BY_NAME, "`hybridperf show ops` lists them")
+    return _BY_NAME[name]
+
+
+def columns(op: Op) -> dict[str, Any]:
+    """One op as a row of a measurement table: its name, dtype and dimensions."""
+    for name, (cls, fixed) in _BY_NAME.items():
+        if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
+            dims = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
+            return {"op": name, "dtype": op.dtype, **dims}
+    raise ValueError(f"{type(op).__name__} is not registered under any name")

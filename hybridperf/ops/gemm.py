@@ -1,0 +1,53 @@
+"""Dense linear algebra: C[m,n] = A[m,k] B[k,n], alone or in batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from hybridperf.hardware import Unit
+from hybridperf.ops.base import Op, register
+from hybridperf.roofline import Work
+
+FLOPS_PER_MULTIPLY_ADD = 2.0
+
+
+@register("gemm", "matmul", bias=0.0)
+@register("linear", bias=1.0)
+@dataclasses.dataclass(frozen=True)
+class Gemm(Op):
+    """One matrix product; `bias` = 1 adds a vector of n to every row."""
+
+    group: ClassVar[str] = "gemm"
+    unit: ClassVar[Unit] = "matrix"
+    optional: ClassVar = {"bias": 0.0}
+    zero_allowed: ClassVar = frozenset({"bias"})
+
+    m: Any
+    n: Any
+    k: Any
+    bias: Any = 0.0
+
+    def work(self) -> Work:
+        m, n, k = self.m, self.n, self.k
+        moved = (m * k + k * n + m * n + self.bias * n) * self.element_bytes
+        return Work(flops=FLOPS_PER_MULTIPLY_ADD * m * n * k + self.bias * m * n, bytes=moved, reuse_bytes=moved, steps=1.0)
+
+
+@register("bmm")
+@dataclasses.dataclass(frozen=True)
+class BatchedGemm(Op):
+    """`batch` independent matrix products of one shape; a step is one of them."""
+
+    group: ClassVar[str] = "batched_gemm"
+    unit: ClassVar[Unit] = "matrix"
+
+    batch: Any
+    m: Any
+    n: Any
+    k: Any
+
+    def work(self) -> Work:
+        m, n, k = self.m, self.n, self.k
+        moved = self.batch * (m * k + k * n + m * n) * self.element_bytes
+        return Work(flops=FLOPS_PER_MULTIPLY_ADD * self.batch * m * n * k, bytes=moved, reuse_bytes=moved, steps=self.batch)

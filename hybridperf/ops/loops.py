@@ -1,0 +1,215 @@
+"""Loops over tensors: elementwise ops, fusions of them, reductions, norms, softmax, random numbers, optimizer updates.
+
+All are priced by the same counts; what differs is the group they are calibrated with. Flops per element follow XLA's count: one per
+arithmetic instruction, transcendentals apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.ops.base import GROUPS, Op, register
+from hybridperf.roofline import Work
+
+# name: (tensors read, flops, transcendentals) per element; `...u` has a scalar as second operand, as in NeuSight's tables
+_ELEMENTWISE = {
+    "add": (2, 1, 0), "sub": (2, 1, 0), "mul": (2, 1, 0), "div": (2, 1, 0), "pow": (2, 0, 1), "maximum": (2, 1, 0),
+    "addu": (1, 1, 0), "mulu": (1, 1, 0), "divu": (1, 1, 0), "powu": (1, 0, 1),
+    "relu": (1, 1, 0), "gelu": (1, 8, 1), "tanh": (1, 0, 1), "exp": (1, 0, 1), "log": (1, 0, 1), "sqrt": (1, 0, 1),
+    "sigmoid": (1, 2, 1), "cast": (1, 0, 0),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Elementwise(Op):
+    """One op applied to each of rows x cols elements."""
+
+    group: ClassVar[str] = "elementwise"
+
+    rows: Any
+    cols: Any
+    inputs: Any = 1.0
+    element_flops: Any = 1.0
+    element_transcendentals: Any = 0.0
+
+    def work(self) -> Work:
+        n = self.rows * self.cols
+        moved = (self.inputs + 1) * n * self.element_bytes
+        return Work(
+            flops=self.element_flops * n, transcendentals=self.element_transcendentals * n, bytes=moved, reuse_bytes=moved
+        )
+
+
+for _name, (_inputs, _flops, _transcendentals) in _ELEMENTWISE.items():
+    register(_name, inputs=_inputs, element_flops=_flops, element_transcendentals=_transcendentals)(Elementwise)
+
+
+@register("fused", loop="elementwise")
+@register("fused_reduction", loop="reduction")
+@register("fused_window_reduction", loop="window_reduction")
+@register("fused_library_reduction", loop="library_reduction")
+@dataclasses.dataclass(frozen=True)
+class Fused(Op):
+    """A compiler's fusion of many ops into one loop, by what it computes, reads and writes.
+
+    `strided_reads` counts element reads that jump by more than a cache line from one loop iteration to the next (a transposed
+    operand); `strided_bytes` is the cache those lines take until their neighbours' turn comes.
+    """
+
+    group: ClassVar[str] = "elementwise"
+    optional: ClassVar = {"strided_reads": 0.0, "strided_bytes": 0.0, "transcendentals": 0.0, "flops": 0.0}
+    zero_allowed: ClassVar = frozenset({"flops", "transcendentals", "bytes_read", "strided_reads", "strided_bytes"})
+
+    elements: Any  # loop iterations
+    flops: Any
+    transcendentals: Any
+    bytes_read: Any
+    bytes_written: Any
+    strided_reads: Any = 0.0
+    strided_bytes: Any = 0.0
+    loop: str = "elementwise"
+
+    def work(self) -> Work:
+        moved = self.bytes_read + self.bytes_written
+        return Work(
+            flops=self.flops,
+            transcendentals=self.transcendentals,
+            bytes=moved,
+            reuse_bytes=moved,
+            strided_reads=self.strided_reads,
+            strided_bytes=self.strided_bytes,
+            steps=self.elements,
+        )
+
+    def group_index(self) -> Any:
+        """Strided loops are not vectorised: other knobs."""
+        strided = np.asarray(self.strided_reads) > 0
+        plain = GROUPS.index(self.loop)
+        return np.where(strided & (self.loop == "elementwise"), GROUPS.index("strided_loop"), plain)
+
+
+@register("reduction", "reduce")
+@dataclasses.dataclass(frozen=True)
+class Reduction(Op):
+    """Sum (or maximum) of each row of `cols` elements."""
+
+    group: ClassVar[str] = "reduction"
+
+    rows: Any
+    cols: Any
+
+    def work(self) -> Work:
+        moved = self.rows * (self.cols + 1) * self.element_bytes
+        return Work(flops=self.rows * self.cols, bytes=moved, reuse_bytes=moved, steps=self.rows * self.cols)
+
+
+@register("softmax")
+@dataclasses.dataclass(frozen=True)
+class Softmax(Op):
+    """exp(x - max) / sum over each row: maximum, subtraction, exponential, sum, division."""
+
+    group: ClassVar[str] = "softmax"
+
+    rows: Any
+    cols: Any
+
+    def work(self) -> Work:
+        n = self.rows * self.cols
+        moved = 2 * n * self.element_bytes
+        return Work(flops=4 * n, transcendentals=n, bytes=moved, reuse_bytes=moved, steps=self.rows)
+
+
+@register("layernorm", "ln", "layer_norm")
+@register("batchnorm", "batch_norm")
+@dataclasses.dataclass(frozen=True)
+class Norm(Op):
+    """(x - mean) / sqrt(variance) * scale + shift; layernorm takes statistics over each row, batchnorm over each column."""
+
+    group: ClassVar[str] = "norm"
+
+    rows: Any
+    cols: Any
+
+    def work(self) -> Work:
+        n = self.rows * self.cols
+        moved = 2 * (n + self.cols) * self.element_bytes
+        # mean 1, difference 1, square and its sum 2, scaling by 1/sqrt 1, scale and shift 2
+        return Work(flops=7 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows)
+
+
+@register("sort")
+@dataclasses.dataclass(frozen=True)
+class Sort(Op):
+    """Each row of `cols` keys sorted by itself; a step is one comparison of a merge sort."""
+
+    group: ClassVar[str] = "sort"
+
+    rows: Any
+    cols: Any
+
+    def work(self) -> Work:
+        n = self.rows * self.cols
+        moved = 2 * n * self.element_bytes
+        return Work(bytes=moved, reuse_bytes=moved, steps=n * _log2(self.cols + 1))
+
+
+@register("cumulative", "cumsum", "cumprod", "cummax")
+@dataclasses.dataclass(frozen=True)
+class Cumulative(Op):
+    """Running sum (product, maximum) along each row."""
+
+    group: ClassVar[str] = "cumulative"
+
+    rows: Any
+    cols: Any
+
+    def work(self) -> Work:
+        n = self.rows * self.cols
+        moved = 2 * n * self.element_bytes
+        return Work(flops=n, bytes=moved, reuse_bytes=moved, steps=n)
+
+
+@register("random", "rng")
+@dataclasses.dataclass(frozen=True)
+class Random(Op):
+    """Random numbers, one per element; a step is one number."""
+
+    group: ClassVar[str] = "random"
+
+    rows: Any
+    cols: Any
+
+    def work(self) -> Work:
+        n = self.rows * self.cols
+        moved = n * self.element_bytes
+        return Work(bytes=moved, reuse_bytes=moved, steps=n)
+
+
+@register("sgd", reads=2.0, writes=1.0, element_flops=2.0, element_transcendentals=0.0)
+@register("adam", reads=4.0, writes=3.0, element_flops=12.0, element_transcendentals=1.0)
+@dataclasses.dataclass(frozen=True)
+class OptimizerUpdate(Op):
+    """Dense update of `parameters` numbers. SGD reads parameter and gradient; Adam also two moments, and writes them back."""
+
+    group: ClassVar[str] = "optimizer"
+
+    parameters: Any
+    reads: Any = 2.0
+    writes: Any = 1.0
+    element_flops: Any = 2.0
+    element_transcendentals: Any = 0.0
+
+    def work(self) -> Work:
+        n = self.parameters
+        moved = (self.reads + self.writes) * n * self.element_bytes
+        return Work(
+            flops=self.element_flops * n, transcendentals=self.element_transcendentals * n, bytes=moved, reuse_bytes=moved
+        )
+
+
+def _log2(x: Any) -> Any:
+    return np.log2(x) if isinstance(x, float | int | np.ndarray | np.generic) else jnp.log2(x)

@@ -1,0 +1,140 @@
+"""Moving data: copies, transposes, table lookups and updates, fresh memory; and what a call of a program costs by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hybridperf.embedding import reuse_distance_bytes, uniform_unique_rows
+from hybridperf.ops.base import Op, register
+from hybridperf.roofline import Work
+
+CACHE_LINE_BYTES = 64.0
+INDEX_BYTES = 4.0
+PAGE_BYTES = 4096.0
+
+
+@register("copy", "concat", "slice", "pad")
+@dataclasses.dataclass(frozen=True)
+class Copy(Op):
+    """rows x cols elements read in order and written in order."""
+
+    group: ClassVar[str] = "copy"
+
+    rows: Any
+    cols: Any
+
+    def work(self) -> Work:
+        moved = 2 * self.rows * self.cols * self.element_bytes
+        return Work(bytes=moved, reuse_bytes=moved)
+
+
+@register("transpose")
+@dataclasses.dataclass(frozen=True)
+class Transpose(Op):
+    """`batch` matrices of rows x cols written as cols x rows: written in order, read with a stride of `cols` elements."""
+
+    group: ClassVar[str] = "transpose"
+    optional: ClassVar = {"batch": 1.0}
+
+    rows: Any
+    cols: Any
+    batch: Any = 1.0
+
+    def work(self) -> Work:
+        n = self.batch * self.rows * self.cols
+        moved = 2 * n * self.element_bytes
+        footprint = strided_footprint_bytes(self.rows, self.cols * self.element_bytes)
+        return Work(bytes=moved, reuse_bytes=moved, strided_reads=n, strided_bytes=footprint, steps=n)
+
+
+@register("gather", "embedding")
+@dataclasses.dataclass(frozen=True)
+class Gather(Op):
+    """`rows` rows of `cols` elements fetched from a table of `vocab` rows at uniform random places; a step is one row."""
+
+    group: ClassVar[str] = "gather"
+
+    rows: Any
+    cols: Any
+    vocab: Any
+
+    def work(self) -> Work:
+        row_bytes = self.cols * self.element_bytes
+        unique = uniform_unique_rows(self.rows, self.vocab)
+        moved = self.rows * (2 * row_bytes + INDEX_BYTES)
+        return Work(bytes=moved, reuse_bytes=reuse_distance_bytes(unique, row_bytes), steps=self.rows)
+
+
+@register("scatter_add", "scatter")
+@dataclasses.dataclass(frozen=True)
+class ScatterAdd(Op):
+    """`rows` rows of `cols` elements added to a table of `vocab` rows at uniform random places, in place; a step is one row."""
+
+    group: ClassVar[str] = "scatter_add"
+
+    rows: Any
+    cols: Any
+    vocab: Any
+
+    def work(self) -> Work:
+        row_bytes = self.cols * self.element_bytes
+        unique = uniform_unique_rows(self.rows, self.vocab)
+        moved = self.rows * (3 * row_bytes + INDEX_BYTES)  # update and table row read, table row written
+        return Work(
+            flops=self.rows * self.cols, bytes=moved, reuse_bytes=reuse_distance_bytes(unique, row_bytes), steps=self.rows
+        )
+
+
+@register("allocation")
+@dataclasses.dataclass(frozen=True)
+class Allocation(Op):
+    """Memory that the operating system hands out page by page at first touch; a step is one 4 KiB page."""
+
+    group: ClassVar[str] = "allocation"
+
+    bytes: Any
+
+    def work(self) -> Work:
+        return Work(steps=self.bytes / PAGE_BYTES)
+
+
+@register("call")
+@dataclasses.dataclass(frozen=True)
+class Call(Op):
+    """Starting a compiled program from the host; a step is one argument or result handed over."""
+
+    group: ClassVar[str] = "call"
+    zero_allowed: ClassVar = frozenset({"buffers"})
+
+    buffers: Any
+
+    def work(self) -> Work:
+        return Work(steps=self.buffers)
+
+
+@register("loop_trip")
+@dataclasses.dataclass(frozen=True)
+class LoopTrip(Op):
+    """One trip of a compiled while loop besides its body: condition, counter."""
+
+    group: ClassVar[str] = "loop_trip"
+
+    trips: Any
+
+    def work(self) -> Work:
+        return Work(steps=self.trips)
+
+
+def strided_footprint_bytes(reads_in_a_row: Any, stride_bytes: Any) -> Any:
+    """Cache bytes that `reads_in_a_row` reads at one stride need so that neighbours in the same lines are still there later.
+
+    A cache places a line by the low bits of its address. A stride with a large power of two in it reaches only one line place in
+    gcd(stride, page) / line, so the lines crowd into that share of the cache: the footprint counts as that much larger. Only bits
+    within a page are the same in virtual and physical addresses, hence the page.
+    """
+    stride = np.maximum(np.asarray(np.round(stride_bytes), dtype=np.int64), 1)
+    crowding = np.maximum(np.gcd(stride, int(PAGE_BYTES)) / CACHE_LINE_BYTES, 1.0)
+    return reads_in_a_row * CACHE_LINE_BYTES * crowding

@@ -1,0 +1,234 @@
+"""A workload on a model: seconds, where they go, what they are held up by, and how sure we are.
+
+`predict` answers for one machine. `predict_batch` answers for many variations of it at once: any of the platform's numbers may be
+given as an array [B], and everything from knob to makespan is one compiled, differentiable function of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from hybridperf.evaluate import Timeline, check_durations, critical_path, makespan, timeline
+from hybridperf.io import InputError, unknown
+from hybridperf.lower import lower
+from hybridperf.model import (
+    GROUP_KNOBS, LEVEL_KNOBS, OpTable, PerfModel, Platform, batched_durations, canonical, durations, within_range,
+)  # fmt: skip
+from hybridperf.ops import GROUPS, columns
+from hybridperf.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Seconds of one step, with what they are made of. N nodes of the graph, U unique ops."""
+
+    workload: Workload
+    model: PerfModel
+    time_s: float
+    low_s: float | None  # 90 % interval; None where the model has no measurements to take it from
+    high_s: float | None
+    roofline_s: float  # the same step by the datasheet alone
+    op_s: np.ndarray  # [U] seconds of each unique op
+    timeline: Timeline  # [N] each
+    on_critical_path: np.ndarray  # bool [N]
+    in_range: bool  # every op lies within what was measured
+    notes: tuple[str, ...]
+
+    def breakdown(self) -> pd.DataFrame:
+        """Seconds by group of ops, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
+        table = self.model.table(self.workload.calls)
+        roofline = self.model.roofline_seconds(table)
+        row = self.workload.graph.row - 1
+        frame = pd.DataFrame({
+            "group": [GROUPS[g] for g in table.group[row]], "seconds": self.op_s[row], "roofline_s": roofline[row],
+            "in_range": _in_range(self.model, table)[row],
+        })  # fmt: skip
+        out = frame.groupby("group").agg(
+            seconds=("seconds", "sum"), roofline_s=("roofline_s", "sum"), ops=("seconds", "size"), in_range=("in_range", "all")
+        )
+        out.insert(1, "share", out["seconds"] / out["seconds"].sum())
+        return out.sort_values("seconds", ascending=False).reset_index()
+
+    def ops(self) -> pd.DataFrame:
+        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical` and the op's dimensions."""
+        table = self.model.table(self.workload.calls)
+        roofline = self.model.roofline_seconds(table)
+        row = self.workload.graph.row - 1
+        frame = pd.DataFrame({
+            "label": self.workload.graph.labels, "group": [GROUPS[g] for g in table.group[row]],
+            "start_s": self.timeline.start_s, "seconds": self.op_s[row], "roofline_s": roofline[row],
+            "critical": self.on_critical_path,
+        })  # fmt: skip
+        dims = pd.DataFrame([columns(self.workload.calls[r].op) for r in row])
+        return pd.concat([frame, dims], axis=1)
+
+
+def predict(model: PerfModel, workload: Workload) -> Prediction:
+    """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for another kind of device."""
+    _check_backend(model, workload)
+    table = model.table(workload.calls)
+    lowered = lower(workload.graph)
+    op_s = check_durations(lowered, model.op_seconds(table))
+    times = timeline(lowered, op_s)
+    path = critical_path(lowered, op_s)
+    roofline_s = timeline(lowered, model.roofline_seconds(table)).end_s.max()
+    time_s = float(times.end_s.max())
+    width = _step_half_width(model, table, op_s, workload)
+    inside = _in_range(model, table)
+    critical = np.zeros(len(workload.graph), bool)
+    critical[path.node[~path.is_launch]] = True
+    return Prediction(
+        workload=workload,
+        model=model,
+        time_s=time_s,
+        low_s=None if width is None else time_s / (1 + width),
+        high_s=None if width is None else time_s * (1 + width),
+        roofline_s=float(roofline_s),
+        op_s=op_s,
+        timeline=times,
+        on_critical_path=critical,
+        in_range=bool(inside.all()),
+        notes=(*workload.notes, *_notes(model, table, op_s, inside, workload)),
+    )
+
+
+def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndarray:
+    """Seconds [B] of one step on B variations of the platform.
+
+    `knobs` are arrays [B] by name: `memory_bytes_per_s`, `peak_flops_scale`, or any of the model's knobs, for a group as
+    `gemm__compute_efficiency` or for all groups as `compute_efficiency` (a factor on each group's own value).
+    """
+    _check_backend(model, workload)
+    values = {name: np.atleast_1d(np.asarray(value, np.float64)) for name, value in knobs.items()}
+    if not values:
+        raise InputError("expected at least one knob as an array, such as memory_bytes_per_s=[...]; got none")
+    sizes = {name: len(value) for name, value in values.items()}
+    if len(set(sizes.values())) > 1:
+        raise InputError(f"all knobs need the same length, got {sizes}")
+    for name, value in values.items():
+        if not (np.isfinite(value) & (value > 0)).all():
+            raise InputError(f"knob {name} must be positive numbers, got {value[~(np.isfinite(value) & (value > 0))][0]}")
+    platform, axes = _varied(model.platform(), values)
+    return np.asarray(
+        _batch_seconds(lower(workload.graph).program, canonical(model.table(workload.calls)), canonical(platform), _Axes(axes)),
+        np.float64,
+    )
+
+
+def step_seconds(program: Any, table: OpTable, platform: Platform) -> Any:
+    """Seconds of one step, one platform; pure and differentiable: the function that searches descend."""
+    return makespan(program, durations(table, platform)[:, None])[0]
+
+
+class _Axes:
+    """Batch axes of a platform's leaves as a hashable static argument."""
+
+    def __init__(self, axes: Platform):
+        self.axes = axes
+        self._key = str(jax.tree.flatten(axes, is_leaf=lambda x: x is None))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Axes) and self._key == other._key
+
+
+def _batch_seconds_impl(program: Any, table: OpTable, platform: Platform, axes: _Axes) -> Any:
+    return makespan(program, batched_durations(table, platform, axes.axes))
+
+
+_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=3)
+
+
+def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platform, Platform]:
+    """The platform with some leaves batched (last axis), and the axes tree for vmap."""
+    none = jax.tree.map(lambda _: None, platform)
+    fields: dict[str, Any] = {}
+    knob_fields: dict[str, Any] = {}
+    for name, value in values.items():
+        group, _, knob = name.rpartition("__")
+        if name in ("memory_bytes_per_s", "peak_flops_scale"):
+            fields[name] = value
+        elif knob in GROUP_KNOBS and (not group or group in GROUPS):
+            base = knob_fields.get(knob, np.repeat(np.asarray(getattr(platform.knobs, knob))[:, None], len(value), 1)).copy()
+            if group:
+                base[GROUPS.index(group)] = value
+            else:
+                base = base * value
+            knob_fields[knob] = base
+        else:
+            known = ["memory_bytes_per_s", "peak_flops_scale", *GROUP_KNOBS, *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS)]
+            raise unknown("knob", name, known, f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
+    knobs = dataclasses.replace(platform.knobs, **knob_fields)
+    axes = dataclasses.replace(
+        none,
+        knobs=dataclasses.replace(none.knobs, **dict.fromkeys(knob_fields, 1)),
+        **dict.fromkeys(fields, 0),
+    )
+    return dataclasses.replace(platform, knobs=knobs, **fields), axes
+
+
+def _check_backend(model: PerfModel, workload: Workload) -> None:
+    if workload.backend is not None and workload.backend != model.device.kind:
+        raise InputError(
+            f"{workload.name} was compiled for a {workload.backend} and {model.device.id} is a {model.device.kind}, which fuses"
+            f" differently; import it on a machine with a {model.device.kind}, or choose a {workload.backend} model"
+        )
+
+
+def _step_half_width(model: PerfModel, table: OpTable, op_s: np.ndarray, workload: Workload) -> float | None:
+    """Half-width of the step's interval: errors are shared within a group and independent between groups.
+
+    Each group's log error has the spread its own interval implies; the step's is their root sum of squares, weighted by the group's share.
+    """
+    share: dict[str, float] = {}
+    row = workload.graph.row - 1
+    for group, seconds in zip(table.group[row], op_s[row], strict=True):
+        share[GROUPS[group]] = share.get(GROUPS[group], 0.0) + seconds
+    total = sum(share.values())
+    widths = {group: model.groups[group].half_width if group in model.groups else None for group in share}
+    known = sum(share[g] for g, w in widths.items() if w is not None)
+    if total <= 0 or known < 0.95 * total:
+        return None
+    squares = sum((share[g] / total * np.log1p(w)) ** 2 for g, w in widths.items() if w is not None)
+    return float(np.expm1(np.sqrt(squares) * total / known))
+
+
+def _in_range(model: PerfModel, table: OpTable) -> np.ndarray:
+    inside = np.zeros(len(table.group), bool)
+    for group in np.unique(table.group):
+        report = model.groups.get(GROUPS[group])
+        if report is not None:
+            here = table.group == group
+            inside[here] = within_range(report, jax.tree.map(lambda x, keep=here: x[keep], table.work))
+    return inside
+
+
+def _notes(model: PerfModel, table: OpTable, op_s: np.ndarray, inside: np.ndarray, workload: Workload) -> list[str]:
+    if not model.groups:
+        return [f"datasheet roofline of {model.device.id}: no measurements in this model"]
+    notes = []
+    row = workload.graph.row - 1
+    total = op_s[row].sum()
+    for group in model.uncalibrated(table):
+        share = op_s[row][table.group[row] == GROUPS.index(group)].sum() / total
+        notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
+    outside = op_s[row][~inside[row]].sum() / total
+    if outside > 0.005:
+        notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")
+    return notes
+
+
+def gradient(model: PerfModel, workload: Workload) -> Platform:
+    """d seconds / d each number of the platform, exact (back-pointers through the longest path)."""
+    _check_backend(model, workload)
+    program, table = lower(workload.graph).program, canonical(model.table(workload.calls))
+    return jax.grad(lambda platform: step_seconds(program, table, platform))(jax.tree.map(jnp.asarray, canonical(model.platform())))

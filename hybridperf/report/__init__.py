@@ -1,0 +1,1 @@
+"""Results for people: tables (`text`), pictures (`plots`), timelines (`perfetto`)."""
