@@ -1,8 +1,10 @@
-"""Measures this machine's ops: the program that `hybridperf calibrate` starts.
+"""Measures this machine's ops: the program that `hybridperf calibrate` starts, once for each part.
 
-    python -m hybridperf_calibration.measure --out rows.jsonl --setting quick --cores 0 --budget-s 120
+    python -m hybridperf_calibration.measure --part ops --out ops.jsonl --setting quick --cores 0 --budget-s 120
+    python -m hybridperf_calibration.measure --part host --out host.jsonl --cores 0
 
-It pins itself before JAX starts, writes rows as it goes and resumes where an earlier run stopped. Exit status: 0 all measured, 4 the
+Part `ops` runs with a memory allocator that keeps freed memory and with dispatch in the calling thread, so that an op's time is the op's;
+part `host` measures what both cost as users have them. Each pins itself before JAX starts, writes rows as it goes and resumes where an earlier run stopped. Exit status: 0 all measured, 4 the
 time budget ran out first, 2 one sentence says what is wrong.
 """
 
@@ -19,17 +21,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; see the module docstring."""
     parser = argparse.ArgumentParser(prog="hybridperf_calibration.measure")
     parser.add_argument("--out", required=True, help="row store (.jsonl), created or resumed")
+    parser.add_argument("--part", default="ops", choices=["ops", "host"])
     parser.add_argument("--setting", default="quick", choices=["quick", "full"])
     parser.add_argument("--cores", default="0", help="cores to pin to, such as 0 or 0,1 or 0-3")
     parser.add_argument("--budget-s", type=float, default=None)
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--only", default="", help="families of ops, separated by commas")
-    parser.add_argument("--plain", action="store_true", help="leave the memory allocator and dispatch as users have them")
     options = parser.parse_args(arguments)
     try:
         cores = machine.parse_cores(options.cores)
         machine.pin(cores)
-        if not options.plain:
+        if options.part == "ops":
             machine.steady_cpu()
         return _measure(options)
     except (RuntimeError, ValueError) as error:
@@ -38,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from hybridperf_calibration.microbench.cases import cases
+    from hybridperf_calibration.microbench.cases import host_cases, op_cases
     from hybridperf_calibration.microbench.engine import run
     from hybridperf_calibration.microbench.store import RowStore
 
     only = tuple(name for name in options.only.split(",") if name)
-    listed = cases(options.setting, only)
+    listed = op_cases(options.setting, only) if options.part == "ops" else host_cases()
     # the setting is not part of the fingerprint: a full run goes on where a quick one stopped
     with RowStore(options.out, machine.fingerprint({"cores": options.cores})) as store:
         report = run(listed, store, passes=options.passes, budget_s=options.budget_s)

@@ -27,7 +27,15 @@ from scipy.optimize import least_squares
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.io import InputError, positive_column, require_columns
 from hybridperf.model import (
-    GROUP_KNOBS, GroupReport, OpTable, PerfModel, Platform, canonical, durations, neutral_knobs, op_table,
+    GROUP_KNOBS,
+    GroupReport,
+    OpTable,
+    PerfModel,
+    Platform,
+    canonical,
+    durations,
+    neutral_knobs,
+    op_table,
 )  # fmt: skip
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
@@ -45,6 +53,7 @@ _PRIOR = {
     "compute_efficiency": (0.6, 0.7),
     "memory_efficiency": (0.7, 0.4),
     "transcendental_flops": (15.0, 1.0),
+    "strided_factor": (1.0, 0.7),
     "step_s": (1e-10, 2.5),
     "smoothing": (0.3, 1.0),
 }
@@ -73,7 +82,13 @@ class FitReport:
         return {"rows": self.rows, "dropped": dict(self.dropped), "ops": records}
 
 
-def fit(measurements: pd.DataFrame | None, device: DeviceSpec, *, prior: str = "none", provenance: Mapping[str, Any] | None = None):
+def fit(
+    measurements: pd.DataFrame | None,
+    device: DeviceSpec,
+    *,
+    prior: str = "none",
+    provenance: Mapping[str, Any] | None = None,
+):
     """Knobs of `device` from measured rows -> (PerfModel, FitReport).
 
     `measurements` has the columns of a table of ops and `time_s`. No rows and no prior: the datasheet roofline itself.
@@ -94,10 +109,10 @@ def fit(measurements: pd.DataFrame | None, device: DeviceSpec, *, prior: str = "
     measured = rows["time_s"].to_numpy(np.float64)[order]
 
     knobs = _fit_knobs(table, measured, device)
-    held_out = _held_out_log_errors(table, measured, device)
+    held_out, fold = _held_out_log_errors(table, measured, device)
     reports = _group_reports(table, held_out)
     model = PerfModel(device, knobs, reports, {**(provenance or {}), "rows": len(rows)})
-    report = _report(rows.iloc[order].reset_index(drop=True), model, table, held_out, dropped)
+    report = _report(rows.iloc[order].reset_index(drop=True), model, table, held_out, fold, dropped)
     return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
 
 
@@ -243,8 +258,8 @@ def _thinned(table: OpTable, measured: np.ndarray) -> np.ndarray:
 # --- how far to trust it --------------------------------------------------------------------------------------------------
 
 
-def _held_out_log_errors(table: OpTable, measured: np.ndarray, device: DeviceSpec) -> np.ndarray:
-    """log(predicted / measured) of each row under knobs fitted without its fold; empty (NaN) where there are too few rows."""
+def _held_out_log_errors(table: OpTable, measured: np.ndarray, device: DeviceSpec) -> tuple[np.ndarray, np.ndarray]:
+    """(log(predicted / measured) of each row under knobs fitted without its fold, NaN where there are too few rows; the fold)."""
     rng = np.random.default_rng(0)
     fold = np.empty(len(measured), int)
     for group in np.unique(table.group):
@@ -260,7 +275,7 @@ def _held_out_log_errors(table: OpTable, measured: np.ndarray, device: DeviceSpe
         model = PerfModel(device, knobs)
         predicted = model.op_seconds(jax.tree.map(lambda x, keep=test: x[keep], table))
         errors[np.flatnonzero(test)[seen]] = np.log(predicted / measured[test])[seen]
-    return errors
+    return errors, fold
 
 
 def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float | None:
@@ -289,12 +304,25 @@ def _group_reports(table: OpTable, held_out: np.ndarray) -> dict[str, GroupRepor
     return reports
 
 
-def _report(rows: pd.DataFrame, model: PerfModel, table: OpTable, held_out: np.ndarray, dropped: dict[str, int]) -> FitReport:
+def _report(
+    rows: pd.DataFrame,
+    model: PerfModel,
+    table: OpTable,
+    held_out: np.ndarray,
+    fold: np.ndarray,
+    dropped: dict[str, int],
+) -> FitReport:
     measured = rows["time_s"].to_numpy(np.float64)
     roofline_ape = np.abs(model.roofline_seconds(table) / measured - 1)
     ape = np.abs(np.expm1(held_out))
-    half_width = np.array([model.groups[GROUPS[g]].half_width or np.nan for g in table.group])
-    inside = np.where(np.isfinite(half_width), np.abs(held_out) <= np.log1p(half_width), np.nan)
+    inside = np.full(len(rows), np.nan)  # within the interval that the other folds' errors give: a fair trial of it
+    for group in np.unique(table.group):
+        for k in range(FOLDS):
+            here = table.group == group
+            others = held_out[here & (fold != k)]
+            quantile = conformal_quantile(others[np.isfinite(others)])
+            if quantile is not None:
+                inside[here & (fold == k)] = np.abs(held_out[here & (fold == k)]) <= quantile
     noise = pd.to_numeric(rows["noise"], errors="coerce") if "noise" in rows.columns else np.nan
     frame = pd.DataFrame({
         "op": [GROUPS[g] for g in table.group], "median_ape": ape, "mean_ape": ape, "roofline_ape": roofline_ape, "noise": noise,

@@ -123,9 +123,7 @@ def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
 def _step_times(lowered: Lowered, durations: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Start and end of each step, float64 [S + 1]: the last entry, 0 s, is found at NO_STEP = -1."""
     if np.ndim(durations) != 1:
-        raise ValueError(
-            f"durations have shape {list(np.shape(durations))}, expected [U], one configuration; take one column."
-        )
+        raise ValueError(f"durations have shape {list(np.shape(durations))}, expected [U], one configuration; take one column.")
     table = [0.0, *np.asarray(check_durations(lowered, durations), np.float64).tolist()]
     program = lowered.program
     start, end = [0.0] * (len(program.row) + 1), [0.0] * (len(program.row) + 1)

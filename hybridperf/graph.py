@@ -108,8 +108,7 @@ class GraphBuilder:
             _count(rank, "rank", label)
         waits, first = self._known(after, label), len(self._nodes)
         return {
-            rank: self._add(row, label, rank, stream, waits if i == 0 else (), launch_row, False, first)
-            for i, rank in enumerate(ranks)
+            rank: self._add(row, label, rank, stream, waits if i == 0 else (), launch_row, False, first) for i, rank in enumerate(ranks)
         }
 
     def build(self) -> Graph:

@@ -33,7 +33,14 @@ DTYPE_BYTES = {
     "fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "fp16in_fp32math": 2.0,
     "int64": 8.0, "int32": 4.0, "int16": 2.0, "int8": 1.0, "bool": 1.0,
 }  # fmt: skip
-_DTYPE_ALIASES = {"half": "fp16", "float16": "fp16", "float32": "fp32", "float": "fp32", "float64": "fp64", "bfloat16": "bf16"}
+_DTYPE_ALIASES = {
+    "half": "fp16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float64": "fp64",
+    "bfloat16": "bf16",
+}
 
 Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
 
@@ -92,10 +99,7 @@ class DeviceSpec(_Spec):
         dtype = canonical_dtype(dtype)
         peaks = self.peak_flops_per_s
         if unit == "vector":
-            if dtype == "fp64":
-                rate = peaks.get("fp64")
-            else:
-                rate = peaks.get(f"{dtype}_vector", peaks.get("fp32"))
+            rate = peaks.get("fp64") if dtype == "fp64" else peaks.get(f"{dtype}_vector", peaks.get("fp32"))
         elif dtype in ("fp32", "tf32"):
             rate = peaks.get(dtype)
         elif dtype == "fp16in_fp32math":  # half storage, single arithmetic: matrix units take it, plain cores run at fp32

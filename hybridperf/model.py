@@ -28,7 +28,15 @@ from hybridperf.roofline import Knobs, Work, op_seconds, roofline_s
 from hybridperf.workload import OpCall
 
 MODEL_SCHEMA_VERSION = 1
-GROUP_KNOBS = ("floor_s", "compute_efficiency", "memory_efficiency", "transcendental_flops", "step_s", "smoothing")
+GROUP_KNOBS = (
+    "floor_s",
+    "compute_efficiency",
+    "memory_efficiency",
+    "transcendental_flops",
+    "strided_factor",
+    "step_s",
+    "smoothing",
+)
 LEVEL_KNOBS = ("level_speedup", "line_s")
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 _RANGE_FIELDS = ("flops", "bytes", "strided_reads", "steps")
@@ -274,7 +282,12 @@ def _to_document(model: PerfModel) -> dict[str, Any]:
                 "highest": dict(report.highest),
             }
     levels = {name: {LEVELS[i]: float(v) for i, v in enumerate(np.asarray(getattr(model.knobs, name)))} for name in LEVEL_KNOBS}
-    return {"device": model.device.model_dump(), "groups": groups, "levels": levels, "provenance": dict(model.provenance)}
+    return {
+        "device": model.device.model_dump(),
+        "groups": groups,
+        "levels": levels,
+        "provenance": dict(model.provenance),
+    }
 
 
 def _from_document(document: Mapping[str, Any]) -> PerfModel:

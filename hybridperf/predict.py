@@ -19,7 +19,14 @@ from hybridperf.evaluate import Timeline, check_durations, critical_path, makesp
 from hybridperf.io import InputError, unknown
 from hybridperf.lower import lower
 from hybridperf.model import (
-    GROUP_KNOBS, LEVEL_KNOBS, OpTable, PerfModel, Platform, batched_durations, canonical, durations, within_range,
+    GROUP_KNOBS,
+    OpTable,
+    PerfModel,
+    Platform,
+    batched_durations,
+    canonical,
+    durations,
+    within_range,
 )  # fmt: skip
 from hybridperf.ops import GROUPS, columns
 from hybridperf.workload import Workload
@@ -51,7 +58,10 @@ class Prediction:
             "in_range": _in_range(self.model, table)[row],
         })  # fmt: skip
         out = frame.groupby("group").agg(
-            seconds=("seconds", "sum"), roofline_s=("roofline_s", "sum"), ops=("seconds", "size"), in_range=("in_range", "all")
+            seconds=("seconds", "sum"),
+            roofline_s=("roofline_s", "sum"),
+            ops=("seconds", "size"),
+            in_range=("in_range", "all"),
         )
         out.insert(1, "share", out["seconds"] / out["seconds"].sum())
         return out.sort_values("seconds", ascending=False).reset_index()
@@ -165,7 +175,12 @@ def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platf
                 base = base * value
             knob_fields[knob] = base
         else:
-            known = ["memory_bytes_per_s", "peak_flops_scale", *GROUP_KNOBS, *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS)]
+            known = [
+                "memory_bytes_per_s",
+                "peak_flops_scale",
+                *GROUP_KNOBS,
+                *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS),
+            ]
             raise unknown("knob", name, known, f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
     knobs = dataclasses.replace(platform.knobs, **knob_fields)
     axes = dataclasses.replace(

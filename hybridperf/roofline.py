@@ -8,7 +8,7 @@ Real devices keep more than two resources busy, and a measured time rounds the c
 
     compute = (flops + c * transcendentals) / (e_c * peak)
     memory  = sum over levels l of  bytes * f_l(reuse distance) / (e_m * s_l * memory bandwidth)
-    strided = sum over levels l of  strided reads * f_l(strided footprint) * line_l
+    strided = g * sum over levels l of  strided reads * f_l(strided span) * line_l
     t       = floor + pnorm(compute + strided, memory; q) + steps * step
 
 `f_l` is the share of accesses that finds its data in level l: a cache of C bytes still holds what was last touched `d` bytes of
@@ -47,7 +47,7 @@ class Work:
     bytes: Any = 0.0  # compulsory traffic: each input read once, each output written once
     reuse_bytes: Any = 0.0  # distance of that traffic: bytes of other traffic since the same data was last touched
     strided_reads: Any = 0.0  # element reads that each touch a cache line of their own
-    strided_bytes: Any = 0.0  # cache those lines occupy until their neighbours are read, aliasing included
+    strided_bytes: Any = 0.0  # memory spanned between reading a line and its neighbours' turn
     steps: Any = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
 
     def __add__(self, other: Work) -> Work:
@@ -79,19 +79,20 @@ class Work:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[
-        "floor_s", "compute_efficiency", "memory_efficiency", "transcendental_flops", "step_s", "smoothing",
+        "floor_s", "compute_efficiency", "memory_efficiency", "transcendental_flops", "strided_factor", "step_s", "smoothing",
         "level_speedup", "line_s",
     ],
     meta_fields=[],
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class Knobs:
-    """What calibration found for one group of ops (first six) and for the device's memory (last two). L = len(LEVELS)."""
+    """What calibration found for one group of ops (first seven) and for the device's memory (last two). L = len(LEVELS)."""
 
     floor_s: Any  # least time of any op of the group
     compute_efficiency: Any  # share of peak FLOP/s reached on large work
     memory_efficiency: Any  # share of the device's bandwidth reached by this group
     transcendental_flops: Any  # flops that one transcendental costs
+    strided_factor: Any  # g: cost of this group's strided reads over a plain loop's
     step_s: Any  # seconds of one serial step
     smoothing: Any  # q of the p-norm: 0 a sharp corner, 1 a plain sum
     level_speedup: Any  # [L] bandwidth of each level over the datasheet's memory bandwidth
@@ -105,6 +106,7 @@ class Knobs:
             compute_efficiency=1.0,
             memory_efficiency=1.0,
             transcendental_flops=1.0,
+            strided_factor=1.0,
             step_s=0.0,
             smoothing=0.0,
             level_speedup=np.ones(len(LEVELS)),
@@ -120,13 +122,12 @@ def roofline_s(work: Work, device: Device) -> Any:
 
 def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
     """Seconds by the calibrated form (module docstring)."""
-    compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (
-        knobs.compute_efficiency * device.peak_flops_per_s
-    )
+    compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (knobs.compute_efficiency * device.peak_flops_per_s)
     # what a faster level saves is subtracted, not shares added up, so that neutral knobs give bytes / bandwidth to the bit
     saved = jnp.sum(level_shares(work.reuse_bytes, device.level_bytes) * (1.0 - 1.0 / knobs.level_speedup))
     memory_s = work.bytes / (knobs.memory_efficiency * device.memory_bytes_per_s) * (1.0 - saved)
-    strided_s = work.strided_reads * jnp.sum(level_shares(work.strided_bytes, device.level_bytes) * knobs.line_s)
+    line_s = jnp.sum(level_shares(work.strided_bytes, device.level_bytes) * knobs.line_s)
+    strided_s = knobs.strided_factor * work.strided_reads * line_s
     return knobs.floor_s + pnorm(compute_s + strided_s, memory_s, knobs.smoothing) + work.steps * knobs.step_s
 
 

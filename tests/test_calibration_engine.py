@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from hybridperf_calibration.microbench import engine, machine
 from hybridperf_calibration.microbench.store import RowStore, StoreError, read_fingerprint, read_rows
 from hybridperf_calibration.microbench.timer import (
@@ -99,14 +100,10 @@ def test_calls_rotate_through_the_inputs() -> None:
 def test_carried_arguments_are_updated_in_place() -> None:
     def make(rng):
         row = np.ones((1, 64), np.float32)
-        return (lambda table, row: (table.at[3:4].add(row), row.sum())), [
-            (np.zeros((9_999, 64)), row) for _ in range(2)
-        ]
+        return (lambda table, row: (table.at[3:4].add(row), row.sum())), [(np.zeros((9_999, 64)), row) for _ in range(2)]
 
     case = Case(key="update", columns={"op": "update"}, make=make)
-    copied, in_place = (
-        time_case(dataclasses.replace(case, carried=carried), QUICK, np.random.default_rng(0)) for carried in ((), (0,))
-    )
+    copied, in_place = (time_case(dataclasses.replace(case, carried=carried), QUICK, np.random.default_rng(0)) for carried in ((), (0,)))
     assert in_place.time_s < copied.time_s  # which copies the table
 
 
@@ -137,9 +134,7 @@ def test_rows_come_back(tmp_path) -> None:
     assert read_fingerprint(tmp_path / "rows.jsonl") == HERE
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"garbage\n", b"\0\0\0\0", b'{"key": "case 4", "pass_no"', b"[1]\n", b"\xff\xfe\n"]
-)
+@pytest.mark.parametrize("garbage", [b"garbage\n", b"\0\0\0\0", b'{"key": "case 4", "pass_no"', b"[1]\n", b"\xff\xfe\n"])
 def test_incomplete_last_line_is_dropped(tmp_path, garbage: bytes) -> None:
     path = tmp_path / "rows.jsonl"
     with RowStore(path, HERE) as store:
@@ -308,9 +303,7 @@ def test_two_passes_give_a_noise_floor(tmp_path, capsys) -> None:
     rows = read_rows(tmp_path / "rows.jsonl")
     assert [r["pass_no"] for r in rows] == [1] * 4 + [2] * 4
     assert [r["key"] for r in rows[:4]] != [r["key"] for r in rows[4:]]  # another order
-    assert {"time_s", "median_s", "call_s", "calls_ops", "repeats", "load", "preemptions", "reuse_bytes"} <= set(
-        rows[0]
-    )
+    assert {"time_s", "median_s", "call_s", "calls_ops", "repeats", "load", "preemptions", "reuse_bytes"} <= set(rows[0])
     merged = engine.merge_passes(rows)
     assert sorted(r["key"] for r in merged) == sorted(case.key for case in cases)
     for r in merged:
@@ -425,9 +418,7 @@ def test_kill_and_resume(tmp_path) -> None:
     assert "100 of 100 measurements done" in finished.stdout
     rows = read_rows(path)
     assert rows[: len(kept)] == kept
-    assert Counter((r["key"], r["pass_no"]) for r in rows) == {
-        (f"add {n}", pass_no): 1 for n in range(1, 51) for pass_no in (1, 2)
-    }
+    assert Counter((r["key"], r["pass_no"]) for r in rows) == {(f"add {n}", pass_no): 1 for n in range(1, 51) for pass_no in (1, 2)}
     assert all("error" not in r for r in rows)
     assert len(log.read_text().split()) <= 100 + 3  # only what was under way at a kill was begun again
 

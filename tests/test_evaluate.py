@@ -35,9 +35,7 @@ def reference(graph: Graph, durations: np.ndarray) -> Timeline:
         for member in together:
             rank, stream = int(graph.rank[member]), (int(graph.rank[member]), int(graph.stream[member]))
             times["launch_start"][member] = host_free.get(rank, 0.0)
-            host_free[rank] = times["launch_end"][member] = (
-                times["launch_start"][member] + seconds[int(graph.launch_row[member])]
-            )
+            host_free[rank] = times["launch_end"][member] = times["launch_start"][member] + seconds[int(graph.launch_row[member])]
             waits = [times["end"][int(other)] for other in graph.waits_for(member)]
             ready = max([ready, host_free[rank], stream_free.get(stream, 0.0), *waits])
         for member in together:
@@ -169,10 +167,7 @@ def test_a_long_graph_of_many_ranks_is_that_of_the_reference():
     builder = GraphBuilder()
     rng = np.random.default_rng(0)
     for _ in range(40):
-        last = [
-            builder.op(int(rng.integers(1, ROWS)), rank=r, launch_row=ROWS if rng.random() < 0.7 else 0)
-            for r in range(16)
-        ]
+        last = [builder.op(int(rng.integers(1, ROWS)), rank=r, launch_row=ROWS if rng.random() < 0.7 else 0) for r in range(16)]
         builder.collective(1, label="a", ranks=range(16), after=last, launch_row=ROWS)
     graph = builder.build()
     durations = rng.random((ROWS, 5))
@@ -215,9 +210,7 @@ def test_gradient_flows_to_what_durations_are_made_of():
 
     value, slope = jax.value_and_grad(weighted)(2.0)
     assert value == weighted(2.0)
-    np.testing.assert_allclose(
-        slope, -value / 2.0, rtol=1e-5
-    )  # makespan(durations / knob) = makespan(durations) / knob
+    np.testing.assert_allclose(slope, -value / 2.0, rtol=1e-5)  # makespan(durations / knob) = makespan(durations) / knob
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from hybridperf_calibration.workloads import dlrm, gpt, run
 
 SMALL_DLRM = dlrm.DlrmConfig(

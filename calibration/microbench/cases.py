@@ -11,41 +11,38 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from hybridperf.embedding import uniform_unique_rows
 from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, Program, points
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
 
-SETTINGS = ("quick", "full")
 _CALL_BYTES = 2e6  # copies are added until a call moves about this much
 _MOST_COPIES = 24
 _RESULT_BYTES = 24e6  # of one call together: below what the allocator hands back to the operating system
 _SPREADS = (0.0, 0.0, 16e6, 96e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
 _LARGEST_SPREAD_BYTES = 2e9
-_MAIN_SHARE = 0.6  # of a program's work that its main op must have
+_MAIN_SHARE = 0.8  # of a program's work that its main op must have
 _ALLOCATION_MB = (40, 64, 96, 160)
 _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
-def cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
-    """All cases of a setting, or those of the named families."""
-    if setting not in SETTINGS:
-        raise ValueError(f"unknown setting {setting!r}; expected quick or full")
-    known = [family.name for family in FAMILIES] + ["call", "allocation"]
+def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
+    """Ops of a setting, or of the named families. Measured with a steady allocator: fresh memory is a case of its own."""
+    known = [family.name for family in FAMILIES]
     for name in only:
         if name not in known:
             raise ValueError(f"unknown family of ops {name!r}; known are {', '.join(known)}")
     overhead = CallOverhead()
-    out = [case for family in FAMILIES if not only or family.name in only for case in _family_cases(family, setting, seed, overhead)]
-    if not only or "call" in only:
-        out += [_call_case(buffers) for buffers in _CALL_BUFFERS]
-    if not only or "allocation" in only:
-        out += [_allocation_case(mb, overhead) for mb in _ALLOCATION_MB]
-    return out
+    return [case for family in FAMILIES if not only or family.name in only for case in _family_cases(family, setting, seed, overhead)]
+
+
+def host_cases() -> list[Case]:
+    """What a call costs besides its ops, and what fresh memory costs: measured in a process as users have it."""
+    return [*map(_call_case, _CALL_BUFFERS), *map(_allocation_case, _ALLOCATION_MB)]
 
 
 class CallOverhead:
@@ -80,9 +77,11 @@ def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhea
 def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
     one_bytes = program.argument_bytes()
     composite = program.columns is not None
-    # results are about as large as the largest argument; composites stay alone, their parts cannot be told apart
+    # results are taken to be as large as the largest argument
     largest = max(FLOAT_BYTES * math.prod(a[1]) for a in program.arguments)
-    copies = 1 if largest > _RESULT_BYTES else int(min(_CALL_BYTES / one_bytes + 1, _RESULT_BYTES / largest + 1, _MOST_COPIES))
+    copies = (
+        1 if program.alone or largest > _RESULT_BYTES else int(min(_CALL_BYTES / one_bytes + 1, _RESULT_BYTES / largest + 1, _MOST_COPIES))
+    )
     call_bytes = copies * one_bytes
     sets = int(min(max(math.ceil(spread_bytes / call_bytes), 2), max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
     per_copy = len(program.arguments)
@@ -102,6 +101,9 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
         footprint = sets * call_bytes
         if composite:
             columns["reuse_bytes"] = footprint
+        elif "vocab" in columns:  # the rows that these indices name are touched again and again, the rest of the table never
+            touched = uniform_unique_rows(columns["rows"], columns["vocab"])
+            columns["reuse_bytes"] = float(copies * sets * touched * row_bytes(columns))
         else:
             columns["reuse_bytes"] = max(columns["reuse_bytes"], min(columns["reuse_bytes"] * sets, footprint))
         return columns
@@ -119,6 +121,11 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
     )
 
 
+def row_bytes(columns: Mapping[str, Any]) -> float:
+    """Bytes of one row of a look-up table."""
+    return columns["cols"] * FLOAT_BYTES
+
+
 def main_op(hlo: str, copies: int) -> dict[str, Any]:
     """The op that the compiled program consists of, `copies` times, as columns; ValueError where there is no such op."""
     from hybridperf.importers.jax_program import from_hlo
@@ -131,7 +138,7 @@ def main_op(hlo: str, copies: int) -> dict[str, Any]:
     for row in workload.graph.row[1:]:  # the first node is the call itself
         call = workload.calls[row - 1]
         done = call.op.work()
-        proxy = float(done.flops + 10 * done.transcendentals + done.bytes + 64 * done.strided_reads) * call.times
+        proxy = float(done.flops + 10 * done.transcendentals + done.bytes) * call.times
         work[call.op] = work.get(call.op, 0.0) + proxy
         count[call.op] = count.get(call.op, 0) + 1
         reuse.setdefault(call.op, []).append(call.reuse_bytes or float(done.reuse_bytes))
@@ -155,7 +162,7 @@ def _call_case(buffers: int) -> Case:
     return Case(key=f"call {buffers}", columns={"op": "call", "dtype": "fp32", "buffers": buffers}, make=base.make)
 
 
-def _allocation_case(megabytes: int, overhead: CallOverhead) -> Case:
+def _allocation_case(megabytes: int) -> Case:
     """Fresh memory: a result too large for the allocator's free lists, against the same result written in place."""
     n = megabytes * 2**20 // FLOAT_BYTES
 
@@ -165,7 +172,10 @@ def _allocation_case(megabytes: int, overhead: CallOverhead) -> Case:
     def in_place_s() -> float:
         rng = np.random.default_rng(0)
         case = Case(
-            key="", columns={}, carried=(0,), make=lambda rng: ((lambda x: (x + np.float32(1),)), [(rng.random(n, dtype=np.float32),)])
+            key="",
+            columns={},
+            carried=(0,),
+            make=lambda rng: ((lambda x: (x + np.float32(1),)), [(rng.random(n, dtype=np.float32),)]),
         )
         return time_case(case, Budget(cap_s=0.3), rng).call_s
 
@@ -175,16 +185,3 @@ def _allocation_case(megabytes: int, overhead: CallOverhead) -> Case:
         make=make,
         subtract_s=in_place_s,
     )
-
-
-def on_cpu() -> bool:
-    """Whether JAX runs on a CPU here: allocation costs are a CPU's."""
-    import jax
-
-    return jax.default_backend() == "cpu"
-
-
-if __name__ == "__main__":
-    for case in cases(sys.argv[1] if len(sys.argv) > 1 else "quick"):
-        print(case.key, file=sys.stdout)
-    os._exit(0)

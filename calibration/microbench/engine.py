@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from hybridperf_calibration.microbench.store import Row, RowStore
-from hybridperf_calibration.microbench.timer import Budget, Case, Timing, time_case
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+from hybridperf_calibration.microbench.store import Row, RowStore
+from hybridperf_calibration.microbench.timer import Budget, Case, Timing, time_case
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03

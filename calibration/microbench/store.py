@@ -91,9 +91,7 @@ class RowStore:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StoreError(
-                    f"another process is measuring into {self.path}; wait for it or use another --out."
-                ) from None
+                raise StoreError(f"another process is measuring into {self.path}; wait for it or use another --out.") from None
             except OSError:
                 pass  # a file system without locks (some network ones): measure all the same
         content = self.path.read_bytes()
@@ -107,10 +105,7 @@ class RowStore:
             self._write_line({_VERSION_FIELD: SCHEMA_VERSION, "fingerprint": fingerprint})
         elif header["fingerprint"] != fingerprint:
             difference = _difference(header["fingerprint"], fingerprint)
-            raise StoreError(
-                f"{self.path} holds measurements of something else ({difference}); "
-                "use another --out or delete the file."
-            )
+            raise StoreError(f"{self.path} holds measurements of something else ({difference}); use another --out or delete the file.")
 
     def _write_line(self, values: dict[str, Any]) -> None:
         line = (json.dumps(values, allow_nan=False) + "\n").encode()
@@ -125,8 +120,7 @@ class RowStore:
             os.lseek(self._file, self._size_bytes, os.SEEK_SET)
             reason = "the disk is full" if error.errno in _NO_SPACE else error.strerror
             raise StoreError(
-                f"cannot write to {self.path}: {reason}; its {len(self.rows)} rows are kept, "
-                "so make room and run the same command again."
+                f"cannot write to {self.path}: {reason}; its {len(self.rows)} rows are kept, so make room and run the same command again."
             ) from error
         self._size_bytes += len(line)
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from hybridperf_calibration.microbench import machine
 
 WARM_UP_CALLS = 6  # large outputs take up to 5 calls until each finds the memory that an earlier one freed

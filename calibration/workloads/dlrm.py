@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
 from hybridperf_calibration.workloads import Step, check_sizes
 
 LEARNING_RATE = 0.05
@@ -47,10 +48,7 @@ class DlrmConfig:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
         if self.bottom_mlp[-1] != self.embedding_dim:
-            raise ValueError(
-                f"bottom_mlp must end in embedding_dim ({self.embedding_dim}) for the interaction, "
-                f"got {self.bottom_mlp[-1]}."
-            )
+            raise ValueError(f"bottom_mlp must end in embedding_dim ({self.embedding_dim}) for the interaction, got {self.bottom_mlp[-1]}.")
         if self.top_mlp[-1] != 1:
             raise ValueError(f"top_mlp must end in 1 (the logit), got {self.top_mlp[-1]}.")
 
@@ -85,14 +83,9 @@ def train_step(
     """New dense parameters, new tables, loss before the update."""
     bags = [embedding_bag(table, rows[t]) for t, table in enumerate(tables)]
     # Differentiated with respect to the bags [B, D], not the tables: a table's gradient would be as large as the table.
-    loss, (dense_gradient, bag_gradients) = jax.value_and_grad(loss_of_bags, argnums=(0, 1))(
-        dense, bags, features, labels
-    )
+    loss, (dense_gradient, bag_gradients) = jax.value_and_grad(loss_of_bags, argnums=(0, 1))(dense, bags, features, labels)
     dense = jax.tree.map(lambda value, gradient: value - LEARNING_RATE * gradient, dense, dense_gradient)
-    tables = [
-        sparse_sgd(table, rows[t], gradient)
-        for t, (table, gradient) in enumerate(zip(tables, bag_gradients, strict=True))
-    ]
+    tables = [sparse_sgd(table, rows[t], gradient) for t, (table, gradient) in enumerate(zip(tables, bag_gradients, strict=True))]
     return dense, tables, loss
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
 from hybridperf_calibration.workloads import Step, check_sizes
 
 LEARNING_RATE = 1e-3

@@ -146,10 +146,7 @@ def read_spec(path: Path) -> list[dict[str, Any]]:
         raise SpecError(f'{path} must be a list of steps like [{{"workload": "dlrm", "config": {{"batch": 512}}}}].')
     for number, entry in enumerate(spec, start=1):
         if entry.get("workload") not in WORKLOADS:
-            raise SpecError(
-                f"step {number} of {path}: unknown workload {entry.get('workload')!r}; "
-                f"expected one of {', '.join(WORKLOADS)}."
-            )
+            raise SpecError(f"step {number} of {path}: unknown workload {entry.get('workload')!r}; expected one of {', '.join(WORKLOADS)}.")
         unknown = sorted(set(entry) - {"workload", "config", "seed"})
         if unknown:
             raise SpecError(f"step {number} of {path}: unknown field {unknown[0]!r}; expected workload, config, seed.")
@@ -221,9 +218,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.steady:
         machine.steady_cpu()
     configs, steps = zip(*build_steps(spec, options.spec), strict=True)
-    measured = measure_steps(
-        steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds, report=_print_progress
-    )
+    measured = measure_steps(steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds, report=_print_progress)
     results = [
         {
             "workload": entry["workload"],
@@ -240,9 +235,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN: a loss that is not finite becomes null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
 
 
 def _positive_int(text: str) -> int:

@@ -1,102 +1,150 @@
 """Which operands a fused loop reads with a stride.
 
-A CPU runs a loop fusion over its result in memory order, and computes each element from whatever it needs. An operand whose neighbours
-along the loop lie far apart (a transpose inside the fusion, a reduction over a slow dimension) costs a cache line per element. To find
-them, one step of the innermost loop is followed backwards from the result to each parameter: through elementwise instructions
-unchanged, through transposes and broadcasts by their dimension lists, through bitcasts by its distance in memory.
+A CPU runs a loop fusion over its result in memory order and computes each element from whatever it needs. An operand whose neighbours
+along the loop lie far apart (a transpose inside the fusion, a reduction over a slow dimension) costs a cache line per element, and the
+line's other elements are needed only after all faster loops have run once more: the memory spanned meanwhile must stay cached for
+the line to be still there.
+
+To find such operands, one step of every loop, innermost first, is followed backwards from the result to each parameter: through
+elementwise instructions unchanged, through transposes and broadcasts by their dimension lists, through bitcasts by its distance in
+memory. Each parameter then knows how many bytes it moves per step of each loop.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from hybridperf.importers.hlo import Computation, Instruction, Shape
 from hybridperf.importers.hlo_cost import window_sizes
-from hybridperf.ops.movement import CACHE_LINE_BYTES, strided_footprint_bytes
+from hybridperf.ops.movement import CACHE_LINE_BYTES
 
-_Move = tuple[int, int] | None  # (dimension, elements stepped along it); None: the operand stays where it is
+_Move = tuple[int, int]  # (dimension, elements stepped along it)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """One loop of the nest: how many steps, and what one step moves: (instruction, move there, elements it is read for)."""
+
+    extent: int
+    starts: tuple[tuple[Instruction, _Move, float], ...]
 
 
 def strided_reads(fused: Computation) -> tuple[float, float]:
-    """(element reads that take a cache line each, cache bytes that those lines occupy until their neighbours' turn)."""
+    """(element reads that take a cache line each, bytes of memory spanned until those lines' neighbours are read)."""
     by_name = fused.by_name()
-    jumps: dict[str, tuple[float, float, float]] = {}  # parameter: (stride in bytes, reads, reads in a row)
-    seen: set[tuple[str, _Move]] = set()
+    loops = _loops(fused, by_name)
+    strides: dict[str, list[tuple[float, int]]] = {}  # parameter: (bytes per step, extent) of each loop, innermost first
+    reads: dict[str, float] = {}
+    for loop in loops:
+        found = _strides(loop, by_name, reads)
+        for parameter in by_name:
+            if by_name[parameter].opcode == "parameter":
+                strides.setdefault(parameter, []).append((found.get(parameter, 0.0), loop.extent))
+    total, span = 0.0, 0.0
+    for parameter, steps in strides.items():
+        moving = [(stride, extent) for stride, extent in steps if stride > 0]
+        if not moving or moving[0][0] < CACHE_LINE_BYTES:
+            continue
+        total += reads.get(parameter, 0.0)
+        covered = CACHE_LINE_BYTES
+        for stride, extent in moving:
+            if stride < CACHE_LINE_BYTES:
+                break
+            covered += (extent - 1) * stride
+        span += min(covered, by_name[parameter].bytes)
+    return total, span
 
-    def follow(instruction: Instruction, move: _Move, reads: float, in_a_row: float) -> None:
-        if move is None or (instruction.name, move) in seen:
+
+def _loops(fused: Computation, by_name: dict[str, Instruction]) -> list[_Loop]:
+    """The loop nest, innermost first: what a reduction sums over, then the result's dimensions."""
+    loops = []
+    for instruction in fused.instructions:
+        if instruction.opcode in ("reduce", "dot", "reduce-window"):
+            loops += _summing_loops(instruction, [by_name[name] for name in instruction.operands])
+            break
+    root = fused.root
+    result = by_name[root.operands[0]] if root.opcode == "tuple" else root
+    elements = float(result.shape.elements)
+    loops += [_Loop(result.shape.dims[dim], ((result, (dim, 1), elements),)) for dim in result.shape.layout if result.shape.dims[dim] > 1]
+    return loops
+
+
+def _summing_loops(reduction: Instruction, operands: list[Instruction]) -> list[_Loop]:
+    source, out_elements = operands[0], float(reduction.shape.elements)
+    layout, dims = source.shape.layout, source.shape.dims
+    if reduction.opcode == "reduce":
+        summed = reduction.dims("dimensions")
+        return [_Loop(dims[d], ((source, (d, 1), float(source.shape.elements)),)) for d in layout if d in summed and dims[d] > 1]
+    if reduction.opcode == "reduce-window":
+        sizes = window_sizes(reduction)
+        reads = out_elements * math.prod(sizes)
+        return [_Loop(sizes[d], ((source, (d, 1), reads),)) for d in layout if sizes[d] > 1]
+    lhs, rhs = reduction.dims("lhs_contracting_dims"), reduction.dims("rhs_contracting_dims")
+    reads = out_elements * math.prod(dims[d] for d in lhs)
+    return [
+        _Loop(dims[d], ((source, (d, 1), reads), (operands[1], (rhs[lhs.index(d)], 1), reads))) for d in layout if d in lhs and dims[d] > 1
+    ]
+
+
+def _strides(loop: _Loop, by_name: dict[str, Instruction], reads: dict[str, float]) -> dict[str, float]:
+    """Bytes each parameter moves in one step of a loop; `reads` collects how often each parameter is read in all."""
+    found: dict[str, float] = {}
+    seen: set[tuple[str, _Move | None]] = set()
+
+    def follow(instruction: Instruction, move: _Move | None, elements: float) -> None:
+        if (instruction.name, move) in seen:
             return
         seen.add((instruction.name, move))
         if instruction.opcode == "parameter":
             shape = instruction.shape
-            stride = shape.strides()[move[0]] * move[1] * shape.element_bytes if shape.dims else 0.0
-            if stride >= CACHE_LINE_BYTES and stride > jumps.get(instruction.name, (0.0, 0.0, 0.0))[0]:
-                jumps[instruction.name] = (stride, reads, in_a_row)
+            if move is not None and shape.dims:
+                stride = shape.strides()[move[0]] * move[1] * shape.element_bytes
+                found[instruction.name] = max(found.get(instruction.name, 0.0), stride)
+            reads[instruction.name] = max(reads.get(instruction.name, 0.0), elements)
             return
         for at, name in enumerate(instruction.operands):
             operand = by_name[name]
-            step, more, row = _through(instruction, at, operand.shape, move, reads, in_a_row)
-            follow(operand, step, more, row)
+            follow(operand, *_through(instruction, at, operand.shape, move, elements))
 
-    for root in _results(fused, by_name):
-        move, in_a_row = _innermost(root.shape)
-        follow(root, move, float(root.shape.elements), in_a_row)
-    total = sum(reads for _, reads, _ in jumps.values())
-    footprint = sum(float(strided_footprint_bytes(in_a_row, stride)) for stride, _, in_a_row in jumps.values())
-    return total, footprint
+    for start, move, elements in loop.starts:
+        follow(start, move, elements)
+    return found
 
 
-def _results(fused: Computation, by_name: dict[str, Instruction]) -> list[Instruction]:
-    root = fused.root
-    return [by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
-
-
-def _innermost(shape: Shape) -> tuple[_Move, float]:
-    for dim in shape.layout:
-        if shape.dims[dim] > 1:
-            return (dim, 1), float(shape.dims[dim])
-    return None, 1.0
-
-
-def _through(
-    instruction: Instruction, at: int, operand: Shape, move: tuple[int, int], reads: float, in_a_row: float
-) -> tuple[_Move, float, float]:
-    """The same loop step seen from operand number `at`: (its move, element reads, reads in a row)."""
-    dim, step = move
+def _through(instruction: Instruction, at: int, operand: Shape, move: _Move | None, elements: float) -> tuple[_Move | None, float]:
+    """The same loop step seen from operand number `at`, and how many elements are read of it."""
     opcode = instruction.opcode
+    if opcode == "concatenate":  # each operand is read for its own share of the result only
+        share = operand.elements / max(instruction.shape.elements, 1)
+        return move, elements * share
+    if move is None:
+        return None, elements
+    dim, _ = move
     if opcode == "broadcast":
         dims = instruction.dims("dimensions")
-        return ((dims.index(dim), step) if dim in dims else None), reads, in_a_row
+        return ((dims.index(dim), move[1]) if dim in dims else None), elements
     if opcode == "transpose":
-        return (instruction.dims("dimensions")[dim], step), reads, in_a_row
+        return (instruction.dims("dimensions")[dim], move[1]), elements
     if opcode in ("bitcast", "reshape"):
-        return _same_distance(instruction.shape, operand, move), reads, in_a_row
+        return _same_distance(instruction.shape, operand, move), elements
     if opcode == "reduce":
-        if at > 0 and not operand.dims:
-            return None, reads, in_a_row
-        inner = _minor(operand, instruction.dims("dimensions"))
-        extent = float(operand.dims[inner]) if inner is not None else 1.0
-        return ((inner, 1) if inner is not None else None), float(operand.elements), extent
+        if at > 0 or not operand.dims:
+            return None, elements
+        kept = [d for d in range(len(operand.dims)) if d not in instruction.dims("dimensions")]
+        return ((kept[dim], move[1]) if dim < len(kept) else None), float(operand.elements)
     if opcode == "reduce-window":
-        if not operand.dims:
-            return None, reads, in_a_row
-        sizes = window_sizes(instruction)
-        inner = _minor(operand, tuple(d for d, size in enumerate(sizes) if size > 1))
-        if inner is None:
-            return move, reads, in_a_row
-        return (inner, 1), float(instruction.shape.elements * math.prod(sizes)), float(sizes[inner])
+        return (move if operand.dims else None), elements
     if opcode == "dot":
-        inner = _minor(operand, instruction.dims(("lhs" if at == 0 else "rhs") + "_contracting_dims"))
-        extent = float(operand.dims[inner]) if inner is not None else 1.0
-        return ((inner, 1) if inner is not None else None), float(instruction.shape.elements) * extent, extent
-    if opcode in ("gather", "dynamic-slice", "dynamic-update-slice", "pad") and at > 0 and not operand.dims:
-        return None, reads, in_a_row
+        return None, elements
+    if opcode in ("pad", "slice", "dynamic-slice") and at == 0:
+        return move, elements * min(operand.elements / max(instruction.shape.elements, 1), 1.0) if opcode == "pad" else elements
     if len(operand.dims) != len(instruction.shape.dims):
-        return None, reads, in_a_row  # scalars, index lists: nothing that moves with the loop
-    return move, reads, in_a_row
+        return None, elements  # scalars, index lists: nothing that moves with the loop
+    return move, elements
 
 
-def _same_distance(view: Shape, operand: Shape, move: tuple[int, int]) -> _Move:
+def _same_distance(view: Shape, operand: Shape, move: _Move) -> _Move | None:
     """A bitcast keeps memory as it is: the operand's dimension along which the same distance is covered."""
     distance = view.strides()[move[0]] * move[1]
     best = None
@@ -104,8 +152,3 @@ def _same_distance(view: Shape, operand: Shape, move: tuple[int, int]) -> _Move:
         if operand.dims[dim] > 1 and stride <= distance and (best is None or stride > best[1]):
             best = (dim, stride)
     return None if best is None else (best[0], max(distance // best[1], 1))
-
-
-def _minor(shape: Shape, among: tuple[int, ...]) -> int | None:
-    """The fastest varying of some dimensions."""
-    return next((dim for dim in shape.layout if dim in among and shape.dims[dim] > 1), None)

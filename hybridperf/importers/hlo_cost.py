@@ -18,22 +18,113 @@ from hybridperf.importers.hlo import Computation, Instruction, Module, Shape
 FLOPS_PER_MULTIPLY_ADD = 2
 
 TRANSCENDENTAL = frozenset(
-    "exponential exponential-minus-one log log-plus-one logistic power sqrt cbrt rsqrt tanh sine cosine tan atan2 erf asin acos"
-    " atan sinh cosh asinh acosh atanh".split()
+    [
+        "exponential",
+        "exponential-minus-one",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "power",
+        "sqrt",
+        "cbrt",
+        "rsqrt",
+        "tanh",
+        "sine",
+        "cosine",
+        "tan",
+        "atan2",
+        "erf",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+    ]
 )
 ARITHMETIC = frozenset(
-    "abs add and ceil clamp clz compare complex convert divide floor imag is-finite maximum minimum multiply negate not or popcnt"
-    " real reduce-precision remainder round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic"
-    " shift-right-logical sign stochastic-convert subtract xor".split()
+    [
+        "abs",
+        "add",
+        "and",
+        "ceil",
+        "clamp",
+        "clz",
+        "compare",
+        "complex",
+        "convert",
+        "divide",
+        "floor",
+        "imag",
+        "is-finite",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "popcnt",
+        "real",
+        "reduce-precision",
+        "remainder",
+        "round-nearest-afz",
+        "round-nearest-even",
+        "select",
+        "shift-left",
+        "shift-right-arithmetic",
+        "shift-right-logical",
+        "sign",
+        "stochastic-convert",
+        "subtract",
+        "xor",
+    ]
 )
 # Move or make data without arithmetic; which of them cost anything by themselves is the importer's business.
 MOVEMENT = frozenset(
-    "bitcast bitcast-convert broadcast concatenate copy dynamic-slice dynamic-update-slice gather get-tuple-element iota pad parameter"
-    " constant reshape reverse slice transpose tuple rng-get-and-update-state after-all optimization-barrier".split()
+    [
+        "bitcast",
+        "bitcast-convert",
+        "broadcast",
+        "concatenate",
+        "copy",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "gather",
+        "get-tuple-element",
+        "iota",
+        "pad",
+        "parameter",
+        "constant",
+        "reshape",
+        "reverse",
+        "slice",
+        "transpose",
+        "tuple",
+        "rng-get-and-update-state",
+        "after-all",
+        "optimization-barrier",
+    ]
 )
 COMPOSITE = frozenset(
-    "call conditional convolution custom-call dot fusion map reduce reduce-window rng rng-bit-generator scatter select-and-scatter"
-    " sort while".split()
+    [
+        "call",
+        "conditional",
+        "convolution",
+        "custom-call",
+        "dot",
+        "fusion",
+        "map",
+        "reduce",
+        "reduce-window",
+        "rng",
+        "rng-bit-generator",
+        "scatter",
+        "select-and-scatter",
+        "sort",
+        "while",
+    ]
 )
 KNOWN = TRANSCENDENTAL | ARITHMETIC | MOVEMENT | COMPOSITE
 
@@ -143,7 +234,11 @@ def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> 
 
     window = _window(instruction)
     rank = len(spatial)
-    in_sizes, kernel_sizes, out_sizes = sizes(image, image_labels), sizes(kernel, kernel_labels), sizes(instruction.shape, out_labels)
+    in_sizes, kernel_sizes, out_sizes = (
+        sizes(image, image_labels),
+        sizes(kernel, kernel_labels),
+        sizes(instruction.shape, out_labels),
+    )
     valid = [
         _valid_positions(
             in_sizes[d], kernel_sizes[d], out_sizes[d],
@@ -196,9 +291,7 @@ def _window(instruction: Instruction) -> dict[str, list]:
     return fields
 
 
-def _valid_positions(
-    image: int, kernel: int, out: int, *, stride: int, low: int, image_dilation: int, kernel_dilation: int
-) -> float:
+def _valid_positions(image: int, kernel: int, out: int, *, stride: int, low: int, image_dilation: int, kernel_dilation: int) -> float:
     """How many (output, kernel position) pairs of one dimension meet an image element, not padding or a dilation hole."""
     total = 0
     extent = (image - 1) * image_dilation + 1

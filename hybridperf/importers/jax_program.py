@@ -23,7 +23,21 @@ from hybridperf.importers.hlo import Computation, Instruction, Module, Shape, pa
 from hybridperf.importers.hlo_cost import KNOWN, Costs, Count, convolution_sizes, dot_sizes, window_sizes
 from hybridperf.io import InputError
 from hybridperf.ops import (
-    Allocation, BatchedGemm, Call, Convolution, Copy, Cumulative, Fused, Gather, Gemm, LoopTrip, Op, Random, ScatterAdd, Sort, Transpose,
+    Allocation,
+    BatchedGemm,
+    Call,
+    Convolution,
+    Copy,
+    Cumulative,
+    Fused,
+    Gather,
+    Gemm,
+    LoopTrip,
+    Op,
+    Random,
+    ScatterAdd,
+    Sort,
+    Transpose,
 )  # fmt: skip
 from hybridperf.workload import OpCall, Workload
 
@@ -32,14 +46,28 @@ from hybridperf.workload import OpCall, Workload
 FRESH_BLOCK_BYTES = 32 * 2**20
 
 _FREE = frozenset(
-    "bitcast parameter constant tuple get-tuple-element after-all optimization-barrier reshape rng-get-and-update-state".split()
+    [
+        "bitcast",
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "after-all",
+        "optimization-barrier",
+        "reshape",
+        "rng-get-and-update-state",
+    ]
 )
 _SORTING_CALLS = frozenset({"TopK", "topk"})
 _GRAIN = 4  # reuse distances are kept to a quarter of a power of two, so that equal ops stay one row of the duration table
 
 
 def from_jax(
-    fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (), ignore: Collection[str] = (), name: str | None = None
+    fn: Callable,
+    *args: Any,
+    donate_argnums: int | tuple[int, ...] = (),
+    ignore: Collection[str] = (),
+    name: str | None = None,
 ) -> Workload:
     """Workload of `fn(*args)`, compiled for JAX' default backend. `args` may be arrays or `jax.ShapeDtypeStruct`s.
 
@@ -220,7 +248,7 @@ class _Reader:
         elements = float(max(out.elements, 1))
         dtype = out.dtype
         if opcode == "dot":
-            return _gemm(instruction, operands[0])
+            return _gemm(instruction, operands)
         if opcode == "convolution":
             return _convolution(instruction, operands)
         if opcode in ("copy", "transpose"):
@@ -243,7 +271,8 @@ class _Reader:
         count = self.costs.instruction(instruction, self._holder(instruction))
         moved = sum(shape.bytes for shape in operands)
         if opcode in ("reduce", "reduce-window", "select-and-scatter"):
-            loop = "reduction" if opcode == "reduce" else "window_reduction"
+            padded = "padded_" if "pad=" in instruction.attributes else ""
+            loop = "reduction" if opcode == "reduce" else f"{padded}window_reduction"
             inner = operands[0].elements if opcode == "reduce" else out.elements * math.prod(window_sizes(instruction))
             return _fused(dtype, inner, count, moved, instruction.bytes, loop=loop)
         return _fused(dtype, elements, count, moved, instruction.bytes)
@@ -264,7 +293,7 @@ class _Reader:
         if "scatter" in by_opcode:
             return [_scatter(i, operands(i)) for i in by_opcode["scatter"]]
         if library and "dot" in by_opcode:
-            return [_gemm(i, operands(i)[0]) for i in by_opcode["dot"]]
+            return [_gemm(i, operands(i)) for i in by_opcode["dot"]]
         if library and "convolution" in by_opcode:
             return [_convolution(i, operands(i)) for i in by_opcode["convolution"]]
         if "gather" in by_opcode:
@@ -277,7 +306,7 @@ class _Reader:
             windows = by_opcode["reduce-window"]
             if any(_is_running(i, operands(i)[0]) for i in windows):
                 return [Cumulative(dtype, rows=1.0, cols=float(max(i.shape.elements, 1))) for i in windows]
-            loop = "window_reduction"
+            loop = "padded_window_reduction" if any("pad=" in i.attributes for i in windows) else "window_reduction"
             elements = max(i.shape.elements * math.prod(window_sizes(i)) for i in windows)
         elif "reduce" in by_opcode:
             loop = "library_reduction" if library else "reduction"
@@ -287,7 +316,16 @@ class _Reader:
             elements, written = float(update.elements), update.bytes
         reads, footprint = (0.0, 0.0) if library else strided_reads(fused)
         return [
-            _fused(dtype, elements, count, read, written, loop=loop, strided_reads=float(reads), strided_bytes=float(footprint))
+            _fused(
+                dtype,
+                elements,
+                count,
+                read,
+                written,
+                loop=loop,
+                strided_reads=float(reads),
+                strided_bytes=float(footprint),
+            )
         ]
 
     def _buffer(self, instruction: Instruction, within: dict[str, Instruction]) -> str:
@@ -327,10 +365,21 @@ def bytes_read(fused: Computation) -> list[float]:
     return [picked(parameter) for _, parameter in parameters]
 
 
-def _gemm(instruction: Instruction, lhs: Shape) -> Op:
+def _gemm(instruction: Instruction, operands: list[Shape]) -> Op:
+    lhs, rhs = operands[:2]
     batch, m, n, k = (float(max(size, 1)) for size in dot_sizes(instruction, lhs))
-    dtype = lhs.dtype
-    return Gemm(dtype, m=m, n=n, k=k) if batch == 1 else BatchedGemm(dtype, batch=batch, m=m, n=n, k=k)
+    stored = {
+        "transposed_a": _contracts_outside(lhs, instruction.dims("lhs_contracting_dims"), instruction.dims("lhs_batch_dims")),
+        "transposed_b": not _contracts_outside(rhs, instruction.dims("rhs_contracting_dims"), instruction.dims("rhs_batch_dims")),
+    }
+    flags = {name: float(flag and min(m, n, k) > 1) for name, flag in stored.items()}
+    return Gemm(lhs.dtype, m=m, n=n, k=k, **flags) if batch == 1 else BatchedGemm(lhs.dtype, batch=batch, m=m, n=n, k=k, **flags)
+
+
+def _contracts_outside(operand: Shape, contracted: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    """Whether the contracted dimension is the slow one of a stored matrix."""
+    fastest = next((d for d in operand.layout if operand.dims[d] > 1 and d not in batch), None)
+    return fastest is not None and fastest not in contracted
 
 
 def _convolution(instruction: Instruction, operands: list[Shape]) -> Op:
@@ -456,4 +505,3 @@ def _grained(reuse_bytes: float | None) -> float | None:
 
 def _device_kind(backend: str) -> str:
     return {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)
-

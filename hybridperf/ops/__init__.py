@@ -5,10 +5,10 @@ from hybridperf.ops.base import GROUPS, Op, columns, op_by_name, op_names
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.gemm import BatchedGemm, Gemm
 from hybridperf.ops.loops import Cumulative, Elementwise, Fused, Norm, OptimizerUpdate, Random, Reduction, Softmax, Sort
-from hybridperf.ops.movement import Allocation, Call, Copy, Gather, LoopTrip, ScatterAdd, Transpose, strided_footprint_bytes
+from hybridperf.ops.movement import Allocation, Call, Copy, Gather, LoopTrip, ScatterAdd, Transpose
 
 __all__ = [
     "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative", "Elementwise", "Fused", "Gather", "Gemm",
     "LoopTrip", "Norm", "Op", "OptimizerUpdate", "Random", "Reduction", "ScatterAdd", "Softmax", "Sort", "Transpose", "columns",
-    "convolution", "gemm", "loops", "movement", "op_by_name", "op_names", "strided_footprint_bytes",
+    "convolution", "gemm", "loops", "movement", "op_by_name", "op_names",
 ]  # fmt: skip

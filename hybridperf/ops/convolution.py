@@ -42,5 +42,8 @@ class Convolution(Op):
         weights = self.kh * kw * self.c_in / self.groups * self.c_out
         moved = (self.batch * self.c_in * self.h_in * w_in + weights + outputs) * self.element_bytes
         return Work(
-            flops=FLOPS_PER_MULTIPLY_ADD * outputs * self.c_in / self.groups * taps, bytes=moved, reuse_bytes=moved, steps=1.0
+            flops=FLOPS_PER_MULTIPLY_ADD * outputs * self.c_in / self.groups * taps,
+            bytes=moved,
+            reuse_bytes=moved,
+            steps=1.0,
         )

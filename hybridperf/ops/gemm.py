@@ -1,4 +1,8 @@
-"""Dense linear algebra: C[m,n] = A[m,k] B[k,n], alone or in batches."""
+"""Dense linear algebra: C[m,n] = A[m,k] B[k,n], alone or in batches.
+
+`transposed_a` = 1: A is stored as [k, m]; `transposed_b` = 1: B as [n, k] (weight and input gradients). A library that packs operands
+before multiplying reads such an A with a stride, element by element: on CPUs that can cost as much as the arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,27 @@ class Gemm(Op):
 
     group: ClassVar[str] = "gemm"
     unit: ClassVar[Unit] = "matrix"
-    optional: ClassVar = {"bias": 0.0}
-    zero_allowed: ClassVar = frozenset({"bias"})
+    optional: ClassVar = {"bias": 0.0, "transposed_a": 0.0, "transposed_b": 0.0}
+    zero_allowed: ClassVar = frozenset(optional)
 
     m: Any
     n: Any
     k: Any
     bias: Any = 0.0
+    transposed_a: Any = 0.0
+    transposed_b: Any = 0.0
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k
         moved = (m * k + k * n + m * n + self.bias * n) * self.element_bytes
-        return Work(flops=FLOPS_PER_MULTIPLY_ADD * m * n * k + self.bias * m * n, bytes=moved, reuse_bytes=moved, steps=1.0)
+        return Work(
+            flops=FLOPS_PER_MULTIPLY_ADD * m * n * k + self.bias * m * n,
+            bytes=moved,
+            reuse_bytes=moved,
+            strided_reads=self.transposed_a * m * k,
+            strided_bytes=m * k * self.element_bytes,
+            steps=1.0,
+        )
 
 
 @register("bmm")
@@ -41,13 +54,24 @@ class BatchedGemm(Op):
 
     group: ClassVar[str] = "batched_gemm"
     unit: ClassVar[Unit] = "matrix"
+    optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}
+    zero_allowed: ClassVar = frozenset(optional)
 
     batch: Any
     m: Any
     n: Any
     k: Any
+    transposed_a: Any = 0.0
+    transposed_b: Any = 0.0
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k
         moved = self.batch * (m * k + k * n + m * n) * self.element_bytes
-        return Work(flops=FLOPS_PER_MULTIPLY_ADD * self.batch * m * n * k, bytes=moved, reuse_bytes=moved, steps=self.batch)
+        return Work(
+            flops=FLOPS_PER_MULTIPLY_ADD * self.batch * m * n * k,
+            bytes=moved,
+            reuse_bytes=moved,
+            strided_reads=self.transposed_a * self.batch * m * k,
+            strided_bytes=m * k * self.element_bytes,
+            steps=self.batch,
+        )

@@ -40,7 +40,10 @@ class Elementwise(Op):
         n = self.rows * self.cols
         moved = (self.inputs + 1) * n * self.element_bytes
         return Work(
-            flops=self.element_flops * n, transcendentals=self.element_transcendentals * n, bytes=moved, reuse_bytes=moved
+            flops=self.element_flops * n,
+            transcendentals=self.element_transcendentals * n,
+            bytes=moved,
+            reuse_bytes=moved,
         )
 
 
@@ -51,13 +54,14 @@ for _name, (_inputs, _flops, _transcendentals) in _ELEMENTWISE.items():
 @register("fused", loop="elementwise")
 @register("fused_reduction", loop="reduction")
 @register("fused_window_reduction", loop="window_reduction")
+@register("fused_padded_window_reduction", loop="padded_window_reduction")
 @register("fused_library_reduction", loop="library_reduction")
 @dataclasses.dataclass(frozen=True)
 class Fused(Op):
     """A compiler's fusion of many ops into one loop, by what it computes, reads and writes.
 
     `strided_reads` counts element reads that jump by more than a cache line from one loop iteration to the next (a transposed
-    operand); `strided_bytes` is the cache those lines take until their neighbours' turn comes.
+    operand); `strided_bytes` is the memory spanned until the turn of those lines' other elements comes.
     """
 
     group: ClassVar[str] = "elementwise"
@@ -207,7 +211,10 @@ class OptimizerUpdate(Op):
         n = self.parameters
         moved = (self.reads + self.writes) * n * self.element_bytes
         return Work(
-            flops=self.element_flops * n, transcendentals=self.element_transcendentals * n, bytes=moved, reuse_bytes=moved
+            flops=self.element_flops * n,
+            transcendentals=self.element_transcendentals * n,
+            bytes=moved,
+            reuse_bytes=moved,
         )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import numpy as np
-
 from hybridperf.embedding import reuse_distance_bytes, uniform_unique_rows
 from hybridperf.ops.base import Op, register
 from hybridperf.roofline import Work
@@ -46,8 +44,8 @@ class Transpose(Op):
     def work(self) -> Work:
         n = self.batch * self.rows * self.cols
         moved = 2 * n * self.element_bytes
-        footprint = strided_footprint_bytes(self.rows, self.cols * self.element_bytes)
-        return Work(bytes=moved, reuse_bytes=moved, strided_reads=n, strided_bytes=footprint, steps=n)
+        spanned = self.rows * self.cols * self.element_bytes  # a whole column is read before its neighbour's turn
+        return Work(bytes=moved, reuse_bytes=moved, strided_reads=n, strided_bytes=spanned, steps=n)
 
 
 @register("gather", "embedding")
@@ -84,7 +82,10 @@ class ScatterAdd(Op):
         unique = uniform_unique_rows(self.rows, self.vocab)
         moved = self.rows * (3 * row_bytes + INDEX_BYTES)  # update and table row read, table row written
         return Work(
-            flops=self.rows * self.cols, bytes=moved, reuse_bytes=reuse_distance_bytes(unique, row_bytes), steps=self.rows
+            flops=self.rows * self.cols,
+            bytes=moved,
+            reuse_bytes=reuse_distance_bytes(unique, row_bytes),
+            steps=self.rows,
         )
 
 
@@ -126,15 +127,3 @@ class LoopTrip(Op):
 
     def work(self) -> Work:
         return Work(steps=self.trips)
-
-
-def strided_footprint_bytes(reads_in_a_row: Any, stride_bytes: Any) -> Any:
-    """Cache bytes that `reads_in_a_row` reads at one stride need so that neighbours in the same lines are still there later.
-
-    A cache places a line by the low bits of its address. A stride with a large power of two in it reaches only one line place in
-    gcd(stride, page) / line, so the lines crowd into that share of the cache: the footprint counts as that much larger. Only bits
-    within a page are the same in virtual and physical addresses, hence the page.
-    """
-    stride = np.maximum(np.asarray(np.round(stride_bytes), dtype=np.int64), 1)
-    crowding = np.maximum(np.gcd(stride, int(PAGE_BYTES)) / CACHE_LINE_BYTES, 1.0)
-    return reads_in_a_row * CACHE_LINE_BYTES * crowding

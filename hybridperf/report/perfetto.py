@@ -36,7 +36,11 @@ def write_timeline(prediction: Prediction, path: str | os.PathLike) -> None:
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"workload": prediction.workload.name, "device": prediction.model.device.name, "seconds": prediction.time_s},
+        "otherData": {
+            "workload": prediction.workload.name,
+            "device": prediction.model.device.name,
+            "seconds": prediction.time_s,
+        },
     }
     with replacing(path) as handle:
         json.dump(document, handle, default=float, allow_nan=False)

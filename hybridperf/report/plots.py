@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import replacing
-from hybridperf.model import PerfModel, op_table
+from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
@@ -48,7 +48,12 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         fitted_peak = peak * float(model.knobs.compute_efficiency[at])
         fitted_bandwidth = bandwidth * float(np.max(model.knobs.level_speedup))
         axes.plot(
-            x, np.minimum(fitted_peak, x * fitted_bandwidth), color="black", lw=1, ls="--", label="calibrated: gemm rate, nearest cache"
+            x,
+            np.minimum(fitted_peak, x * fitted_bandwidth),
+            color="black",
+            lw=1,
+            ls="--",
+            label="calibrated: gemm rate, nearest cache",
         )
     axes.set(xscale="log", yscale="log", xlabel="flops per byte of compulsory traffic", ylabel="FLOP/s reached")
     caption = f"{model.device.name}; {without} measured ops without arithmetic are not shown"
@@ -68,7 +73,14 @@ def measured_plot(labels: Sequence[str], measured_s: Sequence[float], predicted_
     for label, x, y in zip(labels, measured_s, predicted_s, strict=True):
         axes.scatter([x], [y], s=25)
         axes.annotate(label, (x, y), fontsize=7, xytext=(4, -8), textcoords="offset points")
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="measured seconds", ylabel="predicted seconds")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, high),
+        ylim=(low, high),
+        xlabel="measured seconds",
+        ylabel="predicted seconds",
+    )
     axes.legend(fontsize=8)
     _save(figure, path)
 

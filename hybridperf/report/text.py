@@ -57,7 +57,14 @@ def prediction(result: Prediction) -> str:
         table(
             ["group", "seconds", "share", "roofline", "ops", "measured range"],
             [
-                [r.group, seconds(r.seconds), percent(r.share), seconds(r.roofline_s), str(r.ops), "yes" if r.in_range else "no"]
+                [
+                    r.group,
+                    seconds(r.seconds),
+                    percent(r.share),
+                    seconds(r.roofline_s),
+                    str(r.ops),
+                    "yes" if r.in_range else "no",
+                ]
                 for r in result.breakdown().itertuples()
             ],
         ),
@@ -68,7 +75,15 @@ def prediction(result: Prediction) -> str:
 def fit_report(frame: pd.DataFrame, dropped: dict[str, int]) -> str:
     """Held-out errors per group of ops."""
     rows = [
-        [r.op, str(r.rows), percent(r.median_ape), percent(r.mean_ape), percent(r.roofline_ape), percent(r.noise), percent(r.coverage)]
+        [
+            r.op,
+            str(r.rows),
+            percent(r.median_ape),
+            percent(r.mean_ape),
+            percent(r.roofline_ape),
+            percent(r.noise),
+            percent(r.coverage),
+        ]
         for r in frame.itertuples()
     ]
     text = table(["held out", "rows", "median error", "mean error", "roofline", "noise", "in 90 % interval"], rows)
