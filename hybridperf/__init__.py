@@ -1,3 +1,47 @@
-"""Predict how long ML training takes on a machine before anyone runs it there. `import hybridperf as hp`; README shows three uses."""
+"""Predict how long ML training takes on a machine before anyone runs it there.
+
+    import hybridperf as hp
+
+    model = hp.load_model("my-machine")                      # a folder that `hybridperf calibrate` made
+    workload = hp.from_jax(train_step, state, batch)         # compile it, read what XLA will run
+    print(hp.predict(model, workload).time_s)
+
+Names are loaded when first used, so that importing the package costs little.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "FitReport": "calibrate",
+    "InputError": "io",
+    "PerfModel": "model",
+    "Prediction": "predict",
+    "Workload": "workload",
+    "fit": "calibrate",
+    "from_jax": "importers.jax_program",
+    "gradient": "predict",
+    "load_device": "hardware",
+    "load_model": "model",
+    "load_program": "importers.jax_program",
+    "load_system": "hardware",
+    "predict": "predict",
+    "predict_batch": "predict",
+    "read_table": "io",
+    "write_timeline": "report.perfetto",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'hybridperf' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(f"hybridperf.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

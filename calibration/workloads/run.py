@@ -2,7 +2,7 @@
 
     python -m hybridperf_calibration.workloads.run SPEC.json --out STEPS.json --cores 0
 
-SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt", "config": {}}]. All are
+With `--programs DIR` each step's compiled program is kept as a file that `hybridperf predict --program` takes. SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt", "config": {}}]. All are
 compiled first and then measured in rounds, each round every step a few times: repeats of a step are spread over the
 run, and a disturbance hits a few repeats of several steps instead of all of one. The time is the minimum over all.
 """
@@ -10,18 +10,15 @@ run, and a disturbance hits a few repeats of several steps instead of all of one
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import json
 import math
-import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +43,7 @@ class StepMeasurement:
     last_loss: float  # not finite: the step did not train, and its time may not be that of real numbers
     load: float | None  # of the machine, see machine.load_1min
     preemptions: int  # of this process during the repeats
+    program: Mapping[str, Any] = field(repr=False)  # what was run, see hybridperf.importers.jax_program.program
 
 
 def measure_step(step: Step, *, repeats: int = 12, min_seconds: float = 0.5) -> StepMeasurement:
@@ -84,6 +82,8 @@ class RunningStep:
     def __init__(self, step: Step) -> None:
         import jax
 
+        from hybridperf.importers.jax_program import program
+
         self.name = step.name
         self._step = step
         self._args = step.args
@@ -94,6 +94,7 @@ class RunningStep:
         self._compiled = jax.jit(step.fn, donate_argnums=step.donate_argnums).lower(*step.args).compile()
         self._call()
         self.first_call_s = time.perf_counter() - start_s
+        self._program = program(self._compiled, step.name)
         self._call()  # the first call also touched the memory for the first time
 
     def measure(self, repeats: int, min_seconds: float) -> None:
@@ -116,6 +117,7 @@ class RunningStep:
             last_loss=float(self._loss),
             load=machine.load_1min(),
             preemptions=self._preemptions,
+            program=self._program,
         )
 
     def _call(self) -> float:
@@ -171,29 +173,13 @@ def build_steps(spec: Sequence[dict[str, Any]], path: Path) -> list[tuple[Any, S
     return [(config, module.build(config, seed, BATCHES)) for module, config, seed in configs]
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Write a whole file or none: under a temporary name first, then moved into place."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump(values, file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; returns its exit status: 0, or 2 after one sentence about what to do."""
     parser = argparse.ArgumentParser(prog="python -m hybridperf_calibration.workloads.run", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("spec", type=Path, metavar="SPEC.json")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--programs", type=Path, metavar="DIR", help="folder to keep the compiled programs in")
     parser.add_argument("--cores", help="cores to run on, like 0 or 0-3; all if not given")
     parser.add_argument("--steady", action="store_true", help="with the settings that single ops are measured under")
     parser.add_argument("--rounds", type=_positive_int, default=4, help="times that every step has its turn")
@@ -202,8 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         _run(options)
-    except OSError as error:
-        return _fail(f"cannot write {options.out}: {error.strerror}.")
     except (SpecError, ValueError, RuntimeError) as error:
         return _fail((str(error).splitlines() or [type(error).__name__])[0])
     return 0
@@ -219,18 +203,25 @@ def _run(options: argparse.Namespace) -> None:
         machine.steady_cpu()
     configs, steps = zip(*build_steps(spec, options.spec), strict=True)
     measured = measure_steps(steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds, report=_print_progress)
-    results = [
-        {
+    from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION
+    from hybridperf.io import write_json
+
+    results = []
+    for number, (entry, config, step, measurement) in enumerate(zip(spec, configs, steps, measured, strict=True)):
+        values = {f.name: getattr(measurement, f.name) for f in dataclasses.fields(measurement) if f.name != "program"}
+        result = {
             "workload": entry["workload"],
             "config": dataclasses.asdict(config),
             "seed": entry.get("seed", 0),
             "name": step.name,
-            **_finite(dataclasses.asdict(measurement)),
+            **_finite(values),
         }
-        for entry, config, step, measurement in zip(spec, configs, steps, measured, strict=True)
-    ]
+        if options.programs:
+            result["program"] = f"step{number}.json"
+            write_json(options.programs / result["program"], "program", PROGRAM_SCHEMA_VERSION, dict(measurement.program))
+        results.append(result)
     facts = {**machine.machine_facts(), "steady": options.steady}
-    write_json(options.out, {"hybridperf_steps": SCHEMA_VERSION, "machine": facts, "steps": results})
+    write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

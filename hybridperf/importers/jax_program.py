@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from hybridperf.graph import GraphBuilder
 from hybridperf.importers.fusion_loops import strided_reads
 from hybridperf.importers.hlo import Computation, Instruction, Module, Shape, parse
 from hybridperf.importers.hlo_cost import KNOWN, Costs, Count, convolution_sizes, dot_sizes, window_sizes
-from hybridperf.io import InputError
+from hybridperf.io import InputError, read_json
 from hybridperf.ops import (
     Allocation,
     BatchedGemm,
@@ -44,6 +45,7 @@ from hybridperf.workload import OpCall, Workload
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic mmap threshold ends at 32 MiB);
 # smaller ones come back from its own free lists, already touched.
 FRESH_BLOCK_BYTES = 32 * 2**20
+PROGRAM_SCHEMA_VERSION = 1
 
 _FREE = frozenset(
     [
@@ -63,11 +65,7 @@ _GRAIN = 4  # reuse distances are kept to a quarter of a power of two, so that e
 
 
 def from_jax(
-    fn: Callable,
-    *args: Any,
-    donate_argnums: int | tuple[int, ...] = (),
-    ignore: Collection[str] = (),
-    name: str | None = None,
+    fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (), ignore: Collection[str] = (), name: str | None = None
 ) -> Workload:
     """Workload of `fn(*args)`, compiled for JAX' default backend. `args` may be arrays or `jax.ShapeDtypeStruct`s.
 
@@ -77,20 +75,47 @@ def from_jax(
     import jax
 
     lower = fn.lower if hasattr(fn, "lower") else jax.jit(fn, donate_argnums=donate_argnums).lower
-    compiled = lower(*args).compile()
+    return from_program(program(lower(*args).compile(), name or getattr(fn, "__name__", "step")), ignore=ignore)
+
+
+def program(compiled: Any, name: str) -> dict[str, Any]:
+    """A compiled JAX function as plain data: `hlo` text, `backend`, and the bytes of `temporary` and `result` memory.
+
+    What a prediction needs of it; `hybridperf.io.write_json(path, "program", PROGRAM_SCHEMA_VERSION, ...)` keeps it for another machine.
+    """
+    import jax
+
     memory = compiled.memory_analysis()
-    blocks: list[float] = []
-    if memory is not None:
+    return {
+        "name": name,
+        "backend": _device_kind(jax.default_backend()),
         # one arena for temporaries; results that are not a donated argument's memory
-        blocks = [memory.temp_size_in_bytes, memory.output_size_in_bytes - memory.alias_size_in_bytes]
+        "temporary_bytes": int(memory.temp_size_in_bytes) if memory is not None else 0,
+        "result_bytes": int(memory.output_size_in_bytes - memory.alias_size_in_bytes) if memory is not None else 0,
+        "hlo": compiled.as_text() or "",
+    }
+
+
+def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Workload:
+    """Workload of what `program` made."""
+    blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
     return from_hlo(
-        compiled.as_text(),
-        name=name or getattr(fn, "__name__", "step"),
-        backend=_device_kind(jax.default_backend()),
+        content["hlo"],
+        name=content["name"],
+        backend=content["backend"],
         fresh_bytes=sum(block for block in blocks if block >= FRESH_BLOCK_BYTES),
-        temporary_bytes=blocks[0] if blocks else 0.0,
+        temporary_bytes=blocks[0],
         ignore=ignore,
     )
+
+
+def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Workload:
+    """Workload of a program file."""
+    content = read_json(path, "program", PROGRAM_SCHEMA_VERSION)
+    try:
+        return from_program(content, ignore=ignore)
+    except KeyError as error:
+        raise InputError(f"{path} is damaged: it has no field {error}; write the program again") from error
 
 
 def from_hlo(

@@ -1,0 +1,308 @@
+"""The `hybridperf` command: a thin face on the library.
+
+Exit status: 0 done; 2 input that cannot be used, one sentence on standard error says why; 3 some rows could not be predicted (their
+`note` says why). No traceback without `--debug`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Everything heavy is imported inside the commands: `--help` and wrong options answer at once.
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+SOME_ROWS_UNPREDICTED = 3
+
+Out = Annotated[Path, typer.Option("--out", help="where to write")]
+Cores = Annotated[str | None, typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: run a command, turn errors into one sentence and an exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    from hybridperf.io import InputError
+
+    try:
+        status = app(arguments, standalone_mode=False)
+    except Exception as error:
+        if debug:
+            raise
+        status = _failed(error, InputError)
+    except KeyboardInterrupt:
+        print("hybridperf: interrupted; what was measured is kept", file=sys.stderr)
+        status = 130
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _failed(error: Exception, input_error: type[Exception]) -> int:
+    import click
+
+    from hybridperf.here import AlreadySaid
+
+    if isinstance(error, AlreadySaid):
+        return 2
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        print(error.format_message())
+        return 2
+    if isinstance(error, click.ClickException):
+        print(f"hybridperf: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
+    elif isinstance(error, input_error):
+        print(f"hybridperf: {' '.join(str(error).split())}", file=sys.stderr)
+    else:
+        first = (str(error).splitlines() or [""])[0]
+        print(f"hybridperf: unexpected {type(error).__name__}: {first}; run again with --debug and report it", file=sys.stderr)
+    return 2
+
+
+@app.command()
+def demo(out: Out = Path("demo-out"), cores: Cores = None) -> None:
+    """Measure this machine, predict six real training steps, run them, show both numbers. At most five minutes."""
+    from hybridperf import demo as main_job
+
+    main_job.run(out, cores)
+
+
+@app.command()
+def calibrate(
+    out: Out,
+    quick: Annotated[bool, typer.Option("--quick", help="a minute or two instead of twenty")] = False,
+    ops: Annotated[str, typer.Option("--ops", help="only these families of ops, separated by commas")] = "",
+    cores: Cores = None,
+    budget: Annotated[str | None, typer.Option("--budget", help="stop measuring ops after this long, such as 90s or 20m")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="device under JAX, where its name is not known")] = None,
+) -> None:
+    """Measure this machine through JAX and fit it. Resumes where it was stopped."""
+    from hybridperf.hardware import load_device
+    from hybridperf.here import calibrate as calibrate_here
+    from hybridperf.report import text
+
+    result = calibrate_here(
+        out,
+        setting="quick" if quick else "full",
+        cores=cores,
+        budget_s=_seconds(budget) if budget else None,
+        only=[name for name in ops.split(",") if name],
+        device=load_device(device) if device else None,
+    )
+    print(text.fit_report(result.report))
+    print(f"model of {result.model.device.name} in {out}")
+
+
+@app.command()
+def fit(
+    rows: Annotated[list[Path] | None, typer.Argument(help="tables of measured ops; none: the datasheet alone")] = None,
+    device: Annotated[str, typer.Option("--device", help="device name, or a .toml file that describes one")] = "",
+    out: Out = Path("model"),
+    prior: Annotated[str, typer.Option("--prior", help="name of a shipped prior, or none")] = "none",
+) -> None:
+    """Fit a model of a device to measured rows."""
+    from hybridperf.calibrate import fit as fit_rows
+    from hybridperf.hardware import load_device
+    from hybridperf.io import InputError, read_tables
+    from hybridperf.report import text
+
+    if not device:
+        raise InputError("expected --device NAME, got none; `hybridperf devices` lists the names")
+    _compilation_cache()
+    spec = load_device(device)
+    model, report = fit_rows(
+        read_tables(rows) if rows else None, spec, prior=prior, provenance={"rows_from": [p.name for p in rows or []]}
+    )
+    model.save(out)
+    print(text.fit_report(report))
+    print(f"model of {spec.name} in {out}")
+
+
+@app.command()
+def ops(
+    rows: Annotated[Path, typer.Argument(help="table of ops (.csv, .csv.gz, .parquet)")],
+    model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")],
+    out: Out,
+) -> int:
+    """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
+    from hybridperf.io import read_table, write_table
+
+    _compilation_cache()
+    frame = read_table(rows)
+    predicted = _model(model).predict_ops(frame)
+    write_table(predicted, out)
+    missing = int(predicted["predicted_s"].isna().sum())
+    print(f"{len(predicted) - missing} of {len(predicted)} rows predicted, written to {out}")
+    if missing:
+        first = predicted.loc[predicted["predicted_s"].isna(), "note"].iloc[0]
+        print(f"hybridperf: {missing} rows not predicted, their note says why; the first: {first}", file=sys.stderr)
+        return SOME_ROWS_UNPREDICTED
+    return 0
+
+
+@app.command()
+def predict(
+    jax: Annotated[str, typer.Option("--jax", help="module:function returning (fn, args) or (fn, args, donate_argnums)")] = "",
+    program: Annotated[Path | None, typer.Option("--program", help="program file written by hybridperf instead")] = None,
+    model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "here",
+    ignore: Annotated[str, typer.Option("--ignore", help="instructions to leave out, separated by commas")] = "",
+    timeline: Annotated[Path | None, typer.Option("--timeline", help="write a Perfetto timeline here")] = None,
+) -> None:
+    """Time of one step of a JAX program."""
+    from hybridperf.importers.jax_program import from_jax, load_program
+    from hybridperf.io import InputError
+    from hybridperf.predict import predict as predict_step
+    from hybridperf.report import perfetto, text
+
+    if bool(jax) == bool(program):
+        raise InputError("expected one of --jax module:function and --program FILE, got " + ("both" if jax else "neither"))
+    _compilation_cache()
+    loaded = _model(model)
+    skip = [name for name in ignore.split(",") if name]
+    if program:
+        workload = load_program(program, ignore=skip)
+    else:
+        _run_like(loaded)
+        fn, args, donate = _jax_program(jax)
+        workload = from_jax(fn, *args, donate_argnums=donate, ignore=skip, name=jax)
+    result = predict_step(loaded, workload)
+    print(text.prediction(result))
+    if timeline:
+        perfetto.write_timeline(result, timeline)
+        print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
+
+
+@app.command()
+def devices() -> None:
+    """Devices whose facts are known."""
+    from hybridperf.hardware import device_names, load_device
+    from hybridperf.report import text
+
+    specs = [load_device(name) for name in device_names()]
+    print(
+        text.table(
+            ["device", "name", "fp32", "bf16/fp16 matrix", "memory", "bandwidth"],
+            [
+                [
+                    s.id, s.name, text.quantity(s.peak_flops_per_s.get("fp32"), "FLOP/s"),
+                    text.quantity(s.peak_flops_per_s.get("bf16", s.peak_flops_per_s.get("fp16")), "FLOP/s"),
+                    text.quantity(s.memory_bytes, "B"), text.quantity(s.memory_bytes_per_s, "B/s"),
+                ]
+                for s in specs
+            ],
+        )
+    )  # fmt: skip
+
+
+@app.command()
+def systems() -> None:
+    """Systems (nodes and their links) whose facts are known."""
+    from hybridperf.hardware import load_system, system_names
+    from hybridperf.report import text
+
+    specs = [load_system(name) for name in system_names()]
+    print(
+        text.table(
+            ["system", "description", "per node", "inside a node", "of a node"],
+            [
+                [
+                    s.id, s.description, str(s.accelerators_per_node), text.quantity(s.intra_bytes_per_s, "B/s"),
+                    text.quantity(s.node_bytes_per_s, "B/s"),
+                ]
+                for s in specs
+            ],
+        )
+    )  # fmt: skip
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="device, system, model folder, or `ops`")]) -> None:
+    """What is known of a device, a system, a model, or which ops tables may name."""
+    from hybridperf.report import text
+
+    print(text.known(name))
+
+
+def _model(name: str):  # -> PerfModel, imported late
+    """A model by folder or name; a device's name means its datasheet roofline, which the prediction says."""
+    from hybridperf.hardware import load_device
+    from hybridperf.io import InputError
+    from hybridperf.model import PerfModel, load_model
+
+    try:
+        return load_model(name)
+    except InputError as no_model:
+        if Path(name).exists():
+            raise
+        try:
+            return PerfModel.datasheet(load_device(name))
+        except InputError:
+            raise no_model from None
+
+
+def _jax_program(reference: str) -> tuple:
+    """`module:function` called without arguments: (fn, args, donate_argnums)."""
+    import importlib
+
+    from hybridperf.io import InputError
+
+    module_name, _, function_name = reference.partition(":")
+    if not function_name:
+        raise InputError(f"expected --jax module:function, got {reference!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"cannot import {module_name!r} for --jax ({error}); run where Python finds it") from error
+    make = getattr(module, function_name, None)
+    if not callable(make):
+        raise InputError(f"{module_name} has no function {function_name!r}; --jax takes module:function")
+    try:
+        made = make()
+    except TypeError as error:
+        raise InputError(f"{reference} must take no arguments and return (fn, args) or (fn, args, donate_argnums): {error}") from error
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        raise InputError(f"{reference} must return (fn, args) or (fn, args, donate_argnums), got {type(made).__name__}")
+    return made if len(made) == 3 else (*made, ())
+
+
+def _run_like(model) -> None:  # type: ignore[no-untyped-def]
+    """Compile for as many cores as the model was measured on: XLA splits work by the cores it sees."""
+    cores = model.device.multiprocessors
+    if model.device.kind == "cpu" and cores and hasattr(os, "sched_setaffinity"):
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable[: min(cores, len(usable))])
+
+
+def _compilation_cache() -> None:
+    """Keep compiled functions from run to run: the second prediction starts in a fraction of the time."""
+    import jax
+
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hybridperf" / f"jax-{jax.__version__}"
+    folder = Path(os.environ.get("HYBRIDPERF_CACHE", default))
+    with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _seconds(text: str) -> float:
+    from hybridperf.io import InputError
+
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], None)
+    number = text[:-1] if scale else text
+    try:
+        value = float(number) * (scale or 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e7:
+        raise InputError(f"expected a time such as 90s, 20m or 1h, got {text!r}")
+    return value
+
+
+if __name__ == "__main__":
+    main()
