@@ -59,7 +59,7 @@ _PRIOR = {
 }
 # Seconds of one step, where a step is more than a loop iteration.
 _STEP_PRIOR = {
-    "batched_gemm": 5e-8, "gather": 2e-8, "scatter_add": 2e-8, "allocation": 5e-7, "call": 1e-6, "loop_trip": 1e-7, "norm": 1e-8,
+    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "gather": 2e-8, "scatter_add": 2e-8, "allocation": 5e-7, "call": 1e-6, "loop_trip": 1e-7, "norm": 1e-8,
     "softmax": 1e-8,
 }  # fmt: skip
 _LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
@@ -103,7 +103,7 @@ def fit(
     parsed = parse_ops(rows, device)
     bad = np.flatnonzero(parsed.problem.astype(bool))
     if len(bad):
-        raise InputError(f"row {int(bad[0]) + 1} of {len(rows)}: {parsed.problem[bad[0]]} ({len(bad)} such rows); mend or drop them")
+        raise InputError(f"row {int(rows.index[bad[0]]) + 1}: {parsed.problem[bad[0]]} ({len(bad)} such rows); mend or drop them")
     table = _concatenate([op_table(part) for part in parsed.parts])
     order = np.concatenate([part.rows for part in parsed.parts])
     measured = rows["time_s"].to_numpy(np.float64)[order]
@@ -136,7 +136,7 @@ def _usable(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict
         drop(pd.to_numeric(frame["throttled"], errors="coerce").fillna(0).to_numpy() == 1, "thermally throttled")
     if "unreliable" in frame.columns:
         drop(pd.to_numeric(frame["unreliable"], errors="coerce").fillna(0).to_numpy() == 1, "mostly call overhead")
-    rows = frame[keep].reset_index(drop=True)
+    rows = frame.reset_index(drop=True)[keep]  # the index still says where in the table a row stood
     if rows.empty:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
         raise InputError(f"no rows left to fit {device.id} on ({reasons}); check --device against the table's device column")

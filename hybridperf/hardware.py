@@ -238,13 +238,15 @@ def _load_file(path: Path, spec: type, what: str) -> Any:
         entries = {name: entry for name, entry in tomllib.loads(path.read_text()).items() if isinstance(entry, dict)}
     except FileNotFoundError as error:
         raise InputError(f"expected a {what} file at {path}, found none; check the path") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML ({error}); see hybridperf/presets/{what}s.toml for the format") from error
     if len(entries) != 1:
         raise InputError(f"expected one [{what}] section in {path}, found {len(entries)}; split the file")
     ((name, entry),) = entries.items()
     try:
-        return spec(id=name, **entry)
+        return spec(**{**entry, "id": name})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))

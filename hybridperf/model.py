@@ -298,9 +298,10 @@ def _from_document(document: Mapping[str, Any]) -> PerfModel:
         at = GROUPS.index(group)
         for name in GROUP_KNOBS:
             arrays[name][at] = float(entry[name])
-        half_width = entry["half_width"]
-        reports[group] = GroupReport(int(entry["rows"]), half_width, dict(entry["lowest"]), dict(entry["highest"]))
+        half_width = None if entry["half_width"] is None else float(entry["half_width"])
+        lowest, highest = ({name: float(entry[end][name]) for name in _WORK_FIELDS} for end in ("lowest", "highest"))
+        reports[group] = GroupReport(int(entry["rows"]), half_width, lowest, highest)
     levels = {name: np.array([float(document["levels"][name][level]) for level in LEVELS]) for name in LEVEL_KNOBS}
-    if not all(np.isfinite(a).all() for a in (*arrays.values(), *levels.values())):
-        raise ValueError("a knob is not a finite number")
+    if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())):
+        raise ValueError("a knob is not a finite number of zero or more")
     return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]))

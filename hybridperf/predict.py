@@ -116,7 +116,12 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndar
     `gemm__compute_efficiency` or for all groups as `compute_efficiency` (a factor on each group's own value).
     """
     _check_backend(model, workload)
-    values = {name: np.atleast_1d(np.asarray(value, np.float64)) for name, value in knobs.items()}
+    try:
+        values = {name: np.atleast_1d(np.asarray(value, np.float64)) for name, value in knobs.items()}
+    except (TypeError, ValueError) as error:
+        raise InputError(f"knobs must be numbers or arrays of numbers: {error}") from error
+    if any(value.ndim != 1 or not len(value) for value in values.values()):
+        raise InputError(f"knobs must be arrays [B] of at least one number, got shapes { {n: v.shape for n, v in values.items()} }")
     if not values:
         raise InputError("expected at least one knob as an array, such as memory_bytes_per_s=[...]; got none")
     sizes = {name: len(value) for name, value in values.items()}
@@ -163,7 +168,7 @@ def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platf
     none = jax.tree.map(lambda _: None, platform)
     fields: dict[str, Any] = {}
     knob_fields: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):  # a group's own value is the last word
         group, _, knob = name.rpartition("__")
         if name in ("memory_bytes_per_s", "peak_flops_scale"):
             fields[name] = value

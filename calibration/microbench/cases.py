@@ -9,6 +9,7 @@ version of XLA fuses differently) is a row with an `error` that says so.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,13 @@ from hybridperf.embedding import uniform_unique_rows
 from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, Program, points
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
 
-_CALL_BYTES = 2e6  # copies are added until a call moves about this much
+_CALL_BYTES = 4e6  # copies are added until a call moves about this much
 _MOST_COPIES = 24
 _RESULT_BYTES = 24e6  # of one call together: below what the allocator hands back to the operating system
 _SPREADS = (0.0, 0.0, 16e6, 96e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
 _LARGEST_SPREAD_BYTES = 2e9
+_SHARED_BYTES = 2.4e8  # of the tables of one call together
+_INDEX_SETS = 64  # batches of indices that rotate over one table
 _MAIN_SHARE = 0.8  # of a program's work that its main op must have
 _ALLOCATION_MB = (40, 64, 96, 160)
 _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
@@ -75,47 +78,61 @@ def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhea
 
 
 def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
-    one_bytes = program.argument_bytes()
     composite = program.columns is not None
-    # results are taken to be as large as the largest argument
-    largest = max(FLOAT_BYTES * math.prod(a[1]) for a in program.arguments)
-    copies = (
-        1 if program.alone or largest > _RESULT_BYTES else int(min(_CALL_BYTES / one_bytes + 1, _RESULT_BYTES / largest + 1, _MOST_COPIES))
-    )
-    call_bytes = copies * one_bytes
-    sets = int(min(max(math.ceil(spread_bytes / call_bytes), 2), max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
+    own_bytes = sum(program.own_bytes())
+    result_bytes = max(program.result_bytes or 0.0, *program.own_bytes())
+    most = [_CALL_BYTES / (own_bytes + result_bytes), _RESULT_BYTES / result_bytes, _SHARED_BYTES / (program.shared_bytes() + 1)]
+    copies = 1 if program.alone else int(min(max(min(most), 1), _MOST_COPIES))
+    call_bytes = copies * own_bytes
+    if program.shared:
+        sets = _INDEX_SETS if spread_bytes else 2
+    else:
+        sets = int(min(max(math.ceil(spread_bytes / call_bytes), 2), max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
     per_copy = len(program.arguments)
 
     def many(*flat: Any) -> tuple[Any, ...]:
         parts = [flat[i * per_copy : (i + 1) * per_copy] for i in range(copies)]
-        results = [program.fn(*part) for part in parts]
+        results = [program.fn(program.prelude(*part)) if program.prelude else program.fn(*part) for part in parts]
         if not program.carry:
             return tuple(results)
         return tuple(x for result in results for x in result)
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-        return many, [tuple(_argument(rng, a) for _ in range(copies) for a in program.arguments) for _ in range(sets)]
+        shared = [[_argument(rng, a) for a in program.arguments[: program.shared]] for _ in range(copies)]
+        own = program.arguments[program.shared :]
+        return many, [tuple(x for tables in shared for x in (*tables, *(_argument(rng, a) for a in own))) for _ in range(sets)]
 
     def describe(hlo: str) -> Mapping[str, Any]:
-        columns = dict(program.columns) if composite else main_op(hlo, copies)
+        columns = dict(program.columns) if composite else main_op(hlo, copies, bool(program.prelude))
         footprint = sets * call_bytes
         if composite:
             columns["reuse_bytes"] = footprint
         elif "vocab" in columns:  # the rows that these indices name are touched again and again, the rest of the table never
-            touched = uniform_unique_rows(columns["rows"], columns["vocab"])
-            columns["reuse_bytes"] = float(copies * sets * touched * row_bytes(columns))
+            touched = uniform_unique_rows(sets * columns["rows"], columns["vocab"])
+            columns["reuse_bytes"] = float(copies * touched * row_bytes(columns))
         else:
             columns["reuse_bytes"] = max(columns["reuse_bytes"], min(columns["reuse_bytes"] * sets, footprint))
         return columns
 
     carried = tuple(i * per_copy + j for i in range(copies) for j in range(program.carry))
     results = copies * max(program.carry, 1)
+
+    def other_s() -> float:
+        if program.prelude is None:
+            return overhead(copies * per_copy + results)
+        prelude = dataclasses.replace(program, fn=program.prelude, prelude=None)
+        return time_case(
+            dataclasses.replace(_case(prelude, key, spread_bytes, overhead), subtract_s=0.0, describe=None),
+            Budget(cap_s=0.2),
+            np.random.default_rng(0),
+        ).call_s
+
     return Case(
         key=key,
         columns=program.columns or {"op": program.name.split()[0], "dtype": "fp32"},
         make=make,
         divisor=copies,
-        subtract_s=lambda: overhead(copies * per_copy + results),
+        subtract_s=other_s,
         carried=carried,
         describe=describe,
     )
@@ -126,10 +143,13 @@ def row_bytes(columns: Mapping[str, Any]) -> float:
     return columns["cols"] * FLOAT_BYTES
 
 
-def main_op(hlo: str, copies: int) -> dict[str, Any]:
-    """The op that the compiled program consists of, `copies` times, as columns; ValueError where there is no such op."""
+def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
+    """The op that the compiled program consists of, `copies` times, as columns; ValueError where there is no such op.
+
+    With a prelude its elementwise loops are passed over.
+    """
     from hybridperf.importers.jax_program import from_hlo
-    from hybridperf.ops import columns
+    from hybridperf.ops import Fused, columns
 
     workload = from_hlo(hlo, backend="cpu")
     work: dict[Any, float] = {}
@@ -137,11 +157,15 @@ def main_op(hlo: str, copies: int) -> dict[str, Any]:
     reuse: dict[Any, list[float]] = {}
     for row in workload.graph.row[1:]:  # the first node is the call itself
         call = workload.calls[row - 1]
+        if has_prelude and isinstance(call.op, Fused) and call.op.loop == "elementwise":
+            continue
         done = call.op.work()
         proxy = float(done.flops + 10 * done.transcendentals + done.bytes) * call.times
         work[call.op] = work.get(call.op, 0.0) + proxy
         count[call.op] = count.get(call.op, 0) + 1
         reuse.setdefault(call.op, []).append(call.reuse_bytes or float(done.reuse_bytes))
+    if not work:
+        raise ValueError("compiled to nothing but its prelude")
     main = max(work, key=lambda op: work[op])
     if count[main] != copies or work[main] < _MAIN_SHARE * sum(work.values()):
         kinds = ", ".join(sorted({columns(op)["op"] for op in work}))

@@ -26,10 +26,18 @@ class Program:
     arguments: Sequence[tuple]
     carry: int = 0  # leading arguments that are donated and come back as the leading results
     columns: dict[str, Any] | None = None  # the row's columns where the op is a composite; None: read from the compiled program
+    shared: int = 0  # leading arguments that all sets have in common: a table that different indices look into
+    result_bytes: float | None = None  # of one copy, where larger than its largest argument of its own
+    prelude: Callable[..., Any] | None = None  # makes the op's operands inside the program; timed alone and taken off
     alone: bool = False  # one copy to a call: beside copies of itself XLA would fuse it differently
 
-    def argument_bytes(self) -> float:
-        return sum(FLOAT_BYTES * math.prod(a[1]) for a in self.arguments)
+    def shared_bytes(self) -> float:
+        """Bytes of the arguments that all sets have in common."""
+        return sum(FLOAT_BYTES * math.prod(a[1]) for a in self.arguments[: self.shared])
+
+    def own_bytes(self) -> list[float]:
+        """Bytes of each of the other arguments."""
+        return [float(FLOAT_BYTES * math.prod(a[1])) for a in self.arguments[self.shared :]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,20 +184,18 @@ def _reduction(u: np.ndarray) -> Program:
 
 
 def _window_reduction(u: np.ndarray) -> Program:
-    from jax import lax
-
-    rows, cols = 32 * size(u[0], 1, 128, u[2]), 32 * size(u[1], 1, 64, u[3])
+    """Sums in windows of 32 and more, as XLA splits a sum whose operand comes out of a loop: the loop is taken off."""
+    rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3])
     while rows * cols > 2e6:
-        rows = max(rows // 64 * 32, 32)
-    window = (1, 32) if u[4] < 0.7 else (32, 1)
-    if u[4] < 0.45:  # XLA pads where 32 does not divide the length, and then checks every element
-        cols, padding, kind = cols + 8, [(0, 0), (12, 12)], "padded"
-    else:
-        padding, kind = [(0, 0), (0, 0)], ""
+        rows //= 2
+    axis = -1 if u[4] < 0.7 else 0
+    if axis == 0:
+        rows = max(rows, 64)
     return Program(
-        f"window {rows}x{cols} {window} {kind}".rstrip(),
-        lambda x: lax.reduce_window(x, 0.0, lax.add, window, window, padding),
+        f"sum of squares {rows}x{cols} axis {axis}",
+        lambda x: x.sum(axis),
         [floats(rows, cols)],
+        prelude=lambda x: x * x,
     )
 
 
@@ -217,11 +223,19 @@ def _gather(u: np.ndarray) -> Program:
         bags //= 2
     if u[6] < 0.3:
         n = bags * pooling
-        return Program(f"gather {vocab} {width} {n}", lambda t, i: t[i], [floats(vocab, width), indices(vocab, n)])
+        return Program(
+            f"gather {vocab} {width} {n}",
+            lambda t, i: t[i],
+            [floats(vocab, width), indices(vocab, n)],
+            shared=1,
+            result_bytes=4.0 * n * width,
+        )
     return Program(
         f"bag {vocab} {width} {bags} {pooling}",
         lambda t, i: t[i].sum(1),
         [floats(vocab, width), indices(vocab, bags, pooling)],
+        shared=1,
+        result_bytes=4.0 * bags * width,
     )
 
 
@@ -234,6 +248,7 @@ def _scatter_add(u: np.ndarray) -> Program:
         lambda t, i, g: (t.at[i].add(g),),
         [floats(vocab, width), indices(vocab, n), floats(n, width)],
         carry=1,
+        shared=1,
     )
 
 

@@ -16,7 +16,7 @@ import dataclasses
 import math
 
 from hybridperf.importers.hlo import Computation, Instruction, Shape
-from hybridperf.importers.hlo_cost import window_sizes
+from hybridperf.importers.hlo_cost import ARITHMETIC, TRANSCENDENTAL, window_sizes
 from hybridperf.ops.movement import CACHE_LINE_BYTES
 
 _Move = tuple[int, int]  # (dimension, elements stepped along it)
@@ -54,6 +54,37 @@ def strided_reads(fused: Computation) -> tuple[float, float]:
             covered += (extent - 1) * stride
         span += min(covered, by_name[parameter].bytes)
     return total, span
+
+
+def demanded(fused: Computation) -> dict[str, float]:
+    """How many elements of each instruction the result needs: what a slice leaves out is never computed nor read."""
+    by_name = fused.by_name()
+    root = fused.root
+    need = {root.name: float(root.shape.elements if root.shapes else 0)}
+    for instruction in reversed(fused.instructions):  # users stand behind what they use
+        if instruction.name not in need:
+            continue
+        for at, name in enumerate(instruction.operands):
+            operand = by_name[name]
+            wanted = float(operand.shape.elements if operand.shapes else 0)
+            if instruction.opcode in _PARTIAL:
+                wanted = min(wanted, _picked(instruction, at, operand.shape, need[instruction.name]))
+            need[name] = min(float(operand.shape.elements), max(need.get(name, 0.0), wanted))
+    return need
+
+
+_PARTIAL = frozenset(
+    {"slice", "dynamic-slice", "gather", "dynamic-update-slice", "concatenate", "pad", "broadcast", "bitcast", "reshape", "transpose"}
+) | ARITHMETIC | TRANSCENDENTAL | {"copy", "reverse"}
+
+
+def _picked(instruction: Instruction, at: int, operand: Shape, need: float) -> float:
+    """Elements of operand `at` that `need` elements of an instruction's result ask for, at most."""
+    if instruction.opcode == "concatenate":
+        return need * operand.elements / max(instruction.shape.elements, 1)
+    if instruction.opcode == "dynamic-update-slice" and at == 0:
+        return 0.0  # updated in place
+    return need
 
 
 def _loops(fused: Computation, by_name: dict[str, Instruction]) -> list[_Loop]:

@@ -18,10 +18,10 @@ _DTYPES = {
     "s64": "int64", "u64": "int64", "s32": "int32", "u32": "int32", "s16": "int16", "u16": "int16", "s8": "int8", "u8": "int8",
     "s4": "int8", "u4": "int8", "pred": "bool",
 }  # fmt: skip
-_SIZES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2, "fp4": 0.5}
+_SIZES = {"c128": 16, "c64": 8, "fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2, "fp4": 0.5}
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([\d,]*)[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) (?:\(.*\) -> .* )?\{$")
-_NAME = re.compile(r"%([\w.\-~$]+)")
+NAME = re.compile(r"%([\w.\-~$]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +111,13 @@ class Module:
     entry: Computation
     computations: dict[str, Computation]
 
+    def called(self, instruction: Instruction, *attributes: str) -> Computation:
+        """The computation that the first of these attributes present refers to, such as `calls=%fused_computation`."""
+        name = next((name for attribute in attributes if (name := instruction.called(attribute))), None)
+        if name is None or name not in self.computations:
+            raise InputError(f"HLO instruction {instruction.name} ({instruction.opcode}) names no {' or '.join(attributes)} computation")
+        return self.computations[name]
+
 
 def parse(text: str) -> Module:
     """Read the text that `compiled.as_text()` prints."""
@@ -126,7 +133,8 @@ def parse(text: str) -> Module:
 
 
 def _blocks(text: str) -> Iterator[tuple[bool, str, list[str]]]:
-    header, lines = None, []
+    header: re.Match[str] | None = None
+    lines: list[str] = []
     for line in text.splitlines():
         if header is None:
             header = _HEADER.match(line)
@@ -151,7 +159,7 @@ def _instruction(line: str) -> Instruction:
         name=name,
         opcode=opcode,
         shapes=tuple(_shape(*match.groups()) for match in _ARRAY.finditer(rest[:shape_end])),
-        operands=() if opcode in ("constant", "parameter") else tuple(_NAME.findall(inside)),
+        operands=() if opcode in ("constant", "parameter") else tuple(NAME.findall(inside)),
         attributes=rest[end + 1 :],
         is_root=is_root,
         literal=inside if opcode in ("constant", "parameter") else "",

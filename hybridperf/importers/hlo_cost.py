@@ -14,6 +14,7 @@ import math
 import re
 
 from hybridperf.importers.hlo import Computation, Instruction, Module, Shape
+from hybridperf.io import InputError
 
 FLOPS_PER_MULTIPLY_ADD = 2
 
@@ -158,7 +159,7 @@ class Costs:
         if opcode in ARITHMETIC:
             return Count(elements, 0.0)
         if opcode in ("fusion", "call"):
-            return self.computation(instruction.called("calls") or instruction.called("to_apply"))
+            return self.computation(self.module.called(instruction, "calls", "to_apply").name)
         operands = [self._shape(name, within) for name in instruction.operands]
         if opcode == "dot":
             return Count(dot_flops(instruction, operands[0]), 0.0)
@@ -179,9 +180,10 @@ class Costs:
         if opcode == "scatter":
             return once * operands[-1].elements
         if opcode == "select-and-scatter":
-            selected = self.computation(instruction.called("select"))
+            selected = self.computation(self.module.called(instruction, "select").name)
             window = math.prod(window_sizes(instruction))
-            return selected * (operands[1].elements * (window - 1)) + self.computation(instruction.called("scatter")) * elements
+            scattered = self.computation(self.module.called(instruction, "scatter").name)
+            return selected * (operands[1].elements * (window - 1)) + scattered * elements
         if opcode == "sort":
             return Count(operands[0].elements * max(math.ceil(math.log2(max(operands[0].elements, 1))), 0), 0.0)
         return Count()
@@ -226,6 +228,8 @@ class ConvolutionSizes:
 def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> ConvolutionSizes:
     """Read `window={...}` and `dim_labels=b01f_01io->b01f`."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    if labels is None:
+        raise InputError(f"HLO convolution {instruction.name} has no dim_labels; expected the text of a compiled XLA module")
     image_labels, kernel_labels, out_labels = labels.groups()
     spatial = sorted(c for c in image_labels if c.isdigit())
 
@@ -265,8 +269,7 @@ def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> 
 def convolution_flops(instruction: Instruction, image: Shape, kernel: Shape) -> float:
     """2 per multiply-add, kernel positions outside the image not counted."""
     sizes = convolution_sizes(instruction, image, kernel)
-    batch_groups = int(instruction.word("batch_group_count") or 1)
-    per_position = sizes.batch * sizes.c_out * sizes.c_in / sizes.groups / batch_groups
+    per_position = sizes.batch * sizes.c_out * sizes.c_in / sizes.groups  # batch groups are no longer in the result's batch
     return float(FLOPS_PER_MULTIPLY_ADD * per_position * math.prod(sizes.valid))
 
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from hybridperf.graph import GraphBuilder
-from hybridperf.importers.fusion_loops import strided_reads
-from hybridperf.importers.hlo import Computation, Instruction, Module, Shape, parse
+from hybridperf.importers.fusion_loops import demanded, strided_reads
+from hybridperf.importers.hlo import NAME, Computation, Instruction, Module, Shape, parse
 from hybridperf.importers.hlo_cost import KNOWN, Costs, Count, convolution_sizes, dot_sizes, window_sizes
 from hybridperf.io import InputError, read_json
 from hybridperf.ops import (
@@ -60,6 +60,7 @@ _FREE = frozenset(
         "rng-get-and-update-state",
     ]
 )
+_ENDLESS = "while with an unknown trip count"
 _SORTING_CALLS = frozenset({"TopK", "topk"})
 _GRAIN = 4  # reuse distances are kept to a quarter of a power of two, so that equal ops stay one row of the duration table
 
@@ -75,7 +76,7 @@ def from_jax(
     import jax
 
     lower = fn.lower if hasattr(fn, "lower") else jax.jit(fn, donate_argnums=donate_argnums).lower
-    return from_program(program(lower(*args).compile(), name or getattr(fn, "__name__", "step")), ignore=ignore)
+    return from_program(program(lower(*args).compile(), name or str(getattr(fn, "__name__", "step"))), ignore=ignore)
 
 
 def program(compiled: Any, name: str) -> dict[str, Any]:
@@ -138,7 +139,8 @@ def from_hlo(
     if fresh_bytes > 0 and backend == "cpu":
         leading.append(_Step("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
 
-    builder, rows, calls = GraphBuilder(), {}, []
+    builder, calls = GraphBuilder(), []
+    rows: dict[OpCall, int] = {}
     for step in [*leading, *steps]:
         call = OpCall(step.op, step.times, _grained(step.reuse_bytes))
         if call not in rows:
@@ -195,15 +197,26 @@ class _Reader:
             elif opcode == "while":
                 steps += self._while(instruction, times)
             elif opcode == "call":
-                steps += self.read(self.module.computations[instruction.called("to_apply")], times)
+                steps += self.read(self.module.called(instruction, "to_apply"), times)
             elif opcode == "conditional":
                 steps += self._conditional(instruction, times)
             elif opcode not in KNOWN or (opcode == "custom-call" and target not in _SORTING_CALLS):
                 self.unknown.setdefault(target, instruction.name)
+            elif unknown := self._unknown_inside(instruction):
+                self.unknown.setdefault(unknown.opcode, unknown.name)
             else:
                 self.count += self.costs.instruction(instruction, computation) * times
                 steps += self._priced(instruction, within, times)
         return steps
+
+    def _unknown_inside(self, instruction: Instruction) -> Instruction | None:
+        """The first instruction of a fusion that nobody knows, unless it is ignored: it would count as no work."""
+        if instruction.opcode != "fusion":
+            return None
+        fused = self.module.called(instruction, "calls").instructions
+        return next((i for i in fused if i.opcode not in KNOWN and i.opcode not in self.ignore), None) or next(
+            (found for i in fused if (found := self._unknown_inside(i))), None
+        )
 
     def refuse_unknown(self) -> None:
         if self.unknown:
@@ -215,28 +228,31 @@ class _Reader:
     def _while(self, instruction: Instruction, times: float) -> list[_Step]:
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes)
         if not found:
-            self.unknown.setdefault("while with an unknown trip count", instruction.name)
+            if _ENDLESS in self.ignore:
+                self.notes.append(f"ignored {_ENDLESS} ({instruction.name})")
+            else:
+                self.unknown.setdefault(_ENDLESS, instruction.name)
             return []
         per_loop = int(found.group(1))
         trips = times * per_loop
-        body = self.read(self.module.computations[instruction.called("body")], trips)
-        condition = self.read(self.module.computations[instruction.called("condition")], trips)
+        body = self.read(self.module.called(instruction, "body"), trips)
+        condition = self.read(self.module.called(instruction, "condition"), trips)
         if not per_loop:
             return []
         return [_Step(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *condition, *body]
 
     def _conditional(self, instruction: Instruction, times: float) -> list[_Step]:
         listed = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
-        names = re.findall(r"%?([\w.\-]+)", listed.group(1)) if listed else [
-            instruction.called("true_computation"), instruction.called("false_computation"),
+        computations = [self.module.computations[name] for name in NAME.findall(listed.group(1))] if listed else [
+            self.module.called(instruction, "true_computation"), self.module.called(instruction, "false_computation"),
         ]  # fmt: skip
         before = self.count
         branches = []
-        for name in names:
+        for computation in computations:
             self.count = Count()
-            branch = self.read(self.module.computations[name], times)
-            moved = sum(size for step in branch for _, size in (*step.reads, *step.writes))
-            branches.append((self.count.flops + self.count.transcendentals + moved, self.count, branch, name))
+            branch = self.read(computation, times)
+            moved = sum(size * step.times for step in branch for _, size in (*step.reads, *step.writes))
+            branches.append((self.count.flops + self.count.transcendentals + moved, self.count, branch, computation.name))
         _, count, branch, name = max(branches, key=lambda b: b[0])
         self.count = before + count
         self.notes.append(f"{instruction.name}: priced its costlier branch {name}")
@@ -247,7 +263,7 @@ class _Reader:
         reads = tuple((self._buffer(o, within), o.bytes) for o in operands if o.opcode != "constant")
         writes = ((instruction.name, instruction.bytes),)
         if instruction.opcode == "fusion":
-            fused = self.module.computations[instruction.called("calls")]
+            fused = self.module.called(instruction, "calls")
             used = bytes_read(fused)
             reads = tuple((self._buffer(o, within), used[at]) for at, o in enumerate(operands))
             ops = self._fusion(instruction, fused, sum(used))
@@ -308,7 +324,7 @@ class _Reader:
         by_opcode: dict[str, list[Instruction]] = {}
         for i in fused.instructions:
             by_opcode.setdefault(i.opcode, []).append(i)
-        count = self.costs.computation(fused.name)
+        count = self._needed(fused)
         dtype, written, elements = instruction.shape.dtype, instruction.bytes, float(instruction.shape.elements)
 
         def operands(i: Instruction) -> list[Shape]:
@@ -318,11 +334,12 @@ class _Reader:
         if "scatter" in by_opcode:
             return [_scatter(i, operands(i)) for i in by_opcode["scatter"]]
         if library and "dot" in by_opcode:
-            return [_gemm(i, operands(i)) for i in by_opcode["dot"]]
+            return [*(_gemm(i, operands(i)) for i in by_opcode["dot"]), *self._around(instruction, fused, by_opcode["dot"])]
         if library and "convolution" in by_opcode:
             return [_convolution(i, operands(i)) for i in by_opcode["convolution"]]
         if "gather" in by_opcode:
-            return [_gather(i, operands(i)[0]) for i in by_opcode["gather"]]
+            return [*(_gather(i, operands(i)[0]) for i in by_opcode["gather"]), *self._around(instruction, fused, by_opcode["gather"])]
+        reads, span = (0.0, 0.0) if library else strided_reads(fused)
         loop = "elementwise"
         if "dot" in by_opcode:  # a matrix-vector product written out as a loop
             loop = "reduction"
@@ -331,7 +348,9 @@ class _Reader:
             windows = by_opcode["reduce-window"]
             if any(_is_running(i, operands(i)[0]) for i in windows):
                 return [Cumulative(dtype, rows=1.0, cols=float(max(i.shape.elements, 1))) for i in windows]
-            loop = "padded_window_reduction" if any("pad=" in i.attributes for i in windows) else "window_reduction"
+            loop = "library_reduction" if library else "window_reduction"
+            if not (library or reads) and any("pad=" in i.attributes for i in windows):
+                loop = "padded_window_reduction"  # along the fast dimension every element is checked against the edge
             elements = max(i.shape.elements * math.prod(window_sizes(i)) for i in windows)
         elif "reduce" in by_opcode:
             loop = "library_reduction" if library else "reduction"
@@ -339,7 +358,6 @@ class _Reader:
         elif fused.root.opcode == "dynamic-update-slice":  # in place: only the slice is written
             update = operands(fused.root)[1]
             elements, written = float(update.elements), update.bytes
-        reads, footprint = (0.0, 0.0) if library else strided_reads(fused)
         return [
             _fused(
                 dtype,
@@ -349,9 +367,41 @@ class _Reader:
                 written,
                 loop=loop,
                 strided_reads=float(reads),
-                strided_bytes=float(footprint),
+                strided_bytes=float(span),
             )
         ]
+
+    def _around(self, instruction: Instruction, fused: Computation, main: list[Instruction]) -> list[Op]:
+        """What a fusion computes with the results of its `main` instructions, as a loop of its own.
+
+        One flop per element of these results (a bias, a sum of gathered rows) comes with the main op.
+        """
+        inside = fused.by_name()
+        before: set[str] = set()  # what main instructions read: indices, and a table that is never computed as a whole
+        pending = [name for i in main for name in i.operands]
+        while pending:
+            name = pending.pop()
+            if name not in before:
+                before.add(name)
+                pending += inside[name].operands
+        named = before | {i.name for i in main}
+        after = [i for i in fused.instructions if i.name not in named]
+        count = sum((self.costs.instruction(i, fused) for i in after), Count())
+        results = sum(i.shape.elements for i in main)
+        if not count.transcendentals and count.flops <= results:
+            return []
+        loop = "reduction" if any(i.opcode == "reduce" for i in after) else "elementwise"
+        return [_fused(instruction.shape.dtype, results, count, sum(i.bytes for i in main), instruction.bytes, loop=loop)]
+
+    def _needed(self, fused: Computation) -> Count:
+        """Arithmetic of a fusion that its result needs: loops compute no element that a later slice drops."""
+        need = demanded(fused)
+        counts = (
+            self.costs.instruction(i, fused) * min(need.get(i.name, 0.0) / max(i.shape.elements, 1), 1.0)
+            for i in fused.instructions
+            if i.shapes
+        )
+        return sum(counts, Count())
 
     def _buffer(self, instruction: Instruction, within: dict[str, Instruction]) -> str:
         """Name of the memory an instruction's result lives in: views and in-place updates share it with their source."""
@@ -367,27 +417,10 @@ class _Reader:
 
 
 def bytes_read(fused: Computation) -> list[float]:
-    """Bytes a fusion reads of each parameter: all of it, or what slices and gathers pick where nothing else uses it."""
-    users: dict[str, list[Instruction]] = {}
-    for instruction in fused.instructions:
-        for name in instruction.operands:
-            users.setdefault(name, []).append(instruction)
-
-    def picked(instruction: Instruction) -> float:
-        total = 0.0
-        for user in users.get(instruction.name, []):
-            if user.opcode in ("slice", "dynamic-slice", "gather") and user.operands[0] == instruction.name:
-                total += user.bytes
-            elif user.opcode == "bitcast":
-                total += picked(user)
-            elif user.opcode == "dynamic-update-slice" and user.operands[0] == instruction.name:
-                continue  # updated in place
-            else:
-                return instruction.bytes
-        return min(total, instruction.bytes)
-
+    """Bytes a fusion reads of each parameter: what its result needs, so of a slice or gather only what they pick."""
+    need = demanded(fused)
     parameters = sorted((int(i.literal), i) for i in fused.instructions if i.opcode == "parameter")
-    return [picked(parameter) for _, parameter in parameters]
+    return [need.get(parameter.name, 0.0) * parameter.shape.element_bytes for _, parameter in parameters]
 
 
 def _gemm(instruction: Instruction, operands: list[Shape]) -> Op:
@@ -506,7 +539,8 @@ def _with_reuse(steps: Iterable[_Step], temporary_bytes: float) -> list[_Step]:
         made |= {buffer for buffer, _ in step.writes}
     tables = dict(step.table for step in steps if step.table and step.table[0] in outside)
     pass_bytes = min(sum(moved), sum(footprint[b] for b in outside) + max(temporary_bytes, 1.0))
-    clock, last, placed = 0.0, {}, []
+    clock, placed = 0.0, []
+    last: dict[str, float] = {}
     for step, size in zip(steps, moved, strict=True):
         if step.table and step.table[0] in tables:
             # rows of a table come back after many passes, when about all of every table has been touched

@@ -71,16 +71,23 @@ def require_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> N
 
 
 def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:
-    """A column as float64, every value finite and above zero; `InputError` naming the first row where it is not."""
+    """A column as float64, every value finite and above zero; `InputError` naming the first row where it is not.
+
+    Rows are named by an integer index, so that some rows of a table keep their places in it.
+    """
     values = pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
     bad = ~(np.isfinite(values) & (values > 0))
     if bad.any():
         row = int(np.argmax(bad))
         raise InputError(
-            f"{what}: column {column!r} must be a number above zero, row {row + 1} has {frame[column].iloc[row]!r}"
+            f"{what}: column {column!r} must be a number above zero, row {_place(frame, row)} has {frame[column].iloc[row]!r}"
             f" ({int(bad.sum())} such rows); mend or drop them"
         )
     return values
+
+
+def _place(frame: pd.DataFrame, row: int) -> int:
+    return int(frame.index[row] if pd.api.types.is_integer_dtype(frame.index) else row) + 1
 
 
 def _first_line(error: Exception) -> str:

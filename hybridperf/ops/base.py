@@ -22,9 +22,9 @@ from hybridperf.roofline import Work
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so appending is safe.
 GROUPS = (
-    "gemm", "batched_gemm", "convolution", "elementwise", "strided_loop", "reduction", "window_reduction",
-    "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy", "gather", "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation",
-    "call", "loop_trip",
+    "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution", "elementwise", "strided_loop", "reduction", "window_reduction",
+    "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy", "gather", "scatter_add", "sort",
+    "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
 )  # fmt: skip
 
 

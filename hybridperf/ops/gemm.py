@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hybridperf.hardware import Unit
-from hybridperf.ops.base import Op, register
+from hybridperf.ops.base import GROUPS, Op, register
 from hybridperf.roofline import Work
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
@@ -41,10 +43,15 @@ class Gemm(Op):
             flops=FLOPS_PER_MULTIPLY_ADD * m * n * k + self.bias * m * n,
             bytes=moved,
             reuse_bytes=moved,
-            strided_reads=self.transposed_a * m * k,
+            # with both transposed the other operand is packed against its grain, too
+            strided_reads=self.transposed_a * (m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
             steps=1.0,
         )
+
+    def group_index(self) -> Any:
+        """Products that pack an operand against its grain have knobs of their own."""
+        return _by_packing(self.transposed_a, "gemm", "gemm_transposed")
 
 
 @register("bmm")
@@ -71,7 +78,15 @@ class BatchedGemm(Op):
             flops=FLOPS_PER_MULTIPLY_ADD * self.batch * m * n * k,
             bytes=moved,
             reuse_bytes=moved,
-            strided_reads=self.transposed_a * self.batch * m * k,
+            strided_reads=self.batch * (self.transposed_a * m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
             steps=self.batch,
         )
+
+    def group_index(self) -> Any:
+        """As for one product."""
+        return _by_packing(self.transposed_a, "batched_gemm", "batched_gemm_transposed")
+
+
+def _by_packing(transposed: Any, plain: str, packed: str) -> Any:
+    return np.where(np.asarray(transposed) > 0, GROUPS.index(packed), GROUPS.index(plain))

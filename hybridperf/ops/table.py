@@ -45,11 +45,13 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
     `InputError` as well if no row at all can be read: then the table, not a row, is wrong.
     """
     require_columns(frame, ["op", "dtype"], "a table of ops")
+    if frame.empty:
+        raise InputError("a table of ops has no rows; expected at least one")
     problem = np.full(len(frame), "", object)
     parts = []
-    names, dtypes = frame["op"].astype(str), frame["dtype"].astype(str)
+    names, dtypes = (frame[column].map(str, na_action=None).to_numpy(object) for column in ("op", "dtype"))  # "nan" where empty
     positions = pd.Series(np.arange(len(frame)))
-    for (name, dtype), rows in positions.groupby([names.to_numpy(), dtypes.to_numpy()], sort=False):
+    for (name, dtype), rows in positions.groupby([names, dtypes], sort=False):
         at = rows.to_numpy()
         try:
             part = _part(frame, at, str(name), str(dtype), device, problem)
@@ -78,8 +80,8 @@ def _part(frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, device: De
     for dimension in cls.dimensions():
         if dimension in fixed:
             continue
-        column = _column_of(frame, cls, dimension)
-        if column is None:
+        given = _columns_for(frame, cls, dimension)
+        if not given:
             if dimension in cls.optional:
                 columns[dimension] = np.full(len(at), cls.optional[dimension])
                 continue
@@ -87,15 +89,19 @@ def _part(frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, device: De
                 f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}; the table has "
                 + ", ".join(map(str, frame.columns[:12]))
             )
-        values = pd.to_numeric(frame[column].iloc[at], errors="coerce").to_numpy(np.float64)
+        values = pd.to_numeric(frame[given[0]].iloc[at], errors="coerce").to_numpy(np.float64)
+        for other in given[1:]:  # tables of two sources, one after the other, name the same dimension twice
+            values = np.where(np.isnan(values), pd.to_numeric(frame[other].iloc[at], errors="coerce").to_numpy(np.float64), values)
         if dimension in cls.optional:
             values = np.where(np.isnan(values), cls.optional[dimension], values)
         least = 0.0 if dimension in cls.zero_allowed else np.nextafter(0, 1)
         wrong = ~((values >= least) & (values <= LARGEST_SIZE))
         if wrong.any():
             for i in np.flatnonzero(wrong & good):
-                given = frame[column].iloc[at[i]]
-                problem[at[i]] = f"{name}: {column} must be a number above zero and at most {LARGEST_SIZE:g}, got {given}"
+                least_size = "of at least zero" if dimension in cls.zero_allowed else "above zero"
+                problem[at[i]] = (
+                    f"{name}: {given[0]} must be a number {least_size} and at most {LARGEST_SIZE:g}, got {frame[given[0]].iloc[at[i]]}"
+                )
             good &= ~wrong
         columns[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in columns.items()}, **fixed)
@@ -111,10 +117,10 @@ def _part(frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, device: De
     return OpRows(at[good], op, work, group, peak)
 
 
-def _column_of(frame: pd.DataFrame, cls: type[Op], dimension: str) -> str | None:
-    if dimension in frame.columns:
-        return dimension
-    return next((theirs for theirs, ours in cls.synonyms.items() if ours == dimension and theirs in frame.columns), None)
+def _columns_for(frame: pd.DataFrame, cls: type[Op], dimension: str) -> list[str]:
+    """The table's columns that hold a dimension: ours first, then other people's names of it."""
+    names = [dimension, *(theirs for theirs, ours in cls.synonyms.items() if ours == dimension)]
+    return [name for name in names if name in frame.columns]
 
 
 def _columns_of(work: Work, n: int) -> Work:

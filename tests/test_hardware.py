@@ -1,0 +1,185 @@
+"""Presets agree with the published tables, names lead somewhere, a file describes another device."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.hardware import (
+    DTYPE_BYTES,
+    LEVELS,
+    _aliases,
+    canonical_dtype,
+    device_names,
+    load_device,
+    load_system,
+    system_names,
+    this_cpu,
+)
+from hybridperf.io import InputError
+
+PEAKS = {  # column of devices.csv -> (dtype, unit)
+    "peak_fp32_flops": ("fp32", "vector"),
+    "peak_fp16_tc_flops": ("fp16", "matrix"),
+    "peak_bf16_tc_flops": ("bf16", "matrix"),
+    "peak_fp8_tc_flops": ("fp8", "matrix"),
+    "peak_int8_tc_ops": ("int8", "matrix"),
+    "peak_fp4_tc_flops": ("fp4", "matrix"),
+    "peak_fp64_flops": ("fp64", "vector"),
+    "peak_fp16_vector_flops": ("fp16", "vector"),
+}
+FACTS = {
+    "mem_bw_Bps": "memory_bytes_per_s",
+    "mem_bytes": "memory_bytes",
+    "l2_bytes": "l2_bytes",
+    "sm_count": "multiprocessors",
+    "clock_boost_hz": "clock_hz",
+    "l1_smem_per_sm_bytes": "l1_bytes_per_multiprocessor",
+    "smem_max_per_sm_bytes": "shared_memory_bytes_per_multiprocessor",
+    "tdp_w": "tdp_w",
+    "year": "year",
+}
+SYSTEM_FACTS = {
+    "gpus_per_node": "accelerators_per_node",
+    "intra_bw_Bps": "intra_bytes_per_s",
+    "nvls": "in_network_reduction",
+    "pcie_bw_Bps": "host_link_bytes_per_s",
+    "nic_count": "nics_per_node",
+    "nic_bw_each_Bps": "nic_bytes_per_s",
+    "nic_bw_node_Bps": "node_bytes_per_s",
+    "latency_prior_s": "latency_s",
+}
+
+
+def test_every_published_device_has_a_preset(data_dir: Path) -> None:
+    for row in pd.read_csv(data_dir / "devices.csv").to_dict("records"):
+        spec = load_device(row["device"])
+        for column, field in FACTS.items():
+            ours = getattr(spec, field)
+            assert (ours is None) == pd.isna(row[column]), (spec.id, field)
+            assert ours is None or ours == pytest.approx(row[column], rel=1e-5), (spec.id, field)
+        for column, (dtype, unit) in PEAKS.items():
+            if not pd.isna(row[column]):
+                assert spec.peak(dtype, unit) == pytest.approx(row[column], rel=1e-5), (spec.id, dtype)  # type: ignore[arg-type]
+        for column, dtype in (("peak_tf32_tc_flops", "tf32"),):
+            assert (dtype in spec.peak_flops_per_s) == (not pd.isna(row[column])), (spec.id, dtype)
+
+
+def test_every_published_system_has_a_preset(data_dir: Path) -> None:
+    for row in pd.read_csv(data_dir / "collectives" / "systems.csv").to_dict("records"):
+        spec = load_system(row["system"])
+        for column, field in SYSTEM_FACTS.items():
+            assert getattr(spec, field) == pytest.approx(row[column], rel=1e-5), (spec.id, field)
+        assert spec.device is None or load_device(spec.device).kind in ("gpu", "cpu")
+
+
+def test_aliases_lead_to_names_that_exist() -> None:
+    aliases = _aliases()
+    assert set(aliases["devices"].values()) <= set(device_names())
+    assert set(aliases["systems"].values()) <= set(system_names())
+    assert not set(aliases["devices"]) & set(device_names())  # an alias that is a name would be dead
+
+
+@pytest.mark.parametrize("name", ["A100", "a100 80g", "A100-80G", "a100_sxm4_80g"])
+def test_spelling_of_names_does_not_matter(name: str) -> None:
+    assert load_device(name).id == "a100_sxm4_80g"
+
+
+def test_every_preset_loads() -> None:
+    for name in device_names():
+        spec = load_device(name)
+        assert spec.id == name
+        assert spec.peak("fp32", "vector") > 1e11 or spec.kind == "cpu"
+        device = spec.device()
+        assert device.level_bytes[LEVELS.index("memory")] == np.inf
+    for name in system_names():
+        assert load_system(name).id == name
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"unknown device 'a1000'.*did you mean 'a100'"):
+        load_device("a1000")
+    with pytest.raises(InputError, match=r"unknown system 'dgx_h1000'.*did you mean 'dgx_h100'"):
+        load_system("dgx_h1000")
+    with pytest.raises(InputError, match=r"unknown dtype 'fp23'.*did you mean"):
+        canonical_dtype("fp23")
+
+
+def test_unknown_peak_is_an_error_not_a_default() -> None:
+    with pytest.raises(InputError, match="p4 has no known bf16 peak"):
+        load_device("p4").peak("bf16", "matrix")
+
+
+def test_dtypes_have_other_names() -> None:
+    assert [canonical_dtype(name) for name in ("half", "bfloat16", "float32", "double" if "double" in DTYPE_BYTES else "float64")] == [
+        "fp16", "bf16", "fp32", "fp64",
+    ]  # fmt: skip
+
+
+GOOD = """[mine]
+name = "Mine"
+vendor = "me"
+arch = "x"
+kind = "gpu"
+peak_flops_per_s = { fp32 = 1e13, bf16 = 1e14 }
+memory_bytes_per_s = 1e12
+memory_bytes = 16e9
+source = "a dream"
+"""
+
+
+def test_a_file_describes_a_device(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    spec = load_device(path)
+    assert (spec.id, spec.peak("bf16", "matrix"), spec.memory_bytes_per_s) == ("mine", 1e14, 1e12)
+    assert spec.level_bytes().tolist() == [0.0, 0.0, 0.0, np.inf]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD.replace("1e12", "-1e12"), "memory_bytes_per_s"),
+        (GOOD.replace('source = "a dream"\n', ""), "source"),
+        (GOOD.replace("vendor", "vendr"), "vend"),
+        (GOOD.replace("1e12", '"fast"'), "memory_bytes_per_s"),
+        (GOOD.replace("[mine]", "[mine"), "not TOML"),
+        (GOOD + GOOD.replace("mine", "other"), "found 2"),
+        ("", "found 0"),
+    ],
+)
+def test_a_broken_file_gives_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says) as error:
+        load_device(path)
+    assert "\n" not in str(error.value)
+    assert "mine.toml" in str(error.value)
+
+
+def test_a_files_id_is_its_sections_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD.replace('name = "Mine"', 'name = "Mine"\nid = "yours"'))
+    assert load_device(tmp_path / "mine.toml").id == "mine"
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="found none"):
+        load_device(tmp_path / "none.toml")
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(InputError, match="cannot read"):
+        load_device(tmp_path / "folder.toml")
+
+
+def test_this_cpu_is_sane() -> None:
+    spec = load_device("here")
+    assert spec.kind == "cpu"
+    assert spec.multiprocessors == len(os.sched_getaffinity(0))
+    assert 1e9 < spec.peak("fp32", "matrix") / spec.multiprocessors < 1e12
+    assert spec.peak("fp64", "vector") == spec.peak("fp32", "vector") / 2
+    assert 1e8 < spec.memory_bytes < 1e14
+    caches = [size for size in spec.level_bytes() if size > 0]
+    assert caches == sorted(caches)
+    assert "assumed" in spec.note
+    assert this_cpu(cores=3).peak("fp32", "vector") == pytest.approx(3 * this_cpu(cores=1).peak("fp32", "vector"))
