@@ -8,7 +8,7 @@ theta holds logs of positive knobs, so nothing leaves its range, and a knob that
 10 % count in full, larger ones linearly: a handful of disturbed measurements does not bend the fit.
 
 The interval of a group is the 0.9 quantile, with the finite-sample rank of split-conformal prediction, of the absolute log errors that
-each fifth of its rows has under the fit to the other four fifths.
+each fifth of its rows has under the fit to the other four fifths. Groups of fewer than 20 rows share one quantile over them all.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _PRIOR = {
 }
 # Seconds of one step, where a step is more than a loop iteration.
 _STEP_PRIOR = {
-    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "gather": 2e-8, "scatter_add": 2e-8, "allocation": 5e-7, "call": 1e-6, "loop_trip": 1e-7, "norm": 1e-8,
-    "softmax": 1e-8,
+    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "gather": 2e-8, "scatter_add": 2e-8, "allocation": 5e-7, "call": 1e-6,
+    "loop_trip": 1e-7, "norm": 1e-8, "softmax": 1e-8,
 }  # fmt: skip
 _LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
 _LEVEL_GAIN_WIDTH = 0.7
@@ -287,10 +287,13 @@ def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float 
 
 def _group_reports(table: OpTable, held_out: np.ndarray) -> dict[str, GroupReport]:
     reports = {}
+    finite = np.isfinite(held_out)
+    sizes = np.bincount(table.group[finite], minlength=len(GROUPS))
+    pooled = conformal_quantile(held_out[finite & (sizes[table.group] < LEAST_ROWS_FOR_INTERVAL)])
     for group in np.unique(table.group):
         here = table.group == group
-        errors = held_out[here]
-        quantile = conformal_quantile(errors[np.isfinite(errors)])
+        quantile = conformal_quantile(held_out[here & finite])
+        quantile = pooled if quantile is None else quantile
         extremes = {
             field.name: np.asarray(getattr(table.work, field.name))[here]
             for field in dataclasses.fields(Work)

@@ -28,6 +28,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
+    if not debug:
+        # XLA reports tuning flags of its own cached programs as missing machine features, kilobytes each; before jax is imported
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from hybridperf.io import InputError
 
     try:
@@ -43,17 +46,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _failed(error: Exception, input_error: type[Exception]) -> int:
-    import click
-
     from hybridperf.here import AlreadySaid
 
     if isinstance(error, AlreadySaid):
         return 2
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        print(error.format_message())
-        return 2
-    if isinstance(error, click.ClickException):
-        print(f"hybridperf: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
+    message = getattr(error, "format_message", None)  # wrong words: typer's own errors, whose class is not public
+    if message is not None:
+        said = message().strip()
+        if "\n" in said:  # no command at all: the help text
+            print(said)
+        else:
+            print(f"hybridperf: {said.rstrip('.')}; see --help", file=sys.stderr)
     elif isinstance(error, input_error):
         print(f"hybridperf: {' '.join(str(error).split())}", file=sys.stderr)
     else:

@@ -22,10 +22,9 @@ import pandas as pd
 
 from hybridperf.hardware import LEVELS, Device, DeviceSpec
 from hybridperf.io import InputError, read_json, unknown, write_json
-from hybridperf.ops import GROUPS
+from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
-from hybridperf.roofline import Knobs, Work, op_seconds, roofline_s
-from hybridperf.workload import OpCall
+from hybridperf.roofline import Knobs, Work, op_seconds
 
 MODEL_SCHEMA_VERSION = 1
 GROUP_KNOBS = (
@@ -121,7 +120,8 @@ class PerfModel:
 
     def roofline_seconds(self, table: OpTable) -> np.ndarray:
         """The datasheet roofline's seconds of each op [U], its `times` included."""
-        return _in_bucket(_rooflines, table, self.platform())
+        # the same compiled function with neutral knobs: another one may round differently (XLA divides by a scalar its own way)
+        return _in_bucket(_durations, table, dataclasses.replace(self.platform(), knobs=neutral_knobs()))
 
     def predict_ops(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a measurement table with `predicted_s, low_s, high_s, roofline_s, in_range, note` (units: seconds).
@@ -246,14 +246,6 @@ def _shipped(name: str) -> Path | None:
 
 
 _durations = jax.jit(durations)
-
-
-@jax.jit
-def _rooflines(table: OpTable, platform: Platform) -> Any:
-    def one(work: Work, peak: Any, times: Any) -> Any:
-        return times * roofline_s(work, Device(peak, platform.memory_bytes_per_s, platform.level_bytes))
-
-    return jax.vmap(one)(table.work, table.peak_flops_per_s, table.times)
 
 
 def canonical(tree: Any) -> Any:

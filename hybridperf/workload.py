@@ -9,16 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from hybridperf.graph import Graph
-from hybridperf.ops import Op
-
-
-@dataclasses.dataclass(frozen=True)
-class OpCall:
-    """An op where it stands in a program: how often in a row, and how long ago its data was last touched."""
-
-    op: Op
-    times: float = 1.0  # executions one after the other (trips of a loop)
-    reuse_bytes: float | None = None  # bytes touched since the op's data was; None: the op repeated on the same data
+from hybridperf.ops import OpCall
 
 
 @dataclasses.dataclass(frozen=True)

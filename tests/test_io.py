@@ -101,9 +101,14 @@ def test_numbers_may_come_as_text() -> None:
 def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as handle:
-        handle.write("new")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with replacing(path) as handle:
+            handle.write("new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["x.txt"]
 
@@ -139,7 +144,10 @@ from hybridperf.io import InputError, write_json, write_table
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 big = np.random.default_rng(0).random(20_000)
 try:
-    write_json(sys.argv[1], "test", 1, {"x": big.tolist()}) if sys.argv[1].endswith(".json") else write_table(pd.DataFrame({"x": big}), sys.argv[1])
+    if sys.argv[1].endswith(".json"):
+        write_json(sys.argv[1], "test", 1, {"x": big.tolist()})
+    else:
+        write_table(pd.DataFrame({"x": big}), sys.argv[1])
 except InputError as error:
     print(error)
     sys.exit(2)

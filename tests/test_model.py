@@ -131,7 +131,7 @@ def test_damaged_models_are_refused_in_one_sentence(fitted: PerfModel, tmp_path:
 
 
 def test_models_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no model.json"):
+    with pytest.raises(InputError, match="holds no model"):
         load_model(tmp_path)
     with pytest.raises(InputError, match="unknown model 'nowhere'"):
         load_model("nowhere")
@@ -160,8 +160,8 @@ def test_rows_keep_order_and_bad_ones_say_why(fitted: PerfModel) -> None:
     good = ["a", "c", "k"]
     assert (notes[good] == "").all()
     for tag, says in {
-        "b": "did you mean 'gemm'", "d": "m must be a number above zero", "e": "n must be", "f": "at most 1e[+]13", "g": "more than 1e[+]24",
-        "h": "unknown dtype 'fp77'", "i": "no known fp8 peak", "j": "unknown op '(nan|None)'",
+        "b": "did you mean 'gemm'", "d": "m must be a number above zero", "e": "n must be", "f": "at most 1e[+]13",
+        "g": "more than 1e[+]24", "h": "unknown dtype 'fp77'", "i": "no known fp8 peak", "j": "unknown op '(?:nan|None)'",
     }.items():  # fmt: skip
         assert pd.Series(notes[tag]).str.contains(says).all(), notes[tag]
     numbers = out.set_index("tag")[["predicted_s", "low_s", "high_s", "roofline_s"]]
@@ -270,7 +270,8 @@ def test_rows_of_a_batch_are_independent(fitted: PerfModel) -> None:
     workload = chain([1, 2, 3])
     bandwidth, floor = np.array([1e11, 1e12, 3e12]), np.array([1.0, 2.0, 0.5])
     together = predict_batch(fitted, workload, memory_bytes_per_s=bandwidth, copy__floor_s=floor * 1e-6)
-    alone = [predict_batch(fitted, workload, memory_bytes_per_s=b, copy__floor_s=f * 1e-6)[0] for b, f in zip(bandwidth, floor, strict=True)]
+    pairs = zip(bandwidth, floor, strict=True)
+    alone = [predict_batch(fitted, workload, memory_bytes_per_s=b, copy__floor_s=f * 1e-6)[0] for b, f in pairs]
     np.testing.assert_allclose(together, alone, rtol=1e-6)
     assert len(set(together)) == 3
     slower = predict_batch(fitted, workload, memory_bytes_per_s=np.geomspace(1e13, 1e10, 20))

@@ -22,9 +22,9 @@ from hybridperf.roofline import Work
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so appending is safe.
 GROUPS = (
-    "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution", "elementwise", "strided_loop", "reduction", "window_reduction",
-    "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy", "gather", "scatter_add", "sort",
-    "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
+    "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution", "elementwise", "strided_loop",
+    "reduction", "window_reduction", "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy",
+    "gather", "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
 )  # fmt: skip
 
 
@@ -56,6 +56,15 @@ class Op(abc.ABC):
     def dimensions(cls) -> list[str]:
         """Names of the dimension columns."""
         return [field.name for field in dataclasses.fields(cls) if field.name != "dtype" and field.type != "str"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpCall:
+    """An op where it stands in a program: how often in a row, and how long ago its data was last touched."""
+
+    op: Op
+    times: float = 1.0  # executions one after the other (trips of a loop)
+    reuse_bytes: float | None = None  # bytes touched since the op's data was; None: the op repeated on the same data
 
 
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}

@@ -15,73 +15,62 @@ from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
 
-def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Achieved FLOP/s of measured ops against flops per byte, under the datasheet's roof and the calibrated roof of matrix products.
+_MARKERS = "os^vDPX*"  # one shape for every ten colours
 
-    Ops without arithmetic (copies, look-ups) have no place on it and are counted in the caption.
+
+def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Achieved FLOP/s of measured ops against flops per byte, under the datasheet's roof and the calibrated one.
+
+    Ops without arithmetic (copies, look-ups) have no place on it and are counted in the title; rows marked unreliable are left out.
     """
-    figure, axes = _figure(7.5, 5)
-    parsed = parse_ops(rows, model.device)
-    times = rows["time_s"].to_numpy(np.float64)
-    without, top, everything = 0, 0.0, []
-    colours: dict[str, Any] = {}
-    for part in parsed.parts:
-        arithmetic = part.work.flops + part.work.transcendentals
-        usable = (arithmetic > 0) & (part.work.bytes > 0)
-        without += int((~usable).sum())
-        for group in np.unique(part.group[usable]):
-            here = usable & (part.group == group)
-            intensity = arithmetic[here] / part.work.bytes[here]
-            rate = arithmetic[here] / times[part.rows[here]]
-            name = GROUPS[group]
-            colour = colours.get(name)
-            drawn = axes.scatter(intensity, rate, s=14, alpha=0.8, color=colour, label=None if colour is not None else name)
-            colours.setdefault(name, drawn.get_facecolor()[0])
-            everything.append(intensity)
-            top = max(top, rate.max())
-    spread = np.concatenate(everything) if everything else np.array([0.1, 100.0])
-    x = np.geomspace(min(spread.min(), 0.05) / 2, max(spread.max(), 100.0) * 2, 200)
+    if "unreliable" in rows.columns:
+        rows = rows[rows["unreliable"] != 1].reset_index(drop=True)
+    intensity, rate, group = _points(model, rows)
+    figure, axes = _figure(8.5, 5)
+    for number, at in enumerate(np.unique(group)):
+        here = group == at
+        marker = _MARKERS[number // 10 % len(_MARKERS)]
+        axes.scatter(intensity[here], rate[here], s=18, alpha=0.8, color=f"C{number % 10}", marker=marker, label=GROUPS[at])
+    x = np.geomspace(min(intensity.min(initial=1.0), 0.05) / 2, max(intensity.max(initial=1.0), 100.0) * 2, 200)
     peak, bandwidth = model.device.peak("fp32", "matrix"), model.device.memory_bytes_per_s
     axes.plot(x, np.minimum(peak, x * bandwidth), color="black", lw=1.5, label="datasheet roofline")
     if "gemm" in model.groups:
-        at = GROUPS.index("gemm")
-        fitted_peak = peak * float(model.knobs.compute_efficiency[at])
+        fitted_peak = peak * float(model.knobs.compute_efficiency[GROUPS.index("gemm")])
         fitted_bandwidth = bandwidth * float(np.max(model.knobs.level_speedup))
-        axes.plot(
-            x,
-            np.minimum(fitted_peak, x * fitted_bandwidth),
-            color="black",
-            lw=1,
-            ls="--",
-            label="calibrated: gemm rate, nearest cache",
-        )
+        label = "calibrated: gemm rate, nearest cache"
+        axes.plot(x, np.minimum(fitted_peak, x * fitted_bandwidth), color="black", lw=1, ls="--", label=label)
     axes.set(xscale="log", yscale="log", xlabel="flops per byte of compulsory traffic", ylabel="FLOP/s reached")
-    caption = f"{model.device.name}; {without} measured ops without arithmetic are not shown"
-    axes.set_title(caption, fontsize=9)
-    axes.set_ylim(bottom=max(top, peak) * 1e-6, top=max(top, peak) * 3)
-    axes.legend(fontsize=7, ncols=2, loc="lower right")
+    axes.set_title(f"{model.device.name}; {len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown", fontsize=9)
+    axes.set_ylim(rate.min(initial=peak) / 3, peak * 3)
+    axes.grid(alpha=0.2)
+    figure.legend(fontsize=7, loc="outside right upper")
     _save(figure, path)
 
 
+def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(flops per byte, FLOP/s, index of the group) of the rows that do arithmetic."""
+    times = rows["time_s"].to_numpy(np.float64)
+    found = [np.empty((3, 0))]
+    for part in parse_ops(rows, model.device).parts:
+        arithmetic = part.work.flops + part.work.transcendentals
+        usable = (arithmetic > 0) & (part.work.bytes > 0)
+        counted, moved = arithmetic[usable], part.work.bytes[usable]
+        found.append(np.stack([counted / moved, counted / times[part.rows[usable]], part.group[usable]]))
+    intensity, rate, group = np.concatenate(found, axis=1)
+    return intensity, rate, group.astype(int)
+
+
 def measured_plot(labels: Sequence[str], measured_s: Sequence[float], predicted_s: Sequence[float], path: str | os.PathLike) -> None:
-    """Predicted against measured seconds, with the lines of 25 % error."""
-    figure, axes = _figure(5, 5)
+    """Predicted against measured seconds, with the band of 25 % error."""
+    figure, axes = _figure(8.5, 5)
     low, high = min(*measured_s, *predicted_s) / 1.6, max(*measured_s, *predicted_s) * 1.6
     line = np.array([low, high])
     axes.plot(line, line, color="black", lw=1)
     axes.fill_between(line, line * 0.75, line * 1.25, color="black", alpha=0.08, label="within 25 %")
-    for label, x, y in zip(labels, measured_s, predicted_s, strict=True):
-        axes.scatter([x], [y], s=25)
-        axes.annotate(label, (x, y), fontsize=7, xytext=(4, -8), textcoords="offset points")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=(low, high),
-        ylim=(low, high),
-        xlabel="measured seconds",
-        ylabel="predicted seconds",
-    )
-    axes.legend(fontsize=8)
+    for number, (label, x, y) in enumerate(zip(labels, measured_s, predicted_s, strict=True)):
+        axes.scatter([x], [y], s=30, color=f"C{number % 10}", label=f"{label} ({y / x - 1:+.0%})")
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="measured seconds", ylabel="predicted seconds")
+    figure.legend(fontsize=8, loc="outside right upper")
     _save(figure, path)
 
 

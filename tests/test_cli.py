@@ -1,0 +1,321 @@
+"""The command line, as people type it: right once, and wrong in every way the README's reader could be wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf import cli
+from hybridperf.hardware import device_names, system_names
+from hybridperf.model import MODEL_SCHEMA_VERSION
+
+GEMMS = pd.DataFrame({
+    "op": "gemm", "dtype": "fp32", "m": [64, 512, 1024, 33], "n": [64, 512, 256, 65], "k": [128, 512, 2048, 129],
+    "tag": ["a", "b", "c", "d"],
+})  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process: (exit status, standard output, standard error)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(a) for a in arguments])
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def refused(run):
+    """Run a command that must be refused: exit status 2 and one sentence, which is returned."""
+
+    def refused(*arguments):
+        status, _, err = run(*arguments)
+        assert status == 2, err
+        lines = err.strip().splitlines()
+        assert len(lines) == 1, err
+        assert lines[0].startswith("hybridperf: ")
+        assert "Traceback" not in err
+        return lines[0]
+
+    return refused
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Write a table and give its path."""
+
+    def rows(frame, name="rows.csv"):
+        path = tmp_path / name
+        frame.to_csv(path, index=False)
+        return path
+
+    return rows
+
+
+@pytest.fixture
+def measured(rows):
+    """Sixty measured matrix products of a made-up machine: half of a V100's peak, plus 10 us."""
+    rng = np.random.default_rng(0)
+    sizes = (2 ** rng.uniform(5, 12, (60, 3))).astype(int)
+    frame = pd.DataFrame(sizes, columns=["m", "n", "k"]).assign(op="gemm", dtype="fp32")
+    frame["time_s"] = 1e-5 + 2.0 * sizes.prod(axis=1) / (0.5 * 15.7e12)
+    return frame
+
+
+def test_lists_every_device_and_system(run):
+    status, out, _ = run("devices")
+    assert status == 0
+    assert all(name in out for name in device_names())
+    status, out, _ = run("systems")
+    assert status == 0
+    assert all(name in out for name in system_names())
+
+
+@pytest.mark.parametrize(("name", "expected"), [("H100", "3.35 TB/s"), ("dgx_a100", "NVSwitch"), ("here", "cores"), ("ops", "scatter_add")])
+def test_show(run, name, expected):
+    status, out, _ = run("show", name)
+    assert status == 0
+    assert expected in out
+
+
+def test_a_datasheet_model_is_the_roofline_and_says_so(run, rows, tmp_path):
+    assert run("fit", "--device", "v100", "--prior", "none", "--out", tmp_path / "model")[0] == 0
+    status, _, _ = run("ops", rows(GEMMS), "--model", tmp_path / "model", "--out", tmp_path / "out.csv")
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert status == 0
+    assert list(out.columns) == [*GEMMS.columns, "predicted_s", "low_s", "high_s", "roofline_s", "in_range", "note"]
+    assert list(out["tag"]) == list(GEMMS["tag"])
+    assert (out["predicted_s"] == out["roofline_s"]).all()
+    assert out["note"].str.contains("datasheet roofline").all()
+    assert not out["in_range"].any()
+    by_hand = 2 * 512**3 / 15.7e12
+    assert out["roofline_s"][1] == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_fit_then_show_then_predict(run, measured, rows, tmp_path):
+    status, out, _ = run("fit", rows(measured, "measured.csv"), "--device", "v100", "--out", tmp_path / "model")
+    assert status == 0
+    assert "gemm" in out
+    status, out, _ = run("show", tmp_path / "model")
+    assert status == 0
+    assert "rows: 60" in out
+    table = GEMMS.assign(m=[700, 1500, 900, 300])
+    assert run("ops", rows(table), "--model", tmp_path / "model", "--out", tmp_path / "out.parquet")[0] == 0
+    predicted = pd.read_parquet(tmp_path / "out.parquet")
+    truth = 1e-5 + 2.0 * table[["m", "n", "k"]].prod(axis=1) / (0.5 * 15.7e12)
+    assert np.abs(predicted["predicted_s"] / truth - 1).max() < 0.15
+    assert (predicted["low_s"] < predicted["predicted_s"]).all()
+    assert (predicted["predicted_s"] < predicted["high_s"]).all()
+    assert predicted["in_range"].any()
+
+
+def test_some_rows_unpredicted_is_status_3_and_loses_no_row(run, rows, tmp_path):
+    mixed = pd.concat([GEMMS, GEMMS.head(3).assign(op=["gemmm", "gemm", "gemm"], m=[8, 0, -5])], ignore_index=True)
+    mixed.loc[6, "dtype"] = "fp33"
+    status, _, err = run("ops", rows(mixed), "--model", "v100", "--out", tmp_path / "out.csv")
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert status == 3
+    assert len(out) == len(mixed)
+    assert out["predicted_s"].notna().tolist() == [True] * 4 + [False] * 3
+    assert "did you mean 'gemm'" in out["note"][4]
+    assert "m must be a number above zero" in out["note"][5]
+    assert "fp33" in out["note"][6]
+    assert "3 rows" in err
+
+
+# --- wrong input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d.drop(columns="time_s"), "time_s"),
+        (lambda d: d.drop(columns="k").assign(kk=1), "'k' (did you mean 'kk'?)"),
+        (lambda d: d.rename(columns={"op": "Op"}), "'op'"),
+        (lambda d: d.assign(time_s=-1.0), "above zero"),
+        (lambda d: d.assign(time_s=[float("nan")] + [1.0] * 59), "row 1"),
+        (lambda d: d.assign(time_s="fast"), "above zero"),
+        (lambda d: d.assign(op="gem"), "unknown op 'gem'"),
+        (lambda d: d.assign(dtype="fp99"), "unknown dtype"),
+        (lambda d: d.assign(dtype="fp4"), "no known fp4 peak"),
+        (lambda d: d.assign(m=0), "above zero"),
+        (lambda d: d.assign(m=10**30), "at most"),
+        (lambda d: d.assign(device="t4"), "no rows left"),
+        (lambda d: d.assign(throttled=1), "no rows left"),
+        (lambda d: d.head(0), "no rows"),
+    ],
+)
+def test_fit_refuses(refused, rows, measured, tmp_path, change, says):
+    assert says in refused("fit", rows(change(measured)), "--device", "v100", "--out", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_fit_refuses_files_and_names(refused, rows, measured, tmp_path):
+    path = rows(measured)
+    empty = tmp_path / "empty.csv"
+    empty.write_text("")
+    damaged = tmp_path / "damaged.csv.gz"
+    damaged.write_bytes(b"\x1f\x8bnonsense")
+    out = tmp_path / "model"
+    assert "found nothing" in refused("fit", tmp_path / "none.csv", "--device", "v100", "--out", out)
+    assert "empty" in refused("fit", empty, "--device", "v100", "--out", out)
+    assert "cannot read" in refused("fit", damaged, "--device", "v100", "--out", out)
+    assert "did you mean" in refused("fit", path, "--device", "v1000", "--out", out)
+    assert "--device" in refused("fit", path, "--out", out)
+    assert "no prior named" in refused("fit", path, "--device", "v100", "--prior", "everything", "--out", out)
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refused("fit", path, "--device", "v100", "--out", tmp_path / "file" / "model")
+
+
+def test_models_that_cannot_be_read(refused, run, rows, tmp_path):
+    table, out = rows(GEMMS), tmp_path / "out.csv"
+    assert run("fit", "--device", "v100", "--out", tmp_path / "model")[0] == 0
+    path = tmp_path / "model" / "model.json"
+    whole = path.read_text()
+
+    def with_model(text):
+        path.write_text(text)
+        return refused("ops", table, "--model", tmp_path / "model", "--out", out)
+
+    assert "damaged" in with_model(whole[: len(whole) // 2])
+    assert "damaged" in with_model(json.dumps({**json.loads(whole), "groups": {"gemm": {"floor_s": "x"}}}))
+    assert "damaged" in with_model(json.dumps({k: v for k, v in json.loads(whole).items() if k != "levels"}))
+    assert "upgrade" in with_model(json.dumps({**json.loads(whole), "schema_version": MODEL_SCHEMA_VERSION + 1}))
+    assert "expected a hybridperf/model" in with_model(json.dumps({"schema": "something else"}))
+    path.unlink()
+    assert "no model.json" in refused("ops", table, "--model", tmp_path / "model", "--out", out)
+    assert "unknown model" in refused("ops", table, "--model", "nonsense", "--out", out)
+    assert not out.exists()
+
+
+def test_output_that_cannot_be_written_keeps_the_old_one(refused, rows, tmp_path):
+    old = tmp_path / "out.txt"
+    old.write_text("precious")
+    assert "ending in" in refused("ops", rows(GEMMS), "--model", "v100", "--out", old)
+    assert old.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["ops"], ["ops", "x.csv", "--modell", "y"], ["show"], ["show", "h1000"], ["predict"], ["calibrate"]]
+)
+def test_wrong_words_are_one_sentence(refused, arguments):
+    refused(*arguments)
+
+
+# --- JAX programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A module on the path with a few programs."""
+    (tmp_path / "programs_for_test.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def good():\n    return (lambda x, w: jnp.tanh(x @ w)), (jnp.ones((64, 128)), jnp.ones((128, 32)))\n"
+        "def lapack():\n    return (lambda x: jnp.linalg.cholesky(x @ x.T)), (jnp.ones((8, 8)),)\n"
+        "def wrong():\n    return 3\n"
+        "def needs(x):\n    return x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "programs_for_test"
+
+
+def test_predict_a_jax_program(run, refused, program, tmp_path):
+    status, out, _ = run("predict", "--jax", f"{program}:good", "--timeline", tmp_path / "t.json")
+    assert status == 0
+    assert "datasheet roofline" in out
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {"X", "M"} == {event["ph"] for event in events}
+    assert "lapack" in refused("predict", "--jax", f"{program}:lapack")
+    assert "compiled for a cpu" in refused("predict", "--jax", f"{program}:good", "--model", "h100")
+    assert "must return" in refused("predict", "--jax", f"{program}:wrong")
+    assert "no arguments" in refused("predict", "--jax", f"{program}:needs")
+    assert "no function" in refused("predict", "--jax", f"{program}:absent")
+    assert "cannot import" in refused("predict", "--jax", "no_such_module:f")
+    assert "module:function" in refused("predict", "--jax", "nonsense")
+    assert "found none" in refused("predict", "--program", tmp_path / "none.json")
+
+
+# --- calibration ----------------------------------------------------------------------------------------------------------
+
+FEW = ["--quick", "--ops", "gemm,fill", "--budget", "60s"]
+
+
+def _calibrate(out, *more, limit_bytes=None):
+    def limit():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "hybridperf.cli", "calibrate", *FEW, "--out", str(out), *more],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=limit if limit_bytes else None,
+    )  # fmt: skip
+
+
+def test_calibrate_killed_in_the_middle_resumes(tmp_path):
+    store = tmp_path / "ops.jsonl"
+    process = _calibrate(tmp_path)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not store.exists() or store.read_text().count("\n") < 8):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    kept = [line for line in store.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    assert len(kept) >= 8
+
+    process = _calibrate(tmp_path)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "gemm" in out
+    lines = store.read_text().splitlines(keepends=True)
+    assert lines[: len(kept)] == kept  # nothing lost, nothing measured again
+    measured = [(row["key"], row["pass_no"]) for row in map(json.loads, lines[1:])]
+    assert len(measured) == len(set(measured))
+    model = json.loads((tmp_path / "model.json").read_text())
+    assert {"gemm", "call", "allocation"} <= set(model["groups"])
+    assert model["provenance"]["machine"]["jax"]
+
+
+def test_calibrate_says_what_is_wrong(tmp_path, refused):
+    cases = {
+        "unknown family": ["--ops", "nonsense"],
+        "cores like": ["--cores", "zero"],
+        "cannot run on core": ["--cores", "4095"],
+    }
+    for says, arguments in cases.items():
+        process = _calibrate(tmp_path / "x", *arguments)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert says in err
+        assert len(err.strip().splitlines()) == 1, err
+    assert "a time such as" in refused("calibrate", "--quick", "--out", tmp_path / "y", "--budget", "soon")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "ops.jsonl").write_text("not a store\n")
+    process = _calibrate(damaged)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert len(err.strip().splitlines()) == 1, err
+
+
+def test_calibrate_on_a_full_disk_keeps_its_rows(tmp_path):
+    process = _calibrate(tmp_path, limit_bytes=6_000)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 2, err
+    assert "Traceback" not in err
+    assert sum("space" in line or "too large" in line or "full" in line for line in err.splitlines()) == 1, err
+    lines = (tmp_path / "ops.jsonl").read_text().splitlines()
+    assert len(lines) > 2
+    assert all(json.loads(line) for line in lines[1:-1])
