@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     import pandas as pd
-    from hybridperf.io import write_json, write_table
 
+    from hybridperf.io import write_json, write_table
     from hybridperf_calibration.microbench.cases import host_cases, op_cases
     from hybridperf_calibration.microbench.engine import merge_passes, run
     from hybridperf_calibration.microbench.store import RowStore

@@ -116,9 +116,7 @@ def fit(
         raise InputError("expected --device NAME, got none; `hybridperf devices` lists the names")
     _compilation_cache()
     spec = load_device(device)
-    model, report = fit_rows(
-        read_tables(rows) if rows else None, spec, prior=prior, provenance={"rows_from": [p.name for p in rows or []]}
-    )
+    model, report = fit_rows(read_tables(rows) if rows else None, spec, prior=prior, provenance={"rows_from": [p.name for p in rows or []]})
     model.save(out)
     print(text.fit_report(report))
     print(f"model of {spec.name} in {out}")
@@ -157,7 +155,7 @@ def predict(
     """Time of one step of a JAX program."""
     from hybridperf.importers.jax_program import from_jax, load_program
     from hybridperf.io import InputError
-    from hybridperf.predict import predict as predict_step
+    from hybridperf.prediction import predict as predict_step
     from hybridperf.report import perfetto, text
 
     if bool(jax) == bool(program):
@@ -296,7 +294,7 @@ def _compilation_cache() -> None:
 def _seconds(text: str) -> float:
     from hybridperf.io import InputError
 
-    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], None)
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
     number = text[:-1] if scale else text
     try:
         value = float(number) * (scale or 1.0)

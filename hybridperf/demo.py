@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridperf.here import Calibration, MeasuredStep, calibrate, measure_steps, usable_core
 from hybridperf.io import write_json
-from hybridperf.predict import Prediction, predict, predict_batch
+from hybridperf.prediction import Prediction, predict, predict_batch
 from hybridperf.report import perfetto, plots, text
 
 CONFIGURATIONS = 10_000

@@ -14,7 +14,7 @@ from hybridperf.importers.jax_program import FRESH_BLOCK_BYTES, from_hlo, from_j
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Allocation, Convolution, Copy, Gather, ScatterAdd, Sort
-from hybridperf.predict import predict
+from hybridperf.prediction import predict
 from hybridperf.workload import Workload
 from hybridperf_calibration.workloads import dlrm, gpt
 

@@ -17,7 +17,7 @@ from hybridperf.io import InputError
 from hybridperf.lower import lower
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm
-from hybridperf.predict import gradient, predict, predict_batch, step_seconds
+from hybridperf.prediction import gradient, predict, predict_batch, step_seconds
 from hybridperf.roofline import Knobs, Work
 from hybridperf.workload import OpCall, Workload
 
@@ -188,9 +188,9 @@ def test_tables_that_cannot_be_priced(fitted: PerfModel, frame: pd.DataFrame, sa
 
 
 def test_a_row_may_bring_its_own_reuse_distance(fitted: PerfModel) -> None:
-    out = fitted.predict_ops(
-        pd.DataFrame({"op": "copy", "dtype": "fp32", "rows": 512, "cols": 512, "reuse_bytes": [np.nan, 1e3, 1e12]})
-    )["predicted_s"]
+    out = fitted.predict_ops(pd.DataFrame({"op": "copy", "dtype": "fp32", "rows": 512, "cols": 512, "reuse_bytes": [np.nan, 1e3, 1e12]}))[
+        "predicted_s"
+    ]
     assert out[1] <= out[0] < out[2]
 
 
@@ -309,7 +309,7 @@ def test_one_trace_for_a_grid(fitted: PerfModel, monkeypatch: pytest.MonkeyPatch
     """Other numbers, another chain of the same bucket, another machine's knobs: compiled once per batch size and set of knobs."""
     import importlib
 
-    module = importlib.import_module("hybridperf.predict")
+    module = importlib.import_module("hybridperf.prediction")
     traces = []
 
     def counted(*args):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "hybridperf"
 ROOMS = [  # each imports only from those before it
     "presets", "io", "hardware", "roofline", "embedding", "ops", "model", "calibrate", "graph", "lower", "evaluate", "workload",
-    "importers", "predict", "here", "report", "demo", "cli",
+    "importers", "prediction", "here", "report", "demo", "cli",
 ]  # fmt: skip
 
 
@@ -100,10 +100,10 @@ def test_public_names_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["hp.gradient", "hp.predict_batch", "hp.predict", "import hybridperf.predict", "import hybridperf.report.text"]
+    "first", ["hp.gradient", "hp.predict_batch", "hp.predict", "import hybridperf.prediction", "import hybridperf.report.text"]
 )
 def test_predict_is_a_function_whatever_is_used_first(first: str) -> None:
-    """The function shares its name with its file, which Python binds to the package when it loads it."""
+    """Python binds a loaded file to the package under the file's name, so no file may be called `predict`."""
     assert fresh(f"import hybridperf as hp\n{first}\nprint(callable(hp.predict))") == "True"
 
 

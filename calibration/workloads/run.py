@@ -2,7 +2,9 @@
 
     python -m hybridperf_calibration.workloads.run SPEC.json --out STEPS.json --cores 0
 
-With `--programs DIR` each step's compiled program is kept as a file that `hybridperf predict --program` takes. SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt", "config": {}}]. All are
+With `--programs DIR` each step's compiled program is kept as a file that `hybridperf predict --program` takes.
+
+SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt", "config": {}}]. All are
 compiled first and then measured in rounds, each round every step a few times: repeats of a step are spread over the
 run, and a disturbance hits a few repeats of several steps instead of all of one. The time is the minimum over all.
 """

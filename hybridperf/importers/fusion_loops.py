@@ -73,9 +73,14 @@ def demanded(fused: Computation) -> dict[str, float]:
     return need
 
 
-_PARTIAL = frozenset(
-    {"slice", "dynamic-slice", "gather", "dynamic-update-slice", "concatenate", "pad", "broadcast", "bitcast", "reshape", "transpose"}
-) | ARITHMETIC | TRANSCENDENTAL | {"copy", "reverse"}
+_PARTIAL = (
+    frozenset(
+        {"slice", "dynamic-slice", "gather", "dynamic-update-slice", "concatenate", "pad", "broadcast", "bitcast", "reshape", "transpose"}
+    )
+    | ARITHMETIC
+    | TRANSCENDENTAL
+    | {"copy", "reverse"}
+)
 
 
 def _picked(instruction: Instruction, at: int, operand: Shape, need: float) -> float:

@@ -10,7 +10,7 @@ import json
 import os
 
 from hybridperf.io import replacing
-from hybridperf.predict import Prediction
+from hybridperf.prediction import Prediction
 
 _MICROSECONDS = 1e6
 

@@ -14,7 +14,6 @@ from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
-
 _MARKERS = "os^vDPX*"  # one shape for every ten colours
 
 

@@ -14,7 +14,7 @@ from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, device_names, lo
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
-from hybridperf.predict import Prediction
+from hybridperf.prediction import Prediction
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -97,9 +97,10 @@ def known(name: str) -> str:
         rows = [[op, ", ".join(op_by_name(op)[0].dimensions()), op_by_name(op)[0].group] for op in op_names()]
         width = max(len(row[0]) for row in rows)
         return "\n".join(f"{op.ljust(width)}  {dims}" for op, dims, _ in rows)
-    for load, describe in ((load_device, device), (load_system, system)):
-        with contextlib.suppress(InputError):
-            return describe(load(name))
+    with contextlib.suppress(InputError):
+        return device(load_device(name))
+    with contextlib.suppress(InputError):
+        return system(load_system(name))
     if Path(name).exists() or name in shipped_models():
         return model(load_model(name))
     names = [*device_names(), *system_names(), *shipped_models(), "ops", "here"]

@@ -7,8 +7,6 @@ given as an array [B], and everything from knob to makespan is one compiled, dif
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -254,13 +252,3 @@ def gradient(model: PerfModel, workload: Workload) -> Platform:
     _check_backend(model, workload)
     program, table = lower(workload.graph).program, canonical(model.table(workload.calls))
     return jax.grad(lambda platform: step_seconds(program, table, platform))(jax.tree.map(jnp.asarray, canonical(model.platform())))
-
-
-class _CalledAsAFunction(types.ModuleType):
-    """Python binds `hybridperf.predict` to this file as soon as anything imports it: `hp.predict(...)` has to work all the same."""
-
-    def __call__(self, model: PerfModel, workload: Workload) -> Prediction:
-        return predict(model, workload)
-
-
-sys.modules[__name__].__class__ = _CalledAsAFunction
