@@ -221,7 +221,7 @@ def _gather(u: np.ndarray) -> Program:
         vocab //= 2
     while bags * pooling > 30_000:
         bags //= 2
-    if u[6] < 0.3:
+    if u[6] < 0.5:
         n = bags * pooling
         return Program(
             f"gather {vocab} {width} {n}",
@@ -359,8 +359,8 @@ FAMILIES = (
     Family("reduction", 5, quick=10, full=60, build=_reduction),
     Family("window_reduction", 5, quick=20, full=50, build=_window_reduction),
     Family("loop_reduction", 5, quick=12, full=60, build=_loop_reduction),
-    Family("gather", 7, quick=14, full=70, build=_gather),
-    Family("scatter_add", 5, quick=12, full=60, build=_scatter_add),
+    Family("gather", 7, quick=22, full=90, build=_gather),
+    Family("scatter_add", 5, quick=14, full=60, build=_scatter_add),
     Family("copy", 5, quick=8, full=40, build=_concatenate),
     Family("sort", 3, quick=4, full=24, build=_sort),
     Family("cumulative", 3, quick=4, full=24, build=_cumulative),

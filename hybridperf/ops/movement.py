@@ -63,7 +63,14 @@ class Gather(Op):
         row_bytes = self.cols * self.element_bytes
         unique = uniform_unique_rows(self.rows, self.vocab)
         moved = self.rows * (2 * row_bytes + INDEX_BYTES)
-        return Work(bytes=moved, reuse_bytes=reuse_distance_bytes(unique, row_bytes), steps=self.rows)
+        return Work(
+            bytes=moved,
+            reuse_bytes=reuse_distance_bytes(unique, row_bytes),
+            # the start of a row is a jump to anywhere in the table; the rest of it streams
+            strided_reads=self.rows,
+            strided_bytes=self.vocab * row_bytes,
+            steps=self.rows,
+        )
 
 
 @register("scatter_add", "scatter")
@@ -85,6 +92,8 @@ class ScatterAdd(Op):
             flops=self.rows * self.cols,
             bytes=moved,
             reuse_bytes=reuse_distance_bytes(unique, row_bytes),
+            strided_reads=self.rows,  # as for a gather
+            strided_bytes=self.vocab * row_bytes,
             steps=self.rows,
         )
 
