@@ -32,7 +32,7 @@ class _Loop:
 
 def strided_reads(fused: Computation) -> tuple[float, float]:
     """(element reads that take a cache line each, bytes of memory spanned until those lines' neighbours are read)."""
-    by_name = fused.by_name()
+    by_name = fused.by_name
     loops = _loops(fused, by_name)
     strides: dict[str, list[tuple[float, int]]] = {}  # parameter: (bytes per step, extent) of each loop, innermost first
     reads: dict[str, float] = {}
@@ -58,7 +58,7 @@ def strided_reads(fused: Computation) -> tuple[float, float]:
 
 def demanded(fused: Computation) -> dict[str, float]:
     """How many elements of each instruction the result needs: what a slice leaves out is never computed nor read."""
-    by_name = fused.by_name()
+    by_name = fused.by_name
     root = fused.root
     need = {root.name: float(root.shape.elements if root.shapes else 0)}
     for instruction in reversed(fused.instructions):  # users stand behind what they use

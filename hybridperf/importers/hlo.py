@@ -7,6 +7,7 @@ One instruction is one line: `ROOT %name = f32[4,8]{1,0} add(%a, %b), attribute=
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -100,7 +101,9 @@ class Computation:
     def root(self) -> Instruction:
         return next((i for i in self.instructions if i.is_root), self.instructions[-1])
 
+    @functools.cached_property
     def by_name(self) -> dict[str, Instruction]:
+        """Instructions by name; made once."""
         return {i.name: i for i in self.instructions}
 
 

@@ -193,7 +193,7 @@ class Costs:
         return sum((self.instruction(i, computation) for i in computation.instructions), Count())
 
     def _shape(self, name: str, within: Computation) -> Shape:
-        return _instructions(within)[name].shape
+        return within.by_name[name].shape
 
 
 def dot_sizes(instruction: Instruction, lhs: Shape) -> tuple[int, int, int, int]:
@@ -276,11 +276,6 @@ def convolution_flops(instruction: Instruction, image: Shape, kernel: Shape) -> 
 def window_sizes(instruction: Instruction) -> list[int]:
     """Extent of a window in every dimension."""
     return _window(instruction).get("size", [1])
-
-
-@functools.cache
-def _instructions(computation: Computation) -> dict[str, Instruction]:
-    return computation.by_name()
 
 
 def _window(instruction: Instruction) -> dict[str, list]:
