@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
+from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec, load_device
 from hybridperf.io import InputError, positive_column, require_columns
 from hybridperf.model import (
     GROUP_KNOBS,
@@ -86,16 +86,17 @@ class FitReport:
 
 def fit(
     measurements: pd.DataFrame | None,
-    device: DeviceSpec,
+    device: DeviceSpec | str,
     *,
     prior: str = "none",
     provenance: Mapping[str, Any] | None = None,
-):
-    """Knobs of `device` from measured rows -> (PerfModel, FitReport).
+) -> tuple[PerfModel, FitReport]:
+    """Knobs of `device` (a name will do) from measured rows -> (PerfModel, FitReport).
 
     `measurements` has the columns of a table of ops and `time_s`. No rows and no prior: the datasheet roofline itself.
     `InputError` for a missing column, a time that is not a positive number, or rows that cannot be read.
     """
+    device = load_device(device) if isinstance(device, str) else device
     if prior != "none":
         raise InputError(f"no prior named {prior!r} is shipped; use --prior none")
     if measurements is None:

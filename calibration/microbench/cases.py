@@ -2,9 +2,9 @@
 
 One call runs several independent copies of the op, so that the call's own cost stays small beside it, and rotates through sets of
 arguments, so that data comes from where a training step would find it: some cases keep everything in the nearest caches, some
-spread over more than the last-level cache. What a copy became is read from the compiled program by the same importer that will
-later read a training step, so calibration and prediction mean the same by "an op". A program that did not compile to one op (another
-version of XLA fuses differently) is a row with an `error` that says so.
+spread over 96 MB, the largest in-place updates over half a gigabyte. What a copy became is read from the compiled program by the
+same importer that will later read a training step, so calibration and prediction mean the same by "an op". A program that did not
+compile to one op (another version of XLA fuses differently) is a row with an `error` that says so.
 """
 
 from __future__ import annotations
