@@ -67,7 +67,9 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[O
     if library and "convolution" in by_opcode:
         return [_convolution(i, operands(i)) for i in by_opcode["convolution"]]
     if "gather" in by_opcode:
-        return [*(_gather(i, operands(i)[0]) for i in by_opcode["gather"]), *_around(costs, instruction, fused, by_opcode["gather"])]
+        pooled = float("reduce" in by_opcode)
+        looked_up = [_gather(i, operands(i)[0], pooled) for i in by_opcode["gather"]]
+        return [*looked_up, *_around(costs, instruction, fused, by_opcode["gather"])]
     reads, span = (0.0, 0.0) if library else strided_reads(fused)
     loop = "elementwise"
     if "dot" in by_opcode:  # a matrix-vector product written out as a loop
@@ -199,11 +201,11 @@ def _copy(instruction: Instruction, source: Shape) -> Op:
     return Transpose(out.dtype, rows=rows, cols=cols, batch=max(elements / (rows * cols), 1.0))
 
 
-def _gather(instruction: Instruction, table: Shape) -> Op:
+def _gather(instruction: Instruction, table: Shape, pooled: float = 0.0) -> Op:
     sizes = instruction.dims("slice_sizes") or (1,)
     cols = float(max(math.prod(sizes), 1))
     rows = max(instruction.shape.elements / cols, 1.0)
-    return Gather(table.dtype, rows=rows, cols=cols, vocab=max(table.elements / cols, 1.0))
+    return Gather(table.dtype, rows=rows, cols=cols, vocab=max(table.elements / cols, 1.0), pooled=pooled)
 
 
 def _scatter(instruction: Instruction, operands: list[Shape]) -> Op:

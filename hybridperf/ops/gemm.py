@@ -46,7 +46,7 @@ class Gemm(Op):
             # with both transposed the other operand is packed against its grain, too
             strided_reads=self.transposed_a * (m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
-            steps=1.0,
+            steps=m * k + k * n + m * n,  # operands are packed and results written element by element, wherever they come from
         )
 
     def group_index(self) -> Any:

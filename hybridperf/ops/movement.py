@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hybridperf.embedding import reuse_distance_bytes, uniform_unique_rows
-from hybridperf.ops.base import Op, register
+from hybridperf.ops.base import GROUPS, Op, register
 from hybridperf.roofline import Work
 
 CACHE_LINE_BYTES = 64.0
@@ -51,13 +53,19 @@ class Transpose(Op):
 @register("gather", "embedding")
 @dataclasses.dataclass(frozen=True)
 class Gather(Op):
-    """`rows` rows of `cols` elements fetched from a table of `vocab` rows at uniform random places; a step is one row."""
+    """`rows` rows of `cols` elements fetched from a table of `vocab` rows at uniform random places; a step is one row.
+
+    `pooled` = 1: the rows are summed into bags as they come in and only the sums are written (a fused embedding bag).
+    """
 
     group: ClassVar[str] = "gather"
+    optional: ClassVar = {"pooled": 0.0}
+    zero_allowed: ClassVar = frozenset(optional)
 
     rows: Any
     cols: Any
     vocab: Any
+    pooled: Any = 0.0
 
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes
@@ -71,6 +79,10 @@ class Gather(Op):
             strided_bytes=self.vocab * row_bytes,
             steps=self.rows,
         )
+
+    def group_index(self) -> Any:
+        """Pooling rows as they come in overlaps their arrival: other knobs."""
+        return np.where(np.asarray(self.pooled) > 0, GROUPS.index("pooled_gather"), GROUPS.index("gather"))
 
 
 @register("scatter_add", "scatter")
