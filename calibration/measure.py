@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RuntimeError, ValueError) as error:
         print(f"hybridperf: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # the command that started this program says so
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -113,7 +113,8 @@ def fit(
 
     knobs = _fit_knobs(table, measured, device)
     held_out, fold = _held_out_log_errors(table, measured, device)
-    reports = _group_reports(table, held_out)
+    dtypes = np.concatenate([np.full(len(part.rows), part.op.dtype) for part in parsed.parts])
+    reports = _group_reports(table, held_out, dtypes)
     model = PerfModel(device, knobs, reports, {**(provenance or {}), "rows": len(rows)})
     report = _report(rows.iloc[order].reset_index(drop=True), model, table, held_out, fold, dropped)
     return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
@@ -290,7 +291,7 @@ def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float 
     return None if n < LEAST_ROWS_FOR_INTERVAL or rank > n else float(np.sort(np.abs(errors))[rank - 1])
 
 
-def _group_reports(table: OpTable, held_out: np.ndarray) -> dict[str, GroupReport]:
+def _group_reports(table: OpTable, held_out: np.ndarray, dtypes: np.ndarray) -> dict[str, GroupReport]:
     reports = {}
     finite = np.isfinite(held_out)
     sizes = np.bincount(table.group[finite], minlength=len(GROUPS))
@@ -308,6 +309,7 @@ def _group_reports(table: OpTable, held_out: np.ndarray) -> dict[str, GroupRepor
             half_width=None if quantile is None else float(np.expm1(quantile)),
             lowest={name: float(values.min()) for name, values in extremes.items()},
             highest={name: float(values.max()) for name, values in extremes.items()},
+            dtypes=tuple(map(str, np.unique(dtypes[here]))),
         )
     return reports
 

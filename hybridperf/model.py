@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hybridperf.hardware import LEVELS, Device, DeviceSpec
+from hybridperf.hardware import DTYPE_BYTES, LEVELS, Device, DeviceSpec
 from hybridperf.io import InputError, read_json, unknown, write_json
-from hybridperf.ops import GROUPS, OpCall
+from hybridperf.ops import GROUPS, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
 from hybridperf.roofline import Knobs, Work, op_seconds
 
@@ -76,6 +76,12 @@ class GroupReport:
     half_width: float | None  # 90 % interval: predicted / (1 + w) to predicted * (1 + w); None: too few rows
     lowest: Mapping[str, float]  # least and largest work that was measured, by field of Work
     highest: Mapping[str, float]
+    dtypes: tuple[str, ...] = ()  # number formats that were measured; empty: not recorded
+
+    def measured_dtype(self, op: Op) -> bool:
+        """Whether ops in this number format were measured; loops and copies care for its size only."""
+        same_size = op.unit == "vector" and op.element_bytes in {DTYPE_BYTES[dtype] for dtype in self.dtypes}
+        return not self.dtypes or op.dtype in self.dtypes or same_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +148,9 @@ class PerfModel:
                 report = self.groups.get(GROUPS[group])
                 if report is None:
                     note[rows] = self._uncalibrated_note(GROUPS[group])
+                    continue
+                if not report.measured_dtype(part.op):
+                    note[rows] = f"no {GROUPS[group]} in {part.op.dtype} was measured, only {', '.join(report.dtypes)}"
                     continue
                 in_range[rows] = within_range(report, part.work)[here]
                 if report.half_width is not None:
@@ -270,6 +279,7 @@ def _to_document(model: PerfModel) -> dict[str, Any]:
                 **{name: float(getattr(model.knobs, name)[at]) for name in GROUP_KNOBS},
                 "rows": report.rows,
                 "half_width": report.half_width,
+                "dtypes": list(report.dtypes),
                 "lowest": dict(report.lowest),
                 "highest": dict(report.highest),
             }
@@ -292,7 +302,7 @@ def _from_document(document: Mapping[str, Any]) -> PerfModel:
             arrays[name][at] = float(entry[name])
         half_width = None if entry["half_width"] is None else float(entry["half_width"])
         lowest, highest = ({name: float(entry[end][name]) for name in _WORK_FIELDS} for end in ("lowest", "highest"))
-        reports[group] = GroupReport(int(entry["rows"]), half_width, lowest, highest)
+        reports[group] = GroupReport(int(entry["rows"]), half_width, lowest, highest, tuple(entry.get("dtypes", ())))
     levels = {name: np.array([float(document["levels"][name][level]) for level in LEVELS]) for name in LEVEL_KNOBS}
     if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())):
         raise ValueError("a knob is not a finite number of zero or more")

@@ -55,7 +55,7 @@ class Prediction:
         row = self.workload.graph.row - 1
         frame = pd.DataFrame({
             "group": [GROUPS[g] for g in table.group[row]], "seconds": self.op_s[row], "roofline_s": roofline[row],
-            "in_range": _in_range(self.model, table)[row],
+            "in_range": _in_range(self.model, table, self.workload)[row],
         })  # fmt: skip
         out = frame.groupby("group").agg(
             seconds=("seconds", "sum"),
@@ -91,7 +91,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     roofline_s = timeline(lowered, model.roofline_seconds(table)).end_s.max()
     time_s = float(times.end_s.max())
     width = _step_half_width(model, table, op_s, workload)
-    inside = _in_range(model, table)
+    inside = _in_range(model, table, workload)
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
     return Prediction(
@@ -211,8 +211,10 @@ def _step_half_width(model: PerfModel, table: OpTable, op_s: np.ndarray, workloa
     """
     share: dict[str, float] = {}
     row = workload.graph.row - 1
-    for group, seconds in zip(table.group[row], op_s[row], strict=True):
-        share[GROUPS[group]] = share.get(GROUPS[group], 0.0) + seconds
+    unmeasured = _unmeasured(model, table, workload)
+    for at in row:
+        name = "unmeasured" if at in unmeasured else GROUPS[table.group[at]]
+        share[name] = share.get(name, 0.0) + op_s[at]
     total = sum(share.values())
     widths = {group: model.groups[group].half_width if group in model.groups else None for group in share}
     known = sum(share[g] for g, w in widths.items() if w is not None)
@@ -222,13 +224,24 @@ def _step_half_width(model: PerfModel, table: OpTable, op_s: np.ndarray, workloa
     return float(np.expm1(np.sqrt(squares) * total / known))
 
 
-def _in_range(model: PerfModel, table: OpTable) -> np.ndarray:
+def _unmeasured(model: PerfModel, table: OpTable, workload: Workload) -> dict[int, str]:
+    """Unique ops whose number format the model has no measurements of, with what to say."""
+    found = {}
+    for at, (group, call) in enumerate(zip(table.group, workload.calls, strict=True)):
+        report = model.groups.get(GROUPS[group])
+        if report is not None and not report.measured_dtype(call.op):
+            found[at] = f"no {GROUPS[group]} in {call.op.dtype} was measured, only {', '.join(report.dtypes)}"
+    return found
+
+
+def _in_range(model: PerfModel, table: OpTable, workload: Workload) -> np.ndarray:
     inside = np.zeros(len(table.group), bool)
     for group in np.unique(table.group):
         report = model.groups.get(GROUPS[group])
         if report is not None:
             here = table.group == group
             inside[here] = within_range(report, jax.tree.map(lambda x, keep=here: x[keep], table.work))
+    inside[list(_unmeasured(model, table, workload))] = False
     return inside
 
 
@@ -241,6 +254,10 @@ def _notes(model: PerfModel, table: OpTable, op_s: np.ndarray, inside: np.ndarra
     for group in model.uncalibrated(table):
         share = op_s[row][table.group[row] == GROUPS.index(group)].sum() / total
         notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
+    unmeasured = _unmeasured(model, table, workload)
+    for said in sorted(set(unmeasured.values())):
+        share = op_s[row][np.isin(row, [at for at, what in unmeasured.items() if what == said])].sum() / total
+        notes.append(f"{said}: {share:.1%} of the step is a guess")
     outside = op_s[row][~inside[row]].sum() / total
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")

@@ -347,3 +347,18 @@ def test_gradient_against_differences(fitted: PerfModel) -> None:
                     assert float(slope[at]) == pytest.approx(difference, rel=1e-4, abs=1e-8 * total / float(leaf[at]))
                     checked += 1
     assert checked >= 2 + 3 * (len(GROUP_KNOBS) - 1)
+
+
+def test_a_number_format_never_measured_is_said_and_has_no_interval(fitted: PerfModel) -> None:
+    """Matrix units run formats at rates of their own: knobs of one say nothing of another. Loops care for the size only."""
+    groups = {name: dataclasses.replace(report, dtypes=("fp32",)) for name, report in fitted.groups.items()}
+    model = dataclasses.replace(fitted, groups=groups)
+    frame = pd.DataFrame({"op": "gemm", "dtype": ["fp32", "int8"], "m": 64, "n": 64, "k": 64})
+    out = model.predict_ops(frame)
+    assert np.isfinite(out["low_s"][0])
+    assert np.isnan(out["low_s"][1])
+    assert not out["in_range"][1]
+    assert "int8" in out["note"][1]
+    assert groups["gemm"].measured_dtype(Gemm("fp32", m=1.0, n=1.0, k=1.0))
+    assert groups["gemm"].measured_dtype(Copy("int32", rows=1.0, cols=1.0))
+    assert not groups["gemm"].measured_dtype(Copy("bf16", rows=1.0, cols=1.0))

@@ -30,7 +30,7 @@ def standalone(costs: Costs, instruction: Instruction, operands: list[Shape], wi
         return _gather(instruction, operands[0])
     if opcode == "scatter":
         return _scatter(instruction, operands)
-    if opcode in ("sort", "custom-call"):
+    if opcode == "sort":
         along = instruction.dims("dimensions")
         cols = operands[0].dims[along[0]] if along else operands[0].dims[-1]
         return Sort(operands[0].dtype, rows=float(operands[0].elements / max(cols, 1)), cols=float(cols))
