@@ -20,7 +20,7 @@ from hybridperf.prediction import Prediction, predict, predict_batch
 from hybridperf.report import perfetto, plots, text
 
 CONFIGURATIONS = 10_000
-CALIBRATION_BUDGET_S = 130.0
+CALIBRATION_BUDGET_S = 150.0
 SUMMARY_SCHEMA_VERSION = 1
 
 _STEPS: tuple[dict[str, Any], ...] = (
@@ -42,7 +42,7 @@ _STEPS: tuple[dict[str, Any], ...] = (
 def run(out: str | os.PathLike, cores: str | None = None, say: Callable[[str], None] = print) -> Mapping[str, Any]:
     """Do it all, leaving `summary.json`, pictures, the timeline and the model in `out`; returns the summary."""
     out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
-    say(f"1/4 measuring this machine on core {cores}, two minutes at most (resumes if stopped)")
+    say(f"1/4 measuring this machine on core {cores}, two to three minutes (resumes if stopped)")
     calibration = calibrate(out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S)
     say(text.fit_report(calibration.report))
     say("\n2/4 running six real training steps whose sizes are not in the calibration")
