@@ -1,11 +1,4 @@
-"""Measured rows -> knobs: robust least squares in the log of time, each knob pulled towards what devices usually show.
-
-With t(theta) the calibrated form of `roofline.py`, over all rows i of all groups at once (memory levels are shared by the groups),
-
-    minimise   sum_i  huber( log t_i(theta) - log measured_i ; 0.1 )  +  sum_j ((theta_j - prior_j) / width_j)^2
-
-theta holds logs of positive knobs, so nothing leaves its range, and a knob that no row speaks of stays at its prior. Errors of
-10 % count in full, larger ones linearly: a handful of disturbed measurements does not bend the fit.
+"""Measured rows -> a model of the machine: knobs (`knob_fit.py`), and how far to trust them.
 
 The interval of a group is the 0.9 quantile, with the finite-sample rank of split-conformal prediction, of the absolute log errors that
 each fifth of its rows has under the fit to the other four fifths. Groups of fewer than 20 rows share one quantile over them all.
@@ -19,55 +12,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
-from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec, load_device
+from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError, positive_column, require_columns
-from hybridperf.model import (
-    GROUP_KNOBS,
-    GroupReport,
-    OpTable,
-    PerfModel,
-    Platform,
-    canonical,
-    durations,
-    neutral_knobs,
-    op_table,
-)  # fmt: skip
+from hybridperf.knob_fit import fit_knobs
+from hybridperf.model import GroupReport, OpTable, PerfModel, op_table
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
-from hybridperf.roofline import Knobs, Work
+from hybridperf.roofline import Work
 
-LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
 FOLDS = 5
 COVERAGE = 0.9
 LEAST_ROWS_FOR_INTERVAL = 20
-ROWS_PER_GROUP = 3000  # more rows of one group are thinned evenly over their times: five knobs need no more
-
-# Prior of log knobs: (median, width in log). Wide where devices differ by orders of magnitude, narrow where they do not.
-_PRIOR = {
-    "floor_s": (2e-6, 1.5),
-    "compute_efficiency": (0.6, 0.7),
-    "memory_efficiency": (0.7, 0.4),
-    "transcendental_flops": (15.0, 1.0),
-    "strided_factor": (1.0, 0.7),
-    "step_s": (1e-10, 2.5),
-    "smoothing": (0.7, 2.0),
-}
-# Seconds of one step, where a step is more than a loop iteration.
-_STEP_PRIOR = {
-    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "gather": 2e-8, "pooled_gather": 2e-8, "scatter_add": 2e-8,
-    "allocation": 5e-7, "call": 1e-6, "loop_trip": 1e-7, "norm": 1e-8, "softmax": 1e-8,
-}  # fmt: skip
-# Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would look.
-_STRIDED_FACTOR_PRIOR = {"gather": (5.0, 1.2), "pooled_gather": (5.0, 1.2), "scatter_add": (5.0, 1.2)}
-_LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
-_LEVEL_GAIN_WIDTH = 0.7
-_LINE_PRIOR_S = {"l1": 3e-10, "l2": 1.5e-9, "l3": 8e-9, "memory": 2e-8}
-_LINE_WIDTH = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +69,7 @@ def fit(
     order = np.concatenate([part.rows for part in parsed.parts])
     measured = rows["time_s"].to_numpy(np.float64)[order]
 
-    knobs = _fit_knobs(table, measured, device)
+    knobs = fit_knobs(table, measured, device)
     held_out, fold = _held_out_log_errors(table, measured, device)
     dtypes = np.concatenate([np.full(len(part.rows), part.op.dtype) for part in parsed.parts])
     reports = _group_reports(table, held_out, dtypes)
@@ -148,119 +106,6 @@ def _usable(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict
     return rows, dropped
 
 
-# --- knobs as one vector of logs ------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parameters:
-    """Where each knob of the groups at hand stands in the vector theta."""
-
-    groups: tuple[int, ...]
-    levels: tuple[int, ...]  # memory levels this device has
-
-    def prior(self) -> tuple[np.ndarray, np.ndarray]:
-        """(means, widths) of theta."""
-        means, widths = [], []
-        for name in GROUP_KNOBS:
-            for group in self.groups:
-                median, width = _PRIOR[name]
-                if name == "step_s":
-                    median = _STEP_PRIOR.get(GROUPS[group], median)
-                if name == "strided_factor":
-                    median, width = _STRIDED_FACTOR_PRIOR.get(GROUPS[group], (median, width))
-                means.append(_to_unbounded(name, median))
-                widths.append(width)
-        for level in self.levels:
-            if level != MEMORY:
-                means.append(math.log(_LEVEL_GAIN[LEVELS[level]] - 1))
-                widths.append(_LEVEL_GAIN_WIDTH)
-        for level in self.levels:
-            means.append(math.log(_LINE_PRIOR_S[LEVELS[level]]))
-            widths.append(_LINE_WIDTH)
-        return np.array(means), np.array(widths)
-
-    def knobs(self, theta: Any, *, bare: frozenset[int]) -> Knobs:
-        """Knobs [G], [L] from theta. `bare` groups have no separate step cost: every row has the same number of steps."""
-        neutral = neutral_knobs()
-        at = jnp.asarray(self.groups)
-        n, values = len(self.groups), {}
-        has_steps = jnp.asarray([0.0 if g in bare else 1.0 for g in self.groups])
-        for i, name in enumerate(GROUP_KNOBS):
-            block = theta[i * n : (i + 1) * n]
-            fitted = jax.nn.sigmoid(block) if name == "smoothing" else jnp.exp(block)
-            if name == "step_s":
-                fitted = fitted * has_steps
-            values[name] = jnp.asarray(getattr(neutral, name)).at[at].set(fitted)
-        rest = theta[len(GROUP_KNOBS) * n :]
-        speedup, line = [], []
-        caches = [level for level in self.levels if level != MEMORY]
-        gains = {level: 1.0 + jnp.exp(rest[i]) for i, level in enumerate(caches)}
-        lines = {level: jnp.exp(rest[len(caches) + i]) for i, level in enumerate(self.levels)}
-        fastest = jnp.asarray(1.0)
-        for level in reversed(range(len(LEVELS))):  # each cache is faster than the level behind it
-            fastest = fastest * gains.get(level, 1.0)
-            speedup.append(fastest)
-            line.append(lines.get(level, jnp.asarray(0.0)))
-        return Knobs(**values, level_speedup=jnp.stack(speedup[::-1]), line_s=jnp.stack(line[::-1]))
-
-
-def _to_unbounded(name: str, value: float) -> float:
-    return math.log(value / (1 - value)) if name == "smoothing" else math.log(value)
-
-
-def _fit_knobs(table: OpTable, measured: np.ndarray, device: DeviceSpec) -> Knobs:
-    thin = _thinned(table, measured)
-    table, measured = jax.tree.map(lambda x: x[thin], table), measured[thin]
-    levels = tuple(i for i, capacity in enumerate(device.level_bytes()) if capacity > 0)
-    parameters = _Parameters(tuple(int(g) for g in np.unique(table.group)), levels)
-    bare = frozenset(g for g in parameters.groups if np.ptp(table.work.steps[table.group == g]) == 0)
-    means, widths = parameters.prior()
-    residuals, jacobian = _problem(parameters, bare, device)
-    with jax.enable_x64(True):  # float32 steps are too coarse for a least-squares solver's stopping rule
-        data = (jnp.asarray(np.log(measured)), canonical(table), jnp.asarray(means), jnp.asarray(widths))
-        found = least_squares(
-            lambda theta: np.asarray(residuals(theta, *data)),
-            means,
-            jac=lambda theta: np.asarray(jacobian(theta, *data)),
-            loss=_huber_data_only(len(measured)),
-            max_nfev=60,
-        )
-        knobs = parameters.knobs(jnp.asarray(found.x), bare=bare)
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), knobs)
-
-
-def _problem(parameters: _Parameters, bare: frozenset[int], device: DeviceSpec) -> tuple[Any, Any]:
-    """Residual vector (scaled log errors, then pulls to the prior) and its Jacobian, compiled."""
-
-    def residuals(theta: Any, log_measured: Any, table: OpTable, means: Any, widths: Any) -> Any:
-        platform = Platform(device.memory_bytes_per_s, 1.0, jnp.asarray(device.level_bytes()), parameters.knobs(theta, bare=bare))
-        errors = (jnp.log(durations(table, platform)) - log_measured) / LOSS_SCALE
-        return jnp.concatenate([errors, (theta - means) / widths])
-
-    return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
-
-
-def _huber_data_only(rows: int) -> Any:
-    """SciPy loss callback: pseudo-Huber (soft l1) for the first `rows` residuals, plain squares for the prior's."""
-
-    def loss(z: np.ndarray) -> np.ndarray:
-        rho = np.stack([z, np.ones_like(z), np.zeros_like(z)])
-        root = np.sqrt(1 + z[:rows])
-        rho[:, :rows] = 2 * (root - 1), 1 / root, -0.5 / root**3
-        return rho
-
-    return loss
-
-
-def _thinned(table: OpTable, measured: np.ndarray) -> np.ndarray:
-    keep = []
-    for group in np.unique(table.group):
-        at = np.flatnonzero(table.group == group)
-        by_time = at[np.argsort(measured[at], kind="stable")]
-        keep.append(by_time[np.unique(np.linspace(0, len(at) - 1, min(len(at), ROWS_PER_GROUP)).astype(int))])
-    return np.sort(np.concatenate(keep))
-
-
 # --- how far to trust it --------------------------------------------------------------------------------------------------
 
 
@@ -276,7 +121,7 @@ def _held_out_log_errors(table: OpTable, measured: np.ndarray, device: DeviceSpe
         train, test = fold != k, fold == k
         if not test.any() or not train.any():
             continue
-        knobs = _fit_knobs(jax.tree.map(lambda x, keep=train: x[keep], table), measured[train], device)
+        knobs = fit_knobs(jax.tree.map(lambda x, keep=train: x[keep], table), measured[train], device)
         seen = np.isin(table.group[test], np.unique(table.group[train]))
         model = PerfModel(device, knobs)
         predicted = model.op_seconds(jax.tree.map(lambda x, keep=test: x[keep], table))

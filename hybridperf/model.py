@@ -57,7 +57,9 @@ class Platform:
     knobs: Knobs  # group knobs [G], level knobs [L]
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["work", "peak_flops_per_s", "group", "times"], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["work", "peak_flops_per_s", "group", "times", "floors", "correction"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class OpTable:
     """Unique ops as arrays; what a duration needs of an op and nothing else."""
@@ -66,6 +68,8 @@ class OpTable:
     peak_flops_per_s: Any  # [U]
     group: Any  # int32 [U] index into GROUPS
     times: Any  # [U] executions in a row
+    floors: Any  # [U] launch floors that each execution pays: 1, or 0 where the op is compiled into a caller
+    correction: Any  # [U] learned log correction, see residual.py; 0 leaves the closed form as it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +122,8 @@ class PerfModel:
             peak_flops_per_s=np.array([self.device.peak(call.op.dtype, call.op.unit) for call in calls]),
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
             times=np.array([call.times for call in calls]),
+            floors=np.array([0.0 if call.inlined else 1.0 for call in calls]),
+            correction=np.zeros(len(calls)),
         )
 
     def op_seconds(self, table: OpTable) -> np.ndarray:
@@ -127,7 +133,8 @@ class PerfModel:
     def roofline_seconds(self, table: OpTable) -> np.ndarray:
         """The datasheet roofline's seconds of each op [U], its `times` included."""
         # the same compiled function with neutral knobs: another one may round differently (XLA divides by a scalar its own way)
-        return _in_bucket(_durations, table, dataclasses.replace(self.platform(), knobs=neutral_knobs()))
+        bare = dataclasses.replace(table, correction=np.zeros_like(table.correction))
+        return _in_bucket(_durations, bare, dataclasses.replace(self.platform(), knobs=neutral_knobs()))
 
     def predict_ops(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a measurement table with `predicted_s, low_s, high_s, roofline_s, in_range, note` (units: seconds).
@@ -184,7 +191,7 @@ class PerfModel:
 def op_table(part: OpRows) -> OpTable:
     """Rows of one op as arrays."""
     n = len(part.rows)
-    return OpTable(part.work, np.full(n, part.peak_flops_per_s), part.group, np.ones(n))
+    return OpTable(part.work, np.full(n, part.peak_flops_per_s), part.group, np.ones(n), np.ones(n), np.zeros(n))
 
 
 def neutral_knobs() -> Knobs:
@@ -196,13 +203,14 @@ def neutral_knobs() -> Knobs:
 def durations(table: OpTable, platform: Platform) -> Any:
     """Seconds of each op [U] on one platform; pure, differentiable in every leaf of both."""
 
-    def one(work: Work, peak: Any, group: Any, times: Any) -> Any:
+    def one(work: Work, peak: Any, group: Any, times: Any, floors: Any, correction: Any) -> Any:
         knobs = platform.knobs
         picked = dataclasses.replace(knobs, **{name: getattr(knobs, name)[group] for name in GROUP_KNOBS})
+        picked = dataclasses.replace(picked, floor_s=floors * picked.floor_s)
         device = Device(peak * platform.peak_flops_scale, platform.memory_bytes_per_s, platform.level_bytes)
-        return times * op_seconds(work, device, picked)
+        return times * op_seconds(work, device, picked) * jnp.exp(correction)
 
-    return jax.vmap(one)(table.work, table.peak_flops_per_s, table.group, table.times)
+    return jax.vmap(one)(table.work, table.peak_flops_per_s, table.group, table.times, table.floors, table.correction)
 
 
 def batched_durations(table: OpTable, platform: Platform, axes: Platform) -> Any:

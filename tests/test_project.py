@@ -14,7 +14,7 @@ import hybridperf
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "hybridperf"
 ROOMS = [  # each imports only from those before it
-    "presets", "io", "hardware", "roofline", "embedding", "ops", "model", "calibrate", "graph", "lower", "evaluate", "workload",
+    "presets", "io", "hardware", "roofline", "embedding", "ops", "model", "knob_fit", "calibrate", "graph", "lower", "evaluate", "workload",
     "importers", "prediction", "here", "report", "demo", "cli",
 ]  # fmt: skip
 
