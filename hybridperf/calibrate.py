@@ -1,7 +1,14 @@
-"""Measured rows -> a model of the machine: knobs (`knob_fit.py`), and how far to trust them.
+"""Measured rows -> a model of the machine: knobs (`knob_fit.py`), learned corrections (`residual.py`), and how far to trust both.
 
-The interval of a group is the 0.9 quantile, with the finite-sample rank of split-conformal prediction, of the absolute log errors that
-each fifth of its rows has under the fit to the other four fifths. Groups of fewer than 20 rows share one quantile over them all.
+Knobs first, corrections second, so that what is learned cannot steal from what has a meaning. Everything said about trust comes from
+rows that neither has seen: the rows of each group are dealt into five folds, and each fold is predicted by knobs and networks of the
+other four.
+
+    held out     log(predicted / measured) of each row, by the fit without its fold
+    share        how much of the networks' word to take: what would have been best on the held-out rows (of the other folds, for a row's
+                 own error)
+    interval     the 0.9 quantile of the absolute held-out errors of a group (split-conformal over folds; position (n + 1) 0.9 among n,
+                 interpolated). Groups of fewer than 20 rows share one quantile over them all.
 """
 
 from __future__ import annotations
@@ -21,18 +28,22 @@ from hybridperf.knob_fit import fit_knobs
 from hybridperf.model import GroupReport, OpTable, PerfModel, op_table
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
-from hybridperf.roofline import Work
+from hybridperf.residual import LEAST_ROWS, Box, Inputs, Job, Residual, best_share, concatenate, inputs_of, log_correction, train
 
 FOLDS = 5
 COVERAGE = 0.9
 LEAST_ROWS_FOR_INTERVAL = 20
+NOT_MEASURED = "not measured yet"
+_ERROR_QUANTILES = 41  # of the held-out errors, kept for the intervals of steps
+_FOLD_MEMBERS, _FINAL_MEMBERS = 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class FitReport:
-    """How well a fit explains rows it has not seen. One line per op name."""
+    """How well a fit explains rows it has not seen."""
 
-    table: pd.DataFrame  # op, rows, median_ape, mean_ape, roofline_ape, noise, coverage (shares, not percent)
+    table: pd.DataFrame  # by op kind: op, rows, median_ape, mean_ape, knobs_ape, roofline_ape, noise, coverage, share (no percent)
+    held_out: pd.DataFrame  # by row: op, fold, measured_s, predicted_s, knobs_s, roofline_s, low_s, high_s, noise
     rows: int
     dropped: Mapping[str, int]  # reason -> rows not fitted on
 
@@ -49,7 +60,7 @@ def fit(
     prior: str = "none",
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[PerfModel, FitReport]:
-    """Knobs of `device` (a name will do) from measured rows -> (PerfModel, FitReport).
+    """A model of `device` (a name will do) from measured rows -> (PerfModel, FitReport).
 
     `measurements` has the columns of a table of ops and `time_s`. No rows and no prior: the datasheet roofline itself.
     `InputError` for a missing column, a time that is not a positive number, or rows that cannot be read.
@@ -59,23 +70,55 @@ def fit(
         raise InputError(f"no prior named {prior!r} is shipped; use --prior none")
     if measurements is None:
         model = dataclasses.replace(PerfModel.datasheet(device), provenance={**(provenance or {}), "rows": 0})
-        return model, FitReport(_empty_report(), 0, {})
+        return model, FitReport(pd.DataFrame(columns=_SUMMARY), pd.DataFrame(columns=_HELD_OUT), 0, {})
+    data, dropped = _read(measurements, device)
+    fold = _folds(data.table.group)
+    knobs, knobs_without = fit_knobs(data.table, data.measured_s, device, [fold == k for k in range(FOLDS)])
+    # log(closed form / measured): of the final knobs, and of the knobs that have not seen a row's fold
+    closed_form = np.log(PerfModel(device, knobs).op_seconds(data.table) / data.measured_s)
+    without = np.log([PerfModel(device, found).op_seconds(data.table) / data.measured_s for found in knobs_without])
+    residuals, said = _learn(data, fold, closed_form, without)
+    own = without[fold, np.arange(len(fold))]
+    errors = own + said
+    groups = _group_reports(data, errors, residuals)
+    model = PerfModel(device, knobs, groups, {**(provenance or {}), "rows": len(data.measured_s)})
+    report = _report(data, model, fold, own, errors, dropped)
+    return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    """Rows to fit on. R rows, in the order of the table of ops."""
+
+    rows: pd.DataFrame
+    table: OpTable  # [R]
+    measured_s: np.ndarray  # [R]
+    inputs: Mapping[int, Inputs]  # of the rows of each group, in their order
+    dtypes: np.ndarray  # [R]
+
+
+def _read(measurements: pd.DataFrame, device: DeviceSpec) -> tuple[_Data, dict[str, int]]:
     rows, dropped = _usable(measurements, device)
     parsed = parse_ops(rows, device)
     bad = np.flatnonzero(parsed.problem.astype(bool))
     if len(bad):
         raise InputError(f"row {int(rows.index[bad[0]]) + 1}: {parsed.problem[bad[0]]} ({len(bad)} such rows); mend or drop them")
-    table = _concatenate([op_table(part) for part in parsed.parts])
+    tables = [op_table(part) for part in parsed.parts]
+    table = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *tables)
     order = np.concatenate([part.rows for part in parsed.parts])
-    measured = rows["time_s"].to_numpy(np.float64)[order]
-
-    knobs = fit_knobs(table, measured, device)
-    held_out, fold = _held_out_log_errors(table, measured, device)
-    dtypes = np.concatenate([np.full(len(part.rows), part.op.dtype) for part in parsed.parts])
-    reports = _group_reports(table, held_out, dtypes)
-    model = PerfModel(device, knobs, reports, {**(provenance or {}), "rows": len(rows)})
-    report = _report(rows.iloc[order].reset_index(drop=True), model, table, held_out, fold, dropped)
-    return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
+    inputs: dict[int, list[Inputs]] = {}
+    for part in parsed.parts:
+        of_part = inputs_of(part.op, part.work, len(part.rows))
+        for group in np.unique(part.group):
+            inputs.setdefault(int(group), []).append(of_part.rows(part.group == group))
+    data = _Data(
+        rows=rows.iloc[order].reset_index(drop=True),
+        table=table,
+        measured_s=rows["time_s"].to_numpy(np.float64)[order],
+        inputs={group: concatenate(parts) for group, parts in inputs.items()},
+        dtypes=np.concatenate([np.full(len(part.rows), part.op.dtype) for part in parsed.parts]),
+    )
+    return data, dropped
 
 
 def _usable(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -98,6 +141,12 @@ def _usable(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict
         drop(pd.to_numeric(frame["throttled"], errors="coerce").fillna(0).to_numpy() == 1, "thermally throttled")
     if "unreliable" in frame.columns:
         drop(pd.to_numeric(frame["unreliable"], errors="coerce").fillna(0).to_numpy() == 1, "mostly call overhead")
+    if "expected_s" in frame.columns:  # rows of a measurement plan; elsewhere an empty time is a slip
+        drop((frame["time_s"].isna() & frame["expected_s"].notna()).to_numpy(), NOT_MEASURED)
+    if dropped.get(NOT_MEASURED) and not keep.any():
+        raise InputError(
+            f"no time to fit {device.id} on: {dropped[NOT_MEASURED]} rows are {NOT_MEASURED}; fill in their time_s, in seconds"
+        )
     rows = frame.reset_index(drop=True)[keep]  # the index still says where in the table a row stood
     if rows.empty:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
@@ -106,94 +155,125 @@ def _usable(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict
     return rows, dropped
 
 
+def _folds(group: np.ndarray) -> np.ndarray:
+    """The fold of each row [R], dealt evenly within each group."""
+    rng = np.random.default_rng(0)
+    fold = np.empty(len(group), int)
+    for one in np.unique(group):
+        at = np.flatnonzero(group == one)
+        fold[at] = rng.permutation(len(at)) % FOLDS
+    return fold
+
+
+# --- learned corrections --------------------------------------------------------------------------------------------------
+
+
+def _learn(data: _Data, fold: np.ndarray, closed_form: np.ndarray, without: np.ndarray) -> tuple[dict[int, Residual], np.ndarray]:
+    """(correction of each group with enough rows, held-out log corrections [R])."""
+    learners = [group for group, inputs in data.inputs.items() if len(inputs.values) >= LEAST_ROWS]
+    at = {group: np.flatnonzero(data.table.group == group) for group in learners}
+    jobs = []
+    for group in learners:
+        inputs, rows = data.inputs[group], at[group]
+        for k in range(FOLDS):
+            others = fold[rows] != k
+            jobs.append(Job(inputs.rows(others), -without[k, rows[others]], _FOLD_MEMBERS))
+        jobs.append(Job(inputs, -closed_form[rows], _FINAL_MEMBERS))
+    trained = iter(train(jobs))
+    residuals, said = {}, np.zeros(len(fold))
+    for group in learners:
+        inputs, rows = data.inputs[group], at[group]
+        target, raw = -without[fold[rows], rows], np.zeros(len(rows))
+        for k in range(FOLDS):
+            mine = fold[rows] == k
+            raw[mine] = log_correction(next(trained), inputs.rows(mine))
+        for k in range(FOLDS):
+            mine = fold[rows] == k
+            said[rows[mine]] = best_share(target[~mine], raw[~mine]) * raw[mine]
+        residuals[group] = dataclasses.replace(next(trained), share=best_share(target, raw))
+    return residuals, said
+
+
 # --- how far to trust it --------------------------------------------------------------------------------------------------
 
 
-def _held_out_log_errors(table: OpTable, measured: np.ndarray, device: DeviceSpec) -> tuple[np.ndarray, np.ndarray]:
-    """(log(predicted / measured) of each row under knobs fitted without its fold, NaN where there are too few rows; the fold)."""
-    rng = np.random.default_rng(0)
-    fold = np.empty(len(measured), int)
-    for group in np.unique(table.group):
-        at = np.flatnonzero(table.group == group)
-        fold[at] = rng.permutation(len(at)) % FOLDS
-    errors = np.full(len(measured), np.nan)
-    for k in range(FOLDS):
-        train, test = fold != k, fold == k
-        if not test.any() or not train.any():
-            continue
-        knobs = fit_knobs(jax.tree.map(lambda x, keep=train: x[keep], table), measured[train], device)
-        seen = np.isin(table.group[test], np.unique(table.group[train]))
-        model = PerfModel(device, knobs)
-        predicted = model.op_seconds(jax.tree.map(lambda x, keep=test: x[keep], table))
-        errors[np.flatnonzero(test)[seen]] = np.log(predicted / measured[test])[seen]
-    return errors, fold
-
-
 def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float | None:
-    """The ceil((n + 1) * coverage)-th smallest of n absolute errors; None where n is too small for that rank to exist."""
+    """What (n + 1) * coverage of n + 1 exchangeable absolute errors stay below, interpolated between the n that are known.
+
+    None where n is too small for that position to exist. Interpolating instead of rounding up keeps small groups from covering too much.
+    """
     n = len(errors)
-    rank = math.ceil((n + 1) * coverage)
-    return None if n < LEAST_ROWS_FOR_INTERVAL or rank > n else float(np.sort(np.abs(errors))[rank - 1])
+    position = (n + 1) * coverage
+    if n < LEAST_ROWS_FOR_INTERVAL or position > n:
+        return None
+    ordered = np.sort(np.abs(errors))
+    below = math.floor(position)
+    above = ordered[min(below, n - 1)]
+    return float(ordered[below - 1] + (position - below) * (above - ordered[below - 1]))
 
 
-def _group_reports(table: OpTable, held_out: np.ndarray, dtypes: np.ndarray) -> dict[str, GroupReport]:
+def _group_reports(data: _Data, errors: np.ndarray, residuals: Mapping[int, Residual]) -> dict[str, GroupReport]:
+    group = data.table.group
+    sizes = np.bincount(group, minlength=len(GROUPS))
+    pooled = conformal_quantile(errors[sizes[group] < LEAST_ROWS_FOR_INTERVAL])
     reports = {}
-    finite = np.isfinite(held_out)
-    sizes = np.bincount(table.group[finite], minlength=len(GROUPS))
-    pooled = conformal_quantile(held_out[finite & (sizes[table.group] < LEAST_ROWS_FOR_INTERVAL)])
-    for group in np.unique(table.group):
-        here = table.group == group
-        quantile = conformal_quantile(held_out[here & finite])
+    for one, inputs in data.inputs.items():
+        here = group == one
+        quantile = conformal_quantile(errors[here])
         quantile = pooled if quantile is None else quantile
-        extremes = {
-            field.name: np.asarray(getattr(table.work, field.name))[here]
-            for field in dataclasses.fields(Work)
-        }  # fmt: skip
-        reports[GROUPS[group]] = GroupReport(
+        box = Box.of(inputs)
+        spread = np.quantile(errors[here], np.linspace(0, 1, _ERROR_QUANTILES))
+        reports[GROUPS[one]] = GroupReport(
             rows=int(here.sum()),
             half_width=None if quantile is None else float(np.expm1(quantile)),
-            lowest={name: float(values.min()) for name, values in extremes.items()},
-            highest={name: float(values.max()) for name, values in extremes.items()},
-            dtypes=tuple(map(str, np.unique(dtypes[here]))),
+            lowest=dict(zip(box.names, map(float, box.low), strict=True)),
+            highest=dict(zip(box.names, map(float, box.high), strict=True)),
+            dtypes=tuple(map(str, np.unique(data.dtypes[here]))),
+            errors=tuple(map(float, spread)),
+            residual=residuals.get(one),
         )
     return reports
 
 
 def _report(
-    rows: pd.DataFrame,
-    model: PerfModel,
-    table: OpTable,
-    held_out: np.ndarray,
-    fold: np.ndarray,
-    dropped: dict[str, int],
+    data: _Data, model: PerfModel, fold: np.ndarray, knobs_errors: np.ndarray, errors: np.ndarray, dropped: Mapping[str, int]
 ) -> FitReport:
-    measured = rows["time_s"].to_numpy(np.float64)
-    roofline_ape = np.abs(model.roofline_seconds(table) / measured - 1)
-    ape = np.abs(np.expm1(held_out))
-    inside = np.full(len(rows), np.nan)  # within the interval that the other folds' errors give: a fair trial of it
-    for group in np.unique(table.group):
+    measured, group = data.measured_s, data.table.group
+    predicted = measured * np.exp(errors)
+    width = np.full(len(measured), np.nan)  # that the other folds' errors give: a fair trial of the interval
+    for one in np.unique(group):
         for k in range(FOLDS):
-            here = table.group == group
-            others = held_out[here & (fold != k)]
-            quantile = conformal_quantile(others[np.isfinite(others)])
+            here = group == one
+            quantile = conformal_quantile(errors[here & (fold != k)])
             if quantile is not None:
-                inside[here & (fold == k)] = np.abs(held_out[here & (fold == k)]) <= quantile
-    noise = pd.to_numeric(rows["noise"], errors="coerce") if "noise" in rows.columns else np.nan
-    frame = pd.DataFrame({
-        "op": [GROUPS[g] for g in table.group], "median_ape": ape, "mean_ape": ape, "roofline_ape": roofline_ape, "noise": noise,
-        "coverage": inside,
+                width[here & (fold == k)] = quantile
+    held_out = pd.DataFrame({
+        "op": [GROUPS[g] for g in group], "fold": fold, "measured_s": measured, "predicted_s": predicted,
+        "knobs_s": measured * np.exp(knobs_errors), "roofline_s": model.roofline_seconds(data.table),
+        "low_s": predicted * np.exp(-width), "high_s": predicted * np.exp(width),
+        "noise": pd.to_numeric(data.rows["noise"], errors="coerce") if "noise" in data.rows.columns else np.nan,
     })  # fmt: skip
-    groups = frame.groupby("op", sort=True)
-    out = groups.agg(
-        rows=("op", "size"), median_ape=("median_ape", "median"), mean_ape=("mean_ape", "mean"),
+    return FitReport(_summary(held_out, model), held_out, len(measured), dict(dropped))
+
+
+_SUMMARY = ("op", "rows", "median_ape", "mean_ape", "knobs_ape", "roofline_ape", "noise", "coverage", "share")
+_HELD_OUT = ("op", "fold", "measured_s", "predicted_s", "knobs_s", "roofline_s", "low_s", "high_s", "noise")
+
+
+def _summary(held_out: pd.DataFrame, model: PerfModel) -> pd.DataFrame:
+    """One line per op kind: medians of absolute percentage errors (mean where it says so), noise, coverage, share of the networks."""
+    measured = held_out["measured_s"]
+    judged = held_out["low_s"].notna()
+    frame = pd.DataFrame({
+        "op": held_out["op"], "ape": (held_out["predicted_s"] / measured - 1).abs(),
+        "knobs_ape": (held_out["knobs_s"] / measured - 1).abs(), "roofline_ape": (held_out["roofline_s"] / measured - 1).abs(),
+        "noise": held_out["noise"],
+        "coverage": measured.between(held_out["low_s"], held_out["high_s"]).astype(float).where(judged),
+    })  # fmt: skip
+    out = frame.groupby("op", sort=True).agg(
+        rows=("op", "size"), median_ape=("ape", "median"), mean_ape=("ape", "mean"), knobs_ape=("knobs_ape", "median"),
         roofline_ape=("roofline_ape", "median"), noise=("noise", "median"), coverage=("coverage", "mean"),
     ).reset_index()  # fmt: skip
-    return FitReport(out, len(rows), dropped)
-
-
-def _empty_report() -> pd.DataFrame:
-    return pd.DataFrame(columns=["op", "rows", "median_ape", "mean_ape", "roofline_ape", "noise", "coverage"])
-
-
-def _concatenate(tables: list[OpTable]) -> OpTable:
-    return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *tables)
+    found = {group: report.residual for group, report in model.groups.items()}
+    out["share"] = [0.0 if (residual := found[group]) is None else residual.share for group in out["op"]]
+    return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -122,6 +123,47 @@ def fit(
     print(f"model of {spec.name} in {out}")
 
 
+@app.command("plan-measurements")
+def plan_measurements(
+    device: Annotated[str, typer.Option("--device", help="device name, or a .toml file that describes one")],
+    budget: Annotated[str, typer.Option("--budget", help="how long measuring may take, such as 60m")],
+    out: Out,
+    ops: Annotated[str, typer.Option("--ops", help="only these ops, separated by commas")] = "",
+    dtype: Annotated[str, typer.Option("--dtype", help="number formats, separated by commas")] = "fp32",
+    model: Annotated[str, typer.Option("--model", help="model of the device so far: measure what it is unsure of")] = "",
+) -> None:
+    """The most informative shapes to measure on a machine without JAX, as a table to fill in."""
+    from hybridperf.hardware import load_device
+    from hybridperf.io import write_table
+    from hybridperf.measurement_plan import DEFAULT_OPS, plan
+    from hybridperf.model import load_model
+    from hybridperf.report import text
+
+    budget_s, spec = _seconds(budget), load_device(device)
+    _compilation_cache()
+    made = plan(
+        spec,
+        budget_s,
+        ops=[name for name in ops.split(",") if name] if ops else DEFAULT_OPS,
+        dtypes=[name for name in dtype.split(",") if name],
+        model=load_model(model) if model else None,
+    )
+    write_table(made.table, out)
+    print(
+        text.table(
+            ["op", "dtype", "cases", "time", "variance removed"],
+            [[r.op, r.dtype, str(r.cases), f"{r.measuring_s:.0f} s", text.percent(r.removed)] for r in made.summary.itertuples()],
+        )
+    )
+    print(f"{len(made.table)} cases in {out}, the most informative first: {made.seconds:.0f} of {budget_s:.0f} s")
+    if (short := made.summary.loc[made.summary["cases"] == 0, "op"].unique()).size:
+        print(f"the budget ends before any case of {', '.join(short)}")
+    print(
+        "put the least time of one op over its repeats, in seconds, into time_s (rows left empty are skipped), then:"
+        f" hybridperf fit {out} --device {device} --out MODEL"
+    )
+
+
 @app.command()
 def ops(
     rows: Annotated[Path, typer.Argument(help="table of ops (.csv, .csv.gz, .parquet)")],
@@ -153,7 +195,7 @@ def predict(
     timeline: Annotated[Path | None, typer.Option("--timeline", help="write a Perfetto timeline here")] = None,
 ) -> None:
     """Time of one step of a JAX program."""
-    from hybridperf.importers.jax_program import from_jax, load_program
+    from hybridperf.importers.jax_program import compile_program, from_program, load_program
     from hybridperf.io import InputError
     from hybridperf.prediction import predict as predict_step
     from hybridperf.report import perfetto, text
@@ -168,12 +210,39 @@ def predict(
     else:
         _run_like(loaded)
         fn, args, donate = _jax_program(jax)
-        workload = from_jax(fn, *args, donate_argnums=donate, ignore=skip, name=jax)
+        with _code_of(jax):
+            compiled = compile_program(fn, *args, donate_argnums=donate, name=jax)
+        workload = from_program(compiled, ignore=skip)
     result = predict_step(loaded, workload)
     print(text.prediction(result))
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
+
+
+@app.command()
+def validate(
+    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine)")],
+    model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
+    out: Out = Path("validate-out"),
+    cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
+    steps: Annotated[str, typer.Option("--steps", help="how many of the twelve steps, or all")] = "all",
+    ops: Annotated[bool, typer.Option("--ops", help="also compare the steps op by op")] = False,
+) -> None:
+    """Predict training steps that no calibration has seen, run them, show both numbers beside null models."""
+    from hybridperf.io import InputError, unknown
+
+    if what != "here":
+        raise unknown("claim", what, ["here"], "`hybridperf validate here` is the one there is")
+    if not model:
+        raise InputError("expected --model FOLDER, got none; `hybridperf calibrate --quick --out FOLDER` makes one")
+    from hybridperf.validate import here
+
+    if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
+        raise InputError(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
+    _compilation_cache()
+    chosen = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
+    here.run(_model(model), out, cores=cores, steps=chosen, ops=ops)
 
 
 @app.command()
@@ -224,6 +293,7 @@ def show(name: Annotated[str, typer.Argument(help="device, system, model folder,
     """What is known of a device, a system, a model, or which ops tables may name."""
     from hybridperf.report import text
 
+    _check_folder(name)
     print(text.known(name))
 
 
@@ -233,6 +303,7 @@ def _model(name: str):  # -> PerfModel, imported late
     from hybridperf.io import InputError
     from hybridperf.model import PerfModel, load_model
 
+    _check_folder(name)
     try:
         return load_model(name)
     except InputError as no_model:
@@ -244,9 +315,19 @@ def _model(name: str):  # -> PerfModel, imported late
             raise no_model from None
 
 
+def _check_folder(name: str) -> None:
+    """The demo writes its model one folder further down than people look."""
+    from hybridperf.io import InputError
+
+    inner = Path(name) / "model"
+    if (inner / "model.json").exists() and not (Path(name) / "model.json").exists():
+        raise InputError(f"{name} holds no model.json; did you mean {inner}?")
+
+
 def _jax_program(reference: str) -> tuple:
     """`module:function` called without arguments: (fn, args, donate_argnums)."""
     import importlib
+    import inspect
 
     from hybridperf.io import InputError
 
@@ -255,19 +336,59 @@ def _jax_program(reference: str) -> tuple:
         raise InputError(f"expected --jax module:function, got {reference!r}")
     sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"cannot import {module_name!r} for --jax ({error}); run where Python finds it") from error
+        with _code_of(reference):
+            module = importlib.import_module(module_name)
+    except InputError as error:
+        missing = getattr(error.__cause__, "name", None) if isinstance(error.__cause__, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):  # the module itself, not one that it imports
+            raise InputError(f"cannot import {module_name!r} for --jax ({error.__cause__}); run where Python finds it") from error
+        raise
     make = getattr(module, function_name, None)
     if not callable(make):
         raise InputError(f"{module_name} has no function {function_name!r}; --jax takes module:function")
     try:
-        made = make()
-    except TypeError as error:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError) as error:  # ValueError: something built in, which tells no signature
         raise InputError(f"{reference} must take no arguments and return (fn, args) or (fn, args, donate_argnums): {error}") from error
+    with _code_of(reference):
+        made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
         raise InputError(f"{reference} must return (fn, args) or (fn, args, donate_argnums), got {type(made).__name__}")
     return made if len(made) == 3 else (*made, ())
+
+
+@contextlib.contextmanager
+def _code_of(reference: str) -> Iterator[None]:
+    """What the user's own code raises is theirs to mend: a sentence that names it and its line."""
+    from hybridperf.io import InputError
+
+    try:
+        yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{reference} raised {type(error).__name__}: {said}{_line_of(error)}; --debug shows all of it") from error
+
+
+def _line_of(error: BaseException) -> str:
+    """` (in FILE line N)`: the innermost line that is neither ours nor an installed package's."""
+    import sysconfig
+    import traceback
+
+    if isinstance(error, SyntaxError):
+        return f" (in {error.filename} line {error.lineno})"
+    installed = (
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        str(Path(__file__).parent),
+        "<",
+    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(installed):
+            return f" (in {frame.filename} line {frame.lineno})"
+    return ""
 
 
 def _run_like(model) -> None:  # type: ignore[no-untyped-def]

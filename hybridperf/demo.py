@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.here import Calibration, MeasuredStep, calibrate, measure_steps, usable_core
+from hybridperf.here import Calibration, calibrate, measure_steps, usable_core
 from hybridperf.io import write_json
 from hybridperf.prediction import Prediction, predict, predict_batch
 from hybridperf.report import perfetto, plots, text
+from hybridperf.validate import comparison
+from hybridperf.validate.comparison import StepComparison
 
 CONFIGURATIONS = 10_000
 CALIBRATION_BUDGET_S = 150.0
@@ -48,7 +50,8 @@ def run(out: str | os.PathLike, cores: str | None = None, say: Callable[[str], N
     say("\n2/4 running six real training steps whose sizes are not in the calibration")
     steps = measure_steps(out / "steps", _STEPS, cores=cores)
     predictions = [predict(calibration.model, step.workload) for step in steps]
-    say("\n" + _table(steps, predictions))
+    compared = [StepComparison(step, p) for step, p in zip(steps, predictions, strict=True)]
+    say("\n" + comparison.table(compared))
 
     say(f"\n3/4 evaluating {CONFIGURATIONS:,} variations of this machine in one batch")
     batch = _evaluate_batch(calibration, predictions[-1])
@@ -61,7 +64,7 @@ def run(out: str | os.PathLike, cores: str | None = None, say: Callable[[str], N
     plots.measured_plot([s.name for s in steps], [s.time_s for s in steps], [p.time_s for p in predictions], out / "steps.png")
     perfetto.write_timeline(predictions[-1], out / "timeline.json")
 
-    summary = _summary(calibration, steps, predictions, batch, time.perf_counter() - start_s)
+    summary = _summary(calibration, compared, batch, time.perf_counter() - start_s)
     write_json(out / "summary.json", "demo-summary", SUMMARY_SCHEMA_VERSION, summary)
     say(f"roofline.png, steps.png, timeline.json (https://ui.perfetto.dev), summary.json and the model are in {out}")
     say(
@@ -69,17 +72,6 @@ def run(out: str | os.PathLike, cores: str | None = None, say: Callable[[str], N
         f" {summary['elapsed_s']:.0f} s in all"
     )
     return summary
-
-
-def _table(steps: list[MeasuredStep], predictions: list[Prediction]) -> str:
-    rows = [
-        [
-            step.name, text.seconds(step.time_s), text.seconds(p.time_s), text.percent(p.time_s / step.time_s - 1),
-            text.seconds(p.low_s), text.seconds(p.high_s), text.seconds(p.roofline_s), text.percent(p.roofline_s / step.time_s - 1),
-        ]
-        for step, p in zip(steps, predictions, strict=True)
-    ]  # fmt: skip
-    return text.table(["step", "measured", "predicted", "error", "low", "high", "roofline", "its error"], rows)
 
 
 def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[str, Any]:
@@ -107,25 +99,15 @@ def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[st
     }
 
 
-def _summary(
-    calibration: Calibration, steps: list[MeasuredStep], predictions: list[Prediction], batch: dict[str, Any], elapsed_s: float
-) -> dict[str, Any]:
-    measured = [step.time_s for step in steps]
+def _summary(calibration: Calibration, compared: list[StepComparison], batch: dict[str, Any], elapsed_s: float) -> dict[str, Any]:
+    measured = [c.measured.time_s for c in compared]
     return {
         "machine": calibration.model.provenance["machine"],
         "date": calibration.model.provenance["date"],
         "calibration": calibration.report.summary(),
-        "steps": [
-            {
-                "name": step.name, "config": dict(step.config), "measured_s": step.time_s, "measured_median_s": step.median_s,
-                "repeats": step.repeats, "predicted_s": p.time_s, "low_s": p.low_s, "high_s": p.high_s, "roofline_s": p.roofline_s,
-                "error": p.time_s / step.time_s - 1, "roofline_error": p.roofline_s / step.time_s - 1, "flops": p.workload.flops,
-                "notes": list(p.notes),
-            }
-            for step, p in zip(steps, predictions, strict=True)
-        ],
-        "mean_error": text.mean_error([p.time_s for p in predictions], measured),
-        "mean_roofline_error": text.mean_error([p.roofline_s for p in predictions], measured),
+        "steps": [c.record() for c in compared],
+        "mean_error": text.mean_error([c.predicted.time_s for c in compared], measured),
+        "mean_roofline_error": text.mean_error([c.predicted.roofline_s for c in compared], measured),
         "batch": batch,
         "elapsed_s": elapsed_s,
-    }  # fmt: skip
+    }

@@ -52,8 +52,11 @@ class MeasuredStep:
     time_s: float  # minimum over all repeats
     median_s: float
     repeats: int
+    noise: float  # how far the minimum of a round lies above it, a share: the median over the rounds
+    cpu_share: float  # processor seconds per second while it was measured: on a CPU, far below 1 if others had the core
     workload: Workload
     config: Mapping[str, Any]
+    op_s: Mapping[str, float] | None = None  # seconds by instruction of the program, where it was profiled
 
 
 def usable_core() -> str:
@@ -102,15 +105,18 @@ def calibrate(
     return Calibration(model, report, rows)
 
 
-def measure_steps(folder: str | os.PathLike, spec: Sequence[Mapping[str, Any]], *, cores: str | None = None) -> list[MeasuredStep]:
-    """Run real training steps on this machine; each comes with the program that was run."""
+def measure_steps(
+    folder: str | os.PathLike, spec: Sequence[Mapping[str, Any]], *, cores: str | None = None, profile: bool = False
+) -> list[MeasuredStep]:
+    """Run real training steps on this machine; each comes with the program that was run, profiled if asked to."""
     folder = Path(folder)
     with replacing(folder / "steps.spec.json") as handle:
         json.dump(list(spec), handle, indent=1)
     out = folder / "steps.json"
     _run(
         "hybridperf_calibration.workloads.run",
-        [str(folder / "steps.spec.json"), "--out", str(out), "--programs", str(folder / "programs"), "--cores", cores or usable_core()],
+        [str(folder / "steps.spec.json"), "--out", str(out), "--programs", str(folder / "programs"), "--cores", cores or usable_core()]
+        + (["--profile"] if profile else []),
     )
     return [
         MeasuredStep(
@@ -118,11 +124,22 @@ def measure_steps(folder: str | os.PathLike, spec: Sequence[Mapping[str, Any]], 
             time_s=step["time_s"],
             median_s=step["median_s"],
             repeats=step["repeats"],
+            noise=step["noise"],
+            cpu_share=step["cpu_share"],
             workload=load_program(folder / "programs" / step["program"]),
             config=step["config"],
+            op_s=step["op_s"],
         )
         for step in read_json(out, "steps", 1)["steps"]
     ]
+
+
+def default_backend() -> str:
+    """The kind of device that JAX uses here: `cpu`, `gpu` or `tpu`. Asked in a process of its own: JAX takes most of a GPU as it starts."""
+    asked = subprocess.run([sys.executable, "-c", "import jax; print(jax.default_backend())"], capture_output=True, text=True)
+    if asked.returncode != 0:
+        raise InputError(f"JAX does not start here: {(asked.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+    return asked.stdout.split()[-1]
 
 
 def _run(module: str, arguments: Sequence[str]) -> bool:

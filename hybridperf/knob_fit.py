@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from hybridperf.roofline import Knobs
 
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
 ROWS_PER_GROUP = 3000  # more rows of one group are thinned evenly over their times: five knobs need no more
+SOLVED = 1e-4  # share of the objective; knobs within a percent or so of the exact optimum, ten times sooner
 
 # Prior of log knobs: (median, width in log). Wide where devices differ by orders of magnitude, narrow where they do not.
 _PRIOR = {
@@ -107,7 +109,11 @@ def _to_unbounded(name: str, value: float) -> float:
     return math.log(value / (1 - value)) if name == "smoothing" else math.log(value)
 
 
-def fit_knobs(table: OpTable, measured: np.ndarray, device: DeviceSpec) -> Knobs:
+def fit_knobs(table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out: Sequence[np.ndarray] = ()) -> tuple[Knobs, list[Knobs]]:
+    """(knobs from all rows, knobs from all but the rows of each mask in `left_out`): bool [R] each, `measured` seconds [R].
+
+    The later fits start where the first one ended, and share its compiled functions.
+    """
     thin = _thinned(table, measured)
     table, measured = jax.tree.map(lambda x: x[thin], table), measured[thin]
     levels = tuple(i for i, capacity in enumerate(device.level_bytes()) if capacity > 0)
@@ -117,23 +123,32 @@ def fit_knobs(table: OpTable, measured: np.ndarray, device: DeviceSpec) -> Knobs
     residuals, jacobian = problem(parameters, bare, device)
     with jax.enable_x64(True):  # float32 steps are too coarse for a least-squares solver's stopping rule
         data = (jnp.asarray(np.log(measured)), canonical(table), jnp.asarray(means), jnp.asarray(widths))
-        found = least_squares(
-            lambda theta: np.asarray(residuals(theta, *data)),
-            means,
-            jac=lambda theta: np.asarray(jacobian(theta, *data)),
-            loss=_huber_data_only(len(measured)),
-            max_nfev=60,
-        )
-        knobs = parameters.knobs(jnp.asarray(found.x), bare=bare)
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), knobs)
+
+        def solve(start: np.ndarray, weights: np.ndarray) -> np.ndarray:
+            found = least_squares(
+                lambda theta: np.asarray(residuals(theta, jnp.asarray(weights), *data)),
+                start,
+                jac=lambda theta: np.asarray(jacobian(theta, jnp.asarray(weights), *data)),
+                loss=_huber_data_only(len(measured)),
+                max_nfev=60,
+                ftol=SOLVED,
+                xtol=SOLVED,
+            )
+            return found.x
+
+        every = solve(means, np.ones(len(measured)))
+        solutions = [every, *(solve(every, 1.0 - mask[thin]) for mask in left_out)]
+        knobs = [parameters.knobs(jnp.asarray(theta), bare=bare) for theta in solutions]
+    first, *others = [jax.tree.map(lambda x: np.asarray(x, np.float64), found) for found in knobs]
+    return first, others
 
 
 def problem(parameters: Parameters, bare: frozenset[int], device: DeviceSpec) -> tuple[Any, Any]:
     """Residual vector (scaled log errors, then pulls to the prior) and its Jacobian, compiled."""
 
-    def residuals(theta: Any, log_measured: Any, table: OpTable, means: Any, widths: Any) -> Any:
+    def residuals(theta: Any, weights: Any, log_measured: Any, table: OpTable, means: Any, widths: Any) -> Any:
         platform = Platform(device.memory_bytes_per_s, 1.0, jnp.asarray(device.level_bytes()), parameters.knobs(theta, bare=bare))
-        errors = (jnp.log(durations(table, platform)) - log_measured) / LOSS_SCALE
+        errors = weights * (jnp.log(durations(table, platform)) - log_measured) / LOSS_SCALE
         return jnp.concatenate([errors, (theta - means) / widths])
 
     return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))

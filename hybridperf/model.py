@@ -2,6 +2,9 @@
 
 Axes: U unique ops, G = len(GROUPS) groups of ops that share knobs, L = len(LEVELS) memory levels, B configurations (last).
 
+The learned correction of an op is a property of the op on the calibrated machine: it is worked out once per unique op (`table`) and stays
+where it is when knobs are varied, so a knob means what the closed form says it means.
+
 A `Platform` is everything numeric about the machine as one pytree. `durations(table, platform)` is the function that evaluation, batches
 and gradients go through; any leaf of the platform may carry a trailing batch axis (see `batched_durations`).
 """
@@ -11,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +25,13 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DTYPE_BYTES, LEVELS, Device, DeviceSpec
-from hybridperf.io import InputError, read_json, unknown, write_json
+from hybridperf.io import InputError, read_json, replacing, unknown, write_json
 from hybridperf.ops import GROUPS, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
+from hybridperf.residual import Box, Inputs, Residual, concatenate, inputs_of, log_correction
 from hybridperf.roofline import Knobs, Work, op_seconds
 
-MODEL_SCHEMA_VERSION = 1
+MODEL_SCHEMA_VERSION = 2  # 2: learned corrections, ranges of every input
 GROUP_KNOBS = (
     "floor_s",
     "compute_efficiency",
@@ -37,9 +42,8 @@ GROUP_KNOBS = (
     "smoothing",
 )
 LEVEL_KNOBS = ("level_speedup", "line_s")
+WEIGHTS_FILE = "residual.npz"
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
-_RANGE_FIELDS = ("flops", "bytes", "strided_reads", "steps")
-_RANGE_SLACK = 1.5  # a formula with the right limits may be trusted that much beyond the largest and smallest measured work
 
 
 @functools.partial(
@@ -78,9 +82,15 @@ class GroupReport:
 
     rows: int
     half_width: float | None  # 90 % interval: predicted / (1 + w) to predicted * (1 + w); None: too few rows
-    lowest: Mapping[str, float]  # least and largest work that was measured, by field of Work
+    lowest: Mapping[str, float]  # ends of what was measured, by input of the residual: log2 of work counts and sizes, flags
     highest: Mapping[str, float]
     dtypes: tuple[str, ...] = ()  # number formats that were measured; empty: not recorded
+    errors: tuple[float, ...] = ()  # evenly spaced quantiles of held-out log(predicted / measured), least to largest
+    residual: Residual | None = None  # None: the closed form as it is
+
+    def outside(self, inputs: Inputs) -> np.ndarray:
+        """How far ops lie outside what was measured, in octaves [N]; 0 inside."""
+        return Box.between(self.lowest, self.highest).outside(inputs)
 
     def measured_dtype(self, op: Op) -> bool:
         """Whether ops in this number format were measured; loops and copies care for its size only."""
@@ -113,18 +123,37 @@ class PerfModel:
 
     def table(self, calls: Sequence[OpCall]) -> OpTable:
         """Ops as arrays for this device; `InputError` where the device has no peak for an op's dtype."""
-        works = [call.op.work() for call in calls]
-        reuse = [work.reuse_bytes if call.reuse_bytes is None else call.reuse_bytes for call, work in zip(calls, works, strict=True)]
+        works = [self._work_in_place(call) for call in calls]
         arrays = {name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS}
-        arrays["reuse_bytes"] = np.array([float(r) for r in reuse])
         return OpTable(
             work=Work(**arrays),
             peak_flops_per_s=np.array([self.device.peak(call.op.dtype, call.op.unit) for call in calls]),
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
             times=np.array([call.times for call in calls]),
             floors=np.array([0.0 if call.inlined else 1.0 for call in calls]),
-            correction=np.zeros(len(calls)),
+            correction=self._by_group(calls, lambda report, inputs: _correction(report, inputs), 0.0),
         )
+
+    def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
+        """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where its group was not measured."""
+        return self._by_group(calls, lambda report, inputs: report.outside(inputs), np.inf)
+
+    def _work_in_place(self, call: OpCall) -> Work:
+        """The op's work, with the reuse distance that its data has where the op stands in a program."""
+        work = call.op.work()
+        return work if call.reuse_bytes is None else dataclasses.replace(work, reuse_bytes=call.reuse_bytes)
+
+    def _by_group(self, calls: Sequence[OpCall], ask: Callable[[GroupReport, Inputs], np.ndarray], unmeasured: float) -> np.ndarray:
+        """What each op's group says of it [U]."""
+        said = np.full(len(calls), unmeasured)
+        members: dict[str, list[int]] = {}
+        for at, call in enumerate(calls):
+            members.setdefault(GROUPS[int(call.op.group_index())], []).append(at)
+        for group, positions in members.items():
+            if group in self.groups:
+                each = [inputs_of(calls[i].op, self._work_in_place(calls[i]), 1) for i in positions]
+                said[positions] = ask(self.groups[group], concatenate(each))
+        return said
 
     def op_seconds(self, table: OpTable) -> np.ndarray:
         """Seconds of each op [U], its `times` included."""
@@ -146,6 +175,11 @@ class PerfModel:
         in_range, note = np.zeros(len(frame), bool), parsed.problem
         for part in parsed.parts:
             table = op_table(part)
+            inputs = inputs_of(part.op, part.work, len(part.rows))
+            for group in np.unique(part.group):
+                if GROUPS[group] in self.groups:
+                    here = part.group == group
+                    table.correction[here] = _correction(self.groups[GROUPS[group]], inputs.rows(here))
             seconds = self.op_seconds(table)
             out["predicted_s"][part.rows] = seconds
             out["roofline_s"][part.rows] = self.roofline_seconds(table)
@@ -159,10 +193,13 @@ class PerfModel:
                 if not report.measured_dtype(part.op):
                     note[rows] = f"no {GROUPS[group]} in {part.op.dtype} was measured, only {', '.join(report.dtypes)}"
                     continue
-                in_range[rows] = within_range(report, part.work)[here]
+                outside = report.outside(inputs.rows(here))
+                in_range[rows] = outside == 0
+                note[rows] = np.where(outside > 0, f"outside the measured range of {GROUPS[group]}", note[rows])
                 if report.half_width is not None:
-                    out["low_s"][rows] = seconds[here] / (1 + report.half_width)
-                    out["high_s"][rows] = seconds[here] * (1 + report.half_width)
+                    width = widened(report.half_width, outside)
+                    out["low_s"][rows] = seconds[here] / (1 + width)
+                    out["high_s"][rows] = seconds[here] * (1 + width)
         result = frame.copy()
         for name, values in out.items():
             result[name] = values
@@ -175,12 +212,16 @@ class PerfModel:
         return sorted({GROUPS[g] for g in np.unique(table.group)} - set(self.groups))
 
     def save(self, folder: str | Path) -> None:
-        """Write `model.json` into a folder: knobs in plain numbers, provenance, what was measured."""
-        write_json(Path(folder) / "model.json", "model", MODEL_SCHEMA_VERSION, _to_document(self))
+        """Write `model.json` (knobs in plain numbers, provenance, what was measured) and `residual.npz` (weights) into a folder."""
+        document = _to_document(self)
+        with replacing(Path(folder) / WEIGHTS_FILE, "wb") as handle:
+            np.savez(handle, **_weights(self))  # type: ignore[arg-type]  # its stub takes the arrays for the flag
+        write_json(Path(folder) / "model.json", "model", MODEL_SCHEMA_VERSION, document)
 
     def fingerprint(self) -> str:
-        """Short hash of the knobs."""
-        return hashlib.sha256(repr(_to_document(self)["groups"]).encode()).hexdigest()[:12]
+        """Short hash of knobs and weights."""
+        document = _to_document(self)
+        return hashlib.sha256(repr((document["groups"], document["levels"], document["weights_sha256"])).encode()).hexdigest()[:12]
 
     def _uncalibrated_note(self, group: str) -> str:
         if not self.groups:
@@ -218,13 +259,13 @@ def batched_durations(table: OpTable, platform: Platform, axes: Platform) -> Any
     return jax.vmap(durations, in_axes=(None, axes), out_axes=-1)(table, platform)
 
 
-def within_range(report: GroupReport, work: Work) -> np.ndarray:
-    """Whether each op's work lies between the least and the largest that was measured, some slack allowed."""
-    inside = np.ones(np.shape(work.bytes), bool)
-    for name in _RANGE_FIELDS:
-        value = np.asarray(getattr(work, name))
-        inside &= (value >= report.lowest[name] / _RANGE_SLACK) & (value <= report.highest[name] * _RANGE_SLACK)
-    return inside
+def widened(half_width: float, outside: np.ndarray) -> np.ndarray:
+    """Half-width of intervals [N] at a distance from what was measured: each octave adds once more the log width inside."""
+    return np.expm1(np.log1p(half_width) * (1.0 + outside))
+
+
+def _correction(report: GroupReport, inputs: Inputs) -> np.ndarray:
+    return np.zeros(len(inputs.values)) if report.residual is None else log_correction(report.residual, inputs)
 
 
 def load_model(name: str | Path) -> PerfModel:
@@ -239,7 +280,7 @@ def load_model(name: str | Path) -> PerfModel:
     path = folder if folder.is_file() else folder / "model.json"
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)
     try:
-        return _from_document(document)
+        return _from_document(document, path.parent / WEIGHTS_FILE)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the model again") from error
 
@@ -290,17 +331,53 @@ def _to_document(model: PerfModel) -> dict[str, Any]:
                 "dtypes": list(report.dtypes),
                 "lowest": dict(report.lowest),
                 "highest": dict(report.highest),
+                "errors": list(report.errors),
+                "residual": None if report.residual is None else _residual_document(report.residual),
             }
     levels = {name: {LEVELS[i]: float(v) for i, v in enumerate(np.asarray(getattr(model.knobs, name)))} for name in LEVEL_KNOBS}
     return {
         "device": model.device.model_dump(),
         "groups": groups,
         "levels": levels,
+        "weights_sha256": _hash_of(_weights(model)),
         "provenance": dict(model.provenance),
     }
 
 
-def _from_document(document: Mapping[str, Any]) -> PerfModel:
+def _residual_document(residual: Residual) -> dict[str, Any]:
+    per_input = {"names": residual.names, "centre": residual.centre, "scale": residual.scale}
+    return {"share": residual.share, **{key: [v if isinstance(v, str) else float(v) for v in value] for key, value in per_input.items()}}
+
+
+def _weights(model: PerfModel) -> dict[str, np.ndarray]:
+    """Weights of all groups as `group/layer/leaf`."""
+    residuals = {group: report.residual for group, report in model.groups.items() if report.residual is not None}
+    return {f"{group}/{name}": leaf for group, residual in residuals.items() for name, leaf in residual.arrays().items()}
+
+
+def _hash_of(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _read_weights(path: Path, expected_hash: str) -> dict[str, np.ndarray]:
+    if not path.exists():
+        raise ValueError(f"{path.name} is missing beside it")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path.name} beside it cannot be read") from error
+    if _hash_of(arrays) != expected_hash:
+        raise ValueError(f"{path.name} beside it belongs to another model")
+    return arrays
+
+
+def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
+    stored = _read_weights(weights, str(document["weights_sha256"]))
     knobs = neutral_knobs()
     arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
     reports = {}
@@ -309,9 +386,26 @@ def _from_document(document: Mapping[str, Any]) -> PerfModel:
         for name in GROUP_KNOBS:
             arrays[name][at] = float(entry[name])
         half_width = None if entry["half_width"] is None else float(entry["half_width"])
-        lowest, highest = ({name: float(entry[end][name]) for name in _WORK_FIELDS} for end in ("lowest", "highest"))
-        reports[group] = GroupReport(int(entry["rows"]), half_width, lowest, highest, tuple(entry.get("dtypes", ())))
+        names = [*_WORK_FIELDS, *(name for name in entry["lowest"] if name not in _WORK_FIELDS)]
+        lowest, highest = ({name: float(entry[end][name]) for name in names} for end in ("lowest", "highest"))
+        reports[group] = GroupReport(
+            rows=int(entry["rows"]),
+            half_width=half_width,
+            lowest=lowest,
+            highest=highest,
+            dtypes=tuple(entry["dtypes"]),
+            errors=tuple(map(float, entry["errors"])),
+            residual=None if entry["residual"] is None else _residual_from(entry["residual"], Box.between(lowest, highest), group, stored),
+        )
     levels = {name: np.array([float(document["levels"][name][level]) for level in LEVELS]) for name in LEVEL_KNOBS}
     if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())):
         raise ValueError("a knob is not a finite number of zero or more")
     return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]))
+
+
+def _residual_from(entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]) -> Residual:
+    arrays = {name.removeprefix(f"{group}/"): leaf for name, leaf in stored.items() if name.startswith(f"{group}/")}
+    if not arrays or not all(np.isfinite(leaf).all() for leaf in arrays.values()):
+        raise ValueError(f"the weights of {group} are missing or not finite")
+    centre, scale = np.array(entry["centre"], float), np.array(entry["scale"], float)
+    return Residual(box, tuple(entry["names"]), centre, scale, float(entry["share"]), Residual.params_of(arrays))

@@ -17,7 +17,7 @@ import pandas as pd
 
 from hybridperf.evaluate import Timeline, check_durations, critical_path, makespan, timeline
 from hybridperf.io import InputError, unknown
-from hybridperf.lower import lower
+from hybridperf.lower import Lowered, lower
 from hybridperf.model import (
     GROUP_KNOBS,
     OpTable,
@@ -26,10 +26,14 @@ from hybridperf.model import (
     batched_durations,
     canonical,
     durations,
-    within_range,
 )  # fmt: skip
 from hybridperf.ops import GROUPS, columns
 from hybridperf.workload import Workload
+
+COVERAGE = 0.9  # of a step's interval
+_DRAWS = 256
+_UNKNOWN_SHARE = 0.05
+_LARGEST_LOG_ERROR = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Prediction:
         row = self.workload.graph.row - 1
         frame = pd.DataFrame({
             "group": [GROUPS[g] for g in table.group[row]], "seconds": self.op_s[row], "roofline_s": roofline[row],
-            "in_range": _in_range(self.model, table, self.workload)[row],
+            "in_range": _inside(self.model, self.workload, self.model.outside(self.workload.calls))[row],
         })  # fmt: skip
         out = frame.groupby("group").agg(
             seconds=("seconds", "sum"),
@@ -90,16 +94,17 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     path = critical_path(lowered, op_s)
     roofline_s = timeline(lowered, model.roofline_seconds(table)).end_s.max()
     time_s = float(times.end_s.max())
-    width = _step_half_width(model, table, op_s, workload)
-    inside = _in_range(model, table, workload)
+    outside = model.outside(workload.calls)
+    interval = _interval(model, workload, lowered, op_s, outside)
+    inside = _inside(model, workload, outside)
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
     return Prediction(
         workload=workload,
         model=model,
         time_s=time_s,
-        low_s=None if width is None else time_s / (1 + width),
-        high_s=None if width is None else time_s * (1 + width),
+        low_s=None if interval is None else min(interval[0], time_s),
+        high_s=None if interval is None else max(interval[1], time_s),
         roofline_s=float(roofline_s),
         op_s=op_s,
         timeline=times,
@@ -161,6 +166,7 @@ def _batch_seconds_impl(program: Any, table: OpTable, platform: Platform, axes: 
 
 
 _batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=3)
+_makespan = jax.jit(makespan)
 
 
 def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platform, Platform]:
@@ -204,44 +210,46 @@ def _check_backend(model: PerfModel, workload: Workload) -> None:
         )
 
 
-def _step_half_width(model: PerfModel, table: OpTable, op_s: np.ndarray, workload: Workload) -> float | None:
-    """Half-width of the step's interval: errors are shared within a group and independent between groups.
+def _interval(model: PerfModel, workload: Workload, lowered: Lowered, op_s: np.ndarray, outside: np.ndarray) -> tuple[float, float] | None:
+    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, and sent through the evaluator.
 
-    Each group's log error has the spread its own interval implies; the step's is their root sum of squares, weighted by the group's share.
+    An op outside the measured range errs once more for each octave. None where over a twentieth of the step has no known error.
     """
-    share: dict[str, float] = {}
+    group = model.table(workload.calls).group
     row = workload.graph.row - 1
-    unmeasured = _unmeasured(model, table, workload)
-    for at in row:
-        name = "unmeasured" if at in unmeasured else GROUPS[table.group[at]]
-        share[name] = share.get(name, 0.0) + op_s[at]
-    total = sum(share.values())
-    widths = {group: model.groups[group].half_width if group in model.groups else None for group in share}
-    known = sum(share[g] for g, w in widths.items() if w is not None)
-    if total <= 0 or known < 0.95 * total:
+    unknown = [u for u in range(len(op_s)) if not (r := model.groups.get(GROUPS[group[u]])) or not r.errors or r.half_width is None]
+    unknown += list(_unmeasured(model, workload))
+    if op_s[row][np.isin(row, unknown)].sum() > _UNKNOWN_SHARE * op_s[row].sum():
         return None
-    squares = sum((share[g] / total * np.log1p(w)) ** 2 for g, w in widths.items() if w is not None)
-    return float(np.expm1(np.sqrt(squares) * total / known))
+    rng = np.random.default_rng(0)
+    drawn = np.zeros((len(GROUPS), _DRAWS))
+    for g in np.unique(group):
+        report = model.groups.get(GROUPS[g])
+        if report is not None and report.errors:
+            # log(predicted / measured): what is true lies that much lower
+            drawn[g] = -np.interp(rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS), np.linspace(0, 1, len(report.errors)), report.errors)
+    widen = 1.0 + np.where(np.isfinite(outside), outside, 0.0)
+    seconds = op_s[:, None] * np.exp(np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR))
+    steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
+    low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2])
+    return float(low), float(high)
 
 
-def _unmeasured(model: PerfModel, table: OpTable, workload: Workload) -> dict[int, str]:
+def _unmeasured(model: PerfModel, workload: Workload) -> dict[int, str]:
     """Unique ops whose number format the model has no measurements of, with what to say."""
     found = {}
-    for at, (group, call) in enumerate(zip(table.group, workload.calls, strict=True)):
-        report = model.groups.get(GROUPS[group])
+    for at, call in enumerate(workload.calls):
+        group = GROUPS[int(call.op.group_index())]
+        report = model.groups.get(group)
         if report is not None and not report.measured_dtype(call.op):
-            found[at] = f"no {GROUPS[group]} in {call.op.dtype} was measured, only {', '.join(report.dtypes)}"
+            found[at] = f"no {group} in {call.op.dtype} was measured, only {', '.join(report.dtypes)}"
     return found
 
 
-def _in_range(model: PerfModel, table: OpTable, workload: Workload) -> np.ndarray:
-    inside = np.zeros(len(table.group), bool)
-    for group in np.unique(table.group):
-        report = model.groups.get(GROUPS[group])
-        if report is not None:
-            here = table.group == group
-            inside[here] = within_range(report, jax.tree.map(lambda x, keep=here: x[keep], table.work))
-    inside[list(_unmeasured(model, table, workload))] = False
+def _inside(model: PerfModel, workload: Workload, outside: np.ndarray) -> np.ndarray:
+    """Whether each unique op lies within what was measured, its number format included."""
+    inside = outside == 0
+    inside[list(_unmeasured(model, workload))] = False
     return inside
 
 
@@ -254,7 +262,7 @@ def _notes(model: PerfModel, table: OpTable, op_s: np.ndarray, inside: np.ndarra
     for group in model.uncalibrated(table):
         share = op_s[row][table.group[row] == GROUPS.index(group)].sum() / total
         notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
-    unmeasured = _unmeasured(model, table, workload)
+    unmeasured = _unmeasured(model, workload)
     for said in sorted(set(unmeasured.values())):
         share = op_s[row][np.isin(row, [at for at, what in unmeasured.items() if what == said])].sum() / total
         notes.append(f"{said}: {share:.1%} of the step is a guess")

@@ -13,6 +13,8 @@ import pytest
 
 from hybridperf import cli
 from hybridperf.hardware import device_names, system_names
+from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION
+from hybridperf.io import write_json
 from hybridperf.model import MODEL_SCHEMA_VERSION
 
 GEMMS = pd.DataFrame({
@@ -224,8 +226,13 @@ def program(tmp_path, monkeypatch):
         "def lapack():\n    return (lambda x: jnp.linalg.cholesky(x @ x.T)), (jnp.ones((8, 8)),)\n"
         "def wrong():\n    return 3\n"
         "def needs(x):\n    return x\n"
+        "def careless():\n    raise ValueError('no data\\nat all')\n"
+        "def mismatched():\n    return (lambda x, w: x @ w), (jnp.ones((2, 3)), jnp.ones((4, 5)))\n"
+        "def no_array():\n    return (lambda x: x), ('text',)\n"
+        "def jitted():\n    return jax.jit(lambda x: x + 1), (jnp.ones(3),), 0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "programs_for_test", raising=False)  # another test's, in another folder
     return "programs_for_test"
 
 
@@ -243,6 +250,53 @@ def test_predict_a_jax_program(run, refused, program, tmp_path):
     assert "cannot import" in refused("predict", "--jax", "no_such_module:f")
     assert "module:function" in refused("predict", "--jax", "nonsense")
     assert "found none" in refused("predict", "--program", tmp_path / "none.json")
+
+
+def test_what_the_users_own_code_raises_is_a_sentence(refused, program, tmp_path):
+    where = f"(in {tmp_path / (program + '.py')} line"
+    said = refused("predict", "--jax", f"{program}:careless")
+    assert f"{program}:careless raised ValueError: no data {where} 11)" in said
+    said = refused("predict", "--jax", f"{program}:mismatched")
+    assert "raised TypeError: dot_general requires" in said
+    assert f"{where} 13)" in said
+    assert "raised TypeError" in refused("predict", "--jax", f"{program}:no_array")
+    assert "already jitted" in refused("predict", "--jax", f"{program}:jitted")
+    for name, text, says in [
+        ("broken_for_test", "def f(:\n", "raised SyntaxError"),
+        ("missing_for_test", "\nimport no_such_module_at_all\n", "raised ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        ("leaving_for_test", "raise SystemExit(5)\n", "raised SystemExit: 5"),
+    ]:
+        (tmp_path / f"{name}.py").write_text(text)
+        said = refused("predict", "--jax", f"{name}:f")
+        assert says in said
+        assert f"{name}.py line {2 if 'missing' in name else 1})" in said
+    with pytest.raises(ValueError, match="no data") as raised:
+        cli.main(["predict", "--jax", f"{program}:careless", "--debug"])
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_cut_off_program_file_is_refused(run, refused, tmp_path):
+    text = (
+        "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n  %y = f32[8]{0} add(%x, %x)\n"
+        "  ROOT %z = f32[8]{0} add(%y, %x)\n}\n"
+    )
+    content = {"name": "add", "backend": "cpu", "temporary_bytes": 0, "result_bytes": 32}
+    path = tmp_path / "program.json"
+
+    def written(hlo):
+        write_json(path, "program", PROGRAM_SCHEMA_VERSION, {**content, "hlo": hlo})
+        return "predict", "--program", path
+
+    assert run(*written(text))[0] == 0
+    assert "no ROOT" in refused(*written(text[: text.index("  ROOT")] + "}\n"))
+    assert "no closing brace" in refused(*written(text[: text.index("  ROOT")]))
+    assert "no closing brace" in refused(*written(text[: text.index("  ROOT")] + text))
+
+
+def test_a_folder_of_the_demo_names_the_model_in_it(run, refused, rows, tmp_path):
+    assert run("fit", "--device", "v100", "--out", tmp_path / "demo" / "model")[0] == 0
+    for arguments in (["show", tmp_path / "demo"], ["ops", rows(GEMMS), "--model", tmp_path / "demo", "--out", tmp_path / "out.csv"]):
+        assert f"holds no model.json; did you mean {tmp_path / 'demo' / 'model'}?" in refused(*arguments)
 
 
 # --- calibration ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Compiled JAX programs as workloads: XLA's own counts, loops by their trips, nothing unknown for free."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ from jax import lax
 
 from hybridperf.hardware import load_device
 from hybridperf.importers.jax_program import FRESH_BLOCK_BYTES, from_hlo, from_jax
+from hybridperf.importers.reuse import Step, Touch, in_loop, with_reuse
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
-from hybridperf.ops import Allocation, Convolution, Copy, Gather, ScatterAdd
+from hybridperf.ops import Allocation, Convolution, Copy, Gather, LoopTrip, OpCall, ScatterAdd
 from hybridperf.prediction import predict
 from hybridperf.workload import Workload
 from hybridperf_calibration.workloads import dlrm, gpt
@@ -278,6 +280,92 @@ def test_stacked_results_are_written_row_by_row() -> None:
     assert many / few == pytest.approx(4, rel=0.1)
 
 
+def test_a_stacked_reduction_writes_its_row_only() -> None:
+    """A sum fused with its place in the stack: 4 bytes a trip, not the stack's 40 kB."""
+    workload = from_jax(lambda x: lax.scan(lambda x, _: (jnp.tanh(x), x.sum()), x, None, length=10_000), f32(16))
+    assert totals(workload)["bytes"] < 10_000 * 16 * 4 * 10
+
+
+def in_the_loop(workload: Workload) -> list[OpCall]:
+    return [call for call in workload.calls if call.times > 1]
+
+
+@pytest.mark.parametrize("width", [16, 4096])
+def test_ops_in_a_cpu_loop_pay_no_floor(cpu: PerfModel, width: int) -> None:
+    """XLA compiles the small loop into one kernel; of the large one it calls the ops back to back: a trip is no five launches."""
+    workload = from_jax(lambda x, y: lax.scan(lambda x, y: (jnp.tanh(x * y), x.sum()), x, y), f32(width), f32(1000, width))
+    assert in_the_loop(workload)
+    assert all(call.inlined for call in in_the_loop(workload))
+    assert not any(call.inlined for call in workload.calls if call.times == 1)
+    assert len(ops(workload, LoopTrip)) == (0 if width == 16 else 1)  # within a kernel a trip is a jump
+    floors = dataclasses.replace(cpu.knobs, floor_s=np.full_like(cpu.knobs.floor_s, 1e-6))
+    launched = predict(dataclasses.replace(cpu, knobs=floors), workload).time_s - predict(cpu, workload).time_s
+    assert launched < 10e-6
+
+
+NESTED = """HloModule m
+%inner_body (a: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %a = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%a), index=0
+  %x = f32[8]{0} get-tuple-element(%a), index=1
+  %twice = f32[8]{0} add(%x, %x)
+  ROOT %t = (s32[], f32[8]{0}) tuple(%i, %twice)
+}
+%condition (b: (s32[], f32[8])) -> pred[] {
+  %b = (s32[], f32[8]{0}) parameter(0)
+  %j = s32[] get-tuple-element(%b), index=0
+  ROOT %less = pred[] compare(%j, %j), direction=LT
+}
+%outer_body (c: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %c = (s32[], f32[8]{0}) parameter(0)
+  ROOT %inner = (s32[], f32[8]{0}) while(%c), condition=%condition, body=%inner_body, backend_config={"known_trip_count":{"n":"5"}}
+}
+%called (d: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %d = (s32[], f32[8]{0}) parameter(0)
+  ROOT %outer = (s32[], f32[8]{0}) while(%d), condition=%condition, body=%outer_body, backend_config={"known_trip_count":{"n":"3"}}
+}
+ENTRY %main (n: s32[], y: f32[8]) -> (s32[], f32[8]) {
+  %n = s32[] parameter(0)
+  %y = f32[8]{0} parameter(1)
+  %start = (s32[], f32[8]{0}) tuple(%n, %y)
+  ROOT %call = (s32[], f32[8]{0}) call(%start), to_apply=%called, frontend_attributes={xla_cpu_small_call="true"}
+}
+"""
+
+
+def test_nested_loops_of_one_kernel_by_hand() -> None:
+    """Compare of the outer loop; compare and add of the inner one."""
+    one_kernel = from_hlo(NESTED, backend="cpu")
+    assert sorted((call.times, call.inlined) for call in in_the_loop(one_kernel)) == [(3, True), (15, True), (15, True)]
+    assert not ops(one_kernel, LoopTrip)
+    launched = from_hlo(NESTED.replace("xla_cpu_small_call", "other"), backend="gpu")
+    assert sorted(op.trips for op in ops(launched, LoopTrip)) == [3, 5]
+    assert not any(call.inlined for call in launched.calls)
+
+
+def test_a_loop_finds_again_what_its_last_trip_touched() -> None:
+    """64 kB go round 100 times in a step whose other data are 80 MB: only the first trip finds them gone."""
+    workload = from_jax(
+        lambda x, y: (lax.fori_loop(0, 100, lambda _, x: jnp.sin(x) * 0.5, x), y.sum()), f32(16_384), f32(20_000_000)
+    )  # fmt: skip
+    (loop,) = (call for call in in_the_loop(workload) if call.op.work().transcendentals)
+    assert loop.reuse_bytes is not None
+    assert 64e3 < loop.reuse_bytes < 1e6
+
+
+def test_a_scan_meets_each_slice_of_its_stack_once_a_pass() -> None:
+    """By hand: 512 trips read 32 kB each of a stack of 16 MB, and all of them the same 64 kB of weights."""
+    op, trips = Copy("fp32", rows=1.0, cols=1.0), 512
+    body = [
+        Step("slice", op, trips, reads=(Touch("stack", 32e3, trips * 32e3),)),
+        Step("weights", op, trips, reads=(Touch("weights", 64e3, 64e3),)),
+    ]
+    slice_, weights = with_reuse(in_loop(body, trips), temporary_bytes=0)
+    one_pass, one_trip = trips * 32e3 + 64e3 + 1, 32e3 + 64e3
+    assert slice_.reuse_bytes == pytest.approx(one_pass)
+    assert weights.reuse_bytes == pytest.approx(one_trip * (one_pass / one_trip) ** (1 / trips))  # the first trip's is a pass
+
+
 def test_random_bits_count_their_rounds() -> None:
     """Threefry is 5 groups of 4 rounds, in each an addition and a rotation of 4 operations, and more; XLA counts its loop once."""
     key = of(jnp.uint32, 2)
@@ -292,7 +380,7 @@ def test_random_bits_count_their_rounds() -> None:
 
 
 def test_unknown_instruction_is_named() -> None:
-    with pytest.raises(InputError, match=r"lapack_spotrf.*ignore=") as error:
+    with pytest.raises(InputError, match=r"lapack_spotrf.*ignore=.*--ignore") as error:
         from_jax(jnp.linalg.cholesky, f32(16, 16))
     target = next(word for word in str(error.value).split() if word.startswith("lapack"))
     workload = from_jax(jnp.linalg.cholesky, f32(16, 16), ignore={target})
@@ -321,6 +409,14 @@ def test_unknown_instruction_inside_a_fusion_is_named() -> None:
 def test_text_that_is_no_program() -> None:
     with pytest.raises(InputError, match="ENTRY"):
         from_hlo("hello")
+    text = jax.jit(lambda x: jnp.tanh(x) @ x).lower(f32(64, 64)).compile().as_text()
+    for cut in (text.rindex("ROOT"), text.rindex("ROOT") + 9, text.rindex("}")):
+        with pytest.raises(InputError, match="no closing brace"):
+            from_hlo(text[:cut])
+    with pytest.raises(InputError, match="no ROOT"):
+        from_hlo(text[: text.rindex("ROOT")] + "\n}\n")
+    with pytest.raises(InputError, match="no closing brace"):
+        from_hlo(text[: text.index("  ROOT")] + text[text.index("ENTRY") :])
 
 
 def test_conditional_takes_the_costlier_branch() -> None:
@@ -329,7 +425,7 @@ def test_conditional_takes_the_costlier_branch() -> None:
 
     workload = from_jax(choose, of(bool), f32(256, 256))
     assert workload.flops == pytest.approx(2 * 256**3)
-    assert any("costlier branch" in note for note in workload.notes)
+    assert any("costlier branch" in note and "by counts" in note for note in workload.notes)
     switched = from_jax(lambda i, x: lax.switch(i, [jnp.sin, lambda x: x @ x, lambda x: -x], x), of(jnp.int32), f32(256, 256))
     assert switched.flops == pytest.approx(2 * 256**3, rel=0.001)
     assert switched.transcendentals == 0
@@ -368,6 +464,9 @@ def test_undonated_table_is_copied_first() -> None:
 def test_jitted_function_keeps_its_donation() -> None:
     workload = from_jax(jax.jit(add_rows, donate_argnums=0), TABLE, INDEX, UPDATE)
     assert not ops(workload, Copy)
+    for donated in (0, (0,)):
+        with pytest.raises(InputError, match="already jitted"):
+            from_jax(jax.jit(add_rows), TABLE, INDEX, UPDATE, donate_argnums=donated)
 
 
 def test_gather_reads_only_rows() -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hybridperf_calibration.microbench.store import Row, RowStore
-from hybridperf_calibration.microbench.timer import Budget, Case, Timing, time_case
+from hybridperf_calibration.microbench.timer import Budget, Case, Compiled, Timing, time_case
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03
@@ -81,6 +81,7 @@ def run(
         for index in np.random.default_rng([seed, pass_no]).permutation(len(cases))
         if not store.has(cases[index].key, pass_no)
     ]
+    kept: dict[str, Compiled] = {}  # by the first pass, for the later ones
     measured = failed = 0
     spent_repeating_s = 0.0
     start_s = time.perf_counter()
@@ -92,7 +93,7 @@ def run(
             # Making inputs and compiling are not repeats: what they took on average is set aside for the cases to come.
             overhead_s = (elapsed_s - spent_repeating_s) / max(measured, 1)
             cap_s = _cap_s(budget_s, elapsed_s, len(todo) - measured, overhead_s)
-            row, repeating_s = _measure(case, pass_no, cap_s, seed)
+            row, repeating_s = _measure(case, pass_no, cap_s, seed, kept)
             store.append(row)
             measured += 1
             failed += "error" in row
@@ -140,13 +141,13 @@ def noise_floor(merged: Sequence[Row]) -> dict[str, dict[str, float]]:
     }
 
 
-def _measure(case: Case, pass_no: int, cap_s: float, seed: int) -> tuple[Row, float]:
+def _measure(case: Case, pass_no: int, cap_s: float, seed: int, kept: dict[str, Compiled]) -> tuple[Row, float]:
     """The row of one case, timed or failed, and the seconds that its repeats took."""
     name = {"key": case.key, "pass_no": pass_no}
     # Seeded by name, so that a case has the same inputs whether or not the run was interrupted before it.
     rng = np.random.default_rng([seed, pass_no, zlib.crc32(case.key.encode())])
     try:
-        timing = time_case(case, Budget(cap_s=cap_s), rng)
+        timing = time_case(case, Budget(cap_s=cap_s), rng, kept)
     except Exception as error:  # out of memory, an unsupported dtype...: other cases can still be measured
         first_line = (str(error).splitlines() or [""])[0]
         return {**case.columns, **name, "time_s": None, "error": f"{type(error).__name__}: {first_line}"[:300]}, 0.0

@@ -79,7 +79,7 @@ def _gemm(u: np.ndarray) -> Program:
     m, n, k = size(u[0], 16, 4096, u[3]), size(u[1], 8, 2048, u[4]), size(u[2], 8, 2048, u[5])
     while 2.0 * m * n * k > 1.5e9:
         m, n, k = max(m // 2, 16), max(n * 3 // 4, 8), max(k * 3 // 4, 8)
-    layout = _LAYOUTS[int(u[6] * 4)]
+    layout = _layout(u[6])
     a, b = _stored(layout, m, n, k)
     contracted = ((0 if layout[0] == "t" else 1,), (1 if layout[1] == "t" else 0,))
     return Program(
@@ -89,8 +89,9 @@ def _gemm(u: np.ndarray) -> Program:
     )
 
 
-# How the two operands of a product are stored: a weight gradient contracts over rows (t n), an input gradient over columns (n t).
-_LAYOUTS = ("nn", "nt", "tn", "tt")
+def _layout(u: float) -> str:
+    """How the two operands of a product are stored: a weight gradient contracts over rows (t n), an input gradient over columns (n t)."""
+    return "nn" if u < 0.32 else "nt" if u < 0.61 else "tn" if u < 0.92 else "tt"
 
 
 def _stored(layout: str, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -104,7 +105,7 @@ def _batched_gemm(u: np.ndarray) -> Program:
     m, n, k = size(u[1], 8, 256, u[4]), size(u[2], 8, 256, u[5]), size(u[3], 8, 256, u[6])
     while 2.0 * batch * m * n * k > 5e8:
         batch = batch // 2
-    layout = _LAYOUTS[int(u[7] * 4)]
+    layout = _layout(u[7])
     first, second = _stored(layout, m, n, k)
     letters = f"b{'ji' if layout[0] == 't' else 'ij'},b{'kj' if layout[1] == 't' else 'jk'}->bik"
     return Program(
@@ -331,10 +332,43 @@ def _convolution(u: np.ndarray) -> Program:
     batch, image = size(u[0], 1, 16, 0.9), size(u[1], 7, 56, 0.9)
     c_in, c_out, kernel = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5]), [1, 3, 3, 5][int(u[6] * 4)]
     stride = 1 + int(u[7] * 1.5)
+
+    def forward(x: Array, w: Array) -> Array:
+        return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    x, w = floats(batch, image, image, c_in), floats(kernel, kernel, c_in, c_out)
+    out = -(-image // stride)
+    y = floats(batch, out, out, c_out)
+    name = f"{batch} {image} {c_in} {c_out} {kernel} {stride}"
+    if u[8] < 0.6:
+        return Program(f"convolution {name}", forward, [x, w])
+    if u[8] < 0.8:  # the transposed programs of a backward pass
+        return Program(f"convolution inputs {name}", lambda w, g: _transposed(lambda x: forward(x, w), x[1], g), [w, y])
+    return Program(f"convolution weights {name}", lambda x, g: _transposed(lambda w: forward(x, w), w[1], g), [x, y])
+
+
+def _transposed(linear: Callable[[Array], Array], shape: tuple[int, ...], gradient: Array) -> Array:
+    import jax
+
+    return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, gradient.dtype))(gradient)[0]
+
+
+def _grouped_convolution(u: np.ndarray) -> Program:
+    from jax import lax
+
+    batch, image = size(u[0], 1, 8, 0.9), size(u[1], 7, 32, 0.9)
+    groups, per_group = size(u[2], 2, 64, u[4]), 1 if u[5] < 0.6 else size(u[3], 2, 16, 0.1)
+    kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
+
+    def forward(x: Array, w: Array) -> Array:
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+        )
+
     return Program(
-        f"convolution {batch} {image} {c_in} {c_out} {kernel} {stride}",
-        lambda x, w: lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
-        [floats(batch, image, image, c_in), floats(kernel, kernel, c_in, c_out)],
+        f"grouped convolution {batch} {image} {channels} {groups} {kernel}",
+        forward,
+        [floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)],
     )
 
 
@@ -354,26 +388,27 @@ def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> P
 
 
 FAMILIES = (
-    Family("gemm", 7, quick=64, full=140, build=_gemm),
-    Family("batched_gemm", 8, quick=28, full=80, build=_batched_gemm),
-    Family("elementwise", 7, quick=40, full=130, build=_elementwise),
+    Family("gemm", 7, quick=64, full=330, build=_gemm),
+    Family("batched_gemm", 8, quick=28, full=200, build=_batched_gemm),
+    Family("elementwise", 7, quick=40, full=190, build=_elementwise),
     Family("fill", 3, quick=4, full=16, build=_fill),
-    Family("in_place", 1, quick=5, full=20, build=_update_in_place),
-    Family("strided_loop", 8, quick=36, full=130, build=_strided),
-    Family("reduction", 5, quick=10, full=60, build=_reduction),
-    Family("window_reduction", 5, quick=20, full=50, build=_window_reduction),
-    Family("loop_reduction", 5, quick=12, full=60, build=_loop_reduction),
-    Family("gather", 7, quick=22, full=90, build=_gather),
-    Family("scatter_add", 5, quick=20, full=60, build=_scatter_add),
-    Family("copy", 5, quick=8, full=40, build=_concatenate),
+    Family("in_place", 1, quick=5, full=24, build=_update_in_place),
+    Family("strided_loop", 8, quick=36, full=220, build=_strided),
+    Family("reduction", 5, quick=10, full=130, build=_reduction),
+    Family("window_reduction", 5, quick=20, full=130, build=_window_reduction),
+    Family("loop_reduction", 5, quick=12, full=140, build=_loop_reduction),
+    Family("gather", 7, quick=22, full=200, build=_gather),
+    Family("scatter_add", 5, quick=20, full=110, build=_scatter_add),
+    Family("copy", 5, quick=8, full=60, build=_concatenate),
     Family("sort", 3, quick=4, full=24, build=_sort),
-    Family("cumulative", 3, quick=4, full=24, build=_cumulative),
-    Family("softmax", 4, quick=4, full=24, build=_softmax),
-    Family("layer_norm", 4, quick=4, full=24, build=_layer_norm),
-    Family("random", 3, quick=4, full=16, build=_random),
-    Family("optimizer", 3, quick=5, full=24, build=_optimizer),
-    Family("convolution", 8, quick=6, full=50, build=_convolution),
-    Family("loop_trip", 1, quick=3, full=8, build=_loop_trip),
+    Family("cumulative", 3, quick=4, full=40, build=_cumulative),
+    Family("softmax", 4, quick=4, full=50, build=_softmax),
+    Family("layer_norm", 4, quick=4, full=40, build=_layer_norm),
+    Family("random", 3, quick=4, full=24, build=_random),
+    Family("optimizer", 3, quick=5, full=50, build=_optimizer),
+    Family("convolution", 9, quick=6, full=150, build=_convolution),
+    Family("grouped_convolution", 7, quick=3, full=40, build=_grouped_convolution),
+    Family("loop_trip", 1, quick=3, full=10, build=_loop_trip),
 )
 
 

@@ -80,23 +80,44 @@ class Timing:
     described: Mapping[str, Any]  # what Case.describe read from the compiled program
 
 
-def time_case(case: Case, budget: Budget, rng: np.random.Generator) -> Timing:
-    """Compile the case once, warm it up, and repeat it until its minimum has settled."""
+@dataclass(frozen=True)
+class Compiled:
+    """A case ready to run: a later pass over the same case need not trace, compile and describe it again."""
+
+    call: Callable[..., Any]
+    compile_s: float
+    described: Mapping[str, Any]
+
+
+def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Compiled:
+    """Compile `fn`, made by the case, for arguments like these."""
+    import jax
+
+    start_s = time.perf_counter()
+    call = jax.jit(fn, donate_argnums=case.carried).lower(*arguments).compile()
+    compile_s = time.perf_counter() - start_s
+    return Compiled(call, compile_s, case.describe(call.as_text()) if case.describe else {})
+
+
+def time_case(case: Case, budget: Budget, rng: np.random.Generator, kept: dict[str, Compiled] | None = None) -> Timing:
+    """Compile the case once, warm it up, and repeat it until its minimum has settled. `kept` remembers what was compiled, by key."""
     import jax
 
     fn, argument_tuples = case.make(rng)
     # On the device before the clock starts; device_put makes arrays of Python numbers, too, so all tuples look alike.
     # What several tuples have in common stays one array.
-    placed = {id(argument): jax.device_put(argument) for arguments in argument_tuples for argument in arguments}
+    distinct = {id(argument): argument for arguments in argument_tuples for argument in arguments}
+    placed = dict(zip(distinct, jax.device_put(list(distinct.values())), strict=True))
     argument_tuples = jax.block_until_ready([tuple(placed[id(a)] for a in arguments) for arguments in argument_tuples])
-    start_s = time.perf_counter()
-    compiled = jax.jit(fn, donate_argnums=case.carried).lower(*argument_tuples[0]).compile()
-    compile_s = time.perf_counter() - start_s
+    compiled = kept.get(case.key) if kept is not None else None
+    if compiled is None:
+        compiled = compile_case(case, fn, argument_tuples[0])
+        if kept is not None:
+            kept[case.key] = compiled
     total_bytes = _total_bytes(argument_tuples)
-    described = case.describe(compiled.as_text()) if case.describe else {}
     subtract_s = case.subtract_s() if callable(case.subtract_s) else case.subtract_s
 
-    rotation = Rotation(compiled, argument_tuples, case.carried)
+    rotation = Rotation(compiled.call, argument_tuples, case.carried)
     warm_up(rotation, budget.cap_s)
     preemptions_before = machine.preemptions()
     calls_s = repeat_until_settled(rotation, budget)
@@ -112,12 +133,12 @@ def time_case(case: Case, budget: Budget, rng: np.random.Generator) -> Timing:
         repeats=len(calls_s),
         settled=is_settled(calls_s),
         unreliable=call_s - subtract_s < RELIABLE_SHARE * call_s,
-        compile_s=compile_s,
+        compile_s=compiled.compile_s,
         repeating_s=sum(calls_s),
         reuse_bytes=total_bytes if case.reuse_bytes is None else case.reuse_bytes,
         load=machine.load_1min(),
         preemptions=machine.preemptions() - preemptions_before,
-        described=described,
+        described=compiled.described,
     )
 
 
@@ -168,9 +189,9 @@ class Rotation:
 
 
 def warm_up(rotation: Rotation, cap_s: float) -> None:
-    """Call it a few times, on each tuple if time allows (pages touched, kernels loaded, results' memory found again)."""
+    """Call it a few times (kernels loaded, results' memory found again); the arguments' pages were touched when they were placed."""
     start_s = time.perf_counter()
-    for _ in range(max(len(rotation), WARM_UP_CALLS)):
+    for _ in range(WARM_UP_CALLS):
         rotation.call_s()
         if time.perf_counter() - start_s > cap_s:
             break

@@ -2,7 +2,8 @@
 
     python -m hybridperf_calibration.workloads.run SPEC.json --out STEPS.json --cores 0
 
-With `--programs DIR` each step's compiled program is kept as a file that `hybridperf predict --program` takes.
+With `--programs DIR` each step's compiled program is kept as a file that `hybridperf predict --program` takes. With
+`--profile` each step is run a few times more when all timing is done, and what each of its instructions took is kept.
 
 SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt", "config": {}}]. All are
 compiled first and then measured in rounds, each round every step a few times: repeats of a step are spread over the
@@ -25,26 +26,35 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf_calibration.microbench import machine
-from hybridperf_calibration.workloads import Step, config_from
+from hybridperf_calibration.workloads import Step, config_from, op_times
 
 # JAX is imported inside functions: the program has to pin itself first.
 
 SCHEMA_VERSION = 1
 BATCHES = 16  # of data, for the calls to rotate through
+_PROFILE_S = 0.3  # of calls of one step, roughly
 WORKLOADS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
 
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """Seconds of one training step, from calling it until its outputs are there."""
+    """Seconds of one training step, from calling it until its outputs are there.
+
+    The noise floor asks how far apart two measurements of the same step would be: each round is one, and `noise` is the
+    median over the rounds of (minimum of the round) / (minimum over all) - 1. One round alone cannot tell.
+    """
 
     time_s: float  # minimum over all repeats
+    round_min_s: tuple[float, ...]  # minimum of each round
+    noise: float | None  # a share of time_s; None: a single round
     median_s: float
     repeats: int
     first_call_s: float  # tracing and compilation included
     last_loss: float  # not finite: the step did not train, and its time may not be that of real numbers
     load: float | None  # of the machine, see machine.load_1min
     preemptions: int  # of this process during the repeats
+    cpu_share: float  # processor seconds of this process per second of the repeats: far below 1, others had the core
+    op_s: Mapping[str, float] | None = field(repr=False)  # by instruction, see op_times.profile; None: not profiled
     program: Mapping[str, Any] = field(repr=False)  # what was run, see hybridperf.importers.jax_program.program
 
 
@@ -61,17 +71,24 @@ def measure_steps(
     rounds: int = 4,
     repeats: int = 5,
     min_seconds: float = 0.3,
+    profile: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[StepMeasurement]:
-    """Repeat several steps in turn: `rounds` times each at least `repeats` times and `min_seconds` long."""
+    """Repeat several steps in turn: `rounds` times each at least `repeats` times and `min_seconds` long.
+
+    `profile`: also what each instruction takes, asked after the last round so that tracing disturbs no timing.
+    """
     running = []
     for step in steps:
         running.append(RunningStep(step))
         report(f"{step.name}: first call {running[-1].first_call_s:.2f} s")
     for round_no in range(1, rounds + 1):
         for step in running:
-            step.measure(repeats, min_seconds)
-            report(f"round {round_no}/{rounds}, {step.name}: {step.result().time_s * 1e3:.3f} ms")
+            round_s = step.measure(repeats, min_seconds)
+            report(f"round {round_no}/{rounds}, {step.name}: {round_s * 1e3:.3f} ms")
+    for step in running if profile else ():
+        step.profile()
+        report(f"profiled {step.name}")
     return [step.result() for step in running]
 
 
@@ -89,8 +106,10 @@ class RunningStep:
         self.name = step.name
         self._step = step
         self._args = step.args
-        self._calls_s: list[float] = []
+        self._rounds_s: list[list[float]] = []
+        self._op_s: dict[str, float] | None = None
         self._preemptions = 0
+        self._cpu_s = self._wall_s = 0.0
         self._calls = 0
         start_s = time.perf_counter()
         self._compiled = jax.jit(step.fn, donate_argnums=step.donate_argnums).lower(*step.args).compile()
@@ -99,26 +118,40 @@ class RunningStep:
         self._program = program(self._compiled, step.name)
         self._call()  # the first call also touched the memory for the first time
 
-    def measure(self, repeats: int, min_seconds: float) -> None:
-        """Make at least `repeats` timed calls, for at least `min_seconds`."""
+    def measure(self, repeats: int, min_seconds: float) -> float:
+        """One round: at least `repeats` timed calls, for at least `min_seconds`; returns its minimum in seconds."""
         preemptions_before = machine.preemptions()
-        start_s = time.perf_counter()
-        calls = 0
-        while calls < repeats or time.perf_counter() - start_s < min_seconds:
-            self._calls_s.append(self._call())
-            calls += 1
+        start_s, cpu_before_s = time.perf_counter(), time.process_time()
+        calls_s: list[float] = []
+        while len(calls_s) < repeats or time.perf_counter() - start_s < min_seconds:
+            calls_s.append(self._call())
+        self._cpu_s += time.process_time() - cpu_before_s
+        self._wall_s += time.perf_counter() - start_s
         self._preemptions += machine.preemptions() - preemptions_before
+        self._rounds_s.append(calls_s)
+        return min(calls_s)
+
+    def profile(self) -> None:
+        """Make a few calls more and keep what each instruction took; more of a short step, whose least times are rarer."""
+        typical_s = statistics.median(self._rounds_s[-1])
+        self._op_s = op_times.profile(self._call, calls=min(max(round(_PROFILE_S / typical_s), 5), 40))
 
     def result(self) -> StepMeasurement:
         """The measurement so far."""
+        calls_s = [call_s for round_s in self._rounds_s for call_s in round_s]
+        round_min_s = tuple(min(round_s) for round_s in self._rounds_s)
         return StepMeasurement(
-            time_s=min(self._calls_s),
-            median_s=statistics.median(self._calls_s),
-            repeats=len(self._calls_s),
+            time_s=min(calls_s),
+            round_min_s=round_min_s,
+            noise=statistics.median(round_min_s) / min(calls_s) - 1 if len(round_min_s) > 1 else None,
+            median_s=statistics.median(calls_s),
+            repeats=len(calls_s),
             first_call_s=self.first_call_s,
             last_loss=float(self._loss),
             load=machine.load_1min(),
             preemptions=self._preemptions,
+            cpu_share=self._cpu_s / self._wall_s,
+            op_s=self._op_s,
             program=self._program,
         )
 
@@ -182,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("spec", type=Path, metavar="SPEC.json")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--programs", type=Path, metavar="DIR", help="folder to keep the compiled programs in")
+    parser.add_argument("--profile", action="store_true", help="also keep what each instruction of a step took")
     parser.add_argument("--cores", help="cores to run on, like 0 or 0-3; all if not given")
     parser.add_argument("--steady", action="store_true", help="with the settings that single ops are measured under")
     parser.add_argument("--rounds", type=_positive_int, default=4, help="times that every step has its turn")
@@ -204,7 +238,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.steady:
         machine.steady_cpu()
     configs, steps = zip(*build_steps(spec, options.spec), strict=True)
-    measured = measure_steps(steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds, report=_print_progress)
+    measured = measure_steps(
+        steps,
+        rounds=options.rounds,
+        repeats=options.repeats,
+        min_seconds=options.seconds,
+        profile=options.profile,
+        report=_print_progress,
+    )
     from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION
     from hybridperf.io import write_json
 

@@ -56,6 +56,22 @@ def strided_reads(fused: Computation) -> tuple[float, float]:
     return total, span
 
 
+def loop_shape(fused: Computation) -> dict[str, float]:
+    """The nest as columns of a fused op: steps along the result's fastest dimension, and what a reduction in it sums over."""
+    loops = _loops(fused, fused.by_name)
+    summing = next((i for i in fused.instructions if i.opcode in _SUMMING), None)
+    if summing is None:
+        return {"inner": float(loops[0].extent) if loops else 1.0}
+    source = fused.by_name[summing.operands[0]].shape
+    along = _summing_loops(summing, [fused.by_name[name] for name in summing.operands])
+    fastest = next((d for d in source.layout if source.dims[d] > 1), None)
+    return {
+        "inner": float(loops[len(along)].extent) if len(loops) > len(along) else 1.0,
+        "summed": float(math.prod(loop.extent for loop in along)),
+        "summed_inner": float(any(move[0] == fastest for loop in along for _, move, _ in loop.starts[:1])),
+    }
+
+
 def demanded(fused: Computation) -> dict[str, float]:
     """How many elements of each instruction the result needs: what a slice leaves out is never computed nor read."""
     by_name = fused.by_name
@@ -72,6 +88,8 @@ def demanded(fused: Computation) -> dict[str, float]:
             need[name] = min(float(operand.shape.elements), max(need.get(name, 0.0), wanted))
     return need
 
+
+_SUMMING = ("reduce", "dot", "reduce-window")
 
 _PARTIAL = (
     frozenset(
@@ -96,7 +114,7 @@ def _loops(fused: Computation, by_name: dict[str, Instruction]) -> list[_Loop]:
     """The loop nest, innermost first: what a reduction sums over, then the result's dimensions."""
     loops = []
     for instruction in fused.instructions:
-        if instruction.opcode in ("reduce", "dot", "reduce-window"):
+        if instruction.opcode in _SUMMING:
             loops += _summing_loops(instruction, [by_name[name] for name in instruction.operands])
             break
     root = fused.root

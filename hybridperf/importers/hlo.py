@@ -132,6 +132,8 @@ def parse(text: str) -> Module:
         entry = computation if is_entry else entry
     if entry is None:
         raise InputError("expected the text of a compiled XLA module with an ENTRY computation, found none")
+    if not any(i.is_root for i in entry.instructions):
+        raise InputError(f"the text of the XLA module is cut off: its entry {entry.name} has no ROOT; write the program again")
     return Module(entry, computations)
 
 
@@ -145,8 +147,12 @@ def _blocks(text: str) -> Iterator[tuple[bool, str, list[str]]]:
         elif line.startswith("}"):
             yield bool(header.group(1)), header.group(2), lines
             header = None
+        elif _HEADER.match(line):
+            break
         elif " = " in line:
             lines.append(line)
+    if header is not None:
+        raise InputError(f"the text of the XLA module is cut off: {header.group(2)} has no closing brace; write the program again")
 
 
 def _instruction(line: str) -> Instruction:

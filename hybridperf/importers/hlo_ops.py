@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hybridperf.importers.fusion_loops import demanded, strided_reads
+from hybridperf.importers.fusion_loops import demanded, loop_shape, strided_reads
 from hybridperf.importers.hlo import Computation, Instruction, Shape
 from hybridperf.importers.hlo_cost import Costs, Count, convolution_sizes, dot_sizes, window_sizes
 from hybridperf.ops import BatchedGemm, Convolution, Copy, Cumulative, Fused, Gather, Gemm, Op, Random, ScatterAdd, Sort, Transpose
@@ -54,7 +54,7 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[O
     for i in fused.instructions:
         by_opcode.setdefault(i.opcode, []).append(i)
     count, read = _needed(costs, fused), sum(bytes_read(fused))
-    dtype, written, elements = instruction.shape.dtype, instruction.bytes, float(instruction.shape.elements)
+    dtype, written, elements = instruction.shape.dtype, bytes_written(fused), float(instruction.shape.elements)
 
     def operands(i: Instruction) -> list[Shape]:
         return [inside[name].shape for name in i.operands]
@@ -87,8 +87,7 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[O
         loop = "library_reduction" if library else "reduction"
         elements = max(operands(i)[0].elements for i in by_opcode["reduce"])
     elif fused.root.opcode == "dynamic-update-slice":  # in place: only the slice is written
-        update = operands(fused.root)[1]
-        elements, written = float(update.elements), update.bytes
+        elements = float(operands(fused.root)[1].elements)
     return [
         _fused(
             dtype,
@@ -99,6 +98,8 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[O
             loop=loop,
             strided_reads=float(reads),
             strided_bytes=float(span),
+            compared=float(_compares(costs, fused)),
+            **loop_shape(fused),
         )
     ]
 
@@ -108,6 +109,18 @@ def bytes_read(fused: Computation) -> list[float]:
     need = demanded(fused)
     parameters = sorted((int(i.literal), i) for i in fused.instructions if i.opcode == "parameter")
     return [need.get(parameter.name, 0.0) * parameter.shape.element_bytes for _, parameter in parameters]
+
+
+def bytes_written(fused: Computation) -> float:
+    """Bytes of a fusion's results; of what it updates in place only the slice."""
+    inside = fused.by_name
+    written = 0.0
+    for result in [inside[name] for name in fused.root.operands] if fused.root.opcode == "tuple" else [fused.root]:
+        made = result
+        while made.opcode == "bitcast":
+            made = inside[made.operands[0]]
+        written += inside[made.operands[1]].bytes if made.opcode == "dynamic-update-slice" else result.bytes
+    return written
 
 
 def _around(costs: Costs, instruction: Instruction, fused: Computation, main: list[Instruction]) -> list[Op]:
@@ -226,6 +239,12 @@ def _fused(dtype: str, elements: float, count: Count, read: float, written: floa
         bytes_written=float(max(written, 1)),
         **more,
     )
+
+
+def _compares(costs: Costs, fused: Computation) -> bool:
+    """Whether a reduction in a fusion looks for the largest or smallest: with its care for NaN no single instruction."""
+    reductions = (i for i in fused.instructions if i.opcode in ("reduce", "reduce-window"))
+    return any(costs.module.called(i, "to_apply").root.opcode in ("maximum", "minimum", "select") for i in reductions)
 
 
 def _is_running(window: Instruction, source: Shape) -> bool:

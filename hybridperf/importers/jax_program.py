@@ -5,12 +5,14 @@ must match the device (a CPU's fusions are not a GPU's). One entry computation i
 
     call, [fresh memory], instruction, instruction, ...
 
-While loops count their body times the trip count that XLA found; of a conditional the costlier branch is taken, and a note says so.
+While loops count their body times the trip count that XLA found. A CPU calls the ops of a body back to back, 10 to 20 ns each (or has
+compiled a small loop into one kernel): they pay no launch floor. Of a conditional the costlier branch is taken, and a note says so.
 An instruction nobody knows is an error that names it, unless the caller lists its opcode (or custom-call target) in `ignore`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -21,7 +23,7 @@ from hybridperf.graph import GraphBuilder
 from hybridperf.importers import hlo_ops
 from hybridperf.importers.hlo import NAME, Computation, Instruction, Module, parse
 from hybridperf.importers.hlo_cost import KNOWN, Costs, Count
-from hybridperf.importers.reuse import Step, with_reuse
+from hybridperf.importers.reuse import Step, Touch, in_loop, with_reuse
 from hybridperf.io import InputError, read_json
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, ScatterAdd
 from hybridperf.workload import OpCall, Workload
@@ -44,6 +46,7 @@ _FREE = frozenset(
         "rng-get-and-update-state",
     ]
 )
+_SMALL_CALL = 'xla_cpu_small_call="true"'  # XLA's CPU backend compiles the loops of such a call into one kernel
 _ENDLESS = "while with an unknown trip count"
 _GRAIN = 4  # reuse distances are kept to a quarter of a power of two, so that equal ops stay one row of the duration table
 
@@ -56,10 +59,18 @@ def from_jax(
     A function that is already jitted keeps its own settings. Donate what the training loop donates: an updated table that is not
     donated is copied whole, and the prediction will say so.
     """
+    return from_program(compile_program(fn, *args, donate_argnums=donate_argnums, name=name), ignore=ignore)
+
+
+def compile_program(fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (), name: str | None = None) -> dict[str, Any]:
+    """`program` of `fn(*args)`: all that runs the caller's own code."""
     import jax
 
-    lower = fn.lower if hasattr(fn, "lower") else jax.jit(fn, donate_argnums=donate_argnums).lower
-    return from_program(program(lower(*args).compile(), name or str(getattr(fn, "__name__", "step"))), ignore=ignore)
+    lower = getattr(fn, "lower", None)
+    if lower is not None and (isinstance(donate_argnums, int) or donate_argnums):
+        raise InputError(f"donate_argnums={donate_argnums} cannot reach a function that is already jitted: give it to that jax.jit instead")
+    lower = lower or jax.jit(fn, donate_argnums=donate_argnums).lower
+    return program(lower(*args).compile(), name or str(getattr(fn, "__name__", "step")))
 
 
 def program(compiled: Any, name: str) -> dict[str, Any]:
@@ -113,7 +124,7 @@ def from_hlo(
 ) -> Workload:
     """Workload of one optimized HLO module in text form."""
     module = parse(text)
-    reader = _Reader(module, frozenset([ignore] if isinstance(ignore, str) else ignore))
+    reader = _Reader(module, frozenset([ignore] if isinstance(ignore, str) else ignore), backend)
     steps = reader.read(module.entry, 1.0)
     reader.refuse_unknown()
     steps = with_reuse(steps, temporary_bytes)
@@ -125,7 +136,7 @@ def from_hlo(
     builder, calls = GraphBuilder(), []
     rows: dict[OpCall, int] = {}
     for step in [*leading, *steps]:
-        call = OpCall(step.op, step.times, _grained(step.reuse_bytes))
+        call = OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined)
         if call not in rows:
             rows[call] = len(rows) + 1
             calls.append(call)
@@ -144,9 +155,10 @@ def from_hlo(
 class _Reader:
     """Walks computations in schedule order and collects steps, arithmetic, notes and what it could not name."""
 
-    def __init__(self, module: Module, ignore: frozenset[str]):
+    def __init__(self, module: Module, ignore: frozenset[str], backend: str | None):
         self.module = module
         self.ignore = ignore
+        self.backend = backend
         self.costs = Costs(module)
         self.count = Count()
         self.notes: list[str] = []
@@ -166,7 +178,8 @@ class _Reader:
             elif opcode == "while":
                 steps += self._while(instruction, times)
             elif opcode == "call":
-                steps += self.read(self.module.called(instruction, "to_apply"), times)
+                called = self.read(self.module.called(instruction, "to_apply"), times)
+                steps += _as_one_kernel(called) if _SMALL_CALL in instruction.attributes else called
             elif opcode == "conditional":
                 steps += self._conditional(instruction, times)
             elif opcode not in KNOWN or opcode == "custom-call":  # a library routine: nothing tells what it costs
@@ -191,7 +204,8 @@ class _Reader:
         if self.unknown:
             named = ", ".join(f"{target} ({name})" for target, name in sorted(self.unknown.items()))
             raise InputError(
-                f"cannot price {len(self.unknown)} kind(s) of instruction: {named}; list them in ignore={{...}} to leave them out"
+                f"cannot price {len(self.unknown)} kind(s) of instruction: {named};"
+                " leave them out with ignore=... (`--ignore` on the command line)"
             )
 
     def _while(self, instruction: Instruction, times: float) -> list[Step]:
@@ -208,7 +222,10 @@ class _Reader:
         condition = self.read(self.module.called(instruction, "condition"), trips)
         if not per_loop:
             return []
-        return [Step(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *condition, *body]
+        inside = in_loop([*condition, *body], trips)
+        if self.backend == "cpu":
+            inside = [dataclasses.replace(step, inlined=True) for step in inside]
+        return [Step(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
 
     def _conditional(self, instruction: Instruction, times: float) -> list[Step]:
         listed = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
@@ -220,23 +237,19 @@ class _Reader:
         for computation in computations:
             self.count = Count()
             branch = self.read(computation, times)
-            moved = sum(size * step.times for step in branch for _, size in (*step.reads, *step.writes))
+            moved = sum(touch.bytes * step.times for step in branch for touch in (*step.reads, *step.writes))
             branches.append((self.count.flops + self.count.transcendentals + moved, self.count, branch, computation.name))
         _, count, branch, name = max(branches, key=lambda b: b[0])
         self.count = before + count
-        self.notes.append(f"{instruction.name}: priced its costlier branch {name}")
+        self.notes.append(f"{instruction.name}: priced its costlier branch {name}, by counts of flops and bytes")
         return branch
 
     def _priced(self, instruction: Instruction, computation: Computation, times: float) -> list[Step]:
         within = computation.by_name
         operands = [within[name] for name in instruction.operands]
-        reads = tuple((self._buffer(o, within), o.bytes) for o in operands if o.opcode != "constant")
-        writes = ((instruction.name, instruction.bytes),)
+        reads, writes = self._touches(instruction, operands, within)
         if instruction.opcode == "fusion":
-            fused = self.module.called(instruction, "calls")
-            used = hlo_ops.bytes_read(fused)
-            reads = tuple((self._buffer(o, within), used[at]) for at, o in enumerate(operands))
-            ops = hlo_ops.fusion(self.costs, instruction, fused)
+            ops = hlo_ops.fusion(self.costs, instruction, self.module.called(instruction, "calls"))
         else:
             ops = [hlo_ops.standalone(self.costs, instruction, [o.shape for o in operands], computation)]
         steps = []
@@ -247,11 +260,29 @@ class _Reader:
                 largest = max(operands, key=lambda o: o.bytes)
                 table = (self._buffer(largest, within), op.vocab * row_bytes)
                 if isinstance(op, ScatterAdd):  # in place: only the rows that the updates name are read and written
-                    touched = (table[0], min(op.rows * row_bytes, table[1]))
-                    reads, writes = (*((b, n) for b, n in reads if b != table[0]), touched), (touched,)
+                    touched = Touch(table[0], min(op.rows * row_bytes, table[1]), table[1])
+                    reads, writes = (*(read for read in reads if read.buffer != table[0]), touched), (touched,)
                     self.views[instruction.name] = table[0]
             steps.append(Step(instruction.name, op, times, reads, writes, table))
         return steps
+
+    def _touches(
+        self, instruction: Instruction, operands: list[Instruction], within: dict[str, Instruction]
+    ) -> tuple[tuple[Touch, ...], tuple[Touch, ...]]:
+        """What one execution reads and writes: of slices and updates in place only the slice."""
+        reads = [Touch(self._buffer(o, within), o.bytes, o.bytes) for o in operands]
+        written = instruction.bytes
+        if instruction.opcode == "fusion":
+            fused = self.module.called(instruction, "calls")
+            reads = [read._replace(bytes=used) for read, used in zip(reads, hlo_ops.bytes_read(fused), strict=True)]
+            return tuple(reads), (Touch(instruction.name, hlo_ops.bytes_written(fused), written),)
+        if instruction.opcode in ("slice", "dynamic-slice"):
+            reads[0] = reads[0]._replace(bytes=written)
+        kept = tuple(read for read, o in zip(reads, operands, strict=True) if o.opcode != "constant")
+        if instruction.opcode == "dynamic-update-slice":
+            self.views[instruction.name] = reads[0].buffer
+            return tuple(read for read in kept if read.buffer != reads[0].buffer), (reads[0]._replace(bytes=reads[1].bytes),)
+        return kept, (Touch(instruction.name, written, written),)
 
     def _buffer(self, instruction: Instruction, within: dict[str, Instruction]) -> str:
         """Name of the memory an instruction's result lives in: views and in-place updates share it with their source."""
@@ -261,6 +292,11 @@ class _Reader:
                 return f"{source.name}{instruction.word('index')}"
             instruction = source
         return self.views.get(instruction.name, instruction.name)
+
+
+def _as_one_kernel(steps: list[Step]) -> list[Step]:
+    """Steps whose caller is compiled as a whole: a loop in it is a jump, and nothing in it is launched."""
+    return [dataclasses.replace(step, inlined=True) for step in steps if not isinstance(step.op, LoopTrip)]
 
 
 def _grained(reuse_bytes: float | None) -> float | None:

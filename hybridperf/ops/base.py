@@ -16,6 +16,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io import unknown
 from hybridperf.roofline import Work
@@ -25,6 +27,7 @@ GROUPS = (
     "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution", "elementwise", "strided_loop",
     "reduction", "window_reduction", "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy",
     "gather", "pooled_gather", "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
+    "grouped_convolution", "padded_library_reduction",
 )  # fmt: skip
 
 
@@ -44,6 +47,10 @@ class Op(abc.ABC):
     def work(self) -> Work:
         """Flops, bytes and steps of the op. `reuse_bytes` is for the op repeated on the same data, unless it has its own."""
 
+    def shape(self) -> dict[str, Any]:
+        """What a learned correction may know of the op beside its work: logs of sizes, how they fill vectors and tiles, flags."""
+        return {}
+
     @property
     def element_bytes(self) -> float:
         return DTYPE_BYTES[self.dtype]
@@ -56,6 +63,20 @@ class Op(abc.ABC):
     def dimensions(cls) -> list[str]:
         """Names of the dimension columns."""
         return [field.name for field in dataclasses.fields(cls) if field.name != "dtype" and field.type != "str"]
+
+
+def log_sizes(**sizes: Any) -> dict[str, Any]:
+    """`log2(1 + size)` of each size, by name."""
+    return {f"log_{name}": np.log2(1.0 + np.asarray(size, np.float64)) for name, size in sizes.items()}
+
+
+def tails(multiple: int, **sizes: Any) -> dict[str, Any]:
+    """`log2(size rounded up to a multiple / size)`: what is computed in vain where vectors or tiles have that size."""
+    out = {}
+    for name, size in sizes.items():
+        counted = np.maximum(np.asarray(size, np.float64), 1.0)
+        out[f"tail{multiple}_{name}"] = np.log2(np.ceil(counted / multiple) * multiple / counted)
+    return out
 
 
 @dataclasses.dataclass(frozen=True)

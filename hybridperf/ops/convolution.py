@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hybridperf.hardware import Unit
-from hybridperf.ops.base import Op, register
+from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.roofline import Work
 
@@ -45,5 +47,24 @@ class Convolution(Op):
             flops=FLOPS_PER_MULTIPLY_ADD * outputs * self.c_in / self.groups * taps,
             bytes=moved,
             reuse_bytes=moved,
-            steps=1.0,
+            steps=self.batch * self.h_out * w_out * self.kh * kw,  # addresses: which pixel lies under each position of the kernel
         )
+
+    def shape(self) -> dict[str, Any]:
+        kernel = self.kh * (self.kw + (self.kw == 0) * self.kh)
+        taps = self.taps + (self.taps == 0) * kernel
+        w_out = self.w_out + (self.w_out == 0) * self.h_out
+        return {
+            **log_sizes(batch=self.batch, c_in=self.c_in, c_out=self.c_out, pixels=self.h_out * w_out, width=w_out, kernel=kernel),
+            **log_sizes(groups=self.groups, stride=self.h_in / self.h_out),
+            **tails(2, c_in=self.c_in),
+            **tails(4, c_in=self.c_in, c_out=self.c_out),
+            **tails(16, c_in=self.c_in, c_out=self.c_out),
+            **tails(64, c_out=self.c_out),
+            "odd": self.c_in % 2.0,
+            "outside": kernel / taps - 1.0,  # positions of the kernel that fall into the padding, or between dilated pixels
+        }
+
+    def group_index(self) -> Any:
+        """Libraries have no fast path for grouped convolutions: other knobs."""
+        return np.where(np.asarray(self.groups) > 1, GROUPS.index("grouped_convolution"), GROUPS.index("convolution"))

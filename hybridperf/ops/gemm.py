@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hybridperf.hardware import Unit
-from hybridperf.ops.base import GROUPS, Op, register
+from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
 from hybridperf.roofline import Work
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
+PRODUCT_STEPS = 1000.0  # starting one product of a batch takes about as long as packing so many numbers (Eigen: 0.25 us to 0.25 ns)
 
 
 @register("gemm", "matmul", bias=0.0)
@@ -49,6 +50,9 @@ class Gemm(Op):
             steps=m * k + k * n + m * n,  # operands are packed and results written element by element, wherever they come from
         )
 
+    def shape(self) -> dict[str, Any]:
+        return _product_shape(self)
+
     def group_index(self) -> Any:
         """Products that pack an operand against its grain have knobs of their own."""
         return _by_packing(self.transposed_a, "gemm", "gemm_transposed")
@@ -57,7 +61,7 @@ class Gemm(Op):
 @register("bmm")
 @dataclasses.dataclass(frozen=True)
 class BatchedGemm(Op):
-    """`batch` independent matrix products of one shape; a step is one of them."""
+    """`batch` independent matrix products of one shape; a step is one number packed or written, as for one product."""
 
     group: ClassVar[str] = "batched_gemm"
     unit: ClassVar[Unit] = "matrix"
@@ -80,12 +84,28 @@ class BatchedGemm(Op):
             reuse_bytes=moved,
             strided_reads=self.batch * (self.transposed_a * m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
-            steps=self.batch,
+            steps=self.batch * (m * k + k * n + m * n + PRODUCT_STEPS),
         )
+
+    def shape(self) -> dict[str, Any]:
+        return {**_product_shape(self), **log_sizes(batch=self.batch)}
 
     def group_index(self) -> Any:
         """As for one product."""
         return _by_packing(self.transposed_a, "batched_gemm", "batched_gemm_transposed")
+
+
+def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Any]:
+    # vectors of 4 to 16 numbers on CPUs, tiles of 64 and 128 on GPUs
+    rows_and_columns = {"m": op.m, "n": op.n}
+    return {
+        **log_sizes(m=op.m, n=op.n, k=op.k),
+        **tails(4, **rows_and_columns),
+        **tails(16, **rows_and_columns, k=op.k),
+        **tails(64, **rows_and_columns),
+        "transposed_a": op.transposed_a,
+        "transposed_b": op.transposed_b,
+    }
 
 
 def _by_packing(transposed: Any, plain: str, packed: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.ops.base import GROUPS, Op, register
+from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
 from hybridperf.roofline import Work
 
 # name: (tensors read, flops, transcendentals) per element; `...u` has a scalar as second operand, as in NeuSight's tables
@@ -35,6 +35,12 @@ class Elementwise(Op):
     inputs: Any = 1.0
     element_flops: Any = 1.0
     element_transcendentals: Any = 0.0
+
+    def shape(self) -> dict[str, Any]:
+        n = self.rows * self.cols
+        each = {"flops_each": self.element_flops, "transcendentals_each": self.element_transcendentals}
+        moved = {"read_each": self.inputs * self.element_bytes, "written_each": self.element_bytes}
+        return {**log_sizes(elements=n, inner=self.cols, **each, **moved), **tails(16, inner=self.cols)}
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -65,8 +71,10 @@ class Fused(Op):
     """
 
     group: ClassVar[str] = "elementwise"
-    optional: ClassVar = {"strided_reads": 0.0, "strided_bytes": 0.0, "transcendentals": 0.0, "flops": 0.0}
-    zero_allowed: ClassVar = frozenset({"flops", "transcendentals", "bytes_read", "strided_reads", "strided_bytes"})
+    optional: ClassVar = dict.fromkeys(
+        ("strided_reads", "strided_bytes", "transcendentals", "flops", "inner", "summed", "summed_inner", "compared"), 0.0
+    )
+    zero_allowed: ClassVar = frozenset({*optional, "bytes_read"})
 
     elements: Any  # loop iterations
     flops: Any
@@ -75,6 +83,10 @@ class Fused(Op):
     bytes_written: Any
     strided_reads: Any = 0.0
     strided_bytes: Any = 0.0
+    inner: Any = 0.0  # steps along the fastest dimension of the result; 0: not known
+    summed: Any = 0.0  # elements that go into one result of a reduction
+    summed_inner: Any = 0.0  # 1: the reduction runs along the fastest dimension of memory
+    compared: Any = 0.0  # 1: the reduction is a maximum or minimum
     loop: str = "elementwise"
 
     def work(self) -> Work:
@@ -89,11 +101,25 @@ class Fused(Op):
             steps=self.elements,
         )
 
+    def shape(self) -> dict[str, Any]:
+        each = {"flops": self.flops, "transcendentals": self.transcendentals, "read": self.bytes_read, "written": self.bytes_written}
+        return {
+            **log_sizes(elements=self.elements, **{f"{name}_each": total / self.elements for name, total in each.items()}),
+            **log_sizes(inner=self.inner, summed=self.summed),
+            **tails(16, inner=self.inner),
+            "summed_inner": self.summed_inner,
+            "compared": self.compared,
+        }
+
     def group_index(self) -> Any:
-        """Strided loops are not vectorised: other knobs."""
-        strided = np.asarray(self.strided_reads) > 0
+        """Other knobs for loops that are not vectorised: strided ones, and library reductions that check windows against an edge."""
         plain = GROUPS.index(self.loop)
-        return np.where(strided & (self.loop == "elementwise"), GROUPS.index("strided_loop"), plain)
+        if self.loop == "elementwise":
+            return np.where(np.asarray(self.strided_reads) > 0, GROUPS.index("strided_loop"), plain)
+        if self.loop == "library_reduction":  # more loop iterations than elements to read: windows reach over the edge
+            padded = np.asarray(self.elements) * self.element_bytes > np.asarray(self.bytes_read)
+            return np.where(padded, GROUPS.index("padded_library_reduction"), plain)
+        return plain
 
 
 @register("reduction", "reduce")
@@ -105,6 +131,9 @@ class Reduction(Op):
 
     rows: Any
     cols: Any
+
+    def shape(self) -> dict[str, Any]:
+        return _matrix_shape(self)
 
     def work(self) -> Work:
         moved = self.rows * (self.cols + 1) * self.element_bytes
@@ -120,6 +149,9 @@ class Softmax(Op):
 
     rows: Any
     cols: Any
+
+    def shape(self) -> dict[str, Any]:
+        return _matrix_shape(self)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -138,6 +170,9 @@ class Norm(Op):
     rows: Any
     cols: Any
 
+    def shape(self) -> dict[str, Any]:
+        return _matrix_shape(self)
+
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = 2 * (n + self.cols) * self.element_bytes
@@ -155,6 +190,9 @@ class Sort(Op):
     rows: Any
     cols: Any
 
+    def shape(self) -> dict[str, Any]:
+        return _matrix_shape(self)
+
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = 2 * n * self.element_bytes
@@ -171,6 +209,9 @@ class Cumulative(Op):
     rows: Any
     cols: Any
 
+    def shape(self) -> dict[str, Any]:
+        return _matrix_shape(self)
+
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = 2 * n * self.element_bytes
@@ -186,6 +227,9 @@ class Random(Op):
 
     rows: Any
     cols: Any
+
+    def shape(self) -> dict[str, Any]:
+        return _matrix_shape(self)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -207,6 +251,9 @@ class OptimizerUpdate(Op):
     element_flops: Any = 2.0
     element_transcendentals: Any = 0.0
 
+    def shape(self) -> dict[str, Any]:
+        return log_sizes(elements=self.parameters, tensors=self.reads + self.writes)
+
     def work(self) -> Work:
         n = self.parameters
         moved = (self.reads + self.writes) * n * self.element_bytes
@@ -216,6 +263,10 @@ class OptimizerUpdate(Op):
             bytes=moved,
             reuse_bytes=moved,
         )
+
+
+def _matrix_shape(op: Any) -> dict[str, Any]:
+    return {**log_sizes(rows=op.rows, cols=op.cols), **tails(16, cols=op.cols)}
 
 
 def _log2(x: Any) -> Any:

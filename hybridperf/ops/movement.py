@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hybridperf.embedding import reuse_distance_bytes, uniform_unique_rows
-from hybridperf.ops.base import GROUPS, Op, register
+from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
 from hybridperf.roofline import Work
 
 CACHE_LINE_BYTES = 64.0
@@ -26,6 +26,9 @@ class Copy(Op):
     rows: Any
     cols: Any
 
+    def shape(self) -> dict[str, Any]:
+        return {**log_sizes(cols=self.cols), **tails(16, cols=self.cols)}
+
     def work(self) -> Work:
         moved = 2 * self.rows * self.cols * self.element_bytes
         return Work(bytes=moved, reuse_bytes=moved)
@@ -42,6 +45,9 @@ class Transpose(Op):
     rows: Any
     cols: Any
     batch: Any = 1.0
+
+    def shape(self) -> dict[str, Any]:
+        return {**log_sizes(batch=self.batch, rows=self.rows, cols=self.cols), **tails(16, rows=self.rows, cols=self.cols)}
 
     def work(self) -> Work:
         n = self.batch * self.rows * self.cols
@@ -66,6 +72,9 @@ class Gather(Op):
     cols: Any
     vocab: Any
     pooled: Any = 0.0
+
+    def shape(self) -> dict[str, Any]:
+        return {**log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab), **tails(16, cols=self.cols), "pooled": self.pooled}
 
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes
@@ -95,6 +104,9 @@ class ScatterAdd(Op):
     rows: Any
     cols: Any
     vocab: Any
+
+    def shape(self) -> dict[str, Any]:
+        return {**log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab), **tails(16, cols=self.cols)}
 
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes

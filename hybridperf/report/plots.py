@@ -59,15 +59,26 @@ def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarra
     return intensity, rate, group.astype(int)
 
 
-def measured_plot(labels: Sequence[str], measured_s: Sequence[float], predicted_s: Sequence[float], path: str | os.PathLike) -> None:
-    """Predicted against measured seconds, with the band of 25 % error."""
+def measured_plot(
+    labels: Sequence[str],
+    measured_s: Sequence[float],
+    predicted_s: Sequence[float],
+    path: str | os.PathLike,
+    intervals_s: Sequence[tuple[float | None, float | None]] | None = None,
+) -> None:
+    """Predicted against measured seconds, with the band of 25 % error and, where there are any, the intervals (low, high) as bars."""
     figure, axes = _figure(8.5, 5)
-    low, high = min(*measured_s, *predicted_s) / 1.6, max(*measured_s, *predicted_s) * 1.6
+    ends = [end for interval in intervals_s or () for end in interval if end is not None]
+    low, high = min(*measured_s, *predicted_s, *ends) / 1.6, max(*measured_s, *predicted_s, *ends) * 1.6
     line = np.array([low, high])
     axes.plot(line, line, color="black", lw=1)
     axes.fill_between(line, line * 0.75, line * 1.25, color="black", alpha=0.08, label="within 25 %")
     for number, (label, x, y) in enumerate(zip(labels, measured_s, predicted_s, strict=True)):
-        axes.scatter([x], [y], s=30, color=f"C{number % 10}", label=f"{label} ({y / x - 1:+.0%})")
+        marker, colour = _MARKERS[number // 10 % len(_MARKERS)], f"C{number % 10}"
+        axes.scatter([x], [y], s=30, marker=marker, color=colour, label=f"{label} ({y / x - 1:+.0%})")
+        below, above = intervals_s[number] if intervals_s else (None, None)
+        if below is not None and above is not None:
+            axes.errorbar([x], [y], yerr=[[y - below], [above - y]], fmt="none", ecolor=colour, elinewidth=1, capsize=3)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="measured seconds", ylabel="predicted seconds")
     figure.legend(fontsize=8, loc="outside right upper")
     _save(figure, path)

@@ -1,0 +1,274 @@
+"""What the closed form misses, learned: small networks, one ensemble per group of ops, bounded, silent where nothing was measured.
+
+    log correction(x) = share * exp(-(outside(x) / 2)^2) * mean over members of  c tanh(f_e(x) / c)
+
+x holds the logs of an op's work counts and its `shape()`; the networks see it standardised and clipped to the box of the rows they
+learned from. `outside(x)` is the distance from that box in octaves (factors of two); flags and sizes count, how vectors are filled does
+not. A bounded correction that fades keeps the limits of the closed form; `share` is how much of the networks' word held-out rows advise
+to take, 0 for a group where the closed form does better without them.
+
+Small data (8 to some hundred rows a group) decides the rest: two layers of 16, a group lasso on the inputs so that useless ones go
+silent, noise on the inputs, pseudo-Huber loss. One compiled function trains all groups, folds and members of about a size at once.
+
+Axes: N rows, F = INPUTS inputs (unused ones are zero), E members, J training jobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from hybridperf.ops import Op
+from hybridperf.roofline import Work
+
+INPUTS = 32
+BOUND = 2.0  # |log correction| of one member stays below: a factor of 7
+FADE_OCTAVES = 2.0
+RANGE_SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
+LEAST_ROWS = 16  # fewer rows of a group teach nothing but themselves
+
+_WIDTH = 16
+_STEPS = 250
+_LEARNING_RATE = 2e-2
+_LOSS_SCALE = 0.1
+_INPUT_NOISE = 0.15  # standard deviations
+_LASSO = 0.03
+_CLIP = 3.0  # standard deviations
+_BATCHES = (64, 256, 1024)  # rows of a training job are padded to one of these; of more rows each step draws so many
+_JOBS_AT_ONCE = 64
+
+_WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
+_NOT_A_DISTANCE = ("tail", "reuse_bytes")  # how vectors are filled, and where data lies: inputs, but no size to go beyond
+
+
+class CorrectionNet(nn.Module):
+    """Inputs [..., F] -> log correction [...], zero before it learned anything."""
+
+    width: int = _WIDTH
+    bound: float = BOUND
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = nn.gelu(nn.Dense(self.width, kernel_init=nn.initializers.normal(0.25), bias_init=nn.initializers.normal(0.5), name="first")(x))
+        h = h + nn.gelu(nn.Dense(self.width, name="second")(h))
+        out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
+        return self.bound * jnp.tanh(out / self.bound)
+
+
+_NET = CorrectionNet()
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Raw inputs of some ops of one group: names [f], values [N, f], float64."""
+
+    names: tuple[str, ...]
+    values: np.ndarray
+
+    def rows(self, keep: np.ndarray) -> Inputs:
+        """Some of the ops: a mask or positions."""
+        return Inputs(self.names, self.values[keep])
+
+    def select(self, names: Sequence[str]) -> np.ndarray:
+        """Values [N, len(names)] in another order; inputs these ops do not have are zero."""
+        at = {name: i for i, name in enumerate(self.names)}
+        columns = [self.values[:, at[name]] if name in at else np.zeros(len(self.values)) for name in names]
+        return np.stack(columns, 1) if columns else np.zeros((len(self.values), 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """The inputs that a group's rows covered."""
+
+    names: tuple[str, ...]
+    low: np.ndarray  # [f]
+    high: np.ndarray  # [f]
+
+    @staticmethod
+    def between(lowest: Mapping[str, float], highest: Mapping[str, float]) -> Box:
+        """From the ends of each input by name."""
+        return Box(tuple(lowest), np.array([lowest[name] for name in lowest]), np.array([highest[name] for name in lowest]))
+
+    @staticmethod
+    def of(inputs: Inputs) -> Box:
+        """The least box around some ops."""
+        return Box(inputs.names, inputs.values.min(0), inputs.values.max(0))
+
+    def outside(self, inputs: Inputs) -> np.ndarray:
+        """Distance [N] of ops from the box in octaves, beyond the slack."""
+        counted = [i for i, name in enumerate(self.names) if not name.startswith(_NOT_A_DISTANCE)]
+        x = inputs.select(self.names)[:, counted]
+        beyond = np.maximum(self.low[counted] - x, x - self.high[counted])
+        return np.sqrt((np.maximum(beyond - RANGE_SLACK_OCTAVES, 0.0) ** 2).sum(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """The learned correction of one group of ops."""
+
+    box: Box  # of all inputs
+    names: tuple[str, ...]  # inputs that varied: what the networks look at
+    centre: np.ndarray  # [len(names)]
+    scale: np.ndarray
+    share: float
+    params: Mapping[str, Any]  # of CorrectionNet, each leaf [E, ...]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The weights by name, for a file."""
+        return {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(dict(self.params), sep="/").items()}
+
+    @staticmethod
+    def params_of(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """What `arrays` was made from."""
+        return unflatten_dict(dict(arrays), sep="/")
+
+
+def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
+    """Inputs of `rows` ops given as one op with columns, and their work (with the reuse distance it has where it stands)."""
+    counts = {name: np.log2(1.0 + np.asarray(getattr(work, name), np.float64)) for name in _WORK_INPUTS}
+    named = {**counts, **op.shape()}
+    return Inputs(tuple(named), np.stack([np.broadcast_to(np.asarray(v, np.float64), (rows,)) for v in named.values()], 1))
+
+
+def concatenate(parts: Sequence[Inputs]) -> Inputs:
+    """Ops of several kinds below each other; what a kind has no such input of is zero."""
+    names = tuple(dict.fromkeys(name for part in parts for name in part.names))
+    return Inputs(names, np.concatenate([part.select(names) for part in parts]))
+
+
+def log_correction(residual: Residual, inputs: Inputs) -> np.ndarray:
+    """What to add to the log of the closed form's seconds [N]."""
+    if residual.share == 0.0:
+        return np.zeros(len(inputs.values))
+    x = _standardised(residual, inputs)
+    rows = len(x)
+    padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
+    padded[:rows, : x.shape[1]] = x
+    said = np.asarray(_ensemble(residual.params, padded), np.float64)[:rows]
+    return residual.share * np.exp(-((residual.box.outside(inputs) / FADE_OCTAVES) ** 2)) * said
+
+
+def _said(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.asarray(_NET.apply({"params": params}, x))
+
+
+@jax.jit
+def _ensemble(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.mean(jax.vmap(lambda p: _said(p, x))(params), axis=0)
+
+
+def _standardised(residual: Residual, inputs: Inputs) -> np.ndarray:
+    seen = [residual.box.names.index(name) for name in residual.names]
+    inside = np.clip(inputs.select(residual.names), residual.box.low[seen], residual.box.high[seen])
+    return np.clip((inside - residual.centre) / residual.scale, -_CLIP, _CLIP)
+
+
+# --- training -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Rows of one group to learn from: their inputs, and log(measured / closed form) [N]."""
+
+    inputs: Inputs
+    target: np.ndarray
+    members: int = 4
+
+
+def train(jobs: Sequence[Job], seed: int = 0) -> list[Residual]:
+    """One ensemble per job. Jobs of about a size are trained together; the result does not depend on which others there are."""
+    blank: list[Residual] = [_untrained(job.inputs) for job in jobs]
+    members = [(at, member) for at, job in enumerate(jobs) for member in range(job.members)]
+    found: dict[tuple[int, int], Any] = {}
+    for size in _BATCHES:
+        of_size = [(at, member) for at, member in members if _batch_of(len(jobs[at].target)) == size]
+        for start in range(0, len(of_size), _JOBS_AT_ONCE):
+            chunk = of_size[start : start + _JOBS_AT_ONCE]
+            for name, params in zip(chunk, _train_chunk(jobs, blank, chunk, size, seed), strict=True):
+                found[name] = params
+    return [
+        dataclasses.replace(blank[at], params=jax.tree.map(lambda *leaves: np.stack(leaves), *(found[at, m] for m in range(job.members))))
+        for at, job in enumerate(jobs)
+    ]
+
+
+def _untrained(inputs: Inputs) -> Residual:
+    """Box and scales of a group; inputs that never vary are left out of the networks' sight."""
+    varies = inputs.values.std(0) > 1e-6
+    if varies.sum() > INPUTS:
+        raise ValueError(f"an op kind has {int(varies.sum())} varying inputs, more than {INPUTS}")
+    names = tuple(name for name, keep in zip(inputs.names, varies, strict=True) if keep)
+    values = inputs.values[:, varies]
+    return Residual(Box.of(inputs), names, values.mean(0), values.std(0), 1.0, {})
+
+
+def _batch_of(rows: int) -> int:
+    return next((size for size in _BATCHES if rows <= size), _BATCHES[-1])
+
+
+def _train_chunk(jobs: Sequence[Job], blank: Sequence[Residual], chunk: Sequence[tuple[int, int]], size: int, seed: int) -> list[Any]:
+    """Parameters of each (job, member) of a chunk, padded to a full chunk so that all chunks share one compiled function."""
+    stored = max(size, max(len(jobs[at].target) for at, _ in chunk))
+    stored = size if stored <= size else 1 << (stored - 1).bit_length()
+    x = np.zeros((_JOBS_AT_ONCE, stored, INPUTS), np.float32)
+    target = np.zeros((_JOBS_AT_ONCE, stored), np.float32)
+    rows = np.ones(_JOBS_AT_ONCE, np.int32)
+    keys = np.zeros((_JOBS_AT_ONCE, 2), np.uint32)
+    for i, (at, member) in enumerate(chunk):
+        known = _standardised(blank[at], jobs[at].inputs)
+        x[i, : len(known), : known.shape[1]] = known
+        target[i, : len(known)] = np.clip(jobs[at].target, -BOUND, BOUND)
+        rows[i] = len(known)
+        keys[i] = seed, member
+    params = _train_many(x, target, rows, keys, size)
+    return [jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), params) for i in range(len(chunk))]
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _train_many(x: jax.Array, target: jax.Array, rows: jax.Array, keys: jax.Array, batch: int) -> Any:
+    optimizer = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, _STEPS))
+
+    def one(x: jax.Array, target: jax.Array, rows: jax.Array, key: jax.Array) -> Any:
+        first, steps_key = jax.random.split(jax.random.wrap_key_data(key))
+        noise = _INPUT_NOISE * jnp.any(x != 0, axis=0)  # unused inputs stay silent
+        params = _NET.init(first, x[:1])["params"]
+
+        def loss(params: Any, x: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+            error = (_said(params, x) - target) / _LOSS_SCALE
+            fit = jnp.sum(weight * (jnp.sqrt(1 + error**2) - 1)) / jnp.sum(weight)
+            each_input = jnp.sqrt(jnp.sum(params["first"]["kernel"] ** 2, axis=1) + 1e-6)
+            return fit + _LASSO * jnp.sum(each_input)
+
+        def step(state: Any, key: jax.Array) -> tuple[Any, None]:
+            params, memory = state
+            noise_key, draw_key = jax.random.split(key)
+            if x.shape[0] > batch:
+                drawn = jax.random.randint(draw_key, (batch,), 0, rows)
+                seen, wanted, weight = x[drawn], target[drawn], jnp.ones(batch)
+            else:
+                seen, wanted, weight = x, target, (jnp.arange(x.shape[0]) < rows).astype(x.dtype)
+            seen = seen + noise * jax.random.normal(noise_key, seen.shape)
+            gradient = jax.grad(loss)(params, seen, wanted, weight)
+            updates, memory = optimizer.update(gradient, memory, params)
+            return (optax.apply_updates(params, updates), memory), None
+
+        (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), jax.random.split(steps_key, _STEPS))
+        return params
+
+    return jax.vmap(one)(x, target, rows, keys)
+
+
+def best_share(target: np.ndarray, said: np.ndarray) -> float:
+    """How much of the networks' word to take: the share of `said` [N] that leaves held-out `target` [N] the least mean absolute error."""
+    shares = np.linspace(0.0, 1.0, 5)
+    errors = [np.abs(target - share * said).mean() for share in shares]
+    return float(shares[int(np.argmin(errors))])

@@ -1,0 +1,1 @@
+"""Claims of accuracy, recomputed: what was predicted beside what was measured, with null models and the noise floor."""
