@@ -62,7 +62,8 @@ def test_bytes_follow_the_dtype() -> None:
 
 
 def test_steps_by_hand() -> None:
-    assert work("bmm", batch=7, m=2, n=3, k=5).steps == 7
+    assert work("bmm", batch=7, m=2, n=3, k=5).steps == 7 * (31 + 1000)  # operands and result number by number, and starting
+    assert work("conv", batch=2, c_in=3, c_out=5, h_in=8, h_out=6, kh=3).steps == 2 * 36 * 9  # channels of a pixel lie together
     assert work("allocation", bytes=40960.0).steps == 10  # pages
     assert work("sort", rows=2.0, cols=7.0).steps == 2 * 7 * 3
     assert work("gather", rows=4, cols=8, vocab=100).steps == 4
@@ -79,6 +80,14 @@ def test_strided_fusions_have_knobs_of_their_own() -> None:
     sizes = {"elements": 10.0, "flops": 1.0, "transcendentals": 0.0, "bytes_read": 40.0, "bytes_written": 40.0}
     index = cls("fp32", **sizes, strided_reads=np.array([0.0, 5.0]), **fixed).group_index()
     assert [GROUPS[g] for g in index] == ["elementwise", "strided_loop"]
+
+
+def test_library_reductions_over_an_edge_have_knobs_of_their_own() -> None:
+    """Windows over 100 numbers, exactly and past the end; the bytes read hold the initial value, too."""
+    cls, fixed = op_by_name("fused_library_reduction")
+    sizes = {"flops": 100.0, "transcendentals": 0.0, "bytes_read": 404.0, "bytes_written": 16.0}
+    index = cls("fp32", elements=np.array([100.0, 128.0]), **sizes, **fixed).group_index()
+    assert [GROUPS[g] for g in index] == ["library_reduction", "padded_library_reduction"]
 
 
 @pytest.mark.parametrize("name", op_names())

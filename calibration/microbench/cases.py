@@ -24,10 +24,10 @@ from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case,
 _CALL_BYTES = 4e6  # copies are added until a call moves about this much
 _MOST_COPIES = 24
 _RESULT_BYTES = 24e6  # of one call together: below what the allocator hands back to the operating system
-_SPREADS = (0.0, 0.0, 16e6, 96e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
+_SPREADS = (0.0, 16e6, 96e6, 250e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
 _LARGEST_SPREAD_BYTES = 2e9
 _SHARED_BYTES = 2.4e8  # of the tables of one call together
-_INDEX_SETS = 64  # batches of indices that rotate over one table
+_INDEX_SETS = 400  # batches of indices that rotate over one table, at most
 _MAIN_SHARE = 0.8  # of a program's work that its main op must have
 _ALLOCATION_MB = (40, 64, 96, 160)
 _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
@@ -85,7 +85,10 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
     copies = 1 if program.alone else int(min(max(min(most), 1), _MOST_COPIES))
     call_bytes = copies * own_bytes
     if program.shared:
-        sets = _INDEX_SETS if spread_bytes else 2
+        # as many batches as touch so much of the table before the first comes again
+        (_, (_, width)), (_, looked_up, _) = program.arguments[:2]
+        touched = FLOAT_BYTES * width * math.prod(looked_up)
+        sets = int(min(max(math.ceil(spread_bytes / (copies * touched)), 2), _INDEX_SETS))
     else:
         sets = int(min(max(math.ceil(spread_bytes / call_bytes), 2), max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
     per_copy = len(program.arguments)

@@ -21,11 +21,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import Row, RowStore
 from hybridperf_calibration.microbench.timer import Budget, Case, Compiled, Timing, time_case
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03
+WAITING_SHARE = 0.2  # of the budget may pass waiting for a disturbed machine to be quiet again
+LONGEST_WAIT_S = 3.0  # before one measurement
 PLAIN_LINE_EVERY_S = 10.0  # of progress, where the output is not a terminal
 
 
@@ -82,6 +85,7 @@ def run(
         if not store.has(cases[index].key, pass_no)
     ]
     kept: dict[str, Compiled] = {}  # by the first pass, for the later ones
+    yardstick = Yardstick(allowance_s=WAITING_SHARE * (budget_s if budget_s is not None else math.inf))
     measured = failed = 0
     spent_repeating_s = 0.0
     start_s = time.perf_counter()
@@ -93,8 +97,9 @@ def run(
             # Making inputs and compiling are not repeats: what they took on average is set aside for the cases to come.
             overhead_s = (elapsed_s - spent_repeating_s) / max(measured, 1)
             cap_s = _cap_s(budget_s, elapsed_s, len(todo) - measured, overhead_s)
+            slowness = yardstick.wait(LONGEST_WAIT_S)
             row, repeating_s = _measure(case, pass_no, cap_s, seed, kept)
-            store.append(row)
+            store.append({**row, "slowness": round(slowness, 3)})
             measured += 1
             failed += "error" in row
             spent_repeating_s += repeating_s

@@ -77,8 +77,13 @@ def _gemm(u: np.ndarray) -> Program:
 
     # rows of activations are many, widths fewer; the third layout is the weight gradient's, contracted over rows
     m, n, k = size(u[0], 16, 4096, u[3]), size(u[1], 8, 2048, u[4]), size(u[2], 8, 2048, u[5])
+    if u[7] < 0.12:  # a vocabulary: columns of the output layer, summed over in its input gradient, rows of its weight gradient
+        vocabulary = size(u[7] / 0.12, 2000, 24_000, u[3])
+        m, n, k = [(m // 8 + 8, vocabulary, k // 2 + 8), (m // 8 + 8, n // 2 + 8, vocabulary), (vocabulary, n // 2 + 8, k // 8 + 8)][
+            int(u[6] * 3)
+        ]
     while 2.0 * m * n * k > 1.5e9:
-        m, n, k = max(m // 2, 16), max(n * 3 // 4, 8), max(k * 3 // 4, 8)
+        m, n, k = max(m // 2, 16), max(n * 3 // 4, 8), max(k * 3 // 4, 8)  # slowly, so that shapes stay like those of layers
     layout = _layout(u[6])
     a, b = _stored(layout, m, n, k)
     contracted = ((0 if layout[0] == "t" else 1,), (1 if layout[1] == "t" else 0,))
@@ -220,9 +225,9 @@ def _loop_reduction(u: np.ndarray) -> Program:
 
 
 def _gather(u: np.ndarray) -> Program:
-    vocab, width = size(u[0], 500, 400_000, 0.9), size(u[1], 8, 256, u[4])
+    vocab, width = size(u[0], 20, 400_000, 0.9), size(u[1], 8, 512, u[4])
     bags, pooling = size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9)
-    while vocab * width > 2.4e7:
+    while vocab * width > 5e7:
         vocab //= 2
     while bags * pooling > 30_000:
         bags //= 2
@@ -245,8 +250,8 @@ def _gather(u: np.ndarray) -> Program:
 
 
 def _scatter_add(u: np.ndarray) -> Program:
-    vocab, width, n = size(u[0], 500, 400_000, 0.9), size(u[1], 1, 256, u[3]), size(u[2], 64, 30_000, u[4])
-    while vocab * width > 2.4e7:
+    vocab, width, n = size(u[0], 20, 400_000, 0.9), size(u[1], 4, 512, u[3]), size(u[2], 64, 30_000, u[4])
+    while vocab * width > 5e7:
         vocab //= 2
     return Program(
         f"scatter {vocab} {width} {n}",
@@ -329,7 +334,7 @@ def _optimizer(u: np.ndarray) -> Program:
 def _convolution(u: np.ndarray) -> Program:
     from jax import lax
 
-    batch, image = size(u[0], 1, 16, 0.9), size(u[1], 7, 56, 0.9)
+    batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
     c_in, c_out, kernel = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5]), [1, 3, 3, 5][int(u[6] * 4)]
     stride = 1 + int(u[7] * 1.5)
 
@@ -361,9 +366,7 @@ def _grouped_convolution(u: np.ndarray) -> Program:
     kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
 
     def forward(x: Array, w: Array) -> Array:
-        return lax.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
-        )
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups)
 
     return Program(
         f"grouped convolution {batch} {image} {channels} {groups} {kernel}",
@@ -388,7 +391,7 @@ def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> P
 
 
 FAMILIES = (
-    Family("gemm", 7, quick=64, full=330, build=_gemm),
+    Family("gemm", 8, quick=64, full=330, build=_gemm),
     Family("batched_gemm", 8, quick=28, full=200, build=_batched_gemm),
     Family("elementwise", 7, quick=40, full=190, build=_elementwise),
     Family("fill", 3, quick=4, full=16, build=_fill),

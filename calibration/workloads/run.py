@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.workloads import Step, config_from, op_times
 
 # JAX is imported inside functions: the program has to pin itself first.
 
 SCHEMA_VERSION = 1
 BATCHES = 16  # of data, for the calls to rotate through
+_LONGEST_WAIT_S = 5.0  # for a disturbed machine, before one round of one step; so long per step in all
 _PROFILE_S = 0.3  # of calls of one step, roughly
 WORKLOADS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
 
@@ -82,8 +84,10 @@ def measure_steps(
     for step in steps:
         running.append(RunningStep(step))
         report(f"{step.name}: first call {running[-1].first_call_s:.2f} s")
+    yardstick = Yardstick(allowance_s=_LONGEST_WAIT_S * len(running))
     for round_no in range(1, rounds + 1):
         for step in running:
+            yardstick.wait(_LONGEST_WAIT_S)
             round_s = step.measure(repeats, min_seconds)
             report(f"round {round_no}/{rounds}, {step.name}: {round_s * 1e3:.3f} ms")
     for step in running if profile else ():

@@ -1,0 +1,60 @@
+"""Waiting for a machine shared with others to be itself again.
+
+Neighbours on the same processor can take a third of its speed for half a minute, which no number of repeats in a row can see. A yardstick
+can: two small pieces of work of our own, one arithmetic, one copying, whose good times so far (the tenth percentile: the very best is
+luck) tell how fast the machine is when it is left alone. Before something is measured, wait for a limited time until the yardstick is
+near them.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+TOLERANCE = 0.25  # beyond a good time; on the shared machine this was made on, a quiet yardstick varies by 15 %, a disturbed one adds 40
+_GOOD = 0.1  # quantile of the times so far
+_SIDE = 192  # of the matrices multiplied: 0.1 to 0.2 ms
+_COPIED = 2**21  # numbers copied: 8 MiB, past the second-level cache, 0.5 to 1 ms
+_TRIES = 6
+_PAUSE_S = 0.1
+_REMEMBERED = 2000  # readings
+
+
+class Yardstick:
+    """The machine's speed against the good times it has shown; `allowance_s` is how long it may make us wait in all."""
+
+    def __init__(self, allowance_s: float = 300.0) -> None:
+        self.allowance_s = allowance_s
+        self.waited_s = 0.0
+        self._a = np.full((_SIDE, _SIDE), 0.5, np.float32)
+        self._product = np.empty_like(self._a)
+        self._from = np.ones(_COPIED, np.float32)
+        self._to = np.zeros_like(self._from)
+        self._seen_s: list[list[float]] = []
+        for _ in range(20):
+            self.slowness()
+
+    def slowness(self) -> float:
+        """How much longer the slower of the two takes now than at good times, as a share of those."""
+        self._seen_s.append([min(times) for times in zip(*(self._once_s() for _ in range(_TRIES)), strict=True)])
+        good_s = np.quantile(self._seen_s[-_REMEMBERED:], _GOOD, axis=0)
+        return float(np.max(self._seen_s[-1] / good_s)) - 1.0
+
+    def wait(self, limit_s: float) -> float:
+        """Wait for at most `limit_s` (and what is left of the allowance) until the machine is quiet; returns the slowness then."""
+        limit_s = min(limit_s, self.allowance_s - self.waited_s)
+        start_s = time.perf_counter()
+        slowness = self.slowness()
+        while slowness > TOLERANCE and time.perf_counter() - start_s < limit_s:
+            time.sleep(_PAUSE_S)
+            slowness = self.slowness()
+            self.waited_s += _PAUSE_S
+        return slowness
+
+    def _once_s(self) -> tuple[float, float]:
+        start_s = time.perf_counter()
+        np.matmul(self._a, self._a, out=self._product)
+        between_s = time.perf_counter()
+        np.copyto(self._to, self._from)
+        return between_s - start_s, time.perf_counter() - between_s
