@@ -63,7 +63,7 @@ def _measure(options: argparse.Namespace) -> int:
     if rows.empty:
         raise RuntimeError(f"none of {report.total} measurements succeeded; the rows in {path} say why")
     write_table(rows, path.with_suffix(".csv"))
-    write_json(path.with_suffix(".machine.json"), "machine", 1, machine.machine_facts())
+    write_json(path.with_suffix(".machine.json"), "machine", 1, {**machine.machine_facts(), **report.machine})
     print(f"hybridperf: {report.sentence()}", file=sys.stderr)
     return 0 if report.complete else 4
 

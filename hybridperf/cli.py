@@ -84,10 +84,16 @@ def calibrate(
     device: Annotated[str | None, typer.Option("--device", help="device under JAX, where its name is not known")] = None,
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
+    import time
+
+    from hybridperf.calibrate import learning_curve
     from hybridperf.hardware import load_device
     from hybridperf.here import calibrate as calibrate_here
-    from hybridperf.report import text
+    from hybridperf.here import to_stderr
+    from hybridperf.io import write_table
+    from hybridperf.report import plots, text
 
+    start_s = time.perf_counter()
     result = calibrate_here(
         out,
         setting="quick" if quick else "full",
@@ -97,7 +103,20 @@ def calibrate(
         device=load_device(device) if device else None,
     )
     print(text.fit_report(result.report))
-    print(f"model of {result.model.device.name} in {out}")
+    plots.fit_plot(result.report, out / "fit.png")
+    left = {
+        "model.json, residual.npz": "the model",
+        "report.json, held_out.csv, fit.png": "how it errs on rows it has not seen",
+        "ops.csv, host.csv, ops.machine.json": "what was measured, and on what",
+    }
+    if not quick:
+        to_stderr("fitting parts of the rows for the learning curve, up to a minute")
+        curve = learning_curve(result.rows, result.model.device)
+        write_table(curve, out / "learning_curve.csv")
+        plots.learning_curve_plot(curve, out / "learning_curve.png")
+        left["learning_curve.png, learning_curve.csv"] = "what more rows would bring"
+    print(f"\nmodel of {result.model.device.name} in {out}, {time.perf_counter() - start_s:.0f} s in all:")
+    print("\n".join(f"  {names:38}  {meaning}" for names, meaning in left.items()))
 
 
 @app.command()
@@ -108,19 +127,29 @@ def fit(
     prior: Annotated[str, typer.Option("--prior", help="name of a shipped prior, or none")] = "none",
 ) -> None:
     """Fit a model of a device to measured rows."""
+    import hybridperf
     from hybridperf.calibrate import fit as fit_rows
     from hybridperf.hardware import load_device
     from hybridperf.io import InputError, read_tables
-    from hybridperf.report import text
+    from hybridperf.report import plots, text
 
     if not device:
         raise InputError("expected --device NAME, got none; `hybridperf devices` lists the names")
     _compilation_cache()
-    spec = load_device(device)
-    model, report = fit_rows(read_tables(rows) if rows else None, spec, prior=prior, provenance={"rows_from": [p.name for p in rows or []]})
+    load_device(device)  # a wrong name is said before long tables are read
+    provenance = {"made_by": f"hybridperf {hybridperf.__version__} fit", "rows_from": [p.name for p in rows or []]}
+    model, report = fit_rows(read_tables(rows) if rows else None, device, prior=prior, provenance=provenance)
     model.save(out)
+    report.save(out)
+    if report.rows:
+        plots.fit_plot(report, out / "fit.png")
+    else:
+        (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
     print(text.fit_report(report))
-    print(f"model of {spec.name} in {out}")
+    print(
+        f"model of {model.device.name} in {out}"
+        + (", errors of held-out rows in report.json, held_out.csv, fit.png" if report.rows else "")
+    )
 
 
 @app.command("plan-measurements")
@@ -222,20 +251,27 @@ def predict(
 
 @app.command()
 def validate(
-    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine)")],
+    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine) or ops (held-out rows of a calibration)")],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
     cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
     steps: Annotated[str, typer.Option("--steps", help="how many of the twelve steps, or all")] = "all",
     ops: Annotated[bool, typer.Option("--ops", help="also compare the steps op by op")] = False,
 ) -> None:
-    """Predict training steps that no calibration has seen, run them, show both numbers beside null models."""
+    """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
-    if what != "here":
-        raise unknown("claim", what, ["here"], "`hybridperf validate here` is the one there is")
+    if what not in ("here", "ops"):
+        raise unknown("claim", what, ["here", "ops"], "known are `hybridperf validate here` and `hybridperf validate ops`")
     if not model:
         raise InputError("expected --model FOLDER, got none; `hybridperf calibrate --quick --out FOLDER` makes one")
+    if what == "ops":
+        from hybridperf.validate import ops as held_out
+
+        loaded = _model(model)
+        _compilation_cache()
+        held_out.run(loaded, Path(model), out)
+        return
     from hybridperf.validate import here
 
     if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
@@ -289,12 +325,16 @@ def systems() -> None:
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="device, system, model folder, or `ops`")]) -> None:
-    """What is known of a device, a system, a model, or which ops tables may name."""
+def show(
+    name: Annotated[str, typer.Argument(help="device, system, model folder, or `ops`")],
+    other: Annotated[str, typer.Argument(help="a second model or device: show what the two differ in")] = "",
+) -> None:
+    """What is known of a device, a system, a model, or which ops tables may name; of two models, what differs."""
     from hybridperf.report import text
 
-    _check_folder(name)
-    print(text.known(name))
+    for one in filter(None, (name, other)):
+        _check_folder(one)
+    print(text.difference(name, other) if other else text.known(name))
 
 
 def _model(name: str):  # -> PerfModel, imported late

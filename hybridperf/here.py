@@ -7,13 +7,11 @@ must not share a process with what predicts.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,20 @@ import hybridperf
 from hybridperf.calibrate import FitReport, fit
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu
 from hybridperf.importers.jax_program import load_program
-from hybridperf.io import InputError, read_json, read_table, replacing
+from hybridperf.io import InputError, read_json, read_table, read_tables, replacing, unknown, write_table
 from hybridperf.model import PerfModel
 from hybridperf.workload import Workload
 
+PASSES = {"quick": 2, "full": 3}  # over all cases; the two lowest times of a case tell its noise
+BUDGET_S: Mapping[str, float | None] = {"quick": None, "full": 1080.0}  # of measuring ops: the whole full setting stays below 20 minutes
+
 _BUDGET_RAN_OUT = 4  # exit statuses of the measuring programs
 _SENTENCE_SAID = 2
+
+
+def to_stderr(line: str) -> None:
+    """Progress, beside what the measuring programs say of theirs."""
+    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
 
 
 class AlreadySaid(InputError):
@@ -70,14 +76,20 @@ def calibrate(
     setting: str,
     cores: str | None = None,
     budget_s: float | None = None,
-    passes: int = 2,
+    passes: int | None = None,
     only: Sequence[str] = (),
     device: DeviceSpec | None = None,
+    say: Callable[[str], None] = to_stderr,
 ) -> Calibration:
-    """Measure this machine, fit it, and leave model and rows in `folder`. Resumes what an earlier call measured.
+    """Measure this machine, fit it, and leave model, report and rows in `folder`. Resumes what an earlier call measured.
 
-    `device` describes the device under JAX' default backend; None: this CPU, or the preset that JAX' device name leads to.
+    `setting` is `quick` or `full`, whose `passes` and seconds of measuring ops (`budget_s`) are in `PASSES` and `BUDGET_S`; `only` names
+    families of ops. `device` describes the device under JAX' default backend; None: this CPU, or the preset that JAX' device name leads to.
+    The tables `ops.csv` and `host.csv` name the device (`here`: this CPU) and the number of cores, for `hybridperf fit`.
     """
+    if setting not in PASSES:
+        raise unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
+    passes, budget_s = passes or PASSES[setting], BUDGET_S[setting] if budget_s is None else budget_s
     folder, cores = Path(folder), cores or usable_core()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,34 +101,41 @@ def calibrate(
     ops += ["--only", ",".join(only)] if only else []
     complete = _run("hybridperf_calibration.measure", ops)
     _run("hybridperf_calibration.measure", ["--part", "host", "--out", str(folder / "host.jsonl"), *options])
-    rows = pd.concat([read_table(folder / "ops.csv"), read_table(folder / "host.csv")], ignore_index=True)
     facts = read_json(folder / "ops.machine.json", "machine", 1)
-    device = device or _device_of(facts)
+    if device is None or device.id == "here":  # of this CPU the cores that were measured count, not all there are
+        device = _device_of(facts)
+    tables = [folder / "ops.csv", folder / "host.csv"]
+    for table in tables:  # another device's fit leaves rows out that say they are not its own
+        write_table(read_table(table).assign(device=device.id, cores=int(facts["cores"])), table)
+    rows = read_tables(tables)
     provenance = {
         "made_by": f"hybridperf {hybridperf.__version__} calibrate --{setting}",
-        "date": datetime.date.today().isoformat(),
         "machine": {key: value for key, value in facts.items() if not key.startswith("schema")},
         "cores": cores,
-        "rows_sha256": hashlib.sha256(pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()).hexdigest()[:16],
         "measured_completely": complete,
     }
+    say(f"fitting {device.name} to {len(rows)} rows")
     model, report = fit(rows, device, provenance=provenance)
     model.save(folder)
+    report.save(folder)
     return Calibration(model, report, rows)
 
 
 def measure_steps(
-    folder: str | os.PathLike, spec: Sequence[Mapping[str, Any]], *, cores: str | None = None, profile: bool = False
+    folder: str | os.PathLike, spec: Sequence[Mapping[str, Any]], *, cores: str | None = None, profile: bool = False, rounds: int = 4
 ) -> list[MeasuredStep]:
-    """Run real training steps on this machine; each comes with the program that was run, profiled if asked to."""
+    """Run real training steps on this machine, in turns; each comes with the program that was run, profiled if asked to."""
     folder = Path(folder)
     with replacing(folder / "steps.spec.json") as handle:
         json.dump(list(spec), handle, indent=1)
     out = folder / "steps.json"
     _run(
         "hybridperf_calibration.workloads.run",
-        [str(folder / "steps.spec.json"), "--out", str(out), "--programs", str(folder / "programs"), "--cores", cores or usable_core()]
-        + (["--profile"] if profile else []),
+        [
+            *(str(folder / "steps.spec.json"), "--out", str(out), "--programs", str(folder / "programs")),
+            *("--cores", cores or usable_core(), "--rounds", str(rounds)),
+            *(["--profile"] if profile else []),
+        ],
     )
     return [
         MeasuredStep(
@@ -144,12 +163,31 @@ def default_backend() -> str:
 
 def _run(module: str, arguments: Sequence[str]) -> bool:
     """Run one of the calibration package's programs; whether it did everything it was asked to."""
-    status = subprocess.run([sys.executable, "-m", module, *arguments], stdout=sys.stderr).returncode
+    status = _status_of([sys.executable, "-m", module, *arguments])
     if status == _SENTENCE_SAID:
         raise AlreadySaid(f"{module} refused its input")
     if status not in (0, _BUDGET_RAN_OUT):
         raise InputError(f"{module} was stopped (status {status}); what it measured is kept, run the same command again to go on")
     return status == 0
+
+
+def _status_of(command: Sequence[str]) -> int:
+    """Run a program whose output goes where our standard error goes, a notebook's included."""
+    # a notebook's kernel asks for colours and would get bars that move, hundreds of lines of them
+    unwanted = () if sys.stderr.isatty() else ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError):  # not a file: what the program says is passed on line by line
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
+            try:
+                for line in process.stdout or ():
+                    print(line, end="", file=sys.stderr, flush=True)
+            except BaseException:  # interrupted: as subprocess.run does
+                process.kill()
+                raise
+        return process.returncode
+    return subprocess.run(command, stdout=sys.stderr, env=environment).returncode
 
 
 def _device_of(facts: Mapping[str, Any]) -> DeviceSpec:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -221,7 +222,8 @@ class PerfModel:
     def fingerprint(self) -> str:
         """Short hash of knobs and weights."""
         document = _to_document(self)
-        return hashlib.sha256(repr((document["groups"], document["levels"], document["weights_sha256"])).encode()).hexdigest()[:12]
+        said = [document[key] for key in ("device", "groups", "levels", "weights_sha256")]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     def _uncalibrated_note(self, group: str) -> str:
         if not self.groups:
@@ -279,6 +281,11 @@ def load_model(name: str | Path) -> PerfModel:
         raise unknown("model", str(name), shipped_models(), "give a model folder or a shipped calibration's name")
     path = folder if folder.is_file() else folder / "model.json"
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)
+    if document["schema_version"] < MODEL_SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema version {document['schema_version']}, from before learned corrections, and this hybridperf reads"
+            f" {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf fit` or `calibrate` keeps what was measured)"
+        )
     try:
         return _from_document(document, path.parent / WEIGHTS_FILE)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -329,9 +336,9 @@ def _to_document(model: PerfModel) -> dict[str, Any]:
                 "rows": report.rows,
                 "half_width": report.half_width,
                 "dtypes": list(report.dtypes),
-                "lowest": dict(report.lowest),
-                "highest": dict(report.highest),
-                "errors": list(report.errors),
+                "lowest": {name: float(value) for name, value in report.lowest.items()},
+                "highest": {name: float(value) for name, value in report.highest.items()},
+                "errors": [float(value) for value in report.errors],
                 "residual": None if report.residual is None else _residual_document(report.residual),
             }
     levels = {name: {LEVELS[i]: float(v) for i, v in enumerate(np.asarray(getattr(model.knobs, name)))} for name in LEVEL_KNOBS}
@@ -369,7 +376,7 @@ def _read_weights(path: Path, expected_hash: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path.name} beside it cannot be read") from error
     if _hash_of(arrays) != expected_hash:
         raise ValueError(f"{path.name} beside it belongs to another model")
@@ -388,13 +395,16 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         half_width = None if entry["half_width"] is None else float(entry["half_width"])
         names = [*_WORK_FIELDS, *(name for name in entry["lowest"] if name not in _WORK_FIELDS)]
         lowest, highest = ({name: float(entry[end][name]) for name in names} for end in ("lowest", "highest"))
+        errors = tuple(map(float, entry["errors"]))
+        if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
+            raise ValueError(f"what is said of {group} holds a number that is not finite")
         reports[group] = GroupReport(
             rows=int(entry["rows"]),
             half_width=half_width,
             lowest=lowest,
             highest=highest,
             dtypes=tuple(entry["dtypes"]),
-            errors=tuple(map(float, entry["errors"])),
+            errors=errors,
             residual=None if entry["residual"] is None else _residual_from(entry["residual"], Box.between(lowest, highest), group, stored),
         )
     levels = {name: np.array([float(document["levels"][name][level]) for level in LEVELS]) for name in LEVEL_KNOBS}
@@ -405,7 +415,5 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
 
 def _residual_from(entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]) -> Residual:
     arrays = {name.removeprefix(f"{group}/"): leaf for name, leaf in stored.items() if name.startswith(f"{group}/")}
-    if not arrays or not all(np.isfinite(leaf).all() for leaf in arrays.values()):
-        raise ValueError(f"the weights of {group} are missing or not finite")
     centre, scale = np.array(entry["centre"], float), np.array(entry["scale"], float)
-    return Residual(box, tuple(entry["names"]), centre, scale, float(entry["share"]), Residual.params_of(arrays))
+    return Residual.read(box, list(entry["names"]), centre, scale, float(entry["share"]), arrays)

@@ -231,7 +231,7 @@ def _interval(model: PerfModel, workload: Workload, lowered: Lowered, op_s: np.n
     widen = 1.0 + np.where(np.isfinite(outside), outside, 0.0)
     seconds = op_s[:, None] * np.exp(np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
-    low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2])
+    low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
 
 

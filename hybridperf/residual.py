@@ -67,6 +67,10 @@ class CorrectionNet(nn.Module):
 _NET = CorrectionNet()
 
 
+def _blank_params() -> Any:
+    return jax.eval_shape(lambda: _NET.init(jax.random.key(0), jnp.zeros((1, INPUTS)))["params"])
+
+
 @dataclasses.dataclass(frozen=True)
 class Inputs:
     """Raw inputs of some ops of one group: names [f], values [N, f], float64."""
@@ -127,9 +131,20 @@ class Residual:
         return {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(dict(self.params), sep="/").items()}
 
     @staticmethod
-    def params_of(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        """What `arrays` was made from."""
-        return unflatten_dict(dict(arrays), sep="/")
+    def read(
+        box: Box, names: Sequence[str], centre: np.ndarray, scale: np.ndarray, share: float, arrays: Mapping[str, np.ndarray]
+    ) -> Residual:
+        """From what a file holds; `ValueError` where it cannot be a correction."""
+        expected = {name: leaf.shape for name, leaf in flatten_dict(_blank_params(), sep="/").items()}
+        members = {len(leaf) for leaf in arrays.values() if np.ndim(leaf)}
+        if {name: leaf.shape[1:] for name, leaf in arrays.items() if np.ndim(leaf)} != expected or len(members) != 1:
+            raise ValueError("the weights of a correction do not have the shape of its networks")
+        if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
+            raise ValueError("the inputs of a correction do not match its range")
+        finite = (np.isfinite(values).all() for values in (centre, scale, box.low, box.high, *arrays.values()))
+        if not all(finite) or not (scale > 0).all() or not 0 <= share <= 1:
+            raise ValueError("a correction holds a number that is not finite, or a share outside 0 to 1")
+        return Residual(box, tuple(names), centre, scale, share, unflatten_dict(dict(arrays), sep="/"))
 
 
 def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
@@ -189,8 +204,10 @@ def train(jobs: Sequence[Job], seed: int = 0) -> list[Residual]:
     blank: list[Residual] = [_untrained(job.inputs) for job in jobs]
     members = [(at, member) for at, job in enumerate(jobs) for member in range(job.members)]
     found: dict[tuple[int, int], Any] = {}
-    for size in _BATCHES:
-        of_size = [(at, member) for at, member in members if _batch_of(len(jobs[at].target)) == size]
+    # the largest batch twice: of more rows than it holds each step draws some, and jobs that do not draw must not be trained with those
+    for size, draws in (*((size, False) for size in _BATCHES), (_BATCHES[-1], True)):
+        rows = {at: len(job.target) for at, job in enumerate(jobs)}
+        of_size = [(at, member) for at, member in members if _batch_of(rows[at]) == size and (rows[at] > size) == draws]
         for start in range(0, len(of_size), _JOBS_AT_ONCE):
             chunk = of_size[start : start + _JOBS_AT_ONCE]
             for name, params in zip(chunk, _train_chunk(jobs, blank, chunk, size, seed), strict=True):

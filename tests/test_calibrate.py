@@ -180,13 +180,25 @@ def test_unknown_prior() -> None:
 
 
 def test_conformal_quantile_by_hand() -> None:
-    """Of n errors the ceil(0.9 (n + 1))-th: of 39 the 36th, of 99 the 90th."""
+    """Of n errors the one at 0.9 (n + 1): of 39 the 36th, of 99 the 90th; of 24 half-way between the 22nd and the 23rd."""
     rng = np.random.default_rng(0)
-    for n, rank in ((39, 36), (99, 90), (20, 19)):
+    for n, position in ((39, 36), (99, 90), (24, 22.5), (20, 18.9), (28, 26.1)):
         errors = rng.permutation(np.arange(1, n + 1)) * rng.choice([-1, 1], n)
-        assert conformal_quantile(errors) == rank
+        assert conformal_quantile(errors) == pytest.approx(position, rel=1e-12)
+    assert conformal_quantile(np.arange(1, 24), coverage=0.5) == 12.0
+    assert conformal_quantile(np.arange(1, 25) ** 2) == pytest.approx((22**2 + 23**2) / 2)
     assert conformal_quantile(np.ones(LEAST_ROWS_FOR_INTERVAL - 1)) is None
-    assert conformal_quantile(np.ones(25), coverage=0.99) is None  # the 26th of 25
+    assert conformal_quantile(np.ones(LEAST_ROWS_FOR_INTERVAL)) == 1.0
+    assert conformal_quantile(np.ones(25), coverage=0.99) is None  # the 25.74th of 25
+
+
+@pytest.mark.parametrize("n", [20, 23, 33, 50])
+def test_intervals_of_small_groups_hold_nine_in_ten_on_average(n: int) -> None:
+    """Of uniform errors a share q lies below q, and the mean of the k-th of n is k / (n + 1): exactly 90 % on average over samples."""
+    rng = np.random.default_rng(n)
+    covered = np.array([conformal_quantile(sample) for sample in rng.uniform(0, 1, (4000, n))])
+    assert covered.mean() == pytest.approx(0.9, abs=3 * covered.std() / np.sqrt(len(covered)))
+    assert covered.std() == pytest.approx(np.sqrt(0.9 * 0.1 / (n + 2)), rel=0.1)  # and each sample as far off as order statistics are
 
 
 def test_measured_rows_beat_the_datasheet(data_dir: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -393,19 +394,21 @@ MEASURE = """
         return Case(key=f"add {n}", columns={"op": "add", "rows": n}, make=make)
 
     with RowStore(sys.argv[1], machine.fingerprint({"quick": True})) as store:
-        print(engine.run([case(n) for n in range(1, 51)], store, budget_s=20.0).sentence())
+        print(engine.run([case(n) for n in range(1, 51)], store, budget_s=60.0).sentence())
 """
 
 
 def test_kill_and_resume(tmp_path) -> None:
-    """Killed in the middle, three times: no row is lost, none is measured twice."""
+    """Killed at ten random moments: no row is lost, none is measured twice."""
     path, log = tmp_path / "rows.jsonl", tmp_path / "made"
     command = [sys.executable, "-c", textwrap.dedent(MEASURE), str(path), str(log)]
     kept: list[dict] = []
-    for kill in range(3):
+    moments = random.Random(0)
+    for _ in range(10):
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and (not path.exists() or len(read_rows(path)) < len(kept) + 8):
-            time.sleep(0.003 * (kill + 1))
+        while process.poll() is None and (not path.exists() or len(read_rows(path)) < len(kept) + 3):
+            time.sleep(0.003)
+        time.sleep(moments.uniform(0, 0.1))  # in the middle of a line, of a measurement, between two
         assert process.poll() is None, "it should still be measuring"
         process.kill()
         process.wait()
@@ -420,7 +423,7 @@ def test_kill_and_resume(tmp_path) -> None:
     assert rows[: len(kept)] == kept
     assert Counter((r["key"], r["pass_no"]) for r in rows) == {(f"add {n}", pass_no): 1 for n in range(1, 51) for pass_no in (1, 2)}
     assert all("error" not in r for r in rows)
-    assert len(log.read_text().split()) <= 100 + 3  # only what was under way at a kill was begun again
+    assert len(log.read_text().split()) <= 100 + 10  # only what was under way at a kill was begun again
 
 
 # Pinning

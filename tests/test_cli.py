@@ -1,7 +1,9 @@
 """The command line, as people type it: right once, and wrong in every way the README's reader could be wrong."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +14,15 @@ import pandas as pd
 import pytest
 
 from hybridperf import cli
-from hybridperf.hardware import device_names, system_names
+from hybridperf.calibrate import FitReport
+from hybridperf.hardware import device_names, load_device, system_names
 from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION
 from hybridperf.io import write_json
-from hybridperf.model import MODEL_SCHEMA_VERSION
+from hybridperf.model import MODEL_SCHEMA_VERSION, GroupReport, PerfModel, neutral_knobs
+from hybridperf.ops import GROUPS
+from hybridperf.report import text as tables
+from hybridperf.residual import Box, Residual
+from hybridperf.roofline import Work
 
 GEMMS = pd.DataFrame({
     "op": "gemm", "dtype": "fp32", "m": [64, 512, 1024, 33], "n": [64, 512, 256, 65], "k": [128, 512, 2048, 129],
@@ -88,6 +95,118 @@ def test_show(run, name, expected):
     status, out, _ = run("show", name)
     assert status == 0
     assert expected in out
+
+
+@pytest.fixture(scope="module")
+def two_models(tmp_path_factory):
+    """Folders of two models of one device: the second's products are a quarter slower at their peak, it knows softmax too, later."""
+    names = [field.name for field in dataclasses.fields(Work)]
+    report = GroupReport(60, 0.1, dict.fromkeys(names, 0.0), dict.fromkeys(names, 50.0), errors=(-0.1, 0.1))
+    box = Box.between(report.lowest, report.highest)
+    learned = Residual(box, ("flops",), np.array([15.0]), np.array([5.0]), 0.75, Residual.params_of({"out/bias": np.zeros((2, 1))}))
+    wide = dataclasses.replace(report, half_width=0.25, residual=learned)
+    first = {"date": "2026-11-01", "rows": 60, "machine": {"cpu_model": "X"}, "versions": {"jax": "0.9.2"}, "made_by": "a test"}
+    second = {"date": "2026-11-02", "rows": 90, "machine": {"cpu_model": "Y"}, "made_by": "a test"}
+    folder, gemm = tmp_path_factory.mktemp("models"), GROUPS.index("gemm")
+    for name, peak, groups, provenance in (
+        ("first", 0.8, {"gemm": report, "copy": report}, first),
+        ("second", 0.6, {"gemm": wide, "softmax": report}, second),
+    ):
+        knobs = dataclasses.replace(neutral_knobs(), level_speedup=np.array([1.0, 2.0 * peak, 1.0, 1.0]))
+        knobs.compute_efficiency[gemm], knobs.floor_s[gemm], knobs.strided_factor[gemm] = peak, 1e-5, 1.5
+        knobs.transcendental_flops[gemm], knobs.smoothing[gemm] = 12.0, 0.3
+        PerfModel(load_device("v100"), knobs, groups, provenance).save(folder / name)
+    return folder / "first", folder / "second"
+
+
+def test_show_a_model(run, two_models):
+    """Every knob, and how much of the corrections is taken."""
+    first, second = (run("show", folder)[1].splitlines() for folder in two_models)
+    heads = next(line for line in first if line.startswith("group "))
+    for head in ("floor", "of peak", "of bandwidth", "per step", "smoothing", "transcendental", "strided", "90 % within", "learned"):
+        assert head in heads
+    cells = next(line for line in first if line.startswith("gemm ")).split()
+    assert cells == ["gemm", "60", "10", "µs", "80.0", "%", "100.0", "%", "0", "ns", "0.30", "12", "flops", "x1.50", "x1.10", "-"]
+    assert next(line for line in second if line.startswith("gemm ")).split()[-2:] == ["75", "%"]
+    assert "versions: jax 0.9.2" in first
+
+
+def test_show_what_two_models_differ_in(run, two_models):
+    status, out, _ = run("show", *two_models)
+    assert status == 0
+    lines = {tuple(line.split()) for line in out.splitlines()}
+    assert {
+        ("date", "2026-11-01", "2026-11-02"), ("rows", "60", "90"), ("machine", "cpu_model", "X", "Y"), ("versions", "jax", "0.9.2", "-"),
+        ("gemm", "of", "peak", "80.0", "%", "60.0", "%", "x0.75"), ("90", "%", "within", "x1.10", "x1.25", "x2.5"),
+        ("learned", "-", "75", "%"), ("l2", "bandwidth", "1.44", "TB/s", "1.08", "TB/s", "x0.75"),
+        ("only", "in", "A:", "copy"), ("only", "in", "B:", "softmax"),
+    } <= lines  # fmt: skip
+    assert "fingerprint" in out
+    assert "made_by" not in out  # the same in both
+    assert "floor" not in out
+
+
+def test_show_a_model_beside_a_copy_or_its_datasheet(run, two_models, tmp_path):
+    first, _ = two_models
+    shutil.copytree(first, tmp_path / "copy")
+    out = run("show", first, tmp_path / "copy")[1]
+    assert "same fingerprint" in out
+    assert "nothing differs" in out
+    out = run("show", "v100", first)[1]
+    assert any(line.split() == ["gemm", "floor", "0", "ns", "10", "µs", "-"] for line in out.splitlines())
+    assert "only in B: gemm, copy" in out
+    out = run("show", "v100", "a100_sxm4_80g")[1]
+    assert any(line.split()[:2] == ["memory", "bandwidth"] for line in out.splitlines())
+    assert "nothing differs" not in out
+
+
+def test_what_cannot_be_compared(refused, two_models, tmp_path):
+    first, _ = two_models
+    assert "dgx_a100, which has no knobs" in refused("show", first, "dgx_a100")
+    assert "got ops, which has no knobs" in refused("show", "ops", first)
+    assert "did you mean 'v100_sxm2'" in refused("show", "v100_sxm3", first)
+    shutil.copytree(first, tmp_path / "demo" / "model")
+    assert f"did you mean {tmp_path / 'demo' / 'model'}?" in refused("show", first, tmp_path / "demo")
+    assert "holds no model.json" in refused("show", first, tmp_path)
+    assert "nowhere.toml" in refused("show", first, "nowhere.toml")
+
+
+def test_a_model_folder_comes_before_a_device_of_its_name(run, two_models, tmp_path, monkeypatch):
+    """`fit --out v100`, then `show v100`."""
+    shutil.copytree(two_models[0], tmp_path / "v100")
+    monkeypatch.chdir(tmp_path)
+    assert "90 % within" in run("show", "v100")[1]
+
+
+@pytest.mark.parametrize(
+    ("inside", "says"), [(180, "90.0 % of 200 rows"), (160, "too few"), (200, "too many"), (None, "too few rows of any kind")]
+)
+def test_a_fit_says_whether_its_intervals_hold(inside, says):
+    """99 % of fair draws of 200 rows hold 168 to 190."""
+    held_out = pd.DataFrame({"measured_s": np.ones(200), "low_s": 0.9, "high_s": 1.1})
+    held_out.loc[: 199 - (inside or 0), "low_s"] = 1.05 if inside else np.nan
+    line = {
+        "op": "gemm",
+        "rows": 200,
+        "median_ape": 0.1,
+        "mean_ape": 0.2,
+        "knobs_ape": 0.3,
+        "noise": np.nan,
+        "coverage": 0.9,
+        "share": 0.75,
+    }
+    lines = [{**line, "roofline_ape": 0.5, "share": 0.75}, {**line, "op": "copy", "rows": 15, "roofline_ape": 0.05, "share": 0.0}]
+    table = pd.DataFrame(lines)
+    said = tables.fit_report(FitReport(table, held_out, 215, {"thermally throttled": 2}))
+    assert [cell.strip() for cell in said.splitlines()[2].split("  ") if cell] == [
+        "gemm", "200", "10.0 %", "20.0 %", "30.0 %", "50.0 %", "-", "90.0 %", "75 %",
+    ]  # fmt: skip
+    assert said.splitlines()[3].split()[-1] == "-"
+    assert "not fitted on: 2 rows, thermally throttled" in said
+    assert says in said.splitlines()[-1]
+    assert said.endswith("worse than the plain roofline: copy")
+    assert tables.binomial_band(200, 0.9) == (168, 190)
+    assert tables.binomial_band(1, 0.5) == (0, 1)
 
 
 def test_a_datasheet_model_is_the_roofline_and_says_so(run, rows, tmp_path):

@@ -23,6 +23,8 @@ from hybridperf.workload import OpCall, Workload
 
 V100 = load_device("v100")
 WORK_FIELDS = [field.name for field in dataclasses.fields(Work)]
+HALF_WIDTH = 0.25
+LARGEST_ERROR = np.log(1 + HALF_WIDTH) / 0.9  # held-out log errors are uniform up to it: 90 % of them lie within the half-width
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,10 @@ def fitted() -> PerfModel:
         level_speedup=np.array([7.0, 3.0, 3.0, 1.0]),
         line_s=np.array([3e-10, 1e-9, 0.0, 2e-8]),
     )
-    report = GroupReport(100, 0.25, dict.fromkeys(WORK_FIELDS, 0.0), dict.fromkeys(WORK_FIELDS, 1e12))
+    report = GroupReport(
+        rows=100, half_width=HALF_WIDTH, lowest=dict.fromkeys(WORK_FIELDS, 0.0), highest=dict.fromkeys(WORK_FIELDS, 40.0),
+        errors=tuple(np.linspace(-LARGEST_ERROR, LARGEST_ERROR, 41).tolist()),
+    )  # fmt: skip
     return PerfModel(V100, knobs, dict.fromkeys(GROUPS, report), {"rows": 100, "note": "made up"})
 
 
@@ -195,11 +200,14 @@ def test_a_row_may_bring_its_own_reuse_distance(fitted: PerfModel) -> None:
 
 
 def test_interval_and_range(fitted: PerfModel) -> None:
-    narrow = dataclasses.replace(fitted.groups["gemm"], highest={**fitted.groups["gemm"].highest, "flops": 1e9})
-    out = dataclasses.replace(fitted, groups={"gemm": narrow}).predict_ops(gemms([1.0, 1e6]))
-    assert out["in_range"].tolist() == [True, False]
-    np.testing.assert_allclose(out["high_s"] / out["predicted_s"], 1.25)
-    np.testing.assert_allclose(out["predicted_s"] / out["low_s"], 1.25)
+    """Rows beyond the range are said, and each octave beyond it (and the slack of 0.585) adds the width inside once more."""
+    narrow = dataclasses.replace(fitted.groups["gemm"], highest={**fitted.groups["gemm"].highest, "flops": np.log2(1e9)})
+    out = dataclasses.replace(fitted, groups={"gemm": narrow}).predict_ops(gemms([1.0, 5e3, 1e6]))
+    assert out["in_range"].tolist() == [True, True, False]  # 2.6e5, 1.3e9 (within the slack) and 2.6e11 flops
+    assert out["note"].tolist() == ["", "", "outside the measured range of gemm"]
+    octaves = np.log2(2 * 1e6 * 512 * 256 / 1e9) - 0.585
+    for end in (out["high_s"] / out["predicted_s"], out["predicted_s"] / out["low_s"]):
+        np.testing.assert_allclose(end, [1.25, 1.25, 1.25 ** (1 + octaves)], rtol=1e-6)
 
 
 # --- steps --------------------------------------------------------------------------------------------------------------
@@ -230,6 +238,44 @@ def test_a_chain_takes_the_sum_of_its_ops(fitted: PerfModel) -> None:
     assert result.in_range
     once = predict(fitted, dataclasses.replace(chain([3]), calls=(*CALLS[:2], OpCall(CALLS[2].op))))
     assert seconds[2] == pytest.approx(3 * once.time_s, rel=1e-6)
+
+
+def test_the_interval_of_one_group_is_that_of_its_errors(fitted: PerfModel) -> None:
+    """By hand: all ops share the draw, so the ends are quantiles of the errors. Where predictions are too long the truth lies lower."""
+    for errors in (np.linspace(-LARGEST_ERROR, LARGEST_ERROR, 41), np.linspace(-0.1, 0.5, 41), np.linspace(0, 1, 41) ** 2):
+        groups = {**fitted.groups, "gemm": dataclasses.replace(fitted.groups["gemm"], errors=tuple(errors))}
+        result = predict(dataclasses.replace(fitted, groups=groups), chain([1, 1, 1]))
+        low, high = np.exp(-np.quantile(errors, [0.95, 0.05]))
+        assert result.low_s / result.time_s == pytest.approx(min(low, 1), rel=5e-3)
+        assert result.high_s / result.time_s == pytest.approx(max(high, 1), rel=5e-3)
+    one_octave = {**fitted.groups["gemm"].highest, "flops": np.log2(1 + 2 * 512**3) - 1.585}
+    groups = {**fitted.groups, "gemm": dataclasses.replace(fitted.groups["gemm"], highest=one_octave)}
+    result = predict(dataclasses.replace(fitted, groups=groups), chain([1, 1, 1]))
+    assert result.high_s / result.time_s == pytest.approx(1.25**2, rel=5e-3)
+    assert not result.in_range
+
+
+def test_the_interval_of_a_chain_against_independent_draws(fitted: PerfModel) -> None:
+    """Groups err independently, ops of a group together: 200,000 draws of the sum in NumPy, of skewed errors."""
+    errors = {"gemm": np.linspace(-0.3, 0.1, 41), "copy": np.linspace(-0.4, 0.4, 41) ** 3, "elementwise": np.linspace(-0.05, 0.35, 41)}
+    groups = {name: dataclasses.replace(fitted.groups[name], errors=tuple(values)) for name, values in errors.items()}
+    result = predict(dataclasses.replace(fitted, groups=groups), chain([1, 2, 3, 1]))
+    rng = np.random.default_rng(5)
+    drawn = [np.interp(rng.uniform(0, 1, 200_000), np.linspace(0, 1, 41), values) for values in errors.values()]
+    steps = sum(times * seconds * np.exp(-draw) for times, seconds, draw in zip((2, 1, 1), result.op_s, drawn, strict=True))
+    low, high = np.quantile(steps, [0.05, 0.95])
+    assert result.low_s == pytest.approx(low, abs=0.1 * (high - low))
+    assert result.high_s == pytest.approx(high, abs=0.1 * (high - low))
+
+
+def test_no_interval_where_errors_are_not_known(fitted: PerfModel) -> None:
+    """A twentieth of the step may go without."""
+    for share, given in ((0.5, False), (0.01, True)):
+        silent = dataclasses.replace(fitted.groups["copy"], errors=())
+        model = dataclasses.replace(fitted, groups={**fitted.groups, "copy": silent})
+        alone = predict(model, chain([1, 2])).op_s
+        products = int(np.ceil(alone[1] * (1 - share) / share / alone[0]))
+        assert (predict(model, chain([2] + [1] * products)).low_s is not None) == given
 
 
 def test_ops_beside_each_other_take_the_longer_ones_time(fitted: PerfModel) -> None:

@@ -27,6 +27,8 @@ _RESULT_BYTES = 24e6  # of one call together: below what the allocator hands bac
 _SPREADS = (0.0, 16e6, 96e6, 250e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
 _LARGEST_SPREAD_BYTES = 2e9
 _SHARED_BYTES = 2.4e8  # of the tables of one call together
+_MOST_ARRAYS = 256  # of all sets together: placing each costs 0.1 to 0.2 ms
+_NUMBERS = 2**20  # distinct random numbers
 _INDEX_SETS = 400  # batches of indices that rotate over one table, at most
 _MAIN_SHARE = 0.8  # of a program's work that its main op must have
 _ALLOCATION_MB = (40, 64, 96, 160)
@@ -92,6 +94,7 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
     else:
         sets = int(min(max(math.ceil(spread_bytes / call_bytes), 2), max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
     per_copy = len(program.arguments)
+    sets = max(min(sets, _MOST_ARRAYS // (copies * (per_copy - program.shared) or 1)), 2)
 
     def many(*flat: Any) -> tuple[Any, ...]:
         parts = [flat[i * per_copy : (i + 1) * per_copy] for i in range(copies)]
@@ -180,7 +183,16 @@ def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
     kind, shape, *below = description
     if kind == "index":
         return rng.integers(0, below[0], shape, dtype=np.int32)
-    return rng.random(shape, dtype=np.float32) + np.float32(0.1)  # positive: logarithms and roots stay in their usual path
+    # the same numbers from another place on: drawing hundreds of megabytes anew would take longer than measuring with them
+    start = int(rng.integers(_NUMBERS // 2))
+    few = _numbers()[start : start + math.prod(shape)]  # np.resize would copy all of them first
+    return few.reshape(shape).copy() if len(few) == math.prod(shape) else np.resize(few, shape)
+
+
+@functools.cache
+def _numbers() -> np.ndarray:
+    """Positive: logarithms and roots stay in their usual path."""
+    return np.random.default_rng(0).random(_NUMBERS, dtype=np.float32) + np.float32(0.1)
 
 
 def _call_case(buffers: int) -> Case:

@@ -14,7 +14,7 @@ import math
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -42,6 +42,7 @@ class RunReport:
     total: int
     elapsed_s: float
     dropped: str  # an incomplete line that an earlier run left behind, see RowStore
+    machine: Mapping[str, float]  # how fast it was, see quiet.Yardstick.facts
 
     @property
     def complete(self) -> bool:
@@ -111,6 +112,7 @@ def run(
         total=len(cases) * passes,
         elapsed_s=time.perf_counter() - start_s,
         dropped=store.dropped,
+        machine=yardstick.facts(),
     )
 
 

@@ -38,8 +38,7 @@ class Yardstick:
     def slowness(self) -> float:
         """How much longer the slower of the two takes now than at good times, as a share of those."""
         self._seen_s.append([min(times) for times in zip(*(self._once_s() for _ in range(_TRIES)), strict=True)])
-        good_s = np.quantile(self._seen_s[-_REMEMBERED:], _GOOD, axis=0)
-        return float(np.max(self._seen_s[-1] / good_s)) - 1.0
+        return float(np.max(self._seen_s[-1] / self._good_s())) - 1.0
 
     def wait(self, limit_s: float) -> float:
         """Wait for at most `limit_s` (and what is left of the allowance) until the machine is quiet; returns the slowness then."""
@@ -51,6 +50,14 @@ class Yardstick:
             slowness = self.slowness()
             self.waited_s += _PAUSE_S
         return slowness
+
+    def facts(self) -> dict[str, float]:
+        """Good times of the yardstick [s], for the record: measurements of two days can be told apart by them."""
+        product_s, copy_s = self._good_s()
+        return {"yardstick_product_s": float(product_s), "yardstick_copy_s": float(copy_s), "waited_s": self.waited_s}
+
+    def _good_s(self) -> np.ndarray:
+        return np.quantile(self._seen_s[-_REMEMBERED:], _GOOD, axis=0)
 
     def _once_s(self) -> tuple[float, float]:
         start_s = time.perf_counter()

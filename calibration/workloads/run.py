@@ -74,17 +74,19 @@ def measure_steps(
     repeats: int = 5,
     min_seconds: float = 0.3,
     profile: bool = False,
+    yardstick: Yardstick | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[StepMeasurement]:
     """Repeat several steps in turn: `rounds` times each at least `repeats` times and `min_seconds` long.
 
-    `profile`: also what each instruction takes, asked after the last round so that tracing disturbs no timing.
+    Each round of a step waits a while for a disturbed machine (`yardstick`) to be quiet. `profile`: also what each instruction takes,
+    asked after the last round so that tracing disturbs no timing.
     """
     running = []
     for step in steps:
         running.append(RunningStep(step))
         report(f"{step.name}: first call {running[-1].first_call_s:.2f} s")
-    yardstick = Yardstick(allowance_s=_LONGEST_WAIT_S * len(running))
+    yardstick = yardstick or Yardstick(allowance_s=_LONGEST_WAIT_S * len(running))
     for round_no in range(1, rounds + 1):
         for step in running:
             yardstick.wait(_LONGEST_WAIT_S)
@@ -242,8 +244,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.steady:
         machine.steady_cpu()
     configs, steps = zip(*build_steps(spec, options.spec), strict=True)
+    yardstick = Yardstick(allowance_s=_LONGEST_WAIT_S * len(steps))
     measured = measure_steps(
         steps,
+        yardstick=yardstick,
         rounds=options.rounds,
         repeats=options.repeats,
         min_seconds=options.seconds,
@@ -267,7 +271,7 @@ def _run(options: argparse.Namespace) -> None:
             result["program"] = f"step{number}.json"
             write_json(options.programs / result["program"], "program", PROGRAM_SCHEMA_VERSION, dict(measurement.program))
         results.append(result)
-    facts = {**machine.machine_facts(), "steady": options.steady}
+    facts = {**machine.machine_facts(), **yardstick.facts(), "steady": options.steady}
     write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})
 
 

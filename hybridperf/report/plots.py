@@ -1,4 +1,4 @@
-"""Pictures: the roofline with measured points, predicted against measured. Files only, no window."""
+"""Pictures: the roofline with measured points, predicted against measured, how a fit errs, what more rows bring. Files only, no window."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.calibrate import ALL_OPS, FitReport
 from hybridperf.io import replacing
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
 _MARKERS = "os^vDPX*"  # one shape for every ten colours
+_MEDIAN_WINDOWS = 12  # of a running median over times
+_LEAST_IN_WINDOW = 8
+_LOG2_ERRORS_SHOWN = 3.0  # errors beyond a factor of 8 stand at the edge
+_CURVE_COLUMNS = 6
+_LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
 def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike) -> None:
@@ -84,13 +90,109 @@ def measured_plot(
     _save(figure, path)
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
+    """Held-out rows: predicted against measured seconds, and log2(predicted / measured) against measured seconds, by op kind.
+
+    Lines on the right are running medians, ours and those of the knobs alone.
+    """
+    held_out = report.held_out
+    measured, predicted, knobs = (held_out[name].to_numpy(np.float64) for name in ("measured_s", "predicted_s", "knobs_s"))
+    kinds = held_out["op"].to_numpy(str)
+    errors = np.log2(predicted / measured)
+    figure, (left, right) = _figure(14, 5.6, columns=2)
+    ends = np.array([min(measured.min(), predicted.min()) / 1.6, max(measured.max(), predicted.max()) * 1.6])
+    size = 22 if len(measured) < 600 else 10
+    table = report.table.set_index("op")
+    for number, kind in enumerate(sorted(set(kinds))):
+        here = kinds == kind
+        style = {"s": size, "alpha": 0.6, "lw": 0, "marker": _MARKERS[number // 10 % len(_MARKERS)], "color": f"C{number % 10}"}
+        left.scatter(measured[here], predicted[here], **style)
+        right.scatter(measured[here], np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN), **style)
+        left.scatter([], [], **{**style, "s": 22, "alpha": 1.0}, label=f"{kind} ({here.sum()}, {table.loc[kind, 'median_ape']:.0%})")
+    left.plot(ends, ends, color="black", lw=1)
+    for factor, dashes in ((0.5, "--"), (2.0, "--")):
+        left.plot(ends, factor * ends, color="black", lw=0.8, ls=dashes)
+    left.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured seconds", ylabel="predicted seconds")
+    left.set_title(f"{len(measured)} rows, each predicted by a fit that has not seen it; dashed: a factor of 2", fontsize=9)
+    for level, dashes in ((0.0, "-"), (-1.0, "--"), (1.0, "--")):
+        right.axhline(level, color="black", lw=0.8, ls=dashes)
+    at, ours, alone = _running_medians(measured, errors, np.log2(knobs / measured))
+    right.plot(at, ours, color="black", lw=2.5, label="running median")
+    right.plot(at, alone, color="crimson", lw=1, label="of knobs alone")
+    limit = min(_LOG2_ERRORS_SHOWN, max(1.2, 1.1 * float(np.abs(errors).max())))
+    right.set(xscale="log", xlim=ends, ylim=(-1.03 * limit, 1.03 * limit), xlabel="measured seconds", ylabel="log2(predicted / measured)")
+    beyond = int((np.abs(errors) > _LOG2_ERRORS_SHOWN).sum())
+    right.set_title("above zero: predicted too slow" + (f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""), fontsize=9)
+    right.legend(fontsize=8, loc="upper right")
+    for axes in (left, right):
+        axes.grid(alpha=0.2)
+    figure.legend(
+        *left.get_legend_handles_labels(), fontsize=8, loc="outside right upper", title="op kind (rows, median error)", title_fontsize=8
+    )
+    _save(figure, path)
+
+
+def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Medians of `values` [N] in windows of equally many rows along `x` [N]; the first array is where the windows lie."""
+    order = np.argsort(x)
+    windows = np.array_split(order, max(1, min(_MEDIAN_WINDOWS, len(x) // _LEAST_IN_WINDOW)))
+    return tuple(np.array([np.median(value[window]) for window in windows]) for value in (x, *values))
+
+
+def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Held-out error against rows fitted on, all ops and each kind: with learned corrections, by knobs alone, and the rows' noise.
+
+    `curve` is what `calibrate.learning_curve` returns; kinds with the most rows come first, those with hardly any are left out.
+    """
+    most = curve.groupby("op")["rows"].max().drop(ALL_OPS).sort_values(ascending=False, kind="stable")
+    kinds = [ALL_OPS, *most.index[most >= _LEAST_ROWS_DRAWN]]
+    curve = curve[curve["op"].isin(kinds)]
+    lines = -(-len(kinds) // _CURVE_COLUMNS)
+    columns = -(-len(kinds) // lines)
+    figure, panels = _figure(2.5 * columns + 0.5, 2.1 * lines + 0.7, columns=columns, lines=lines)
+    panels = np.atleast_1d(panels).ravel()
+    percent = 100 * curve[["median_ape", "knobs_ape", "noise"]]
+    low, high = max(0.5, np.nanmin(percent) / 1.3), np.nanmax(percent) * 1.3
+    for axes, kind in zip(panels, kinds, strict=False):
+        here = curve["op"] == kind
+        rows = curve.loc[here, "rows"]
+        axes.plot(rows, percent.loc[here, "knobs_ape"], color="crimson", lw=1, marker="o", ms=3, label="knobs alone")
+        axes.plot(rows, percent.loc[here, "median_ape"], color="black", lw=2, marker="o", ms=4, label="with learned corrections")
+        noise = percent.loc[here, "noise"].median()
+        if np.isfinite(noise) and noise > 0:
+            axes.axhline(noise, color="black", lw=1, ls="--", label="noise of the held-out rows")
+        axes.set(xscale="log", yscale="log", ylim=(low, high))
+        axes.set_title("all ops" if kind == ALL_OPS else kind.replace("_", " "), fontsize=9, fontweight="bold" if kind == ALL_OPS else None)
+        _plain_numbers(axes, rows)
+        axes.grid(alpha=0.2)
+    for axes in panels[len(kinds) :]:
+        axes.set_visible(False)
+    figure.supxlabel("rows fitted on", fontsize=9)
+    figure.supylabel("median error of held-out rows, %", fontsize=9)
+    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), fontsize=9, loc="outside upper center", ncols=3)
+    _save(figure, path)
+
+
+def _plain_numbers(axes: Any, rows: pd.Series) -> None:
+    """Ticks of a panel a few octaves wide: the least and the most rows, round numbers of percent."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    axes.xaxis.set_major_locator(FixedLocator(sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]})))
+    axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.tick_params(labelsize=8)
+
+
+def _figure(width: float, height: float, *, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only plots need it
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    return figure, figure.subplots(lines, columns)
 
 
 def _save(figure: Any, path: str | os.PathLike) -> None:

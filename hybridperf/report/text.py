@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.special import bdtr
 
-from hybridperf.calibrate import FitReport
+from hybridperf.calibrate import COVERAGE, FitReport
 from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, device_names, load_device, load_system, system_names
 from hybridperf.io import InputError, unknown
-from hybridperf.model import PerfModel, load_model, shipped_models
+from hybridperf.model import GroupReport, PerfModel, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.prediction import Prediction
+from hybridperf.residual import LEAST_ROWS
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -79,16 +82,43 @@ def prediction(result: Prediction) -> str:
 
 
 def fit_report(report: FitReport) -> str:
-    """Held-out errors per group of ops."""
+    """Held-out errors per group of ops, beside those of the knobs without what is learned and of the datasheet; whether intervals hold."""
     if not report.rows:
         return "no rows: the model is the datasheet roofline"
     rows = [
-        [r.op, str(r.rows), percent(r.median_ape), percent(r.mean_ape), percent(r.roofline_ape), percent(r.noise), percent(r.coverage)]
+        [
+            r.op, str(r.rows), percent(r.median_ape), percent(r.mean_ape), percent(r.knobs_ape), percent(r.roofline_ape), percent(r.noise),
+            percent(r.coverage), _whole_percent(r.share) if r.rows >= LEAST_ROWS else "-",
+        ]
         for r in report.table.itertuples()
-    ]
-    lines = [table(["held out", "rows", "median error", "mean error", "roofline", "noise", "in 90 % interval"], rows)]
-    lines += [f"not fitted on: {count} rows, {reason}" for reason, count in report.dropped.items()]
-    return "\n".join(lines)
+    ]  # fmt: skip
+    headers = ["held out", "rows", "median error", "mean error", "knobs alone", "roofline", "noise", "in 90 % interval", "learned"]
+    lines = [table(headers, rows), *(f"not fitted on: {count} rows, {reason}" for reason, count in report.dropped.items())]
+    losers = [r.op for r in report.table.itertuples() if r.median_ape > r.roofline_ape]
+    against = f"worse than the plain roofline: {', '.join(losers)}" if losers else "no group is worse than the plain roofline"
+    return "\n".join([*lines, f"{_coverage(report)}; {against}"])
+
+
+def _coverage(report: FitReport) -> str:
+    judged = report.held_out.dropna(subset=["low_s", "high_s"])
+    n = len(judged)
+    if not n:
+        return "too few rows of any kind to try intervals on"
+    inside = int(judged["measured_s"].between(judged["low_s"], judged["high_s"]).sum())
+    low, high = binomial_band(n, COVERAGE)
+    verdict = "as promised" if low <= inside <= high else "too many" if inside > high else "too few"
+    return f"{percent(inside / n)} of {n} rows in their interval, {verdict} (binomial 99 % band: {percent(low / n)} to {percent(high / n)})"
+
+
+def binomial_band(n: int, p: float, level: float = 0.99) -> tuple[int, int]:
+    """The counts between which `n` independent events of probability `p` stay with probability `level`, as much left out on each side."""
+    at_most = bdtr(np.arange(n + 1), n, p)
+    tail = (1 - level) / 2
+    return int(np.searchsorted(at_most, tail)), int(np.searchsorted(at_most, 1 - tail))
+
+
+def _whole_percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def known(name: str) -> str:
@@ -97,14 +127,47 @@ def known(name: str) -> str:
         rows = [[op, ", ".join(op_by_name(op)[0].dimensions()), op_by_name(op)[0].group] for op in op_names()]
         width = max(len(row[0]) for row in rows)
         return "\n".join(f"{op.ljust(width)}  {dims}" for op, dims, _ in rows)
+    if _holds_a_model(name):
+        return model(load_model(name))
     with contextlib.suppress(InputError):
         return device(load_device(name))
     with contextlib.suppress(InputError):
         return system(load_system(name))
-    if Path(name).exists() or name in shipped_models():
+    if Path(name).exists():
         return model(load_model(name))
     names = [*device_names(), *system_names(), *shipped_models(), "ops", "here"]
     raise unknown("name", name, names, "give a device, a system, a model folder, or `ops`")
+
+
+def difference(first: str, second: str) -> str:
+    """What two models differ in, by name: folders, shipped calibrations, or devices (their datasheets)."""
+    return models_apart(_model_or_datasheet(first), _model_or_datasheet(second), names=(first, second))
+
+
+def _holds_a_model(name: str) -> bool:
+    # a folder with a model comes before a device of the same name, as it does for `--model`
+    return (Path(name) / "model.json").exists() or Path(name).suffix == ".json" or name in shipped_models()
+
+
+def _model_or_datasheet(name: str) -> PerfModel:
+    if _holds_a_model(name):
+        return load_model(name)
+    try:
+        return PerfModel.datasheet(load_device(name))
+    except InputError:
+        if Path(name).suffix == ".toml":
+            raise
+    if Path(name).exists():
+        return load_model(name)  # which says what is missing
+    if name == "ops" or _is_system(name):
+        raise InputError(f"expected two models or devices to compare, got {name}, which has no knobs")
+    raise unknown("model or device", name, [*device_names(), *shipped_models(), "here"], "expected two model folders or devices")
+
+
+def _is_system(name: str) -> bool:
+    with contextlib.suppress(InputError):
+        return bool(load_system(name))
+    return False
 
 
 def device(spec: DeviceSpec) -> str:
@@ -135,6 +198,17 @@ def system(spec: SystemSpec) -> str:
     ])  # fmt: skip
 
 
+_KNOBS: Mapping[str, tuple[str, Callable[[float], str]]] = {  # group knob: what a table calls it, and how it is written
+    "floor_s": ("floor", seconds),
+    "compute_efficiency": ("of peak", percent),
+    "memory_efficiency": ("of bandwidth", percent),
+    "step_s": ("per step", seconds),
+    "smoothing": ("smoothing", "{:.2f}".format),  # 0: the longer of compute and memory; 1: their sum
+    "transcendental_flops": ("transcendental", "{:.3g} flops".format),
+    "strided_factor": ("strided", "x{:.2f}".format),
+}
+
+
 def model(loaded: PerfModel) -> str:
     """Knobs of a model, with what they were fitted on."""
     lines = [device(loaded.device), ""]
@@ -143,23 +217,138 @@ def model(loaded: PerfModel) -> str:
     rows = []
     for at, group in enumerate(GROUPS):
         if group in loaded.groups:
-            knobs, report = loaded.knobs, loaded.groups[group]
-            width = f"x{1 + report.half_width:.2f}" if report.half_width is not None else "-"
-            rows.append([
-                group, str(report.rows), seconds(float(knobs.floor_s[at])), percent(float(knobs.compute_efficiency[at])),
-                percent(float(knobs.memory_efficiency[at])), seconds(float(knobs.step_s[at])), width,
-            ])  # fmt: skip
-    lines.append(table(["group", "rows", "floor", "of peak", "of bandwidth", "per step", "90 % within"], rows))
-    bandwidth = loaded.device.memory_bytes_per_s
-    levels = [
-        f"{level} {quantity(bandwidth * float(speedup), 'B/s')}, strided read {seconds(float(line))}"
-        for level, speedup, line, size in zip(
-            LEVELS, loaded.knobs.level_speedup, loaded.knobs.line_s, loaded.device.level_bytes(), strict=True
-        )
-        if size > 0
-    ]
+            report = loaded.groups[group]
+            knobs = [write(float(getattr(loaded.knobs, name)[at])) for name, (_, write) in _KNOBS.items()]
+            rows.append([group, str(report.rows), *knobs, _within(report.half_width), _learned(report)])
+    lines.append(table(["group", "rows", *(label for label, _ in _KNOBS.values()), "90 % within", "learned"], rows))
+    levels = [f"{level} {quantity(rate, 'B/s')}, strided read {seconds(line)}" for level, (rate, line) in _levels(loaded).items()]
     facts = {k: v for k, v in loaded.provenance.items() if k not in ("fit", "machine")}
-    return "\n".join([*lines, "", *levels, "", *(f"{k}: {v}" for k, v in facts.items())])
+    return "\n".join([*lines, "", *levels, "", *(f"{key}: {_fact(value)}" for key, value in facts.items())])
+
+
+def _fact(value: Any) -> Any:
+    return ", ".join(f"{name} {said}" for name, said in _flat(value).items()) if isinstance(value, Mapping) else value
+
+
+def _within(half_width: float | None) -> str:
+    return "-" if half_width is None else f"x{1 + half_width:.2f}"
+
+
+def _learned(report: GroupReport) -> str:
+    return "-" if report.residual is None else _whole_percent(report.residual.share)
+
+
+def _levels(loaded: PerfModel) -> dict[str, tuple[float, float]]:
+    """(bytes/s of contiguous reads before a group's efficiency, seconds of a strided read) of each memory level the device has."""
+    bandwidth, knobs = loaded.device.memory_bytes_per_s, loaded.knobs
+    per_level = zip(LEVELS, knobs.level_speedup, knobs.line_s, loaded.device.level_bytes(), strict=True)
+    return {level: (bandwidth * float(speedup), float(line)) for level, speedup, line, size in per_level if size > 0}
+
+
+# --- two models -----------------------------------------------------------------------------------------------------------
+
+_NOTABLE = 1.05  # factor between two numbers worth a line
+
+
+def models_apart(first: PerfModel, second: PerfModel, names: tuple[str, str] = ("A", "B")) -> str:
+    """What two models differ in: where they come from, and numbers that are more than 5 % apart, with B over A.
+
+    A group that only one of them has measured is named; the other's roofline is no fit to compare with. A model without any
+    measurements (a datasheet) takes part with the neutral knobs that it prices with.
+    """
+    lines = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=True)]
+    if (same := first.fingerprint()) == second.fingerprint():
+        lines.append(f"same fingerprint {same}: knobs, learned weights and intervals are the same")
+    origins = [_origin(first), _origin(second)]
+    differing = [key for key in dict.fromkeys([*origins[0], *origins[1]]) if origins[0].get(key) != origins[1].get(key)]
+    if differing:
+        lines += ["", table(["", "A", "B"], [[key, *(_short(origin.get(key, "-")) for origin in origins)] for key in differing])]
+    apart = [*_groups_apart(first, second), *_levels_apart(first, second)]
+    if apart:
+        lines += ["", table(["more than 5 % apart", "", "A", "B", "B / A"], apart)]
+    elif first.fingerprint() != second.fingerprint():
+        lines += ["", "no knob, memory level, or interval is more than 5 % apart"]
+    for letter, one, other in (("A", first, second), ("B", second, first)):
+        if alone := [group for group in GROUPS if group in one.groups and group not in other.groups]:
+            lines += ["", f"only in {letter}: {', '.join(alone)}"]
+    if not differing and len(lines) == 3:
+        lines.append("nothing differs")
+    return "\n".join(lines)
+
+
+def _origin(loaded: PerfModel) -> dict[str, str]:
+    """Where a model comes from, as text by (dotted) name: its device's facts, its hash, its provenance."""
+    facts = loaded.device.model_dump(exclude={"source", "note", "vendor", "arch", "kind", "year"}, exclude_none=True)
+    return {
+        **{f"device {key}": said for key, said in _flat(facts).items()},
+        "fingerprint": loaded.fingerprint(),
+        **_flat({key: value for key, value in loaded.provenance.items() if key != "fit"}),
+    }
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Facts as text; what is inside a mapping goes by both names."""
+    out: dict[str, str] = {}
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            out |= {f"{key} {inner}": said for inner, said in _flat(value).items()}
+        elif isinstance(value, list | tuple):
+            out[key] = ", ".join(map(str, value))
+        else:
+            out[key] = quantity(value, "").strip() if isinstance(value, float) else str(value)
+    return out
+
+
+def _short(said: str, length: int = 50) -> str:
+    return said if len(said) <= length else f"{said[: length - 3]}..."
+
+
+def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
+    """Lines (group, what, A, B, B / A) of groups that both models price by measurements, or one by measurements and one by datasheet."""
+    lines = []
+    for at, group in enumerate(GROUPS):
+        reports = [loaded.groups.get(group) for loaded in (first, second)]
+        if not all(report or not loaded.groups for report, loaded in zip(reports, (first, second), strict=True)):
+            continue
+        found = []
+        for name, (label, write) in _KNOBS.items():
+            a, b = (float(getattr(loaded.knobs, name)[at]) for loaded in (first, second))
+            if _notable(a, b):
+                found.append([label, write(a), write(b), _ratio(a, b)])
+        if reports[0] and reports[1]:
+            widths = [report.half_width for report in reports if report]
+            known_widths = [width for width in widths if width is not None]
+            if len(known_widths) == 1 or (len(known_widths) == 2 and _notable(*known_widths)):
+                found.append(["90 % within", *map(_within, widths), _ratio(*known_widths) if len(known_widths) == 2 else "-"])
+            if (learned := [_learned(report) for report in reports if report])[0] != learned[1]:
+                found.append(["learned", *learned, ""])
+        lines += [[group if not i else "", *cells] for i, cells in enumerate(found)]
+    return lines
+
+
+def _levels_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
+    """Lines (level, what, A, B, B / A) of memory levels that both devices have."""
+    lines = []
+    levels = [_levels(first), _levels(second)]
+    for level in LEVELS:
+        if not all(level in found for found in levels):
+            if any(level in found for found in levels):
+                lines.append([level, "there", *("yes" if level in found else "no" for found in levels), ""])
+            continue
+        bandwidths, reads = zip(levels[0][level], levels[1][level], strict=True)
+        if _notable(*bandwidths):
+            lines.append([level, "bandwidth", *(quantity(rate, "B/s") for rate in bandwidths), _ratio(*bandwidths)])
+        if _notable(*reads):
+            lines.append([level, "strided read", *map(seconds, reads), _ratio(*reads)])
+    return lines
+
+
+def _notable(a: float, b: float) -> bool:
+    return a != b and (min(a, b) <= 0 or max(a, b) / min(a, b) > _NOTABLE)
+
+
+def _ratio(a: float, b: float) -> str:
+    return f"x{b / a:.3g}" if a > 0 else "-"
 
 
 def mean_error(predicted: Sequence[float], measured: Sequence[float]) -> float:

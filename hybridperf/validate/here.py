@@ -23,6 +23,8 @@ from hybridperf.validate import comparison, step_ops
 from hybridperf.validate.comparison import StepComparison
 
 SUMMARY_SCHEMA_VERSION = 1
+_SAME_SPEED = 0.05  # between two days of one machine
+_ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
 _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its own: 0.97 and more
 
 # In turns, so that the first few of them are of both kinds.
@@ -75,8 +77,8 @@ def run(
             f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a {backend} here; choose a model of this machine"
         )
     cores = cores or str(model.provenance.get("cores") or usable_core())
-    say(f"running {len(steps)} training steps on core {cores}, about {5 * len(steps)} seconds")
-    measured = measure_steps(out / "steps", steps, cores=cores, profile=ops)
+    say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
+    measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
     machine = read_json(out / "steps" / "steps.json", "steps", 1)["machine"]
     summary = comparison.summarise(compared)
@@ -122,7 +124,11 @@ def _notes(model: PerfModel, machine: Mapping[str, Any], compared: Sequence[Step
     least = min(c.measured.cpu_share for c in compared)
     if machine["backend"] == "cpu" and least < _UNDISTURBED:
         notes.append(f"other programs had these cores, too: a step got {least:.0%} of the time it was measured in; run again when idle")
-    calibrated_on = (model.provenance.get("machine") or {}).get("cpu_model")
+    then = model.provenance.get("machine") or {}
+    for name, what in (("yardstick_product_s", "multiplies"), ("yardstick_copy_s", "copies")):
+        if then.get(name) and machine.get(name) and abs(slower := machine[name] / then[name] - 1) > _SAME_SPEED:
+            notes.append(f"this machine {what} {abs(slower):.0%} {'slower' if slower > 0 else 'faster'} today than when it was calibrated")
+    calibrated_on = then.get("cpu_model")
     if calibrated_on and calibrated_on != machine["cpu_model"]:
         notes.append(f"the model was calibrated on {calibrated_on}, these steps ran on {machine['cpu_model']}")
     said: dict[str, list[str]] = {}

@@ -1,0 +1,127 @@
+"""Single ops: a model's held-out errors beside those of null models trained on the very same folds.
+
+The rows a model was fitted on lie in its folder; they are fitted again in five folds, and each row is predicted by
+
+    ours            knobs and learned correction of the other folds
+    knobs           the knobs of the other folds alone: the fitted roofline
+    trees           gradient-boosted trees on the log of time, which see the same inputs
+    datasheet       the roofline of the datasheet
+
+Per kind of op the medians are compared, ours against the better of knobs and trees, with a bootstrap interval of the difference over rows;
+the noise floor is what two passes over the same case differ by.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binom
+
+from hybridperf.calibrate import COVERAGE, FOLDS, LEAST_ROWS_FOR_INTERVAL, MeasuredOps, deal_folds, fit, read_measurements
+from hybridperf.io import InputError, read_tables, write_json, write_table
+from hybridperf.model import PerfModel
+from hybridperf.report import text
+
+SUMMARY_SCHEMA_VERSION = 1
+ROW_FILES = ("ops.csv", "host.csv")  # that a calibration leaves in the model's folder
+_RESAMPLES = 2000
+_TARGETS = {"gemm": 0.10, "gemm_transposed": 0.10}  # held-out median errors we want; twice the noise floor where that is more
+_TARGET = 0.15
+
+
+def run(model: PerfModel, folder: Path, out: str | os.PathLike, say: Callable[[str], None] = print) -> Mapping[str, Any]:
+    """Compare on the rows in `folder`; leaves `ops.json` and `ops.csv` (a line per row) in `out`; returns the summary."""
+    out = Path(out)
+    files = [folder / name for name in ROW_FILES if (folder / name).exists()]
+    if not files:
+        raise InputError(f"{folder} holds no {' or '.join(ROW_FILES)}; expected the folder that `hybridperf calibrate` made")
+    rows = read_tables(files)
+    _, report = fit(rows, model.device)
+    data, _ = read_measurements(rows, model.device)
+    held_out = report.held_out.assign(trees_s=_trees(data, say))
+    table = compare(held_out)
+    coverage = covered(held_out)
+    say("\n" + _text(table) + "\n\n" + _coverage_text(coverage))
+    write_table(held_out, out / "ops.csv")
+    summary = {"ops": table.astype(object).where(table.notna(), None).to_dict("records"), "coverage": coverage}
+    write_json(out / "ops.json", "validate-ops", SUMMARY_SCHEMA_VERSION, summary)
+    say(f"\nops.json and ops.csv are in {out}")
+    return summary
+
+
+def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """One line per op kind with at least 20 rows: medians of each, and how far ours lies above the better null model.
+
+    Columns `op, rows, ours, knobs, trees, datasheet, noise, goal, excess, excess_low, excess_high`, shares: `excess` is the difference of
+    medians, low and high its 95 % bootstrap interval. Ours is worse beyond chance where `excess_low` is above zero.
+    """
+    rng = np.random.default_rng(seed)
+    lines = []
+    for op, rows in held_out.groupby("op"):
+        if len(rows) < LEAST_ROWS_FOR_INTERVAL:
+            continue
+        measured = rows["measured_s"].to_numpy()
+        ape = {name: np.abs(rows[f"{name}_s"].to_numpy() / measured - 1) for name in ("predicted", "knobs", "trees", "roofline")}
+        median = {name: float(np.median(values)) for name, values in ape.items()}
+        null = min(("knobs", "trees"), key=lambda name: median[name])
+        drawn = rng.integers(0, len(rows), (_RESAMPLES, len(rows)))
+        excess = np.median(ape["predicted"][drawn], axis=1) - np.median(ape[null][drawn], axis=1)
+        noise = float(rows["noise"].median())
+        lines.append({
+            "op": op, "rows": len(rows), "ours": median["predicted"], "knobs": median["knobs"], "trees": median["trees"],
+            "datasheet": median["roofline"], "noise": noise, "goal": np.nanmax([_TARGETS.get(str(op), _TARGET), 2 * noise]),
+            "excess": median["predicted"] - median[null], "excess_low": float(np.quantile(excess, 0.025)),
+            "excess_high": float(np.quantile(excess, 0.975)),
+        })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def covered(held_out: pd.DataFrame) -> dict[str, float]:
+    """Share of held-out rows inside their interval, and the binomial 99 % band around the nominal 90 %."""
+    judged = held_out[held_out["low_s"].notna()]
+    low, high = binom.interval(0.99, len(judged), COVERAGE)
+    inside = float(judged["measured_s"].between(judged["low_s"], judged["high_s"]).mean())
+    return {"rows": len(judged), "inside": inside, "band_low": low / len(judged), "band_high": high / len(judged)}
+
+
+def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
+    """Seconds [R] by gradient-boosted trees of the other folds."""
+    try:
+        from sklearn.ensemble import GradientBoostingRegressor
+    except ImportError as error:
+        raise InputError("`validate ops` needs scikit-learn for its null model; pip install 'hybridperf[validate]'") from error
+    say("training null models")
+    fold, log_s = deal_folds(data.table.group), np.log(data.measured_s)
+    predicted = np.full(len(fold), np.nan)
+    for group, inputs in data.inputs.items():
+        at = np.flatnonzero(data.table.group == group)
+        for k in range(FOLDS):
+            mine = fold[at] == k
+            if mine.any() and (~mine).any():
+                trees = GradientBoostingRegressor(n_estimators=200, max_depth=3, learning_rate=0.08, subsample=0.7, random_state=0)
+                predicted[at[mine]] = trees.fit(inputs.values[~mine], log_s[at[~mine]]).predict(inputs.values[mine])
+    return np.exp(predicted)
+
+
+def _text(table: pd.DataFrame) -> str:
+    rows = [
+        [
+            r.op, str(r.rows), *(text.percent(v) for v in (r.ours, r.knobs, r.trees, r.datasheet, r.noise, r.goal)),
+            f"{100 * r.excess_low:+.1f} to {100 * r.excess_high:+.1f}", "no" if r.excess_low > 0 else "yes",
+        ]
+        for r in table.itertuples()
+    ]  # fmt: skip
+    headers = ["median error, held out", "rows", "ours", "knobs", "trees", "datasheet", "noise", "goal", "ours - better null", "no worse"]
+    return text.table(headers, rows)
+
+
+def _coverage_text(coverage: Mapping[str, float]) -> str:
+    return (
+        f"{text.percent(coverage['inside'])} of {coverage['rows']} held-out rows lie inside their 90 % interval"
+        f" (chance alone: {text.percent(coverage['band_low'])} to {text.percent(coverage['band_high'])})"
+    )

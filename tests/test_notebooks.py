@@ -1,0 +1,53 @@
+"""The notebooks run from top to bottom, as a reader would run them, and are committed without what they printed."""
+
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+CALIBRATE = next(path for path in NOTEBOOKS if path.stem == "01_calibrate")
+FAMILIES = "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
+
+
+def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
+    """A notebook after every cell ran in `folder`, by the interpreter that runs this test (no installed kernel is asked for)."""
+    notebook = nbformat.read(path, as_version=4)
+    kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    NotebookClient(notebook, km=kernel, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook
+
+
+def printed(cell: nbformat.NotebookNode) -> str:
+    return "".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream" and output.name == "stdout")
+
+
+def test_calibrate_runs_and_its_model_predicts_an_unseen_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = str(max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
+    settings = {"SETTING": "quick", "OUT": "model", "CORES": core, "ONLY": FAMILIES, "BUDGET_S": "25"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(CALIBRATE, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    images = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(images) == 3
+    compared = next(text for text in map(printed, ran.cells) if text.startswith("measured "))
+    factor = float(re.search(r"^predicted .* factor of ([\d.]+)$", compared, re.M).group(1))
+    assert 1 / 3 < factor < 3, compared
+    left = {path.name for path in (tmp_path / "model").iterdir()}
+    assert left >= {"model.json", "residual.npz", "report.json", "held_out.csv", "fit.png", "learning_curve.png", "ops.csv", "host.csv"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_notebooks_are_stripped(path: Path) -> None:
+    """Outputs would be somebody's machine, in every diff."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
