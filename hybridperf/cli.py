@@ -251,7 +251,7 @@ def predict(
 
 @app.command()
 def validate(
-    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine) or ops (held-out rows of a calibration)")],
+    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows)")],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
     cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
