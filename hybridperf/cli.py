@@ -86,11 +86,11 @@ def calibrate(
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
     import time
 
-    from hybridperf.calibrate import learning_curve
     from hybridperf.hardware import load_device
     from hybridperf.here import calibrate as calibrate_here
     from hybridperf.here import to_stderr
     from hybridperf.io import write_table
+    from hybridperf.learning_curve import learning_curve
     from hybridperf.report import plots, text
 
     start_s = time.perf_counter()

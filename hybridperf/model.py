@@ -44,6 +44,7 @@ GROUP_KNOBS = (
 )
 LEVEL_KNOBS = ("level_speedup", "line_s")
 WEIGHTS_FILE = "residual.npz"
+_WIDEST_OCTAVES = 3.0
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 
@@ -261,9 +262,17 @@ def batched_durations(table: OpTable, platform: Platform, axes: Platform) -> Any
     return jax.vmap(durations, in_axes=(None, axes), out_axes=-1)(table, platform)
 
 
+def widening(outside: np.ndarray) -> np.ndarray:
+    """How much wider an interval is at a distance from what was measured [N]: each octave adds the log width once more, up to three.
+
+    Farther out the closed form alone speaks, whose error does not go on growing with distance.
+    """
+    return 1.0 + np.minimum(outside, _WIDEST_OCTAVES)
+
+
 def widened(half_width: float, outside: np.ndarray) -> np.ndarray:
-    """Half-width of intervals [N] at a distance from what was measured: each octave adds once more the log width inside."""
-    return np.expm1(np.log1p(half_width) * (1.0 + outside))
+    """Half-width of intervals [N] at a distance from what was measured."""
+    return np.expm1(np.log1p(half_width) * widening(outside))
 
 
 def _correction(report: GroupReport, inputs: Inputs) -> np.ndarray:

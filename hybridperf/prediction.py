@@ -26,6 +26,7 @@ from hybridperf.model import (
     batched_durations,
     canonical,
     durations,
+    widening,
 )  # fmt: skip
 from hybridperf.ops import GROUPS, columns
 from hybridperf.workload import Workload
@@ -213,7 +214,7 @@ def _check_backend(model: PerfModel, workload: Workload) -> None:
 def _interval(model: PerfModel, workload: Workload, lowered: Lowered, op_s: np.ndarray, outside: np.ndarray) -> tuple[float, float] | None:
     """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, and sent through the evaluator.
 
-    An op outside the measured range errs once more for each octave. None where over a twentieth of the step has no known error.
+    An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
     """
     group = model.table(workload.calls).group
     row = workload.graph.row - 1
@@ -228,7 +229,7 @@ def _interval(model: PerfModel, workload: Workload, lowered: Lowered, op_s: np.n
         if report is not None and report.errors:
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -np.interp(rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS), np.linspace(0, 1, len(report.errors)), report.errors)
-    widen = 1.0 + np.where(np.isfinite(outside), outside, 0.0)
+    widen = widening(np.where(np.isfinite(outside), outside, 0.0))
     seconds = op_s[:, None] * np.exp(np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")

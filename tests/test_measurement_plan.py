@@ -26,6 +26,7 @@ from hybridperf.measurement_plan import (
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, load_model, neutral_knobs
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
+from hybridperf.residual import Box, inputs_of
 
 V100 = load_device("v100_pcie_32g")
 OPS = ["gemm", "softmax", "copy"]  # the same in most tests: what is compiled for one serves all
@@ -210,7 +211,8 @@ def test_a_models_knobs_are_the_centre() -> None:
 def report(rows: pd.DataFrame, half_width: float) -> GroupReport:
     """What a model says that was fitted on these rows."""
     (part,) = parse_ops(rows, V100).parts
-    ends = [{f.name: float(end(getattr(part.work, f.name))) for f in dataclasses.fields(part.work)} for end in (np.min, np.max)]
+    box = Box.of(inputs_of(part.op, part.work, len(rows)))
+    ends = [dict(zip(box.names, map(float, end), strict=True)) for end in (box.low, box.high)]
     return GroupReport(len(rows), half_width, *ends, dtypes=("fp32",))
 
 

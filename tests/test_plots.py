@@ -9,9 +9,11 @@ import pytest
 from matplotlib.image import imread
 
 from hybridperf import cli
-from hybridperf.calibrate import ALL_OPS, FitReport, _origin, fit, learning_curve
+from hybridperf.calibrate import FitReport, fit
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json, read_table
+from hybridperf.learning_curve import ALL_OPS, learning_curve
+from hybridperf.measurements import origin
 from hybridperf.model import PerfModel, load_model
 from hybridperf.report import plots
 
@@ -159,9 +161,9 @@ def test_every_picture_is_a_file(fitted, curve: pd.DataFrame, tmp_path: Path) ->
 def test_rows_are_known_by_their_hash() -> None:
     rows = made_up_rows()
     same, slower, renamed = (
-        _origin(f)["rows_sha256"] for f in (rows.copy(), rows.assign(time_s=2 * rows["time_s"]), rows.rename(columns={"m": "n", "n": "m"}))
+        origin(f)["rows_sha256"] for f in (rows.copy(), rows.assign(time_s=2 * rows["time_s"]), rows.rename(columns={"m": "n", "n": "m"}))
     )
-    assert same == _origin(rows)["rows_sha256"]
+    assert same == origin(rows)["rows_sha256"]
     assert len({same, slower, renamed}) == 3
 
 

@@ -14,8 +14,8 @@ import hybridperf
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "hybridperf"
 ROOMS = [  # each imports only from those before it
-    "presets", "io", "hardware", "roofline", "embedding", "ops", "residual", "model", "knob_fit", "calibrate", "measurement_plan",
-    "graph", "lower",
+    "presets", "io", "hardware", "roofline", "embedding", "ops", "residual", "model", "measurements", "knob_fit", "calibrate",
+    "learning_curve", "measurement_plan", "graph", "lower",
     "evaluate", "workload", "importers", "prediction", "here", "report", "validate", "demo", "cli",
 ]  # fmt: skip
 

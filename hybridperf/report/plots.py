@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.calibrate import ALL_OPS, FitReport
+from hybridperf.calibrate import FitReport
 from hybridperf.io import replacing
+from hybridperf.learning_curve import ALL_OPS
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
@@ -142,7 +143,7 @@ def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ..
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
     """Held-out error against rows fitted on, all ops and each kind: with learned corrections, by knobs alone, and the rows' noise.
 
-    `curve` is what `calibrate.learning_curve` returns; kinds with the most rows come first, those with hardly any are left out.
+    `curve` is what `learning_curve.learning_curve` returns; kinds with the most rows come first, those with hardly any are left out.
     """
     most = curve.groupby("op")["rows"].max().drop(ALL_OPS).sort_values(ascending=False, kind="stable")
     kinds = [ALL_OPS, *most.index[most >= _LEAST_ROWS_DRAWN]]

@@ -22,8 +22,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from hybridperf.calibrate import COVERAGE, FOLDS, LEAST_ROWS_FOR_INTERVAL, MeasuredOps, deal_folds, fit, read_measurements
+from hybridperf.calibrate import COVERAGE, LEAST_ROWS_FOR_INTERVAL, fit
 from hybridperf.io import InputError, read_tables, write_json, write_table
+from hybridperf.measurements import FOLDS, MeasuredOps, deal_folds, read_measurements
 from hybridperf.model import PerfModel
 from hybridperf.report import text
 
