@@ -50,6 +50,7 @@ _LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the
 _LEVEL_GAIN_WIDTH = 0.7
 _LINE_PRIOR_S = {"l1": 3e-10, "l2": 1.5e-9, "l3": 8e-9, "memory": 2e-8}
 _LINE_WIDTH = 1.0
+_CAPACITY_PRIOR = {"l1": (1.0, 0.3), "l2": (1.0, 0.3), "l3": (0.3, 1.0)}  # the last is shared with others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Parameters:
         for level in self.levels:
             means.append(math.log(_LINE_PRIOR_S[LEVELS[level]]))
             widths.append(_LINE_WIDTH)
+        for level in self.levels:
+            if level != MEMORY:
+                median, width = _CAPACITY_PRIOR[LEVELS[level]]
+                means.append(math.log(median))
+                widths.append(width)
         return np.array(means), np.array(widths)
 
     def knobs(self, theta: Any, *, bare: frozenset[int]) -> Knobs:
@@ -97,12 +103,15 @@ class Parameters:
         caches = [level for level in self.levels if level != MEMORY]
         gains = {level: 1.0 + jnp.exp(rest[i]) for i, level in enumerate(caches)}
         lines = {level: jnp.exp(rest[len(caches) + i]) for i, level in enumerate(self.levels)}
+        after = len(caches) + len(self.levels)
+        held = {level: jnp.exp(rest[after + i]) for i, level in enumerate(caches)}
+        capacity = jnp.stack([jnp.asarray(held.get(level, 1.0)) for level in range(len(LEVELS))])
         fastest = jnp.asarray(1.0)
         for level in reversed(range(len(LEVELS))):  # each cache is faster than the level behind it
             fastest = fastest * gains.get(level, 1.0)
             speedup.append(fastest)
             line.append(lines.get(level, jnp.asarray(0.0)))
-        return Knobs(**values, level_speedup=jnp.stack(speedup[::-1]), line_s=jnp.stack(line[::-1]))
+        return Knobs(**values, level_speedup=jnp.stack(speedup[::-1]), line_s=jnp.stack(line[::-1]), level_capacity=capacity)
 
 
 def _to_unbounded(name: str, value: float) -> float:

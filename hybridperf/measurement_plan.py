@@ -265,6 +265,10 @@ def _centre(parameters: Parameters, prior: np.ndarray, device: DeviceSpec, model
         else:
             theta[at] -= math.log(device.multiprocessors or 1)
         at += 1
+    for level in parameters.levels[:-1]:
+        if model is not None and known:
+            theta[at] = _unbounded(float(model.knobs.level_capacity[level]))
+        at += 1
     return theta
 
 

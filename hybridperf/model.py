@@ -42,7 +42,7 @@ GROUP_KNOBS = (
     "step_s",
     "smoothing",
 )
-LEVEL_KNOBS = ("level_speedup", "line_s")
+LEVEL_KNOBS = ("level_speedup", "line_s", "level_capacity")
 WEIGHTS_FILE = "residual.npz"
 _WIDEST_OCTAVES = 3.0
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))

@@ -8,12 +8,12 @@ Real devices keep more than two resources busy, and a measured time rounds the c
 
     compute = (flops + c * transcendentals) / (e_c * peak)
     memory  = sum over levels l of  bytes * f_l(reuse distance) / (e_m * s_l * memory bandwidth)
-    strided = g * sum over levels l of  strided reads * f_l(strided span) * line_l
+    strided = g * sum over levels l of  (strided reads * f_l(strided span) + scattered reads * f_l(reuse distance)) * line_l
     t       = floor + pnorm(compute + strided, memory; q) + steps * step
 
-`f_l` is the share of accesses that finds its data in level l: a cache of C bytes still holds what was last touched `d` bytes of
-other traffic ago with the smooth probability 1 / (1 + (d/C)^4). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is max(a, b) at q = 0 and
-a + b at q = 1. With neutral knobs (`Knobs.neutral()`) the second form is exactly the first.
+`f_l` is the share of accesses that finds its data in level l: a cache of C bytes (what others leave of it: a knob) still holds what was
+last touched `d` bytes of other traffic ago with the smooth probability 1 / (1 + (d/C)^4). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is
+max(a, b) at q = 0 and a + b at q = 1. With neutral knobs (`Knobs.neutral()`) the second form is exactly the first.
 
 Everything here takes one op on one device; callers `vmap`.
 """
@@ -35,7 +35,7 @@ _CACHE_SHARPNESS = 4.0  # exponent of the residency curve: 6 % resident at twice
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["flops", "transcendentals", "bytes", "reuse_bytes", "strided_reads", "strided_bytes", "steps"],
+    data_fields=["flops", "transcendentals", "bytes", "reuse_bytes", "strided_reads", "strided_bytes", "scattered_reads", "steps"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Work:
     reuse_bytes: Any = 0.0  # distance of that traffic: bytes of other traffic since the same data was last touched
     strided_reads: Any = 0.0  # element reads that each touch a cache line of their own
     strided_bytes: Any = 0.0  # memory spanned between reading a line and its neighbours' turn
+    scattered_reads: Any = 0.0  # element reads at random places, a line each, last touched `reuse_bytes` ago: rows looked up
     steps: Any = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
 
     def __add__(self, other: Work) -> Work:
@@ -59,6 +60,7 @@ class Work:
             reuse_bytes=_log_mean(self.reuse_bytes, self.bytes, other.reuse_bytes, other.bytes),
             strided_reads=self.strided_reads + other.strided_reads,
             strided_bytes=_log_mean(self.strided_bytes, self.strided_reads, other.strided_bytes, other.strided_reads),
+            scattered_reads=self.scattered_reads + other.scattered_reads,
             steps=self.steps + other.steps,
         )
 
@@ -70,6 +72,7 @@ class Work:
             transcendentals=self.transcendentals * times,
             bytes=self.bytes * times,
             strided_reads=self.strided_reads * times,
+            scattered_reads=self.scattered_reads * times,
             steps=self.steps * times,
         )
 
@@ -80,13 +83,13 @@ class Work:
     jax.tree_util.register_dataclass,
     data_fields=[
         "floor_s", "compute_efficiency", "memory_efficiency", "transcendental_flops", "strided_factor", "step_s", "smoothing",
-        "level_speedup", "line_s",
+        "level_speedup", "line_s", "level_capacity",
     ],
     meta_fields=[],
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class Knobs:
-    """What calibration found for one group of ops (first seven) and for the device's memory (last two). L = len(LEVELS)."""
+    """What calibration found for one group of ops (first seven) and for the device's memory (last three). L = len(LEVELS)."""
 
     floor_s: Any  # least time of any op of the group
     compute_efficiency: Any  # share of peak FLOP/s reached on large work
@@ -97,6 +100,7 @@ class Knobs:
     smoothing: Any  # q of the p-norm: 0 a sharp corner, 1 a plain sum
     level_speedup: Any  # [L] bandwidth of each level over the datasheet's memory bandwidth
     line_s: Any  # [L] seconds of one strided read served by each level
+    level_capacity: Any  # [L] share of each cache's capacity that is ours: the last one is shared with other cores and machines
 
     @staticmethod
     def neutral() -> Knobs:
@@ -111,6 +115,7 @@ class Knobs:
             smoothing=0.0,
             level_speedup=np.ones(len(LEVELS)),
             line_s=np.zeros(len(LEVELS)),
+            level_capacity=np.ones(len(LEVELS)),
         )
 
 
@@ -124,10 +129,14 @@ def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
     """Seconds by the calibrated form (module docstring)."""
     compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (knobs.compute_efficiency * device.peak_flops_per_s)
     # what a faster level saves is subtracted, not shares added up, so that neutral knobs give bytes / bandwidth to the bit
-    saved = jnp.sum(level_shares(work.reuse_bytes, device.level_bytes) * (1.0 - 1.0 / knobs.level_speedup))
+    level_bytes = jnp.asarray(device.level_bytes)
+    bounded = jnp.isfinite(level_bytes)  # main memory need not be, and infinity has no gradient
+    held_bytes = jnp.where(bounded, jnp.where(bounded, level_bytes, 1.0) * knobs.level_capacity, level_bytes)
+    at_reuse = level_shares(work.reuse_bytes, held_bytes)
+    saved = jnp.sum(at_reuse * (1.0 - 1.0 / knobs.level_speedup))
     memory_s = work.bytes / (knobs.memory_efficiency * device.memory_bytes_per_s) * (1.0 - saved)
-    line_s = jnp.sum(level_shares(work.strided_bytes, device.level_bytes) * knobs.line_s)
-    strided_s = knobs.strided_factor * work.strided_reads * line_s
+    line_s, scattered_line_s = (jnp.sum(at * knobs.line_s) for at in (level_shares(work.strided_bytes, held_bytes), at_reuse))
+    strided_s = knobs.strided_factor * (work.strided_reads * line_s + work.scattered_reads * scattered_line_s)
     return knobs.floor_s + pnorm(compute_s + strided_s, memory_s, knobs.smoothing) + work.steps * knobs.step_s
 
 

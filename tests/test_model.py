@@ -42,6 +42,7 @@ def fitted() -> PerfModel:
         smoothing=rng.uniform(0.05, 0.6, n),
         level_speedup=np.array([7.0, 3.0, 3.0, 1.0]),
         line_s=np.array([3e-10, 1e-9, 0.0, 2e-8]),
+        level_capacity=np.array([0.9, 0.8, 0.3, 1.0]),
     )
     report = GroupReport(
         rows=100, half_width=HALF_WIDTH, lowest=dict.fromkeys(WORK_FIELDS, 0.0), highest=dict.fromkeys(WORK_FIELDS, 40.0),

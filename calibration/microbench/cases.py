@@ -85,6 +85,8 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
     result_bytes = max(program.result_bytes or 0.0, *program.own_bytes())
     most = [_CALL_BYTES / (own_bytes + result_bytes), _RESULT_BYTES / result_bytes, _SHARED_BYTES / (program.shared_bytes() + 1)]
     copies = 1 if program.alone else int(min(max(min(most), 1), _MOST_COPIES))
+    if program.shared and spread_bytes:  # few tables and many batches of indices: their rows are out of the caches when they come again
+        copies = min(copies, 2)
     call_bytes = copies * own_bytes
     if program.shared:
         # as many batches as touch so much of the table before the first comes again

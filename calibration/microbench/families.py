@@ -224,8 +224,13 @@ def _loop_reduction(u: np.ndarray) -> Program:
     return Program(f"vector matrix {rows}x{cols}", lambda a, v: v @ jax.nn.relu(a), [floats(rows, cols), floats(rows)])
 
 
+def _vocabulary(u: float) -> int:
+    """Rows of a table: mostly embeddings, some the few rows of an interaction's triangle."""
+    return size(u / 0.2, 20, 1000, 0.9) if u < 0.2 else size((u - 0.2) / 0.8, 2000, 600_000, 0.9)
+
+
 def _gather(u: np.ndarray) -> Program:
-    vocab, width = size(u[0], 20, 400_000, 0.9), size(u[1], 8, 512, u[4])
+    vocab, width = _vocabulary(u[0]), size(u[1], 8, 512, u[4])
     bags, pooling = size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9)
     while vocab * width > 5e7:
         vocab //= 2
@@ -250,7 +255,7 @@ def _gather(u: np.ndarray) -> Program:
 
 
 def _scatter_add(u: np.ndarray) -> Program:
-    vocab, width, n = size(u[0], 20, 400_000, 0.9), size(u[1], 4, 512, u[3]), size(u[2], 64, 30_000, u[4])
+    vocab, width, n = _vocabulary(u[0]), size(u[1], 4, 512, u[3]), size(u[2], 64, 30_000, u[4])
     while vocab * width > 5e7:
         vocab //= 2
     return Program(

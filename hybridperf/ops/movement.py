@@ -83,9 +83,7 @@ class Gather(Op):
         return Work(
             bytes=moved,
             reuse_bytes=reuse_distance_bytes(unique, row_bytes),
-            # the start of a row is a jump to anywhere in the table; the rest of it streams
-            strided_reads=self.rows,
-            strided_bytes=self.vocab * row_bytes,
+            scattered_reads=self.rows,  # the start of a row is a jump to anywhere in the table; the rest of it streams
             steps=self.rows,
         )
 
@@ -116,8 +114,7 @@ class ScatterAdd(Op):
             flops=self.rows * self.cols,
             bytes=moved,
             reuse_bytes=reuse_distance_bytes(unique, row_bytes),
-            strided_reads=self.rows,  # as for a gather
-            strided_bytes=self.vocab * row_bytes,
+            scattered_reads=self.rows,  # as for a gather
             steps=self.rows,
         )
 
