@@ -20,6 +20,9 @@ from pathlib import Path
 
 from hybridperf_calibration.microbench import machine
 
+WAITING_SHARE = 0.1  # of the budget may pass waiting for a disturbed machine to be quiet again
+UNLIMITED_BUDGET_S = 300.0  # what counts as the budget where there is none
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; see the module docstring."""
@@ -51,13 +54,15 @@ def _measure(options: argparse.Namespace) -> int:
     from hybridperf.io import write_json, write_table
     from hybridperf_calibration.microbench.cases import host_cases, op_cases
     from hybridperf_calibration.microbench.engine import merge_passes, run
+    from hybridperf_calibration.microbench.quiet import Yardstick
     from hybridperf_calibration.microbench.store import RowStore
 
     only = tuple(name for name in options.only.split(",") if name)
     cases = op_cases(options.setting, only) if options.part == "ops" else host_cases()
     # the setting is not part of the fingerprint: a full run goes on where a quick one stopped
     with RowStore(options.out, machine.fingerprint({"cores": options.cores, "part": options.part})) as store:
-        report = run(cases, store, passes=options.passes, budget_s=options.budget_s)
+        yardstick = Yardstick(allowance_s=WAITING_SHARE * (options.budget_s or UNLIMITED_BUDGET_S))
+        report = run(cases, store, passes=options.passes, budget_s=options.budget_s, yardstick=yardstick)
         rows = pd.DataFrame(row for row in merge_passes(store.rows) if "error" not in row)
     path = Path(options.out)
     if rows.empty:

@@ -27,7 +27,9 @@ FITTED = Knobs(
     line_s=np.array([3e-10, 1e-9, 5e-9, 2e-8]),
     level_capacity=np.array([0.9, 0.8, 0.3, 1.0]),
 )
-WORK = Work(flops=3e9, transcendentals=2e7, bytes=4e8, reuse_bytes=5e6, strided_reads=1e4, strided_bytes=2e5, scattered_reads=3e3, steps=1e5)
+WORK = Work(
+    flops=3e9, transcendentals=2e7, bytes=4e8, reuse_bytes=5e6, strided_reads=1e4, strided_bytes=2e5, scattered_reads=3e3, steps=1e5
+)
 RIDGE = 1e13 / 1e12  # flops per byte
 
 works = st.builds(

@@ -27,7 +27,6 @@ from hybridperf_calibration.microbench.timer import Budget, Case, Compiled, Timi
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03
-WAITING_SHARE = 0.2  # of the budget may pass waiting for a disturbed machine to be quiet again
 LONGEST_WAIT_S = 3.0  # before one measurement
 PLAIN_LINE_EVERY_S = 10.0  # of progress, where the output is not a terminal
 
@@ -71,10 +70,12 @@ def run(
     budget_s: float | None = None,
     progress: bool = True,
     seed: int = 0,
+    yardstick: Yardstick | None = None,
 ) -> RunReport:
     """Measure every case in every pass unless the store has it, for at most about `budget_s` seconds.
 
-    What is left of the budget is shared evenly among the measurements left; a case's share ends its repeats early.
+    With a `yardstick` each measurement waits a while for a disturbed machine to be quiet again. What is left of the budget is
+    shared evenly among the measurements left; a case's share ends its repeats early.
     Others' work can slow memory threefold for half a minute, which no repeats in a row can see but two passes do: give
     the cases that came out noisy a third one, `run(noisy_cases, store, passes=3)`.
     """
@@ -86,7 +87,6 @@ def run(
         if not store.has(cases[index].key, pass_no)
     ]
     kept: dict[str, Compiled] = {}  # by the first pass, for the later ones
-    yardstick = Yardstick(allowance_s=WAITING_SHARE * (budget_s if budget_s is not None else math.inf))
     measured = failed = 0
     spent_repeating_s = 0.0
     start_s = time.perf_counter()
@@ -98,9 +98,9 @@ def run(
             # Making inputs and compiling are not repeats: what they took on average is set aside for the cases to come.
             overhead_s = (elapsed_s - spent_repeating_s) / max(measured, 1)
             cap_s = _cap_s(budget_s, elapsed_s, len(todo) - measured, overhead_s)
-            slowness = yardstick.wait(LONGEST_WAIT_S)
+            slowness = {} if yardstick is None else {"slowness": round(yardstick.wait(LONGEST_WAIT_S), 3)}
             row, repeating_s = _measure(case, pass_no, cap_s, seed, kept)
-            store.append({**row, "slowness": round(slowness, 3)})
+            store.append({**row, **slowness})
             measured += 1
             failed += "error" in row
             spent_repeating_s += repeating_s
@@ -112,7 +112,7 @@ def run(
         total=len(cases) * passes,
         elapsed_s=time.perf_counter() - start_s,
         dropped=store.dropped,
-        machine=yardstick.facts(),
+        machine={} if yardstick is None else yardstick.facts(),
     )
 
 

@@ -221,7 +221,10 @@ def model(loaded: PerfModel) -> str:
             knobs = [write(float(getattr(loaded.knobs, name)[at])) for name, (_, write) in _KNOBS.items()]
             rows.append([group, str(report.rows), *knobs, _within(report.half_width), _learned(report)])
     lines.append(table(["group", "rows", *(label for label, _ in _KNOBS.values()), "90 % within", "learned"], rows))
-    levels = [f"{level} {quantity(rate, 'B/s')}, strided read {seconds(line)}" for level, (rate, line) in _levels(loaded).items()]
+    levels = [
+        f"{level} {quantity(rate, 'B/s')}, strided read {seconds(line)}{_held(loaded, level)}"
+        for level, (rate, line) in _levels(loaded).items()
+    ]
     facts = {k: v for k, v in loaded.provenance.items() if k not in ("fit", "machine")}
     return "\n".join([*lines, "", *levels, "", *(f"{key}: {_fact(value)}" for key, value in facts.items())])
 
@@ -236,6 +239,13 @@ def _within(half_width: float | None) -> str:
 
 def _learned(report: GroupReport) -> str:
     return "-" if report.residual is None else _whole_percent(report.residual.share)
+
+
+def _held(loaded: PerfModel, level: str) -> str:
+    """What of a cache acts as ours, where that is known."""
+    at = LEVELS.index(level)
+    size, share = float(loaded.device.level_bytes()[at]), float(loaded.knobs.level_capacity[at])
+    return f", acts as {quantity(size * share, 'B')} of {quantity(size, 'B')}" if math.isfinite(size) and share != 1.0 else ""
 
 
 def _levels(loaded: PerfModel) -> dict[str, tuple[float, float]]:
