@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import qmc
 
-from hybridperf.hardware import DeviceSpec, canonical_dtype
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.knob_fit import Parameters
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical, durations, op_table
@@ -335,8 +335,9 @@ def candidates(
     belief = _Belief.about(pool, device, model)
     expected = belief.seconds()
     repeats = np.clip(np.ceil(REPEATS_S / expected), *REPEATS)
-    # compulsory traffic touches each tensor at least once; a lookup's table, most of which it may never touch, is its strided span
-    footprint = belief.table.work.bytes + belief.table.work.strided_bytes
+    # compulsory traffic touches each tensor at least once; of a lookup's table most may never be touched
+    tables = pool["vocab"] * pool["cols"] * pool["dtype"].map(DTYPE_BYTES) if "vocab" in pool.columns else pd.Series(0.0, pool.index)
+    footprint = belief.table.work.bytes + tables.fillna(0.0).to_numpy()
     fits = footprint <= LARGEST_SHARE_OF_MEMORY * device.memory_bytes
     fits &= (expected <= LONGEST_OP_S) & (repeats * expected <= LARGEST_SHARE_OF_BUDGET * budget_s)
     for kind in np.unique(belief.kind):

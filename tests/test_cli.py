@@ -21,7 +21,7 @@ from hybridperf.io import write_json
 from hybridperf.model import MODEL_SCHEMA_VERSION, GroupReport, PerfModel, neutral_knobs
 from hybridperf.ops import GROUPS
 from hybridperf.report import text as tables
-from hybridperf.residual import Box, Residual
+from hybridperf.residual import INPUTS, Box, Residual
 from hybridperf.roofline import Work
 
 GEMMS = pd.DataFrame({
@@ -103,7 +103,12 @@ def two_models(tmp_path_factory):
     names = [field.name for field in dataclasses.fields(Work)]
     report = GroupReport(60, 0.1, dict.fromkeys(names, 0.0), dict.fromkeys(names, 50.0), errors=(-0.1, 0.1))
     box = Box.between(report.lowest, report.highest)
-    learned = Residual(box, ("flops",), np.array([15.0]), np.array([5.0]), 0.75, Residual.params_of({"out/bias": np.zeros((2, 1))}))
+    weights = {
+        "first/kernel": (INPUTS, 16), "first/bias": (16,), "second/kernel": (16, 16), "second/bias": (16,), "out/kernel": (16, 1),
+        "out/bias": (1,),
+    }  # fmt: skip
+    silent = {name: np.zeros((2, *shape), np.float32) for name, shape in weights.items()}
+    learned = Residual.read(box, ("flops",), np.array([15.0]), np.array([5.0]), 0.75, silent)
     wide = dataclasses.replace(report, half_width=0.25, residual=learned)
     first = {"date": "2026-11-01", "rows": 60, "machine": {"cpu_model": "X"}, "versions": {"jax": "0.9.2"}, "made_by": "a test"}
     second = {"date": "2026-11-02", "rows": 90, "machine": {"cpu_model": "Y"}, "made_by": "a test"}
