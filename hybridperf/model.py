@@ -133,12 +133,12 @@ class PerfModel:
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
             times=np.array([call.times for call in calls]),
             floors=np.array([0.0 if call.inlined else 1.0 for call in calls]),
-            correction=self._by_group(calls, lambda report, inputs: _correction(report, inputs), 0.0),
+            correction=self._by_group(calls, _correction, 0.0),
         )
 
     def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
         """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where its group was not measured."""
-        return self._by_group(calls, lambda report, inputs: report.outside(inputs), np.inf)
+        return self._by_group(calls, GroupReport.outside, np.inf)
 
     def _work_in_place(self, call: OpCall) -> Work:
         """The op's work, with the reuse distance that its data has where the op stands in a program."""

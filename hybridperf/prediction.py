@@ -96,7 +96,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     roofline_s = timeline(lowered, model.roofline_seconds(table)).end_s.max()
     time_s = float(times.end_s.max())
     outside = model.outside(workload.calls)
-    interval = _interval(model, workload, lowered, op_s, outside)
+    interval = _interval(model, workload, lowered, table.group, op_s, outside)
     inside = _inside(model, workload, outside)
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
@@ -211,12 +211,13 @@ def _check_backend(model: PerfModel, workload: Workload) -> None:
         )
 
 
-def _interval(model: PerfModel, workload: Workload, lowered: Lowered, op_s: np.ndarray, outside: np.ndarray) -> tuple[float, float] | None:
+def _interval(
+    model: PerfModel, workload: Workload, lowered: Lowered, group: np.ndarray, op_s: np.ndarray, outside: np.ndarray
+) -> tuple[float, float] | None:
     """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, and sent through the evaluator.
 
     An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
     """
-    group = model.table(workload.calls).group
     row = workload.graph.row - 1
     unknown = [u for u in range(len(op_s)) if not (r := model.groups.get(GROUPS[group[u]])) or not r.errors or r.half_width is None]
     unknown += list(_unmeasured(model, workload))

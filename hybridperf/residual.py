@@ -203,10 +203,10 @@ def train(jobs: Sequence[Job], seed: int = 0) -> list[Residual]:
     """One ensemble per job. Jobs of about a size are trained together; the result does not depend on which others there are."""
     blank: list[Residual] = [_untrained(job.inputs) for job in jobs]
     members = [(at, member) for at, job in enumerate(jobs) for member in range(job.members)]
+    rows = [len(job.target) for job in jobs]
     found: dict[tuple[int, int], Any] = {}
     # the largest batch twice: of more rows than it holds each step draws some, and jobs that do not draw must not be trained with those
     for size, draws in (*((size, False) for size in _BATCHES), (_BATCHES[-1], True)):
-        rows = {at: len(job.target) for at, job in enumerate(jobs)}
         of_size = [(at, member) for at, member in members if _batch_of(rows[at]) == size and (rows[at] > size) == draws]
         for start in range(0, len(of_size), _JOBS_AT_ONCE):
             chunk = of_size[start : start + _JOBS_AT_ONCE]
@@ -234,8 +234,8 @@ def _batch_of(rows: int) -> int:
 
 def _train_chunk(jobs: Sequence[Job], blank: Sequence[Residual], chunk: Sequence[tuple[int, int]], size: int, seed: int) -> list[Any]:
     """Parameters of each (job, member) of a chunk, padded to a full chunk so that all chunks share one compiled function."""
-    stored = max(size, max(len(jobs[at].target) for at, _ in chunk))
-    stored = size if stored <= size else 1 << (stored - 1).bit_length()
+    most = max(len(jobs[at].target) for at, _ in chunk)
+    stored = size if most <= size else 1 << (most - 1).bit_length()
     x = np.zeros((_JOBS_AT_ONCE, stored, INPUTS), np.float32)
     target = np.zeros((_JOBS_AT_ONCE, stored), np.float32)
     rows = np.ones(_JOBS_AT_ONCE, np.int32)

@@ -86,7 +86,7 @@ class OpCall:
     op: Op
     times: float = 1.0  # executions one after the other (trips of a loop)
     reuse_bytes: float | None = None  # bytes touched since the op's data was; None: the op repeated on the same data
-    inlined: bool = False  # compiled into a caller's loop: pays no launch floor of its own
+    inlined: bool = False  # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
 
 
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
