@@ -55,10 +55,11 @@ class MeasuredStep:
     """A training step that ran here: seconds, and the program that ran."""
 
     name: str
-    time_s: float  # minimum over all repeats
+    time_s: float  # a usual call (the median) of the round that was disturbed least
+    least_s: float  # over all repeats, as is the median
     median_s: float
     repeats: int
-    noise: float  # how far the minimum of a round lies above it, a share: the median over the rounds
+    noise: float  # how far a round's median lies above it, a share: the median over the rounds
     cpu_share: float  # processor seconds per second while it was measured: on a CPU, far below 1 if others had the core
     workload: Workload
     config: Mapping[str, Any]
@@ -141,6 +142,7 @@ def measure_steps(
         MeasuredStep(
             name=step["name"],
             time_s=step["time_s"],
+            least_s=step["least_s"],
             median_s=step["median_s"],
             repeats=step["repeats"],
             noise=step["noise"],
@@ -149,7 +151,7 @@ def measure_steps(
             config=step["config"],
             op_s=step["op_s"],
         )
-        for step in read_json(out, "steps", 1)["steps"]
+        for step in read_json(out, "steps", 2)["steps"]
     ]
 
 

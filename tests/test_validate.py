@@ -125,16 +125,29 @@ def test_the_table_without_noise_is_the_demos(measured) -> None:
     assert [h.strip() for h in headers if h.strip()] == ["step", "measured", "predicted", "error", "low", "high", "roofline", "its error"]
 
 
-def test_noise_is_how_far_the_rounds_lie_above_the_best(tiny) -> None:
+def test_noise_is_how_far_the_rounds_lie_above_the_quietest(tiny) -> None:
     for step in json.loads((tiny.out / "steps" / "steps.json").read_text())["steps"]:
-        assert len(step["round_min_s"]) == here._ROUNDS
-        assert min(step["round_min_s"]) == step["time_s"]
-        assert step["noise"] == pytest.approx(statistics.median(step["round_min_s"]) / step["time_s"] - 1)
-        assert 0 < step["cpu_share"] < 1.2
+        assert len(step["round_s"]) == here._ROUNDS
+        assert min(step["round_s"]) == step["time_s"]
+        assert step["noise"] == pytest.approx(statistics.median(step["round_s"]) / step["time_s"] - 1)
+        assert step["cpu_share"] > 0
 
 
-def test_rounds_report_their_own_minimum_and_profiling_comes_last(monkeypatch) -> None:
-    """Three rounds of four calls whose times are made up: minima 1, 5 and 3 ms, the median three times the least."""
+def test_the_cpu_share_is_processor_seconds_per_second(monkeypatch) -> None:
+    """By clocks that are made up: others have the core for a quarter of every second, and the clocks that are read in between agree."""
+    wall_s = itertools.count(0.0, 1.0)
+    step = dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30))
+    running = workload_run.RunningStep(step)
+    monkeypatch.setattr(workload_run.time, "perf_counter", lambda: next(wall_s))
+    monkeypatch.setattr(workload_run.time, "process_time", itertools.count(0.0, 30.0).__next__)
+    running.measure(repeats=8, min_seconds=0.0)
+    # of the wall clock: start; each of 8 calls reads it twice (its "or" is not asked before the last); end
+    expected_wall_s = next(wall_s) - 2.0
+    assert running.result().cpu_share == pytest.approx(30.0 / expected_wall_s)
+
+
+def test_rounds_report_their_own_median_and_profiling_comes_last(monkeypatch) -> None:
+    """Three rounds of four calls whose times are made up: medians 2.5, 6.5 and 3 ms, of which 2.5 is the step's and 3 a usual round's."""
     made_up_ms = itertools.chain([9, 9], [4, 1, 2, 3], [5, 6, 7, 8], [3, 3, 3, 4], itertools.repeat(0.01))
     really_call = workload_run.RunningStep._call
 
@@ -146,11 +159,12 @@ def test_rounds_report_their_own_minimum_and_profiling_comes_last(monkeypatch) -
     said: list[str] = []
     step = dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30))
     (result,) = workload_run.measure_steps([step], rounds=3, repeats=4, min_seconds=0.0, profile=True, report=said.append)
-    assert [line.rsplit(" ", 2)[1] for line in said if line.startswith("round")] == ["1.000", "5.000", "3.000"]
-    assert result.round_min_s == (0.001, 0.005, 0.003)
-    assert result.noise == pytest.approx(2.0)
+    assert [line.rsplit(" ", 2)[1] for line in said if line.startswith("round")] == ["2.500", "6.500", "3.000"]
+    assert result.round_s == (0.0025, 0.0065, 0.003)
+    assert (result.time_s, result.least_s) == (0.0025, 0.001)
+    assert result.noise == pytest.approx(0.2)
     assert said[-1].startswith("profiled")
-    assert (result.time_s, result.repeats) == (0.001, 12)  # the calls of the profile are not timed
+    assert result.repeats == 12  # the calls of the profile are not timed
     assert len(result.op_s) > 20
 
 

@@ -22,7 +22,7 @@ from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Fa
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
 
 _CALL_BYTES = 4e6  # copies are added until a call moves about this much
-_MOST_COPIES = 24
+_MOST_COPIES = 12
 _RESULT_BYTES = 24e6  # of one call together: below what the allocator hands back to the operating system
 _SPREADS = (0.0, 16e6, 96e6, 250e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
 _LARGEST_SPREAD_BYTES = 2e9

@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows: two runs on one file are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # from 2 on time_s is a median; the minima of version 1 are not to be mixed with them
 Row = dict[str, Any]
 
 _VERSION_FIELD = "hybridperf_rows"
@@ -157,11 +157,9 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row]
     version = header.get(_VERSION_FIELD)
     if not isinstance(version, int) or not isinstance(header.get("fingerprint"), dict):
         raise StoreError(f"{path} is not a file of hybridperf measurements; use another --out.")
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has rows of schema version {version} and this hybridperf reads up to {SCHEMA_VERSION}; "
-            "update hybridperf or use another --out."
-        )
+    if version != SCHEMA_VERSION:
+        advice = "update hybridperf or use another --out" if version > SCHEMA_VERSION else "measure anew into another --out"
+        raise StoreError(f"{path} has rows of schema version {version} and this hybridperf reads version {SCHEMA_VERSION}; {advice}.")
     rows = []
     good_bytes = len(lines[0]) + 1
     for number, line in enumerate(lines[1:], start=2):

@@ -7,7 +7,8 @@ With `--programs DIR` each step's compiled program is kept as a file that `hybri
 
 SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt", "config": {}}]. All are
 compiled first and then measured in rounds, each round every step a few times: repeats of a step are spread over the
-run, and a disturbance hits a few repeats of several steps instead of all of one. The time is the minimum over all.
+run, and a disturbance hits a few repeats of several steps instead of all of one. The time is that of a usual call
+(the median) in the round that was disturbed least.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hybridperf_calibration.workloads import Step, config_from, op_times
 
 # JAX is imported inside functions: the program has to pin itself first.
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # from 2 on time_s is a median, not the least of all calls
 BATCHES = 16  # of data, for the calls to rotate through
 _LONGEST_WAIT_S = 5.0  # for a disturbed machine, before one round of one step; so long per step in all
 _PROFILE_S = 0.3  # of calls of one step, roughly
@@ -43,12 +44,13 @@ class StepMeasurement:
     """Seconds of one training step, from calling it until its outputs are there.
 
     The noise floor asks how far apart two measurements of the same step would be: each round is one, and `noise` is the
-    median over the rounds of (minimum of the round) / (minimum over all) - 1. One round alone cannot tell.
+    median over the rounds of (time of the round) / time_s - 1. One round alone cannot tell.
     """
 
-    time_s: float  # minimum over all repeats
-    round_min_s: tuple[float, ...]  # minimum of each round
+    time_s: float  # least of round_s
+    round_s: tuple[float, ...]  # median call of each round
     noise: float | None  # a share of time_s; None: a single round
+    least_s: float  # of all calls; median_s: over all of them, too
     median_s: float
     repeats: int
     first_call_s: float  # tracing and compilation included
@@ -125,7 +127,7 @@ class RunningStep:
         self._call()  # the first call also touched the memory for the first time
 
     def measure(self, repeats: int, min_seconds: float) -> float:
-        """One round: at least `repeats` timed calls, for at least `min_seconds`; returns its minimum in seconds."""
+        """One round: at least `repeats` timed calls, for at least `min_seconds`; returns its median in seconds."""
         preemptions_before = machine.preemptions()
         start_s, cpu_before_s = time.perf_counter(), time.process_time()
         calls_s: list[float] = []
@@ -135,7 +137,7 @@ class RunningStep:
         self._wall_s += time.perf_counter() - start_s
         self._preemptions += machine.preemptions() - preemptions_before
         self._rounds_s.append(calls_s)
-        return min(calls_s)
+        return statistics.median(calls_s)
 
     def profile(self) -> None:
         """Make a few calls more and keep what each instruction took; more of a short step, whose least times are rarer."""
@@ -144,12 +146,13 @@ class RunningStep:
 
     def result(self) -> StepMeasurement:
         """The measurement so far."""
-        calls_s = [call_s for round_s in self._rounds_s for call_s in round_s]
-        round_min_s = tuple(min(round_s) for round_s in self._rounds_s)
+        calls_s = [call_s for calls_s in self._rounds_s for call_s in calls_s]
+        round_s = tuple(statistics.median(round_s) for round_s in self._rounds_s)
         return StepMeasurement(
-            time_s=min(calls_s),
-            round_min_s=round_min_s,
-            noise=statistics.median(round_min_s) / min(calls_s) - 1 if len(round_min_s) > 1 else None,
+            time_s=min(round_s),
+            least_s=min(calls_s),
+            round_s=round_s,
+            noise=statistics.median(round_s) / min(round_s) - 1 if len(round_s) > 1 else None,
             median_s=statistics.median(calls_s),
             repeats=len(calls_s),
             first_call_s=self.first_call_s,
