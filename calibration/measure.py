@@ -53,7 +53,7 @@ def _measure(options: argparse.Namespace) -> int:
 
     from hybridperf.io import write_json, write_table
     from hybridperf_calibration.microbench.cases import host_cases, op_cases
-    from hybridperf_calibration.microbench.engine import merge_passes, run
+    from hybridperf_calibration.microbench.engine import drift, merge_passes, run
     from hybridperf_calibration.microbench.quiet import Yardstick
     from hybridperf_calibration.microbench.store import RowStore
 
@@ -64,11 +64,12 @@ def _measure(options: argparse.Namespace) -> int:
         yardstick = Yardstick(allowance_s=WAITING_SHARE * (options.budget_s or UNLIMITED_BUDGET_S))
         report = run(cases, store, passes=options.passes, budget_s=options.budget_s, yardstick=yardstick)
         rows = pd.DataFrame(row for row in merge_passes(store.rows) if "error" not in row)
+        moved = drift(store.rows)
     path = Path(options.out)
     if rows.empty:
         raise RuntimeError(f"none of {report.total} measurements succeeded; the rows in {path} say why")
     write_table(rows, path.with_suffix(".csv"))
-    write_json(path.with_suffix(".machine.json"), "machine", 1, {**machine.machine_facts(), **report.machine})
+    write_json(path.with_suffix(".machine.json"), "machine", 1, {**machine.machine_facts(), **report.machine, "drift": moved})
     print(f"hybridperf: {report.sentence()}", file=sys.stderr)
     return 0 if report.complete else 4
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,14 @@ def fit(
     device: DeviceSpec | str,
     *,
     prior: str = "none",
+    drift: Sequence[float] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[PerfModel, FitReport]:
     """A model of `device` (a name will do) from measured rows -> (PerfModel, FitReport).
 
     `measurements` has the columns of a table of ops and `time_s`. No rows and no prior: the datasheet roofline itself. The name `here`
-    means this CPU with as many cores as the rows' column `cores` says, or with all this process may use.
+    means this CPU with as many cores as the rows' column `cores` says, or with all this process may use. `drift`: how the machine's speed
+    moved while the rows were measured, as quantiles of log slowness (`engine.drift`).
     `InputError` for a missing column, a time that is not a positive number, or rows that cannot be read.
     """
     device = named_device(device, measurements) if isinstance(device, str) else device
@@ -88,7 +90,7 @@ def fit(
     own = without[fold, np.arange(len(fold))]
     errors = own + said
     groups = _group_reports(data, errors, residuals)
-    model = PerfModel(device, knobs, groups, {**provenance, "rows": len(data.measured_s)})
+    model = PerfModel(device, knobs, groups, {**provenance, "rows": len(data.measured_s)}, tuple(drift))
     report = _report(data, model, fold, own, errors, dropped)
     return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
 

@@ -28,6 +28,8 @@ from hybridperf.workload import Workload
 PASSES = {"quick": 2, "full": 3}  # over all cases; the two lowest times of a case tell its noise
 BUDGET_S: Mapping[str, float | None] = {"quick": None, "full": 1080.0}  # of measuring ops: the whole full setting stays below 20 minutes
 
+STEPS_SCHEMA_VERSION = 2  # of measured steps
+
 _BUDGET_RAN_OUT = 4  # exit statuses of the measuring programs
 _SENTENCE_SAID = 2
 
@@ -103,6 +105,7 @@ def calibrate(
     complete = _run("hybridperf_calibration.measure", ops)
     _run("hybridperf_calibration.measure", ["--part", "host", "--out", str(folder / "host.jsonl"), *options])
     facts = read_json(folder / "ops.machine.json", "machine", 1)
+    drift = facts.pop("drift")
     if device is None or device.id == "here":  # of this CPU the cores that were measured count, not all there are
         device = _device_of(facts)
     tables = [folder / "ops.csv", folder / "host.csv"]
@@ -116,7 +119,7 @@ def calibrate(
         "measured_completely": complete,
     }
     say(f"fitting {device.name} to {len(rows)} rows")
-    model, report = fit(rows, device, provenance=provenance)
+    model, report = fit(rows, device, drift=drift, provenance=provenance)
     model.save(folder)
     report.save(folder)
     return Calibration(model, report, rows)
@@ -151,7 +154,7 @@ def measure_steps(
             config=step["config"],
             op_s=step["op_s"],
         )
-        for step in read_json(out, "steps", 2)["steps"]
+        for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]
     ]
 
 

@@ -32,7 +32,7 @@ from hybridperf.ops.table import OpRows, parse_ops
 from hybridperf.residual import Box, Inputs, Residual, concatenate, inputs_of, log_correction
 from hybridperf.roofline import Knobs, Work, op_seconds
 
-MODEL_SCHEMA_VERSION = 2  # 2: learned corrections, ranges of every input
+MODEL_SCHEMA_VERSION = 3  # 3: drift of the machine; 2: learned corrections, ranges of every input
 GROUP_KNOBS = (
     "floor_s",
     "compute_efficiency",
@@ -108,6 +108,7 @@ class PerfModel:
     knobs: Knobs
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    drift: tuple[float, ...] = ()  # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not recorded
 
     @staticmethod
     def datasheet(device: DeviceSpec) -> PerfModel:
@@ -292,7 +293,7 @@ def load_model(name: str | Path) -> PerfModel:
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)
     if document["schema_version"] < MODEL_SCHEMA_VERSION:
         raise InputError(
-            f"{path} has schema version {document['schema_version']}, from before learned corrections, and this hybridperf reads"
+            f"{path} has schema version {document['schema_version']}, from an earlier hybridperf, and this one reads"
             f" {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf fit` or `calibrate` keeps what was measured)"
         )
     try:
@@ -355,6 +356,7 @@ def _to_document(model: PerfModel) -> dict[str, Any]:
         "device": model.device.model_dump(),
         "groups": groups,
         "levels": levels,
+        "drift": [float(value) for value in model.drift],
         "weights_sha256": _hash_of(_weights(model)),
         "provenance": dict(model.provenance),
     }
@@ -419,7 +421,10 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
     levels = {name: np.array([float(document["levels"][name][level]) for level in LEVELS]) for name in LEVEL_KNOBS}
     if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())):
         raise ValueError("a knob is not a finite number of zero or more")
-    return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]))
+    drift = tuple(map(float, document["drift"]))
+    if not np.isfinite(drift).all():
+        raise ValueError("the drift holds a number that is not finite")
+    return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]), drift)
 
 
 def _residual_from(entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]) -> Residual:

@@ -7,7 +7,7 @@ given as an array [B], and everything from knob to makespan is one compiled, dif
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -48,19 +48,20 @@ class Prediction:
     high_s: float | None
     roofline_s: float  # the same step by the datasheet alone
     op_s: np.ndarray  # [U] seconds of each unique op
+    op_roofline_s: np.ndarray  # [U] by the datasheet alone
+    op_group: np.ndarray  # int [U] index into GROUPS
+    op_in_range: np.ndarray  # bool [U] lies within what was measured
     timeline: Timeline  # [N] each
     on_critical_path: np.ndarray  # bool [N]
-    in_range: bool  # every op lies within what was measured
+    in_range: bool  # every op does
     notes: tuple[str, ...]
 
     def breakdown(self) -> pd.DataFrame:
         """Seconds by group of ops, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
-        table = self.model.table(self.workload.calls)
-        roofline = self.model.roofline_seconds(table)
         row = self.workload.graph.row - 1
         frame = pd.DataFrame({
-            "group": [GROUPS[g] for g in table.group[row]], "seconds": self.op_s[row], "roofline_s": roofline[row],
-            "in_range": _inside(self.model, self.workload, self.model.outside(self.workload.calls))[row],
+            "group": [GROUPS[g] for g in self.op_group[row]], "seconds": self.op_s[row], "roofline_s": self.op_roofline_s[row],
+            "in_range": self.op_in_range[row],
         })  # fmt: skip
         out = frame.groupby("group").agg(
             seconds=("seconds", "sum"),
@@ -73,12 +74,10 @@ class Prediction:
 
     def ops(self) -> pd.DataFrame:
         """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical` and the op's dimensions."""
-        table = self.model.table(self.workload.calls)
-        roofline = self.model.roofline_seconds(table)
         row = self.workload.graph.row - 1
         frame = pd.DataFrame({
-            "label": self.workload.graph.labels, "group": [GROUPS[g] for g in table.group[row]],
-            "start_s": self.timeline.start_s, "seconds": self.op_s[row], "roofline_s": roofline[row],
+            "label": self.workload.graph.labels, "group": [GROUPS[g] for g in self.op_group[row]],
+            "start_s": self.timeline.start_s, "seconds": self.op_s[row], "roofline_s": self.op_roofline_s[row],
             "critical": self.on_critical_path,
         })  # fmt: skip
         dims = pd.DataFrame([columns(self.workload.calls[r].op) for r in row])
@@ -93,7 +92,8 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     op_s = check_durations(lowered, model.op_seconds(table))
     times = timeline(lowered, op_s)
     path = critical_path(lowered, op_s)
-    roofline_s = timeline(lowered, model.roofline_seconds(table)).end_s.max()
+    op_roofline_s = model.roofline_seconds(table)
+    roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
     outside = model.outside(workload.calls)
     interval = _interval(model, workload, lowered, table.group, op_s, outside)
@@ -108,6 +108,9 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         high_s=None if interval is None else max(interval[1], time_s),
         roofline_s=float(roofline_s),
         op_s=op_s,
+        op_roofline_s=op_roofline_s,
+        op_group=table.group,
+        op_in_range=inside,
         timeline=times,
         on_critical_path=critical,
         in_range=bool(inside.all()),
@@ -214,7 +217,8 @@ def _check_backend(model: PerfModel, workload: Workload) -> None:
 def _interval(
     model: PerfModel, workload: Workload, lowered: Lowered, group: np.ndarray, op_s: np.ndarray, outside: np.ndarray
 ) -> tuple[float, float] | None:
-    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, and sent through the evaluator.
+    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, one slowness of the whole machine
+    (`PerfModel.drift`) is drawn for all of them, and both are sent through the evaluator.
 
     An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
     """
@@ -229,12 +233,18 @@ def _interval(
         report = model.groups.get(GROUPS[g])
         if report is not None and report.errors:
             # log(predicted / measured): what is true lies that much lower
-            drawn[g] = -np.interp(rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS), np.linspace(0, 1, len(report.errors)), report.errors)
+            drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(outside), outside, 0.0))
-    seconds = op_s[:, None] * np.exp(np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR))
+    error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
+    seconds = op_s[:, None] * np.exp(error + (_draw(model.drift, rng) if model.drift else 0.0))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
+
+
+def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """Values [_DRAWS] of a distribution given by evenly spaced quantiles, one from each equal part of it."""
+    return np.interp(rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS), np.linspace(0, 1, len(quantiles)), quantiles)
 
 
 def _unmeasured(model: PerfModel, workload: Workload) -> dict[int, str]:

@@ -491,3 +491,20 @@ def test_fingerprint_is_of_this_machine_and_its_settings() -> None:
     prints = [machine.fingerprint({"quick": quick}) for quick in (True, True, False)]
     assert prints[0] == prints[1] != prints[2]
     assert json.loads(json.dumps(prints[0])) == prints[0]
+
+
+def test_drift_is_what_all_cases_shared_for_a_while() -> None:
+    """Three passes over 200 cases of all lengths: the second on a machine 30 % slower in its first half, one case in ten noisy by itself."""
+    rng = np.random.default_rng(0)
+    own_s = rng.lognormal(size=200)
+    rows = []
+    for pass_no in (1, 2, 3):
+        for at, case in enumerate(rng.permutation(200)):
+            slow = 1.3 if pass_no == 2 and at < 100 else 1.0
+            noise = 3.0 if case % 10 == 0 and pass_no == 1 else 1.0
+            rows.append({"key": str(case), "op": "gemm", "pass_no": pass_no, "time_s": own_s[case] * slow * noise, "unreliable": 0})
+    rows.insert(5, {"key": "broken", "op": "gemm", "pass_no": 1, "time_s": None, "error": "MemoryError: no"})
+    assert len(rows) == 6 * engine.DRIFT_ROWS + 1
+    quantiles = engine.drift(rows)
+    assert quantiles == pytest.approx([0.0] * 9 + [np.log(1.3) / 2, np.log(1.3)])  # one stretch of six: quantiles in between interpolate
+    assert engine.drift(rows[: 2 * engine.DRIFT_ROWS]) == []

@@ -269,6 +269,16 @@ def test_the_interval_of_a_chain_against_independent_draws(fitted: PerfModel) ->
     assert result.high_s == pytest.approx(high, abs=0.1 * (high - low))
 
 
+def test_a_machine_that_drifts_slows_all_ops_together(fitted: PerfModel, tmp_path) -> None:
+    """Where ops have no errors of their own, the ends are quantiles of the slowness, however many groups there are; files keep it."""
+    slowness = np.linspace(0.0, 0.4, 11)
+    sure = {name: dataclasses.replace(report, errors=(0.0, 0.0)) for name, report in fitted.groups.items()}
+    dataclasses.replace(fitted, groups=sure, drift=tuple(slowness)).save(tmp_path)
+    result = predict(load_model(tmp_path), chain([1, 2, 3, 1]))
+    assert result.low_s == result.time_s  # the prediction itself is never left out of its interval
+    assert result.high_s / result.time_s == pytest.approx(np.exp(0.38), rel=5e-3)
+
+
 def test_no_interval_where_errors_are_not_known(fitted: PerfModel) -> None:
     """A twentieth of the step may go without."""
     for share, given in ((0.5, False), (0.01, True)):

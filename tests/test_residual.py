@@ -495,8 +495,8 @@ def test_weights_of_another_model_or_not_numbers_are_refused(fitted: tuple[PerfM
 def test_a_model_from_before_the_networks_is_to_be_fitted_again(fitted: tuple[PerfModel, FitReport], tmp_path: Path) -> None:
     fitted[0].save(tmp_path)
     path = tmp_path / "model.json"
-    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    path.write_text(path.read_text().replace('"schema_version": 3', '"schema_version": 2'))
     (tmp_path / "residual.npz").unlink()
-    with pytest.raises(InputError, match=r"schema version 1, .*fit the model again") as error:
+    with pytest.raises(InputError, match=r"schema version 2, .*fit the model again") as error:
         load_model(tmp_path)
     assert "\n" not in str(error.value)

@@ -27,6 +27,8 @@ from hybridperf_calibration.microbench.timer import Budget, Case, Compiled, Timi
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03
+DRIFT_ROWS = 100  # half a minute or so
+DRIFT_QUANTILES = 11
 LONGEST_WAIT_S = 3.0  # before one measurement
 PLAIN_LINE_EVERY_S = 10.0  # of progress, where the output is not a terminal
 
@@ -131,6 +133,21 @@ def merge_passes(rows: Sequence[Row]) -> list[Row]:
         noise = math.log(timed[1]["time_s"] / timed[0]["time_s"]) if len(timed) > 1 else None
         merged.append({**(timed or repeats)[0], "passes": len(timed), "noise": noise})
     return merged
+
+
+def drift(rows: Sequence[Row]) -> list[float]:
+    """How the machine's own speed moved while it was measured: quantiles (least to largest) of log(time / least time of the same case).
+
+    `rows` in the order measured. Each of the values behind the quantiles is the median over `DRIFT_ROWS` rows in a row, which no single
+    case decides: what slows many ops at once, for a minute, is no property of any of them. Empty for less than three such stretches.
+    """
+    timed = [row for row in rows if "error" not in row and not row["unreliable"]]
+    by_key: dict[str, list[float]] = {}
+    for row in timed:
+        by_key.setdefault(row["key"], []).append(row["time_s"])
+    slowness = [math.log(row["time_s"] / min(by_key[row["key"]])) for row in timed if len(by_key[row["key"]]) > 1]
+    stretches = [np.median(slowness[at : at + DRIFT_ROWS]) for at in range(0, len(slowness) - DRIFT_ROWS + 1, DRIFT_ROWS)]
+    return np.quantile(stretches, np.linspace(0, 1, DRIFT_QUANTILES)).tolist() if len(stretches) > 2 else []
 
 
 def noise_floor(merged: Sequence[Row]) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridperf.here import default_backend, measure_steps, usable_core
+from hybridperf.here import STEPS_SCHEMA_VERSION, default_backend, measure_steps, usable_core
 from hybridperf.io import InputError, read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.prediction import predict
@@ -80,7 +80,7 @@ def run(
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
     measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
-    machine = read_json(out / "steps" / "steps.json", "steps", 1)["machine"]
+    machine = read_json(out / "steps" / "steps.json", "steps", STEPS_SCHEMA_VERSION)["machine"]
     summary = comparison.summarise(compared)
     say("\n" + comparison.table(compared, noise=True) + "\n\n" + comparison.summary_text(summary))
     for note in _notes(model, machine, compared):
