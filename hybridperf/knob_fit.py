@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import least_squares
+from threadpoolctl import threadpool_limits
 
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.model import GROUP_KNOBS, OpTable, Platform, canonical, durations, neutral_knobs
@@ -130,7 +131,8 @@ def fit_knobs(table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out
     bare = frozenset(g for g in parameters.groups if np.ptp(table.work.steps[table.group == g]) == 0)
     means, widths = parameters.prior()
     residuals, jacobian = problem(parameters, bare, device)
-    with jax.enable_x64(True):  # float32 steps are too coarse for a least-squares solver's stopping rule
+    # one thread of linear algebra: the factorisations are small, and on a busy machine several threads wait for each other (24 s became 300)
+    with threadpool_limits(1, user_api="blas"), jax.enable_x64(True):  # float32 steps are too coarse for a least-squares solver's stopping rule
         data = (jnp.asarray(np.log(measured)), canonical(table), jnp.asarray(means), jnp.asarray(widths))
 
         def solve(start: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Takes a list of cases through the timer into a store, in passes far apart in time.
 
 Each pass measures every case once, in an order of its own. The two times of a case are then minutes apart and differ by
-what the machine did meanwhile: `merge_passes` keeps the lower one as the target and their |log ratio| as the noise, and
-`noise_floor` is what no model of these rows can beat.
+what the machine did meanwhile: `merge_passes` frees them of what all cases shared for a while, and keeps their usual value as the target
+and their |log ratio| as the noise; `noise_floor` is what no model of these rows can beat.
 
 A run may end at any time (budget, full disk, kill -9): the store has what was measured, the same call goes on there.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -27,8 +28,12 @@ from hybridperf_calibration.microbench.timer import Budget, Case, Compiled, Timi
 
 LONGEST_CAP_S = 1.0  # more repeats than fit into this no longer lower the minimum
 SHORTEST_CAP_S = 0.03
-DRIFT_ROWS = 100  # half a minute or so
-DRIFT_QUANTILES = 11
+ALIKE = math.log(1.25)  # of two passes
+STRETCH_ROWS = 100  # half a minute or so
+DRIFT_STRETCHES = 3
+_POLISHING_TURNS = 10
+_QUIET = 0.1  # quantile of the stretches
+_DRIFT_QUANTILES = 11
 LONGEST_WAIT_S = 3.0  # before one measurement
 PLAIN_LINE_EVERY_S = 10.0  # of progress, where the output is not a terminal
 
@@ -119,35 +124,63 @@ def run(
 
 
 def merge_passes(rows: Sequence[Row]) -> list[Row]:
-    """One row per case, the pass with the lower time, in the order first measured.
+    """One row per case as on the machine left alone, in the order first measured; `rows` in the order measured.
 
-    Adds `passes`, the number of passes that succeeded, and `noise`, |log(time_s of one / of the other)|: of the lowest
-    two after more than two passes, None after a single one. A case that never succeeded keeps a row with its `error`.
+    Every time is freed of what all cases shared while it was measured (`slowness_of`). Of a case's passes those within `ALIKE` of the
+    least are alike and their (geometric) median is its `time_s`; the others were disturbed. Adds `passes`, the number of passes that
+    succeeded, and `noise`, |log(one / the other)| of the lowest two, None after a single one. The row is otherwise that of the least time. A case
+    that never succeeded keeps a row with its `error`.
     """
+    slowness = slowness_of(rows)
     by_key: dict[str, list[Row]] = {}
-    for row in rows:
-        by_key.setdefault(row["key"], []).append(row)
+    for row, slow in zip(rows, slowness, strict=True):
+        freed = row if "error" in row else {**row, "time_s": row["time_s"] / math.exp(slow)}
+        by_key.setdefault(row["key"], []).append(freed)
     merged = []
     for repeats in by_key.values():
         timed = sorted((row for row in repeats if "error" not in row), key=lambda row: row["time_s"])
-        noise = math.log(timed[1]["time_s"] / timed[0]["time_s"]) if len(timed) > 1 else None
-        merged.append({**(timed or repeats)[0], "passes": len(timed), "noise": noise})
+        if not timed:
+            merged.append({**repeats[0], "passes": 0, "noise": None})
+            continue
+        log_s = np.log([row["time_s"] for row in timed])
+        usual_s = math.exp(np.median(log_s[log_s <= log_s[0] + ALIKE]))
+        noise = float(log_s[1] - log_s[0]) if len(timed) > 1 else None
+        merged.append({**timed[0], "time_s": usual_s, "passes": len(timed), "noise": noise})
     return merged
 
 
-def drift(rows: Sequence[Row]) -> list[float]:
-    """How the machine's own speed moved while it was measured: quantiles (least to largest) of log(time / least time of the same case).
+def slowness_of(rows: Sequence[Row]) -> np.ndarray:
+    """Log of how much slower the machine was when each row was measured than when it was left alone [rows].
 
-    `rows` in the order measured. Each of the values behind the quantiles is the median over `DRIFT_ROWS` rows in a row, which no single
-    case decides: what slows many ops at once, for a minute, is no property of any of them. Empty for less than three such stretches.
+    Neighbours on a shared machine slow it for minutes. With log time = case + stretch of `STRETCH_ROWS` rows in a row + noise, cases that were
+    measured in several stretches tell the stretches apart; medians in turns (Tukey's median polish) find both, whatever single rows do. The
+    quiet machine is the tenth percentile of the stretches. All zero for less than three stretches.
     """
-    timed = [row for row in rows if "error" not in row and not row["unreliable"]]
-    by_key: dict[str, list[float]] = {}
-    for row in timed:
-        by_key.setdefault(row["key"], []).append(row["time_s"])
-    slowness = [math.log(row["time_s"] / min(by_key[row["key"]])) for row in timed if len(by_key[row["key"]]) > 1]
-    stretches = [np.median(slowness[at : at + DRIFT_ROWS]) for at in range(0, len(slowness) - DRIFT_ROWS + 1, DRIFT_ROWS)]
-    return np.quantile(stretches, np.linspace(0, 1, DRIFT_QUANTILES)).tolist() if len(stretches) > 2 else []
+    usable = np.array(["error" not in row and not row["unreliable"] for row in rows], bool)
+    stretch = np.arange(len(rows)) // STRETCH_ROWS
+    if len(rows) < 3 * STRETCH_ROWS:
+        return np.zeros(len(rows))
+    stretch = np.minimum(stretch, len(rows) // STRETCH_ROWS - 1)  # what is left over belongs to the last one
+    frame = pd.DataFrame({"case": [row["key"] for row in rows], "stretch": stretch, "log_s": [math.log(row["time_s"] or 1.0) for row in rows]})
+    told = frame[usable]
+    told = told[told.groupby("case")["log_s"].transform("size") > 1]
+    effect = pd.Series(0.0, index=range(stretch[-1] + 1))
+    for _ in range(_POLISHING_TURNS):
+        case = (told["log_s"] - told["stretch"].map(effect)).groupby(told["case"]).transform("median")
+        effect = effect.add((told["log_s"] - told["stretch"].map(effect) - case).groupby(told["stretch"]).median(), fill_value=0.0)
+    return np.asarray(frame["stretch"].map(effect - effect.quantile(_QUIET)), np.float64)
+
+
+def drift(rows: Sequence[Row]) -> list[float]:
+    """How slow the machine was for whoever keeps the quietest of a few minutes' measurements: quantiles (least to largest) of log slowness.
+
+    Over all `DRIFT_STRETCHES` stretches in a row, the least of their slowness. Empty where there were too few to tell.
+    """
+    stretches = slowness_of(rows)[STRETCH_ROWS - 1 :: STRETCH_ROWS]
+    if len(stretches) < DRIFT_STRETCHES:
+        return []
+    least = np.lib.stride_tricks.sliding_window_view(stretches, DRIFT_STRETCHES).min(1)
+    return np.quantile(least, np.linspace(0, 1, _DRIFT_QUANTILES)).tolist()
 
 
 def noise_floor(merged: Sequence[Row]) -> dict[str, dict[str, float]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 TOLERANCE = 0.25  # beyond a good time; on the shared machine this was made on, a quiet yardstick varies by 15 %, a disturbed one adds 40
 _GOOD = 0.1  # quantile of the times so far
@@ -25,6 +26,7 @@ class Yardstick:
     """The machine's speed against the good times it has shown; `allowance_s` is how long it may make us wait in all."""
 
     def __init__(self, allowance_s: float = 300.0) -> None:
+        threadpool_limits(1, user_api="blas")  # on a pinned core several threads would wait for each other: 60 times slower
         self.allowance_s = allowance_s
         self.waited_s = 0.0
         self._a = np.full((_SIDE, _SIDE), 0.5, np.float32)
