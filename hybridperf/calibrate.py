@@ -5,10 +5,11 @@ rows that neither has seen: the rows of each group are dealt into five folds, an
 other four.
 
     held out     log(predicted / measured) of each row, by the fit without its fold
-    share        how much of the networks' word to take: what would have been best on the held-out rows (of the other folds, for a row's
-                 own error)
+    shares       how much of the networks' and of the process' word to take: what would have been best on the held-out rows (of the other
+                 folds, for a row's own error)
     interval     the 0.9 quantile of the absolute held-out errors of a group (split-conformal over folds; position (n + 1) 0.9 among n,
-                 interpolated). Groups of fewer than 20 rows share one quantile over them all.
+                 interpolated). Groups of fewer than 20 rows share one quantile over them all, or over all rows where they
+                 are fewer than 20 together.
 """
 
 from __future__ import annotations
@@ -23,18 +24,31 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf import family_fit
+from hybridperf.families import gpu_of
+from hybridperf.family_fit import ERROR_QUANTILES, FamilyFit
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf.knob_fit import fit_knobs
-from hybridperf.measurements import FOLDS, MeasuredOps, deal_folds, named_device, noise_of, origin, read_measurements
-from hybridperf.model import GroupReport, PerfModel
+from hybridperf.measurements import (
+    FOLDS,
+    MeasuredOps,
+    deal_folds,
+    named_device,
+    noise_of,
+    origin,
+    parse_measured,
+    read_measurements,
+    usable_rows,
+)
+from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel
 from hybridperf.ops import GROUPS
-from hybridperf.residual import LEAST_ROWS, Box, Job, Residual, best_share, log_correction, train
+from hybridperf.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, load_prior
+from hybridperf.residual import LEAST_ROWS, Box, Job, Residual, best_shares, networks_say, process_says, train, with_process
 
 COVERAGE = 0.9
 LEAST_ROWS_FOR_INTERVAL = 20
 REPORT_SCHEMA_VERSION = 1
-_ERROR_QUANTILES = 41  # of the held-out errors, kept for the intervals of steps
 _FOLD_MEMBERS, _FINAL_MEMBERS = 2, 4
 
 
@@ -62,25 +76,82 @@ def fit(
     measurements: pd.DataFrame | None,
     device: DeviceSpec | str,
     *,
-    prior: str = "none",
+    prior: str | Prior | None = None,
     drift: Sequence[float] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[PerfModel, FitReport]:
     """A model of `device` (a name will do) from measured rows -> (PerfModel, FitReport).
 
-    `measurements` has the columns of a table of ops and `time_s`. No rows and no prior: the datasheet roofline itself. The name `here`
-    means this CPU with as many cores as the rows' column `cores` says, or with all this process may use. `drift`: how the machine's speed
-    moved while the rows were measured, as quantiles of log slowness (`engine.drift`).
+    `measurements` has the columns of a table of ops and `time_s`. `prior` (a folder, an installed one's name, `none`; None: the installed
+    one for GPUs, none for CPUs) knows families of ops from other GPUs; each is adapted to its rows here, or stands as it is where there
+    are none. Other ops are fitted by themselves. No rows and no prior: the datasheet roofline itself. The name `here` means this CPU with
+    as many cores as the rows' column `cores` says, or with all this process may use. `drift`: how the machine's speed moved while the
+    rows were measured, as quantiles of log slowness (`engine.drift`).
     `InputError` for a missing column, a time that is not a positive number, or rows that cannot be read.
     """
     device = named_device(device, measurements) if isinstance(device, str) else device
     provenance = {**origin(measurements), **(provenance or {})}
-    if prior != "none":
-        raise InputError(f"no prior named {prior!r} is shipped; use --prior none")
-    if measurements is None:
-        model = dataclasses.replace(PerfModel.datasheet(device), provenance={**provenance, "rows": 0})
-        return model, FitReport(pd.DataFrame(columns=_SUMMARY), pd.DataFrame(columns=_HELD_OUT), 0, {})
-    data, dropped = read_measurements(measurements, device)
+    known = _prior(prior, device)
+    usable, dropped = usable_rows(measurements, device) if measurements is not None else (None, {})
+    fits: dict[str, FamilyFit] = {}
+    rest = usable
+    if known is not None:
+        parsed = None if usable is None else parse_measured(usable, device)
+        time_s = np.zeros(0) if usable is None else usable["time_s"].to_numpy(np.float64)
+        fits, left = family_fit.adapt_families(known, parsed, time_s, device)
+        rest = None if usable is None else usable.iloc[left]
+        provenance["prior"] = {**known.provenance, "rows": family_fit.summary(fits)}
+    alone = None if rest is None or rest.empty else _fit_alone(read_measurements(rest, device), device)
+    model, report = model_of_families(device, fits, alone)
+    rows = 0 if usable is None else len(usable)
+    model = dataclasses.replace(model, provenance={**provenance, "rows": rows}, drift=tuple(drift))
+    report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
+    if usable is None:
+        return model, report
+    return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
+
+
+def model_of_families(
+    device: DeviceSpec, fits: Mapping[str, FamilyFit], alone: tuple[PerfModel, FitReport] | None = None
+) -> tuple[PerfModel, FitReport]:
+    """A device's adapted priors as a model, beside what was fitted `alone` (ops that no prior knows), and how both err."""
+    nothing = FitReport(pd.DataFrame(columns=_SUMMARY), pd.DataFrame(columns=_HELD_OUT), 0, {})
+    model, report = alone or (PerfModel.datasheet(device), nothing)
+    arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
+    for group, knobs in family_fit.group_knobs(fits).items():
+        for name, value in knobs.items():
+            arrays[name][GROUPS.index(group)] = value
+    model = dataclasses.replace(
+        model,
+        knobs=dataclasses.replace(model.knobs, **arrays),
+        groups={**model.groups, **family_fit.group_reports(fits)},
+        families={family: fitted.adapted for family, fitted in fits.items()},
+    )
+    unseen = family_fit.held_out(fits)
+    if unseen.empty:
+        return model, report
+    shares = dict(zip(report.table["op"], report.table["share"], strict=True)) | dict.fromkeys(unseen["op"], 1.0)
+    every = pd.concat([frame for frame in (report.held_out, unseen) if len(frame)], ignore_index=True)
+    return model, FitReport(_summary(every, shares), every, sum(len(one.time_s) for one in fits.values()) + report.rows, report.dropped)
+
+
+def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
+    """The prior to use; `InputError` where one is asked for that cannot serve the device."""
+    if isinstance(prior, Prior):
+        return prior
+    if prior == NO_PRIOR:
+        return None
+    if prior is None:
+        return load_prior(DEFAULT_PRIOR) if gpu_of(device) is not None else None
+    if gpu_of(device) is None:
+        raise InputError(
+            f"priors know GPUs whose number of multiprocessors and L2 size are given, and {device.id} is not one of them; use --prior none"
+        )
+    return load_prior(prior)
+
+
+def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:
+    """Rows of groups that no prior knows, or of a machine that none serves."""
     fold = deal_folds(data.table.group)
     knobs, knobs_without = fit_knobs(data.table, data.measured_s, device, [fold == k for k in range(FOLDS)])
     # log(closed form / measured): of the final knobs, and of the knobs that have not seen a row's fold
@@ -89,10 +160,8 @@ def fit(
     residuals, said = learn_corrections(data, fold, closed_form, without)
     own = without[fold, np.arange(len(fold))]
     errors = own + said
-    groups = _group_reports(data, errors, residuals)
-    model = PerfModel(device, knobs, groups, {**provenance, "rows": len(data.measured_s)}, tuple(drift))
-    report = _report(data, model, fold, own, errors, dropped)
-    return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
+    model = PerfModel(device, knobs, _group_reports(data, errors, residuals))
+    return model, _report(data, model, fold, own, errors)
 
 
 # --- learned corrections --------------------------------------------------------------------------------------------------
@@ -115,14 +184,20 @@ def learn_corrections(
     residuals, said = {}, np.zeros(len(fold))
     for group in learners:
         inputs, rows = data.inputs[group], at[group]
-        target, raw = -without[fold[rows], rows], np.zeros(len(rows))
+        target, networks, process = -without[fold[rows], rows], np.zeros(len(rows)), np.zeros(len(rows))
         for k in range(FOLDS):
             mine = fold[rows] == k
-            raw[mine] = log_correction(next(trained), inputs.rows(mine))
+            others = ~mine
+            found = with_process(next(trained), inputs.rows(others), -without[k, rows[others]])
+            networks[mine], process[mine] = networks_say(found, inputs.rows(mine)), process_says(found, inputs.rows(mine))
         for k in range(FOLDS):
             mine = fold[rows] == k
-            said[rows[mine]] = best_share(target[~mine], raw[~mine]) * raw[mine]
-        residuals[group] = dataclasses.replace(next(trained), share=best_share(target, raw))
+            one, other = best_shares(target[~mine], networks[~mine], process[~mine])
+            said[rows[mine]] = one * networks[mine] + other * process[mine]
+        one, other = best_shares(target, networks, process)
+        final = next(trained)
+        final = with_process(final, inputs, -closed_form[rows]) if other > 0 else final
+        residuals[group] = dataclasses.replace(final, share=one, process_share=other)
     return residuals, said
 
 
@@ -148,13 +223,14 @@ def _group_reports(data: MeasuredOps, errors: np.ndarray, residuals: Mapping[int
     group = data.table.group
     sizes = np.bincount(group, minlength=len(GROUPS))
     pooled = conformal_quantile(errors[sizes[group] < LEAST_ROWS_FOR_INTERVAL])
+    pooled = conformal_quantile(errors) if pooled is None else pooled
     reports = {}
     for one, inputs in data.inputs.items():
         here = group == one
         quantile = conformal_quantile(errors[here])
         quantile = pooled if quantile is None else quantile
         box = Box.of(inputs)
-        spread = np.quantile(errors[here], np.linspace(0, 1, _ERROR_QUANTILES))
+        spread = np.quantile(errors[here], np.linspace(0, 1, ERROR_QUANTILES))
         reports[GROUPS[one]] = GroupReport(
             rows=int(here.sum()),
             half_width=None if quantile is None else float(np.expm1(quantile)),
@@ -167,9 +243,7 @@ def _group_reports(data: MeasuredOps, errors: np.ndarray, residuals: Mapping[int
     return reports
 
 
-def _report(
-    data: MeasuredOps, model: PerfModel, fold: np.ndarray, knobs_errors: np.ndarray, errors: np.ndarray, dropped: Mapping[str, int]
-) -> FitReport:
+def _report(data: MeasuredOps, model: PerfModel, fold: np.ndarray, knobs_errors: np.ndarray, errors: np.ndarray) -> FitReport:
     measured, group = data.measured_s, data.table.group
     predicted = measured * np.exp(errors)
     width = np.full(len(measured), np.nan)  # that the other folds' errors give: a fair trial of the interval
@@ -185,14 +259,15 @@ def _report(
         "low_s": predicted * np.exp(-width), "high_s": predicted * np.exp(width),
         "noise": noise_of(data.rows),
     })  # fmt: skip
-    return FitReport(_summary(held_out, model), held_out, len(measured), dict(dropped))
+    shares = {group: 0.0 if report.residual is None else report.residual.learned for group, report in model.groups.items()}
+    return FitReport(_summary(held_out, shares), held_out, len(measured), {})
 
 
 _SUMMARY = ("op", "rows", "median_ape", "mean_ape", "knobs_ape", "roofline_ape", "noise", "coverage", "share")
 _HELD_OUT = ("op", "fold", "measured_s", "predicted_s", "knobs_s", "roofline_s", "low_s", "high_s", "noise")
 
 
-def _summary(held_out: pd.DataFrame, model: PerfModel) -> pd.DataFrame:
+def _summary(held_out: pd.DataFrame, shares: Mapping[str, float]) -> pd.DataFrame:
     """One line per op kind: medians of absolute percentage errors (mean where it says so), noise, coverage, share of the networks."""
     measured = held_out["measured_s"]
     judged = held_out["low_s"].notna()
@@ -206,6 +281,5 @@ def _summary(held_out: pd.DataFrame, model: PerfModel) -> pd.DataFrame:
         rows=("op", "size"), median_ape=("ape", "median"), mean_ape=("ape", "mean"), knobs_ape=("knobs_ape", "median"),
         roofline_ape=("roofline_ape", "median"), noise=("noise", "median"), coverage=("coverage", "mean"),
     ).reset_index()  # fmt: skip
-    found = {group: report.residual for group, report in model.groups.items()}
-    out["share"] = [0.0 if (residual := found[group]) is None else residual.share for group in out["op"]]
+    out["share"] = [shares[group] for group in out["op"]]
     return out

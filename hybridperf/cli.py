@@ -99,7 +99,7 @@ def calibrate(
         setting="quick" if quick else "full",
         cores=cores,
         budget_s=_seconds(budget) if budget else None,
-        only=[name for name in ops.split(",") if name],
+        only=_names(ops),
         device=load_device(device) if device else None,
     )
     print(text.fit_report(result.report))
@@ -124,9 +124,9 @@ def fit(
     rows: Annotated[list[Path] | None, typer.Argument(help="tables of measured ops; none: the datasheet alone")] = None,
     device: Annotated[str, typer.Option("--device", help="device name, or a .toml file that describes one")] = "",
     out: Out = Path("model"),
-    prior: Annotated[str, typer.Option("--prior", help="name of a shipped prior, or none")] = "none",
+    prior: Annotated[str, typer.Option("--prior", help="folder or name of a prior, or none; the shipped one for GPUs if not given")] = "",
 ) -> None:
-    """Fit a model of a device to measured rows."""
+    """Fit a model of a device to measured rows, starting from what other GPUs showed."""
     import hybridperf
     from hybridperf.calibrate import fit as fit_rows
     from hybridperf.hardware import load_device
@@ -138,7 +138,7 @@ def fit(
     _compilation_cache()
     load_device(device)  # a wrong name is said before long tables are read
     provenance = {"made_by": f"hybridperf {hybridperf.__version__} fit", "rows_from": [p.name for p in rows or []]}
-    model, report = fit_rows(read_tables(rows) if rows else None, device, prior=prior, provenance=provenance)
+    model, report = fit_rows(read_tables(rows) if rows else None, device, prior=prior or None, provenance=provenance)
     model.save(out)
     report.save(out)
     if report.rows:
@@ -257,12 +257,23 @@ def validate(
     cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
     steps: Annotated[str, typer.Option("--steps", help="how many of the twelve steps, or all")] = "all",
     ops: Annotated[bool, typer.Option("--ops", help="also compare the steps op by op")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="of `ops`: folder of measured data; judges devices left out")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="of `ops --data`: two small families, a minute")] = False,
+    families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
+    leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
 ) -> None:
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
     if what not in ("here", "ops"):
         raise unknown("claim", what, ["here", "ops"], "known are `hybridperf validate here` and `hybridperf validate ops`")
+    if what == "ops" and data is not None:
+        from hybridperf.families import FAMILIES
+        from hybridperf.validate import gpu_ops
+
+        _compilation_cache()
+        gpu_ops.run(data, out, quick=quick, families=_names(families) or FAMILIES, splits=_names(leave) or None)
+        return
     if not model:
         raise InputError("expected --model FOLDER, got none; `hybridperf calibrate --quick --out FOLDER` makes one")
     if what == "ops":
@@ -279,6 +290,21 @@ def validate(
     _compilation_cache()
     chosen = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
     here.run(_model(model), out, cores=cores, steps=chosen, ops=ops)
+
+
+@app.command()
+def calibrations(
+    data: Annotated[Path, typer.Option("--data", help="the folder of measured data")],
+    out: Out = Path("calibration/hardware"),
+    families: Annotated[str, typer.Option("--families", help="families of ops to train, separated by commas; all if not given")] = "",
+    devices: Annotated[str, typer.Option("--devices", help="devices to calibrate, separated by commas; all if not given")] = "",
+) -> None:
+    """Make what is shipped: the prior over all measured GPUs and a calibration of each. What an earlier run finished is kept."""
+    from hybridperf import calibrations as made
+    from hybridperf.families import FAMILIES
+
+    _compilation_cache()
+    made.run(data, out, families=_names(families) or FAMILIES, devices=_names(devices) or made.DEVICES)
 
 
 @app.command()
@@ -450,6 +476,11 @@ def _compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _names(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _seconds(text: str) -> float:

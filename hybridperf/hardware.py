@@ -106,6 +106,8 @@ class DeviceSpec(_Spec):
             rate = peaks.get("fp16", peaks.get("fp32"))
         elif dtype in ("int32", "int64", "int16", "bool"):
             rate = peaks.get("fp32")  # no matrix unit takes them; they run beside the fp32 lanes
+        elif dtype == "int8" and self.kind == "cpu":
+            rate = peaks.get("int8", peaks.get("fp32"))  # without an instruction for them, bytes are widened into the vector lanes
         else:
             rate = peaks.get(dtype, peaks.get(f"{dtype}_vector"))
         if rate is None:

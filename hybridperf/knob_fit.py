@@ -131,8 +131,12 @@ def fit_knobs(table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out
     bare = frozenset(g for g in parameters.groups if np.ptp(table.work.steps[table.group == g]) == 0)
     means, widths = parameters.prior()
     residuals, jacobian = problem(parameters, bare, device)
-    # one thread of linear algebra: the factorisations are small, and on a busy machine several threads wait for each other (24 s became 300)
-    with threadpool_limits(1, user_api="blas"), jax.enable_x64(True):  # float32 steps are too coarse for a least-squares solver's stopping rule
+    # one thread of linear algebra: the factorisations are small, and on a busy machine threads wait for each other (24 s became 300);
+    # float32 steps are too coarse for a least-squares solver's stopping rule
+    with (
+        threadpool_limits(1, user_api="blas"),
+        jax.enable_x64(True),
+    ):  # float32 steps are too coarse for a least-squares solver's stopping rule
         data = (jnp.asarray(np.log(measured)), canonical(table), jnp.asarray(means), jnp.asarray(widths))
 
         def solve(start: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from hybridperf.calibrate import learn_corrections
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.knob_fit import fit_knobs
-from hybridperf.measurements import FOLDS, MeasuredOps, deal_folds, named_device, noise_of, read_measurements
+from hybridperf.measurements import FOLDS, MeasuredOps, deal_folds, named_device, noise_of, read_measurements, usable_rows
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.residual import log_correction
@@ -31,7 +31,7 @@ def learning_curve(
     if not shares or not all(0 < share <= 1 for share in shares):
         raise InputError(f"expected shares of the rows above 0 and up to 1, got {list(shares)}")
     device = named_device(device, measurements) if isinstance(device, str) else device
-    data, _ = read_measurements(measurements, device)
+    data = read_measurements(usable_rows(measurements, device)[0], device)
     group = data.table.group
     held = (deal_folds(group) == 0) & (np.bincount(group)[group] >= FOLDS)
     if not held.any():

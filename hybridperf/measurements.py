@@ -18,7 +18,7 @@ import hybridperf
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu
 from hybridperf.io import InputError, positive_column, require_columns
 from hybridperf.model import OpTable, op_table
-from hybridperf.ops.table import parse_ops
+from hybridperf.ops.table import ParsedOps, parse_ops
 from hybridperf.residual import Inputs, concatenate, inputs_of
 
 FOLDS = 5
@@ -47,13 +47,9 @@ class MeasuredOps:
         )
 
 
-def read_measurements(measurements: pd.DataFrame, device: DeviceSpec) -> tuple[MeasuredOps, dict[str, int]]:
-    """(rows of `device` that can be fitted on, how many others were left out, by reason); `InputError` for one that cannot be read."""
-    rows, dropped = _usable(measurements, device)
-    parsed = parse_ops(rows, device)
-    bad = np.flatnonzero(parsed.problem.astype(bool))
-    if len(bad):
-        raise InputError(f"row {int(rows.index[bad[0]]) + 1}: {parsed.problem[bad[0]]} ({len(bad)} such rows); mend or drop them")
+def read_measurements(rows: pd.DataFrame, device: DeviceSpec) -> MeasuredOps:
+    """Usable rows (see `usable_rows`) as ops; `InputError` for one that cannot be read."""
+    parsed = parse_measured(rows, device)
     tables = [op_table(part) for part in parsed.parts]
     table = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *tables)
     order = np.concatenate([part.rows for part in parsed.parts])
@@ -62,18 +58,27 @@ def read_measurements(measurements: pd.DataFrame, device: DeviceSpec) -> tuple[M
         of_part = inputs_of(part.op, part.work, len(part.rows))
         for group in np.unique(part.group):
             inputs.setdefault(int(group), []).append(of_part.rows(part.group == group))
-    data = MeasuredOps(
+    return MeasuredOps(
         rows=rows.iloc[order].reset_index(drop=True),
         table=table,
         measured_s=rows["time_s"].to_numpy(np.float64)[order],
         inputs={group: concatenate(parts) for group, parts in inputs.items()},
         dtypes=np.concatenate([np.full(len(part.rows), part.op.dtype) for part in parsed.parts]),
     )
-    return data, dropped
 
 
-def _usable(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Rows to fit on: of this device where the table names devices, with times that can be trusted."""
+def parse_measured(rows: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
+    """Every row as an op; `InputError` naming the first that cannot be read."""
+    parsed = parse_ops(rows, device)
+    bad = np.flatnonzero(parsed.problem.astype(bool))
+    if len(bad):
+        raise InputError(f"row {int(rows.index[bad[0]]) + 1}: {parsed.problem[bad[0]]} ({len(bad)} such rows); mend or drop them")
+    return parsed
+
+
+def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict[str, int]]:
+    """(rows of `device` that can be fitted on, how many others were left out, by reason): of this device where the table names devices,
+    with times that can be trusted."""
     require_columns(frame, ["op", "dtype", "time_s"], "fitting")
     if frame.empty:
         raise InputError("no rows to fit on; expected at least one")

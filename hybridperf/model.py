@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from hybridperf.families import by_family, family_rows, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, LEVELS, Device, DeviceSpec
-from hybridperf.io import InputError, read_json, replacing, unknown, write_json
+from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.ops import GROUPS, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
+from hybridperf.prior import Adapted, FamilyRows
+from hybridperf.prior import concatenate as join_rows
 from hybridperf.residual import Box, Inputs, Residual, concatenate, inputs_of, log_correction
 from hybridperf.roofline import Knobs, Work, op_seconds
 
@@ -44,6 +46,7 @@ GROUP_KNOBS = (
 )
 LEVEL_KNOBS = ("level_speedup", "line_s", "level_capacity")
 WEIGHTS_FILE = "residual.npz"
+_FAMILY = "family/"
 _WIDEST_OCTAVES = 3.0
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
@@ -108,6 +111,7 @@ class PerfModel:
     knobs: Knobs
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)  # priors adapted to this GPU: they price the ops they know
     drift: tuple[float, ...] = ()  # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not recorded
 
     @staticmethod
@@ -128,18 +132,26 @@ class PerfModel:
         """Ops as arrays for this device; `InputError` where the device has no peak for an op's dtype."""
         works = [self._work_in_place(call) for call in calls]
         arrays = {name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS}
-        return OpTable(
+        table = OpTable(
             work=Work(**arrays),
-            peak_flops_per_s=np.array([self.device.peak(call.op.dtype, call.op.unit) for call in calls]),
+            peak_flops_per_s=np.array([self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]),
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
             times=np.array([call.times for call in calls]),
             floors=np.array([0.0 if call.inlined else 1.0 for call in calls]),
             correction=self._by_group(calls, _correction, 0.0),
         )
+        for family, (at, rows) in self._by_family(calls).items():
+            # a correction to the closed form as it stands here, so that knobs keep their meaning
+            bare = jax.tree.map(lambda leaf, at=at: leaf[at], dataclasses.replace(table, times=np.ones(len(calls))))
+            table.correction[at] = self.families[family].predict(rows).log_s - np.log(self.op_seconds(bare))
+        return table
 
     def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
         """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where its group was not measured."""
-        return self._by_group(calls, GroupReport.outside, np.inf)
+        said = self._by_group(calls, GroupReport.outside, np.inf)
+        for family, (at, rows) in self._by_family(calls).items():
+            said[at] = self.families[family].predict(rows).outside
+        return said
 
     def _work_in_place(self, call: OpCall) -> Work:
         """The op's work, with the reuse distance that its data has where the op stands in a program."""
@@ -157,6 +169,24 @@ class PerfModel:
                 each = [inputs_of(calls[i].op, self._work_in_place(calls[i]), 1) for i in positions]
                 said[positions] = ask(self.groups[group], concatenate(each))
         return said
+
+    def _by_family(self, calls: Sequence[OpCall]) -> dict[str, tuple[np.ndarray, FamilyRows]]:
+        """Ops that an adapted prior prices: by family, which they are and how the prior sees them."""
+        found: dict[str, list[tuple[int, FamilyRows]]] = {}
+        for at, call in enumerate(calls) if self.families else ():
+            for family, keep in by_family(part := self._part_of(call)):
+                if family in self.families and not call.inlined:
+                    found.setdefault(family, []).append((at, family_rows(part, keep, self.device)))
+        rows_of = {family: join_rows([rows for _, rows in members]) for family, members in found.items()}
+        return {
+            family: (np.array([at for at, _ in members]), with_defaults(rows_of[family], self.families[family].prior.population.slots)[0])
+            for family, members in found.items()
+        }
+
+    def _part_of(self, call: OpCall) -> OpRows:
+        """One op as a part of a table."""
+        group = np.array([int(call.op.group_index())], np.int32)
+        return OpRows(np.zeros(1, int), call.op, call.op.work(), group, self.device.peak(call.op.peak_dtype, call.op.unit))
 
     def op_seconds(self, table: OpTable) -> np.ndarray:
         """Seconds of each op [U], its `times` included."""
@@ -186,8 +216,13 @@ class PerfModel:
             seconds = self.op_seconds(table)
             out["predicted_s"][part.rows] = seconds
             out["roofline_s"][part.rows] = self.roofline_seconds(table)
-            for group in np.unique(part.group):
-                here = part.group == group
+            in_family = np.zeros(len(part.rows), bool)
+            for family, here in by_family(part) if self.families else ():
+                if family in self.families:
+                    in_family |= here
+                    self._predict_family(family, part, here, out, in_range, note)
+            for group in np.unique(part.group[~in_family]):
+                here = (part.group == group) & ~in_family
                 rows = part.rows[here]
                 report = self.groups.get(GROUPS[group])
                 if report is None:
@@ -210,6 +245,25 @@ class PerfModel:
         result["note"] = note
         return result
 
+    def _predict_family(
+        self, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray], in_range: np.ndarray, note: np.ndarray
+    ) -> None:
+        """Fill in the rows `here` (a mask) of a part by an adapted prior."""
+        adapted, at = self.families[family], part.rows[here]
+        rows, assumed = with_defaults(family_rows(part, here, self.device), adapted.prior.population.slots)
+        said = adapted.predict(rows)
+        for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
+            out[name][at] = np.exp(log_s)
+        known = np.isin(rows.slot, adapted.knobs.slots)
+        in_range[at] = (said.outside == 0) & known
+        remarks = [
+            np.full(len(at), "" if adapted.rows else f"prior alone: no {family} of {self.device.id} was measured", object),
+            assumed,
+            np.where(known, "", f"no such {family} was measured: usual knobs of the family"),
+            np.where(said.outside > 0, f"outside the measured range of {family}", ""),
+        ]
+        note[at] = ["; ".join(filter(None, row)) for row in zip(*remarks, strict=True)]
+
     def uncalibrated(self, table: OpTable) -> list[str]:
         """Groups of a table this model has no measurements of."""
         return sorted({GROUPS[g] for g in np.unique(table.group)} - set(self.groups))
@@ -217,14 +271,13 @@ class PerfModel:
     def save(self, folder: str | Path) -> None:
         """Write `model.json` (knobs in plain numbers, provenance, what was measured) and `residual.npz` (weights) into a folder."""
         document = _to_document(self)
-        with replacing(Path(folder) / WEIGHTS_FILE, "wb") as handle:
-            np.savez(handle, **_weights(self))  # type: ignore[arg-type]  # its stub takes the arrays for the flag
+        write_arrays(Path(folder) / WEIGHTS_FILE, _weights(self))
         write_json(Path(folder) / "model.json", "model", MODEL_SCHEMA_VERSION, document)
 
     def fingerprint(self) -> str:
         """Short hash of knobs and weights."""
         document = _to_document(self)
-        said = [document[key] for key in ("device", "groups", "levels", "weights_sha256")]
+        said = [document[key] for key in ("device", "groups", "families", "levels", "weights_sha256")]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     def _uncalibrated_note(self, group: str) -> str:
@@ -304,19 +357,12 @@ def load_model(name: str | Path) -> PerfModel:
 
 def shipped_models() -> list[str]:
     """Names of the calibrations installed with `hybridperf_calibration`."""
-    root = _shipped_root()
+    root = installed_hardware()
     return sorted(p.parent.name for p in root.glob("*/model.json")) if root else []
 
 
-def _shipped_root() -> Path | None:
-    import importlib.util  # looked up, never imported: hybridperf does not depend on the calibration package
-
-    spec = importlib.util.find_spec("hybridperf_calibration")
-    return Path(next(iter(spec.submodule_search_locations))) / "hardware" if spec and spec.submodule_search_locations else None
-
-
 def _shipped(name: str) -> Path | None:
-    root = _shipped_root()
+    root = installed_hardware()
     return root / name if root and name in shipped_models() else None
 
 
@@ -356,46 +402,32 @@ def _to_document(model: PerfModel) -> dict[str, Any]:
         "device": model.device.model_dump(),
         "groups": groups,
         "levels": levels,
+        "families": {family: adapted.document() for family, adapted in model.families.items()},
         "drift": [float(value) for value in model.drift],
-        "weights_sha256": _hash_of(_weights(model)),
+        "weights_sha256": hash_of(_weights(model)),
         "provenance": dict(model.provenance),
     }
 
 
 def _residual_document(residual: Residual) -> dict[str, Any]:
     per_input = {"names": residual.names, "centre": residual.centre, "scale": residual.scale}
-    return {"share": residual.share, **{key: [v if isinstance(v, str) else float(v) for v in value] for key, value in per_input.items()}}
+    return {
+        "share": residual.share,
+        "process_share": residual.process_share,
+        **{key: [v if isinstance(v, str) else float(v) for v in value] for key, value in per_input.items()},
+    }
 
 
 def _weights(model: PerfModel) -> dict[str, np.ndarray]:
-    """Weights of all groups as `group/layer/leaf`."""
+    """Weights of all groups as `group/layer/leaf`, of adapted priors as `family/name/leaf`."""
     residuals = {group: report.residual for group, report in model.groups.items() if report.residual is not None}
-    return {f"{group}/{name}": leaf for group, residual in residuals.items() for name, leaf in residual.arrays().items()}
-
-
-def _hash_of(arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _read_weights(path: Path, expected_hash: str) -> dict[str, np.ndarray]:
-    if not path.exists():
-        raise ValueError(f"{path.name} is missing beside it")
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path.name} beside it cannot be read") from error
-    if _hash_of(arrays) != expected_hash:
-        raise ValueError(f"{path.name} beside it belongs to another model")
-    return arrays
+    arrays = {f"{group}/{name}": leaf for group, residual in residuals.items() for name, leaf in residual.arrays().items()}
+    adapted = {f"{_FAMILY}{family}/{name}": leaf for family, one in model.families.items() for name, leaf in one.arrays().items()}
+    return arrays | adapted
 
 
 def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
-    stored = _read_weights(weights, str(document["weights_sha256"]))
+    stored = read_arrays(weights, str(document["weights_sha256"]))
     knobs = neutral_knobs()
     arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
     reports = {}
@@ -404,7 +436,9 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         for name in GROUP_KNOBS:
             arrays[name][at] = float(entry[name])
         half_width = None if entry["half_width"] is None else float(entry["half_width"])
-        names = [*_WORK_FIELDS, *(name for name in entry["lowest"] if name not in _WORK_FIELDS)]
+        names = list(entry["lowest"])
+        if names and not set(_WORK_FIELDS) <= set(names):  # none: a prior that no row of this group was added to
+            raise ValueError(f"the range of {group} lacks {min(set(_WORK_FIELDS) - set(names))}")
         lowest, highest = ({name: float(entry[end][name]) for name in names} for end in ("lowest", "highest"))
         errors = tuple(map(float, entry["errors"]))
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
@@ -424,10 +458,15 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
     drift = tuple(map(float, document["drift"]))
     if not np.isfinite(drift).all():
         raise ValueError("the drift holds a number that is not finite")
-    return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]), drift)
+    families = {family: Adapted.read(_under(f"{_FAMILY}{family}/", stored), said) for family, said in document["families"].items()}
+    return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]), families, drift)
 
 
 def _residual_from(entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]) -> Residual:
-    arrays = {name.removeprefix(f"{group}/"): leaf for name, leaf in stored.items() if name.startswith(f"{group}/")}
+    arrays = _under(f"{group}/", stored)
     centre, scale = np.array(entry["centre"], float), np.array(entry["scale"], float)
-    return Residual.read(box, list(entry["names"]), centre, scale, float(entry["share"]), arrays)
+    return Residual.read(box, list(entry["names"]), centre, scale, float(entry["share"]), arrays, float(entry["process_share"]))
+
+
+def _under(folder: str, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(folder): leaf for name, leaf in stored.items() if name.startswith(folder)}

@@ -1,11 +1,12 @@
 """What the closed form misses, learned: small networks, one ensemble per group of ops, bounded, silent where nothing was measured.
 
-    log correction(x) = share * exp(-(outside(x) / 2)^2) * mean over members of  c tanh(f_e(x) / c)
+    log correction(x) = exp(-(outside(x) / 2)^2) * ( share * mean over members of c tanh(f_e(x) / c)  +  process share * p(x) )
 
-x holds the logs of an op's work counts and its `shape()`; the networks see it standardised and clipped to the box of the rows they
-learned from. `outside(x)` is the distance from that box in octaves (factors of two); flags and sizes count, how vectors are filled does
-not. A bounded correction that fades keeps the limits of the closed form; `share` is how much of the networks' word held-out rows advise
-to take, 0 for a group where the closed form does better without them.
+p is a Gaussian process over the rows themselves (`gaussian_process.py`), held to the same bound: it remembers single shapes, where the
+networks know the trend. x holds the logs of an op's work counts and its `shape()`; both see it standardised and clipped to the box of the
+rows they learned from. `outside(x)` is the distance from that box in octaves (factors of two); flags and sizes count, how vectors are
+filled does not. A bounded correction that fades keeps the limits of the closed form; the shares are how much of either word held-out rows
+advise to take, 0 for a group where the closed form does better without.
 
 Small data (8 to some hundred rows a group) decides the rest: two layers of 16, a group lasso on the inputs so that useless ones go
 silent, noise on the inputs, pseudo-Huber loss. One compiled function trains all groups, folds and members of about a size at once.
@@ -27,6 +28,8 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from hybridperf import gaussian_process
+from hybridperf.gaussian_process import Examples, Process
 from hybridperf.ops import Op
 from hybridperf.roofline import Work
 
@@ -45,6 +48,10 @@ _LASSO = 0.03
 _CLIP = 3.0  # standard deviations
 _BATCHES = (64, 256, 1024)  # rows of a training job are padded to one of these; of more rows each step draws so many
 _JOBS_AT_ONCE = 64
+_PROCESS = "process/"
+_PROCESS_ROWS = 1000  # of a group: the process costs their cube
+_HYPER_ROWS, _HYPER_STEPS = 300, 60
+_WORTH_IT = 0.05
 
 _WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
 _NOT_A_DISTANCE = ("tail", "reuse_bytes")  # how vectors are filled, and where data lies: inputs, but no size to go beyond
@@ -125,16 +132,28 @@ class Residual:
     scale: np.ndarray
     share: float
     params: Mapping[str, Any]  # of CorrectionNet, each leaf [E, ...]
+    process: Process | None = None  # over the rows, of the same inputs
+    process_share: float = 0.0
+
+    @property
+    def learned(self) -> float:
+        """How much of what was learned is believed, 0 to 1."""
+        return self.share + self.process_share
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The weights by name, for a file."""
-        return {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(dict(self.params), sep="/").items()}
+        """Weights, and the rows of the process, by name, for a file."""
+        nets = {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(dict(self.params), sep="/").items()}
+        return nets | ({} if self.process is None else {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()})
 
     @staticmethod
     def read(
-        box: Box, names: Sequence[str], centre: np.ndarray, scale: np.ndarray, share: float, arrays: Mapping[str, np.ndarray]
-    ) -> Residual:
+        box: Box, names: Sequence[str], centre: np.ndarray, scale: np.ndarray, share: float, arrays: Mapping[str, np.ndarray],
+        process_share: float = 0.0,
+    ) -> Residual:  # fmt: skip
         """From what a file holds; `ValueError` where it cannot be a correction."""
+        seen = {name.removeprefix(_PROCESS): leaf for name, leaf in arrays.items() if name.startswith(_PROCESS)}
+        process = Process.read(seen, len(names)) if seen else None
+        arrays = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
         expected = {name: leaf.shape for name, leaf in flatten_dict(_blank_params(), sep="/").items()}
         members = {len(leaf) for leaf in arrays.values() if np.ndim(leaf)}
         if {name: leaf.shape[1:] for name, leaf in arrays.items() if np.ndim(leaf)} != expected or len(members) != 1:
@@ -142,9 +161,11 @@ class Residual:
         if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
             raise ValueError("the inputs of a correction do not match its range")
         finite = (np.isfinite(values).all() for values in (centre, scale, box.low, box.high, *arrays.values()))
-        if not all(finite) or not (scale > 0).all() or not 0 <= share <= 1:
+        if not all(finite) or not (scale > 0).all() or min(share, process_share) < 0 or share + process_share > 1:
             raise ValueError("a correction holds a number that is not finite, or a share outside 0 to 1")
-        return Residual(box, tuple(names), centre, scale, share, unflatten_dict(dict(arrays), sep="/"))
+        if process_share > 0 and process is None:
+            raise ValueError("the rows of a correction's process are missing")
+        return Residual(box, tuple(names), centre, scale, share, unflatten_dict(dict(arrays), sep="/"), process, process_share)
 
 
 def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
@@ -162,14 +183,35 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
 
 def log_correction(residual: Residual, inputs: Inputs) -> np.ndarray:
     """What to add to the log of the closed form's seconds [N]."""
-    if residual.share == 0.0:
-        return np.zeros(len(inputs.values))
+    out = np.zeros(len(inputs.values))
+    if residual.share > 0.0:
+        out += residual.share * networks_say(residual, inputs)
+    if residual.process_share > 0.0:
+        out += residual.process_share * process_says(residual, inputs)
+    return out
+
+
+def networks_say(residual: Residual, inputs: Inputs) -> np.ndarray:
+    """The networks' whole word [N], fading outside the range."""
     x = _standardised(residual, inputs)
     rows = len(x)
     padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
     padded[:rows, : x.shape[1]] = x
     said = np.asarray(_ensemble(residual.params, padded), np.float64)[:rows]
-    return residual.share * np.exp(-((residual.box.outside(inputs) / FADE_OCTAVES) ** 2)) * said
+    return _fade(residual, inputs) * said
+
+
+def process_says(residual: Residual, inputs: Inputs) -> np.ndarray:
+    """The whole word of the process [N], bounded as the networks' and fading outside the range."""
+    if residual.process is None:
+        return np.zeros(len(inputs.values))
+    x = _standardised(residual, inputs)
+    said, _ = residual.process.says(x, np.zeros(len(x)))
+    return _fade(residual, inputs) * np.clip(said, -BOUND, BOUND)
+
+
+def _fade(residual: Residual, inputs: Inputs) -> np.ndarray:
+    return np.asarray(np.exp(-((residual.box.outside(inputs) / FADE_OCTAVES) ** 2)))
 
 
 def _said(params: Any, x: jax.Array) -> jax.Array:
@@ -284,8 +326,25 @@ def _train_many(x: jax.Array, target: jax.Array, rows: jax.Array, keys: jax.Arra
     return jax.vmap(one)(x, target, rows, keys)
 
 
-def best_share(target: np.ndarray, said: np.ndarray) -> float:
-    """How much of the networks' word to take: the share of `said` [N] that leaves held-out `target` [N] the least mean absolute error."""
-    shares = np.linspace(0.0, 1.0, 5)
-    errors = [np.abs(target - share * said).mean() for share in shares]
-    return float(shares[int(np.argmin(errors))])
+def with_process(residual: Residual, inputs: Inputs, target: np.ndarray) -> Residual:
+    """The correction with a process over rows: their inputs, and log(measured / closed form) [N]."""
+    keep = np.unique(np.linspace(0, len(target) - 1, min(len(target), _PROCESS_ROWS)).astype(int))
+    x = _standardised(residual, inputs.rows(keep))
+    rows = Examples(x, np.zeros(len(x)), np.clip(target[keep], -BOUND, BOUND))
+    some = np.random.default_rng(0).permutation(len(rows))[:_HYPER_ROWS]
+    hyper = gaussian_process.fit_hyper(gaussian_process.start_hyper(x.shape[1]), [rows.rows(some)], _HYPER_STEPS)
+    return dataclasses.replace(residual, process=gaussian_process.learn(hyper, rows)[0])
+
+
+def best_shares(target: np.ndarray, networks: np.ndarray, process: np.ndarray) -> tuple[float, float]:
+    """How much of either word to take: the shares, together at most one, that leave held-out `target` [N] the least mean absolute error.
+
+    The process is heard only where that helps by more than `_WORTH_IT`: the networks' word is smoother between the rows and beyond them.
+    """
+    quarters = np.linspace(0.0, 1.0, 5)
+    pairs = [(one, other) for one in quarters for other in quarters if one + other <= 1]
+    errors = {pair: np.abs(target - pair[0] * networks - pair[1] * process).mean() for pair in pairs}
+    alone = min((pair for pair in pairs if pair[1] == 0), key=errors.__getitem__)
+    both = min(pairs, key=errors.__getitem__)
+    one, other = both if errors[both] < (1 - _WORTH_IT) * errors[alone] else alone
+    return float(one), float(other)

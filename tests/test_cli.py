@@ -229,7 +229,7 @@ def test_a_datasheet_model_is_the_roofline_and_says_so(run, rows, tmp_path):
 
 
 def test_fit_then_show_then_predict(run, measured, rows, tmp_path):
-    status, out, _ = run("fit", rows(measured, "measured.csv"), "--device", "v100", "--out", tmp_path / "model")
+    status, out, _ = run("fit", rows(measured, "measured.csv"), "--device", "v100", "--prior", "none", "--out", tmp_path / "model")
     assert status == 0
     assert "gemm" in out
     status, out, _ = run("show", tmp_path / "model")
@@ -298,14 +298,14 @@ def test_fit_refuses_files_and_names(refused, rows, measured, tmp_path):
     assert "cannot read" in refused("fit", damaged, "--device", "v100", "--out", out)
     assert "did you mean" in refused("fit", path, "--device", "v1000", "--out", out)
     assert "--device" in refused("fit", path, "--out", out)
-    assert "no prior named" in refused("fit", path, "--device", "v100", "--prior", "everything", "--out", out)
+    assert "unknown prior" in refused("fit", path, "--device", "v100", "--prior", "everything", "--out", out)
     (tmp_path / "file").write_text("")
     assert "cannot write" in refused("fit", path, "--device", "v100", "--out", tmp_path / "file" / "model")
 
 
 def test_models_that_cannot_be_read(refused, run, rows, tmp_path):
     table, out = rows(GEMMS), tmp_path / "out.csv"
-    assert run("fit", "--device", "v100", "--out", tmp_path / "model")[0] == 0
+    assert run("fit", "--device", "v100", "--prior", "none", "--out", tmp_path / "model")[0] == 0
     path = tmp_path / "model" / "model.json"
     whole = path.read_text()
 
@@ -418,7 +418,7 @@ def test_a_cut_off_program_file_is_refused(run, refused, tmp_path):
 
 
 def test_a_folder_of_the_demo_names_the_model_in_it(run, refused, rows, tmp_path):
-    assert run("fit", "--device", "v100", "--out", tmp_path / "demo" / "model")[0] == 0
+    assert run("fit", "--device", "v100", "--prior", "none", "--out", tmp_path / "demo" / "model")[0] == 0
     for arguments in (["show", tmp_path / "demo"], ["ops", rows(GEMMS), "--model", tmp_path / "demo", "--out", tmp_path / "out.csv"]):
         assert f"holds no model.json; did you mean {tmp_path / 'demo' / 'model'}?" in refused(*arguments)
 

@@ -259,7 +259,7 @@ def test_a_plan_beats_as_much_measuring_at_random() -> None:
 def test_a_plan_not_filled_in_is_refused() -> None:
     table = plan(V100, 30.0, ops=OPS).table
     with pytest.raises(InputError, match=f"{len(table)} rows are not measured yet; fill in their time_s") as error:
-        fit(table, V100)
+        fit(table, V100, prior="none")
     assert "\n" not in str(error.value)
 
 
@@ -269,7 +269,7 @@ def test_a_time_missing_elsewhere_is_still_a_slip() -> None:
     other = timed(gemms(5)).assign(device=V100.id)
     other.loc[2, "time_s"] = np.nan
     with pytest.raises(InputError, match=f"row {len(table) + 3} has"):
-        fit(pd.concat([table, other], ignore_index=True), V100)
+        fit(pd.concat([table, other], ignore_index=True), V100, prior="none")
 
 
 def test_40_chosen_rows_of_a_real_v100_are_as_good_as_40_at_random(data_dir: Path) -> None:

@@ -34,7 +34,7 @@ def made_up_rows(n: int = 60, seed: int = 0) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def fitted() -> tuple[PerfModel, FitReport]:
-    return fit(made_up_rows(), V100)
+    return fit(made_up_rows(), V100, prior="none")
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def calibration(tmp_path_factory):
         {"op": "add", "dtype": "fp32", "rows": rows_, "cols": cols, "time_s": truth * rng.lognormal(0, 0.02, 120), "noise": 0.02}
     )
     folder = tmp_path_factory.mktemp("model")
-    model, _ = fit(rows, load_device("v100_pcie_32g"))
+    model, _ = fit(rows, load_device("v100_pcie_32g"), prior="none")
     model.save(folder)
     write_table(rows, folder / "ops.csv")
     return model, folder

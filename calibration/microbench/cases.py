@@ -26,6 +26,7 @@ _MOST_COPIES = 12
 _RESULT_BYTES = 24e6  # of one call together: below what the allocator hands back to the operating system
 _SPREADS = (0.0, 16e6, 96e6, 250e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
 _LARGEST_SPREAD_BYTES = 2e9
+_COLD_TABLE_BYTES = 5e7
 _SHARED_BYTES = 2.4e8  # of the tables of one call together
 _MOST_ARRAYS = 256  # of all sets together: placing each costs 0.1 to 0.2 ms
 _NUMBERS = 2**20  # distinct random numbers
@@ -72,7 +73,8 @@ def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhea
     found = {}
     for at, u in enumerate(points(family, count, seed)):
         program = family.build(u)
-        spread = _SPREADS[at % len(_SPREADS)]
+        # in a step, rows of a table larger than the caches come back after many batches
+        spread = _SPREADS[-1] if program.shared_bytes() > _COLD_TABLE_BYTES else _SPREADS[at % len(_SPREADS)]
         key = f"{program.name} spread {spread:g}"
         if key not in found:
             found[key] = _case(program, key, spread, overhead)

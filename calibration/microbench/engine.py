@@ -128,8 +128,8 @@ def merge_passes(rows: Sequence[Row]) -> list[Row]:
 
     Every time is freed of what all cases shared while it was measured (`slowness_of`). Of a case's passes those within `ALIKE` of the
     least are alike and their (geometric) median is its `time_s`; the others were disturbed. Adds `passes`, the number of passes that
-    succeeded, and `noise`, |log(one / the other)| of the lowest two, None after a single one. The row is otherwise that of the least time. A case
-    that never succeeded keeps a row with its `error`.
+    succeeded, and `noise`, |log(one / the other)| of the lowest two, None after a single one. The row is otherwise that of the least
+    time. A case that never succeeded keeps a row with its `error`.
     """
     slowness = slowness_of(rows)
     by_key: dict[str, list[Row]] = {}
@@ -152,16 +152,18 @@ def merge_passes(rows: Sequence[Row]) -> list[Row]:
 def slowness_of(rows: Sequence[Row]) -> np.ndarray:
     """Log of how much slower the machine was when each row was measured than when it was left alone [rows].
 
-    Neighbours on a shared machine slow it for minutes. With log time = case + stretch of `STRETCH_ROWS` rows in a row + noise, cases that were
-    measured in several stretches tell the stretches apart; medians in turns (Tukey's median polish) find both, whatever single rows do. The
-    quiet machine is the tenth percentile of the stretches. All zero for less than three stretches.
+    Neighbours on a shared machine slow it for minutes. With log time = case + stretch of `STRETCH_ROWS` rows in a row + noise, cases that
+    were measured in several stretches tell the stretches apart; medians in turns (Tukey's median polish) find both, whatever single rows
+    do. The quiet machine is the tenth percentile of the stretches. All zero for less than three stretches.
     """
     usable = np.array(["error" not in row and not row["unreliable"] for row in rows], bool)
     stretch = np.arange(len(rows)) // STRETCH_ROWS
     if len(rows) < 3 * STRETCH_ROWS:
         return np.zeros(len(rows))
     stretch = np.minimum(stretch, len(rows) // STRETCH_ROWS - 1)  # what is left over belongs to the last one
-    frame = pd.DataFrame({"case": [row["key"] for row in rows], "stretch": stretch, "log_s": [math.log(row["time_s"] or 1.0) for row in rows]})
+    frame = pd.DataFrame(
+        {"case": [row["key"] for row in rows], "stretch": stretch, "log_s": [math.log(row["time_s"] or 1.0) for row in rows]}
+    )
     told = frame[usable]
     told = told[told.groupby("case")["log_s"].transform("size") > 1]
     effect = pd.Series(0.0, index=range(stretch[-1] + 1))

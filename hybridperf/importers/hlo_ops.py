@@ -162,7 +162,7 @@ def _gemm(instruction: Instruction, operands: list[Shape]) -> Op:
         "transposed_a": _contracts_outside(lhs, instruction.dims("lhs_contracting_dims"), instruction.dims("lhs_batch_dims")),
         "transposed_b": not _contracts_outside(rhs, instruction.dims("rhs_contracting_dims"), instruction.dims("rhs_batch_dims")),
     }
-    flags = {name: float(flag and min(m, n, k) > 1) for name, flag in stored.items()}
+    flags: dict[str, Any] = {name: float(flag and min(m, n, k) > 1) for name, flag in stored.items()}
     return Gemm(lhs.dtype, m=m, n=n, k=k, **flags) if batch == 1 else BatchedGemm(lhs.dtype, batch=batch, m=m, n=n, k=k, **flags)
 
 

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, Unit
@@ -27,8 +28,16 @@ GROUPS = (
     "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution", "elementwise", "strided_loop",
     "reduction", "window_reduction", "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy",
     "gather", "pooled_gather", "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
-    "grouped_convolution", "padded_library_reduction",
+    "grouped_convolution", "padded_library_reduction", "prefill_attention", "decode_attention", "encoder_attention", "moe", "quantise",
 )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """What an op's own inputs may know of a GPU. Ratios of rates are left out on purpose: with few devices they are learned by heart."""
+
+    sm_count: float  # multiprocessors: blocks that run at once, one each
+    l2_bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +49,9 @@ class Op(abc.ABC):
     optional: ClassVar[Mapping[str, float]] = {}  # columns a table may lack, with the value meant then
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
     zero_allowed: ClassVar[frozenset[str]] = frozenset()  # dimensions that may be zero
+    text: ClassVar[Mapping[str, str]] = {}  # fields that hold words which change the work, with what an empty cell means
+    words: ClassVar[Mapping[str, float]] = {}  # words that tables write where a flag of ours is a number
+    implied: ClassVar[Mapping[str, tuple[str, Mapping[str, float]]]] = {}  # optional dimension: (label, part of its text -> value)
 
     dtype: str
 
@@ -50,6 +62,41 @@ class Op(abc.ABC):
     def shape(self) -> dict[str, Any]:
         """What a learned correction may know of the op beside its work: logs of sizes, how they fill vectors and tiles, flags."""
         return {}
+
+    def blocks(self) -> Any:
+        """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing."""
+        return 0.0
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        """What a correction learned across GPUs sees of the op beside its place on the roofline, float64.
+
+        Names are the same for every row of a class. Those that start with `log2_` are sizes, for which distance from what was seen
+        counts; the others say how sizes fill tiles and waves, or are flags.
+        """
+        work = self.work()
+        sizes = {name: getattr(self, name) for name in self.dimensions()}
+        counts = {"flops": work.flops, "bytes": work.bytes, "transcendentals": work.transcendentals}
+        return {
+            **log_sizes_base2(**(sizes | counts)),
+            "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
+        }
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A text field's value as we write it; `InputError` for one that says nothing to this op."""
+        del name, dtype
+        return value
+
+    @classmethod
+    def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
+        """The number format that multiplies: the one whose peak counts."""
+        del text
+        return dtype
+
+    @property
+    def peak_dtype(self) -> str:
+        """`arithmetic_dtype` of this op."""
+        return self.arithmetic_dtype(self.dtype, {name: getattr(self, name) for name in self.text})
 
     @property
     def element_bytes(self) -> float:
@@ -77,6 +124,21 @@ def tails(multiple: int, **sizes: Any) -> dict[str, Any]:
         counted = np.maximum(np.asarray(size, np.float64), 1.0)
         out[f"tail{multiple}_{name}"] = np.log2(np.ceil(counted / multiple) * multiple / counted)
     return out
+
+
+def log_sizes_base2(**sizes: Any) -> dict[str, Any]:
+    """`log2(1 + size)` of each size as an input that counts as a size."""
+    return {f"log2_{name}": np.log2(1.0 + np.asarray(size, np.float64)) for name, size in sizes.items()}
+
+
+def log2_ratio(amount: Any, of: Any) -> Any:
+    """log2(amount / of), both kept from zero."""
+    return np.log2(np.maximum(np.asarray(amount, np.float64), 1e-9) / np.maximum(of, 1e-9))
+
+
+def array_module(*values: Any) -> Any:
+    """NumPy for numbers and columns, jax.numpy as soon as one of them is JAX's."""
+    return np if all(isinstance(value, float | int | np.ndarray | np.generic) for value in values) else jnp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +178,10 @@ def op_by_name(name: str) -> tuple[type[Op], dict[str, Any]]:
 
 
 def columns(op: Op) -> dict[str, Any]:
-    """One op as a row of a measurement table: its name, dtype and dimensions."""
+    """One op as a row of a measurement table: its name, dtype, dimensions, and text that is not what an empty cell means."""
     for name, (cls, fixed) in _BY_NAME.items():
         if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
             dims = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
-            return {"op": name, "dtype": op.dtype, **dims}
+            text = {key: getattr(op, key) for key, empty in cls.text.items() if key not in fixed and getattr(op, key) != empty}
+            return {"op": name, "dtype": op.dtype, **dims, **text}
     raise ValueError(f"{type(op).__name__} is not registered under any name")

@@ -8,20 +8,28 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hybridperf.hardware import Unit
-from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
+from hybridperf.io.errors import unknown
+from hybridperf.ops.base import GROUPS, Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
+from hybridperf.ops.tiles import product_inputs, tile_count
 from hybridperf.roofline import Work
+
+DIRECTIONS = ("fwd", "bwd_inputs", "bwd_params")
 
 
 @register("conv", "convolution")
 @dataclasses.dataclass(frozen=True)
 class Convolution(Op):
-    """NCHW sizes. `taps`: mean number of kernel positions that lie inside the image, kh * kw where nothing says otherwise."""
+    """NCHW sizes. `taps`: mean number of kernel positions that lie inside the image, kh * kw where nothing says otherwise.
+
+    Sizes are those of the forward pass whichever way the op goes.
+    """
 
     group: ClassVar[str] = "convolution"
     unit: ClassVar[Unit] = "matrix"
     optional: ClassVar = {"groups": 1.0, "taps": 0.0, "kw": 0.0, "w_in": 0.0, "w_out": 0.0}
-    synonyms: ClassVar = {"kernel_size": "kh"}
+    synonyms: ClassVar = {"kernel_size": "kh", "pass": "direction"}
+    text: ClassVar = {"direction": "fwd"}
     zero_allowed: ClassVar = frozenset({"taps", "kw", "w_in", "w_out"})
 
     batch: Any
@@ -35,6 +43,15 @@ class Convolution(Op):
     w_out: Any = 0.0  # 0: square, as h_out
     groups: Any = 1.0
     taps: Any = 0.0  # 0: kh * kw
+    direction: str = "fwd"  # one of DIRECTIONS: outputs from inputs, input gradients, or weight gradients
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A known direction."""
+        del name, dtype
+        if value not in DIRECTIONS:
+            raise unknown("pass", value, DIRECTIONS, f"a convolution's passes are {', '.join(DIRECTIONS)}")
+        return value
 
     def work(self) -> Work:
         kw = self.kw + (self.kw == 0) * self.kh
@@ -64,6 +81,45 @@ class Convolution(Op):
             "odd": self.c_in % 2.0,
             "outside": kernel / taps - 1.0,  # positions of the kernel that fall into the padding, or between dilated pixels
         }
+
+    def blocks(self) -> Any:
+        m, n, _ = self._as_product()
+        return self.groups * tile_count(m, n)
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        m, n, k = self._as_product()
+        kw = self.kw + (self.kw == 0) * self.kh
+        w_in, w_out = self.w_in + (self.w_in == 0) * self.h_in, self.w_out + (self.w_out == 0) * self.h_out
+        weights = self.kh * kw * self.c_in / self.groups * self.c_out
+        taps = self.taps + (self.taps == 0) * self.kh * kw
+        return {
+            **product_inputs(m, n, k, gpu, self.groups),
+            **log_sizes_base2(
+                batch=self.batch, c_in=self.c_in, c_out=self.c_out, pixels_in=self.h_in * w_in, pixels_out=self.h_out * w_out
+            ),
+            **log_sizes_base2(kernel=self.kh * kw, groups=self.groups, width=w_out),
+            "stride": log2_ratio(self.h_in * w_in, self.h_out * w_out) / 2,
+            "square_3": (np.asarray(self.kh) == 3) * (np.asarray(kw) == 3) * 1.0,  # what Winograd's transform is made for
+            "pointwise": (np.asarray(self.kh * kw) == 1) * 1.0,
+            "outside": self.kh * kw / taps - 1.0,
+            # a transform works on tiles of 4 x 4 outputs
+            **tails(4, height=self.h_out, width=w_out),
+            **tails(32, c_in=self.c_in, c_out=self.c_out),
+            "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
+            "log2_weights_per_l2": log2_ratio(weights * self.element_bytes, gpu.l2_bytes),
+            **{f"pass_{name}": float(self.direction == name) for name in DIRECTIONS},
+        }
+
+    def _as_product(self) -> tuple[Any, Any, Any]:
+        """(m, n, k) of the matrix product that each group's pass comes down to."""
+        kw = self.kw + (self.kw == 0) * self.kh
+        w_in, w_out = self.w_in + (self.w_in == 0) * self.h_in, self.w_out + (self.w_out == 0) * self.h_out
+        c_in, c_out, kernel = self.c_in / self.groups, self.c_out / self.groups, self.kh * kw
+        if self.direction == "bwd_inputs":
+            return self.batch * self.h_in * w_in, c_in, c_out * kernel
+        if self.direction == "bwd_params":
+            return c_out, c_in * kernel, self.batch * self.h_out * w_out
+        return self.batch * self.h_out * w_out, c_out, c_in * kernel
 
     def group_index(self) -> Any:
         """Libraries have no fast path for grouped convolutions: other knobs."""

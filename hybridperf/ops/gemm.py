@@ -2,21 +2,29 @@
 
 `transposed_a` = 1: A is stored as [k, m]; `transposed_b` = 1: B as [n, k] (weight and input gradients). A library that packs operands
 before multiplying reads such an A with a stride, element by element: on CPUs that can cost as much as the arithmetic.
+
+`quant` names a scheme of `quantise.py`: B holds weights in the scheme's format, A comes in and C goes out as the scheme says, and its
+number format multiplies. Empty: all three in the op's dtype.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hybridperf.hardware import Unit
-from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
+from hybridperf.ops.base import GROUPS, Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
+from hybridperf.ops.tiles import product_inputs, tile_count
 from hybridperf.roofline import Work
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
 PRODUCT_STEPS = 1000.0  # starting one product of a batch takes about as long as packing so many numbers (Eigen: 0.25 us to 0.25 ns)
+_BLAS_COLUMNS = {"ta": "transposed_a", "tb": "transposed_b"}
+_BLAS_WORDS = {"N": 0.0, "T": 1.0}
 
 
 @register("gemm", "matmul", bias=0.0)
@@ -29,6 +37,9 @@ class Gemm(Op):
     unit: ClassVar[Unit] = "matrix"
     optional: ClassVar = {"bias": 0.0, "transposed_a": 0.0, "transposed_b": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
+    synonyms: ClassVar = _BLAS_COLUMNS
+    words: ClassVar = _BLAS_WORDS
+    text: ClassVar = {"quant": ""}
 
     m: Any
     n: Any
@@ -36,10 +47,24 @@ class Gemm(Op):
     bias: Any = 0.0
     transposed_a: Any = 0.0
     transposed_b: Any = 0.0
+    quant: str = ""
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A known scheme."""
+        del name, dtype
+        return known_scheme(value)
+
+    @classmethod
+    def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
+        """The scheme's."""
+        return scheme_dtype(dtype, text["quant"])
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k
         moved = (m * k + k * n + m * n + self.bias * n) * self.element_bytes
+        if self.quant:
+            moved = _quantised_bytes(self) + self.bias * n * SCHEMES[self.quant].outgoing_bytes
         return Work(
             flops=FLOPS_PER_MULTIPLY_ADD * m * n * k + self.bias * m * n,
             bytes=moved,
@@ -53,12 +78,18 @@ class Gemm(Op):
     def shape(self) -> dict[str, Any]:
         return _product_shape(self)
 
+    def blocks(self) -> Any:
+        return tile_count(self.m, self.n)
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return {**_product_inputs(self, gpu), "bias": self.bias}
+
     def group_index(self) -> Any:
         """Products that pack an operand against its grain have knobs of their own."""
         return _by_packing(self.transposed_a, "gemm", "gemm_transposed")
 
 
-@register("bmm")
+@register("bmm", "mla_gen_pre", "mla_gen_post")  # the last two: latent attention's projections of one token per head
 @dataclasses.dataclass(frozen=True)
 class BatchedGemm(Op):
     """`batch` independent matrix products of one shape; a step is one number packed or written, as for one product."""
@@ -67,6 +98,9 @@ class BatchedGemm(Op):
     unit: ClassVar[Unit] = "matrix"
     optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
+    synonyms: ClassVar = _BLAS_COLUMNS
+    words: ClassVar = _BLAS_WORDS
+    text: ClassVar = {"quant": ""}
 
     batch: Any
     m: Any
@@ -74,10 +108,24 @@ class BatchedGemm(Op):
     k: Any
     transposed_a: Any = 0.0
     transposed_b: Any = 0.0
+    quant: str = ""
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A known scheme."""
+        del name, dtype
+        return known_scheme(value)
+
+    @classmethod
+    def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
+        """The scheme's."""
+        return scheme_dtype(dtype, text["quant"])
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k
         moved = self.batch * (m * k + k * n + m * n) * self.element_bytes
+        if self.quant:
+            moved = self.batch * _quantised_bytes(self)
         return Work(
             flops=FLOPS_PER_MULTIPLY_ADD * self.batch * m * n * k,
             bytes=moved,
@@ -89,6 +137,12 @@ class BatchedGemm(Op):
 
     def shape(self) -> dict[str, Any]:
         return {**_product_shape(self), **log_sizes(batch=self.batch)}
+
+    def blocks(self) -> Any:
+        return self.batch * tile_count(self.m, self.n)
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return {**_product_inputs(self, gpu, self.batch), **log_sizes_base2(batch=self.batch)}
 
     def group_index(self) -> Any:
         """As for one product."""
@@ -105,6 +159,25 @@ def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Any]:
         **tails(64, **rows_and_columns),
         "transposed_a": op.transposed_a,
         "transposed_b": op.transposed_b,
+    }
+
+
+def _quantised_bytes(op: Gemm | BatchedGemm) -> Any:
+    """Bytes of one product under a scheme."""
+    scheme = SCHEMES[op.quant]
+    return op.m * op.k * scheme.activation_bytes + op.k * op.n * scheme.weight_bytes + op.m * op.n * scheme.outgoing_bytes
+
+
+def _product_inputs(op: Gemm | BatchedGemm, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:
+    weight_bytes = SCHEMES[op.quant].weight_bytes if op.quant else op.element_bytes
+    return {
+        **product_inputs(op.m, op.n, op.k, gpu, batch),
+        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
+        "log2_weights_per_l2": log2_ratio(batch * op.k * op.n * weight_bytes, gpu.l2_bytes),
+        "transposed_a": op.transposed_a,
+        "transposed_b": op.transposed_b,
+        "weight_bytes": weight_bytes,
+        **scheme_flags(op.quant),
     }
 
 

@@ -12,8 +12,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
+from hybridperf.ops.base import GROUPS, Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.tiles import aligned, wave_inputs
 from hybridperf.roofline import Work
+
+BLOCK_ELEMENTS = 1024.0  # elements that one thread block of a GPU loop takes
 
 # name: (tensors read, flops, transcendentals) per element; `...u` has a scalar as second operand, as in NeuSight's tables
 _ELEMENTWISE = {
@@ -21,6 +24,8 @@ _ELEMENTWISE = {
     "addu": (1, 1, 0), "mulu": (1, 1, 0), "divu": (1, 1, 0), "powu": (1, 0, 1),
     "relu": (1, 1, 0), "gelu": (1, 8, 1), "tanh": (1, 0, 1), "exp": (1, 0, 1), "log": (1, 0, 1), "sqrt": (1, 0, 1),
     "sigmoid": (1, 2, 1), "cast": (1, 0, 0),
+    "silu_mul": (2, 4, 1),  # x * sigmoid(x) * y: exponential, sum, quotient, two products
+    "rope": (1, 3, 0),  # a pair turned by an angle: two products and a sum for each of its numbers
 }  # fmt: skip
 
 
@@ -41,6 +46,18 @@ class Elementwise(Op):
         each = {"flops_each": self.element_flops, "transcendentals_each": self.element_transcendentals}
         moved = {"read_each": self.inputs * self.element_bytes, "written_each": self.element_bytes}
         return {**log_sizes(elements=n, inner=self.cols, **each, **moved), **tails(16, inner=self.cols)}
+
+    def blocks(self) -> Any:
+        return self.rows * self.cols / BLOCK_ELEMENTS
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return {
+            **_matrix_inputs(self, gpu),
+            **wave_inputs("elements", self.blocks(), gpu),
+            "inputs": self.inputs,
+            "flops_each": self.element_flops,
+            "transcendentals_each": self.element_transcendentals,
+        }
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -135,6 +152,12 @@ class Reduction(Op):
     def shape(self) -> dict[str, Any]:
         return _matrix_shape(self)
 
+    def blocks(self) -> Any:
+        return self.rows
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return _matrix_inputs(self, gpu)
+
     def work(self) -> Work:
         moved = self.rows * (self.cols + 1) * self.element_bytes
         return Work(flops=self.rows * self.cols, bytes=moved, reuse_bytes=moved, steps=self.rows * self.cols)
@@ -152,6 +175,12 @@ class Softmax(Op):
 
     def shape(self) -> dict[str, Any]:
         return _matrix_shape(self)
+
+    def blocks(self) -> Any:
+        return self.rows
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return _matrix_inputs(self, gpu)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -173,11 +202,43 @@ class Norm(Op):
     def shape(self) -> dict[str, Any]:
         return _matrix_shape(self)
 
+    def blocks(self) -> Any:
+        return self.rows
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return _matrix_inputs(self, gpu)
+
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = 2 * (n + self.cols) * self.element_bytes
         # mean 1, difference 1, square and its sum 2, scaling by 1/sqrt 1, scale and shift 2
         return Work(flops=7 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows)
+
+
+@register("rmsnorm", "rms_norm")
+@dataclasses.dataclass(frozen=True)
+class RmsNorm(Op):
+    """x / sqrt(mean of squares) * scale over each row."""
+
+    group: ClassVar[str] = "norm"
+
+    rows: Any
+    cols: Any
+
+    def shape(self) -> dict[str, Any]:
+        return _matrix_shape(self)
+
+    def blocks(self) -> Any:
+        return self.rows
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return _matrix_inputs(self, gpu)
+
+    def work(self) -> Work:
+        n = self.rows * self.cols
+        moved = (2 * n + self.cols) * self.element_bytes
+        # square and its sum 2, division by the root 1, scale 1
+        return Work(flops=4 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows)
 
 
 @register("sort")
@@ -267,6 +328,18 @@ class OptimizerUpdate(Op):
 
 def _matrix_shape(op: Any) -> dict[str, Any]:
     return {**log_sizes(rows=op.rows, cols=op.cols), **tails(16, cols=op.cols)}
+
+
+def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
+    return {
+        **log_sizes_base2(rows=op.rows, cols=op.cols, elements=op.rows * op.cols),
+        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
+        **tails(32, cols=op.cols),  # lanes of a warp
+        **tails(128, cols=op.cols),
+        **tails(1024, cols=op.cols),  # threads of a block
+        "align_cols": aligned(op.cols, 16),  # vector loads
+        **wave_inputs("rows", op.rows, gpu),
+    }
 
 
 def _log2(x: Any) -> Any:

@@ -1,12 +1,14 @@
 """Rows of a measurement table -> ops, whole columns at a time.
 
-A table may hold rows of several ops; each row needs `op`, `dtype` and the dimensions of its op. Rows are grouped by op and dtype, so a
-group is one `Op` whose fields are columns, and its work one array per count.
+A table may hold rows of several ops; each row needs `op`, `dtype` and the dimensions of its op. Rows are grouped by op, dtype and the
+words that change the op's work (`Op.text`), so a group is one `Op` whose other fields are columns, and its work one array per count.
+Words that only say which implementation ran are carried along as labels.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -18,17 +20,20 @@ from hybridperf.roofline import Work
 
 LARGEST_SIZE = 1e13  # elements along one dimension; more is a slip, not a tensor
 LARGEST_WORK = 1e24  # flops or bytes of one op
+LABELS = ("framework", "version", "kernel", "algo")  # columns that name an implementation
 
 
 @dataclasses.dataclass(frozen=True)
 class OpRows:
-    """Rows of one op and dtype. R rows."""
+    """Rows of one op, dtype and text. R rows."""
 
     rows: np.ndarray  # int [R] positions in the table
     op: Op  # fields are columns [R]
     work: Work  # [R] each
     group: np.ndarray  # int32 [R] index into GROUPS
     peak_flops_per_s: float
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # object [R] of str each; empty where nothing is said
+    name: str = ""  # of the op, as the table has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +56,18 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
     parts = []
     names, dtypes = (frame[column].map(str, na_action=None).to_numpy(object) for column in ("op", "dtype"))  # "nan" where empty
     positions = pd.Series(np.arange(len(frame)))
+    labels = {label: _words(frame, [label] if label in frame.columns else []) for label in LABELS}
     for (name, dtype), rows in positions.groupby([names, dtypes], sort=False):
-        at = rows.to_numpy()
-        try:
-            part = _part(frame, at, str(name), str(dtype), device, problem)
-        except _MissingColumn:
-            raise
-        except InputError as error:
-            problem[at] = str(error)
-            continue
-        if len(part.rows):
-            parts.append(part)
+        for at, text in _by_text(frame, rows.to_numpy(), str(name), str(dtype), problem):
+            try:
+                part = _part(frame, at, str(name), str(dtype), text, device, labels, problem)
+            except _MissingColumn:
+                raise
+            except InputError as error:
+                problem[at] = str(error)
+                continue
+            if len(part.rows):
+                parts.append(part)
     if not parts:
         raise InputError(f"no row of the table can be read; the first one: {problem[0]}")
     return ParsedOps(parts, problem)
@@ -71,10 +77,62 @@ class _MissingColumn(InputError):
     pass
 
 
-def _part(frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, device: DeviceSpec, problem: np.ndarray) -> OpRows:
+def _by_text(
+    frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, problem: np.ndarray
+) -> Iterator[tuple[np.ndarray, dict[str, str]]]:
+    """Rows of one op name and dtype, apart by the words that change the work; words nobody knows go to `problem`."""
+    try:
+        cls, fixed = op_by_name(name)
+        dtype = canonical_dtype(dtype)
+    except InputError as error:
+        problem[at] = str(error)
+        return
+    meanings: dict[str, list[str]] = {}
+    kind = np.zeros(len(at), np.int64)  # of rows `at`: which combination of meanings
+    for field, empty in cls.text.items():
+        if field in fixed or not (given := _columns_for(frame, cls, field)):
+            continue
+        codes, words = pd.factorize(_words(frame, given, at))  # few words, many rows: read each word once
+        meant, wrong = np.full(len(words), empty, object), np.full(len(words), "", object)
+        for i, word in enumerate(words):
+            try:
+                meant[i] = cls.read_text(field, word or empty, dtype)
+            except InputError as error:
+                wrong[i] = f"{name}: {error}"
+        bad = wrong.astype(bool)[codes]
+        problem[at[bad]] = wrong[codes[bad]]
+        meant_codes, kinds = pd.factorize(meant)  # two words may mean the same
+        meanings[field] = list(map(str, kinds))
+        kind = (kind * len(kinds) + meant_codes[codes])[~bad]
+        at = at[~bad]
+    present, first, inverse = np.unique(kind, return_index=True, return_inverse=True)
+    order = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse, minlength=len(present)))[:-1]) if len(at) else []
+    defaults = {field: empty for field, empty in cls.text.items() if field not in fixed}
+    for which in np.argsort(first):
+        text, rest = {}, int(present[which])
+        for field, known in reversed(meanings.items()):
+            rest, here = divmod(rest, len(known))
+            text[field] = known[here]
+        yield at[order[which]], defaults | text
+
+
+def _words(frame: pd.DataFrame, given: list[str], at: np.ndarray | None = None) -> np.ndarray:
+    """Text of the first of some columns that says anything, object [rows]; empty where none does."""
+    words = np.full(len(frame) if at is None else len(at), "", object)
+    for name in given:
+        codes, values = pd.factorize(frame[name] if at is None else frame[name].iloc[at])  # -1 where a cell is empty
+        texts = np.array([*(str(value).strip() for value in values), ""], object)
+        words = np.where(words == "", texts[codes], words)
+    return words
+
+
+def _part(
+    frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, text: Mapping[str, str], device: DeviceSpec,
+    labels: Mapping[str, np.ndarray], problem: np.ndarray,
+) -> OpRows:  # fmt: skip
     cls, fixed = op_by_name(name)
     dtype = canonical_dtype(dtype)
-    peak = device.peak(dtype, cls.unit)
+    peak = device.peak(cls.arithmetic_dtype(dtype, text), cls.unit)
     columns = {}
     good = np.ones(len(at), bool)
     for dimension in cls.dimensions():
@@ -83,17 +141,17 @@ def _part(frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, device: De
         given = _columns_for(frame, cls, dimension)
         if not given:
             if dimension in cls.optional:
-                columns[dimension] = np.full(len(at), cls.optional[dimension])
+                columns[dimension] = _unsaid(cls, dimension, labels, at)
                 continue
             raise _MissingColumn(
                 f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}; the table has "
                 + ", ".join(map(str, frame.columns[:12]))
             )
-        values = pd.to_numeric(frame[given[0]].iloc[at], errors="coerce").to_numpy(np.float64)
+        values = _numbers(frame[given[0]].iloc[at], cls, dimension)
         for other in given[1:]:  # tables of two sources, one after the other, name the same dimension twice
-            values = np.where(np.isnan(values), pd.to_numeric(frame[other].iloc[at], errors="coerce").to_numpy(np.float64), values)
+            values = np.where(np.isnan(values), _numbers(frame[other].iloc[at], cls, dimension), values)
         if dimension in cls.optional:
-            values = np.where(np.isnan(values), cls.optional[dimension], values)
+            values = np.where(np.isnan(values), _unsaid(cls, dimension, labels, at), values)
         least = 0.0 if dimension in cls.zero_allowed else np.nextafter(0, 1)
         wrong = ~((values >= least) & (values <= LARGEST_SIZE))
         if wrong.any():
@@ -104,7 +162,7 @@ def _part(frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, device: De
                 )
             good &= ~wrong
         columns[dimension] = values
-    op = cls(dtype, **{key: value[good] for key, value in columns.items()}, **fixed)
+    op = cls(dtype, **{key: value[good] for key, value in columns.items()}, **fixed, **text)
     work = _columns_of(op.work(), int(good.sum()))
     if "reuse_bytes" in frame.columns:
         given = pd.to_numeric(frame["reuse_bytes"].iloc[at[good]], errors="coerce").to_numpy(np.float64)
@@ -112,9 +170,30 @@ def _part(frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, device: De
     absurd = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
     if absurd.any():
         problem[at[good][absurd]] = f"{name}: more than {LARGEST_WORK:g} flops or bytes in one op; check the sizes"
-        return _part(frame, at[good][~absurd], name, dtype, device, problem)
+        return _part(frame, at[good][~absurd], name, dtype, text, device, labels, problem)
     group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (int(good.sum()),))
-    return OpRows(at[good], op, work, group, peak)
+    return OpRows(at[good], op, work, group, peak, {label: words[at[good]] for label, words in labels.items()}, name)
+
+
+def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
+    """A column as numbers, float64; flags may be words. Not a number where it is neither."""
+    values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    if dimension in cls.zero_allowed and cls.words and np.isnan(values).any():
+        codes, given = pd.factorize(column)
+        meant = np.array([*(cls.words.get(str(word).strip(), np.nan) for word in given), np.nan])
+        values = np.where(np.isnan(values), meant[codes], values)
+    return values
+
+
+def _unsaid(cls: type[Op], dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray) -> np.ndarray:
+    """What an optional dimension is where its cell is empty: what a label implies, or its default."""
+    values = np.full(len(at), cls.optional[dimension])
+    if dimension in cls.implied:
+        label, meanings = cls.implied[dimension]
+        codes, words = pd.factorize(labels[label][at])
+        for part, value in meanings.items():
+            values = np.where(np.array([part in word for word in words])[codes], value, values)
+    return values
 
 
 def _columns_for(frame: pd.DataFrame, cls: type[Op], dimension: str) -> list[str]:

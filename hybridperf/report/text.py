@@ -238,7 +238,7 @@ def _within(half_width: float | None) -> str:
 
 
 def _learned(report: GroupReport) -> str:
-    return "-" if report.residual is None else _whole_percent(report.residual.share)
+    return "-" if report.residual is None else _whole_percent(report.residual.learned)
 
 
 def _held(loaded: PerfModel, level: str) -> str:

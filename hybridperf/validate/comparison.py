@@ -45,7 +45,8 @@ class StepComparison:
         """Everything above as plain data."""
         step, p = self.measured, self.predicted
         return {
-            "name": step.name, "config": dict(step.config), "measured_s": step.time_s, "measured_least_s": step.least_s, "measured_median_s": step.median_s,
+            "name": step.name, "config": dict(step.config), "measured_s": step.time_s, "measured_least_s": step.least_s,
+            "measured_median_s": step.median_s,
             "repeats": step.repeats, "noise": step.noise, "cpu_share": step.cpu_share, "predicted_s": p.time_s, "low_s": p.low_s,
             "high_s": p.high_s, "roofline_s": p.roofline_s, "error": self.error, "inside": self.inside,
             "roofline_error": self.roofline_error, "flops": p.workload.flops, "notes": list(p.notes),

@@ -24,8 +24,9 @@ from scipy.stats import binom
 
 from hybridperf.calibrate import COVERAGE, LEAST_ROWS_FOR_INTERVAL, fit
 from hybridperf.io import InputError, read_tables, write_json, write_table
-from hybridperf.measurements import FOLDS, MeasuredOps, deal_folds, read_measurements
+from hybridperf.measurements import FOLDS, MeasuredOps, deal_folds, read_measurements, usable_rows
 from hybridperf.model import PerfModel
+from hybridperf.prior.shipped import NO_PRIOR
 from hybridperf.report import text
 
 SUMMARY_SCHEMA_VERSION = 1
@@ -42,8 +43,8 @@ def run(model: PerfModel, folder: Path, out: str | os.PathLike, say: Callable[[s
     if not files:
         raise InputError(f"{folder} holds no {' or '.join(ROW_FILES)}; expected the folder that `hybridperf calibrate` made")
     rows = read_tables(files)
-    _, report = fit(rows, model.device)
-    data, _ = read_measurements(rows, model.device)
+    _, report = fit(rows, model.device, prior=NO_PRIOR)
+    data = read_measurements(usable_rows(rows, model.device)[0], model.device)
     held_out = report.held_out.assign(trees_s=_trees(data, say))
     table = compare(held_out)
     coverage = covered(held_out)

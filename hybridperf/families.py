@@ -1,0 +1,168 @@
+"""Families of ops that one prior serves across GPUs, and which implementation of an op a row was measured on.
+
+A family is a set of op groups whose times err alike. Inside it a slot names an implementation: op, framework, number format, quantisation,
+cache format, direction; each slot has knobs of its own. A row that does not say its framework is of the slot without one where the prior
+has met that, else of the slot most often met with the rest of its words: `defaults` says which, and predictions say so in their `note`.
+
+What a row may tell the networks beside the op's own inputs are flags, `framework=vllm`, `kernel=...`; words the prior never met are
+silent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io import InputError
+from hybridperf.ops import GROUPS, Gpu, columns, op_by_name, op_names
+from hybridperf.ops.table import OpRows
+from hybridperf.prior import FamilyRows
+from hybridperf.residual import Inputs
+
+_SINGLE = ("fp32", "tf32", "fp64")
+_FAMILY = {
+    "gemm": "matmul", "gemm_transposed": "matmul", "batched_gemm": "matmul", "batched_gemm_transposed": "matmul",
+    "prefill_attention": "prefill_attention", "decode_attention": "decode_attention", "encoder_attention": "encoder_attention",
+    "moe": "moe", "convolution": "convolution", "grouped_convolution": "convolution", "elementwise": "elementwise",
+    "softmax": "softmax", "norm": "norm", "gather": "gather", "quantise": "quantise",
+}  # fmt: skip
+FAMILIES = (*dict.fromkeys(_FAMILY.values()), "matmul_fp32")
+_NOT_AN_IMPLEMENTATION = frozenset({"distribution"})  # text of an op that its own inputs already hold as numbers
+_FLAGS = ("framework", "kernel", "algo")
+_NOT_A_SPELLING = frozenset({"mla_gen_pre", "mla_gen_post"})  # batched products by other kernels: not the `bmm` that they are counted as
+_FRAMEWORK = 1  # its place in a slot's words
+_SEPARATOR = "|"
+
+
+def family_of(group: str, dtype: str) -> str | None:
+    """The family of an op in a number format; None where no prior knows its group. Single precision runs on other units, without launch graphs: its own."""
+    family = _FAMILY.get(group)
+    return "matmul_fp32" if family == "matmul" and dtype in _SINGLE else family
+
+
+def groups_of(family: str) -> list[str]:
+    """Groups of ops that a family prices."""
+    return [group for group, of in _FAMILY.items() if of == family.removesuffix("_fp32")]
+
+
+def by_family(part: OpRows) -> Iterator[tuple[str, np.ndarray]]:
+    """(family, mask [R]) of the rows of a part; an empty name where no prior knows their group."""
+    named = np.array([family_of(GROUPS[g], part.op.dtype) or "" for g in np.unique(part.group)], object)
+    of_row = named[np.searchsorted(np.unique(part.group), part.group)]
+    for family in dict.fromkeys(named):
+        yield family, of_row == family
+
+
+def gpu_of(device: DeviceSpec) -> Gpu | None:
+    """What the ops' inputs need of a GPU; None where the facts do not hold it, or the device is none."""
+    if device.kind != "gpu" or device.multiprocessors is None or device.l2_bytes is None:
+        return None
+    return Gpu(float(device.multiprocessors), float(device.l2_bytes))
+
+
+def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRows:
+    """Rows `keep` (a mask [R]) of a part as the prior sees them."""
+    gpu = gpu_of(device)
+    if gpu is None:
+        raise InputError(
+            f"the number of multiprocessors or the L2 size of {device.id} is not known; give them in a device file, or --prior none"
+        )
+    n = len(part.rows)
+
+    def column(values: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values, np.float64), (n,))[keep]  # of a single op they are numbers
+
+    own = {name: np.broadcast_to(np.asarray(value, np.float64), (n,)) for name, value in part.op.gpu_inputs(gpu).items()}
+    flags = _flags(part, n)
+    values = np.stack([*own.values(), *flags.values()], 1)
+    return FamilyRows(
+        flops=column(part.work.flops),
+        bytes=column(part.work.bytes),
+        blocks=column(part.op.blocks()),
+        peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
+        memory_bytes_per_s=device.memory_bytes_per_s,
+        sm_count=gpu.sm_count,
+        slot=_slots(part, n)[keep],
+        inputs=Inputs((*own, *flags), values[keep]),
+        sizes=tuple(name for name in own if name.startswith("log2_")),
+    )
+
+
+def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
+    """(rows whose slot is one of `known` where that can be told, what was assumed [N], empty where nothing was).
+
+    `known`: slots in order of how often they were met. A slot that only spells its op another way is the known one; a row without a
+    framework is taken for the slot that differs in nothing else.
+    """
+    taken = {slot: slot if slot in known else _stands_for(slot, known) for slot in dict.fromkeys(rows.slot)}
+    slots, assumed = rows.slot.copy(), np.full(len(rows), "", object)
+    for slot, other in taken.items():
+        here = rows.slot == slot
+        slots[here] = other
+        if (framework := other.split(_SEPARATOR)[_FRAMEWORK]) != slot.split(_SEPARATOR)[_FRAMEWORK]:
+            assumed[here] = f"no framework given: taken for {framework}"
+    return _flagged(dataclasses.replace(rows, slot=slots), rows.slot), assumed
+
+
+def _stands_for(slot: str, known: Sequence[str]) -> str:
+    """The known slot that a slot means: under its own name before another, without framework before one; itself where there is none."""
+    name, framework, *rest = slot.split(_SEPARATOR)
+
+    def fits(other: str) -> bool:
+        its_name, its_framework, *its_rest = other.split(_SEPARATOR)
+        return its_rest == rest and framework in ("", its_framework) and _same_op(name, its_name)
+
+    def distance(other: str) -> list[bool]:
+        return [ours != theirs for ours, theirs in zip((name, framework), other.split(_SEPARATOR), strict=False)]
+
+    return min(filter(fits, known), key=distance, default=slot)
+
+
+def _same_op(name: str, other: str) -> bool:
+    """Whether two names of tables are one op in two spellings."""
+    if name == other:
+        return True
+    names = {name, other}
+    return not names & _NOT_A_SPELLING and names <= {*op_names()} and op_by_name(name) == op_by_name(other)
+
+
+def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
+    """The flags of op and framework as the slots have them now, where they were others `before` [N]."""
+    values, names = rows.inputs.values.copy(), list(rows.inputs.names)
+    for slot in dict.fromkeys(rows.slot[rows.slot != before]):
+        here = (rows.slot == slot) & (before != slot)
+        for at, label in enumerate(("op", "framework")):
+            if not (word := slot.split(_SEPARATOR)[at]):
+                continue
+            if (name := f"{label}={word}") not in names:
+                names.append(name)
+                values = np.concatenate([values, np.zeros((len(values), 1))], 1)
+            of_label = [i for i, one in enumerate(names) if one.startswith(f"{label}=")]
+            values[np.ix_(here, of_label)] = 0.0
+            values[here, names.index(name)] = 1.0
+    return dataclasses.replace(rows, inputs=Inputs(tuple(names), values))
+
+
+def _slots(part: OpRows, n: int) -> np.ndarray:
+    name = part.name or columns(part.op)["op"]
+    text = [str(getattr(part.op, field)) for field in part.op.text if field not in _NOT_AN_IMPLEMENTATION]
+    framework = part.labels.get("framework", np.full(n, "", object))
+    slots = np.empty(n, object)
+    for word in dict.fromkeys(framework):
+        slots[framework == word] = _SEPARATOR.join([name, word, part.op.dtype, *text])
+    return slots
+
+
+def _flags(part: OpRows, n: int) -> Mapping[str, np.ndarray]:
+    """One number of 0 or 1 for each word that a row carries."""
+    words = {label: part.labels[label] for label in _FLAGS if label in part.labels}
+    words["op"] = np.full(n, part.name or columns(part.op)["op"], object)
+    words["dtype"] = np.full(n, part.op.dtype, object)
+    words |= {field: np.full(n, str(getattr(part.op, field)), object) for field in part.op.text if field not in _NOT_AN_IMPLEMENTATION}
+    return {
+        f"{label}={word}": (values == word).astype(np.float64) for label, values in words.items() for word in dict.fromkeys(values) if word
+    }

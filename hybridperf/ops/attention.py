@@ -1,0 +1,269 @@
+"""Attention as one fused kernel: scores, softmax and weighted values of batch x heads, never written to memory.
+
+Each query looks at P keys: 2 P d multiply-adds for its scores and as many for the values, 4 P d flops, and P exponentials. Causal: query
+i of a prompt sees itself and what came before; a window of W: at most the last W of those. `kv_heads` < heads: so many heads share one
+set of keys and values (grouped queries).
+
+Queries and results are 16-bit numbers between ops even where fp8 multiplies (they are narrowed inside); keys and values in the cache are
+`kv_dtype`. `kv_heads` = 0 means as many as heads, `window` = 0 none, `kv_len` = 0 just the prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
+from hybridperf.ops.base import Gpu, Op, array_module, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.quantise import WIDE_BYTES
+from hybridperf.ops.tiles import aligned, wave_inputs
+from hybridperf.roofline import Work
+
+FLOPS_PER_SCORE = 4.0  # per query, key and element of a head: multiply and add, once for the score and once for the value
+QUERY_TILE = 128.0  # queries of one head that a thread block takes
+_HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded or fall back
+_TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
+
+
+@register("context_attention", "prefill_attention")
+@dataclasses.dataclass(frozen=True)
+class PrefillAttention(Op):
+    """A prompt's attention: `q_len` new tokens of each sequence, the last of `kv_len`; new keys and values go into the cache."""
+
+    group: ClassVar[str] = "prefill_attention"
+    unit: ClassVar[Unit] = "matrix"
+    optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "kv_len": 0.0, "causal": 1.0}
+    zero_allowed: ClassVar = frozenset(optional)
+    text: ClassVar = {"kv_dtype": ""}
+    words: ClassVar = _TRUE_WORDS
+
+    batch: Any
+    q_len: Any
+    heads: Any
+    head_dim: Any
+    kv_heads: Any = 0.0
+    window: Any = 0.0
+    kv_len: Any = 0.0
+    causal: Any = 1.0
+    kv_dtype: str = ""  # empty: as the op's dtype
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A number format; empty where it is the op's."""
+        return _cache_dtype(value, dtype)
+
+    def work(self) -> Work:
+        kv_heads, window, kv_len = _kv_heads(self), self._window(), self._kv_len()
+        scores = self.batch * self.heads * self.q_len * self._keys()
+        wide, cached = _wide_bytes(self), _cache_bytes(self)
+        minimum = array_module(window, kv_len, self.q_len).minimum
+        before = minimum(kv_len - self.q_len, window)  # of the prompt's past, what the first query still sees
+        queries = 2 * self.heads * self.q_len * wide  # read, and results written
+        keys = 2 * kv_heads * (self.q_len * (wide + cached) + before * cached)  # new ones read and put into the cache, old ones read
+        moved = self.batch * self.head_dim * (queries + keys)
+        return Work(flops=FLOPS_PER_SCORE * scores * self.head_dim, transcendentals=scores, bytes=moved, reuse_bytes=moved)
+
+    def _kv_len(self) -> Any:
+        maximum = array_module(self.kv_len, self.q_len).maximum
+        return maximum(self.kv_len, self.q_len)
+
+    def _window(self) -> Any:
+        """Keys that a query sees at most."""
+        kv_len = self._kv_len()
+        minimum = array_module(self.window, kv_len).minimum
+        return minimum(self.window + (self.window == 0) * kv_len, kv_len)
+
+    def _keys(self) -> Any:
+        """Keys that a query sees, mean over a prompt's queries.
+
+        Causal: query i = 1..q sees min(p + i, W) of p tokens before the prompt and i of it. The first a = clip(W - p, 0, q) queries
+        are not cut: sum = a p + a (a + 1) / 2 + (q - a) W.
+        """
+        q, window, before = self.q_len, self._window(), self._kv_len() - self.q_len
+        module = array_module(q, window, before)
+        uncut = module.clip(window - before, 0.0, q)
+        seen = uncut * before + uncut * (uncut + 1.0) / 2.0 + (q - uncut) * window
+        is_causal = (self.causal > 0) * 1.0
+        return is_causal * seen / q + (1.0 - is_causal) * window
+
+    def shape(self) -> dict[str, Any]:
+        return log_sizes(batch=self.batch, queries=self.q_len, keys=self._keys(), heads=self.heads, head_size=self.head_dim)
+
+    def blocks(self) -> Any:
+        return self.batch * self.heads * np.ceil(np.asarray(self.q_len, np.float64) / QUERY_TILE)
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        window, kv_len = np.asarray(self._window(), np.float64), np.asarray(self._kv_len(), np.float64)
+        return {
+            **_prompt_inputs(self, gpu),
+            **log_sizes_base2(kv_len=kv_len, kv_heads=_kv_heads(self), group=self.heads / _kv_heads(self), keys=self._keys()),
+            "causal": (np.asarray(self.causal) > 0) * 1.0,
+            "windowed": (window < kv_len) * 1.0,
+            "window_share": log2_ratio(window, kv_len),
+            "window_given": (np.asarray(self.window) > 0) * 1.0,  # another kernel, even where the window cuts nothing off
+            "has_past": (kv_len > np.asarray(self.q_len)) * 1.0,
+            "multi_query": (np.asarray(_kv_heads(self)) == 1) * 1.0,
+            "all_heads": (np.asarray(_kv_heads(self)) == np.asarray(self.heads)) * 1.0,
+            "kv_bytes": _cache_bytes(self),
+            "narrow": float(self.element_bytes < WIDE_BYTES),
+        }
+
+
+@register("encoder_attention")
+@dataclasses.dataclass(frozen=True)
+class EncoderAttention(Op):
+    """Every token sees every token of its sequence; nothing is kept in a cache."""
+
+    group: ClassVar[str] = "encoder_attention"
+    unit: ClassVar[Unit] = "matrix"
+    optional: ClassVar = {"kv_heads": 0.0}
+    zero_allowed: ClassVar = frozenset(optional)
+    text: ClassVar = {"kv_dtype": ""}
+
+    batch: Any
+    q_len: Any
+    heads: Any
+    head_dim: Any
+    kv_heads: Any = 0.0
+    kv_dtype: str = ""
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A number format; empty where it is the op's."""
+        return _cache_dtype(value, dtype)
+
+    def work(self) -> Work:
+        scores = self.batch * self.heads * self.q_len * self.q_len
+        tensors = 2 * self.heads * _wide_bytes(self) + 2 * _kv_heads(self) * _cache_bytes(self)
+        moved = self.batch * self.q_len * self.head_dim * tensors
+        return Work(flops=FLOPS_PER_SCORE * scores * self.head_dim, transcendentals=scores, bytes=moved, reuse_bytes=moved)
+
+    def shape(self) -> dict[str, Any]:
+        return log_sizes(batch=self.batch, queries=self.q_len, heads=self.heads, head_size=self.head_dim)
+
+    def blocks(self) -> Any:
+        return self.batch * self.heads * np.ceil(np.asarray(self.q_len, np.float64) / QUERY_TILE)
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        return {
+            **_prompt_inputs(self, gpu),
+            **log_sizes_base2(kv_heads=_kv_heads(self)),
+            "all_heads": (np.asarray(_kv_heads(self)) == np.asarray(self.heads)) * 1.0,
+            "kv_bytes": _cache_bytes(self),
+        }
+
+
+@register("generation_attention", "decode_attention")
+@dataclasses.dataclass(frozen=True)
+class DecodeAttention(Op):
+    """`q_len` (one) new token of each sequence against `kv_len` tokens in the cache, of which a window leaves the last ones."""
+
+    group: ClassVar[str] = "decode_attention"
+    unit: ClassVar[Unit] = "matrix"
+    optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "q_len": 1.0}
+    zero_allowed: ClassVar = frozenset({"kv_heads", "window"})
+    text: ClassVar = {"kv_dtype": ""}
+
+    batch: Any
+    kv_len: Any
+    heads: Any
+    head_dim: Any
+    kv_heads: Any = 0.0
+    window: Any = 0.0
+    q_len: Any = 1.0
+    kv_dtype: str = ""
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A number format; empty where it is the op's."""
+        return _cache_dtype(value, dtype)
+
+    def work(self) -> Work:
+        scores = self.batch * self.heads * self.q_len * self._keys()
+        queries = 2 * self.heads * self.q_len * _wide_bytes(self)
+        moved = self.batch * self.head_dim * (queries + 2 * _kv_heads(self) * self._keys() * _cache_bytes(self))
+        return Work(flops=FLOPS_PER_SCORE * scores * self.head_dim, transcendentals=scores, bytes=moved, reuse_bytes=moved)
+
+    def _keys(self) -> Any:
+        minimum = array_module(self.window, self.kv_len).minimum
+        return minimum(self.window + (self.window == 0) * self.kv_len, self.kv_len)
+
+    def shape(self) -> dict[str, Any]:
+        return log_sizes(batch=self.batch, keys=self._keys(), heads=self.heads, kv_heads=_kv_heads(self), head_size=self.head_dim)
+
+    def blocks(self) -> Any:
+        return self.batch * self.heads
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        keys, kv_heads = np.asarray(self._keys(), np.float64), _kv_heads(self)
+        cached = self.batch * 2 * kv_heads * keys * self.head_dim * _cache_bytes(self)
+        out = {
+            **log_sizes_base2(
+                batch=self.batch, kv_len=self.kv_len, keys=keys, heads=self.heads, kv_heads=kv_heads, head_size=self.head_dim
+            ),
+            **log_sizes_base2(group=self.heads / kv_heads, queries=self.q_len),
+            "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
+            "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
+            "log2_cache_per_sm": log2_ratio(cached, gpu.sm_count * 2.0**10),  # KiB that each multiprocessor streams if all take part
+            **wave_inputs("heads", self.batch * self.heads, gpu),
+            **wave_inputs("kv_heads", self.batch * kv_heads, gpu),  # heads that share keys in one block
+            **tails(64, keys=keys),
+            **tails(8, group=self.heads / kv_heads),  # rows of the smallest tile of a matrix unit
+            **_head_flags(self.head_dim),
+            "align_keys": aligned(keys, 256),
+            "windowed": (keys < np.asarray(self.kv_len)) * 1.0,
+            "window_share": log2_ratio(keys, self.kv_len),
+            "window_given": (np.asarray(self.window) > 0) * 1.0,
+            "multi_query": (np.asarray(kv_heads) == 1) * 1.0,
+            "all_heads": (np.asarray(kv_heads) == np.asarray(self.heads)) * 1.0,
+            "kv_bytes": _cache_bytes(self),
+            "narrow": float(self.element_bytes < WIDE_BYTES),
+        }
+        for length in (256.0, 1024.0):  # keys cut into parts that other multiprocessors take, and whose results are then merged
+            out |= wave_inputs(f"parts{length:.0f}", self.batch * kv_heads * np.ceil(keys / length), gpu)
+        return out
+
+
+def _cache_dtype(value: str, dtype: str) -> str:
+    cached = canonical_dtype(value) if value else dtype
+    return "" if cached == dtype else cached
+
+
+def _kv_heads(op: Any) -> Any:
+    return op.kv_heads + (op.kv_heads == 0) * op.heads
+
+
+def _cache_bytes(op: Any) -> float:
+    return DTYPE_BYTES[op.kv_dtype or op.dtype]
+
+
+def _wide_bytes(op: Op) -> float:
+    return max(op.element_bytes, WIDE_BYTES)
+
+
+def _head_flags(head_dim: Any) -> Mapping[str, Any]:
+    size = np.asarray(head_dim, np.float64)
+    return {**{f"head_{one}": (size == one) * 1.0 for one in _HEAD_SIZES}, **tails(64, head=size), "head_above_128": (size > 128) * 1.0}
+
+
+def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
+    """Inputs of attention with many queries per sequence."""
+    q = np.asarray(op.q_len, np.float64)
+    pairs = op.batch * op.heads
+    cached = op.batch * 2 * _kv_heads(op) * q * op.head_dim * _cache_bytes(op)
+    return {
+        **log_sizes_base2(batch=op.batch, q_len=q, heads=op.heads, head_size=op.head_dim, sequences=pairs, tokens=op.batch * q),
+        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
+        "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
+        **tails(64, q_len=q),
+        **tails(128, q_len=q),
+        **tails(256, q_len=q),
+        "align_q_len": aligned(q, 256),
+        "one_token": (q == 1) * 1.0,
+        **wave_inputs("sequences", pairs, gpu),
+        **{name: value for tile in (64, 128, 256) for name, value in wave_inputs(f"q{tile}", pairs * np.ceil(q / tile), gpu).items()},
+        **_head_flags(op.head_dim),
+    }

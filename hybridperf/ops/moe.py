@@ -1,0 +1,206 @@
+"""A layer of experts: each token's `topk` experts out of many multiply its vector in, act on it and multiply it out.
+
+One expert is a gated MLP of three matrices (in, gate, out) of hidden x inter, or an ungated one of two. The experts are shared out among
+`moe_ep` ranks, the columns of each among `moe_tp`. `tokens` is the number over all ranks; what is counted is one rank's share, on the
+rank that has most to do: the others wait for it.
+
+Who gets how many tokens. `balanced`: everyone the same. `power_law_a`: loads are spread as x^-a between a least and a largest load
+(1 and 0.8 tokens; 0.01 and 2 where there are fewer assignments than experts), scaled to sum up and rounded to whole tokens. That is how
+the public tables of expert layers (aiconfigurator) draw their routing. In closed form, for L = largest / least and b = 1 - a:
+
+    share of loads below x = ((x / least)^b - 1) / (L^b - 1),    n-th moment ~ (L^(b+n) - 1) / (b + n)
+
+so experts with work are those whose load does not round to zero, and the busiest one of E stands at the share 1 - 1 / (2 E).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hybridperf.hardware import Unit
+from hybridperf.io.errors import InputError
+from hybridperf.ops.base import Gpu, Op, array_module, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.quantise import SCHEMES, WIDE_BYTES, known_scheme, scheme_dtype, scheme_flags
+from hybridperf.ops.tiles import wave_inputs
+from hybridperf.roofline import Work
+
+BALANCED = "balanced"
+_POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
+_TILE_ROWS, _TILE_COLUMNS = 64.0, 128.0  # of the usual grouped product: experts often have few rows
+_LARGEST_SHARE = 0.8  # of the tokens, that one expert is drawn to get
+_FLOPS_PER_MULTIPLY_ADD = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """What the busiest rank gets."""
+
+    rows: Any  # pairs of token and expert
+    active: Any  # experts with at least one row
+    busiest: Any  # rows of the expert that has most
+
+
+def route(tokens: Any, topk: Any, experts: Any, moe_ep: Any, distribution: str) -> Routing:
+    """Rows of the busiest of `moe_ep` ranks (module docstring)."""
+    module = array_module(tokens, topk, experts, moe_ep)
+    maximum, minimum = module.maximum, module.minimum
+    assigned, local = tokens * topk, experts / moe_ep
+    if distribution == BALANCED:
+        rows = maximum(assigned / moe_ep, 1.0)  # somewhere is at least one
+        return Routing(rows, minimum(maximum(local, 1.0), rows), maximum(rows / local, 1.0))
+    b = 1.0 - _exponent(distribution)
+    crowded = (assigned > experts) * 1.0
+    least = crowded * 1.0 + (1.0 - crowded) * 0.01
+    largest = crowded * maximum(_LARGEST_SHARE * tokens, 1.01) + (1.0 - crowded) * 2.0
+    span = largest / least
+    mean, square = _moment(span, b, 1.0) * least, _moment(span, b, 2.0) * least**2
+    unit = assigned / (experts * mean)  # rows per unit of load
+    normal = span**b - 1.0
+
+    busiest = least * (1.0 + (1.0 - 0.5 / experts) * normal) ** (1.0 / b) * unit
+    busiest = maximum(minimum(busiest, tokens), maximum(assigned / experts, 1.0))  # a token goes to an expert once
+    half_a_row = minimum(maximum(0.5 / unit, least), largest)
+    active = experts * (1.0 - ((half_a_row / least) ** b - 1.0) / normal)
+    active = minimum(maximum(active, topk), minimum(experts, assigned))
+
+    # The busiest rank: the one with the busiest expert and ordinary others, or, of many experts each, a lucky draw of them all
+    others = (assigned - busiest) / maximum(experts - 1.0, 1.0)
+    with_busiest = busiest + (local - 1.0) * others
+    spread = unit * module.sqrt(maximum(square - mean**2, 0.0) * local * (1.0 - 1.0 / moe_ep))
+    lucky = assigned / moe_ep + spread * module.sqrt(2.0 * module.log(moe_ep * 1.0))
+    rows = maximum(with_busiest, minimum(lucky, local * busiest))
+    rows = maximum(minimum(rows, assigned), 1.0)
+    rows = (moe_ep > 1) * rows + (moe_ep <= 1) * assigned
+    return Routing(rows, minimum(maximum(active / moe_ep, 1.0), rows), minimum(busiest, rows))
+
+
+def _moment(span: Any, b: float, order: float) -> Any:
+    """Mean of x^order for loads spread as x^(b - 1) between 1 and `span`."""
+    power = b + order
+    if abs(power) < 1e-6:
+        power = 1e-6  # the limit is a logarithm; so near to it nobody sees the difference
+    return (span**power - 1.0) / power / ((span**b - 1.0) / b)
+
+
+def _exponent(distribution: str) -> float:
+    found = _POWER_LAW.fullmatch(distribution)
+    if not found:
+        raise InputError(f"unknown distribution {distribution!r}: known are {BALANCED} and power_law_x, as in power_law_1.2")
+    exponent = float(found[1])
+    return exponent if abs(exponent - 1.0) > 1e-6 else 1.0 + 1e-6
+
+
+@register("moe")
+@dataclasses.dataclass(frozen=True)
+class Moe(Op):
+    """The experts of one rank, routing and summing included (module docstring)."""
+
+    group: ClassVar[str] = "moe"
+    unit: ClassVar[Unit] = "matrix"
+    optional: ClassVar = {"moe_tp": 1.0, "moe_ep": 1.0, "gated": 1.0}
+    zero_allowed: ClassVar = frozenset({"gated"})
+    text: ClassVar = {"quant": "", "distribution": BALANCED}
+    implied: ClassVar = {"gated": ("kernel", {"nongated": 0.0})}
+    words: ClassVar = {"True": 1.0, "False": 0.0}
+
+    tokens: Any
+    hidden: Any
+    inter: Any
+    topk: Any
+    experts: Any
+    moe_tp: Any = 1.0
+    moe_ep: Any = 1.0
+    gated: Any = 1.0  # 0: two matrices per expert, not three
+    quant: str = ""
+    distribution: str = BALANCED
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A known scheme or distribution."""
+        del dtype
+        if name == "quant":
+            return known_scheme(value)
+        if value != BALANCED:
+            _exponent(value)
+        return value
+
+    @classmethod
+    def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
+        """The scheme's."""
+        return scheme_dtype(dtype, text["quant"])
+
+    def routing(self) -> Routing:
+        """What this rank gets."""
+        return route(self.tokens, self.topk, self.experts, self.moe_ep, self.distribution)
+
+    def work(self) -> Work:
+        routing = self.routing()
+        inter = self.inter / self.moe_tp
+        matrices = 2.0 + (self.gated > 0)
+        minimum = array_module(self.tokens, routing.rows).minimum
+        if self.quant:
+            activation, weight, wide = (
+                SCHEMES[self.quant].activation_bytes, SCHEMES[self.quant].weight_bytes, SCHEMES[self.quant].outgoing_bytes
+            )  # fmt: skip
+        else:
+            activation = weight = wide = self.element_bytes
+        here = minimum(self.tokens, routing.rows)  # tokens with an expert on this rank
+        outer = here * self.hidden * (activation + wide)  # vectors read, sums written
+        inner = routing.rows * inter * (wide + activation)  # written by the first product, read by the last
+        moved = outer + inner + self._weights(routing) * weight
+        return Work(
+            flops=_FLOPS_PER_MULTIPLY_ADD * matrices * routing.rows * self.hidden * inter,
+            transcendentals=routing.rows * inter,
+            bytes=moved,
+            reuse_bytes=moved,
+        )
+
+    def _weights(self, routing: Routing) -> Any:
+        """Numbers in the matrices of this rank's active experts."""
+        return routing.active * (2.0 + (self.gated > 0)) * self.hidden * self.inter / self.moe_tp
+
+    def shape(self) -> dict[str, Any]:
+        routing = self.routing()
+        inter = self.inter / self.moe_tp
+        return log_sizes(hidden=self.hidden, inter=inter, topk=self.topk, rows=routing.rows, active=routing.active, busiest=routing.busiest)
+
+    def blocks(self) -> Any:
+        routing = self.routing()
+        inter = np.ceil(np.asarray(self.inter / self.moe_tp, np.float64) / _TILE_COLUMNS)
+        return routing.active * np.ceil(np.asarray(routing.rows / routing.active, np.float64) / _TILE_ROWS) * inter
+
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+        routing = self.routing()
+        inter, local = self.inter / self.moe_tp, self.experts / self.moe_ep
+        each = np.asarray(routing.rows / routing.active, np.float64)
+        weight = SCHEMES[self.quant].weight_bytes if self.quant else self.element_bytes
+        out = {
+            **log_sizes_base2(tokens=self.tokens, hidden=self.hidden, inter=inter, topk=self.topk, experts=self.experts, local=local),
+            **log_sizes_base2(rows=routing.rows, each=each, active=routing.active, busiest=routing.busiest),
+            "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
+            "log2_weights_per_l2": log2_ratio(self._weights(routing) * weight, gpu.l2_bytes),
+            "log2_activations_per_l2": log2_ratio(routing.rows * (self.hidden + inter) * WIDE_BYTES, gpu.l2_bytes),
+            **tails(16, each=each),
+            **tails(64, each=each),
+            **tails(128, each=each, inter=inter, hidden=self.hidden),
+            "uneven": log2_ratio(routing.busiest, each),
+            "active_share": log2_ratio(routing.active, local),
+            "over_mean_rank": log2_ratio(routing.rows * self.moe_ep, self.tokens * self.topk),
+            "moe_tp": np.log2(np.asarray(self.moe_tp, np.float64)),
+            "moe_ep": np.log2(np.asarray(self.moe_ep, np.float64)),
+            "gated": (np.asarray(self.gated) > 0) * 1.0,
+            "exponent": 0.0 if self.distribution == BALANCED else _exponent(self.distribution),
+            "weight_bytes": weight,
+            "narrow": float(bool(self.quant) and SCHEMES[self.quant].narrow_bytes > 0),
+            **scheme_flags(self.quant),
+        }
+        for name, columns in (("inner", inter), ("outer", self.hidden)):
+            for rows in (16.0, 64.0, 128.0):
+                tiles = routing.active * np.ceil(each / rows) * np.ceil(np.asarray(columns, np.float64) / _TILE_COLUMNS)
+                out |= wave_inputs(f"{name}{rows:.0f}", tiles, gpu)
+        return out

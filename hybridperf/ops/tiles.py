@@ -1,0 +1,61 @@
+"""How work fills a GPU: output tiles, and the waves in which multiprocessors take them.
+
+A product of m x n outputs is cut into tiles of T_m x T_n, one thread block each. Two things are computed in vain: what sticks out of the
+last tile, ceil(m / T_m) T_m / m, and multiprocessors without a tile in the last wave, ceil(w) / w for w = tiles / multiprocessors.
+Splitting k among s blocks fills waves of small products. Which tile a library takes is not known here: inputs list several, and what
+is learned finds which of them tell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hybridperf.ops.base import Gpu, log2_ratio, log_sizes_base2, tails
+
+BLOCK_TILE = (128.0, 128.0)  # the usual block of a matrix product: what `blocks` counts
+_WAVE_TILES = ((64, 64), (128, 128), (128, 256))
+_FILL_TILES = (  # (T_m, T_n, blocks that share one tile's k)
+    (64, 64, 1), (128, 64, 1), (64, 128, 1), (128, 128, 1), (256, 128, 1), (128, 256, 1),
+    (64, 64, 4), (128, 128, 2), (128, 128, 4), (64, 256, 2),
+)  # fmt: skip
+
+
+def tile_count(m: Any, n: Any, tile_m: float = BLOCK_TILE[0], tile_n: float = BLOCK_TILE[1]) -> Any:
+    """Tiles that cover m x n outputs, a whole number."""
+    return np.ceil(np.asarray(m, np.float64) / tile_m) * np.ceil(np.asarray(n, np.float64) / tile_n)
+
+
+def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:
+    """Inputs of `batch` products of [m, k] and [k, n]: sizes, what sticks out of tiles, alignment, and how waves are filled."""
+    out = {
+        **log_sizes_base2(m=m, n=n, k=k, outputs=np.asarray(batch, np.float64) * m * n),
+        **tails(16, m=m),
+        **tails(64, m=m, n=n, k=k),
+        **tails(128, m=m, n=n),
+        **tails(256, n=n),
+        "align_m": aligned(m, 16),
+        "align_n": aligned(n, 256),
+        "align_k": aligned(k, 256),
+    }
+    for tile_m, tile_n in _WAVE_TILES:
+        out |= wave_inputs(f"{tile_m}x{tile_n}", batch * tile_count(m, n, tile_m, tile_n), gpu)
+    for tile_m, tile_n, parts in _FILL_TILES:
+        # multiprocessor time over useful time, as if every block kept one multiprocessor busy for its share of k
+        waves = np.ceil(batch * tile_count(m, n, tile_m, tile_n) * parts / gpu.sm_count)
+        out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(waves * gpu.sm_count * tile_m * tile_n / parts, batch * m * n)
+    return out
+
+
+def wave_inputs(name: str, blocks: Any, gpu: Gpu) -> dict[str, Any]:
+    """log2 of the waves that blocks need, and of what rounding them up adds."""
+    waves = np.maximum(np.asarray(blocks, np.float64), 1e-6) / gpu.sm_count
+    return {f"waves_{name}": np.log2(waves), f"last_wave_{name}": np.log2(np.ceil(waves) / waves)}
+
+
+def aligned(size: Any, most: int) -> Any:
+    """log2 of the largest power of two, up to `most`, that divides a size."""
+    whole = np.rint(np.asarray(size, np.float64)).astype(np.int64)
+    lowest_bit = np.where(whole == 0, most, whole & -whole)
+    return np.log2(np.minimum(lowest_bit, most).astype(np.float64))

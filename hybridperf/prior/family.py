@@ -1,0 +1,192 @@
+"""What all measured GPUs together say of one family of ops: usual knobs, a trunk, and how far both are off on a device left out.
+
+`train_family` learns it. The hyper-parameters of the process and the width of intervals come from inner leave-one-device-out: for each
+prior device a trunk trained without it, since a trunk's errors on its own devices are too small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from hybridperf import gaussian_process as process
+from hybridperf.gaussian_process import Examples, Hyper
+from hybridperf.prior import knobs as knob_fits
+from hybridperf.prior import trunk
+from hybridperf.prior.knobs import Population, Roofline, SlotKnobs
+from hybridperf.prior.rows import FamilyRows
+from hybridperf.prior.trunk import BOUND, Standard
+
+NOMINAL = 0.9  # share of measurements that an interval is to hold
+FADE_OCTAVES = 2.0  # the trunk's word fades over so many factors of two beyond the sizes that the prior saw
+SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
+_ROWS_PER_DEVICE = 6000
+_HYPER_ROWS = 256
+_HYPER_STEPS = 100
+_INNER_MEMBERS = 2
+_ERROR_ROWS = 2000  # rows of each left-out device that say how wrong a prediction without rows is
+_KNOB_ROWS = 100  # the rows that place a left-out device's knobs: about as many as a new device has
+_UNKNOWN_QUANTILE = 3.0  # deviations; where a single device leaves none to be left out
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The least box around some rows, in octaves of each size."""
+
+    names: tuple[str, ...]
+    low: np.ndarray
+    high: np.ndarray
+
+    @staticmethod
+    def of(rows: FamilyRows) -> Sizes:
+        sizes = rows.log_sizes()
+        return Sizes(rows.sizes, sizes.min(0), sizes.max(0))
+
+    def outside(self, rows: FamilyRows) -> np.ndarray:
+        """Distance [N] from the box in octaves, beyond the slack."""
+        sizes = rows.inputs.select(self.names)
+        beyond = np.maximum(self.low - sizes, sizes - self.high) - SLACK_OCTAVES
+        return np.sqrt((np.maximum(beyond, 0.0) ** 2).sum(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyPrior:
+    """What is known of a family before a device was measured."""
+
+    population: Population
+    standard: Standard
+    params: Any  # of TrunkNet, leaves [E, ...]
+    hyper: Hyper
+    sizes: Sizes
+    quantile: float  # deviations that hold 90 % of a new device's measurements, for the prior device where that took most, and some more
+
+    def trunk(self, rows: FamilyRows, on: Roofline, params: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's sizes, its members' deviation [N])."""
+        x = self.standard.inputs(rows, on)
+        said, apart = trunk.evaluate(self.params if params is None else params, x)
+        fade = np.exp(-((self.sizes.outside(rows) / FADE_OCTAVES) ** 2))
+        return x, fade * unbounded(said), fade * apart
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything with axes, by name, for a file."""
+        out = {f"trunk/{name}": np.asarray(leaf) for name, leaf in flatten_dict(dict(self.params), sep="/").items()}
+        out |= {f"population/{name}": getattr(self.population, name) for name in ("mean", "other", "spread")}
+        out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
+        out |= {f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name)) for field in dataclasses.fields(Hyper)}
+        return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
+
+    def document(self) -> dict[str, Any]:
+        """The rest, as plain numbers and names."""
+        return {
+            "slots": list(self.population.slots),
+            "inputs": list(self.standard.names),
+            "sizes": list(self.sizes.names),
+            "quantile": self.quantile,
+        }
+
+    @staticmethod
+    def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> FamilyPrior:
+        """From what `arrays` and `document` gave."""
+        of = {name: np.asarray(array) for name, array in arrays.items()}
+        params = unflatten_dict({name.removeprefix("trunk/"): array for name, array in of.items() if name.startswith("trunk/")}, sep="/")
+        return FamilyPrior(
+            Population(tuple(document["slots"]), of["population/mean"], of["population/other"], of["population/spread"]),
+            Standard(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
+            params,
+            Hyper(**{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}),
+            Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            float(document["quantile"]),
+        )
+
+
+def unbounded(r: np.ndarray) -> np.ndarray:
+    """c atanh(r / c): what `bounded` maps to r. The process adds up on this side, so that no sum leaves the bound."""
+    return np.asarray(BOUND * np.arctanh(np.clip(r / BOUND, -0.99, 0.99)))
+
+
+def bounded(u: np.ndarray) -> np.ndarray:
+    """c tanh(u / c)."""
+    return np.asarray(BOUND * np.tanh(u / BOUND))
+
+
+def train_family(devices: Mapping[str, tuple[FamilyRows, np.ndarray]], seed: int = 0, recipe: trunk.Recipe = trunk.Recipe()) -> FamilyPrior:  # noqa: B008
+    """The prior of one family from rows and seconds [N] of each device. Deterministic; about a minute for four devices."""
+    if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
+        raise ValueError("a prior needs at least one device, and rows of each")
+    random = np.random.default_rng(seed)
+    measured = {}
+    for name in sorted(devices):  # the order of a dict must not matter
+        rows, time_s = devices[name]
+        keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
+        measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
+    own = {name: knob_fits.fit_each_slot(rows, time_s) for name, (rows, time_s) in measured.items()}
+    on = {name: own[name].roofline(rows) for name, (rows, _) in measured.items()}
+    how = trunk.standard([(rows, on[name]) for name, (rows, _) in measured.items()])
+    data = [(how.inputs(rows, on[name]), np.log(time_s) - on[name].total) for name, (rows, time_s) in measured.items()]
+    params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
+    prior = FamilyPrior(
+        knob_fits.population(own), how, params, process.start_hyper(len(how.centre)), _box([rows for rows, _ in measured.values()]), 0.0
+    )
+    if len(measured) == 1:
+        return dataclasses.replace(prior, quantile=_UNKNOWN_QUANTILE)
+    shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)  # one network per device left out adds up
+    left_out = _leave_one_device_out(prior, measured, own, data, shorter, seed)
+    hyper = process.fit_hyper(prior.hyper, [rows for rows, _ in left_out], _HYPER_STEPS)
+    prior = dataclasses.replace(prior, hyper=hyper)
+    # Of D + 1 devices alike, the new one is the worst with chance 1 / (D + 1): the fewer were seen, the more the worst of them is widened.
+    worst = max(_quantile_without_rows(hyper, cold) for _, cold in left_out)
+    return dataclasses.replace(prior, quantile=worst * (1 + 1 / len(left_out)))
+
+
+def _box(parts: list[FamilyRows]) -> Sizes:
+    each = [Sizes.of(rows) for rows in parts]
+    return Sizes(each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0))
+
+
+def _leave_one_device_out(
+    prior: FamilyPrior,
+    measured: Mapping[str, tuple[FamilyRows, np.ndarray]],
+    own: Mapping[str, SlotKnobs],
+    data: list[tuple[np.ndarray, np.ndarray]],
+    recipe: trunk.Recipe,
+    seed: int,
+) -> list[tuple[Examples, Examples]]:
+    """Per device: its rows under knobs found from a few of them, and under the knobs of a device of which nothing was measured."""
+    names = list(measured)
+    sees = np.repeat(~np.eye(len(names), dtype=bool), _INNER_MEMBERS, 0)
+    inner = trunk.train(data, sees, recipe, seed + 1)
+    random = np.random.default_rng(seed)
+    out = []
+    for i, name in enumerate(names):
+        rows, time_s = measured[name]
+        others = knob_fits.population({other: knobs for other, knobs in own.items() if other != name})
+        which = slice(i * _INNER_MEMBERS, (i + 1) * _INNER_MEMBERS)
+        params = jax.tree.map(lambda leaf, which=which: leaf[which], inner)
+        order = random.permutation(len(rows))
+        few = order[:_KNOB_ROWS]
+        warm = knob_fits.fit_new(others, rows.rows(few), time_s[few])
+        some = order[-_HYPER_ROWS:]
+        many = order[-_ERROR_ROWS:]
+        out.append(
+            (
+                _examples(prior, params, rows.rows(some), time_s[some], warm),
+                _examples(prior, params, rows.rows(many), time_s[many], others.typical()),
+            )
+        )
+    return out
+
+
+def _examples(prior: FamilyPrior, params: Any, rows: FamilyRows, time_s: np.ndarray, knobs: SlotKnobs) -> Examples:
+    on = knobs.roofline(rows)
+    x, f, _ = prior.trunk(rows, on, params)
+    return Examples(x, f, unbounded(np.log(time_s) - on.total))
+
+
+def _quantile_without_rows(hyper: Hyper, rows: Examples) -> float:
+    deviation = np.sqrt(process.variance(hyper, rows.x, rows.f))
+    return float(np.quantile(np.abs(rows.r - hyper.belief * rows.f) / deviation, NOMINAL))

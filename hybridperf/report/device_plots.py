@@ -1,0 +1,80 @@
+"""Pictures of the claim about GPUs nobody measured yet: error against rows of the new device, ours beside the null models'."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.io import replacing
+
+_COLUMNS = 4
+_ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
+_NULLS = {
+    "null_roofline": ("datasheet roofline", "0.6", ":"),
+    "null_floor_and_rates": ("floor and two efficiencies", "C1", ":"),
+    "null_trees": ("trees on time", "C2", "--"),
+    "null_residual_trees": ("trees on roofline residual", "C4", "--"),
+    "null_process": ("Gaussian process", "C0", "--"),
+    "knobs": ("our knobs alone", "crimson", "-"),
+}
+
+
+def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Median error on unseen shapes against rows fitted on, a panel per line and device; crosses: goals, dotted: noise of repeats."""
+    results = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": "))]
+    panels = list(results.groupby(["line", "device", "split"], sort=False))
+    if not panels:
+        return
+    columns = min(_COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, grid = _figure(max(3.1 * columns + 0.6, 8.0), 2.6 * lines + 0.9, columns, lines)
+    drawn = np.atleast_1d(grid).ravel()
+    for axes, ((line, device, split), rows) in zip(drawn, panels, strict=False):
+        _panel(axes, rows.sort_values("fitted", kind="stable"))
+        axes.set_title(f"{line}\n{device} (split {split})", fontsize=8)
+    for axes in drawn[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel("rows of the new device", fontsize=9)
+    figure.supylabel("median error on shapes never seen, %", fontsize=9)
+    handles = {label: handle for axes in drawn for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), fontsize=8, loc="outside upper center", ncols=4)
+    with replacing(path, "wb") as handle:
+        figure.savefig(handle, format="png", dpi=130)
+
+
+def _panel(axes: Any, rows: pd.DataFrame) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    at = np.where(rows["fitted"] > 0, rows["fitted"], _ZERO_AT).astype(float)
+    for column, (label, colour, dashes) in _NULLS.items():
+        if column in rows.columns and rows[column].notna().any():
+            axes.plot(at, 100 * rows[column].astype(float), color=colour, lw=1, ls=dashes, label=label)
+    axes.plot(at, 100 * rows["median"], color="black", lw=2, marker="o", ms=4, label="ours")
+    goals = rows["goal"].astype(float)
+    if goals.notna().any():
+        axes.plot(at, 100 * goals, color="black", ls="none", marker="x", ms=6, label="goal")
+    noise = rows["noise"].astype(float).median()
+    if np.isfinite(noise) and noise > 0:
+        axes.axhline(100 * noise, color="black", lw=0.8, ls=":", label="repeat noise")
+    axes.set(xscale="log", yscale="log")
+    axes.set_ylim(max(0.5, 100 * rows["median"].min() / 2), min(200.0, max(100 * rows["median"].max() * 3, 20.0)))
+    axes.xaxis.set_major_locator(FixedLocator(list(at)))
+    axes.xaxis.set_major_formatter(lambda x, _: "0" if x == _ZERO_AT else f"{x:g}")
+    axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.2)
+
+
+def _figure(width: float, height: float, columns: int, lines: int) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only plots need it
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(lines, columns)

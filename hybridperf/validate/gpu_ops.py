@@ -1,0 +1,405 @@
+"""Ops on GPUs nobody measured yet: a prior of the other devices, a few rows of the new one, errors on shapes that no fit has seen.
+
+For each split (which devices are left out) and family of ops a prior is trained on the other devices' pool rows. For each line of the
+table it is adapted to 0, 20, 50, 200 rows, 10 % and sometimes all rows of the new device's pool, and predicts
+
+    unseen    test shapes: no device's rows of them were ever fitted on
+    seen      pool shapes that other devices' rows in the prior may hold, and this device's rows fitted on do not
+
+Beside each stand the null models given the same rows, the knobs alone, the noise between repeats, how many measurements lie inside their
+90 % interval, and the goal. A finished (split, family) is kept in OUT/parts and not computed again while program, data and seed are the
+same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import hybridperf
+from hybridperf.io import InputError, read_json, replacing, write_json, write_table
+from hybridperf.prior import Adapted, FamilyPrior, adapt, train_family
+from hybridperf.prior.trunk import Recipe
+from hybridperf.report import device_plots, text
+from hybridperf.validate import model_ops, null_models
+from hybridperf.validate.gpu_lines import FAMILIES, GOAL_SIZES, LINES, SPLITS, Line, Split, goal, has_goal, rows_of_size
+from hybridperf.validate.gpu_scores import LEAST_TESTED, Guesses, repeat_noise, scores
+from hybridperf.validate.sources import FILES, DeviceRows, Measured, read_families, table_path
+
+SCHEMA_VERSION = 1
+LEAST_PRIOR_ROWS = 300  # of a device, to be part of a prior
+MOST_TESTED = 2000
+_DRAWS = {"20": 2, "50": 2}  # few rows: which ones matters
+_DEPENDS_ON = (  # what a result depends on, beside the tables
+    *("prior", "ops", "families.py"),
+    *(f"validate/{name}.py" for name in ("sources", "null_models", "gpu_lines", "gpu_scores")),
+)
+
+Says = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much is computed."""
+
+    sizes: tuple[str, ...] | None = None  # None: those of each line
+    most_tested: int = MOST_TESTED
+    prior_rows: int | None = None  # of each other device
+    prior_devices: int | None = None
+    nulls: tuple[str, ...] = null_models.NAMES
+    everything: bool = False  # fit on all rows also where that takes minutes
+    steps: int | None = None  # of the trunk's training
+    goals_only: bool = False  # lines for which the issue names goals, at the sizes it names
+
+
+QUICK = Effort(("0", "50"), 400, 600, 2, ("roofline", "floor_and_rates", "trees", "process"), steps=500)
+_QUICK_JOBS = (("t4",), ("softmax", "norm"))
+
+
+def run(
+    data: Path, out: Path, *, quick: bool = False, families: Sequence[str] = FAMILIES, splits: Sequence[str] | None = None,
+    everything: bool = False, goals_only: bool = False, seed: int = 0, say: Says = print,
+) -> Mapping[str, Any]:  # fmt: skip
+    """Judge; leaves `gpu_ops.json`, `gpu_ops.csv` (a line per split, device, line, rows and kind of shape) and plots in `out`."""
+    data, out = Path(data), Path(out)
+    effort = QUICK if quick else Effort(GOAL_SIZES if goals_only else None, everything=everything, goals_only=goals_only)
+    names = list(splits or [split.name for split in SPLITS])
+    if quick:
+        names, families = list(_QUICK_JOBS[0]), _QUICK_JOBS[1]
+    if unknown := sorted({*names} - {split.name for split in SPLITS} | {*families} - {*FAMILIES}):
+        raise InputError(
+            f"unknown split or family {unknown[0]!r}; splits are {', '.join(s.name for s in SPLITS)}, families {', '.join(FAMILIES)}"
+        )
+    chosen = [split for split in SPLITS if split.name in names]
+    version = _version(data, seed, effort)
+    parts: list[dict[str, Any]] = []
+    left_out: dict[str, dict[str, int]] = {}
+    begun, done, jobs = time.monotonic(), 0, len(families) * len(chosen)
+    for family in families:
+        measured: Measured | None = None
+        for split in chosen:
+            path = out / "parts" / f"{split.name}_{family}.json"
+            part = _kept(path, version)
+            if part is None:
+                measured = measured or read_families(data, [family])
+                part = {
+                    "version": version,
+                    "left_out": measured.left_out,
+                    **judge_family(measured.families.get(family, {}), family, split, effort, seed, Keep(out / "priors", version)),
+                }
+                write_json(path, "validate-gpu-part", SCHEMA_VERSION, part)
+                left = (time.monotonic() - begun) / (done + 1) * (jobs - done - 1)
+                say(f"{split.name} {family}: {len(part['results'])} results; about {left / 60:.0f} min left")
+            done += 1
+            parts.append(part)
+            left_out |= part["left_out"]
+    results = pd.DataFrame([result for part in parts for result in part["results"]])
+    if results.empty:
+        raise InputError(f"no rows to judge under {data}; expected the tables {', '.join(sorted(FILES))} in {data / 'compute'}")
+    wants_models = not quick and set(model_ops.FAMILIES) <= set(families)
+    models = _model_ops(data, out, effort, version, seed, chosen, say) if wants_models else []
+    summary = {
+        "version": version, "left_out": left_out, "priors": [part["prior"] for part in parts if part["prior"]],
+        "results": _plain(results), "met": _met(results), "models": models,
+    }  # fmt: skip
+    write_json(out / "gpu_ops.json", "validate-gpu-ops", SCHEMA_VERSION, summary)
+    write_table(results, out / "gpu_ops.csv")
+    for family, rows in results.groupby("family", sort=False):
+        device_plots.learning_curves(rows, out / f"learning_curve_{family}.png")
+    say("\n" + tables(results) + ("\n\n" + model_ops.table(models) if models else ""))
+    say("\n" + _left_out_text(left_out) + f"\n\ngpu_ops.json, gpu_ops.csv and plots are in {out}")
+    return summary
+
+
+def _model_ops(
+    data: Path, out: Path, effort: Effort, version: Mapping[str, Any], seed: int, chosen: Sequence[Split], say: Says
+) -> list[dict[str, Any]]:
+    """Sums over the ops of whole models, for the devices that the chosen splits leave out."""
+    if not model_ops.there(data):
+        say(f"no table {model_ops.MODEL_OPS} in {data / 'compute'}: sums over models are not judged")
+        return []
+    measured: dict[str, Measured] = {}
+    models = []
+    for split in chosen:
+        for device in (device for device, name in model_ops.DEVICES.items() if name == split.name):
+            path = out / "parts" / f"model_ops_{device}.json"
+            part = _kept(path, version)
+            if part is None:
+                if not measured:
+                    measured = {family: read_families(data, [family]) for family in model_ops.FAMILIES}
+                keep = Keep(out / "priors", version)
+                adapted = functools.cache(functools.partial(_fitted, measured, device, split, effort, seed, keep))
+                part = {"version": version, "models": model_ops.judge(data, device, adapted)[0]}
+                write_json(path, "validate-gpu-part", SCHEMA_VERSION, part)
+                say(f"{device}: sums over {len(part['models'])} models")
+            models += part["models"]
+    return models
+
+
+def _fitted(
+    measured: Mapping[str, Measured], device: str, split: Split, effort: Effort, seed: int, keep: Keep, family: str
+) -> Adapted | None:
+    """A model of a family fitted on a device's rows of NeuSight's training tables, from a prior of the other devices."""
+    devices = measured[family].families.get(family, {}) if family in measured else {}
+    others = prior_rows(devices, split, effort, seed)
+    if device not in devices or not others:
+        return None
+    prior, _ = kept_prior(others, family, split, effort, seed, keep)
+    own = devices[device].some((devices[device].about["split"] == "train").to_numpy())
+    return adapt(prior, own.rows, own.time_s)
+
+
+def _kept(path: Path, version: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A part that was finished by the same program from the same data."""
+    if not path.is_file():
+        return None
+    try:
+        part = read_json(path, "validate-gpu-part", SCHEMA_VERSION)
+    except InputError:
+        return None
+    return part if part["version"] == version else None
+
+
+def _version(data: Path, seed: int, effort: Effort) -> dict[str, Any]:
+    """What a result depends on: program, tables, seed and effort."""
+    sizes = {name: table_path(data, name).stat().st_size for name in FILES if table_path(data, name).is_file()}
+    tables_digest = hashlib.sha256(repr(sorted(sizes.items())).encode()).hexdigest()[:16]
+    return {"program": _program(), "tables": tables_digest, "seed": seed, "effort": repr(effort)}
+
+
+@functools.cache
+def _program() -> str:
+    """Digest of the files that a result depends on, read once: what runs does not change when they do."""
+    library, digest = Path(hybridperf.__file__).parent, hashlib.sha256()
+    for name in _DEPENDS_ON:
+        for path in sorted((library / name).rglob("*.py")) if (library / name).is_dir() else [library / name]:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# --- one split and family -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """Where trained priors are kept, and what they depend on."""
+
+    folder: Path
+    version: Mapping[str, Any]
+
+
+def judge_family(
+    devices: Mapping[str, DeviceRows], family: str, split: Split, effort: Effort, seed: int, keep: Keep | None = None
+) -> dict[str, Any]:
+    """{"prior": how it was trained, or None where no device is judged; "results": a dict per line, rows fitted on and kind of shape}."""
+    lines = [line for line in LINES if line.family == family and (has_goal(line.name, split.kind) or not effort.goals_only)]
+    judged = [(device, line) for device in split.judged if device in devices for line in lines]
+    judged = [(device, line) for device, line in judged if len(_test_and_pool(devices[device], line, split)[0]) >= LEAST_TESTED]
+    others = prior_rows(devices, split, effort, seed)
+    if not judged or not others:
+        return {"prior": None, "results": []}
+    prior, trained = kept_prior(others, family, split, effort, seed, keep)
+    pooled = [(rows.rows, rows.time_s) for rows in others.values()]
+    elsewhere = Elsewhere(prior, pooled, null_models.fit_all(pooled, None, seed, effort.nulls))
+    results = [
+        {"split": split.name, "kind": split.kind, "family": family, "device": device, **result}
+        for device, line in judged
+        for result in judge_line(elsewhere, devices[device], device, line, split, effort, seed)
+    ]
+    return {"prior": trained, "results": results}
+
+
+def kept_prior(
+    others: Mapping[str, DeviceRows], family: str, split: Split, effort: Effort, seed: int, keep: Keep | None
+) -> tuple[FamilyPrior, dict[str, Any]]:
+    """(the prior of these rows, how it was trained); from its file where the same program made one from them."""
+    made: dict[str, Any] = {"split": split.name, "family": family, "rows": {name: len(rows) for name, rows in others.items()}}
+    path = keep.folder / f"{split.name}_{family}.json" if keep else None
+    if keep and path and path.is_file():
+        with contextlib.suppress(InputError):
+            document = read_json(path, "validate-gpu-prior", SCHEMA_VERSION)
+            if document["version"] == keep.version and document["made"]["rows"] == made["rows"]:
+                with np.load(path.with_suffix(".npz")) as arrays:
+                    return FamilyPrior.read(dict(arrays), document["prior"]), document["made"]
+    begun = time.monotonic()
+    recipe = Recipe() if effort.steps is None else Recipe(steps=effort.steps)
+    prior = train_family({name: (rows.rows, rows.time_s) for name, rows in others.items()}, seed, recipe)
+    made["seconds"] = time.monotonic() - begun
+    if keep and path:
+        with replacing(path.with_suffix(".npz"), "wb") as handle:
+            np.savez_compressed(handle, **prior.arrays())  # type: ignore[arg-type]
+        document = {"version": dict(keep.version), "made": made, "prior": prior.document()}
+        write_json(path, "validate-gpu-prior", SCHEMA_VERSION, document)
+    return prior, made
+
+
+def prior_rows(devices: Mapping[str, DeviceRows], split: Split, effort: Effort, seed: int) -> dict[str, DeviceRows]:
+    """Pool rows of the devices that a split keeps."""
+    out = {}
+    for name, rows in devices.items():
+        if name in split.left_out:
+            continue
+        pool = ~rows.about["test"].to_numpy(bool)
+        if split.kind == "large":
+            pool &= (rows.about["split"] != "test").to_numpy()
+        if pool.sum() >= LEAST_PRIOR_ROWS:
+            kept = np.flatnonzero(pool)
+            if effort.prior_rows is not None:
+                kept = np.sort(np.random.default_rng(seed).permutation(kept)[: effort.prior_rows])
+            out[name] = rows.some(kept)
+    return dict(list(out.items())[: effort.prior_devices])
+
+
+def _test_and_pool(rows: DeviceRows, line: Line, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of a line's test rows and of its pool rows."""
+    chosen, test = line.chosen(rows), rows.about["test"].to_numpy(bool)
+    if split.kind == "large":
+        test = (rows.about["split"] == "test").to_numpy()
+    return np.flatnonzero(chosen & test), np.flatnonzero(chosen & ~test)
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """What the other devices' rows of a family taught."""
+
+    prior: FamilyPrior
+    rows: Sequence[null_models.Rows]
+    nulls: Mapping[str, null_models.Predicts]  # without a row of the new device
+
+
+def judge_line(
+    elsewhere: Elsewhere, rows: DeviceRows, device: str, line: Line, split: Split, effort: Effort, seed: int
+) -> list[dict[str, Any]]:
+    """A dict per number of rows fitted on, view and kind of shape."""
+    random = np.random.default_rng([seed, zlib.crc32(f"{device} {line.name}".encode())])
+    test, pool = _test_and_pool(rows, line, split)
+    test, pool = random.permutation(test)[: effort.most_tested], random.permutation(pool)
+    seen = pool[-min(effort.most_tested, len(pool) // 2) :]
+    shapes = {"unseen": rows.some(test), "seen": rows.some(seen)}
+    masks = {
+        kind: {"": np.ones(len(some), bool), **{name: view(some) for name, view in line.views.items()}} for kind, some in shapes.items()
+    }
+    noise = repeat_noise(rows.some(np.flatnonzero(line.chosen(rows))))
+    results = []
+    for size in line.sizes:
+        if effort.sizes is not None and size not in effort.sizes:
+            continue
+        count = rows_of_size(size, len(pool), effort.everything)
+        if count is None:
+            continue
+        draws = []
+        for draw in range(_DRAWS.get(size, 1)):
+            at = np.random.default_rng([seed, zlib.crc32(f"{device} {line.name} {size}".encode()), draw]).permutation(pool)[:count]
+            draws.append(_draw(elsewhere, rows.some(at), shapes, effort, seed, exclude=np.isin(seen, at)))
+        for kind, some in shapes.items():
+            of_kind = [draw[kind] for draw in draws]
+            for view, mask in masks[kind].items():
+                found = scores(of_kind, some.time_s, mask)
+                if found is None:
+                    continue
+                name = f"{line.name}: {view}" if view else line.name
+                wanted = goal(name, split.kind, size) if kind == "unseen" else None
+                results.append({
+                    "line": name, "size": size, "fitted": count, "shapes": kind, **found, "noise": noise, "goal": wanted,
+                    "met": None if wanted is None else bool(found["median"] <= wanted),
+                    "adapt_s": float(np.mean([draw["adapt_s"] for draw in draws])),
+                    "held_out": float(np.mean([draw["held_out"] for draw in draws])) if count else None,
+                })  # fmt: skip
+    return results
+
+
+def _draw(
+    elsewhere: Elsewhere, own: DeviceRows, shapes: Mapping[str, DeviceRows], effort: Effort, seed: int, exclude: np.ndarray
+) -> dict[str, Any]:
+    begun = time.monotonic()
+    adapted: Adapted = adapt(elsewhere.prior, own.rows, own.time_s) if len(own) else adapt(elsewhere.prior)
+    seconds = time.monotonic() - begun
+    nulls = null_models.fit_all(elsewhere.rows, (own.rows, own.time_s), seed, effort.nulls) if len(own) else elsewhere.nulls
+    out: dict[str, Any] = {"adapt_s": seconds, "held_out": float(np.median(np.abs(np.expm1(adapted.held_out)))) if len(own) else np.nan}
+    for kind, some in shapes.items():
+        counts = ~exclude if kind == "seen" else np.ones(len(some), bool)
+        out[kind] = Guesses(adapted.predict(some.rows), {name: says(some.rows) for name, says in nulls.items()}, counts)
+    return out
+
+
+# --- report ---------------------------------------------------------------------------------------------------------------
+
+
+def tables(results: pd.DataFrame) -> str:
+    """Medians by rows fitted on with goals and the best null model, then how many measurements lie inside their interval."""
+    unseen = results[results["shapes"] == "unseen"]
+    sizes = [size for size in ("0", "20", "50", "200", "10%", "all") if size in set(unseen["size"])]
+    errors, covers = [], []
+    for (split, device, line), rows in unseen.groupby(["split", "device", "line"], sort=False):
+        by_size = {row["size"]: row for row in rows.to_dict("records")}
+        errors.append([f"{line}, {device} ({split})", *(_error_cell(by_size.get(size)) for size in sizes)])
+        covers.append([f"{line}, {device} ({split})", *(_cover_cell(by_size.get(size)) for size in sizes)])
+    seen = results[results["shapes"] == "seen"].groupby(["line", "size"], sort=False)["median"].median().unstack()
+    seen_rows = [[str(line), *(text.percent(row.get(size)) for size in sizes)] for line, row in seen.iterrows()]
+    met = _met(results)
+    return "\n\n".join([
+        text.table(["median error, unseen shapes; rows:", *sizes], errors)
+        + "\nours /goal [best null model]; ! goal missed, * worse than the null model beyond chance",
+        text.table(["inside 90 % intervals, in range | all; rows:", *sizes], covers),
+        text.table(["median error, shapes other devices were seen with; rows:", *sizes], seen_rows),
+        f"{met['goals_met']} of {met['goals']} goals met; worse than the best null model beyond chance:"
+        f" {met['worse']} of {met['compared']}; outside its range worse than its roofline: {met['worse_out_of_range']}"
+        f" of {met['out_of_range']};"
+        f" in-range coverage below its band: {met['under_covered']} of {met['covered']}",
+    ])  # fmt: skip
+
+
+def _error_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    wanted = row["goal"]
+    has_goal = wanted is not None and np.isfinite(wanted)
+    missed = "!" if has_goal and row["median"] > wanted else ""
+    worse = "*" if row["excess_low"] > 0 else ""
+    null = row[f"null_{row['best_null']}"]
+    return f"{missed}{100 * row['median']:.1f}" + (f"/{100 * wanted:g}" if has_goal else "") + f" [{100 * null:.1f}{worse}]"
+
+
+def _cover_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    inside = row["covered_in_range"]
+    low = "<" if inside is not None and inside < row["band_low"] else ""
+    return f"{low}{100 * inside:.0f}" + f"|{100 * row['covered']:.0f} +-{100 * row['half_width']:.0f}" if inside is not None else "-"
+
+
+def _met(results: pd.DataFrame) -> dict[str, int]:
+    """Counts of what must hold, on unseen shapes; views without a goal are not counted."""
+    unseen = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": ") | results["goal"].notna())]
+    with_goal = unseen[unseen["goal"].notna()]
+    far = unseen[unseen["median_out_of_range"].notna()]
+    near = unseen[(unseen["covered_in_range"].notna()) & (unseen["size"] != "0")]
+    return {
+        "goals": len(with_goal),
+        "goals_met": int((with_goal["median"] <= with_goal["goal"]).sum()),
+        "compared": len(unseen),
+        "worse": int((unseen["excess_low"] > 0).sum()),
+        "out_of_range": len(far),
+        "worse_out_of_range": int((far["median_out_of_range"] > far["knobs_out_of_range"]).sum()),
+        "covered": len(near),
+        "under_covered": int((near["covered_in_range"] < near["band_low"]).sum()),
+    }
+
+
+def _plain(results: pd.DataFrame) -> list[dict[str, Any]]:
+    return list(results.astype(object).where(results.notna(), None).to_dict("records"))
+
+
+def _left_out_text(left_out: Mapping[str, Mapping[str, int]]) -> str:
+    lines = [f"  {name}: {count} rows, {reason}" for name, reasons in sorted(left_out.items()) for reason, count in reasons.items()]
+    return "rows left out:\n" + "\n".join(lines) if lines else "no row was left out"
