@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint calibrations clean
+
+HYBRIDPERF_DATA ?= ../shared/data
 
 demo: $(VENV)/.core
 	$(BIN)/hybridperf demo --out demo-out
@@ -15,6 +17,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# what is shipped: the prior over all measured GPUs and a calibration of each (20 minutes; goes on where it was stopped)
+calibrations: $(VENV)/.dev
+	$(BIN)/hybridperf calibrations --data $(HYBRIDPERF_DATA) --out calibration/hardware
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "hybridperf needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'

@@ -137,17 +137,15 @@ def model_of_families(
 
 def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
     """The prior to use; `InputError` where one is asked for that cannot serve the device."""
-    if isinstance(prior, Prior):
-        return prior
     if prior == NO_PRIOR:
         return None
-    if prior is None:
-        return load_prior(DEFAULT_PRIOR) if gpu_of(device) is not None else None
     if gpu_of(device) is None:
+        if prior is None:
+            return None
         raise InputError(
             f"priors know GPUs whose number of multiprocessors and L2 size are given, and {device.id} is not one of them; use --prior none"
         )
-    return load_prior(prior)
+    return prior if isinstance(prior, Prior) else load_prior(DEFAULT_PRIOR if prior is None else prior)
 
 
 def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:

@@ -4,7 +4,8 @@
 
 `OUT/prior` is trained family by family, and what an earlier run finished is kept; `OUT/DEVICE` is the prior tuned to all rows of a device.
 No row goes into either: a shipped calibration is knobs and weights, with the sources' names, commits, licenses and row counts, the date
-and the fit report. Families of fewer than `LEAST_ROWS` rows of a device are left to the prior.
+and the fit report. Families of fewer than `LEAST_ROWS` rows of a device are left out: `hybridperf fit --device` without
+rows has the prior's word on them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from hybridperf import family_fit
 from hybridperf.calibrate import REPORT_SCHEMA_VERSION, FitReport, model_of_families
-from hybridperf.families import FAMILIES
+from hybridperf.families import FAMILIES, kinds_of
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, unknown, write_json
 from hybridperf.measurements import origin
@@ -33,7 +34,8 @@ DEVICES = (
     "v100_pcie_32g", "v100_sxm2", "t4", "p100_pcie_16g", "p100_sxm2", "a100_pcie_40g", "a100_sxm4_80g", "h100_sxm", "h200_sxm", "b200_sxm",
     "mi100",
 )  # fmt: skip
-LEAST_ROWS = 200
+LEAST_ROWS = 200  # of a device, to be tuned to
+LEAST_PRIOR_ROWS = 300  # of a device, to be part of the prior
 
 
 def run(
@@ -73,10 +75,16 @@ def train(measured: Measured, folder: Path, say: Callable[[str], None]) -> Prior
             say(f"prior of {family}: kept")
             continue
         start_s = time.perf_counter()
-        known[family] = train_family({device: (seen.rows, seen.time_s) for device, seen in devices.items()})
-        rows[family] = {device: _from(seen) for device, seen in devices.items()}
+        plenty = {device: seen for device, seen in devices.items() if len(seen) >= LEAST_PRIOR_ROWS}
+        if not plenty:
+            say(f"prior of {family}: no device has {LEAST_PRIOR_ROWS} rows")
+            continue
+        known[family] = train_family({device: (seen.rows, seen.time_s) for device, seen in plenty.items()}, kinds=kinds_of(plenty))
+        rows[family] = {device: _from(seen) for device, seen in plenty.items()}
         Prior(known, {**origin(None), "made_by": "hybridperf calibrations", "sources": _sources(), "measured": rows}).save(folder)
-        say(f"prior of {family}: {sum(map(len, devices.values()))} rows of {len(devices)} devices, {time.perf_counter() - start_s:.0f} s")
+        say(f"prior of {family}: {sum(map(len, plenty.values()))} rows of {len(plenty)} devices, {time.perf_counter() - start_s:.0f} s")
+    if not known:
+        raise InputError(f"no GPU has {LEAST_PRIOR_ROWS} rows of {' or '.join(measured.families)}; nothing to train a prior on")
     return load_prior(folder)
 
 
@@ -88,7 +96,8 @@ def tune(prior: Prior, measured: Measured, device: str) -> tuple[PerfModel, FitR
     if not found:
         return None
     fits = {
-        family: family_fit.adapt_rows(prior.families[family], seen.rows, seen.time_s, keep_rows=False) for family, seen in found.items()
+        family: family_fit.adapt_rows(prior.families[family], seen.rows, seen.time_s, spec, keep_rows=False)
+        for family, seen in found.items()
     }
     provenance = {
         **origin(None),

@@ -145,7 +145,7 @@ def fit(
         plots.fit_plot(report, out / "fit.png")
     else:
         (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
-    print(text.fit_report(report))
+    print(text.fit_report(report, prior=bool(model.families)))
     print(
         f"model of {model.device.name} in {out}"
         + (", errors of held-out rows in report.json, held_out.csv, fit.png" if report.rows else "")

@@ -2,7 +2,7 @@
 
 A family is a set of op groups whose times err alike. Inside it a slot names an implementation: op, framework, number format, quantisation,
 cache format, direction; each slot has knobs of its own. A row that does not say its framework is of the slot without one where the prior
-has met that, else of the slot most often met with the rest of its words: `defaults` says which, and predictions say so in their `note`.
+has met that, else of the first by name with the rest of its words: predictions say so in their `note`.
 
 What a row may tell the networks beside the op's own inputs are flags, `framework=vllm`, `kernel=...`; words the prior never met are
 silent.
@@ -11,14 +11,14 @@ silent.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hybridperf.hardware import DeviceSpec
+from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
-from hybridperf.ops import GROUPS, Gpu, columns, op_by_name, op_names
+from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.table import OpRows
 from hybridperf.prior import FamilyRows
 from hybridperf.residual import Inputs
@@ -34,12 +34,18 @@ FAMILIES = (*dict.fromkeys(_FAMILY.values()), "matmul_fp32")
 _NOT_AN_IMPLEMENTATION = frozenset({"distribution"})  # text of an op that its own inputs already hold as numbers
 _FLAGS = ("framework", "kernel", "algo")
 _NOT_A_SPELLING = frozenset({"mla_gen_pre", "mla_gen_post"})  # batched products by other kernels: not the `bmm` that they are counted as
+_UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}  # schemes that leave an op of this number format as it is
+# Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of accuracy without rows, and bring none with.
+_WITHOUT_WAVES = frozenset({"moe"})
 _FRAMEWORK = 1  # its place in a slot's words
 _SEPARATOR = "|"
 
 
 def family_of(group: str, dtype: str) -> str | None:
-    """The family of an op in a number format; None where no prior knows its group. Single precision runs on other units, without launch graphs: its own."""
+    """The family of an op in a number format; None where no prior knows its group.
+
+    Single precision runs on other units, without launch graphs: its own.
+    """
     family = _FAMILY.get(group)
     return "matmul_fp32" if family == "matmul" and dtype in _SINGLE else family
 
@@ -64,6 +70,33 @@ def gpu_of(device: DeviceSpec) -> Gpu | None:
     return Gpu(float(device.multiprocessors), float(device.l2_bytes))
 
 
+def kin_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
+    """Those of some known devices that have a device's architecture, itself included; where none has, those of its generation.
+
+    A generation is an architecture's first word and the first part of its number: Blackwell sm_103 is kin of sm_100 and not of sm_120.
+    """
+    arches = {name: arch for name in names if (arch := _arch(name)) is not None}
+    same = [name for name, arch in arches.items() if arch == device.arch]
+    return same or [name for name, arch in arches.items() if _generation(arch) == _generation(device.arch)]
+
+
+def kinds_of(names: Iterable[str]) -> dict[str, str]:
+    """The architecture of each device whose facts are known."""
+    return {name: arch for name in names if (arch := _arch(name)) is not None}
+
+
+def _generation(arch: str) -> tuple[str, str]:
+    words = arch.split()
+    return words[0], words[-1][:-1]
+
+
+def _arch(name: str) -> str | None:
+    try:
+        return load_device(name).arch
+    except InputError:
+        return None
+
+
 def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRows:
     """Rows `keep` (a mask [R]) of a part as the prior sees them."""
     gpu = gpu_of(device)
@@ -82,7 +115,7 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
     return FamilyRows(
         flops=column(part.work.flops),
         bytes=column(part.work.bytes),
-        blocks=column(part.op.blocks()),
+        blocks=np.broadcast_to(np.asarray(0.0 if part.op.group in _WITHOUT_WAVES else part.op.blocks(), np.float64), (n,))[keep],
         peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
         memory_bytes_per_s=device.memory_bytes_per_s,
         sm_count=gpu.sm_count,
@@ -95,8 +128,8 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
 def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
     """(rows whose slot is one of `known` where that can be told, what was assumed [N], empty where nothing was).
 
-    `known`: slots in order of how often they were met. A slot that only spells its op another way is the known one; a row without a
-    framework is taken for the slot that differs in nothing else.
+    `known`: slots, of which the first fits where several do. A slot that only spells its op another way, or names the scheme that quantises
+    nothing, is the known one; a row without a framework is taken for the slot that differs in nothing else.
     """
     taken = {slot: slot if slot in known else _stands_for(slot, known) for slot in dict.fromkeys(rows.slot)}
     slots, assumed = rows.slot.copy(), np.full(len(rows), "", object)
@@ -114,12 +147,18 @@ def _stands_for(slot: str, known: Sequence[str]) -> str:
 
     def fits(other: str) -> bool:
         its_name, its_framework, *its_rest = other.split(_SEPARATOR)
-        return its_rest == rest and framework in ("", its_framework) and _same_op(name, its_name)
+        return _plain(its_rest) == _plain(rest) and framework in ("", its_framework) and _same_op(name, its_name)
 
     def distance(other: str) -> list[bool]:
-        return [ours != theirs for ours, theirs in zip((name, framework), other.split(_SEPARATOR), strict=False)]
+        return [ours != theirs for ours, theirs in zip(slot.split(_SEPARATOR), other.split(_SEPARATOR), strict=True)]
 
     return min(filter(fits, known), key=distance, default=slot)
+
+
+def _plain(words: list[str]) -> list[str]:
+    """A slot's number format and text, without schemes that leave everything in that format."""
+    dtype, *text = words
+    return [dtype, *("" if _UNQUANTISED.get(word) == dtype else word for word in text)]
 
 
 def _same_op(name: str, other: str) -> bool:
@@ -131,25 +170,36 @@ def _same_op(name: str, other: str) -> bool:
 
 
 def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
-    """The flags of op and framework as the slots have them now, where they were others `before` [N]."""
+    """The flags as the slots have their words now, where these were others `before` [N]."""
     values, names = rows.inputs.values.copy(), list(rows.inputs.names)
-    for slot in dict.fromkeys(rows.slot[rows.slot != before]):
-        here = (rows.slot == slot) & (before != slot)
-        for at, label in enumerate(("op", "framework")):
-            if not (word := slot.split(_SEPARATOR)[at]):
+    for old, new in dict.fromkeys(zip(before, rows.slot, strict=True)):
+        here = (before == old) & (rows.slot == new)
+        for label, was, word in zip(_labels(new), old.split(_SEPARATOR), new.split(_SEPARATOR), strict=True):
+            if was == word:
                 continue
-            if (name := f"{label}={word}") not in names:
-                names.append(name)
+            if word and f"{label}={word}" not in names:
+                names.append(f"{label}={word}")
                 values = np.concatenate([values, np.zeros((len(values), 1))], 1)
-            of_label = [i for i, one in enumerate(names) if one.startswith(f"{label}=")]
-            values[np.ix_(here, of_label)] = 0.0
-            values[here, names.index(name)] = 1.0
+            for joint in "=_":  # ops write `quant_fp8` where they say it themselves
+                for one, raised in ((was, 0.0), (word, 1.0)):
+                    if (name := f"{label}{joint}{one}") in names:
+                        values[here, names.index(name)] = raised
     return dataclasses.replace(rows, inputs=Inputs(tuple(names), values))
+
+
+def _labels(slot: str) -> list[str]:
+    """What the words of a slot say."""
+    return ["op", "framework", "dtype", *_text_of(op_by_name(slot.split(_SEPARATOR)[0])[0])]
+
+
+def _text_of(op: Op | type[Op]) -> list[str]:
+    """Fields of an op whose words name an implementation."""
+    return [field for field in op.text if field not in _NOT_AN_IMPLEMENTATION]
 
 
 def _slots(part: OpRows, n: int) -> np.ndarray:
     name = part.name or columns(part.op)["op"]
-    text = [str(getattr(part.op, field)) for field in part.op.text if field not in _NOT_AN_IMPLEMENTATION]
+    text = [str(getattr(part.op, field)) for field in _text_of(part.op)]
     framework = part.labels.get("framework", np.full(n, "", object))
     slots = np.empty(n, object)
     for word in dict.fromkeys(framework):
@@ -162,7 +212,7 @@ def _flags(part: OpRows, n: int) -> Mapping[str, np.ndarray]:
     words = {label: part.labels[label] for label in _FLAGS if label in part.labels}
     words["op"] = np.full(n, part.name or columns(part.op)["op"], object)
     words["dtype"] = np.full(n, part.op.dtype, object)
-    words |= {field: np.full(n, str(getattr(part.op, field)), object) for field in part.op.text if field not in _NOT_AN_IMPLEMENTATION}
+    words |= {field: np.full(n, str(getattr(part.op, field)), object) for field in _text_of(part.op)}
     return {
         f"{label}={word}": (values == word).astype(np.float64) for label, values in words.items() for word in dict.fromkeys(values) if word
     }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.families import FAMILIES, by_family, family_of, family_rows, groups_of, with_defaults
+from hybridperf.families import FAMILIES, by_family, family_of, family_rows, groups_of, kin_of, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.model import GroupReport
 from hybridperf.ops import GROUPS
@@ -51,18 +51,18 @@ def adapt_families(
     fits = {}
     for family, known in prior.families.items():
         if family not in members:
-            fits[family] = FamilyFit(adapt(known), None, np.zeros(0))
+            fits[family] = FamilyFit(adapt(known, kin=kin_of(device, known.population.devices)), None, np.zeros(0))
             continue
         rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
         seconds = np.concatenate([time_s[part.rows[keep]] for part, keep in members[family]])
-        fits[family] = dataclasses.replace(adapt_rows(known, rows, seconds, keep_rows), parts=tuple(members[family]))
+        fits[family] = dataclasses.replace(adapt_rows(known, rows, seconds, device, keep_rows), parts=tuple(members[family]))
     return fits, np.sort(np.concatenate(rest))
 
 
-def adapt_rows(known: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, keep_rows: bool = True) -> FamilyFit:
+def adapt_rows(known: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, device: DeviceSpec, keep_rows: bool = True) -> FamilyFit:
     """One family's prior after rows of a device."""
     rows, _ = with_defaults(rows, known.population.slots)
-    return FamilyFit(adapt(known, rows, time_s, keep_rows=keep_rows), rows, time_s)
+    return FamilyFit(adapt(known, rows, time_s, keep_rows=keep_rows, kin=kin_of(device, known.population.devices)), rows, time_s)
 
 
 def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:

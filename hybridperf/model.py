@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hybridperf.families import by_family, family_rows, with_defaults
+from hybridperf.families import by_family, family_rows, groups_of, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, LEVELS, Device, DeviceSpec
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.ops import GROUPS, Op, OpCall
@@ -47,6 +47,7 @@ GROUP_KNOBS = (
 LEVEL_KNOBS = ("level_speedup", "line_s", "level_capacity")
 WEIGHTS_FILE = "residual.npz"
 _FAMILY = "family/"
+_UNKNOWN_SLOT_OCTAVES = 1.0  # an implementation never met counts as so far outside what was measured
 _WIDEST_OCTAVES = 3.0
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
@@ -140,7 +141,7 @@ class PerfModel:
             floors=np.array([0.0 if call.inlined else 1.0 for call in calls]),
             correction=self._by_group(calls, _correction, 0.0),
         )
-        for family, (at, rows) in self._by_family(calls).items():
+        for family, (at, rows, _) in self._by_family(calls).items():
             # a correction to the closed form as it stands here, so that knobs keep their meaning
             bare = jax.tree.map(lambda leaf, at=at: leaf[at], dataclasses.replace(table, times=np.ones(len(calls))))
             table.correction[at] = self.families[family].predict(rows).log_s - np.log(self.op_seconds(bare))
@@ -149,8 +150,8 @@ class PerfModel:
     def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
         """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where its group was not measured."""
         said = self._by_group(calls, GroupReport.outside, np.inf)
-        for family, (at, rows) in self._by_family(calls).items():
-            said[at] = self.families[family].predict(rows).outside
+        for family, (at, rows, _) in self._by_family(calls).items():
+            said[at] = self.families[family].predict(rows).outside + np.where(self._known(family, rows), 0.0, _UNKNOWN_SLOT_OCTAVES)
         return said
 
     def _work_in_place(self, call: OpCall) -> Work:
@@ -170,18 +171,35 @@ class PerfModel:
                 said[positions] = ask(self.groups[group], concatenate(each))
         return said
 
-    def _by_family(self, calls: Sequence[OpCall]) -> dict[str, tuple[np.ndarray, FamilyRows]]:
-        """Ops that an adapted prior prices: by family, which they are and how the prior sees them."""
+    def remarks(self, calls: Sequence[OpCall]) -> list[str]:
+        """What an adapted prior has to say of each op besides its time [U], empty where nothing: what it assumed, what it never met."""
+        said = np.full(len(calls), "", object)
+        for family, (at, rows, assumed) in self._by_family(calls).items():
+            said[at] = self._remarks(family, rows, assumed)
+        return list(said)
+
+    def _by_family(self, calls: Sequence[OpCall]) -> dict[str, tuple[np.ndarray, FamilyRows, np.ndarray]]:
+        """Ops that an adapted prior prices: by family, which they are, how the prior sees them, and what was assumed of each."""
         found: dict[str, list[tuple[int, FamilyRows]]] = {}
         for at, call in enumerate(calls) if self.families else ():
             for family, keep in by_family(part := self._part_of(call)):
                 if family in self.families and not call.inlined:
                     found.setdefault(family, []).append((at, family_rows(part, keep, self.device)))
-        rows_of = {family: join_rows([rows for _, rows in members]) for family, members in found.items()}
-        return {
-            family: (np.array([at for at, _ in members]), with_defaults(rows_of[family], self.families[family].prior.population.slots)[0])
-            for family, members in found.items()
-        }
+        out = {}
+        for family, members in found.items():
+            rows, assumed = with_defaults(join_rows([rows for _, rows in members]), self.families[family].prior.population.slots)
+            out[family] = np.array([at for at, _ in members]), rows, assumed
+        return out
+
+    def _remarks(self, family: str, rows: FamilyRows, assumed: np.ndarray) -> list[str]:
+        adapted = self.families[family]
+        alone = "" if adapted.rows else f"prior alone: no {family} of {self.device.id} was measured"
+        unknown_slot = np.where(self._known(family, rows), "", f"no such {family} was measured: usual knobs of the family")
+        return ["; ".join(filter(None, (alone, *said))) for said in zip(assumed, unknown_slot, strict=True)]
+
+    def _known(self, family: str, rows: FamilyRows) -> np.ndarray:
+        """Whether each row is of an implementation that was met, here or by the prior [N]."""
+        return np.isin(rows.slot, self.families[family].knobs.slots)
 
     def _part_of(self, call: OpCall) -> OpRows:
         """One op as a part of a table."""
@@ -254,15 +272,10 @@ class PerfModel:
         said = adapted.predict(rows)
         for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
             out[name][at] = np.exp(log_s)
-        known = np.isin(rows.slot, adapted.knobs.slots)
-        in_range[at] = (said.outside == 0) & known
-        remarks = [
-            np.full(len(at), "" if adapted.rows else f"prior alone: no {family} of {self.device.id} was measured", object),
-            assumed,
-            np.where(known, "", f"no such {family} was measured: usual knobs of the family"),
-            np.where(said.outside > 0, f"outside the measured range of {family}", ""),
-        ]
-        note[at] = ["; ".join(filter(None, row)) for row in zip(*remarks, strict=True)]
+        in_range[at] = (said.outside == 0) & self._known(family, rows)
+        far = np.where(said.outside > 0, f"outside the measured range of {family}", "")
+        remarks = zip(self._remarks(family, rows, assumed), far, strict=True)
+        note[at] = ["; ".join(filter(None, both)) for both in remarks]
 
     def uncalibrated(self, table: OpTable) -> list[str]:
         """Groups of a table this model has no measurements of."""
@@ -431,13 +444,14 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
     knobs = neutral_knobs()
     arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
     reports = {}
+    by_prior = {group for family in document["families"] for group in groups_of(family)}
     for group, entry in document["groups"].items():
         at = GROUPS.index(group)
         for name in GROUP_KNOBS:
             arrays[name][at] = float(entry[name])
         half_width = None if entry["half_width"] is None else float(entry["half_width"])
         names = list(entry["lowest"])
-        if names and not set(_WORK_FIELDS) <= set(names):  # none: a prior that no row of this group was added to
+        if not set(_WORK_FIELDS) <= set(names) and (names or group not in by_prior):  # no names: its family keeps the range
             raise ValueError(f"the range of {group} lacks {min(set(_WORK_FIELDS) - set(names))}")
         lowest, highest = ({name: float(entry[end][name]) for name in names} for end in ("lowest", "highest"))
         errors = tuple(map(float, entry["errors"]))

@@ -217,8 +217,8 @@ def _check_backend(model: PerfModel, workload: Workload) -> None:
 def _interval(
     model: PerfModel, workload: Workload, lowered: Lowered, group: np.ndarray, op_s: np.ndarray, outside: np.ndarray
 ) -> tuple[float, float] | None:
-    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, one slowness of the whole machine
-    (`PerfModel.drift`) is drawn for all of them, and both are sent through the evaluator.
+    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, one change of the whole machine's
+    slowness (`PerfModel.drift`) for all of them, and both are sent through the evaluator.
 
     An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
     """
@@ -236,7 +236,9 @@ def _interval(
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(outside), outside, 0.0))
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
-    seconds = op_s[:, None] * np.exp(error + (_draw(model.drift, rng) if model.drift else 0.0))
+    # calibration and step each met the machine in some state
+    state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
+    seconds = op_s[:, None] * np.exp(error + state)
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
@@ -278,6 +280,9 @@ def _notes(model: PerfModel, table: OpTable, op_s: np.ndarray, inside: np.ndarra
     for said in sorted(set(unmeasured.values())):
         share = op_s[row][np.isin(row, [at for at, what in unmeasured.items() if what == said])].sum() / total
         notes.append(f"{said}: {share:.1%} of the step is a guess")
+    remarks = np.array(model.remarks(workload.calls), object)
+    for said in sorted(set(remarks[row]) - {""}):
+        notes.append(f"{said} ({op_s[row][remarks[row] == said].sum() / total:.0%} of the step)")
     outside = op_s[row][~inside[row]].sum() / total
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")

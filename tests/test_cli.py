@@ -303,6 +303,32 @@ def test_fit_refuses_files_and_names(refused, rows, measured, tmp_path):
     assert "cannot write" in refused("fit", path, "--device", "v100", "--out", tmp_path / "file" / "model")
 
 
+def test_a_prior_that_cannot_serve_is_refused(refused, rows, measured, tmp_path):
+    path, out = rows(measured), tmp_path / "model"
+    assert "did you mean 'none'" in refused("fit", path, "--device", "v100", "--prior", "nome", "--out", out)
+    assert "unknown prior" in refused("fit", path, "--device", "v100", "--prior", tmp_path, "--out", out)  # a folder without one
+    assert "priors know GPUs" in refused("fit", path, "--device", "here", "--prior", tmp_path, "--out", out)
+    (tmp_path / "prior.json").write_text("{")
+    assert "is damaged" in refused("fit", path, "--device", "v100", "--prior", tmp_path, "--out", out)
+    write_json(tmp_path / "prior.json", "prior", 1, {"families": {}, "weights_sha256": "", "provenance": {}})
+    assert "prior.npz is missing beside it" in refused("fit", path, "--device", "v100", "--prior", tmp_path, "--out", out)
+    assert not out.exists()
+
+
+def test_a_data_folder_that_is_none_is_refused(refused, tmp_path):
+    out = tmp_path / "out"
+    for command in (("calibrations",), ("validate", "ops")):
+        given = (*command, "--out", out, "--data")
+        assert str(tmp_path / "none") in refused(*given, tmp_path / "none")
+        assert "unknown" in refused(*given, tmp_path, "--families", "softmux")
+    (tmp_path / "compute").mkdir()
+    assert "unknown device 'k80'" in refused("calibrations", "--data", tmp_path, "--devices", "k80", "--out", out)
+    assert "expected the tables" in refused("calibrations", "--data", tmp_path, "--out", out)
+    assert "expected the tables" in refused("validate", "ops", "--data", tmp_path, "--out", out)
+    assert "unknown split or family 'k80'" in refused("validate", "ops", "--data", tmp_path, "--leave", "k80", "--out", out)
+    assert not (out / "prior").exists()
+
+
 def test_models_that_cannot_be_read(refused, run, rows, tmp_path):
     table, out = rows(GEMMS), tmp_path / "out.csv"
     assert run("fit", "--device", "v100", "--prior", "none", "--out", tmp_path / "model")[0] == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.families import FAMILIES, by_family, family_of, family_rows, gpu_of, groups_of, with_defaults
+from hybridperf.families import FAMILIES, by_family, family_of, family_rows, gpu_of, groups_of, kin_of, with_defaults
 from hybridperf.hardware import load_device, this_cpu
 from hybridperf.io import InputError
 from hybridperf.ops import GROUPS, DecodeAttention, Gemm, Softmax
@@ -209,6 +209,22 @@ def test_nothing_is_assumed_where_more_than_the_framework_differs(row) -> None:
     assert assumed.tolist() == [""]
 
 
+@pytest.mark.parametrize(("row", "framework"), [(GEMM, "vllm"), (MOE, "trtllm"), (GEMM, "")])
+def test_no_scheme_is_the_scheme_that_quantises_nothing(row, framework) -> None:
+    """Serving frameworks' tables write `bfloat16` where nothing is quantised; a program says nothing."""
+    written = rows_of({**row, "quant": "bfloat16", "framework": framework})
+    asked, _ = with_defaults(rows_of(row), (*KNOWN[2:], *written.slot))
+    assert asked.slot.tolist() == written.slot.tolist()
+    np.testing.assert_array_equal(asked.inputs.select(written.inputs.names), written.inputs.values)
+    plain = rows_of(row)
+    backwards, assumed = with_defaults(rows_of({**row, "quant": "bfloat16"}), tuple(plain.slot))
+    assert (backwards.slot.tolist(), assumed.tolist()) == (plain.slot.tolist(), [""])
+    np.testing.assert_array_equal(backwards.inputs.select(plain.inputs.names), plain.inputs.values)
+    assert flags_of(backwards) == flags_of(plain)
+    other, _ = with_defaults(rows_of({**row, "quant": "int8_wo"}), tuple(written.slot))
+    assert other.slot.tolist() == rows_of({**row, "quant": "int8_wo"}).slot.tolist()
+
+
 def test_a_kernel_of_its_own_is_no_spelling() -> None:
     """Latent attention's projections are counted as batched products and are not run as such."""
     rows, assumed = with_defaults(rows_of({**GEMM, "op": "bmm", "batch": 4}), ("mla_gen_pre||bf16|", "mla_gen_post|vllm|bf16|"))
@@ -259,3 +275,20 @@ def test_a_single_op_is_seen_like_a_row_of_a_table() -> None:
         for field in dataclasses.fields(FamilyRows):
             if field.name not in ("slot", "inputs", "sizes"):
                 np.testing.assert_array_equal(np.ravel(getattr(one, field.name))[0], np.ravel(getattr(row, field.name))[0])
+
+
+@pytest.mark.parametrize(
+    ("device", "kin"),
+    [
+        ("h200_sxm", ["h100_sxm"]),
+        ("h100_sxm", ["h100_sxm"]),
+        ("gb200", ["b200_sxm"]),
+        ("b300_sxm", ["b200_sxm"]),  # another number of the same generation
+        ("rtx_pro_6000_server", []),  # the same name, another generation of units
+        ("l40s", []),
+        ("a40", ["a100_sxm4_80g"]),
+        ("t4", []),
+    ],
+)
+def test_kin_have_the_architecture_or_else_the_generation(device: str, kin: list[str]) -> None:
+    assert kin_of(load_device(device), ["v100_sxm2", "a100_sxm4_80g", "h100_sxm", "b200_sxm", "nobody"]) == kin

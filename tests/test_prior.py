@@ -11,7 +11,7 @@ import pytest
 from hybridperf import gaussian_process as process
 from hybridperf.gaussian_process import Examples, Hyper
 from hybridperf.prior import Adapted, FamilyPrior, FamilyRows, adapt, adapted, concatenate, family, train_family, trunk
-from hybridperf.prior.knobs import KNOBS, Population, fit_each_slot, fit_new, jacobian, population, roofline
+from hybridperf.prior.knobs import KNOBS, Population, SlotKnobs, fit_each_slot, fit_new, jacobian, population, roofline
 from hybridperf.residual import Inputs
 
 NOISE = 0.03
@@ -118,10 +118,22 @@ def test_the_population_is_the_mean_of_devices_and_slots_shrink_to_it() -> None:
     assert (usual.spread > 0).all()
 
 
+def test_kin_are_where_a_device_starts() -> None:
+    """Means of the kin where they were measured, of all where not; nobody's kin starts from all."""
+    one, two, three = np.zeros(5), np.ones(5), np.full(5, 3.0)
+    devices = {"a": SlotKnobs(("x",), one[None], one), "b": SlotKnobs(("x", "y"), np.stack([two, two]), two),
+               "c": SlotKnobs(("x", "y"), np.stack([three, three]), three)}  # fmt: skip
+    usual = population(devices)
+    np.testing.assert_allclose(usual.mean[:, 0], [4 / 3, 2.0])
+    np.testing.assert_allclose(usual.among(["a", "b"]).mean[:, 0], [0.5, 1.0])
+    np.testing.assert_allclose(usual.among(["a"]).mean[:, 0], [0.0, 2.0])
+    np.testing.assert_allclose(usual.among(["a"]).other, 0.0)
+    assert usual.among([]) is usual
+
+
 def test_rows_of_one_slot_tell_something_of_the_others() -> None:
-    usual = Population(
-        SLOTS, true_theta("old", np.array(SLOTS, object)), true_theta("old", np.array(SLOTS, object)).mean(0), np.full(5, 0.2)
-    )
+    theta = true_theta("old", np.array(SLOTS, object))
+    usual = Population(SLOTS, theta, theta.mean(0), np.full(5, 0.2), ("old",), theta[None])
     rows, time_s = without_ripples("old", 300, 3)
     eager = np.flatnonzero(rows.slot == "eager")
     slower = fit_new(usual, rows.rows(eager), 1.3 * time_s[eager])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ MOST_KEPT_ROWS = 2500
 OWN_HYPER_ROWS = 200  # from so many rows on, the rows have a word on the hyper-parameters
 _OWN_HYPER_MOST = 500
 _OWN_HYPER_STEPS = 60
+_FOLDS, _FOLDED_ROWS = 5, 400  # more rows are dealt into two
 _LEAST_CALIBRATING = 10  # fewer left-out errors have no 90 % quantile
 _PRIOR_ROWS = 10
 _LARGE_ERROR = 0.5  # a few rows far off say nothing of the rest
@@ -147,9 +148,14 @@ class Adapted:
 
 
 def adapt(
-    prior: FamilyPrior, rows: FamilyRows | None = None, time_s: np.ndarray | None = None, seed: int = 0, keep_rows: bool = True
-) -> Adapted:
-    """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept, however few there are."""
+    prior: FamilyPrior, rows: FamilyRows | None = None, time_s: np.ndarray | None = None, seed: int = 0, keep_rows: bool = True,
+    kin: Sequence[str] = (),
+) -> Adapted:  # fmt: skip
+    """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept, however few there are.
+
+    `kin`: devices of the prior that have its architecture (it may be one of them); their knobs are where it starts.
+    """
+    prior = prior.among(kin)
     if rows is None or time_s is None or len(rows) == 0:
         return Adapted(prior, prior.population.typical(), 0, prior.sizes, prior.quantile, np.zeros(0), np.zeros(0), np.zeros(0, int))
     time_s = np.asarray(time_s, np.float64)
@@ -157,24 +163,51 @@ def adapt(
         raise ValueError("measured times must be finite and above zero")
     if len(rows) > MOST_KEPT_ROWS or not keep_rows:
         return _tuned(prior, rows, time_s, seed)
+    many = len(rows) >= OWN_HYPER_ROWS
+    found, error, deviation = _few(prior, rows, time_s, many, seed)
+    if many:  # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too small
+        error, deviation = _cross_validated(prior, rows, time_s, seed)
+    quantile = _quantile(error, deviation, prior.quantile)
+    return dataclasses.replace(
+        found, quantile=quantile, held_out=error, held_out_log_width=quantile * deviation, held_out_at=np.arange(len(rows))
+    )
+
+
+def _few(prior: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, many: bool, seed: int) -> tuple[Adapted, np.ndarray, np.ndarray]:
+    """(knobs and process over the rows, errors of each row left out [N], their standard deviations [N]).
+
+    `many`: the rows have a word on the hyper-parameters, and on whether the trunk is heard.
+    """
     knobs = knob_fits.fit_new(prior.population, rows, time_s)
     on = knobs.roofline(rows)
     x, f, _ = prior.trunk(rows, on)
     target = unbounded(np.log(time_s) - on.total)
     # Fewer rows cannot tell whether the trunk misleads: their errors left out agree to a point, and the wrong choice costs three.
-    shares = (1.0, 0.0) if len(rows) >= OWN_HYPER_ROWS else (1.0,)
-    learned = [(share, *_learned(prior.hyper, Examples(x, share * f, target), seed)) for share in shares]
+    shares = (1.0, 0.0) if many else (1.0,)
+    learned = [(share, *_learned(prior.hyper, Examples(x, share * f, target), many, seed)) for share in shares]
     share, seen, left_out = min(learned, key=lambda one: np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean())
     error = bounded(target + left_out.error) - bounded(target)
-    quantile = _quantile(error, left_out.deviation, prior.quantile)
-    width = quantile * left_out.deviation
-    return Adapted(
-        prior, knobs, len(rows), Sizes.of(rows), quantile, error, width, np.arange(len(rows)), process=seen, trunk_share=share
-    )  # fmt: skip
+    nothing, nowhere = np.zeros(0), np.zeros(0, int)
+    found = Adapted(prior, knobs, len(rows), Sizes.of(rows), 1.0, nothing, nothing, nowhere, process=seen, trunk_share=share)
+    return found, error, left_out.deviation
 
 
-def _learned(hyper: Hyper, examples: Examples, seed: int) -> tuple[Process, process.LeftOut]:
-    if len(examples) >= OWN_HYPER_ROWS:
+def _cross_validated(prior: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(error, standard deviation) of each row [N] by knobs, hyper-parameters and process of the other folds."""
+    folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
+    fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
+    error, deviation = np.empty(len(rows)), np.empty(len(rows))
+    for k in range(folds):
+        mine = fold == k
+        found, _, _ = _few(prior, rows.rows(~mine), time_s[~mine], True, seed)
+        said = dataclasses.replace(found, sizes=Sizes.of(rows)).predict(rows.rows(mine))  # a fold's narrower range is not the point
+        error[mine] = said.log_s - np.log(time_s[mine])
+        deviation[mine] = said.high_log_s - said.log_s
+    return error, deviation
+
+
+def _learned(hyper: Hyper, examples: Examples, own: bool, seed: int) -> tuple[Process, process.LeftOut]:
+    if own:
         some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
         hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
     return process.learn(hyper, examples)

@@ -7,7 +7,7 @@ prior device a trunk trained without it, since a trunk's errors on its own devic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,6 +64,16 @@ class FamilyPrior:
     hyper: Hyper
     sizes: Sizes
     quantile: float  # deviations that hold 90 % of a new device's measurements, for the prior device where that took most, and some more
+    kin_quantile: float | None = None  # the same of devices whose kin were among the others; None: there were none
+
+    def among(self, kin: Sequence[str]) -> FamilyPrior:
+        """For a device of which some prior devices are kin (of one architecture): their knobs, and full belief in the trunk they taught."""
+        kin = [name for name in kin if name in self.population.devices]
+        if not kin:
+            return self
+        hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
+        quantile = self.quantile if self.kin_quantile is None else self.kin_quantile
+        return dataclasses.replace(self, population=self.population.among(kin), hyper=hyper, quantile=quantile)
 
     def trunk(self, rows: FamilyRows, on: Roofline, params: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's sizes, its members' deviation [N])."""
@@ -75,7 +85,7 @@ class FamilyPrior:
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
         out = {f"trunk/{name}": np.asarray(leaf) for name, leaf in flatten_dict(dict(self.params), sep="/").items()}
-        out |= {f"population/{name}": getattr(self.population, name) for name in ("mean", "other", "spread")}
+        out |= {f"population/{name}": getattr(self.population, name) for name in ("mean", "other", "spread", "own")}
         out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
         out |= {f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name)) for field in dataclasses.fields(Hyper)}
         return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
@@ -84,9 +94,11 @@ class FamilyPrior:
         """The rest, as plain numbers and names."""
         return {
             "slots": list(self.population.slots),
+            "devices": list(self.population.devices),
             "inputs": list(self.standard.names),
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
+            "kin_quantile": self.kin_quantile,
         }
 
     @staticmethod
@@ -95,12 +107,20 @@ class FamilyPrior:
         of = {name: np.asarray(array) for name, array in arrays.items()}
         params = unflatten_dict({name.removeprefix("trunk/"): array for name, array in of.items() if name.startswith("trunk/")}, sep="/")
         return FamilyPrior(
-            Population(tuple(document["slots"]), of["population/mean"], of["population/other"], of["population/spread"]),
+            Population(
+                slots=tuple(document["slots"]),
+                mean=of["population/mean"],
+                other=of["population/other"],
+                spread=of["population/spread"],
+                devices=tuple(document["devices"]),
+                own=of["population/own"],
+            ),
             Standard(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
             params,
             Hyper(**{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}),
             Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
+            None if document["kin_quantile"] is None else float(document["kin_quantile"]),
         )
 
 
@@ -114,8 +134,16 @@ def bounded(u: np.ndarray) -> np.ndarray:
     return np.asarray(BOUND * np.tanh(u / BOUND))
 
 
-def train_family(devices: Mapping[str, tuple[FamilyRows, np.ndarray]], seed: int = 0, recipe: trunk.Recipe = trunk.Recipe()) -> FamilyPrior:  # noqa: B008
-    """The prior of one family from rows and seconds [N] of each device. Deterministic; about a minute for four devices."""
+def train_family(
+    devices: Mapping[str, tuple[FamilyRows, np.ndarray]],
+    seed: int = 0,
+    recipe: trunk.Recipe = trunk.Recipe(),  # noqa: B008
+    kinds: Mapping[str, str] | None = None,
+) -> FamilyPrior:
+    """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a minute for four devices.
+
+    `kinds`: the architecture of each device, by which they are kin.
+    """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
         raise ValueError("a prior needs at least one device, and rows of each")
     random = np.random.default_rng(seed)
@@ -135,12 +163,17 @@ def train_family(devices: Mapping[str, tuple[FamilyRows, np.ndarray]], seed: int
     if len(measured) == 1:
         return dataclasses.replace(prior, quantile=_UNKNOWN_QUANTILE)
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)  # one network per device left out adds up
-    left_out = _leave_one_device_out(prior, measured, own, data, shorter, seed)
-    hyper = process.fit_hyper(prior.hyper, [rows for rows, _ in left_out], _HYPER_STEPS)
+    kinds = kinds or {}
+    kin = {name: [other for other in measured if other != name and name in kinds and kinds.get(other) == kinds[name]] for name in measured}
+    left_out = _leave_one_device_out(prior, measured, own, data, kin, shorter, seed)
+    hyper = process.fit_hyper(prior.hyper, [rows for rows, _, _ in left_out], _HYPER_STEPS)
     prior = dataclasses.replace(prior, hyper=hyper)
     # Of D + 1 devices alike, the new one is the worst with chance 1 / (D + 1): the fewer were seen, the more the worst of them is widened.
-    worst = max(_quantile_without_rows(hyper, cold) for _, cold in left_out)
-    return dataclasses.replace(prior, quantile=worst * (1 + 1 / len(left_out)))
+    worst = max(_quantile_without_rows(hyper, cold) for _, cold, _ in left_out)
+    believing = dataclasses.replace(hyper, belief=np.array(1.0))
+    of_kin = [_quantile_without_rows(believing, rows) for _, _, rows in left_out if rows is not None]
+    kin_quantile = max(of_kin) * (1 + 1 / len(of_kin)) if of_kin else None
+    return dataclasses.replace(prior, quantile=worst * (1 + 1 / len(left_out)), kin_quantile=kin_quantile)
 
 
 def _box(parts: list[FamilyRows]) -> Sizes:
@@ -153,10 +186,13 @@ def _leave_one_device_out(
     measured: Mapping[str, tuple[FamilyRows, np.ndarray]],
     own: Mapping[str, SlotKnobs],
     data: list[tuple[np.ndarray, np.ndarray]],
+    kin: Mapping[str, Sequence[str]],
     recipe: trunk.Recipe,
     seed: int,
-) -> list[tuple[Examples, Examples]]:
-    """Per device: its rows under knobs found from a few of them, and under the knobs of a device of which nothing was measured."""
+) -> list[tuple[Examples, Examples, Examples | None]]:
+    """Per device: its rows under knobs found from a few of them, under those of a device of which nothing was measured, and under those
+    of its kin (None where it has none among the others).
+    """
     names = list(measured)
     sees = np.repeat(~np.eye(len(names), dtype=bool), _INNER_MEMBERS, 0)
     inner = trunk.train(data, sees, recipe, seed + 1)
@@ -176,6 +212,7 @@ def _leave_one_device_out(
             (
                 _examples(prior, params, rows.rows(some), time_s[some], warm),
                 _examples(prior, params, rows.rows(many), time_s[many], others.typical()),
+                _examples(prior, params, rows.rows(many), time_s[many], others.among(kin[name]).typical()) if kin[name] else None,
             )
         )
     return out

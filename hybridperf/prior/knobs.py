@@ -31,6 +31,7 @@ KNOBS = ("floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wav
 _START = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6])  # sharpness is p - 1
 _START_SPREAD = np.array([1.5, 0.5, 0.5, 0.5, 1.5])
 _LEAST_SPREAD = np.array([0.15, 0.1, 0.1, 0.1, 0.2])  # three devices that happen to agree do not make a law
+_KIN_SPREAD = 0.5  # of the spread over all devices: few rows of H200 no longer spoil what H100 says of it
 _SHARPNESS_SPREAD = 0.1  # few rows say little of the corner, and it trades against the efficiencies
 _PRIOR_LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly where rows are plenty
 _NEW_LOSS_SCALE = 0.25  # a new device's few rows err together: what the closed form misses is shared by neighbours
@@ -105,12 +106,24 @@ def positions(slot: np.ndarray, slots: Sequence[str]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """What knobs of a family usually are: a mean per slot, one for slots never seen, and how devices scatter around them."""
+    """What knobs of a family usually are: a mean per slot, one for slots never seen, and how devices scatter around them. D devices."""
 
     slots: tuple[str, ...]
     mean: np.ndarray  # [len(slots), K]
     other: np.ndarray  # [K]
     spread: np.ndarray  # [K]
+    devices: tuple[str, ...]
+    own: np.ndarray  # [D, len(slots), K] knobs of each device; not a number where it was not measured
+
+    def among(self, kin: Sequence[str]) -> Population:
+        """With the means of some devices where these were measured: what a device of their kind starts from."""
+        if not kin:
+            return self
+        of_kin = self.own[[self.devices.index(name) for name in kin]]
+        met = np.isfinite(of_kin[..., 0]).any(0)
+        mean = self.mean.copy()
+        mean[met] = np.nanmean(of_kin[:, met], 0)
+        return dataclasses.replace(self, mean=mean, other=mean[met].mean(0), spread=_KIN_SPREAD * self.spread)
 
     def typical(self) -> SlotKnobs:
         """Knobs of a device of which nothing was measured."""
@@ -137,7 +150,10 @@ def population(devices: Mapping[str, SlotKnobs]) -> Population:
     apart = np.concatenate([k.theta - mean[[slots.index(slot) for slot in k.slots]] for k in devices.values()])
     spread = np.sqrt((apart**2).mean(0) + _LEAST_SPREAD**2)
     spread[KNOBS.index("sharpness")] = _SHARPNESS_SPREAD
-    return Population(slots, mean, mean.mean(0), spread)
+    own = np.full((len(devices), *mean.shape), np.nan)
+    for i, knobs in enumerate(devices.values()):
+        own[i, [slots.index(slot) for slot in knobs.slots]] = knobs.theta
+    return Population(slots, mean, mean.mean(0), spread, tuple(devices), own)
 
 
 def fit_new(prior: Population, rows: FamilyRows, time_s: np.ndarray) -> SlotKnobs:

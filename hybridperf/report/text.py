@@ -81,10 +81,13 @@ def prediction(result: Prediction) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])
 
 
-def fit_report(report: FitReport) -> str:
-    """Held-out errors per group of ops, beside those of the knobs without what is learned and of the datasheet; whether intervals hold."""
+def fit_report(report: FitReport, prior: bool = False) -> str:
+    """Held-out errors per group of ops, beside those of the knobs without what is learned and of the datasheet; whether intervals hold.
+
+    `prior`: other devices' rows stand behind the model.
+    """
     if not report.rows:
-        return "no rows: the model is the datasheet roofline"
+        return "no rows: the model is " + ("what the datasheet and other GPUs' rows say" if prior else "the datasheet roofline")
     rows = [
         [
             r.op, str(r.rows), percent(r.median_ape), percent(r.mean_ape), percent(r.knobs_ape), percent(r.roofline_ape), percent(r.noise),

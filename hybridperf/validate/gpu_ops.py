@@ -27,6 +27,8 @@ import numpy as np
 import pandas as pd
 
 import hybridperf
+from hybridperf.families import kin_of, kinds_of
+from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json, replacing, write_json, write_table
 from hybridperf.prior import Adapted, FamilyPrior, adapt, train_family
 from hybridperf.prior.trunk import Recipe
@@ -156,7 +158,7 @@ def _fitted(
         return None
     prior, _ = kept_prior(others, family, split, effort, seed, keep)
     own = devices[device].some((devices[device].about["split"] == "train").to_numpy())
-    return adapt(prior, own.rows, own.time_s)
+    return adapt(prior, own.rows, own.time_s, kin=kin_of(load_device(device), prior.population.devices))
 
 
 def _kept(path: Path, version: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -214,9 +216,15 @@ def judge_family(
     results = [
         {"split": split.name, "kind": split.kind, "family": family, "device": device, **result}
         for device, line in judged
-        for result in judge_line(elsewhere, devices[device], device, line, split, effort, seed)
+        for result in judge_line(_for(elsewhere, device), devices[device], device, line, split, effort, seed)
     ]
     return {"prior": trained, "results": results}
+
+
+def _for(elsewhere: Elsewhere, device: str) -> Elsewhere:
+    """With the prior as one device takes it: from those of its architecture, where there are any."""
+    prior = elsewhere.prior
+    return dataclasses.replace(elsewhere, prior=prior.among(kin_of(load_device(device), prior.population.devices)))
 
 
 def kept_prior(
@@ -233,7 +241,7 @@ def kept_prior(
                     return FamilyPrior.read(dict(arrays), document["prior"]), document["made"]
     begun = time.monotonic()
     recipe = Recipe() if effort.steps is None else Recipe(steps=effort.steps)
-    prior = train_family({name: (rows.rows, rows.time_s) for name, rows in others.items()}, seed, recipe)
+    prior = train_family({name: (rows.rows, rows.time_s) for name, rows in others.items()}, seed, recipe, kinds_of(others))
     made["seconds"] = time.monotonic() - begun
     if keep and path:
         with replacing(path.with_suffix(".npz"), "wb") as handle:
