@@ -100,7 +100,7 @@ def fit(
         time_s = np.zeros(0) if usable is None else usable["time_s"].to_numpy(np.float64)
         fits, left = family_fit.adapt_families(known, parsed, time_s, device)
         rest = None if usable is None else usable.iloc[left]
-        provenance["prior"] = {**known.provenance, "rows": family_fit.summary(fits)}
+        provenance["prior"] = {"date": known.provenance.get("date"), "rows": family_fit.summary(fits)}
     alone = None if rest is None or rest.empty else _fit_alone(read_measurements(rest, device), device)
     model, report = model_of_families(device, fits, alone)
     rows = 0 if usable is None else len(usable)

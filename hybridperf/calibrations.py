@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,8 +44,7 @@ def run(
     for family in families:
         if family not in FAMILIES:
             raise unknown("family", family, FAMILIES, f"known are {', '.join(FAMILIES)}")
-    if not (data / "compute").is_dir():
-        raise InputError(f"expected the measured data in {data} (with a folder compute), found none; give --data DIR")
+    sources.require_data(data)
     for device in devices:
         load_device(device)
     measured = sources.read_families(data, families)
@@ -119,8 +117,3 @@ def _sources() -> dict[str, dict[str, str]]:
 def _from(seen: DeviceRows) -> dict[str, int]:
     """Rows by table."""
     return {str(file): int(count) for file, count in seen.about["file"].value_counts(sort=False).items()}
-
-
-def default_data() -> Path:
-    """The data folder: HYBRIDPERF_DATA, or beside the checkout."""
-    return Path(os.environ.get("HYBRIDPERF_DATA", "../shared/data"))

@@ -36,7 +36,7 @@ from hybridperf.report import device_plots, text
 from hybridperf.validate import model_ops, null_models
 from hybridperf.validate.gpu_lines import FAMILIES, GOAL_SIZES, LINES, SPLITS, Line, Split, goal, has_goal, rows_of_size
 from hybridperf.validate.gpu_scores import LEAST_TESTED, Guesses, repeat_noise, scores
-from hybridperf.validate.sources import FILES, DeviceRows, Measured, read_families, table_path
+from hybridperf.validate.sources import FILES, DeviceRows, Measured, read_families, require_data, table_path
 
 SCHEMA_VERSION = 1
 LEAST_PRIOR_ROWS = 300  # of a device, to be part of a prior
@@ -74,6 +74,7 @@ def run(
 ) -> Mapping[str, Any]:  # fmt: skip
     """Judge; leaves `gpu_ops.json`, `gpu_ops.csv` (a line per split, device, line, rows and kind of shape) and plots in `out`."""
     data, out = Path(data), Path(out)
+    require_data(data)
     effort = QUICK if quick else Effort(GOAL_SIZES if goals_only else None, everything=everything, goals_only=goals_only)
     names = list(splits or [split.name for split in SPLITS])
     if quick:

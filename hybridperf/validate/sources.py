@@ -118,6 +118,12 @@ FILES: Mapping[str, tuple[Source, tuple[str, ...]]] = {
 MODEL_OPS = "neusight_model_ops"
 
 
+def require_data(data: Path) -> None:
+    """`InputError` where a folder is not the data folder."""
+    if not (data / "compute").is_dir():
+        raise InputError(f"expected the measured data in {data} (with a folder compute), found none; give --data DIR")
+
+
 def table_path(data: Path, name: str) -> Path:
     """Where a table lies in the data folder."""
     return data / "compute" / f"{name}.csv.gz"
