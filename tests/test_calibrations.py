@@ -166,11 +166,6 @@ def test_wrong_words_are_one_sentence(data: Path, tmp_path: Path, arguments: dic
     assert not (tmp_path / "out").exists()
 
 
-def test_the_data_folder_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HYBRIDPERF_DATA", str(tmp_path))
-    assert calibrations.default_data() == tmp_path
-
-
 def test_devices_that_are_shipped_are_known(data_dir: Path) -> None:
     measured = sources.read_families(data_dir, ["softmax", "quantise"])
     for device in calibrations.DEVICES:

@@ -255,7 +255,7 @@ def test_what_is_saved_predicts_the_same(request: pytest.FixtureRequest, tmp_pat
     assert set(document["families"]) == {"matmul", "softmax"}
     assert document["families"]["matmul"]["slots"] == ["gemm|vllm|bf16|"]
     assert document["families"]["matmul"]["rows"] == model.families["matmul"].rows
-    assert document["provenance"]["prior"]["made_by"] == "a test"
+    assert document["provenance"]["prior"]["date"] == "2026-11-01"
     assert "gemm" in text.known(str(tmp_path))
 
 

@@ -14,6 +14,7 @@ from hybridperf.roofline import Work
 CACHE_LINE_BYTES = 64.0
 INDEX_BYTES = 4.0
 PAGE_BYTES = 4096.0
+_LINES_BEFORE_PREFETCH = 8.0
 
 
 @register("copy", "concat", "slice", "pad")
@@ -56,6 +57,14 @@ class Transpose(Op):
         return Work(bytes=moved, reuse_bytes=moved, strided_reads=n, strided_bytes=spanned, steps=n)
 
 
+def scattered_lines(row_bytes: Any) -> Any:
+    """Cache lines of a row at a random place that are each waited for: prefetching starts only some lines into a row, and then keeps up.
+
+    Measured on a Xeon, cold: rows of 350 to 600 bytes take 13 to 16 ns a line, rows of 2 KiB 6 ns.
+    """
+    return np.clip(row_bytes / CACHE_LINE_BYTES, 1.0, _LINES_BEFORE_PREFETCH)
+
+
 @register("gather", "embedding")
 @dataclasses.dataclass(frozen=True)
 class Gather(Op):
@@ -83,7 +92,7 @@ class Gather(Op):
         return Work(
             bytes=moved,
             reuse_bytes=reuse_distance_bytes(unique, row_bytes),
-            scattered_reads=self.rows,  # the start of a row is a jump to anywhere in the table; the rest of it streams
+            scattered_reads=self.rows * scattered_lines(row_bytes),
             steps=self.rows,
         )
 
@@ -114,7 +123,7 @@ class ScatterAdd(Op):
             flops=self.rows * self.cols,
             bytes=moved,
             reuse_bytes=reuse_distance_bytes(unique, row_bytes),
-            scattered_reads=self.rows,  # as for a gather
+            scattered_reads=self.rows * scattered_lines(row_bytes),
             steps=self.rows,
         )
 
