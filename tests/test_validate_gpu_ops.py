@@ -192,6 +192,9 @@ def test_an_unknown_split_is_one_sentence(tmp_path) -> None:
 
 
 def test_without_data_there_is_nothing_to_judge(tmp_path) -> None:
+    with pytest.raises(InputError, match="expected the measured data in"):
+        gpu_ops.run(tmp_path, tmp_path / "out", splits=["t4"], families=["softmax"])
+    (tmp_path / "compute").mkdir()
     with pytest.raises(InputError, match="no rows to judge under"):
         gpu_ops.run(tmp_path, tmp_path / "out", splits=["t4"], families=["softmax"])
 

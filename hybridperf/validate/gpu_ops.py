@@ -74,7 +74,6 @@ def run(
 ) -> Mapping[str, Any]:  # fmt: skip
     """Judge; leaves `gpu_ops.json`, `gpu_ops.csv` (a line per split, device, line, rows and kind of shape) and plots in `out`."""
     data, out = Path(data), Path(out)
-    require_data(data)
     effort = QUICK if quick else Effort(GOAL_SIZES if goals_only else None, everything=everything, goals_only=goals_only)
     names = list(splits or [split.name for split in SPLITS])
     if quick:
@@ -83,6 +82,7 @@ def run(
         raise InputError(
             f"unknown split or family {unknown[0]!r}; splits are {', '.join(s.name for s in SPLITS)}, families {', '.join(FAMILIES)}"
         )
+    require_data(data)
     chosen = [split for split in SPLITS if split.name in names]
     version = _version(data, seed, effort)
     parts: list[dict[str, Any]] = []
