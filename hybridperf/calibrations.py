@@ -11,11 +11,9 @@ rows has the prior's word on them.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hybridperf import family_fit
 from hybridperf.calibrate import REPORT_SCHEMA_VERSION, FitReport, model_of_families
@@ -66,8 +64,8 @@ def run(
 
 def train(measured: Measured, folder: Path, say: Callable[[str], None]) -> Prior:
     """The prior of every family in `measured`, those that lie in `folder` already kept; saved after each."""
-    known = dict(load_prior(folder).families) if (folder / "prior.json").exists() else {}
-    rows: dict[str, Any] = dict(load_prior(folder).provenance.get("measured", {})) if known else {}
+    before = load_prior(folder) if (folder / "prior.json").exists() else Prior({}, {})
+    known, rows = dict(before.families), dict(before.provenance.get("measured", {}))
     for family, devices in measured.families.items():
         if family in known:
             say(f"prior of {family}: kept")
@@ -103,7 +101,7 @@ def tune(prior: Prior, measured: Measured, device: str) -> tuple[PerfModel, FitR
         "sources": _sources(),
         "measured": {family: _from(seen) for family, seen in found.items()},
         "rows": sum(map(len, found.values())),
-        "prior": {"date": prior.provenance.get("date", str(datetime.date.today()))},
+        "prior": {"date": prior.provenance.get("date")},
     }
     model, report = model_of_families(spec, fits)
     return dataclasses.replace(model, provenance={**provenance, "fit": report.summary()}), report

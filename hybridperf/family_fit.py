@@ -37,9 +37,9 @@ class FamilyFit:
 
 
 def adapt_families(
-    prior: Prior, parsed: ParsedOps | None, time_s: np.ndarray, device: DeviceSpec, keep_rows: bool = True
+    prior: Prior, parsed: ParsedOps | None, time_s: np.ndarray, device: DeviceSpec
 ) -> tuple[dict[str, FamilyFit], np.ndarray]:
-    """(fit by family, positions of rows that belong to none); `time_s` [rows of the table], `keep_rows` as in `prior.adapt`."""
+    """(fit by family, positions of rows that belong to none); `time_s` [rows of the table]."""
     members: dict[str, list[tuple[OpRows, np.ndarray]]] = {}
     rest: list[np.ndarray] = [np.zeros(0, int)]
     for part in parsed.parts if parsed else ():
@@ -55,12 +55,12 @@ def adapt_families(
             continue
         rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
         seconds = np.concatenate([time_s[part.rows[keep]] for part, keep in members[family]])
-        fits[family] = dataclasses.replace(adapt_rows(known, rows, seconds, device, keep_rows), parts=tuple(members[family]))
+        fits[family] = dataclasses.replace(adapt_rows(known, rows, seconds, device), parts=tuple(members[family]))
     return fits, np.sort(np.concatenate(rest))
 
 
 def adapt_rows(known: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, device: DeviceSpec, keep_rows: bool = True) -> FamilyFit:
-    """One family's prior after rows of a device."""
+    """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
     rows, _ = with_defaults(rows, known.population.slots)
     return FamilyFit(adapt(known, rows, time_s, keep_rows=keep_rows, kin=kin_of(device, known.population.devices)), rows, time_s)
 

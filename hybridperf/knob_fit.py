@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.model import GROUP_KNOBS, OpTable, Platform, canonical, durations, neutral_knobs
 from hybridperf.ops import GROUPS
+from hybridperf.robust import huber_data_only
 from hybridperf.roofline import Knobs
 
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
@@ -144,7 +145,7 @@ def fit_knobs(table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out
                 lambda theta: np.asarray(residuals(theta, jnp.asarray(weights), *data)),
                 start,
                 jac=lambda theta: np.asarray(jacobian(theta, jnp.asarray(weights), *data)),
-                loss=_huber_data_only(len(measured)),
+                loss=huber_data_only(len(measured)),
                 max_nfev=60,
                 ftol=SOLVED,
                 xtol=SOLVED,
@@ -167,18 +168,6 @@ def problem(parameters: Parameters, bare: frozenset[int], device: DeviceSpec) ->
         return jnp.concatenate([errors, (theta - means) / widths])
 
     return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
-
-
-def _huber_data_only(rows: int) -> Any:
-    """SciPy loss callback: pseudo-Huber (soft l1) for the first `rows` residuals, plain squares for the prior's."""
-
-    def loss(z: np.ndarray) -> np.ndarray:
-        rho = np.stack([z, np.ones_like(z), np.zeros_like(z)])
-        root = np.sqrt(1 + z[:rows])
-        rho[:, :rows] = 2 * (root - 1), 1 / root, -0.5 / root**3
-        return rho
-
-    return loss
 
 
 def _thinned(table: OpTable, measured: np.ndarray) -> np.ndarray:

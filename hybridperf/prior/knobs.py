@@ -26,6 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from hybridperf.prior.rows import FamilyRows
+from hybridperf.robust import huber_data_only
 
 KNOBS = ("floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s")
 _START = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6])  # sharpness is p - 1
@@ -195,20 +196,8 @@ def _map_fit(
         return np.concatenate([out.reshape(len(slot), -1), np.eye(len(x))])
 
     start = np.zeros((1 + len(here)) * knobs)
-    found = least_squares(residuals, start, jac=derivative, loss=_huber_data_only(len(slot)), max_nfev=100, ftol=1e-7, xtol=1e-6).x
+    found = least_squares(residuals, start, jac=derivative, loss=huber_data_only(len(slot)), max_nfev=100, ftol=1e-7, xtol=1e-6).x
     return theta_of(found), found[:knobs] * spread
-
-
-def _huber_data_only(rows: int) -> Any:
-    """SciPy loss callback: pseudo-Huber for the first `rows` residuals, plain squares for the prior's."""
-
-    def loss(z: np.ndarray) -> np.ndarray:
-        rho = np.stack([z, np.ones_like(z), np.zeros_like(z)])
-        root = np.sqrt(1 + z[:rows])
-        rho[:, :rows] = 2 * (root - 1), 1 / root, -0.5 / root**3
-        return rho
-
-    return loss
 
 
 def _spread_out(log_time: np.ndarray, most: int) -> np.ndarray:

@@ -29,8 +29,9 @@ import pandas as pd
 import hybridperf
 from hybridperf.families import kin_of, kinds_of
 from hybridperf.hardware import load_device
-from hybridperf.io import InputError, read_json, replacing, write_json, write_table
+from hybridperf.io import InputError, read_json, write_json, write_table
 from hybridperf.prior import Adapted, FamilyPrior, adapt, train_family
+from hybridperf.prior.shipped import Prior, load_prior
 from hybridperf.prior.trunk import Recipe
 from hybridperf.report import device_plots, text
 from hybridperf.validate import model_ops, null_models
@@ -233,22 +234,18 @@ def kept_prior(
 ) -> tuple[FamilyPrior, dict[str, Any]]:
     """(the prior of these rows, how it was trained); from its file where the same program made one from them."""
     made: dict[str, Any] = {"split": split.name, "family": family, "rows": {name: len(rows) for name, rows in others.items()}}
-    path = keep.folder / f"{split.name}_{family}.json" if keep else None
-    if keep and path and path.is_file():
-        with contextlib.suppress(InputError):
-            document = read_json(path, "validate-gpu-prior", SCHEMA_VERSION)
-            if document["version"] == keep.version and document["made"]["rows"] == made["rows"]:
-                with np.load(path.with_suffix(".npz")) as arrays:
-                    return FamilyPrior.read(dict(arrays), document["prior"]), document["made"]
+    folder = keep.folder / f"{split.name}_{family}" if keep else None
+    if keep and folder:
+        with contextlib.suppress(InputError):  # none yet, or a damaged one
+            before = load_prior(folder)
+            if before.provenance.get("version") == dict(keep.version) and before.provenance["made"]["rows"] == made["rows"]:
+                return before.families[family], before.provenance["made"]
     begun = time.monotonic()
     recipe = Recipe() if effort.steps is None else Recipe(steps=effort.steps)
     prior = train_family({name: (rows.rows, rows.time_s) for name, rows in others.items()}, seed, recipe, kinds_of(others))
     made["seconds"] = time.monotonic() - begun
-    if keep and path:
-        with replacing(path.with_suffix(".npz"), "wb") as handle:
-            np.savez_compressed(handle, **prior.arrays())  # type: ignore[arg-type]
-        document = {"version": dict(keep.version), "made": made, "prior": prior.document()}
-        write_json(path, "validate-gpu-prior", SCHEMA_VERSION, document)
+    if keep and folder:
+        Prior({family: prior}, {"version": dict(keep.version), "made": made}).save(folder)
     return prior, made
 
 
