@@ -129,7 +129,7 @@ def held_out(fits: Mapping[str, FamilyFit]) -> pd.DataFrame:
         rows = fitted.rows.rows(at)
         frames.append(pd.DataFrame({
             "op": family, "fold": -1, "measured_s": measured_s, "predicted_s": predicted_s,
-            "knobs_s": np.exp(adapted.knobs.roofline(rows).total), "roofline_s": np.exp(rows.log_work()[:, :2].max(1)),
+            "knobs_s": np.exp(adapted.knobs.closed(rows).total), "roofline_s": np.exp(rows.work()[:, :2].max(1)),
             "low_s": predicted_s * np.exp(-log_width), "high_s": predicted_s * np.exp(log_width), "noise": np.nan,
         }))  # fmt: skip
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

@@ -23,7 +23,7 @@ from hybridperf.model import PerfModel, canonical, load_model
 from hybridperf.ops import Copy, DecodeAttention, Elementwise, Gemm, OpCall, Softmax
 from hybridperf.prediction import predict, predict_batch, step_seconds
 from hybridperf.prior import FamilyRows, train_family, trunk
-from hybridperf.prior.knobs import roofline
+from hybridperf.prior.form import ROOFLINE
 from hybridperf.prior.shipped import Prior
 from hybridperf.report import text
 from hybridperf.validate.sources import device_rows
@@ -54,9 +54,9 @@ def measured(frame: pd.DataFrame, device: str, seed: int) -> pd.DataFrame:
     rows = family_rows(frame)
     at = (OLD, "l40s", NEW.id).index(device)
     theta = np.log([4e-6, 0.6, 0.75, 2.0, 4e-7]) + 0.15 * np.sin(np.arange(5.0) + at) * np.array([1, 1, 1, 0, 1])
-    ripple = 0.25 * np.sin(1.5 * rows.log_sizes()[:, 0])
+    ripple = 0.25 * np.sin(1.5 * rows.inputs.select(rows.sizes)[:, 0])
     noise = NOISE * np.random.default_rng(seed + 1).normal(size=len(rows))
-    return frame.assign(time_s=np.exp(roofline(theta, rows.log_work()).total + ripple + noise))
+    return frame.assign(time_s=np.exp(ROOFLINE.log_s(theta, rows.work()) + ripple + noise))
 
 
 def family_rows(frame: pd.DataFrame) -> FamilyRows:

@@ -11,7 +11,8 @@ import pytest
 from hybridperf import gaussian_process as process
 from hybridperf.gaussian_process import Examples, Hyper
 from hybridperf.prior import Adapted, FamilyPrior, FamilyRows, adapt, adapted, concatenate, family, train_family, trunk
-from hybridperf.prior.knobs import KNOBS, Population, SlotKnobs, fit_each_slot, fit_new, jacobian, population, roofline
+from hybridperf.prior.form import ROOFLINE
+from hybridperf.prior.knobs import Population, SlotKnobs, fit_each_slot, fit_new, population
 from hybridperf.residual import Inputs
 
 NOISE = 0.03
@@ -45,7 +46,7 @@ def time_of(device: str, rows: FamilyRows, seed: int, own: float = 0.05) -> np.n
     shared = 0.2 * np.sin(1.5 * rows.inputs.values[:, 0])
     of_device = own * np.sin(rows.inputs.values[:, 2] + list(SPEEDS).index(device))
     noise = NOISE * np.random.default_rng(seed).normal(size=len(rows))
-    return np.exp(roofline(true_theta(device, rows.slot), rows.log_work()).total + shared + of_device + noise)
+    return np.exp(ROOFLINE.log_s(true_theta(device, rows.slot), rows.work()) + shared + of_device + noise)
 
 
 @pytest.fixture(scope="module")
@@ -76,32 +77,32 @@ def error(model: Adapted, rows: FamilyRows, time_s: np.ndarray) -> float:
 def test_the_closed_form_by_hand() -> None:
     theta = np.log([1e-6, 0.5, 0.5, 1.0, 1e-6])  # p = 2
     log_work = np.log([[1.5e-6, 2e-6, 1e-30]])
-    assert np.exp(roofline(theta, log_work).total) == pytest.approx(6e-6)  # 1 + sqrt(3^2 + 4^2)
+    assert np.exp(ROOFLINE.log_s(theta, log_work)) == pytest.approx(6e-6)  # 1 + sqrt(3^2 + 4^2)
 
 
 def test_the_closed_form_is_monotone_in_work() -> None:
     random = np.random.default_rng(0)
     theta, log_work = random.normal(size=(200, 5)), random.normal(0, 4, (200, 3))
-    base = roofline(theta, log_work).total
+    base = ROOFLINE.log_s(theta, log_work)
     for column in range(3):
         more = log_work.copy()
         more[:, column] += 0.5
-        assert (roofline(theta, more).total >= base).all()
+        assert (ROOFLINE.log_s(theta, more) >= base).all()
 
 
 def test_derivatives_of_the_closed_form_are_those_of_differences() -> None:
     random = np.random.default_rng(1)
     theta, log_work, step = random.normal(size=(20, 5)), random.normal(0, 2, (20, 3)), 1e-6
-    for knob in range(len(KNOBS)):
+    for knob in range(len(ROOFLINE.knobs)):
         moved = np.eye(5)[knob] * step
-        difference = (roofline(theta + moved, log_work).total - roofline(theta - moved, log_work).total) / (2 * step)
-        np.testing.assert_allclose(jacobian(theta, log_work)[:, knob], difference, atol=1e-7)
+        difference = (ROOFLINE.log_s(theta + moved, log_work) - ROOFLINE.log_s(theta - moved, log_work)) / (2 * step)
+        np.testing.assert_allclose(ROOFLINE.jacobian(theta, log_work)[:, knob], difference, atol=1e-7)
 
 
 def without_ripples(device: str, number: int, seed: int) -> tuple[FamilyRows, np.ndarray]:
     rows = rows_of(device, number, seed)
     noise = NOISE * np.random.default_rng(seed + 50).normal(size=number)
-    return rows, np.exp(roofline(true_theta(device, rows.slot), rows.log_work()).total + noise)
+    return rows, np.exp(ROOFLINE.log_s(true_theta(device, rows.slot), rows.work()) + noise)
 
 
 def test_knobs_are_recovered_from_rows() -> None:
@@ -112,7 +113,7 @@ def test_knobs_are_recovered_from_rows() -> None:
 
 def test_the_population_is_the_mean_of_devices_and_slots_shrink_to_it() -> None:
     fitted = {name: fit_each_slot(*without_ripples(name, 1500, seed)) for seed, name in enumerate(("old", "middle", "new"))}
-    usual = population(fitted)
+    usual = population(ROOFLINE, fitted)
     np.testing.assert_allclose(usual.mean, np.mean([knobs.theta for knobs in fitted.values()], 0))
     np.testing.assert_allclose(usual.typical().of(np.array(["never seen"], object))[0], usual.mean.mean(0))
     assert (usual.spread > 0).all()
@@ -123,7 +124,7 @@ def test_kin_are_where_a_device_starts() -> None:
     one, two, three = np.zeros(5), np.ones(5), np.full(5, 3.0)
     devices = {"a": SlotKnobs(("x",), one[None], one), "b": SlotKnobs(("x", "y"), np.stack([two, two]), two),
                "c": SlotKnobs(("x", "y"), np.stack([three, three]), three)}  # fmt: skip
-    usual = population(devices)
+    usual = population(ROOFLINE, devices)
     np.testing.assert_allclose(usual.mean[:, 0], [4 / 3, 2.0])
     np.testing.assert_allclose(usual.among(["a", "b"]).mean[:, 0], [0.5, 1.0])
     np.testing.assert_allclose(usual.among(["a"]).mean[:, 0], [0.0, 2.0])
@@ -177,7 +178,7 @@ def test_derivatives_of_the_likelihood_are_those_of_differences() -> None:
 def test_without_rows_the_usual_knobs_and_the_trunk_speak(prior: FamilyPrior, test_rows: tuple[FamilyRows, np.ndarray]) -> None:
     rows, _ = test_rows
     said = adapt(prior).predict(rows)
-    on = prior.population.typical().roofline(rows)
+    on = prior.population.typical().closed(rows)
     _, f, _ = prior.trunk(rows, on)
     np.testing.assert_array_equal(said.closed_log_s, on.total)
     np.testing.assert_allclose(said.log_s, on.total + family.bounded(prior.hyper.belief * f))
@@ -274,4 +275,4 @@ def test_times_that_cannot_be_are_an_error(prior: FamilyPrior) -> None:
 def test_rows_of_several_devices_below_each_other() -> None:
     both = concatenate([rows_of("old", 5, 0), rows_of("new", 3, 1)])
     assert len(both) == 8
-    np.testing.assert_array_equal(both.rows(np.arange(5, 8)).log_work(), rows_of("new", 3, 1).log_work())
+    np.testing.assert_array_equal(both.rows(np.arange(5, 8)).work(), rows_of("new", 3, 1).work())

@@ -26,7 +26,7 @@ from hybridperf.prior import knobs as knob_fits
 from hybridperf.prior import trunk
 from hybridperf.prior.family import FADE_OCTAVES, NOMINAL, FamilyPrior, Sizes, bounded, unbounded
 from hybridperf.prior.knobs import SlotKnobs
-from hybridperf.prior.rows import FamilyRows
+from hybridperf.prior.rows import Rows
 
 MOST_KEPT_ROWS = 2500
 OWN_HYPER_ROWS = 200  # from so many rows on, the rows have a word on the hyper-parameters
@@ -73,9 +73,9 @@ class Adapted:
     trunk_share: float = 1.0  # few rows: 0 where rows left out are predicted better without the trunk
     deviation: float = 0.0  # many rows: of the held-out errors, beside which the members' disagreement counts
 
-    def predict(self, rows: FamilyRows) -> Predicted:
+    def predict(self, rows: Rows) -> Predicted:
         """Times of ops on this device."""
-        on = self.knobs.roofline(rows)
+        on = self.knobs.closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
         outside = self.sizes.outside(rows)
         if self.params is not None:
@@ -148,7 +148,7 @@ class Adapted:
 
 
 def adapt(
-    prior: FamilyPrior, rows: FamilyRows | None = None, time_s: np.ndarray | None = None, seed: int = 0, keep_rows: bool = True,
+    prior: FamilyPrior, rows: Rows | None = None, time_s: np.ndarray | None = None, seed: int = 0, keep_rows: bool = True,
     kin: Sequence[str] = (),
 ) -> Adapted:  # fmt: skip
     """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept, however few there are.
@@ -173,13 +173,13 @@ def adapt(
     )
 
 
-def _few(prior: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, many: bool, seed: int) -> tuple[Adapted, np.ndarray, np.ndarray]:
+def _few(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, many: bool, seed: int) -> tuple[Adapted, np.ndarray, np.ndarray]:
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations [N]).
 
     `many`: the rows have a word on the hyper-parameters, and on whether the trunk is heard.
     """
     knobs = knob_fits.fit_new(prior.population, rows, time_s)
-    on = knobs.roofline(rows)
+    on = knobs.closed(rows)
     x, f, _ = prior.trunk(rows, on)
     target = unbounded(np.log(time_s) - on.total)
     # Fewer rows cannot tell whether the trunk misleads: their errors left out agree to a point, and the wrong choice costs three.
@@ -192,7 +192,7 @@ def _few(prior: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, many: bool, s
     return found, error, left_out.deviation
 
 
-def _cross_validated(prior: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _cross_validated(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(error, standard deviation) of each row [N] by knobs, hyper-parameters and process of the other folds."""
     folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
     fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
@@ -222,13 +222,13 @@ def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float
     return (len(error) * own + _PRIOR_ROWS * max(own, without)) / (len(error) + _PRIOR_ROWS)
 
 
-def _tuned(prior: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, seed: int) -> Adapted:
+def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
     order = np.random.default_rng(seed).permutation(len(rows))
     aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
     held, learned = order[:aside], order[aside:]
     knobs = knob_fits.fit_new(prior.population, rows.rows(learned), time_s[learned])
     part = rows.rows(learned)
-    on = knobs.roofline(part)
+    on = knobs.closed(part)
     members = np.ones((trunk.MEMBERS, 1), bool)
     steps = min(_LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS)  # few values: each is compiled
     recipe = trunk.Recipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
@@ -243,7 +243,7 @@ def _tuned(prior: FamilyPrior, rows: FamilyRows, time_s: np.ndarray, seed: int) 
     rest = rows.rows(held)
     error = out.predict(rest).log_s - np.log(time_s[held])
     deviation = float(np.median(np.abs(error)) / 0.6745)  # of a normal distribution with that median
-    _, _, apart = out.prior.trunk(rest, knobs.roofline(rest), params)
+    _, _, apart = out.prior.trunk(rest, knobs.closed(rest), params)
     each = np.sqrt(deviation**2 + apart**2)
     quantile = _quantile(error, each, prior.quantile)
     return dataclasses.replace(

@@ -18,8 +18,9 @@ from hybridperf import gaussian_process as process
 from hybridperf.gaussian_process import Examples, Hyper
 from hybridperf.prior import knobs as knob_fits
 from hybridperf.prior import trunk
-from hybridperf.prior.knobs import Population, Roofline, SlotKnobs
-from hybridperf.prior.rows import FamilyRows
+from hybridperf.prior.form import Closed
+from hybridperf.prior.knobs import Population, SlotKnobs
+from hybridperf.prior.rows import Rows
 from hybridperf.prior.trunk import BOUND, Standard
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
@@ -43,11 +44,11 @@ class Sizes:
     high: np.ndarray
 
     @staticmethod
-    def of(rows: FamilyRows) -> Sizes:
-        sizes = rows.log_sizes()
+    def of(rows: Rows) -> Sizes:
+        sizes = rows.inputs.select(rows.sizes)
         return Sizes(rows.sizes, sizes.min(0), sizes.max(0))
 
-    def outside(self, rows: FamilyRows) -> np.ndarray:
+    def outside(self, rows: Rows) -> np.ndarray:
         """Distance [N] from the box in octaves, beyond the slack."""
         sizes = rows.inputs.select(self.names)
         beyond = np.maximum(self.low - sizes, sizes - self.high) - SLACK_OCTAVES
@@ -75,7 +76,7 @@ class FamilyPrior:
         quantile = self.quantile if self.kin_quantile is None else self.kin_quantile
         return dataclasses.replace(self, population=self.population.among(kin), hyper=hyper, quantile=quantile)
 
-    def trunk(self, rows: FamilyRows, on: Roofline, params: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's sizes, its members' deviation [N])."""
         x = self.standard.inputs(rows, on)
         said, apart = trunk.evaluate(self.params if params is None else params, x)
@@ -135,7 +136,7 @@ def bounded(u: np.ndarray) -> np.ndarray:
 
 
 def train_family(
-    devices: Mapping[str, tuple[FamilyRows, np.ndarray]],
+    devices: Mapping[str, tuple[Rows, np.ndarray]],
     seed: int = 0,
     recipe: trunk.Recipe = trunk.Recipe(),  # noqa: B008
     kinds: Mapping[str, str] | None = None,
@@ -153,12 +154,18 @@ def train_family(
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
     own = {name: knob_fits.fit_each_slot(rows, time_s) for name, (rows, time_s) in measured.items()}
-    on = {name: own[name].roofline(rows) for name, (rows, _) in measured.items()}
+    on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
     how = trunk.standard([(rows, on[name]) for name, (rows, _) in measured.items()])
     data = [(how.inputs(rows, on[name]), np.log(time_s) - on[name].total) for name, (rows, time_s) in measured.items()]
     params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
+    form = next(iter(measured.values()))[0].form
     prior = FamilyPrior(
-        knob_fits.population(own), how, params, process.start_hyper(len(how.centre)), _box([rows for rows, _ in measured.values()]), 0.0
+        knob_fits.population(form, own),
+        how,
+        params,
+        process.start_hyper(len(how.centre)),
+        _box([rows for rows, _ in measured.values()]),
+        0.0,
     )
     if len(measured) == 1:
         return dataclasses.replace(prior, quantile=_UNKNOWN_QUANTILE)
@@ -176,14 +183,14 @@ def train_family(
     return dataclasses.replace(prior, quantile=worst * (1 + 1 / len(left_out)), kin_quantile=kin_quantile)
 
 
-def _box(parts: list[FamilyRows]) -> Sizes:
+def _box(parts: list[Rows]) -> Sizes:
     each = [Sizes.of(rows) for rows in parts]
     return Sizes(each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0))
 
 
 def _leave_one_device_out(
     prior: FamilyPrior,
-    measured: Mapping[str, tuple[FamilyRows, np.ndarray]],
+    measured: Mapping[str, tuple[Rows, np.ndarray]],
     own: Mapping[str, SlotKnobs],
     data: list[tuple[np.ndarray, np.ndarray]],
     kin: Mapping[str, Sequence[str]],
@@ -200,7 +207,7 @@ def _leave_one_device_out(
     out = []
     for i, name in enumerate(names):
         rows, time_s = measured[name]
-        others = knob_fits.population({other: knobs for other, knobs in own.items() if other != name})
+        others = knob_fits.population(rows.form, {other: knobs for other, knobs in own.items() if other != name})
         which = slice(i * _INNER_MEMBERS, (i + 1) * _INNER_MEMBERS)
         params = jax.tree.map(lambda leaf, which=which: leaf[which], inner)
         order = random.permutation(len(rows))
@@ -218,8 +225,8 @@ def _leave_one_device_out(
     return out
 
 
-def _examples(prior: FamilyPrior, params: Any, rows: FamilyRows, time_s: np.ndarray, knobs: SlotKnobs) -> Examples:
-    on = knobs.roofline(rows)
+def _examples(prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, knobs: SlotKnobs) -> Examples:
+    on = knobs.closed(rows)
     x, f, _ = prior.trunk(rows, on, params)
     return Examples(x, f, unbounded(np.log(time_s) - on.total))
 

@@ -10,13 +10,49 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol, Self
 
 import numpy as np
 
+from hybridperf.prior.form import ROOFLINE, Form
 from hybridperf.residual import Inputs
 from hybridperf.residual import concatenate as concatenate_inputs
 
 _NOTHING = 1e-30  # seconds or waves: stands for zero where a log is taken
+
+
+class Rows(Protocol):
+    """Measurements of one family on one device (or system), as fits and networks see them."""
+
+    @property
+    def form(self) -> Form:
+        """The closed form that prices them."""
+        ...
+
+    @property
+    def slot(self) -> np.ndarray:
+        """object [N]: the implementation."""
+        ...
+
+    @property
+    def inputs(self) -> Inputs:
+        """[N, f] what a network may know of a row beside its place on the form."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Inputs that are log2 of a continuous size: distance from what was seen is counted in these."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def work(self) -> np.ndarray:
+        """[N, W] what the form reads."""
+        ...
+
+    def rows(self, keep: np.ndarray) -> Self:
+        """Some of the rows: a mask, positions or a slice."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +72,11 @@ class FamilyRows:
     def __len__(self) -> int:
         return len(self.slot)
 
-    def log_work(self) -> np.ndarray:
+    @property
+    def form(self) -> Form:
+        return ROOFLINE
+
+    def work(self) -> np.ndarray:
         """[N, 3]: logs of seconds of arithmetic and of traffic at the datasheet's rates, and of waves (blocks per SM, not rounded)."""
         amounts = (
             np.asarray(self.flops, np.float64) / self.peak_flops_per_s,
@@ -44,10 +84,6 @@ class FamilyRows:
             np.asarray(self.blocks, np.float64) / self.sm_count,
         )
         return np.stack([np.log(np.maximum(np.broadcast_to(amount, (len(self),)), _NOTHING)) for amount in amounts], 1)
-
-    def log_sizes(self) -> np.ndarray:
-        """[N, len(sizes)] in octaves."""
-        return self.inputs.select(self.sizes)
 
     def rows(self, keep: np.ndarray) -> FamilyRows:
         """Some of the rows: a mask, positions or a slice."""

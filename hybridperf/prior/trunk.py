@@ -21,18 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybridperf.prior.knobs import Roofline
-from hybridperf.prior.rows import FamilyRows
+from hybridperf.prior.form import Closed
+from hybridperf.prior.rows import Rows
 
 BOUND = 2.5  # |f| stays below: a factor of 12
 CLIP = 4.0  # standard deviations
 MEMBERS = 4
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
-POSITION = (
-    "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor", "memory_over_floor", "total_over_floor",
-    "above_floor", "waves_over_floor", "waves_over_total",
-)  # fmt: skip
-_FAR = 12.0  # logs of ratios of times end here: a term that is absent is not a thousand octaves away
 _WIDTH = 64
 _BATCH = 1024
 _DECAY = 1e-4
@@ -60,49 +55,38 @@ def _said(params: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(_NET.apply({"params": params}, x))
 
 
-def position(on: Roofline) -> np.ndarray:
-    """Where ops stand on their device's roofline [N, len(POSITION)]."""
-    ratios = np.stack(
-        [
-            on.compute - on.memory, on.body - on.floor, on.compute - on.floor, on.memory - on.floor, on.total - on.floor,
-            on.waves - on.floor, on.waves - on.total,
-        ],
-        1,
-    ).clip(-_FAR, _FAR)  # fmt: skip
-    balance, above, compute, memory, total, waves, of_waves = ratios.T
-    return np.stack([balance, np.tanh(balance), above, compute, memory, total, 1 / (1 + np.exp(-above)), waves, of_waves], 1)
-
-
 @dataclasses.dataclass(frozen=True)
 class Standard:
     """Which inputs networks look at, and in what units."""
 
-    names: tuple[str, ...]  # of the op's own inputs; POSITION stands before them
+    names: tuple[str, ...]  # of the row's own inputs; its place on the form stands before them
     centre: np.ndarray  # [d]
     scale: np.ndarray  # [d]
 
-    def inputs(self, rows: FamilyRows, on: Roofline) -> np.ndarray:
+    def inputs(self, rows: Rows, on: Closed) -> np.ndarray:
         """x [N, d], float32."""
         own = rows.inputs
         at = {name: i for i, name in enumerate(own.names)}
         known = [at[name] for name in self.names if name in at]
         raw = np.empty((len(rows), len(self.centre)), np.float32)
-        raw[:, : len(POSITION)] = position(on)
-        raw[:, len(POSITION) :] = own.values[:, known] if len(known) == len(self.names) else own.select(self.names)
+        places = on.position.shape[1]
+        raw[:, :places] = on.position
+        raw[:, places:] = own.values[:, known] if len(known) == len(self.names) else own.select(self.names)
         raw -= self.centre.astype(np.float32)
         raw /= self.scale.astype(np.float32)
         return np.clip(raw, -CLIP, CLIP, out=raw)
 
 
-def standard(devices: Sequence[tuple[FamilyRows, Roofline]]) -> Standard:
+def standard(devices: Sequence[tuple[Rows, Closed]]) -> Standard:
     """From prior devices, each counting the same; inputs that never vary are left out."""
     names = tuple(dict.fromkeys(name for rows, _ in devices for name in rows.inputs.names))
-    each = [np.concatenate([position(on), rows.inputs.select(names)], 1) for rows, on in devices]
+    places = devices[0][1].position.shape[1]
+    each = [np.concatenate([on.position, rows.inputs.select(names)], 1) for rows, on in devices]
     centre = np.mean([x.mean(0) for x in each], 0)
     scale = np.sqrt(np.mean([((x - centre) ** 2).mean(0) for x in each], 0))
-    kept = np.flatnonzero(scale[len(POSITION) :] > 1e-6) + len(POSITION)
-    seen = np.concatenate([np.arange(len(POSITION)), kept])
-    return Standard(tuple(names[i - len(POSITION)] for i in kept), centre[seen], np.maximum(scale[seen], 1e-6))
+    kept = np.flatnonzero(scale[places:] > 1e-6) + places
+    seen = np.concatenate([np.arange(places), kept])
+    return Standard(tuple(names[i - places] for i in kept), centre[seen], np.maximum(scale[seen], 1e-6))
 
 
 def evaluate(params: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -48,7 +48,7 @@ def fit_all(others: Sequence[Rows], own: Rows | None, seed: int = 0, only: Seque
 
 def log_roofline(rows: FamilyRows) -> np.ndarray:
     """log of max(F / P, B / BW)."""
-    return np.asarray(rows.log_work()[:, :2].max(1))
+    return np.asarray(rows.work()[:, :2].max(1))
 
 
 # --- floor and two rates --------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def floor_and_rates(others: Sequence[Rows], own: Rows | None) -> Predicts:
     """Least squares of logs; without rows the median of the other devices' numbers."""
     usual = np.median([_fit_rates(rows, _START) for rows in others], 0) if others else _START
     theta = usual if own is None else _fit_rates(own, usual)
-    return lambda rows: _rates(theta, rows.log_work())
+    return lambda rows: _rates(theta, rows.work())
 
 
 def _rates(theta: np.ndarray, log_work: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ def _rates(theta: np.ndarray, log_work: np.ndarray) -> np.ndarray:
 
 
 def _fit_rates(data: Rows, pulled_to: np.ndarray) -> np.ndarray:
-    log_work, log_time = data[0].log_work(), np.log(data[1])
+    log_work, log_time = data[0].work(), np.log(data[1])
 
     def residuals(theta: np.ndarray) -> np.ndarray:
         return np.concatenate([(_rates(theta, log_work) - log_time) / _LOSS_SCALE, (theta - pulled_to) / _RATES_SPREAD])
@@ -105,7 +105,7 @@ def _tree_inputs(rows: FamilyRows, names: tuple[str, ...]) -> np.ndarray:
 
 def _parts(rows: FamilyRows) -> np.ndarray:
     """Where an op lies on the roofline [N, 5]: its three terms, the higher one of two, and how far they lie apart."""
-    log_work = np.maximum(rows.log_work(), np.log(1e-12))
+    log_work = np.maximum(rows.work(), np.log(1e-12))
     return np.concatenate([log_work, log_work[:, :2].max(1, keepdims=True), log_work[:, :1] - log_work[:, 1:2]], 1)
 
 
