@@ -15,14 +15,18 @@ from typing import Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "CollectiveModel": "collectives.model",
     "FitReport": "calibrate",
     "InputError": "io",
     "PerfModel": "model",
     "Prediction": "prediction",
     "Workload": "workload",
+    "collective_seconds": "collectives.model",
     "fit": "calibrate",
+    "fit_collectives": "collectives.fit",
     "from_jax": "importers.jax_program",
     "gradient": "prediction",
+    "load_collectives": "collectives.model",
     "load_device": "hardware",
     "load_model": "model",
     "load_program": "importers.jax_program",

@@ -36,7 +36,6 @@ from hybridperf.measurements import (
     deal_folds,
     named_device,
     noise_of,
-    origin,
     parse_measured,
     read_measurements,
     usable_rows,
@@ -44,6 +43,7 @@ from hybridperf.measurements import (
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, load_prior
+from hybridperf.provenance import origin
 from hybridperf.residual import LEAST_ROWS, Box, Job, Residual, best_shares, networks_say, process_says, train, with_process
 
 COVERAGE = 0.9

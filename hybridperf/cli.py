@@ -82,8 +82,15 @@ def calibrate(
     cores: Cores = None,
     budget: Annotated[str | None, typer.Option("--budget", help="stop measuring ops after this long, such as 90s or 20m")] = None,
     device: Annotated[str | None, typer.Option("--device", help="device under JAX, where its name is not known")] = None,
+    collectives: Annotated[
+        bool, typer.Option("--collectives", help="collectives between processes instead of ops, one to six minutes")
+    ] = False,
+    processes: Annotated[int, typer.Option("--processes", help="of --collectives: how many, one device each")] = 2,
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
+    if collectives:
+        _calibrate_collectives(out, processes, quick, _seconds(budget) if budget else None)
+        return
     import time
 
     from hybridperf.hardware import load_device
@@ -119,14 +126,29 @@ def calibrate(
     print("\n".join(f"  {names:38}  {meaning}" for names, meaning in left.items()))
 
 
+def _calibrate_collectives(out: Path, processes: int, quick: bool, budget_s: float | None) -> None:
+    from hybridperf.here import calibrate_collectives
+    from hybridperf.report import collective_plots, text
+
+    _compilation_cache()
+    model, report = calibrate_collectives(out, processes=processes, setting="quick" if quick else "full", budget_s=budget_s)
+    collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
+    print(text.collective_report(report))
+    print(f"collectives between {processes} processes of this machine in {out}: collectives.json, collectives.csv, collectives.png")
+
+
 @app.command()
 def fit(
     rows: Annotated[list[Path] | None, typer.Argument(help="tables of measured ops; none: the datasheet alone")] = None,
     device: Annotated[str, typer.Option("--device", help="device name, or a .toml file that describes one")] = "",
+    system: Annotated[str, typer.Option("--system", help="fit collectives of a system instead: its name or a .toml file")] = "",
     out: Out = Path("model"),
     prior: Annotated[str, typer.Option("--prior", help="folder or name of a prior, or none; the shipped one for GPUs if not given")] = "",
 ) -> None:
-    """Fit a model of a device to measured rows, starting from what other GPUs showed."""
+    """Fit a model of a device to measured rows, starting from what other GPUs showed; with --system, of a system's collectives."""
+    if system:
+        _fit_system(rows or [], device, system, out, prior)
+        return
     import hybridperf
     from hybridperf.calibrate import fit as fit_rows
     from hybridperf.hardware import load_device
@@ -134,7 +156,7 @@ def fit(
     from hybridperf.report import plots, text
 
     if not device:
-        raise InputError("expected --device NAME, got none; `hybridperf devices` lists the names")
+        raise InputError("expected --device NAME or --system NAME, got neither; `hybridperf devices` and `hybridperf systems` list them")
     _compilation_cache()
     load_device(device)  # a wrong name is said before long tables are read
     provenance = {"made_by": f"hybridperf {hybridperf.__version__} fit", "rows_from": [p.name for p in rows or []]}
@@ -150,6 +172,33 @@ def fit(
         f"model of {model.device.name} in {out}"
         + (", errors of held-out rows in report.json, held_out.csv, fit.png" if report.rows else "")
     )
+
+
+def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:
+    import hybridperf
+    from hybridperf.collectives.fit import fit_collectives
+    from hybridperf.hardware import load_system
+    from hybridperf.importers.collective_files import read_collectives
+    from hybridperf.io import InputError
+    from hybridperf.report import collective_plots, text
+
+    if device:
+        raise InputError("expected one of --device and --system, got both; fit ops and collectives one after the other into one --out")
+    spec = load_system(name)  # a wrong name is said before long tables are read
+    _compilation_cache()
+    frame, remarks = read_collectives(rows) if rows else (None, [])
+    for remark in remarks:
+        print(f"hybridperf: {remark}", file=sys.stderr)
+    provenance = {"made_by": f"hybridperf {hybridperf.__version__} fit --system", "rows_from": [p.name for p in rows]}
+    model, report = fit_collectives(frame, spec, prior or None, provenance)
+    model.save(out)
+    report.save(out)
+    if report.rows:
+        collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
+    else:
+        (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
+    print(text.collective_report(report))
+    print(f"collectives of {spec.description} in {out}" + (", measured and predicted in collectives.png" if report.rows else ""))
 
 
 @app.command("plan-measurements")
@@ -206,6 +255,11 @@ def ops(
     frame = read_table(rows)
     predicted = _model(model).predict_ops(frame)
     write_table(predicted, out)
+    return _say_predicted(predicted, out)
+
+
+def _say_predicted(predicted, out: Path) -> int:  # type: ignore[no-untyped-def]  # a DataFrame, imported late
+    """How many rows of a table were predicted; the exit status."""
     missing = int(predicted["predicted_s"].isna().sum())
     print(f"{len(predicted) - missing} of {len(predicted)} rows predicted, written to {out}")
     if missing:
@@ -213,6 +267,35 @@ def ops(
         print(f"hybridperf: {missing} rows not predicted, their note says why; the first: {first}", file=sys.stderr)
         return SOME_ROWS_UNPREDICTED
     return 0
+
+
+@app.command()
+def collectives(
+    rows: Annotated[list[Path], typer.Argument(help="tables of collectives, or logs of nccl-tests or PARAM's comms benchmark")],
+    out: Out,
+    model: Annotated[
+        str, typer.Option("--model", help="folder, shipped calibration, or system name; none: only read logs into a table")
+    ] = "",
+    collective: Annotated[str, typer.Option("--collective", help="what a log ran, where it does not say")] = "",
+    n_gpus: Annotated[int | None, typer.Option("--n-gpus", help="ranks of a log that does not list them")] = None,
+    n_nodes: Annotated[int | None, typer.Option("--n-nodes", help="nodes of a log that does not list them")] = None,
+) -> int:
+    """Predict each row: adds predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range, note."""
+    from hybridperf.importers.collective_files import read_collectives
+    from hybridperf.io import write_table
+
+    loaded = _collective_model(model) if model else None
+    frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
+    for remark in remarks:
+        print(f"hybridperf: {remark}", file=sys.stderr)
+    if loaded is None:
+        write_table(frame, out)
+        print(f"{len(frame)} rows read, written to {out}")
+        return 0
+    _compilation_cache()
+    predicted = loaded.predict(frame)
+    write_table(predicted, out)
+    return _say_predicted(predicted, out)
 
 
 @app.command()
@@ -251,7 +334,7 @@ def predict(
 
 @app.command()
 def validate(
-    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows)")],
+    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows), collectives")],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
     cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
@@ -261,12 +344,21 @@ def validate(
     quick: Annotated[bool, typer.Option("--quick", help="of `ops --data`: two small families, a minute")] = False,
     families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
+    tasks: Annotated[str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas")] = "",
 ) -> None:
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
-    if what not in ("here", "ops"):
-        raise unknown("claim", what, ["here", "ops"], "known are `hybridperf validate here` and `hybridperf validate ops`")
+    if what not in (known := ["here", "ops", "collectives"]):
+        raise unknown("claim", what, known, f"known are {', '.join(known)}")
+    if what == "collectives":
+        from hybridperf.validate import collectives as of_collectives
+
+        if data is None:
+            raise InputError("expected --data FOLDER, got none; `validate collectives` judges on measured collectives")
+        _compilation_cache()
+        of_collectives.run(data, out, quick=quick, tasks=_names(tasks) or of_collectives.TASKS)
+        return
     if what == "ops" and data is not None:
         from hybridperf.families import FAMILIES
         from hybridperf.validate import gpu_ops
@@ -298,13 +390,21 @@ def calibrations(
     out: Out = Path("calibration/hardware"),
     families: Annotated[str, typer.Option("--families", help="families of ops to train, separated by commas; all if not given")] = "",
     devices: Annotated[str, typer.Option("--devices", help="devices to calibrate, separated by commas; all if not given")] = "",
+    only: Annotated[str, typer.Option("--only", help="ops or collectives; both if not given")] = "",
 ) -> None:
-    """Make what is shipped: the prior over all measured GPUs and a calibration of each. What an earlier run finished is kept."""
-    from hybridperf import calibrations as made
+    """Make what is shipped: priors over all measured GPUs and systems, a calibration of each. What an earlier run finished is kept."""
+    from hybridperf.calibrations import devices as of_devices
+    from hybridperf.calibrations import systems as of_systems
     from hybridperf.families import FAMILIES
+    from hybridperf.io import unknown
 
+    if only not in ("", "ops", "collectives"):
+        raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
     _compilation_cache()
-    made.run(data, out, families=_names(families) or FAMILIES, devices=_names(devices) or made.DEVICES)
+    if only != "collectives":
+        of_devices.run(data, out, families=_names(families) or FAMILIES, devices=_names(devices) or of_devices.DEVICES)
+    if only != "ops" and not (families or devices):
+        of_systems.run(data, out)
 
 
 @app.command()
@@ -377,6 +477,23 @@ def _model(name: str):  # -> PerfModel, imported late
             raise
         try:
             return PerfModel.datasheet(load_device(name))
+        except InputError:
+            raise no_model from None
+
+
+def _collective_model(name: str):  # -> CollectiveModel, imported late
+    """A model of collectives by folder or name; a system's name means its datasheet, which the prediction says."""
+    from hybridperf.collectives.model import CollectiveModel, load_collectives
+    from hybridperf.hardware import load_system
+    from hybridperf.io import InputError
+
+    try:
+        return load_collectives(name)
+    except InputError as no_model:
+        if Path(name).exists():
+            raise
+        try:
+            return CollectiveModel.datasheet(load_system(name))
         except InputError:
             raise no_model from None
 

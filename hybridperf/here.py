@@ -19,7 +19,9 @@ import pandas as pd
 
 import hybridperf
 from hybridperf.calibrate import FitReport, fit
-from hybridperf.hardware import DeviceSpec, load_device, this_cpu
+from hybridperf.collectives.fit import CollectiveReport, fit_collectives
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.hardware import DeviceSpec, load_device, this_cpu, this_system
 from hybridperf.importers.jax_program import load_program
 from hybridperf.io import InputError, read_json, read_table, read_tables, replacing, unknown, write_table
 from hybridperf.model import PerfModel
@@ -123,6 +125,29 @@ def calibrate(
     model.save(folder)
     report.save(folder)
     return Calibration(model, report, rows)
+
+
+def calibrate_collectives(
+    folder: str | os.PathLike, *, processes: int, setting: str, budget_s: float | None = None, say: Callable[[str], None] = to_stderr
+) -> tuple[CollectiveModel, CollectiveReport]:
+    """Measure collectives between processes of this machine, fit them, and leave rows, model and report in `folder`. Resumes."""
+    if processes < 2:
+        raise InputError(f"expected --processes of 2 or more, got {processes}: a collective needs two ranks")
+    options = ["--out", str(folder), "--processes", str(processes), "--setting", setting]
+    options += ["--budget-s", str(budget_s)] if budget_s is not None else []
+    complete = _run("hybridperf_calibration.measure_collectives", options)
+    rows = read_table(Path(folder) / "collectives.csv")
+    facts = read_json(Path(folder) / "collectives.machine.json", "machine", 1)
+    provenance = {
+        "made_by": f"hybridperf {hybridperf.__version__} calibrate --collectives --{setting}",
+        "machine": {key: value for key, value in facts.items() if not key.startswith("schema")},
+        "measured_completely": complete,
+    }
+    say(f"fitting collectives of this machine to {len(rows)} rows")
+    model, report = fit_collectives(rows, this_system(), provenance=provenance)
+    model.save(folder)
+    report.save(folder)
+    return model, report
 
 
 def measure_steps(

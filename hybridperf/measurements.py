@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import hashlib
-import importlib.metadata
-import platform
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
 
-import hybridperf
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu
 from hybridperf.io import InputError, positive_column, require_columns
 from hybridperf.model import OpTable, op_table
@@ -139,16 +133,3 @@ def named_device(device: str, measurements: pd.DataFrame | None) -> DeviceSpec:
             f"expected rows measured on one number of cores, got {', '.join(f'{n:g}' for n in sorted(counts))}; fit each alone"
         )
     return this_cpu(int(counts[0])) if len(counts) and counts[0] >= 1 else spec
-
-
-def origin(measurements: pd.DataFrame | None) -> dict[str, Any]:
-    """Provenance of any fit: when, by which versions, from which rows."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "numpy")}
-    origin: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "versions": {"hybridperf": hybridperf.__version__, "python": platform.python_version(), **versions},
-    }
-    if measurements is not None:
-        values = pd.util.hash_pandas_object(measurements, index=False).to_numpy().tobytes()
-        origin["rows_sha256"] = hashlib.sha256(repr(list(measurements.columns)).encode() + values).hexdigest()[:16]
-    return origin

@@ -24,8 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
+from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.families import by_family, family_rows, groups_of, with_defaults
-from hybridperf.hardware import DTYPE_BYTES, LEVELS, Device, DeviceSpec
+from hybridperf.hardware import DTYPE_BYTES, LEVELS, Device, DeviceSpec, load_device
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.ops import GROUPS, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
@@ -34,7 +36,7 @@ from hybridperf.prior import concatenate as join_rows
 from hybridperf.residual import Box, Inputs, Residual, concatenate, inputs_of, log_correction
 from hybridperf.roofline import Knobs, Work, op_seconds
 
-MODEL_SCHEMA_VERSION = 3  # 3: drift of the machine; 2: learned corrections, ranges of every input
+MODEL_SCHEMA_VERSION = 4  # 3: drift of the machine; 2: learned corrections, ranges of every input
 GROUP_KNOBS = (
     "floor_s",
     "compute_efficiency",
@@ -114,6 +116,7 @@ class PerfModel:
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)  # priors adapted to this GPU: they price the ops they know
     drift: tuple[float, ...] = ()  # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not recorded
+    collectives: CollectiveModel | None = None  # of the system that the device stands in; saved by themselves
 
     @staticmethod
     def datasheet(device: DeviceSpec) -> PerfModel:
@@ -277,6 +280,14 @@ class PerfModel:
         remarks = zip(self._remarks(family, rows, assumed), far, strict=True)
         note[at] = ["; ".join(filter(None, both)) for both in remarks]
 
+    def predict_collectives(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a table of collectives, priced as by `CollectiveModel.predict`."""
+        if self.collectives is None:
+            raise InputError(
+                f"this model of {self.device.id} knows no collectives; `hybridperf fit --system NAME --out` its folder adds them"
+            )
+        return self.collectives.predict(frame)
+
     def uncalibrated(self, table: OpTable) -> list[str]:
         """Groups of a table this model has no measurements of."""
         return sorted({GROUPS[g] for g in np.unique(table.group)} - set(self.groups))
@@ -347,10 +358,16 @@ def _correction(report: GroupReport, inputs: Inputs) -> np.ndarray:
 
 
 def load_model(name: str | Path) -> PerfModel:
-    """A model by folder, or by name among those shipped with the calibration package."""
+    """A model by folder, or by name among those shipped with the calibration package, with the collectives that lie in its folder.
+
+    A folder with collectives alone is a model of the system's device by its datasheet.
+    """
     folder = Path(name)
     if not folder.exists() and (shipped := _shipped(str(name))) is not None:
         folder = shipped
+    fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
+    if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
+        return dataclasses.replace(PerfModel.datasheet(load_device(fabric.system.device)), collectives=fabric)
     if folder.is_dir() and not (folder / "model.json").exists():
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not folder.exists():
@@ -363,7 +380,7 @@ def load_model(name: str | Path) -> PerfModel:
             f" {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf fit` or `calibrate` keeps what was measured)"
         )
     try:
-        return _from_document(document, path.parent / WEIGHTS_FILE)
+        return dataclasses.replace(_from_document(document, path.parent / WEIGHTS_FILE), collectives=fabric)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the model again") from error
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf import calibrations
+from hybridperf.calibrations import devices as calibrations
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json
 from hybridperf.model import load_model

@@ -80,6 +80,40 @@ def test_aliases_lead_to_names_that_exist() -> None:
     assert set(aliases["devices"].values()) <= set(device_names())
     assert set(aliases["systems"].values()) <= set(system_names())
     assert not set(aliases["devices"]) & set(device_names())  # an alias that is a name would be dead
+    assert not set(aliases["systems"]) & set(system_names())
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_a_nodes_bandwidth_is_its_network_cards(name: str) -> None:
+    spec = load_system(name)
+    assert spec.node_bytes_per_s == pytest.approx(spec.nics_per_node * spec.nic_bytes_per_s), "or say why in `nic`"
+    assert spec.source
+    assert spec.confidence
+    assert spec.device is None or load_device(spec.device).kind in ("gpu", "cpu")
+    assert 1e9 < spec.nic_bytes_per_s <= spec.node_bytes_per_s < 2e12
+    assert 1e9 < spec.host_link_bytes_per_s <= 450e9
+    if spec.in_network_reduction:  # NVLink SHARP came with the third generation of NVSwitch
+        assert spec.intra_bytes_per_s >= 450e9
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "gpus", "node_gb_per_s"),
+    [
+        ("dgx_v100", "v100_sxm2", 8, 50), ("DGX-2", None, 16, 100), ("dgx_a100", "a100_sxm4_80g", 8, 200), ("DGX H100", "h100_sxm", 8, 400),
+        ("dgx_h200", "h200_sxm", 8, 400), ("dgx_b200", "b200_sxm", 8, 400), ("gb200_nvl72", "gb200", 4, 200),
+        ("p3dn.24xlarge", None, 8, 12.5), ("p4d.24xlarge", "a100_sxm4_40g", 8, 50), ("p5.48xlarge", "h100_sxm", 8, 400),
+        ("p5e.48xlarge", "h200_sxm", 8, 400), ("p5en.48xlarge", "h200_sxm", 8, 400), ("p6-b200.48xlarge", "b200_sxm", 8, 400),
+        ("ND96asr_v4", "a100_sxm4_40g", 8, 200), ("ND96isr_H100_v5", "h100_sxm", 8, 400), ("azure_nc_a100_v4", "a100_pcie_80g", 4, 12.5),
+        ("a2-megagpu-16g", "a100_sxm4_40g", 16, 12.5), ("a3-highgpu-8g", "h100_sxm", 8, 100), ("a3-megagpu-8g", "h100_sxm", 8, 200),
+        ("a3-ultragpu-8g", "h200_sxm", 8, 400), ("a4-highgpu-8g", "b200_sxm", 8, 400), ("a4x-highgpu-4g", "gb200", 4, 200),
+        ("BM.GPU4.8", "a100_sxm4_40g", 8, 200), ("BM.GPU.A100-v2.8", "a100_sxm4_80g", 8, 200), ("BM.GPU.H100.8", "h100_sxm", 8, 400),
+        ("8x_a100_pcie", "a100_pcie_80g", 8, 12.5), ("8x_l40s_pcie", "l40s", 8, 400),
+    ],
+)  # fmt: skip
+def test_machines_by_the_names_they_are_sold_under(name: str, device: str | None, gpus: int, node_gb_per_s: float) -> None:
+    spec = load_system(name)
+    assert (spec.device, spec.accelerators_per_node) == (device, gpus)
+    assert spec.node_bytes_per_s == pytest.approx(node_gb_per_s * 1e9)
 
 
 @pytest.mark.parametrize("name", ["A100", "a100 80g", "A100-80G", "a100_sxm4_80g"])

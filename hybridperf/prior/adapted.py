@@ -29,7 +29,7 @@ from hybridperf.prior.knobs import SlotKnobs
 from hybridperf.prior.rows import Rows
 
 MOST_KEPT_ROWS = 2500
-OWN_HYPER_ROWS = 200  # from so many rows on, the rows have a word on the hyper-parameters
+OWN_HYPER_ROWS = 200
 _OWN_HYPER_MOST = 500
 _OWN_HYPER_STEPS = 60
 _FOLDS, _FOLDED_ROWS = 5, 400  # more rows are dealt into two
@@ -41,6 +41,7 @@ _WIDEST_OCTAVES = 3.0
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 2000
 _ANCHOR = 1e-4
 _TUNING_BATCH = 512
+_LEAST_TUNING_ROWS = 500  # fewer leave networks no better than they were
 _LEAST_TUNING_STEPS, _MOST_TUNING_STEPS = 1500, 6000
 _TUNING_RATE = 2e-3
 
@@ -75,7 +76,7 @@ class Adapted:
 
     def predict(self, rows: Rows) -> Predicted:
         """Times of ops on this device."""
-        on = self.knobs.closed(rows)
+        on = self.knobs.including(self.prior.population, rows.slot).closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
         outside = self.sizes.outside(rows)
         if self.params is not None:
@@ -149,11 +150,12 @@ class Adapted:
 
 def adapt(
     prior: FamilyPrior, rows: Rows | None = None, time_s: np.ndarray | None = None, seed: int = 0, keep_rows: bool = True,
-    kin: Sequence[str] = (),
+    kin: Sequence[str] = (), own_hyper_rows: int = OWN_HYPER_ROWS,
 ) -> Adapted:  # fmt: skip
     """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept, however few there are.
 
     `kin`: devices of the prior that have its architecture (it may be one of them); their knobs are where it starts.
+    `own_hyper_rows`: from so many rows on, these have a word on the hyper-parameters.
     """
     prior = prior.among(kin)
     if rows is None or time_s is None or len(rows) == 0:
@@ -161,15 +163,37 @@ def adapt(
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
-    if len(rows) > MOST_KEPT_ROWS or not keep_rows:
+    if len(rows) > MOST_KEPT_ROWS or (not keep_rows and len(rows) >= _LEAST_TUNING_ROWS):
         return _tuned(prior, rows, time_s, seed)
-    many = len(rows) >= OWN_HYPER_ROWS
+    if not keep_rows:
+        return _knobs_alone(prior, rows, time_s, seed)
+    many = len(rows) >= own_hyper_rows
     found, error, deviation = _few(prior, rows, time_s, many, seed)
     if many:  # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too small
         error, deviation = _cross_validated(prior, rows, time_s, seed)
     quantile = _quantile(error, deviation, prior.quantile)
     return dataclasses.replace(
         found, quantile=quantile, held_out=error, held_out_log_width=quantile * deviation, held_out_at=np.arange(len(rows))
+    )
+
+
+def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
+    """Knobs fitted to the rows and the prior's trunk: what a few hundred rows teach that are not to be kept."""
+    fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
+    error, deviation = np.empty(len(rows)), np.empty(len(rows))
+
+    def fitted(keep: np.ndarray) -> Adapted:
+        nothing, nowhere = np.zeros(0), np.zeros(0, int)
+        knobs = knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep]) if keep.any() else prior.population.typical()
+        return Adapted(prior, knobs, len(rows), Sizes.of(rows), 1.0, nothing, nothing, nowhere)
+
+    for k in np.unique(fold):
+        said = fitted(fold != k).predict(rows.rows(fold == k))
+        error[fold == k] = said.log_s - np.log(time_s[fold == k])
+        deviation[fold == k] = said.high_log_s - said.log_s
+    quantile = _quantile(error, deviation, prior.quantile)
+    return dataclasses.replace(
+        fitted(fold >= 0), quantile=quantile, held_out=error, held_out_log_width=quantile * deviation, held_out_at=np.arange(len(rows))
     )
 
 

@@ -86,7 +86,7 @@ class FamilyPrior:
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
         out = {f"trunk/{name}": np.asarray(leaf) for name, leaf in flatten_dict(dict(self.params), sep="/").items()}
-        out |= {f"population/{name}": getattr(self.population, name) for name in ("mean", "other", "spread", "own")}
+        out |= {f"population/{name}": getattr(self.population, name) for name in ("spread", "own")}
         out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
         out |= {f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name)) for field in dataclasses.fields(Hyper)}
         return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
@@ -96,6 +96,7 @@ class FamilyPrior:
         return {
             "slots": list(self.population.slots),
             "devices": list(self.population.devices),
+            "kin": list(self.population.kin),
             "inputs": list(self.standard.names),
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
@@ -109,12 +110,7 @@ class FamilyPrior:
         params = unflatten_dict({name.removeprefix("trunk/"): array for name, array in of.items() if name.startswith("trunk/")}, sep="/")
         return FamilyPrior(
             Population(
-                slots=tuple(document["slots"]),
-                mean=of["population/mean"],
-                other=of["population/other"],
-                spread=of["population/spread"],
-                devices=tuple(document["devices"]),
-                own=of["population/own"],
+                tuple(document["slots"]), of["population/spread"], tuple(document["devices"]), of["population/own"], tuple(document["kin"])
             ),
             Standard(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
             params,
@@ -140,10 +136,11 @@ def train_family(
     seed: int = 0,
     recipe: trunk.Recipe = trunk.Recipe(),  # noqa: B008
     kinds: Mapping[str, str] | None = None,
+    least_rows: int = 0,
 ) -> FamilyPrior:
     """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a minute for four devices.
 
-    `kinds`: the architecture of each device, by which they are kin.
+    `kinds`: the architecture of each device, by which they are kin. A device of fewer than `least_rows` has a say on the knobs only.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
         raise ValueError("a prior needs at least one device, and rows of each")
@@ -154,19 +151,14 @@ def train_family(
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
     own = {name: knob_fits.fit_each_slot(rows, time_s) for name, (rows, time_s) in measured.items()}
+    usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
+    measured = {name: one for name, one in measured.items() if len(one[0]) >= least_rows} or measured
     on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
     how = trunk.standard([(rows, on[name]) for name, (rows, _) in measured.items()])
     data = [(how.inputs(rows, on[name]), np.log(time_s) - on[name].total) for name, (rows, time_s) in measured.items()]
     params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
-    form = next(iter(measured.values()))[0].form
-    prior = FamilyPrior(
-        knob_fits.population(form, own),
-        how,
-        params,
-        process.start_hyper(len(how.centre)),
-        _box([rows for rows, _ in measured.values()]),
-        0.0,
-    )
+    box = _box([rows for rows, _ in measured.values()])
+    prior = FamilyPrior(usual, how, params, process.start_hyper(len(how.centre)), box, 0.0)
     if len(measured) == 1:
         return dataclasses.replace(prior, quantile=_UNKNOWN_QUANTILE)
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)  # one network per device left out adds up
@@ -218,8 +210,8 @@ def _leave_one_device_out(
         out.append(
             (
                 _examples(prior, params, rows.rows(some), time_s[some], warm),
-                _examples(prior, params, rows.rows(many), time_s[many], others.typical()),
-                _examples(prior, params, rows.rows(many), time_s[many], others.among(kin[name]).typical()) if kin[name] else None,
+                _cold_examples(prior, params, rows.rows(many), time_s[many], others),
+                _cold_examples(prior, params, rows.rows(many), time_s[many], others.among(kin[name])) if kin[name] else None,
             )
         )
     return out
@@ -229,6 +221,10 @@ def _examples(prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, k
     on = knobs.closed(rows)
     x, f, _ = prior.trunk(rows, on, params)
     return Examples(x, f, unbounded(np.log(time_s) - on.total))
+
+
+def _cold_examples(prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, usual: Population) -> Examples:
+    return _examples(prior, params, rows, time_s, usual.typical().including(usual, rows.slot))
 
 
 def _quantile_without_rows(hyper: Hyper, rows: Examples) -> float:

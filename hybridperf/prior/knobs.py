@@ -2,10 +2,11 @@
 
 Over devices, knobs of a slot g scatter around mu_g with spread s. A new device has
 
-    theta_g = mu_g + d + d_g,    d, d_g ~ N(0, s^2)
+    theta_gv = mu_gv + d + d_g + d_gv,    d, d_g ~ N(0, s^2), d_gv ~ N(0, (s / 2)^2)
 
-with d shared by all its slots, so rows of one implementation say something of the others. All fits are maximum a posteriori with a
-pseudo-Huber loss in the log of time.
+with d shared by all its slots, so rows of one implementation say something of the others. A slot is words joined by `|`, the
+implementation, and perhaps `#` and a version v of it; slots without versions have no d_gv. mu comes from what slots share (see
+`Population`). All fits are maximum a posteriori with a pseudo-Huber loss in the log of time.
 
 Axes: N rows, K knobs of the rows' form.
 """
@@ -13,8 +14,9 @@ Axes: N rows, K knobs of the rows' form.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -26,6 +28,11 @@ from hybridperf.robust import huber_data_only
 _KIN_SPREAD = 0.5  # of the spread over all devices: few rows of H200 no longer spoil what H100 says of it
 _PRIOR_LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly where rows are plenty
 _NEW_LOSS_SCALE = 0.25  # a new device's few rows err together: what the closed form misses is shared by neighbours
+_WORD, _VERSION = "|", "#"
+_VERSION_SPREAD = 0.5  # of the spread over devices: versions of one library differ less than libraries do
+_LEAST_SLOT_ROWS = 8
+# How far slots may differ in the log of a knob, by what they do not share; chosen once on collectives, where they hardly matter.
+_WORD_SPREAD, _GROUP_SPREAD, _RELEASE_SPREAD, _DEVICE_SPREAD, _KNOB_NOISE = 0.7, 0.6, 0.3, 0.5, 0.4
 _MOST_ROWS = 6000  # five knobs need no more
 
 
@@ -39,72 +46,145 @@ class SlotKnobs:
 
     def of(self, slot: np.ndarray) -> np.ndarray:
         """[N, K] for slots [N]."""
-        table = np.concatenate([self.theta, self.other[None]])
-        return table[positions(slot, self.slots)]
+        found, inverse = np.unique(slot.astype(str), return_inverse=True)
+        return np.stack([self.theta[nearest(str(name), self.slots)].mean(0) for name in found])[inverse]
+
+    def including(self, usual: Population, slot: np.ndarray) -> SlotKnobs:
+        """With those of `slot` [N] that are missing: what is usual, moved as this device is moved from what is usual."""
+        new = sorted(set(map(str, slot)) - set(self.slots))
+        if not new:
+            return self
+        moved = (self.theta - usual.mean_of(self.slots)).mean(0)
+        return SlotKnobs((*self.slots, *new), np.concatenate([self.theta, usual.mean_of(new) + moved]), self.other)
 
     def closed(self, rows: Rows) -> Closed:
         """What the form says of some rows."""
         return rows.form.closed(self.of(rows.slot), rows.work())
 
 
-def positions(slot: np.ndarray, slots: Sequence[str]) -> np.ndarray:
-    """Where each of `slot` [N] stands in `slots`; len(slots) if nowhere."""
-    at = {name: i for i, name in enumerate(slots)}
-    found, inverse = np.unique(slot.astype(str), return_inverse=True)
-    return np.array([at.get(str(name), len(slots)) for name in found], int)[inverse]
+def nearest(slot: str, slots: Sequence[str]) -> list[int]:
+    """Where `slot` stands in `slots`; if nowhere, where those stand that share the most words with it."""
+    if slot in slots:
+        return [slots.index(slot)]
+    words = _group(slot).split(_WORD)
+    shared = [sum(map(operator.eq, words, _group(other).split(_WORD))) for other in slots]
+    return [at for at, number in enumerate(shared) if number == max(shared)]
+
+
+def _group(slot: str) -> str:
+    """A slot without its version."""
+    return slot.partition(_VERSION)[0]
+
+
+def _terms(slot: str) -> list[tuple[str, float]]:
+    """What knobs of a slot share with those of other slots, and how much each may matter: its words, the group they make, its version."""
+    group, _, version = slot.partition(_VERSION)
+    shared = [(f"{at}{_WORD}{word}", _WORD_SPREAD) for at, word in enumerate(group.split(_WORD))] + [(group, _GROUP_SPREAD)]
+    return shared + ([(f"{_VERSION}{version}", _RELEASE_SPREAD), (slot, _RELEASE_SPREAD)] if version else [])
 
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """What knobs of a family usually are: a mean per slot, one for slots never seen, and how devices scatter around them. D devices."""
+    """What knobs of a family usually are, slot by slot, and how devices scatter around that. D devices.
+
+    Few devices are measured, and not in the same slots, so their knobs are taken apart (a mixed model, solved by ridge regression):
+
+        theta_ds = mean + words of s + group of s + version of s + u_d + noise
+
+    A device of which nothing is known has u_d = 0; one with kin has theirs.
+    """
 
     slots: tuple[str, ...]
-    mean: np.ndarray  # [len(slots), K]
-    other: np.ndarray  # [K]
     spread: np.ndarray  # [K]
     devices: tuple[str, ...]
     own: np.ndarray  # [D, len(slots), K] knobs of each device; not a number where it was not measured
+    kin: tuple[str, ...] = ()
 
     def among(self, kin: Sequence[str]) -> Population:
-        """With the means of some devices where these were measured: what a device of their kind starts from."""
-        if not kin:
-            return self
-        of_kin = self.own[[self.devices.index(name) for name in kin]]
-        met = np.isfinite(of_kin[..., 0]).any(0)
-        mean = self.mean.copy()
-        mean[met] = np.nanmean(of_kin[:, met], 0)
-        return dataclasses.replace(self, mean=mean, other=mean[met].mean(0), spread=_KIN_SPREAD * self.spread)
+        """For a device of which some devices are kin: it starts from their knobs where these were measured, and keeps nearer to them."""
+        return dataclasses.replace(self, kin=tuple(kin)) if kin else self
+
+    @functools.cached_property
+    def _effects(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(mean [K], effect [K] of each term)."""
+        at = np.argwhere(np.isfinite(self.own[..., 0]))
+        terms = [_terms(slot) for slot in self.slots]
+        spread = {name: sd for slot in terms for name, sd in slot} | {f"device{_WORD}{name}": _DEVICE_SPREAD for name in self.devices}
+        column = {name: i for i, name in enumerate(spread)}
+        design = np.zeros((len(at), len(spread)))
+        for row, (device, slot) in enumerate(at):
+            for name, _ in terms[slot]:
+                design[row, column[name]] = 1.0
+            design[row, column[f"device{_WORD}{self.devices[device]}"]] = 1.0
+        # The mean is free: it is what is left when every effect is zero, by generalised least squares.
+        scaled = design * np.array(list(spread.values()))
+        covariance = scaled @ scaled.T + _KNOB_NOISE**2 * np.eye(len(at))
+        theta = self.own[tuple(at.T)]
+        weight = np.linalg.solve(covariance, np.ones(len(at)))
+        mean = weight @ theta / weight.sum()
+        found = (scaled * np.array(list(spread.values()))).T @ np.linalg.solve(covariance, theta - mean)
+        return mean, dict(zip(spread, found, strict=True))
+
+    def mean_of(self, slots: Sequence[str]) -> np.ndarray:
+        """[len(slots), K] what a device starts from."""
+        mean = self._without_kin(slots)
+        for at, slot in enumerate(slots):
+            known = self._met_by_kin.get(_group(slot), {})
+            if slot in known:
+                mean[at] = known[slot]
+            elif known:  # another version of what they have: as far from theirs as versions usually are
+                mean[at] += np.mean(list(known.values()), 0) - self._without_kin(list(known)).mean(0)
+        return mean
+
+    def spread_of(self, slots: Sequence[str]) -> np.ndarray:
+        """[len(slots), K] how far from there it may be."""
+        return np.stack([(_KIN_SPREAD if _group(slot) in self._met_by_kin else 1.0) * self.spread for slot in slots])
+
+    @functools.cached_property
+    def _met_by_kin(self) -> dict[str, dict[str, np.ndarray]]:
+        """Mean knobs [K] of the kin by slot, by group of slots."""
+        of_kin = self.own[[self.devices.index(name) for name in self.kin]]
+        out: dict[str, dict[str, np.ndarray]] = {}
+        for at in np.flatnonzero(np.isfinite(of_kin[..., 0]).any(0)):
+            out.setdefault(_group(self.slots[at]), {})[self.slots[at]] = np.nanmean(of_kin[:, at], 0)
+        return out
+
+    def _without_kin(self, slots: Sequence[str]) -> np.ndarray:
+        mean, effects = self._effects
+        return np.stack([mean + sum(effects.get(name, 0.0) for name, _ in _terms(slot)) for slot in slots])
 
     def typical(self) -> SlotKnobs:
         """Knobs of a device of which nothing was measured."""
-        return SlotKnobs(self.slots, self.mean, self.other)
+        theta = self.mean_of(self.slots)
+        return SlotKnobs(self.slots, theta, theta.mean(0))
 
 
 def fit_each_slot(rows: Rows, time_s: np.ndarray) -> SlotKnobs:
-    """Knobs of one prior device, each slot on its own: it has rows enough."""
+    """Knobs of one prior device, each slot on its own; slots of a few rows are left out, since they would only repeat the start."""
     form, work, log_time = rows.form, rows.work(), np.log(time_s)
-    slots = tuple(sorted(set(rows.slot.astype(str))))
+    found, counts = np.unique(rows.slot.astype(str), return_counts=True)
+    slots = tuple(map(str, found[counts >= min(_LEAST_SLOT_ROWS, counts.max())]))
     theta = []
     for slot in slots:
         at = np.flatnonzero(rows.slot == slot)
         at = at[_spread_out(log_time[at], _MOST_ROWS)]
-        found, _ = _map_fit(form, form.start[None], np.zeros(len(at), int), work[at], log_time[at], form.start_spread, _PRIOR_LOSS_SCALE)
-        theta.append(found[0])
+        own, _ = _map_fit(form, form.start[None], np.zeros(len(at), int), work[at], log_time[at], form.start_spread, _PRIOR_LOSS_SCALE)
+        theta.append(own[0])
     return SlotKnobs(slots, np.stack(theta), np.mean(theta, 0))
 
 
 def population(form: Form, devices: Mapping[str, SlotKnobs]) -> Population:
     """Mean and spread over devices."""
     slots = tuple(sorted({slot for knobs in devices.values() for slot in knobs.slots}))
-    mean = np.stack([np.mean([k.theta[k.slots.index(slot)] for k in devices.values() if slot in k.slots], 0) for slot in slots])
-    apart = np.concatenate([k.theta - mean[[slots.index(slot) for slot in k.slots]] for k in devices.values()])
+    own = np.full((len(devices), len(slots), len(form.knobs)), np.nan)
+    for i, knobs in enumerate(devices.values()):
+        own[i, [slots.index(slot) for slot in knobs.slots]] = knobs.theta
+    usual = Population(slots, np.ones(len(form.knobs)), tuple(devices), own)
+    apart = (own - usual.mean_of(slots))[np.isfinite(own[..., 0])]
     spread = np.sqrt((apart**2).mean(0) + form.least_spread**2)
     for knob, known in form.known_spread.items():
         spread[form.knobs.index(knob)] = known
-    own = np.full((len(devices), *mean.shape), np.nan)
-    for i, knobs in enumerate(devices.values()):
-        own[i, [slots.index(slot) for slot in knobs.slots]] = knobs.theta
-    return Population(slots, mean, mean.mean(0), spread, tuple(devices), own)
+    return dataclasses.replace(usual, spread=spread)
 
 
 def fit_new(prior: Population, rows: Rows, time_s: np.ndarray) -> SlotKnobs:
@@ -113,44 +193,54 @@ def fit_new(prior: Population, rows: Rows, time_s: np.ndarray) -> SlotKnobs:
     keep = _spread_out(log_time, _MOST_ROWS)
     rows, log_time = rows.rows(keep), log_time[keep]
     slots = tuple(sorted({*prior.slots, *rows.slot.astype(str)}))
-    mean = np.stack([prior.mean[prior.slots.index(slot)] if slot in prior.slots else prior.other for slot in slots])
+    mean = prior.mean_of(slots)
+    which = np.searchsorted(slots, rows.slot.astype(str))
     theta, device = _map_fit(
-        rows.form, mean, positions(rows.slot, slots), rows.work(), log_time, prior.spread, _NEW_LOSS_SCALE, by_slot=True
+        rows.form, mean, which, rows.work(), log_time, prior.spread_of(slots), _NEW_LOSS_SCALE, _deviations(slots, which)
     )
-    return SlotKnobs(slots, theta, prior.other + device)
+    return SlotKnobs(slots, theta, mean.mean(0) + device)
+
+
+def _deviations(slots: Sequence[str], which: np.ndarray) -> np.ndarray:
+    """How slots deviate together [slots, deviations]: in units of the spread, beside the device's deviation; none without rows."""
+    here = {slots[at] for at in np.unique(which)}
+    groups = sorted({_group(slot) for slot in here})
+    versions = sorted(slot for slot in here if _VERSION in slot)
+    out = np.zeros((len(slots), len(groups) + len(versions)))
+    for at, slot in enumerate(slots):
+        group = _group(slot)
+        if group in groups:
+            out[at, groups.index(group)] = 1.0
+        if slot in versions:
+            out[at, len(groups) + versions.index(slot)] = _VERSION_SPREAD
+    return out
 
 
 def _map_fit(
     form: Form, mean: np.ndarray, slot: np.ndarray, work: np.ndarray, log_time: np.ndarray, spread: np.ndarray, scale: float,
-    by_slot: bool = False,
-) -> Any:  # fmt: skip
-    """(theta [slots, K], device deviation [K]) of rows of slots [N]; without `by_slot` theta [1, K] has the device's deviation alone."""
+    deviations: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(theta [slots, K], the device's deviation [K]) of rows of slots [N].
+
+    `spread` [slots, K] or [K]; `deviations` [slots, D]: what may deviate beside the device, in units of the spread.
+    """
     slots, knobs = mean.shape
-    here = np.unique(slot) if by_slot else np.zeros(0, int)  # a slot without rows has no deviation to find
-    columns = np.full(slots, -1)
-    columns[here] = np.arange(len(here))
-    which = columns[slot]
+    shares = np.concatenate([np.ones((slots, 1)), np.zeros((slots, 0)) if deviations is None else deviations], 1)
+    of_row = shares[slot]
 
     def theta_of(x: np.ndarray) -> np.ndarray:
-        deviation = x.reshape(1 + len(here), knobs) * spread
-        theta = mean + deviation[0]
-        theta[here] += deviation[1:]
-        return theta
+        return np.asarray(mean + (shares @ x.reshape(-1, knobs)) * spread)
 
     def residuals(x: np.ndarray) -> np.ndarray:
         return np.concatenate([(form.log_s(theta_of(x)[slot], work) - log_time) / scale, x])
 
     def derivative(x: np.ndarray) -> np.ndarray:
-        each = form.jacobian(theta_of(x)[slot], work) * spread / scale
-        out = np.zeros((len(slot), 1 + len(here), knobs))
-        out[:, 0] = each
-        if by_slot:
-            out[np.arange(len(slot)), 1 + which] = each
-        return np.concatenate([out.reshape(len(slot), -1), np.eye(len(x))])
+        each = form.jacobian(theta_of(x)[slot], work) * np.broadcast_to(spread, mean.shape)[slot] / scale
+        return np.concatenate([(of_row[:, :, None] * each[:, None]).reshape(len(slot), -1), np.eye(len(x))])
 
-    start = np.zeros((1 + len(here)) * knobs)
+    start = np.zeros(shares.shape[1] * knobs)
     found = least_squares(residuals, start, jac=derivative, loss=huber_data_only(len(slot)), max_nfev=100, ftol=1e-7, xtol=1e-6).x
-    return theta_of(found), found[:knobs] * spread
+    return theta_of(found), found[:knobs] * np.broadcast_to(spread, mean.shape).mean(0)
 
 
 def _spread_out(log_time: np.ndarray, most: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior.family import FamilyPrior
 
-PRIOR_SCHEMA_VERSION = 1
+PRIOR_SCHEMA_VERSION = 2
 DEFAULT_PRIOR = "prior"  # the one that is installed
 NO_PRIOR = "none"
 _DOCUMENT, _WEIGHTS = "prior.json", "prior.npz"

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import bdtr
 
 from hybridperf.calibrate import COVERAGE, FitReport
+from hybridperf.collectives.fit import CollectiveReport
+from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
+from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, device_names, load_device, load_system, system_names
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, installed_hardware, unknown
 from hybridperf.model import GroupReport, PerfModel, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.prediction import Prediction
@@ -99,11 +103,28 @@ def fit_report(report: FitReport, prior: bool = False) -> str:
     lines = [table(headers, rows), *(f"not fitted on: {count} rows, {reason}" for reason, count in report.dropped.items())]
     losers = [r.op for r in report.table.itertuples() if r.median_ape > r.roofline_ape]
     against = f"worse than the plain roofline: {', '.join(losers)}" if losers else "no group is worse than the plain roofline"
-    return "\n".join([*lines, f"{_coverage(report)}; {against}"])
+    return "\n".join([*lines, f"{coverage(report.held_out)}; {against}"])
 
 
-def _coverage(report: FitReport) -> str:
-    judged = report.held_out.dropna(subset=["low_s", "high_s"])
+def collective_report(report: CollectiveReport) -> str:
+    """Held-out errors per collective, library and link, beside those of the closed form alone and of the datasheet."""
+    if not report.rows:
+        return "no rows: the model is what the datasheet and other systems' rows say"
+    rows = [
+        [
+            r.collective, r.implementation, r.link, str(r.rows), percent(r.median_ape), percent(r.mean_ape), percent(r.knobs_ape),
+            percent(r.roofline_ape), percent(r.inside),
+        ]
+        for r in report.by_collective().itertuples()
+    ]  # fmt: skip
+    headers = ["held out", "library", "link", "rows", "median error", "mean error", "knobs alone", "datasheet", "in 90 % interval"]
+    lines = [table(headers, rows), *(f"not fitted on: {count} rows, {reason}" for reason, count in report.dropped.items())]
+    return "\n".join([*lines, coverage(report.held_out)])
+
+
+def coverage(held_out: pd.DataFrame) -> str:
+    """Whether intervals `low_s` to `high_s` of held-out rows hold `measured_s` as often as they should."""
+    judged = held_out.dropna(subset=["low_s", "high_s"]) if len(held_out) else held_out
     n = len(judged)
     if not n:
         return "too few rows of any kind to try intervals on"
@@ -132,6 +153,8 @@ def known(name: str) -> str:
         return "\n".join(f"{op.ljust(width)}  {dims}" for op, dims, _ in rows)
     if _holds_a_model(name):
         return model(load_model(name))
+    if _holds_collectives(name):
+        return collective_model(load_collectives(name))
     with contextlib.suppress(InputError):
         return device(load_device(name))
     with contextlib.suppress(InputError):
@@ -150,6 +173,11 @@ def difference(first: str, second: str) -> str:
 def _holds_a_model(name: str) -> bool:
     # a folder with a model comes before a device of the same name, as it does for `--model`
     return (Path(name) / "model.json").exists() or Path(name).suffix == ".json" or name in shipped_models()
+
+
+def _holds_collectives(name: str) -> bool:
+    installed = installed_hardware()
+    return any((place / COLLECTIVES_FILE).exists() for place in (Path(name), *([installed / name] if installed else [])))
 
 
 def _model_or_datasheet(name: str) -> PerfModel:
@@ -171,6 +199,24 @@ def _is_system(name: str) -> bool:
     with contextlib.suppress(InputError):
         return bool(load_system(name))
     return False
+
+
+def collective_model(loaded: CollectiveModel) -> str:
+    """Facts of the system, knobs by collective, library and link, and how the fit errs."""
+    lines = [system(loaded.system)]
+    if loaded.adapted is None:
+        return "\n".join([*lines, "  datasheet alone: nothing was measured"])
+    errors = {"|".join([e["collective"], e["implementation"], e["link"]]): e for e in loaded.provenance.get("fit", {}).get("held_out", [])}
+    rows = []
+    for group in errors or loaded.groups():
+        of, error = loaded.knobs(group), errors.get(group)
+        rows.append([
+            group.replace("|", " "), f"{1e6 * of['floor_s']:.3g} us", f"{1e6 * of['hop_s']:.3g} us", f"{1e6 * of['node_hop_s']:.3g} us",
+            percent(of["intra_efficiency"]), percent(of["inter_efficiency"]), percent(error["median_ape"]) if error else "-",
+        ])  # fmt: skip
+    lines.append(f"  fitted to {loaded.adapted.rows} rows" if loaded.adapted.rows else "  no row measured: usual knobs of other systems")
+    headers = ["collective, library, link", "floor", "hop in a node", "hop between", "of the link", "of the network", "median error"]
+    return "\n".join([*lines, table(headers, rows)])
 
 
 def device(spec: DeviceSpec) -> str:

@@ -20,10 +20,10 @@ from hybridperf.calibrate import REPORT_SCHEMA_VERSION, FitReport, model_of_fami
 from hybridperf.families import FAMILIES, kinds_of
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, unknown, write_json
-from hybridperf.measurements import origin
 from hybridperf.model import PerfModel
 from hybridperf.prior import train_family
 from hybridperf.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
+from hybridperf.provenance import origin
 from hybridperf.validate import sources
 from hybridperf.validate.sources import DeviceRows, Measured
 

@@ -1,0 +1,338 @@
+"""Times collectives between the processes of a job: several programs that measure together, one device each.
+
+Every rank runs the same cases in the same order. A repeat is a barrier (an all-reduce of one number) and one timed call (see
+`collective_cases`). What a repeat took is the **least over the ranks**: a rank that was late for the barrier makes the others wait, and
+waiting is not the collective. The times of a case's repeats are exchanged after the last of them, so the exchange disturbs none.
+
+    elapsed_s [ranks, repeats] --least over ranks, - dispatch_s, / chained--> [repeats] --median, least, mean, standard deviation--> row
+
+Whatever decides how it goes on (which rows are stored already, how many repeats, whether the time is up) is exchanged first and decided
+from the same numbers on every rank: ranks that disagreed would wait for each other for ever. Rank 0 keeps the store.
+
+All cases are measured once in each pass, from large to small, so that two passes over a case lie apart in time; and by processes of its
+own, because a connection can be slow for as long as it lives. With gloo over the loopback of one machine (packets of 64 KiB, Linux 6.18),
+the first large message after some thousand small ones took 44 ms for each 64 KiB, hundreds of times the usual, and so did all after it: it
+looks like TCP's delayed acknowledgement, and a step may meet it, too. From large to small it was not met. The quietest pass of a case is
+its row; how far the others lie above it is `noise`.
+
+A collective between processes may never return, and no error says so. Rank 0 has a `Watch`: a case that takes longer than `STALLED_S` gets
+a row that says so and the job ends, to be started again without it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf_calibration.microbench.collective_cases import DTYPE, CollectiveCase, chain, count_collectives
+from hybridperf_calibration.microbench.store import Row, RowStore
+
+MOST_REPEATS = 200
+FEWEST_REPEATS = 5
+WARM_UP_CALLS = 3
+LONGEST_CAP_S = 0.4  # of a case's repeats in one pass
+SHORTEST_CAP_S = 0.03
+LINE_EVERY_S = 5.0  # of progress
+INITIALIZE_S = 120  # for all processes of the job to start
+STALLED_S = 15.0  # a case takes a second, between many more processes than cores a few
+STALLED = 5  # exit status of rank 0 then
+SMALLEST_SHARE = 0.2  # of a call that is the collectives' at least, whatever an empty call took
+DISPATCH_CALLS = 200
+_SHORTEST_EXCHANGE = 64  # numbers
+
+
+class Team:
+    """All processes of a job, seen from one of them, which has one device. A mesh with one axis, `ranks`, lies over the devices."""
+
+    def __init__(self, coordinator: str, processes: int, rank: int, local_device: int = 0) -> None:
+        """Join the job: waits for the other processes. `coordinator` is rank 0's "host:port", `local_device` our accelerator's number."""
+        import jax
+
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(coordinator, processes, rank, local_device_ids=[local_device], initialization_timeout=INITIALIZE_S)
+        if jax.local_device_count() != 1:
+            raise RuntimeError(
+                f"expected one device for each process, found {jax.local_device_count()}; unset XLA_FLAGS or set JAX_PLATFORMS."
+            )
+        self.n, self.rank, self.platform = len(jax.devices()), rank, jax.devices()[0].platform
+        self._mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))  # in the order of the processes
+        self._sharding = jax.NamedSharding(self._mesh, jax.P("ranks"))
+        self._exchanges: dict[int, Callable[[Any], Any]] = {}
+        self._one = self.place(np.ones(1, np.float32))
+        self._barrier = self.compile(lambda one: jax.lax.psum(one, "ranks"), self._one)
+        self.dispatch_s = self._empty_call_s()  # what a call of a program takes in which ranks do not meet; the least over the ranks
+
+    def place(self, part: np.ndarray) -> Any:
+        """An array over all ranks of which this one holds `part` [items]."""
+        import jax
+
+        return jax.make_array_from_process_local_data(self._sharding, part)
+
+    def part(self, array: Any) -> np.ndarray:
+        """What this rank holds of an array over all ranks."""
+        return np.asarray(array.addressable_shards[0].data)
+
+    def compile(self, program: Callable[..., Any], *arrays: Any, donate: tuple[int, ...] = ()) -> Any:
+        """A program of one rank's parts, compiled for arrays like these; `donate` numbers those whose memory it may take."""
+        import jax
+
+        # check_vma: the parts of an all-gather's result are alike on all ranks and still count as this rank's own
+        on_all = jax.shard_map(program, mesh=self._mesh, in_specs=jax.P("ranks"), out_specs=jax.P("ranks"), check_vma=False)
+        return jax.jit(on_all, donate_argnums=donate, keep_unused=True).lower(*arrays).compile()
+
+    def barrier(self) -> None:
+        """Return when all ranks are here; they leave within some 10 us of each other."""
+        self._barrier(self._one).block_until_ready()
+
+    def exchange(self, numbers: Sequence[float]) -> np.ndarray:
+        """Everybody's numbers [ranks, numbers], rounded to float32, the same on every rank; all ranks give equally many."""
+        import jax
+
+        length = max(_SHORTEST_EXCHANGE, 2 ** math.ceil(math.log2(max(len(numbers), 1))))  # few lengths: each is compiled once
+        mine = np.zeros(length, np.float32)
+        mine[: len(numbers)] = numbers
+        placed = self.place(mine)
+        if length not in self._exchanges:
+            self._exchanges[length] = self.compile(lambda x: jax.lax.all_gather(x, "ranks", tiled=True), placed)
+        return self.part(self._exchanges[length](placed)).reshape(self.n, length)[:, : len(numbers)].astype(np.float64)
+
+    def _empty_call_s(self) -> float:
+        import jax
+
+        x, y = (self.place(np.ones(_SHORTEST_EXCHANGE, np.float32)) for _ in range(2))
+        call = self.compile(lambda x, y: (x.at[0].set(y[-1]), y.at[0].set(x[-1])), x, y, donate=(0, 1))
+        calls_s = []
+        for _ in range(DISPATCH_CALLS):
+            start_s = time.perf_counter()
+            x, y = jax.block_until_ready(call(x, y))
+            calls_s.append(time.perf_counter() - start_s)
+        return float(self.exchange([np.median(calls_s)]).min())
+
+    def nodes(self, host: str | None = None) -> int:
+        """How many machines the ranks run on, by their names; an error where they do not hold equally many ranks each."""
+        name = zlib.crc32((host or platform.node()).encode())
+        _, counts = np.unique(self.exchange([name >> 16, name & 0xFFFF]), axis=0, return_counts=True)  # halves: exact in float32
+        if len(set(counts)) > 1:
+            raise RuntimeError(
+                f"expected equally many processes on every machine, found {', '.join(map(str, counts))}; start as many on each of them."
+            )
+        return len(counts)
+
+    def library(self) -> str:
+        """What carries the collectives, as tables name it."""
+        import jax
+
+        if self.platform == "cpu":
+            return "gloo(jax)"
+        return "rccl(jax)" if "rocm" in jax.devices()[0].client.platform_version.lower() else "nccl(jax)"
+
+
+@dataclass(frozen=True)
+class CollectiveReport:
+    """What a run did: rows in the store, of `total` = cases x passes."""
+
+    done: int  # those of earlier runs included
+    now: int  # by this run
+    failed: int  # of those measured now; the row's "error" says why
+    total: int
+    stopped: bool  # the time budget ran out
+
+    def sentence(self) -> str:
+        """The report for a reader."""
+        parts = [f"{self.done} of {self.total} collectives measured, {self.now} of them now"]
+        if self.failed:
+            parts.append(f"{self.failed} failed (their rows say why)")
+        if self.stopped:
+            parts.append("the time budget ran out: run the same command again to measure the rest")
+        return "; ".join(parts) + "."
+
+
+class Watch:
+    """Ends the process with status `STALLED` when a case does not come to its end; the case's row in the store says so first."""
+
+    def __init__(self, store: RowStore, limit_s: float = STALLED_S) -> None:
+        self._store, self._limit_s = store, limit_s
+        self._case: tuple[CollectiveCase, int] | None = None
+        self._since_s = 0.0
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def begin(self, case: CollectiveCase, pass_no: int) -> None:
+        """A case starts now."""
+        self._since_s, self._case = time.perf_counter(), (case, pass_no)
+
+    def end(self) -> None:
+        """It came to its end."""
+        self._case = None
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(self._limit_s / 10)
+            if self._case and time.perf_counter() - self._since_s > self._limit_s:
+                case, pass_no = self._case
+                error = f"did not return within {self._limit_s:g} s"
+                self._store.append({"key": case.key, "pass_no": pass_no, **_columns(case), "error": error})
+                os._exit(STALLED)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A compiled case; `error` says what is wrong with it, or is empty."""
+
+    call: Any
+    error: str
+
+
+def run(
+    cases: Sequence[CollectiveCase],
+    team: Team,
+    store: RowStore | None,
+    *,
+    passes: int,
+    last: int | None = None,
+    budget_s: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    seed: int = 0,
+) -> CollectiveReport:
+    """Measure every case in every pass unless the store (rank 0's; None on the others) has it, for about `budget_s` seconds at most.
+
+    `last` is the pass to stop after: other processes are to measure the later ones.
+    """
+    order = [one for pass_no in range(1, passes + 1) for one in _ordered(cases, pass_no, seed)]
+    watch = Watch(store) if store is not None else None
+    stored = team.exchange([float(store is not None and store.has(case.key, pass_no)) for case, pass_no in order])[0]
+    todo = [one for one, there in zip(order, stored, strict=True) if not there and one[1] <= (last or passes)]
+    earlier = int(stored.sum())
+    ready: dict[str, _Ready] = {}  # by the first pass, for the later ones
+    now = failed = 0
+    stopped = False
+    repeating_s = 0.0
+    start_s = last_line_s = time.perf_counter()
+    for case, pass_no in todo:
+        elapsed_s = time.perf_counter() - start_s
+        cap_s = _cap_s(budget_s, elapsed_s, len(todo) - now, (elapsed_s - repeating_s) / max(now, 1))
+        cap_s = float(team.exchange([cap_s])[0, 0])  # rank 0's clock and budget count
+        if cap_s <= 0:
+            stopped = True
+            break
+        if watch:
+            watch.begin(case, pass_no)
+        row, took_s = _measure(case, team, cap_s, ready)
+        if watch:
+            watch.end()
+        if store is not None:
+            store.append({"key": case.key, "pass_no": pass_no, **row})
+        now += 1
+        failed += "error" in row
+        repeating_s += took_s
+        if now == len(todo) or time.perf_counter() - last_line_s >= LINE_EVERY_S:
+            last_line_s = time.perf_counter()
+            left_s = (last_line_s - start_s) / now * (len(todo) - now)
+            left_s = left_s if budget_s is None else min(left_s, max(budget_s - (last_line_s - start_s), 0.0))
+            say(f"measured {earlier + now} of {len(order)} collectives, {left_s:.0f} s left")
+    return CollectiveReport(done=earlier + now, now=now, failed=failed, total=len(order), stopped=stopped)
+
+
+def summarize(elapsed_s: np.ndarray, chained: int, dispatch_s: float) -> Row:
+    """Times of one collective from what calls took [ranks, repeats]; see the module docstring."""
+    call_s = elapsed_s.min(axis=0)
+    own_s = np.maximum(call_s - dispatch_s, SMALLEST_SHARE * call_s) / chained
+    return {
+        "time_s": float(np.median(own_s)),
+        "time_min_s": float(own_s.min()),
+        "time_mean_s": float(own_s.mean()),
+        "time_std_s": float(own_s.std()),
+        "repeats": own_s.size,
+    }
+
+
+def table(rows: Sequence[Row], facts: Row) -> pd.DataFrame:
+    """One row per collective and size, sorted; `facts` are columns that all have in common.
+
+    Of several passes the one of the least median is the row. `noise` is (largest median / least median) - 1 over the passes, not a number
+    after a single one.
+    """
+    by_key: dict[str, list[Row]] = {}
+    for row in rows:
+        if "error" not in row:
+            by_key.setdefault(row["key"], []).append(row)
+    merged = []
+    for repeats in by_key.values():
+        medians_s = [row["time_s"] for row in repeats]
+        quietest = {name: value for name, value in repeats[int(np.argmin(medians_s))].items() if name not in ("key", "pass_no")}
+        noise = max(medians_s) / min(medians_s) - 1 if len(repeats) > 1 else math.nan
+        merged.append({**quietest, **facts, "passes": len(repeats), "noise": noise})
+    leading = ["collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "time_min_s", "time_mean_s", "time_std_s"]
+    frame = pd.DataFrame(merged, columns=None if merged else leading)
+    return frame[[*leading, *(name for name in frame.columns if name not in leading)]].sort_values(
+        ["collective", "bytes"], ignore_index=True
+    )
+
+
+def _measure(case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, _Ready]) -> tuple[Row, float]:
+    """The row of one case, and the seconds that its calls took."""
+    import jax
+
+    columns = _columns(case)
+    x, y = team.place(np.ones(case.items_in, np.float32)), team.place(np.ones(case.items_out, np.float32))
+    if case.key not in ready:
+        ready[case.key] = _compile(case, team, x, y)
+    call = ready[case.key].call
+    if ready[case.key].error:  # the same program on all ranks, so they all leave here
+        return {**columns, "error": ready[case.key].error}, 0.0
+
+    def timed_s() -> float:
+        nonlocal x, y
+        start_s = time.perf_counter()
+        x, y = call(x, y)
+        jax.block_until_ready((x, y))
+        return time.perf_counter() - start_s
+
+    begin_s = time.perf_counter()
+    calls_s = []
+    for _ in range(WARM_UP_CALLS):
+        team.barrier()
+        calls_s.append(timed_s())
+    usual_s = float(team.exchange([np.median(calls_s)]).max())
+    repeats = int(np.clip(cap_s / usual_s, FEWEST_REPEATS, MOST_REPEATS))
+    elapsed_s = []
+    for _ in range(repeats):
+        team.barrier()
+        elapsed_s.append(timed_s())
+    took_s = time.perf_counter() - begin_s
+    return {**columns, **summarize(team.exchange(elapsed_s), case.chained, team.dispatch_s)}, took_s
+
+
+def _columns(case: CollectiveCase) -> Row:
+    return {"collective": case.collective, "bytes": case.bytes, "chained": case.chained, "dtype": DTYPE, "in_place": 0}
+
+
+def _ordered(cases: Sequence[CollectiveCase], pass_no: int, seed: int) -> list[tuple[CollectiveCase, int]]:
+    """The pass's cases, the same on every rank: large ones first (see the module docstring), equally large ones in an order of its own."""
+    shuffled = [cases[i] for i in np.random.default_rng([seed, pass_no]).permutation(len(cases))]
+    return [(case, pass_no) for case in sorted(shuffled, key=lambda case: -case.bytes)]
+
+
+def _compile(case: CollectiveCase, team: Team, x: Any, y: Any) -> _Ready:
+    call = team.compile(chain(case), x, y, donate=(0, 1))
+    found = count_collectives(case, call.as_text())
+    wrong = f"the compiled program has {found} collectives instead of {case.chained}; this JAX changes what is measured here"
+    return _Ready(call, "" if found == case.chained else wrong)
+
+
+def _cap_s(budget_s: float | None, elapsed_s: float, cases_left: int, overhead_s: float) -> float:
+    """Seconds of the next case's calls; 0: the time is up."""
+    if budget_s is None:
+        return LONGEST_CAP_S
+    if elapsed_s >= budget_s:
+        return 0.0
+    return float(np.clip((budget_s - elapsed_s) / cases_left - overhead_s, SHORTEST_CAP_S, LONGEST_CAP_S))

@@ -1,0 +1,193 @@
+"""A calibrated fabric: what any collective takes on a system, with interval, and the same as a differentiable function of its links.
+
+    t = t0(knobs, links) x exp(correction),   correction frozen at the calibrated links
+
+`predict` answers a table of rows. `table` and `collective_seconds` are the same in JAX, for a batch of systems and for gradients:
+rates of links, ranks and nodes are arguments, so one compiled function serves every scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives import curves, form
+from hybridperf.collectives.links import Links
+from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
+from hybridperf.collectives.table import checked
+from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.hardware import SystemSpec
+from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
+from hybridperf.prior import Adapted
+
+SCHEMA_VERSION = 1
+DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
+_NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inside_bytes", "across_bytes", "talking", "ranks_per_node", "nodes", "theta", "correction"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class CollectiveTable:
+    """Collectives as arrays. N of them, K knobs."""
+
+    inside_bytes: Any  # [N] through one rank's link
+    across_bytes: Any  # [N] through one node's network
+    talking: Any  # [N] ranks of a node that share its network
+    ranks_per_node: Any  # [N]
+    nodes: Any  # [N]
+    theta: Any  # [N, K] logs of the form's knobs
+    correction: Any  # [N] log
+
+
+def collective_seconds(table: CollectiveTable, links: Links) -> Any:
+    """Seconds [N] over links whose rates may be traced; differentiable in the rates, all knobs, bytes and ranks."""
+    seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
+    work = jnp.concatenate([seconds, jnp.stack([table.ranks_per_node, table.nodes], -1)], -1)
+    return form.seconds(table.theta, work, jnp) * jnp.exp(table.correction)
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveModel:
+    """What predicts collectives on one system. `adapted` None: the datasheet alone."""
+
+    system: SystemSpec
+    adapted: Adapted | None
+    provenance: Mapping[str, Any]
+
+    @staticmethod
+    def datasheet(system: SystemSpec) -> CollectiveModel:
+        """Bytes at the datasheet's rates after its latency."""
+        return CollectiveModel(system, None, {"made_by": "datasheet"})
+
+    def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a table with `predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range, note`.
+
+        `roofline_s`: bytes at the datasheet's rates, and its latency. A row that cannot be priced keeps its place with empty numbers and
+        the reason in `note`.
+        """
+        good, problem, assumed = checked(frame, self.system)
+        out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
+        in_range, note = np.zeros(len(frame), bool), problem
+        if len(good):
+            rows, at = collective_rows(good, self.system), good.index.to_numpy()
+            out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
+            if self.adapted is None:
+                out["predicted_s"][at] = out["roofline_s"][at]
+                remarks = np.full(len(good), "datasheet alone: this model has no measurements", object)
+            else:
+                said = curves.predict(self.adapted, rows)
+                for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
+                    out[name][at] = np.exp(log_s)
+                met = known(rows, self.adapted.knobs.slots)
+                in_range[at] = (said.outside == 0) & met & (self.adapted.rows > 0)
+                remarks = self._remarks(good, rows, said.outside, met)
+            note[at] = ["; ".join(filter(None, both)) for both in zip(assumed[at], remarks, strict=True)]
+            factor = [COLLECTIVES[name].bus_factor(n) for name, n in zip(good["collective"], good["n_gpus"], strict=True)]
+            out["bus_bytes_per_s"][at] = good["bytes"] / out["predicted_s"][at] * factor
+        return frame.assign(**out, in_range=in_range, note=note)
+
+    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, outside: np.ndarray, met: np.ndarray) -> np.ndarray:
+        assert self.adapted is not None
+        lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
+        crowded = rows.ranks_per_node > self.system.accelerators_per_node
+        reasons = (
+            np.full(len(rows), "" if self.adapted.rows else f"prior alone: no collective of {self.system.id} was measured", object),
+            np.where(lib.isna(), f"no lib given: taken for {DEFAULT_IMPLEMENTATION}", ""),
+            np.where(met, "", "no such collective, library and link was measured: made of what others share with it"),
+            np.where(outside > 0, "outside the measured range", ""),
+            np.where(crowded, f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", ""),
+        )
+        return np.array(["; ".join(filter(None, each)) for each in zip(*reasons, strict=True)], object)
+
+    def table(self, frame: pd.DataFrame) -> CollectiveTable:
+        """The rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
+        good, problem, _ = checked(frame)
+        if len(good) < len(frame):
+            at = int(np.flatnonzero(problem != "")[0])
+            raise InputError(f"row {at + 1}: {problem[at]}")
+        rows = collective_rows(good, self.system)
+        kinds = [COLLECTIVES[name] for name in good["collective"]]
+        g, nodes = rows.ranks_per_node, rows.nodes
+        share = [(k.inside(a, b), k.across(a, b), 1.0 if k.one_rank_across else a) for k, a, b in zip(kinds, g, nodes, strict=True)]
+        inside, across, talking = np.array(share, np.float64).T
+        theta, correction = self._theta(rows), np.zeros(len(rows))
+        if self.adapted is not None:
+            correction = curves.predict(self.adapted, rows).log_s - np.log(form.seconds(theta, rows.work()))
+        return CollectiveTable(rows.bytes * inside, rows.bytes * across, talking, g, nodes, theta, correction)
+
+    def groups(self) -> list[str]:
+        """Collective, implementation and link of all knobs there are, joined by `|`."""
+        return [] if self.adapted is None else list(dict.fromkeys(slot.partition("#")[0] for slot in self.adapted.knobs.slots))
+
+    def knobs(self, group: str) -> dict[str, float]:
+        """The closed form's knobs of one of `groups`, over its versions; rank_decay is d of the form, sharpness its p."""
+        if self.adapted is None:
+            raise InputError(f"this model of {self.system.id} is its datasheet and has no knobs")
+        mine = [i for i, slot in enumerate(self.adapted.knobs.slots) if slot.partition("#")[0] == group]
+        if not mine:
+            raise unknown("group of collectives", group, self.groups(), "`groups` lists them")
+        return form.plain(self.adapted.knobs.theta[mine].mean(0))
+
+    def links(self) -> Links:
+        """The rates of this system's links."""
+        return Links.of(self.system)
+
+    def _theta(self, rows: CollectiveRows) -> np.ndarray:
+        if self.adapted is None:
+            return np.tile(_datasheet_theta(self.system), (len(rows), 1))
+        return self.adapted.knobs.including(self.adapted.prior.population, rows.slot).of(rows.slot)
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write `collectives.json` and, where anything was learned, `collectives.npz` into a folder, atomically each."""
+        arrays = {} if self.adapted is None else self.adapted.arrays()
+        if arrays:
+            write_arrays(Path(folder) / _WEIGHTS, arrays)
+        document = {
+            "system": self.system.model_dump(),
+            "adapted": None if self.adapted is None else self.adapted.document(),
+            "weights_sha256": hash_of(arrays),
+            "provenance": dict(self.provenance),
+        }
+        write_json(Path(folder) / DOCUMENT, "collectives", SCHEMA_VERSION, document)
+
+
+def load_collectives(name: str | os.PathLike) -> CollectiveModel:
+    """A model of collectives by folder, or by the name of a shipped calibration."""
+    installed = installed_hardware()
+    places = [Path(name), *([installed / str(name)] if installed else [])]
+    folder = next((place for place in places if (place / DOCUMENT).exists()), None)
+    if folder is None:
+        shipped = sorted(path.parent.name for path in installed.glob(f"*/{DOCUMENT}")) if installed else []
+        raise unknown("model of collectives", str(name), shipped, "give a folder made by `hybridperf fit --system`, or a shipped name")
+    document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION)
+    try:
+        adapted = None
+        if document["adapted"] is not None:
+            adapted = Adapted.read(read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"])
+        return CollectiveModel(SystemSpec(**document["system"]), adapted, dict(document["provenance"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder / DOCUMENT} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); restore it") from error
+
+
+def _datasheet_theta(system: SystemSpec) -> np.ndarray:
+    """Knobs that leave bytes at the datasheet's rates, and its latency: the form's other seconds vanish and one algorithm is left."""
+    nothing, one, never = 1e-12, 1.0, 1e9
+    knobs = {
+        "floor_s": system.latency_s, "hop_s": nothing, "node_hop_s": nothing, "ring": one, "rendezvous_s": nothing,
+        "intra_efficiency": one, "inter_efficiency": one, "small_waste": never, "rank_decay": form.NO_DECAY,
+        "sharpness": one,
+    }  # fmt: skip
+    return np.log([knobs[name] for name in form.ALPHA_BETA.knobs])

@@ -1,0 +1,65 @@
+"""Tables of collectives: which rows can be priced, and what the others lack."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.traffic import canonical_collective
+from hybridperf.hardware import SystemSpec
+from hybridperf.io import InputError, require_columns
+
+
+def checked(frame: pd.DataFrame, system: SystemSpec | None = None) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """(rows that can be priced, with canonical names and whole numbers; why the others cannot [N]; what was assumed [N]).
+
+    The rows keep their index, which is their place in `frame`. `n_nodes` may be left to `gpus_per_node`, both to one node.
+    """
+    require_columns(frame, ["collective", "bytes", "n_gpus"], "a table of collectives")
+    frame = frame.reset_index(drop=True)
+    n = len(frame)
+    problem, assumed = np.full(n, "", object), np.full(n, "", object)
+
+    def refuse(where: np.ndarray, text: str | np.ndarray | list[str]) -> None:
+        here = where & (problem == "")
+        problem[here] = np.broadcast_to(np.asarray(text, object), (n,))[here]
+
+    known: dict[object, str] = {}
+    for name in frame["collective"].unique():
+        try:
+            known[name] = canonical_collective(name)
+        except InputError as error:
+            refuse((frame["collective"] == name).to_numpy() | (frame["collective"].isna().to_numpy() & pd.isna(name)), str(error))
+    bytes_, ranks = (pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64) for column in ("bytes", "n_gpus"))
+    refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), _said(frame["bytes"], "expected bytes above zero, got {}; mend or drop the row"))
+    refuse(~(_whole(ranks) & (ranks >= 2)), _said(frame["n_gpus"], "expected n_gpus of 2 or more, a whole number, got {}; mend the row"))
+    nodes = _nodes(frame, ranks, assumed)
+    refuse(~(_whole(nodes) & (nodes >= 1)), "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node")
+    with np.errstate(invalid="ignore"):
+        uneven = ranks % np.where(nodes >= 1, nodes, 1) != 0
+    refuse(uneven, [f"{r:g} ranks do not divide into {k:g} nodes; mend n_gpus or n_nodes" for r, k in zip(ranks, nodes, strict=True)])
+    if "gpus_per_node" in frame:
+        g = pd.to_numeric(frame["gpus_per_node"], errors="coerce").to_numpy(np.float64)
+        refuse(np.isfinite(g) & (g * nodes != ranks), "n_gpus is not n_nodes times gpus_per_node; mend one of them")
+    if system is not None and "system" in frame:
+        others = frame["system"].notna() & (frame["system"].astype(str) != system.id)
+        assumed[others.to_numpy()] = f"the row is of another system, predicted for {system.id}"
+    good = frame.assign(collective=frame["collective"].map(known), bytes=bytes_, n_gpus=ranks, n_nodes=nodes)[problem == ""]
+    return good, problem, assumed
+
+
+def _nodes(frame: pd.DataFrame, ranks: np.ndarray, assumed: np.ndarray) -> np.ndarray:
+    if "n_nodes" in frame:
+        return pd.to_numeric(frame["n_nodes"], errors="coerce").to_numpy(np.float64)
+    if "gpus_per_node" in frame:
+        return ranks / pd.to_numeric(frame["gpus_per_node"], errors="coerce").to_numpy(np.float64)
+    assumed[:] = "no n_nodes given: one node"
+    return np.ones(len(frame))
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    return np.isfinite(values) & (values == np.floor(values))
+
+
+def _said(column: pd.Series, text: str) -> np.ndarray:
+    return np.array([text.format(repr(value)) for value in column.tolist()], object)
