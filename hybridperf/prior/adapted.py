@@ -6,8 +6,8 @@ No rows: the usual knobs and the trunk f. Up to `MOST_KEPT_ROWS`: knobs fitted t
 the trunk's networks trained on from where the prior left them, p = 0; no row is kept then.
 
 Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk fades, and the closed form is left.
-Intervals are the process' standard deviation times the quantile of what rows left out needed; without rows, what the prior device that
-was worst off needed.
+Intervals are the process' standard deviation times the quantile of what rows left out needed; without rows, as wide for all ops as the
+prior device that was worst off needed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Adapted:
     knobs: SlotKnobs
     rows: int  # adapted to
     sizes: Sizes  # of the rows; without rows the prior's
-    quantile: float  # deviations that hold 90 %
+    quantile: float  # deviations that hold 90 %; without rows the log half-width itself
     held_out: np.ndarray  # log(predicted / measured) of rows that the prediction did not see [H]
     held_out_log_width: np.ndarray  # half-widths of their 90 % intervals [H]
     held_out_at: np.ndarray  # int [H] where they stood among the rows; not saved
@@ -85,18 +85,15 @@ class Adapted:
             added, deviation = self.process.says(x, f)
             correction = self.process.hyper.belief * f + np.exp(-((outside / FADE_OCTAVES) ** 2)) * added
         else:
-            correction, deviation = self.prior.hyper.belief * f, np.sqrt(process.variance(self.prior.hyper, x, f))
+            correction, deviation = self.prior.hyper.belief * f, np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * (1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     @property
     def typical_log_width(self) -> float:
-        """Half-width of the 90 % interval of an op like those measured; without rows, of one at the middle of the prior's."""
-        if len(self.held_out_log_width):
-            return float(np.median(self.held_out_log_width))
-        middle = np.zeros((1, len(self.prior.standard.centre)))
-        return float(self.quantile * np.sqrt(process.variance(self.prior.hyper, middle, np.zeros(1)))[0])
+        """Half-width of the 90 % interval of an op like those measured."""
+        return float(np.median(self.held_out_log_width)) if len(self.held_out_log_width) else self.quantile
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file; the prior's under `prior/`."""
@@ -157,7 +154,7 @@ def adapt(
     """
     prior = prior.among(kin)
     if rows is None or time_s is None or len(rows) == 0:
-        return Adapted(prior, prior.population.typical(), 0, prior.sizes, prior.quantile, np.zeros(0), np.zeros(0), np.zeros(0, int))
+        return Adapted(prior, prior.population.typical(), 0, prior.sizes, prior.log_width, np.zeros(0), np.zeros(0), np.zeros(0, int))
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
