@@ -215,6 +215,19 @@ def test_devices_are_left_out_alone_and_with_their_kin() -> None:
     assert family._folds(["a100", "h100", "h200"], {}) == alone, "of unknown kind"
 
 
+def test_without_rows_the_trunk_fades_sooner_than_with(prior: FamilyPrior, few: Adapted) -> None:
+    """An octave beyond the slack the closed form is left, but for a fiftieth; a device's rows vouch for the trunk for longer."""
+    beyond = rows_of("other", 400, 8, octaves=(13.0, 14.0))
+    cold = adapt(prior).predict(beyond)
+    away = cold.outside > 1
+    on = prior.population.typical().roofline(beyond)
+    _, f, _ = prior.trunk(beyond, on)
+    assert away.any()
+    assert (np.abs(cold.log_s - cold.closed_log_s) <= 0.02 * np.abs(prior.hyper.belief * f) + 1e-9)[away].all()
+    warm = few.predict(beyond)
+    assert np.abs(warm.log_s - warm.closed_log_s)[away].max() > 0.02
+
+
 def test_kin_have_an_interval_of_their_own() -> None:
     """Two devices of a kind vouch for each other; a stranger among three is judged by folds without any kin."""
     devices = {name: rows_of(name, 300, seed) for seed, name in enumerate(("old", "middle", "new"))}

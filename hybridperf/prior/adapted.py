@@ -5,7 +5,8 @@
 No rows: the usual knobs and the trunk f. Up to `MOST_KEPT_ROWS`: knobs fitted to the rows, and p, the process over them. More: knobs, and
 the trunk's networks trained on from where the prior left them, p = 0; no row is kept then.
 
-Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk fades, and the closed form is left.
+Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk fades, sooner where there are no rows,
+and the closed form is left.
 Intervals are the process' standard deviation times the quantile of what rows left out needed; without rows, as wide for all ops as the
 prior device that was worst off needed.
 """
@@ -38,6 +39,7 @@ _PRIOR_ROWS = 10
 _LARGE_ERROR = 0.5  # a few rows far off say nothing of the rest
 _WIDER_PER_OCTAVE = 0.5
 _WIDEST_OCTAVES = 3.0
+_COLD_FADE_OCTAVES = 0.5  # beyond the prior's sizes no row vouches for the trunk: it fades sooner
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 2000
 _ANCHOR = 1e-4
 _TUNING_BATCH = 512
@@ -85,7 +87,8 @@ class Adapted:
             added, deviation = self.process.says(x, f)
             correction = self.process.hyper.belief * f + np.exp(-((outside / FADE_OCTAVES) ** 2)) * added
         else:
-            correction, deviation = self.prior.hyper.belief * f, np.ones(len(f))
+            correction = self.prior.hyper.belief * np.exp(-((outside / _COLD_FADE_OCTAVES) ** 2)) * f
+            deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * (1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
