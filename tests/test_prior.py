@@ -230,6 +230,47 @@ def test_intervals_hold_what_they_promise(prior: FamilyPrior, few: Adapted, test
     assert len(few.held_out) == few.rows
 
 
+def test_without_rows_all_ops_in_range_are_as_unsure(prior: FamilyPrior, test_rows: tuple[FamilyRows, np.ndarray]) -> None:
+    cold = adapt(prior)
+    said = cold.predict(test_rows[0])
+    near = said.outside == 0
+    np.testing.assert_allclose((said.high_log_s - said.log_s)[near], prior.log_width)
+    assert cold.typical_log_width == prior.log_width
+
+
+def test_devices_are_left_out_alone_and_with_their_kin() -> None:
+    kinds = {"h100": "hopper", "h200": "hopper", "a100": "ampere"}
+    alone = [("a100",), ("h100",), ("h200",)]
+    assert family._folds(["a100", "h100", "h200"], kinds) == [*alone, ("h100", "h200")]
+    assert family._folds(["h100", "h200"], kinds) == [("h100",), ("h200",)], "nobody would be left"
+    assert family._folds(["a100", "h100", "h200"], {}) == alone, "of unknown kind"
+
+
+def test_without_rows_the_trunk_fades_sooner_than_with(prior: FamilyPrior, few: Adapted) -> None:
+    """An octave beyond the slack the closed form is left, but for a fiftieth; a device's rows vouch for the trunk for longer."""
+    beyond = rows_of("other", 400, 8, octaves=(13.0, 14.0))
+    cold = adapt(prior).predict(beyond)
+    away = cold.outside > 1
+    on = prior.population.typical().closed(beyond)
+    _, f, _ = prior.trunk(beyond, on)
+    assert away.any()
+    assert (np.abs(cold.log_s - cold.closed_log_s) <= 0.02 * np.abs(prior.hyper.belief * f) + 1e-9)[away].all()
+    warm = few.predict(beyond)
+    assert np.abs(warm.log_s - warm.closed_log_s)[away].max() > 0.02
+
+
+def test_kin_have_an_interval_of_their_own() -> None:
+    """Two devices of a kind vouch for each other; a stranger among three is judged by folds without any kin."""
+    devices = {name: rows_of(name, 300, seed) for seed, name in enumerate(("old", "middle", "new"))}
+    measured = {name: (rows, time_of(name, rows, 9)) for name, rows in devices.items()}
+    recipe = trunk.Recipe(steps=20, batch=64)
+    some = train_family(measured, recipe=recipe, kinds={"old": "a", "middle": "b", "new": "b"})
+    assert some.kin_log_width is not None
+    assert some.among(["new"]).log_width == some.kin_log_width
+    assert some.among([]).log_width == some.log_width
+    assert train_family(measured, recipe=recipe).kin_log_width is None
+
+
 def test_corrections_fade_far_from_everything(prior: FamilyPrior, few: Adapted) -> None:
     far = rows_of("other", 50, 8, octaves=(30.0, 31.0))
     for model in (adapt(prior), few):

@@ -103,7 +103,8 @@ def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPri
         spec = load_system(name)
         usable, _ = usable_rows(frame, spec)
         parts[name] = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
-    return train_family(parts, seed, kinds={name: _kind(load_system(name)) for name in parts}, least_rows=_LEAST_TEACHING_ROWS)
+    kinds = {name: kind for name in parts if (kind := _kind(load_system(name)))}
+    return train_family(parts, seed, kinds=kinds, least_rows=_LEAST_TEACHING_ROWS)
 
 
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:

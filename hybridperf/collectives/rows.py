@@ -91,7 +91,8 @@ def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
         "log2_bytes": np.log2(bytes_), "log2_ranks_per_node": np.log2(g), "log2_nodes": np.log2(nodes),
         "log2_bytes_per_rank": np.log2(bytes_ / ranks), "three_or_more": ranks > 2,
         "in_network_reduction": np.full(n, system.in_network_reduction) & (ranks > 2),
-        "log2_link_rate": np.full(n, np.log2(system.intra_bytes_per_s)), "log2_network_rate": np.full(n, np.log2(system.node_bytes_per_s / system.accelerators_per_node)),
+"log2_link_rate": np.full(n, np.log2(system.intra_bytes_per_s)),
+        "log2_network_rate": np.full(n, np.log2(system.node_bytes_per_s / system.accelerators_per_node)),
     }  # fmt: skip
     flags = {
         "collective": names, "implementation": implementation, "link": link, "version": version, "dtype": _text(frame, "dtype", ""),

@@ -5,9 +5,10 @@
 No rows: the usual knobs and the trunk f. Up to `MOST_KEPT_ROWS`: knobs fitted to the rows, and p, the process over them. More: knobs, and
 the trunk's networks trained on from where the prior left them, p = 0; no row is kept then.
 
-Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk fades, and the closed form is left.
-Intervals are the process' standard deviation times the quantile of what rows left out needed; without rows, what the prior device that
-was worst off needed.
+Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk fades, sooner where there are no rows,
+and the closed form is left.
+Intervals are the process' standard deviation times the quantile of what rows left out needed; without rows, as wide for all ops as the
+prior device that was worst off needed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _PRIOR_ROWS = 10
 _LARGE_ERROR = 0.5  # a few rows far off say nothing of the rest
 _WIDER_PER_OCTAVE = 0.5
 _WIDEST_OCTAVES = 3.0
+_COLD_FADE_OCTAVES = 0.5  # beyond the prior's sizes no row vouches for the trunk: it fades sooner
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 2000
 _ANCHOR = 1e-4
 _TUNING_BATCH = 512
@@ -65,7 +67,7 @@ class Adapted:
     knobs: SlotKnobs
     rows: int  # adapted to
     sizes: Sizes  # of the rows; without rows the prior's
-    quantile: float  # deviations that hold 90 %
+    quantile: float  # deviations that hold 90 %; where neither process nor tuned networks are, the log half-width itself
     held_out: np.ndarray  # log(predicted / measured) of rows that the prediction did not see [H]
     held_out_log_width: np.ndarray  # half-widths of their 90 % intervals [H]
     held_out_at: np.ndarray  # int [H] where they stood among the rows; not saved
@@ -86,18 +88,17 @@ class Adapted:
             added, deviation = self.process.says(x, f)
             correction = self.process.hyper.belief * f + np.exp(-((outside / FADE_OCTAVES) ** 2)) * added
         else:
-            correction, deviation = self.prior.hyper.belief * f, np.sqrt(process.variance(self.prior.hyper, x, f))
+            fade = np.exp(-((self.prior.sizes.outside(rows) / _COLD_FADE_OCTAVES) ** 2))
+            correction = self.prior.hyper.belief * fade * f
+            deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * (1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     @property
     def typical_log_width(self) -> float:
-        """Half-width of the 90 % interval of an op like those measured; without rows, of one at the middle of the prior's."""
-        if len(self.held_out_log_width):
-            return float(np.median(self.held_out_log_width))
-        middle = np.zeros((1, len(self.prior.standard.centre)))
-        return float(self.quantile * np.sqrt(process.variance(self.prior.hyper, middle, np.zeros(1)))[0])
+        """Half-width of the 90 % interval of an op like those measured."""
+        return float(np.median(self.held_out_log_width)) if len(self.held_out_log_width) else self.quantile
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file; the prior's under `prior/`."""
@@ -159,7 +160,7 @@ def adapt(
     """
     prior = prior.among(kin)
     if rows is None or time_s is None or len(rows) == 0:
-        return Adapted(prior, prior.population.typical(), 0, prior.sizes, prior.quantile, np.zeros(0), np.zeros(0), np.zeros(0, int))
+        return Adapted(prior, prior.population.typical(), 0, prior.sizes, prior.log_width, np.zeros(0), np.zeros(0), np.zeros(0, int))
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
@@ -191,7 +192,7 @@ def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) 
         said = fitted(fold != k).predict(rows.rows(fold == k))
         error[fold == k] = said.log_s - np.log(time_s[fold == k])
         deviation[fold == k] = said.high_log_s - said.log_s
-    quantile = _quantile(error, deviation, prior.quantile)
+    quantile = _quantile(error, deviation, prior.log_width)
     return dataclasses.replace(
         fitted(fold >= 0), quantile=quantile, held_out=error, held_out_log_width=quantile * deviation, held_out_at=np.arange(len(rows))
     )

@@ -1,7 +1,8 @@
 """What all measured GPUs together say of one family of ops: usual knobs, a trunk, and how far both are off on a device left out.
 
 `train_family` learns it. The hyper-parameters of the process and the width of intervals come from inner leave-one-device-out: for each
-prior device a trunk trained without it, since a trunk's errors on its own devices are too small.
+prior device a trunk trained without it, since a trunk's errors on its own devices are too small. How wrong a prediction without any row
+may be is asked of trunks that saw no kin of the device either: a new architecture has none.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _INNER_MEMBERS = 2
 _ERROR_ROWS = 2000  # rows of each left-out device that say how wrong a prediction without rows is
 _KNOB_ROWS = 100  # the rows that place a left-out device's knobs: about as many as a new device has
 _UNKNOWN_QUANTILE = 3.0  # deviations; where a single device leaves none to be left out
+_UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +66,10 @@ class FamilyPrior:
     params: Any  # of TrunkNet, leaves [E, ...]
     hyper: Hyper
     sizes: Sizes
-    quantile: float  # deviations that hold 90 % of a new device's measurements, for the prior device where that took most, and some more
-    kin_quantile: float | None = None  # the same of devices whose kin were among the others; None: there were none
+    quantile: float  # deviations that hold 90 % of a new device's measurements, for the prior device where that took most
+    log_width: float  # half-width of the 90 % interval of a device without rows: what the prior device that was worst off needed
+    kin_quantile: float | None = None  # both of devices whose kin were among the others; None: there were none
+    kin_log_width: float | None = None
 
     def among(self, kin: Sequence[str]) -> FamilyPrior:
         """For a device of which some prior devices are kin (of one architecture): their knobs, and full belief in the trunk they taught."""
@@ -73,8 +77,10 @@ class FamilyPrior:
         if not kin:
             return self
         hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
-        quantile = self.quantile if self.kin_quantile is None else self.kin_quantile
-        return dataclasses.replace(self, population=self.population.among(kin), hyper=hyper, quantile=quantile)
+        prior = dataclasses.replace(self, population=self.population.among(kin), hyper=hyper)
+        if self.kin_quantile is None or self.kin_log_width is None:
+            return prior
+        return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
 
     def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's sizes, its members' deviation [N])."""
@@ -100,7 +106,9 @@ class FamilyPrior:
             "inputs": list(self.standard.names),
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
+            "log_width": self.log_width,
             "kin_quantile": self.kin_quantile,
+            "kin_log_width": self.kin_log_width,
         }
 
     @staticmethod
@@ -117,7 +125,8 @@ class FamilyPrior:
             Hyper(**{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}),
             Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
-            None if document["kin_quantile"] is None else float(document["kin_quantile"]),
+            float(document["log_width"]),
+            *(None if document[name] is None else float(document[name]) for name in ("kin_quantile", "kin_log_width")),
         )
 
 
@@ -158,21 +167,23 @@ def train_family(
     data = [(how.inputs(rows, on[name]), np.log(time_s) - on[name].total) for name, (rows, time_s) in measured.items()]
     params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
     box = _box([rows for rows, _ in measured.values()])
-    prior = FamilyPrior(usual, how, params, process.start_hyper(len(how.centre)), box, 0.0)
+    hyper = process.start_hyper(len(how.centre))
+    prior = FamilyPrior(usual, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
     if len(measured) == 1:
-        return dataclasses.replace(prior, quantile=_UNKNOWN_QUANTILE)
+        return prior
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)  # one network per device left out adds up
-    kinds = kinds or {}
-    kin = {name: [other for other in measured if other != name and name in kinds and kinds.get(other) == kinds[name]] for name in measured}
-    left_out = _leave_one_device_out(prior, measured, own, data, kin, shorter, seed)
-    hyper = process.fit_hyper(prior.hyper, [rows for rows, _, _ in left_out], _HYPER_STEPS)
-    prior = dataclasses.replace(prior, hyper=hyper)
-    # Of D + 1 devices alike, the new one is the worst with chance 1 / (D + 1): the fewer were seen, the more the worst of them is widened.
-    worst = max(_quantile_without_rows(hyper, cold) for _, cold, _ in left_out)
+    left_out = _leave_out(prior, measured, own, data, kinds or {}, shorter, seed)
+    hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
-    of_kin = [_quantile_without_rows(believing, rows) for _, _, rows in left_out if rows is not None]
-    kin_quantile = max(of_kin) * (1 + 1 / len(of_kin)) if of_kin else None
-    return dataclasses.replace(prior, quantile=worst * (1 + 1 / len(left_out)), kin_quantile=kin_quantile)
+    of_kin = [out.of_kin for out in left_out if out.of_kin is not None]
+    return dataclasses.replace(
+        prior,
+        hyper=hyper,
+        quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
+        log_width=max(_log_width(hyper, out.cold) for out in left_out),
+        kin_quantile=max((_quantile_without_rows(believing, rows) for rows in of_kin), default=None),
+        kin_log_width=max((_log_width(believing, rows) for rows in of_kin), default=None),
+    )
 
 
 def _box(parts: list[Rows]) -> Sizes:
@@ -180,41 +191,65 @@ def _box(parts: list[Rows]) -> Sizes:
     return Sizes(each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0))
 
 
-def _leave_one_device_out(
+@dataclasses.dataclass(frozen=True)
+class _LeftOut:
+    """A prior device as one that was not in the prior, by trunks that did not see it."""
+
+    placed: Examples  # knobs found from a few of its rows
+    cold: Examples  # knobs usual elsewhere; no kin of it was seen
+    of_kin: Examples | None  # knobs of its kin among the others; None where it has none
+
+
+def _leave_out(
     prior: FamilyPrior,
     measured: Mapping[str, tuple[Rows, np.ndarray]],
     own: Mapping[str, SlotKnobs],
     data: list[tuple[np.ndarray, np.ndarray]],
-    kin: Mapping[str, Sequence[str]],
+    kinds: Mapping[str, str],
     recipe: trunk.Recipe,
     seed: int,
-) -> list[tuple[Examples, Examples, Examples | None]]:
-    """Per device: its rows under knobs found from a few of them, under those of a device of which nothing was measured, and under those
-    of its kin (None where it has none among the others).
-    """
+) -> list[_LeftOut]:
     names = list(measured)
-    sees = np.repeat(~np.eye(len(names), dtype=bool), _INNER_MEMBERS, 0)
+    folds = _folds(names, kinds)
+    sees = np.repeat(np.array([[name not in fold for name in names] for fold in folds]), _INNER_MEMBERS, 0)
     inner = trunk.train(data, sees, recipe, seed + 1)
     random = np.random.default_rng(seed)
+
+    def without(fold: tuple[str, ...]) -> tuple[Population, Any]:
+        """(knobs, networks) of the devices outside a fold."""
+        which = slice(folds.index(fold) * _INNER_MEMBERS, (folds.index(fold) + 1) * _INNER_MEMBERS)
+        others = knob_fits.population(
+            next(iter(measured.values()))[0].form, {name: knobs for name, knobs in own.items() if name not in fold}
+        )
+        return others, jax.tree.map(lambda leaf: leaf[which], inner)
+
     out = []
-    for i, name in enumerate(names):
+    for name in names:
         rows, time_s = measured[name]
-        others = knob_fits.population(rows.form, {other: knobs for other, knobs in own.items() if other != name})
-        which = slice(i * _INNER_MEMBERS, (i + 1) * _INNER_MEMBERS)
-        params = jax.tree.map(lambda leaf, which=which: leaf[which], inner)
+        kin = [other for other in names if other != name and name in kinds and kinds.get(other) == kinds[name]]
+        others, params = without((name,))
+        strangers, of_strangers = without([fold for fold in folds if name in fold][-1])
         order = random.permutation(len(rows))
-        few = order[:_KNOB_ROWS]
-        warm = knob_fits.fit_new(others, rows.rows(few), time_s[few])
-        some = order[-_HYPER_ROWS:]
-        many = order[-_ERROR_ROWS:]
+        few, some, many = order[:_KNOB_ROWS], order[-_HYPER_ROWS:], order[-_ERROR_ROWS:]
+        placed = knob_fits.fit_new(others, rows.rows(few), time_s[few])
+        rest, seconds = rows.rows(many), time_s[many]
         out.append(
-            (
-                _examples(prior, params, rows.rows(some), time_s[some], warm),
-                _cold_examples(prior, params, rows.rows(many), time_s[many], others),
-                _cold_examples(prior, params, rows.rows(many), time_s[many], others.among(kin[name])) if kin[name] else None,
+            _LeftOut(
+                _examples(prior, params, rows.rows(some), time_s[some], placed),
+                _cold_examples(prior, of_strangers, rest, seconds, strangers),
+                _cold_examples(prior, params, rest, seconds, others.among(kin)) if kin else None,
             )
         )
     return out
+
+
+def _folds(names: Sequence[str], kinds: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Devices to leave out at once: each alone, then the kin of an architecture together, where others remain."""
+    of_kind: dict[str, list[str]] = {}
+    for name in names:
+        of_kind.setdefault(kinds.get(name, name), []).append(name)
+    together = [tuple(kin) for kin in of_kind.values()]
+    return [(name,) for name in names] + [fold for fold in together if 1 < len(fold) < len(names)]
 
 
 def _examples(prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, knobs: SlotKnobs) -> Examples:
@@ -230,3 +265,8 @@ def _cold_examples(prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarr
 def _quantile_without_rows(hyper: Hyper, rows: Examples) -> float:
     deviation = np.sqrt(process.variance(hyper, rows.x, rows.f))
     return float(np.quantile(np.abs(rows.r - hyper.belief * rows.f) / deviation, NOMINAL))
+
+
+def _log_width(hyper: Hyper, rows: Examples) -> float:
+    """Log half-width that holds 90 % of the rows."""
+    return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))
