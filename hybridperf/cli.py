@@ -197,7 +197,7 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
         collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     else:
         (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
-    print(text.collective_report(report))
+    print(text.collective_report(report, prior=model.adapted is not None))
     print(f"collectives of {spec.description} in {out}" + (", measured and predicted in collectives.png" if report.rows else ""))
 
 

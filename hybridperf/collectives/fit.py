@@ -13,11 +13,11 @@ import pandas as pd
 
 from hybridperf.collectives.links import link_of
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.rows import collective_rows, implementations
+from hybridperf.collectives.rows import CollectiveRows, collective_rows, implementations
 from hybridperf.collectives.table import checked
 from hybridperf.hardware import SystemSpec, load_device, load_system
 from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
-from hybridperf.prior import FamilyPrior, adapt, train_family
+from hybridperf.prior import FamilyPrior, adapt, train_family, uninformed
 from hybridperf.prior.shipped import NO_PRIOR, Prior, load_prior
 from hybridperf.provenance import origin
 
@@ -85,11 +85,9 @@ def fit_collectives(
         adapted = adapt(known, kin=kin_of(spec, known.population.devices))
         return CollectiveModel(spec, adapted, about), CollectiveReport(0, {}, pd.DataFrame(), pd.DataFrame())
     usable, dropped = usable_rows(rows, spec)
-    seen = collective_rows(usable, spec)
-    time_s = usable["time_s"].to_numpy(np.float64)
-    if known is None:  # what only these rows say: they are the one system that there is
-        known = train_family({spec.id: (seen, time_s)})
-    kin = kin_of(spec, known.population.devices)
+    seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
+    kin = kin_of(spec, known.population.devices) if known else []
+    known = known or uninformed(seen)
     adapted = adapt(known, seen, time_s, kin=kin, own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows)
     model = CollectiveModel(spec, adapted, {**about, "rows": len(usable)})
     report = CollectiveReport(len(usable), dropped, _held_out(model, usable), usable)
@@ -98,13 +96,15 @@ def fit_collectives(
 
 def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPrior:
     """The prior over systems, from the measured rows of each by name."""
-    parts = {}
-    for name, frame in systems.items():
-        spec = load_system(name)
-        usable, _ = usable_rows(frame, spec)
-        parts[name] = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
+    parts = {name: priced_rows(frame, load_system(name)) for name, frame in systems.items()}
     kinds = {name: kind for name in parts if (kind := _kind(load_system(name)))}
     return train_family(parts, seed, kinds=kinds, least_rows=_LEAST_TEACHING_ROWS)
+
+
+def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows, np.ndarray]:
+    """(usable rows of a table as fits see them, their seconds [N])."""
+    usable, _ = usable_rows(frame, system)
+    return collective_rows(usable, system), usable["time_s"].to_numpy(np.float64)
 
 
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -130,7 +130,7 @@ def kin_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
     """Those of some known systems whose accelerators are of one architecture with this system's, joined by the same
     kind of link, each with as much of the network."""
     kind = _kind(system)
-    return [name for name in names if kind and _kind(load_system(name)) == kind]
+    return [name for name in names if kind and (name == system.id or _kind(load_system(name)) == kind)]
 
 
 def _kind(system: SystemSpec) -> str:

@@ -6,7 +6,7 @@ adapted.predict(rows).log_s
 """
 
 from hybridperf.prior.adapted import Adapted, Predicted, adapt
-from hybridperf.prior.family import FamilyPrior, train_family
+from hybridperf.prior.family import FamilyPrior, train_family, uninformed
 from hybridperf.prior.rows import FamilyRows, concatenate
 
-__all__ = ["Adapted", "FamilyPrior", "FamilyRows", "Predicted", "adapt", "concatenate", "train_family"]
+__all__ = ["Adapted", "FamilyPrior", "FamilyRows", "Predicted", "adapt", "concatenate", "train_family", "uninformed"]

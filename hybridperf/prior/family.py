@@ -186,6 +186,17 @@ def train_family(
     )
 
 
+def uninformed(rows: Rows) -> FamilyPrior:
+    """A prior that no device taught: knobs may be anything usual for the form, and the trunk is silent. `rows` say what inputs are."""
+    form = rows.form
+    slots = tuple(sorted(set(map(str, rows.slot))))
+    nobody = Population(slots, form.start_spread, ("nobody",), np.tile(form.start, (1, len(slots), 1)))
+    how = trunk.standard([(rows, nobody.typical().closed(rows))])
+    hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
+    params = trunk.untrained(len(how.centre), 1)
+    return FamilyPrior(nobody, how, params, hyper, Sizes.of(rows), _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
+
+
 def _box(parts: list[Rows]) -> Sizes:
     each = [Sizes.of(rows) for rows in parts]
     return Sizes(each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0))

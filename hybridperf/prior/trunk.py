@@ -144,9 +144,14 @@ def train(
         device = random.choice(np.flatnonzero(sees), rows.shape)
         rows[:] = first[device] + random.integers(0, counts[device])
     if start is None:
-        keys = jax.random.split(jax.random.key(seed), len(member_devices))
-        start = jax.vmap(lambda key: _NET.init(key, jnp.zeros((1, x.shape[1])))["params"])(keys)
+        start = untrained(x.shape[1], len(member_devices), seed)
     return jax.tree.map(np.asarray, _train(start, x, target, drawn, recipe))
+
+
+def untrained(inputs: int, members: int, seed: int = 0) -> Any:
+    """Weights of networks that say nothing yet."""
+    keys = jax.random.split(jax.random.key(seed), members)
+    return jax.tree.map(np.asarray, jax.vmap(lambda key: _NET.init(key, jnp.zeros((1, inputs)))["params"])(keys))
 
 
 @functools.partial(jax.jit, static_argnames="recipe")

@@ -106,10 +106,13 @@ def fit_report(report: FitReport, prior: bool = False) -> str:
     return "\n".join([*lines, f"{coverage(report.held_out)}; {against}"])
 
 
-def collective_report(report: CollectiveReport) -> str:
-    """Held-out errors per collective, library and link, beside those of the closed form alone and of the datasheet."""
+def collective_report(report: CollectiveReport, prior: bool = True) -> str:
+    """Held-out errors per collective, library and link, beside those of the closed form alone and of the datasheet.
+
+    `prior`: other systems' rows stand behind the model.
+    """
     if not report.rows:
-        return "no rows: the model is what the datasheet and other systems' rows say"
+        return "no rows: the model is " + ("what the datasheet and other systems' rows say" if prior else "the datasheet alone")
     rows = [
         [
             r.collective, r.implementation, r.link, str(r.rows), percent(r.median_ape), percent(r.mean_ape), percent(r.knobs_ape),
