@@ -31,35 +31,6 @@ GEMMS = pd.DataFrame({
 
 
 @pytest.fixture
-def run(capsys):
-    """Run a command in this process: (exit status, standard output, standard error)."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(a) for a in arguments])
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
-
-    return run
-
-
-@pytest.fixture
-def refused(run):
-    """Run a command that must be refused: exit status 2 and one sentence, which is returned."""
-
-    def refused(*arguments):
-        status, _, err = run(*arguments)
-        assert status == 2, err
-        lines = err.strip().splitlines()
-        assert len(lines) == 1, err
-        assert lines[0].startswith("hybridperf: ")
-        assert "Traceback" not in err
-        return lines[0]
-
-    return refused
-
-
-@pytest.fixture
 def rows(tmp_path):
     """Write a table and give its path."""
 

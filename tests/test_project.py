@@ -14,9 +14,9 @@ import hybridperf
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "hybridperf"
 ROOMS = [  # each imports only from those before it
-    "presets", "io", "hardware", "roofline", "embedding", "ops", "gaussian_process", "robust", "residual", "prior", "provenance", "collectives", "families", "model",
-    "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan", "graph", "lower", "evaluate", "workload",
-    "importers", "prediction", "here", "report", "validate", "calibrations", "demo", "cli",
+    "presets", "io", "hardware", "roofline", "embedding", "ops", "gaussian_process", "robust", "residual", "prior", "provenance",
+    "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan",
+    "graph", "lower", "evaluate", "workload", "importers", "prediction", "here", "report", "validate", "calibrations", "demo", "cli",
 ]  # fmt: skip
 
 
