@@ -130,7 +130,7 @@ def kin_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
     """Those of some known systems whose accelerators are of one architecture with this system's, joined by the same
     kind of link, each with as much of the network."""
     kind = _kind(system)
-    return [name for name in names if kind and (name == system.id or _kind(load_system(name)) == kind)]
+    return [name for name in names if kind and _kind(load_system(name)) == kind]
 
 
 def _kind(system: SystemSpec) -> str:
