@@ -69,13 +69,22 @@ def test_rows_and_logs_are_fitted_and_predicted(run, measured, tmp_path):
 
 def test_no_rows_and_no_prior_are_the_datasheet_and_say_so(run, measured, tmp_path):
     assert "the datasheet alone" in run("fit", "--system", SYSTEM, "--prior", "none", "--out", tmp_path / "m")[1]
-    for model in (tmp_path / "m", SYSTEM):
+    for model in (tmp_path / "m", "dgx2"):  # no calibration of a DGX-2 is shipped
         status, _, _ = run("collectives", measured, "--model", model, "--out", tmp_path / "out.csv")
         out = pd.read_csv(tmp_path / "out.csv")
         assert status == 0
         assert (out["predicted_s"] == out["roofline_s"]).all()
         assert out["note"].str.contains("datasheet alone").all()
         assert out["low_s"].isna().all()
+
+
+def test_a_system_whose_calibration_is_shipped_goes_by_all_its_names(run, measured, tmp_path):
+    for name in ("aic_h100_sxm", "dgx_h100"):
+        status, _, _ = run("collectives", measured, "--model", name, "--out", tmp_path / f"{name}.csv")
+        assert status == 0
+    assert (tmp_path / "dgx_h100.csv").read_bytes() == (tmp_path / "aic_h100_sxm.csv").read_bytes()
+    assert pd.read_csv(tmp_path / "dgx_h100.csv")["in_range"].any()
+    assert "fitted to" in run("show", "dgx_h100")[1]
 
 
 def test_rows_that_cannot_be_predicted_keep_their_place(run, tmp_path):

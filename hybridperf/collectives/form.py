@@ -6,10 +6,11 @@
     x        = V_in  (g / 2)^d / (e_in  B_in)           V_in bytes through a rank's link, datasheet B_in
     y        = V_out           / (e_out B_out)          V_out bytes through a node's network, datasheet B_out
 
-g ranks on each of N nodes. softmin(a, b) = (a^-p + b^-p)^(-1/p). The fixed seconds saturate bandwidth with message size, without a knot: S / t
-rises smoothly towards e B (a little above it, by what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays with
-the ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched link. The form is continuous, rises
-with bytes and never falls below its latency at zero bytes, for any knobs. Ranks and nodes are numbers in it, not structure.
+g ranks on each of N nodes. softmin(a, b) = (a^-p + b^-p)^(-1/p). The fixed seconds saturate bandwidth with message size, without a
+knot: S / t rises smoothly towards e B (a little above it, by what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how
+bandwidth decays with the ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched
+link. The form is continuous, rises with bytes and never falls below its latency at zero bytes, for any knobs. Ranks and nodes are
+numbers in it, not structure.
 
 Alpha-beta forms: formulas.md 3.4; that NCCL takes the best of several (algorithm, protocol) pairs, each latency + bytes / bandwidth:
 NVIDIA/nccl src/graph/tuning.cc. Its constants are not used here: knobs are fitted.

@@ -8,6 +8,7 @@ rates of links, ranks and nodes are arguments, so one compiled function serves e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -25,7 +26,7 @@ from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
 from hybridperf.collectives.table import checked
 from hybridperf.collectives.traffic import COLLECTIVES
-from hybridperf.hardware import SystemSpec
+from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
 
@@ -164,12 +165,20 @@ class CollectiveModel:
         write_json(Path(folder) / DOCUMENT, "collectives", SCHEMA_VERSION, document)
 
 
+def find_collectives(name: str | os.PathLike) -> Path | None:
+    """The folder of a model of collectives: `name` itself, or the shipped calibration of a system of that name, or None."""
+    places, installed = [Path(name)], installed_hardware()
+    if installed:
+        with contextlib.suppress(InputError):
+            places.append(installed / load_system(name).id)
+    return next((place for place in places if (place / DOCUMENT).exists()), None)
+
+
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:
-    """A model of collectives by folder, or by the name of a shipped calibration."""
-    installed = installed_hardware()
-    places = [Path(name), *([installed / str(name)] if installed else [])]
-    folder = next((place for place in places if (place / DOCUMENT).exists()), None)
+    """A model of collectives by folder, or by the name (any of its names) of a system whose calibration is shipped."""
+    folder = find_collectives(name)
     if folder is None:
+        installed = installed_hardware()
         shipped = sorted(path.parent.name for path in installed.glob(f"*/{DOCUMENT}")) if installed else []
         raise unknown("model of collectives", str(name), shipped, "give a folder made by `hybridperf fit --system`, or a shipped name")
     document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION)
