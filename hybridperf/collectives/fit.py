@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.links import link_of
-from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.model import CollectiveModel, Measured
 from hybridperf.collectives.rows import CollectiveRows, collective_rows, implementations
 from hybridperf.collectives.table import checked
 from hybridperf.hardware import SystemSpec, load_device, load_system
@@ -89,7 +89,7 @@ def fit_collectives(
     kin = kin_of(spec, known.population.devices) if known else []
     known = known or uninformed(seen)
     adapted = adapt(known, seen, time_s, kin=kin, own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows)
-    model = CollectiveModel(spec, adapted, {**about, "rows": len(usable)})
+    model = CollectiveModel(spec, adapted, {**about, "rows": len(usable)}, Measured.of(seen))
     report = CollectiveReport(len(usable), dropped, _held_out(model, usable), usable)
     return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
 

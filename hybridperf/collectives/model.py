@@ -29,9 +29,11 @@ from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
+from hybridperf.prior.family import SLACK_OCTAVES
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
+_SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 
 
@@ -61,12 +63,36 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class Measured:
+    """Sizes of one collective, library and link that were measured on one placement of ranks."""
+
+    group: str  # joined by `|`
+    ranks_per_node: int
+    nodes: int
+    least_bytes: float
+    most_bytes: float
+
+    @staticmethod
+    def of(rows: CollectiveRows) -> tuple[Measured, ...]:
+        """All there are among some rows."""
+        frame = pd.DataFrame({
+            "group": [slot.partition("#")[0] for slot in rows.slot], "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
+            "bytes": rows.bytes,
+        })  # fmt: skip
+        return tuple(
+            Measured(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
+            for (group, g, nodes), sizes in frame.groupby(["group", "g", "nodes"])["bytes"]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectiveModel:
     """What predicts collectives on one system. `adapted` None: the datasheet alone."""
 
     system: SystemSpec
     adapted: Adapted | None
     provenance: Mapping[str, Any]
+    measured: tuple[Measured, ...] = ()
 
     @staticmethod
     def datasheet(system: SystemSpec) -> CollectiveModel:
@@ -92,23 +118,32 @@ class CollectiveModel:
                 said = curves.predict(self.adapted, rows)
                 for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
                     out[name][at] = np.exp(log_s)
-                met = known(rows, self.adapted.knobs.slots)
-                in_range[at] = (said.outside == 0) & met & (self.adapted.rows > 0)
-                remarks = self._remarks(good, rows, said.outside, met)
+                in_range[at] = self._in_range(rows)
+                remarks = self._remarks(good, rows, in_range[at])
             note[at] = ["; ".join(filter(None, both)) for both in zip(assumed[at], remarks, strict=True)]
             factor = [COLLECTIVES[name].bus_factor(n) for name, n in zip(good["collective"], good["n_gpus"], strict=True)]
             out["bus_bytes_per_s"][at] = good["bytes"] / out["predicted_s"][at] * factor
         return frame.assign(**out, in_range=in_range, note=note)
 
-    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, outside: np.ndarray, met: np.ndarray) -> np.ndarray:
+    def _in_range(self, rows: CollectiveRows) -> np.ndarray:
+        """Whether each row's collective, library and link was measured on as many ranks and nodes, at about its size [N]."""
+        sizes = {(one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes) for one in self.measured}
+        low, high = np.array([
+            sizes.get((slot.partition("#")[0], int(g), int(nodes)), (np.inf, 0.0))
+            for slot, g, nodes in zip(rows.slot, rows.ranks_per_node, rows.nodes, strict=True)
+        ]).T  # fmt: skip
+        return (rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK)
+
+    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray) -> np.ndarray:
         assert self.adapted is not None
+        met = known(rows, self.adapted.knobs.slots)
         lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
         crowded = rows.ranks_per_node > self.system.accelerators_per_node
         reasons = (
             np.full(len(rows), "" if self.adapted.rows else f"prior alone: no collective of {self.system.id} was measured", object),
             np.where(lib.isna(), f"no lib given: taken for {DEFAULT_IMPLEMENTATION}", ""),
             np.where(met, "", "no such collective, library and link was measured: made of what others share with it"),
-            np.where(outside > 0, "outside the measured range", ""),
+            np.where(in_range | ~met | (self.adapted.rows == 0), "", "outside the sizes, ranks and nodes that were measured"),
             np.where(crowded, f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", ""),
         )
         return np.array(["; ".join(filter(None, each)) for each in zip(*reasons, strict=True)], object)
@@ -159,6 +194,7 @@ class CollectiveModel:
         document = {
             "system": self.system.model_dump(),
             "adapted": None if self.adapted is None else self.adapted.document(),
+            "measured": [dataclasses.asdict(one) for one in self.measured],
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
         }
@@ -186,7 +222,8 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         adapted = None
         if document["adapted"] is not None:
             adapted = Adapted.read(read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"])
-        return CollectiveModel(SystemSpec(**document["system"]), adapted, dict(document["provenance"]))
+        measured = tuple(Measured(**one) for one in document["measured"])
+        return CollectiveModel(SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / DOCUMENT} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); restore it") from error
 
