@@ -24,8 +24,8 @@ import pandas as pd
 from hybridperf.collectives import curves, form
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
-from hybridperf.collectives.table import checked
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.table import checked, joined
+from hybridperf.collectives.traffic import COLLECTIVES, bus_bytes_per_s
 from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
@@ -113,40 +113,43 @@ class CollectiveModel:
             out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
             if self.adapted is None:
                 out["predicted_s"][at] = out["roofline_s"][at]
-                remarks = np.full(len(good), "datasheet alone: this model has no measurements", object)
+                remarks = [("datasheet alone: this model has no measurements", np.ones(len(good), bool))]
             else:
                 said = curves.predict(self.adapted, rows)
                 for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
                     out[name][at] = np.exp(log_s)
                 in_range[at] = self._in_range(rows)
                 remarks = self._remarks(good, rows, in_range[at])
-            note[at] = ["; ".join(filter(None, both)) for both in zip(assumed[at], remarks, strict=True)]
-            factor = [COLLECTIVES[name].bus_factor(n) for name, n in zip(good["collective"], good["n_gpus"], strict=True)]
-            out["bus_bytes_per_s"][at] = good["bytes"] / out["predicted_s"][at] * factor
+            note[at] = joined([*((text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text), *remarks])
+            for name in good["collective"].unique():
+                here = at[(good["collective"] == name).to_numpy()]
+                ranks = good.loc[here, "n_gpus"].to_numpy()
+                out["bus_bytes_per_s"][here] = bus_bytes_per_s(name, good.loc[here, "bytes"].to_numpy(), ranks, out["predicted_s"][here])
         return frame.assign(**out, in_range=in_range, note=note)
 
     def _in_range(self, rows: CollectiveRows) -> np.ndarray:
         """Whether each row's collective, library and link was measured on as many ranks and nodes, at about its size [N]."""
         sizes = {(one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes) for one in self.measured}
+        first, of = rows.alike()
         low, high = np.array([
-            sizes.get((slot.partition("#")[0], int(g), int(nodes)), (np.inf, 0.0))
-            for slot, g, nodes in zip(rows.slot, rows.ranks_per_node, rows.nodes, strict=True)
-        ]).T  # fmt: skip
-        return (rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK)
+            sizes.get((rows.slot[at].partition("#")[0], int(rows.ranks_per_node[at]), int(rows.nodes[at])), (np.inf, 0.0)) for at in first
+        ])[of].T  # fmt: skip
+        return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
 
-    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray) -> np.ndarray:
+    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        """What is to be said, and of which rows [N]."""
         assert self.adapted is not None
         met = known(rows, self.adapted.knobs.slots)
         lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
         crowded = rows.ranks_per_node > self.system.accelerators_per_node
-        reasons = (
-            np.full(len(rows), "" if self.adapted.rows else f"prior alone: no collective of {self.system.id} was measured", object),
-            np.where(lib.isna(), f"no lib given: taken for {DEFAULT_IMPLEMENTATION}", ""),
-            np.where(met, "", "no such collective, library and link was measured: made of what others share with it"),
-            np.where(in_range | ~met | (self.adapted.rows == 0), "", "outside the sizes, ranks and nodes that were measured"),
-            np.where(crowded, f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", ""),
-        )
-        return np.array(["; ".join(filter(None, each)) for each in zip(*reasons, strict=True)], object)
+        nothing = np.full(len(rows), not self.adapted.rows)
+        return [
+            (f"prior alone: no collective of {self.system.id} was measured", nothing),
+            (f"no lib given: taken for {DEFAULT_IMPLEMENTATION}", lib.isna().to_numpy()),
+            ("no such collective, library and link was measured: made of what others share with it", ~met),
+            ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
+            (f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", crowded),
+        ]
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """The rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""

@@ -69,8 +69,9 @@ class CollectiveRows:
         apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
         _, slot = np.unique(self.slot.astype(str), return_inverse=True)
         kind = np.column_stack([self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes])
-        _, first, of = np.unique(kind, axis=0, return_index=True, return_inverse=True)
-        return first, of.reshape(-1)
+        hashed = pd.util.hash_pandas_object(pd.DataFrame(kind), index=False).to_numpy()  # 64 bits tell millions of kinds apart
+        _, first, of = np.unique(hashed, return_index=True, return_inverse=True)
+        return first, of
 
 
 def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
