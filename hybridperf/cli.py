@@ -340,9 +340,7 @@ def validate(
     cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
     steps: Annotated[str, typer.Option("--steps", help="how many of the twelve steps, or all")] = "all",
     ops: Annotated[bool, typer.Option("--ops", help="also compare the steps op by op")] = False,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="folder of measured data: judges devices or systems left out")
-    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="folder of measured data: judges devices or systems left out")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="of `--data`: a small part, a minute")] = False,
     families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
@@ -484,20 +482,21 @@ def _model(name: str):  # -> PerfModel, imported late
 
 
 def _collective_model(name: str):  # -> CollectiveModel, imported late
-    """A model of collectives by folder or name; a system's name means its datasheet, which the prediction says."""
-    from hybridperf.collectives.model import CollectiveModel, load_collectives
+    """A model of collectives by folder or name; of a system without a calibration what the prior says, which the prediction notes."""
+    from hybridperf.collectives.fit import fit_collectives
+    from hybridperf.collectives.model import find_collectives, load_collectives
     from hybridperf.hardware import load_system
     from hybridperf.io import InputError
 
-    try:
+    if find_collectives(name) is not None or (Path(name).exists() and not name.endswith(".toml")):
         return load_collectives(name)
-    except InputError as no_model:
-        if Path(name).exists():
+    try:
+        system = load_system(name)
+    except InputError:
+        if name.endswith(".toml"):
             raise
-        try:
-            return CollectiveModel.datasheet(load_system(name))
-        except InputError:
-            raise no_model from None
+        return load_collectives(name)  # which says what there is
+    return fit_collectives(None, system)[0]
 
 
 def _check_folder(name: str) -> None:

@@ -258,7 +258,7 @@ def test_knobs_come_back(many: CollectiveModel) -> None:
 def test_intervals_hold_what_they_promise(which: str, held: pd.DataFrame, request: pytest.FixtureRequest) -> None:
     said = request.getfixturevalue(which).predict(held)
     inside = ((said["low_s"] <= held["time_s"]) & (held["time_s"] <= said["high_s"])).mean()
-    assert 0.8 <= inside <= (0.97 if which == "many" else 1.0)
+    assert 0.8 <= inside <= (0.975 if which == "many" else 1.0)
 
 
 def test_intervals_widen_outside_the_range(many: CollectiveModel, cold: CollectiveModel) -> None:

@@ -153,7 +153,7 @@ def test_the_closed_form_of_two_nodes_by_hand() -> None:
     theta = theta_of(
         floor_s=1e-6, hop_s=2e-6, node_hop_s=5e-6, rendezvous_s=1e3, intra_efficiency=0.5, inter_efficiency=0.8, small_waste=1.0
     )
-    assert form.seconds(theta, np.array([1e-6, 4e-6, 2, 4])) == pytest.approx(1e-6 + 2e-6 + 10e-6 + 2 * (2e-6 + 5e-6), rel=1e-9)
+    assert form.seconds(theta, np.array([1e-6, 4e-6, 2, 4])) == pytest.approx(1e-6 + 2e-6 + 10e-6 + 2 * np.hypot(2e-6, 5e-6), rel=1e-9)
 
 
 def test_the_ring_by_hand() -> None:
@@ -163,8 +163,8 @@ def test_the_ring_by_hand() -> None:
         small_waste=1e12, rank_decay=form.NO_DECAY + 2,
     )  # fmt: skip
     work = np.array([1e-6, 4e-6, 8, 4])
-    assert form.seconds(theta, work) == pytest.approx(1e-6 + 0.5 * (14e-6 + 12e-6) + 3e-6 + 16e-6 + 4e-6, rel=1e-9)
-    assert form.carried_seconds(theta, work) == pytest.approx(16e-6 + 4e-6, rel=1e-12)
+    assert form.seconds(theta, work) == pytest.approx(1e-6 + 0.5 * (14e-6 + 12e-6) + 3e-6 + np.hypot(16e-6, 4e-6), rel=1e-9)
+    assert form.carried_seconds(theta, work) == pytest.approx(np.hypot(16e-6, 4e-6), rel=1e-9)
 
 
 def test_limits_in_bytes() -> None:
@@ -337,7 +337,7 @@ def test_the_datasheet_is_latency_and_bytes_over_rate(system) -> None:
         name, size, n, nodes = row
         g, kind = n // nodes, COLLECTIVES[name]
         rate = min(links.node_bytes_per_s, links.rank_bytes_per_s * (1 if name == "sendrecv" else g))
-        by_hand = system.latency_s + size * (kind.inside(g, nodes) / links.intra_bytes_per_s + kind.across(g, nodes) / rate)
+        by_hand = system.latency_s + size * np.hypot(kind.inside(g, nodes) / links.intra_bytes_per_s, kind.across(g, nodes) / rate)
         assert predicted_s == pytest.approx(by_hand, rel=3e-5), row
     np.testing.assert_array_equal(said["predicted_s"], said["roofline_s"])
     assert said["low_s"].isna().all()

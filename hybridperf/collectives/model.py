@@ -33,6 +33,7 @@ from hybridperf.prior.family import SLACK_OCTAVES
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
+_REACH_OCTAVES = 0.5  # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
 _SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 
@@ -115,7 +116,7 @@ class CollectiveModel:
                 out["predicted_s"][at] = out["roofline_s"][at]
                 remarks = [("datasheet alone: this model has no measurements", np.ones(len(good), bool))]
             else:
-                said = curves.predict(self.adapted, rows)
+                said = curves.predict(self.adapted, rows, self.reach(rows))
                 for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
                     out[name][at] = np.exp(log_s)
                 in_range[at] = self._in_range(rows)
@@ -126,6 +127,26 @@ class CollectiveModel:
                 ranks = good.loc[here, "n_gpus"].to_numpy()
                 out["bus_bytes_per_s"][here] = bus_bytes_per_s(name, good.loc[here, "bytes"].to_numpy(), ranks, out["predicted_s"][here])
         return frame.assign(**out, in_range=in_range, note=note)
+
+    def reach(self, rows: CollectiveRows) -> np.ndarray:
+        """How far measurements speak for each row's collective, library, link and placement [N]: 1 where it was measured, 0 far from it.
+
+        Without any measurement the prior speaks for all.
+        """
+        if self.adapted is None or not self.adapted.rows:
+            return np.ones(len(rows))
+        first, of = rows.alike()
+        octaves = [
+            min(
+                (
+                    np.hypot(np.log2(rows.ranks_per_node[at] / one.ranks_per_node), np.log2(rows.nodes[at] / one.nodes))
+                    for one in self.measured if one.group == rows.slot[at].partition("#")[0]
+                ),
+                default=np.inf,
+            )
+            for at in first
+        ]  # fmt: skip
+        return np.exp(-((np.array(octaves) / _REACH_OCTAVES) ** 2))[of]
 
     def _in_range(self, rows: CollectiveRows) -> np.ndarray:
         """Whether each row's collective, library and link was measured on as many ranks and nodes, at about its size [N]."""
@@ -164,7 +185,7 @@ class CollectiveModel:
         inside, across, talking = np.array(share, np.float64).T
         theta, correction = self._theta(rows), np.zeros(len(rows))
         if self.adapted is not None:
-            correction = curves.predict(self.adapted, rows).log_s - np.log(form.seconds(theta, rows.work()))
+            correction = curves.predict(self.adapted, rows, self.reach(rows)).log_s - np.log(form.seconds(theta, rows.work()))
         return CollectiveTable(rows.bytes * inside, rows.bytes * across, talking, g, nodes, theta, correction)
 
     def groups(self) -> list[str]:
