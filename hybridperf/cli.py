@@ -177,6 +177,7 @@ def fit(
 def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:
     import hybridperf
     from hybridperf.collectives.fit import fit_collectives
+    from hybridperf.collectives.model import find_collectives
     from hybridperf.hardware import load_system
     from hybridperf.importers.collective_files import read_collectives
     from hybridperf.io import InputError
@@ -197,6 +198,8 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
         collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     else:
         (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
+    if not rows and find_collectives(spec.id) is not None:
+        print(f"a calibration of {spec.id} is shipped: `--model {spec.id}` predicts by it")
     print(text.collective_report(report, prior=model.adapted is not None))
     print(f"collectives of {spec.description} in {out}" + (", measured and predicted in collectives.png" if report.rows else ""))
 

@@ -30,7 +30,11 @@ def read_collectives(
         reader = read_nccl_tests if is_nccl_tests(text) else read_param_comms if is_param_comms(text) else None
         if reader is None:
             raise InputError(f"expected a table ({FORMATS}), a log of nccl-tests or of PARAM's comms benchmark, {path} is none; check it")
-        frame, said = reader(path, collective=collective, n_gpus=n_gpus, n_nodes=n_nodes)
+        try:
+            frame, said = reader(path, collective=collective, n_gpus=n_gpus, n_nodes=n_nodes)
+        except InputError as error:
+            hint = f"`hybridperf collectives {path.name} --out rows.csv` takes --collective, --n-gpus and --n-nodes"
+            raise InputError(f"{error}; {hint}" if "give" in str(error) else str(error)) from error
         frames.append(frame)
         remarks += [f"{path.name}: {one}" for one in said]
     return pd.concat(frames, ignore_index=True), remarks

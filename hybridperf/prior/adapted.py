@@ -92,10 +92,9 @@ class Adapted:
             correction = self.prior.hyper.belief * fade * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
-        usual = self.quantile * deviation
-        if self.process is not None or self.params is not None:
-            usual = np.minimum(usual, self.prior.log_width)  # rows never make less sure than none do
-        half = usual * (1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
+        half = self.quantile * deviation * _wider(outside)
+        if self.process is not None or self.params is not None:  # rows never make less sure than none do
+            half = np.minimum(half, self.prior.log_width * _wider(self.prior.sizes.outside(rows)))
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     @property
@@ -150,6 +149,11 @@ class Adapted:
             float(document["trunk_share"]),
             float(document["deviation"]),
         )
+
+
+def _wider(outside: np.ndarray) -> np.ndarray:
+    """How much wider an interval is so many octaves beyond what was measured."""
+    return np.asarray(1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
 
 
 def adapt(
