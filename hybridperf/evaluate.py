@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from hybridperf.lower import NO_HOST, NO_STEP, TRASH_SLOT, ZERO_SLOT, Lowered, Program
 
 BLOCK = 1024  # configurations evaluated together: slots and table of a usual graph stay in a core's cache
-LINE = 64  # a block is a multiple of this: rows that straddle cache lines cost a third more time
+LINE = 16  # a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third more time
 BY_HOST, BY_FIRST, BY_SECOND = range(3)  # what a step was held up by: its launch, or one of its predecessors
 
 
@@ -45,7 +45,7 @@ def makespan(program: Program, durations: jax.Array) -> jax.Array:
             f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point seconds [rows, batch]; "
             "give a single configuration a batch axis of 1 and convert integers."
         )
-    return _last_end(program, jnp.pad(durations, ((1, 0), (0, 0))))
+    return _last_end(program, durations)
 
 
 class Timeline(NamedTuple):
@@ -160,18 +160,18 @@ def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]
 
 
 @jax.custom_vjp
-def _last_end(program: Program, table: jax.Array) -> jax.Array:
-    """End of the last step [B] for a table whose row 0 is zero."""
-    return _in_blocks(lambda block: _forward(program, block, note_path=False)[0], table)
+def _last_end(program: Program, durations: jax.Array) -> jax.Array:
+    """End of the last step [B]."""
+    return _in_blocks(lambda table: _forward(program, table, note_path=False)[0], durations)
 
 
-def _last_end_fwd(program: Program, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not be kept in between.
-    def end_and_times(block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        end, path = _forward(program, block, note_path=True)
-        return end, _times_on_path(program, path, block)
+    def end_and_times(table: jax.Array) -> tuple[jax.Array, jax.Array]:
+        end, path = _forward(program, table, note_path=True)
+        return end, _times_on_path(program, path, table)[1:]
 
-    return _in_blocks(end_and_times, table)
+    return _in_blocks(end_and_times, durations)
 
 
 def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
@@ -181,21 +181,22 @@ def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None,
 _last_end.defvjp(_last_end_fwd, _last_end_bwd)
 
 
-def _in_blocks(function: Callable[[jax.Array], Any], table: jax.Array) -> Any:
-    """`function(table)`, whose results are [..., B], computed for up to `BLOCK` configurations at a time."""
-    batch = table.shape[1]
-    if batch <= BLOCK:
-        return function(table)
-    blocks = -(-batch // BLOCK)
+def _in_blocks(function: Callable[[jax.Array], Any], durations: jax.Array) -> Any:
+    """`function(table)`, whose results are [..., B], for up to `BLOCK` configurations at a time; the table's row 0 is zero."""
+    batch = durations.shape[1]
+    blocks = max(1, -(-batch // BLOCK))
     width = -(-batch // (blocks * LINE)) * LINE
-    table = jnp.pad(table, ((0, 0), (0, blocks * width - batch)))
-    by_block = lax.map(lambda start: function(lax.dynamic_slice_in_dim(table, start, width, axis=1)), width * jnp.arange(blocks))
+    if blocks == 1:
+        ends = function(jnp.pad(durations, ((1, 0), (0, width - batch))))
+        return jax.tree.map(lambda result: result[..., :batch], ends)
 
-    def joined(result: jax.Array) -> jax.Array:
-        result = jnp.moveaxis(result, 0, -2)
-        return result.reshape(*result.shape[:-2], -1)[..., :batch]
+    def block(number: jax.Array, results: Any) -> Any:
+        start = jnp.minimum(number * width, batch - width)  # the last overlaps with the one before: no copy with padding
+        some = jnp.pad(lax.dynamic_slice_in_dim(durations, start, width, axis=1), ((1, 0), (0, 0)))
+        return jax.tree.map(lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1), results, function(some))
 
-    return jax.tree.map(joined, by_block)
+    shapes = jax.eval_shape(function, jax.ShapeDtypeStruct((len(durations) + 1, batch), durations.dtype))
+    return lax.fori_loop(0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes))
 
 
 def _forward(program: Program, table: jax.Array, *, note_path: bool) -> tuple[jax.Array, Any]:
