@@ -1,7 +1,7 @@
 """When everything ends: the longest path through a lowered graph, for many configurations at once.
 
 Each step (an op with its launch, or a join, see `lower`) starts when its host has launched it and its at most two
-predecessors have ended, so a scan over the steps finds the makespan with `max` and `+` alone:
+predecessors have ended, so a loop over the steps finds the makespan with `max` and `+` alone:
 
     C[host_i]     <- C[host_i] + T[launch_row_i]                             T  seconds [1 + U, B], C  clocks [hosts, B]
     S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]                 S  ends [slots, B]
@@ -12,7 +12,7 @@ read and write is one contiguous row; B first costs 20-500 times the time. Rows 
 per node the table would leave the cache. One write per step to each array, since with more XLA copies it at each.
 
 The gradient of a maximum is the path that attains it: d makespan / d T[u] counts how often the critical path passes row
-u. The forward scan notes which of the three was the latest (a tie goes to the first), a scan backwards follows the notes
+u. The loop forward notes which of the three was the latest (a tie goes to the first), a loop backwards follows the notes
 from the last step and counts.
 """
 
@@ -25,9 +25,9 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.lower import NO_HOST, NO_STEP, TRASH_SLOT, ZERO_SLOT, Lowered, Program
+from hybridperf.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, Program
 
-BLOCK = 1024  # configurations evaluated together: slots and table of a usual graph stay in a core's cache
+BLOCK = 1280  # configurations evaluated together: slots and table of a usual graph stay in a core's cache
 LINE = 16  # a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third more time
 BY_HOST, BY_FIRST, BY_SECOND = range(3)  # what a step was held up by: its launch, or one of its predecessors
 
@@ -186,12 +186,12 @@ def _in_blocks(function: Callable[[jax.Array], Any], durations: jax.Array) -> An
     batch = durations.shape[1]
     blocks = max(1, -(-batch // BLOCK))
     width = -(-batch // (blocks * LINE)) * LINE
-    if blocks == 1:
-        ends = function(jnp.pad(durations, ((1, 0), (0, width - batch))))
-        return jax.tree.map(lambda result: result[..., :batch], ends)
+    if width >= batch:
+        results = function(jnp.pad(durations, ((1, 0), (0, width - batch))))
+        return jax.tree.map(lambda result: result[..., :batch], results)
 
     def block(number: jax.Array, results: Any) -> Any:
-        start = jnp.minimum(number * width, batch - width)  # the last overlaps with the one before: no copy with padding
+        start = jnp.minimum(number * width, batch - width)  # the last overlaps with the one before: no padded copy of all
         some = jnp.pad(lax.dynamic_slice_in_dim(durations, start, width, axis=1), ((1, 0), (0, 0)))
         return jax.tree.map(lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1), results, function(some))
 
@@ -199,29 +199,28 @@ def _in_blocks(function: Callable[[jax.Array], Any], durations: jax.Array) -> An
     return lax.fori_loop(0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes))
 
 
-def _forward(program: Program, table: jax.Array, *, note_path: bool) -> tuple[jax.Array, Any]:
-    """End of the last step [B] and, if asked, what held up each step (`BY_HOST` and so on), uint8 [S, B]."""
+def _forward(program: Program, table: jax.Array, *, note_path: bool) -> tuple[jax.Array, jax.Array]:
+    """End of the last step [B] and what held up each step (`BY_HOST` and so on), uint8 [S, B], or [0, B] unless asked."""
 
     # An end is written to its slot one turn late, before the next step reads. Written in its own turn, after reads that
     # the note needs as well, XLA copies all slots at every step: 7-50 times the time.
-    def step(carry: tuple[jax.Array, jax.Array, jax.Array], at: Any) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Any]:
-        slots, clocks, previous_end = carry
-        previous_slot, pred_slot, row, host, launch_row = at
-        slots = _with_row(slots, previous_end, previous_slot)
+    def step(this: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        slots, clocks, previous_end, path = carry
+        host, launch_row, row = (_row(column, this) for column in (program.host, program.launch_row, program.row))
+        pred_slot = _row(program.pred_slot, this)
+        slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
         clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
         launched, first, second = _row(clocks, host), _row(slots, pred_slot[0]), _row(slots, pred_slot[1])
         ready = jnp.maximum(first, second)
-        end = jnp.maximum(launched, ready) + _row(table, row)
-        if not note_path:
-            return (slots, clocks, end), None
-        by_host = (launched >= ready) & (host != NO_HOST)
-        path = jnp.where(by_host, np.uint8(BY_HOST), jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST)))
-        return (slots, clocks, end), path
+        if note_path:
+            by_host = (launched >= ready) & (host != NO_HOST)
+            by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
+            path = _with_row(path, jnp.where(by_host, np.uint8(BY_HOST), by_pred), this)
+        return slots, clocks, jnp.maximum(launched, ready) + _row(table, row), path
 
     slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts))
-    previous_slot = jnp.concatenate([jnp.full(1, TRASH_SLOT, jnp.int32), program.out_slot[:-1]])
-    steps = previous_slot, program.pred_slot, program.row, program.host, program.launch_row
-    (_, _, end), path = lax.scan(step, (slots, clocks, slots[ZERO_SLOT]), steps)
+    path = jnp.zeros((len(program.row) if note_path else 0, table.shape[1]), jnp.uint8)
+    slots, clocks, end, path = lax.fori_loop(program.first, len(program.row), step, (slots, clocks, slots[ZERO_SLOT], path))
     return end, path
 
 
@@ -230,26 +229,25 @@ def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.A
     steps = len(program.row)
 
     # Where the path is: step i, or its launch, which is numbered steps + i.
-    def step(carry: tuple[jax.Array, jax.Array], at: Any) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def step(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         here, times = carry  # [B] and [rows, B]
-        this, pred_step, row, host_step, launch_row, held_up = at
+        this = steps - 1 - turn
+        row, host_step, launch_row = (_row(column, this) for column in (program.row, program.host_step, program.launch_row))
+        pred_step, held_up = _row(program.pred_step, this), _row(path, this)
         in_op = here == this
         in_launch = (here == steps + this) | (in_op & (held_up == BY_HOST))
         times = _with_row(times, _row(times, row) + in_op.astype(times.dtype), row)
         times = _with_row(times, _row(times, launch_row) + in_launch.astype(times.dtype), launch_row)
         before = jnp.where(held_up == BY_SECOND, pred_step[1], pred_step[0])
         launch_before = jnp.where(host_step == NO_STEP, NO_STEP, steps + host_step)
-        return (jnp.where(in_launch, launch_before, jnp.where(in_op, before, here)), times), None
+        return jnp.where(in_launch, launch_before, jnp.where(in_op, before, here)), times
 
-    numbers = jnp.arange(steps, dtype=jnp.int32)
     start = jnp.full(table.shape[1], steps - 1, jnp.int32), jnp.zeros_like(table)
-    at = numbers, program.pred_step, program.row, program.host_step, program.launch_row, path
-    (_, times), _ = lax.scan(step, start, at, reverse=True)
-    return times
+    return lax.fori_loop(0, steps - program.first, step, start)[1]
 
 
 def _row(rows: jax.Array, number: jax.Array) -> jax.Array:
-    return lax.dynamic_index_in_dim(rows, number, axis=0, keepdims=False, allow_negative_indices=False)
+    return lax.dynamic_index_in_dim(jnp.asarray(rows), number, axis=0, keepdims=False, allow_negative_indices=False)
 
 
 def _with_row(rows: jax.Array, row: jax.Array, number: jax.Array) -> jax.Array:

@@ -52,6 +52,7 @@ class Program:
     host: np.ndarray  # whose clock it launches by, NO_HOST if none; [S]
     launch_row: np.ndarray  # row of the launch on that host, ZERO_ROW if free; [S]
     host_step: np.ndarray  # the step before it on that host, for walking back, NO_STEP for the first; [S]
+    first: np.ndarray  # the first step that is no padding: the evaluator begins there; []
     slots: int = field(metadata={"static": True})  # a shape, so static: a bucket
     hosts: int = field(metadata={"static": True})  # the same; NO_HOST counts
 
@@ -90,6 +91,7 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
         host=padded(split.host, NO_HOST),
         launch_row=padded(split.launch_row, ZERO_ROW),
         host_step=padded(moved(_before_on_host(split.host)), NO_STEP),
+        first=np.array(padding, np.int32),
         slots=_slot_bucket(slots),
         hosts=_slot_bucket(1 + int(split.host.max())),
     )
@@ -334,9 +336,12 @@ def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _step_bucket(steps: int) -> int:
-    """64 * 1.25^k, rounded up: at most a quarter of the steps are padding, 11 % on average, for 10 buckets a decade."""
+    """64 * 1.25^k, rounded up: 10 buckets a decade, and padding costs memory only.
+
+    At least one step of padding: the evaluator's first turn writes what the step before it left, into the trash.
+    """
     bucket = 64.0
-    while math.ceil(bucket) < steps:
+    while math.ceil(bucket) <= steps:
         bucket *= 1.25
     return math.ceil(bucket)
 
