@@ -2,7 +2,8 @@
 
 A C kernel of the same recurrence (slots, table of unique rows, float32, blocks of 64 configurations) is built with the
 system's compiler; both are checked against float64 NumPy and timed in turns on one core, the minimum of many counting.
-Node = one op on one rank with its launch. Figures are nanoseconds per node and configuration, and ratios with their bars.
+Times are the processor's: what others do meanwhile on the core adds nothing. A node is one op on one rank with its
+launch; figures are nanoseconds per node and configuration (ns), and ratios beside the bars they must hold.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +27,15 @@ import numpy as np
 
 from hybridperf.evaluate import makespan
 from hybridperf.graph import Graph, GraphBuilder
-from hybridperf.lower import Lowered, lower
+from hybridperf.lower import Program, lower
 
 OPS = 24  # of a layer: 20 on the compute stream, 2 gathers of weights and 2 reductions of gradients
 ROWS = 2 * OPS  # seconds of each op of a layer, then of its launch
 GATHERS, REDUCTIONS = {3: 20, 11: 21}, {9: 22, 19: 23}  # op of the compute stream -> op issued before, after it
 IN_FLIGHT = 6  # a layer waits for the reductions of three layers before: two a layer
+RANKS = 16
+BARS = {"1 rank": 1.8, "16 alike": 4.0, "16 unlike": 4.0}  # value over C
+GRADIENT_BAR, MEMORY_BAR_BYTES, COMPILE_BAR_S, DICT_BAR, ERROR_BAR = 5.0, 3.0, 0.5, 1000.0, 1e-4
 
 C_SOURCE = r"""
 #include <stdlib.h>
@@ -203,3 +207,148 @@ def exact(program: CProgram, table: np.ndarray) -> np.ndarray:
             read = program.read[program.read_start[node] : program.read_start[node + 1]]
             slot[out] = slot[[host, *read]].max(axis=0) + table[program.row[node]]
     return slot.max(axis=0)
+
+
+def by_dict(graph: Graph, table: list[float]) -> float:
+    """The makespan of one configuration as one would write it in Python: dicts of ends by node, host and stream."""
+    host: dict[int, float] = {}
+    stream: dict[tuple[int, int], float] = {}
+    end: dict[int, float] = {}
+    row, launch_row, rank, at = (a.tolist() for a in (graph.row, graph.launch_row, graph.rank, graph.stream))
+    waits = [graph.waits_for(node).tolist() for node in range(len(graph))]
+    for node in range(len(graph)):
+        lane = rank[node], at[node]
+        host[rank[node]] = host.get(rank[node], 0.0) + table[launch_row[node]]
+        start = max([host[rank[node]], stream.get(lane, 0.0), *(end[other] for other in waits[node])])
+        end[node] = stream[lane] = start + table[row[node]]
+    return max(end.values())
+
+
+def cpu_s(calls: list[Callable[[], object]], turns: int, limit_s: float) -> list[float]:
+    """Least processor seconds of each call over `turns` turns, fewer (but three) once `limit_s` have gone by."""
+    least = [np.inf] * len(calls)
+    begun_s = time.perf_counter()
+    for turn in range(turns):
+        for number, call in enumerate(calls):
+            start_s = time.process_time()
+            call()
+            least[number] = min(least[number], time.process_time() - start_s)
+        if turn >= 2 and time.perf_counter() - begun_s > limit_s:
+            break
+    return least
+
+
+def value_and_grad(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sum of the makespans and its gradient [ROWS, B]."""
+    return jax.value_and_grad(lambda d: makespan(program, d).sum())(durations)
+
+
+def said(what: str, figure: float, bar: float, *, at_least: bool = False) -> str:
+    """One figure with its bar and whether it holds."""
+    holds = figure >= bar if at_least else figure <= bar
+    return f"{what} {figure:.3g} ({'>=' if at_least else '<='} {bar:g}{'' if holds else ', MISSED'})"
+
+
+def compare(kernel: CKernel, kind: str, nodes: int, batch: int, turns: int, limit_s: float) -> None:
+    """Value and gradient of one graph on one batch beside C."""
+    graph = transformer(nodes, RANKS if "16" in kind else 1, alike=kind != "16 unlike")
+    c, program = c_program(graph), jax.device_put(lower(graph).program)
+    durations = seconds(batch)
+    table = np.pad(durations, ((1, 0), (0, -batch % 64)))
+    given = jax.device_put(durations)
+    value = jax.jit(makespan).lower(program, given).compile()
+    gradient = jax.jit(value_and_grad).lower(program, given).compile()
+    few = slice(0, min(batch, 64))
+    expected = exact(c, table[:, few])
+    for ends in (kernel(c, table), np.asarray(value(program, given))):
+        error = float(np.abs(ends[few] / expected - 1).max())
+        if error > ERROR_BAR:
+            raise AssertionError(f"{kind}, {nodes} nodes: off by {error:.1e}, expected at most {ERROR_BAR:g}")
+    c_s, value_s, gradient_s = cpu_s(
+        [
+            lambda: kernel(c, table),
+            lambda: value(program, given).block_until_ready(),
+            lambda: jax.block_until_ready(gradient(program, given)),
+        ],
+        turns,
+        limit_s,
+    )
+    per = 1e9 / len(graph) / batch
+    memory = gradient.memory_analysis().temp_size_in_bytes / len(graph) / batch
+    print(
+        f"{kind:9} {len(graph):6,} nodes {batch:7,} configurations: C {c_s * per:.3f} ns, value {value_s * per:.3f} ns,",
+        said("ratio", value_s / c_s, BARS[kind]) + ",",
+        said("gradient / value", gradient_s / value_s, GRADIENT_BAR) + ",",
+        said("its bytes", memory, MEMORY_BAR_BYTES),
+        flush=True,
+    )
+
+
+def compare_compile() -> None:
+    """Seconds to trace and compile, which should not grow with the graph."""
+    for nodes in (100, 1_000, 10_000):
+        program, durations = lower(transformer(nodes)).program, seconds(1000)
+        value_s, gradient_s = (
+            min(_compile_s(function, program, durations) for _ in range(3)) for function in (lambda p, d: makespan(p, d), value_and_grad)
+        )
+        print(f"compile {nodes:6,} nodes:", said("value", value_s, COMPILE_BAR_S) + " s,", said("gradient", gradient_s, COMPILE_BAR_S), "s")
+
+
+def _compile_s(function: Callable, program: Program, durations: np.ndarray) -> float:
+    jax.clear_caches()
+    start_s = time.process_time()
+    jax.jit(function).lower(program, durations).compile()
+    return time.process_time() - start_s
+
+
+def compare_dict(turns: int, limit_s: float) -> None:
+    """One configuration in a dict loop against 10,000 at once."""
+    graph, durations = transformer(1000), seconds(10_000)
+    program, given = jax.device_put(lower(graph).program), jax.device_put(durations)
+    table = [0.0, *durations[:, 0].tolist()]
+    loop_s, value_s = cpu_s([lambda: by_dict(graph, table), lambda: makespan(program, given).block_until_ready()], turns, limit_s)
+    print(
+        f"dict loop {loop_s * 1e9 / len(graph):.0f} ns:",
+        said("times value", loop_s / (value_s / durations.shape[1]), DICT_BAR, at_least=True),
+    )
+
+
+def count_traces() -> None:
+    """A grid over depth, ranks and seconds within a bucket traces once."""
+    traces = 0
+
+    @jax.jit
+    def counted(program: Program, durations: jax.Array) -> jax.Array:
+        nonlocal traces
+        traces += 1
+        return makespan(program, durations)
+
+    programs = [lower(transformer(nodes * ranks, ranks)).program for nodes in (960, 984, 1008) for ranks in (1, 2, 4)]
+    for program in programs:
+        for scale in (1.0, 2.0, 3.5):
+            counted(program, scale * seconds(1000))
+    buckets = len({(len(p.row), p.slots, p.hosts) for p in programs})
+    print(f"{len(programs)} graphs in {buckets} buckets, times 3 scales:", said("traces", traces, buckets))
+
+
+def main() -> None:
+    """Print every ratio."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="fewer turns and smaller batches, under a minute")
+    quick = arguments.parse_args().quick
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        sys.exit("bench_evaluator: no C compiler found, expected cc or gcc on the PATH; install one, there is nothing to compare with")
+    kernel = CKernel(compiler)
+    turns, limit_s = (10, 2.0) if quick else (40, 12.0)
+    batches = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
+    for kind, nodes in (("1 rank", 1_000), ("1 rank", 10_000), ("16 alike", 10_000), ("16 unlike", 10_000)):
+        for batch in batches:
+            compare(kernel, kind, nodes, batch, turns, limit_s)
+    compare_compile()
+    compare_dict(turns, limit_s)
+    count_traces()
+
+
+if __name__ == "__main__":
+    main()

@@ -405,7 +405,8 @@ def copied(graph: Graph, copies: int) -> Graph:
             common = dict(label="n", stream=graph.stream_names[graph.stream[nodes]], after=waits, launch_row=int(graph.launch_row[nodes]))
             members = [int(rank) + copy * ranks for rank in graph.rank[nodes : nodes + size]]
             if graph.collective[nodes] == nodes:
-                new.update(zip(range(nodes, nodes + size), builder.collective(int(graph.row[nodes]), ranks=members, **common).values()))
+                added = builder.collective(int(graph.row[nodes]), ranks=members, **common)
+                new.update(zip(range(nodes, nodes + size), added.values(), strict=True))
             else:
                 blocking = bool(graph.blocking[nodes])
                 new[nodes] = builder.op(int(graph.row[nodes]), rank=members[0], blocking=blocking, **common)
