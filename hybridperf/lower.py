@@ -289,7 +289,8 @@ def _split(steps: _Steps, reads: list[list[int]]) -> _Split:
     launch_of: list[list[int]] = []
 
     def add(row: int, reads: list[int], launch: tuple[int, int]) -> int:
-        split.append((row, *[*reads, NO_STEP, NO_STEP][:2], *launch))
+        first, second = [*reads, NO_STEP, NO_STEP][:2]
+        split.append((row, first, second, *launch))
         return len(split) - 1
 
     no_launch = (NO_HOST, ZERO_ROW)

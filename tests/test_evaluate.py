@@ -241,6 +241,15 @@ def test_configurations_do_not_touch_each_other():
     np.testing.assert_array_equal(value_and_grad(altered, program)[1][:, 0], gradient[:, 0])
 
 
+@pytest.mark.parametrize("row", range(ROWS))
+def test_nan_in_any_row_is_nan_for_its_configuration_only(row: int):
+    """The comparisons of a step alone would lose it where it comes first."""
+    durations = random_durations(row, batch=4).astype(np.float32)
+    durations[row, 2] = np.nan
+    ends = makespan(lower(random_graph(row)).program, durations)
+    assert np.isnan(ends).tolist() == [False, False, True, False]
+
+
 @pytest.mark.parametrize("batch", [1, 2, 7, 8, 9, 17])
 def test_blocks_do_not_show(batch: int, monkeypatch: pytest.MonkeyPatch):
     program, durations = lower(random_graph(2)).program, random_durations(2, batch=17).astype(np.float32)
