@@ -195,16 +195,17 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
     for nodes, places in zip(_together(graph.collective.tolist()), _places(graph, twin), strict=True):
         new = {place: node for place, node in reversed([*zip(places, nodes, strict=True)]) if place not in done}
         if new:
-            # Twins may meet a rank that is none of theirs: what it waits for here is known, where it goes on is not.
+            # Twins in several collectives may meet other ranks in each: the end is known then, but not yet those ranks' place
+            # in order. They launch in a step of their own that reads it.
             known = next((done[place][0] for place in places if place in done), NO_STEP)
             waits = graph.waits_for(nodes[0]).tolist()
             reads = {steps.of_node[node] for node in waits} if known == NO_STEP else {known}
             launches: list[tuple[int, int]] = []
-            launched: dict[tuple[int, int], tuple[int, int]] = {}
+            launched: dict[tuple[int, int], tuple[int, int]] = {}  # step and which of its launches; a clock's step comes last
             for (rank, nth), node in new.items():
                 reads.add(stream_at.get(lane(rank, stream[node]), NO_STEP))
                 if rank in clocks and rank not in host_at:
-                    launched[rank, nth] = len(steps.row), len(launches)
+                    launched[rank, nth] = NO_STEP, len(launches)
                     launches.append((clocks[rank], launch_row[node]))
                     continue
                 host = host_at.get(rank, NO_STEP)
