@@ -201,6 +201,17 @@ def test_gradient_with_ties_is_still_a_path():
         np.testing.assert_allclose((gradient * durations).sum(axis=0), makespan(program, durations), rtol=1e-5)
 
 
+@pytest.mark.parametrize("ops", [30_000, 40_000])
+def test_gradient_of_graphs_too_long_for_short_numbers(ops: int):
+    """Steps and their launches are numbered in two bytes up to 32,767 steps, and counted as far."""
+    builder = GraphBuilder()
+    for _ in range(ops):
+        builder.op(1, launch_row=2)
+    durations = np.array([[3.0, 1.0], [1.0, 3.0]], np.float32)  # held up by ops in the first, by launches in the second
+    gradient = gradient_of_total(durations, lower(builder.build()).program)
+    np.testing.assert_array_equal(gradient, [[ops, 1], [1, ops]])
+
+
 def test_gradient_flows_to_what_durations_are_made_of():
     """Weights of the configurations and a knob behind the durations; forward values stay those without a gradient."""
     lowered, durations = lower(random_graph(5)), random_durations(5, batch=3).astype(np.float32)
