@@ -222,7 +222,8 @@ def _forward(program: Program, table: jax.Array, *, note_path: bool) -> tuple[ja
     slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts))
     path = lax.empty((len(program.row) if note_path else 0, table.shape[1]), jnp.uint8)  # all read is written before
     slots, clocks, end, path = lax.fori_loop(program.first, len(program.row), step, (slots, clocks, slots[ZERO_SLOT], path))
-    return jnp.where(jnp.isnan(table).any(axis=0), jnp.nan, end), path  # the steps may have lost it, see `_later`
+    # The steps may have lost a NaN, see `_later`; a sum is compiled sooner than a search for it.
+    return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end), path
 
 
 def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.Array:
