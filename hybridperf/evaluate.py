@@ -1,18 +1,19 @@
 """When everything ends: the longest path through a lowered graph, for many configurations at once.
 
-Each step (an op, a launch or a join, see `lower`) starts when its at most two predecessors have ended, so a scan over
-the steps finds the makespan with `max` and `+` alone:
+Each step (an op with its launch, or a join, see `lower`) starts when its host has launched it and its at most two
+predecessors have ended, so a loop over the steps finds the makespan with `max` and `+` alone:
 
-    S[out_slot_i] <- max(S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]          T  seconds [1 + U, B], S  ends [slots, B]
+    C[host_i]     <- C[host_i] + T[launch_row_i]                             T  seconds [1 + U, B], C  clocks [hosts, B]
+    S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]                 S  ends [slots, B]
     makespan       = S[out_slot of the last step]
 
 Axes: U rows of the duration table, B configurations. The batch comes last, by hand instead of by `vmap`, so that each
 read and write is one contiguous row; B first costs 20-500 times the time. Rows are of *unique* ops: gathered to one row
-per node the table would leave the cache. One write per step, since with more XLA copies the state at each.
+per node the table would leave the cache. One write per step to each array, since with more XLA copies it at each.
 
 The gradient of a maximum is the path that attains it: d makespan / d T[u] counts how often the critical path passes row
-u. The forward scan notes which predecessor was later (a tie goes to the first), a scan backwards follows the notes from
-the last step and counts.
+u. The loop forward notes which of the three was the latest (a tie goes to the first), a loop backwards follows the notes
+from the last step and counts.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,11 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.lower import NO_STEP, TRASH_SLOT, ZERO_SLOT, Lowered, Program
+from hybridperf.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, Program
 
-BLOCK = 2048  # configurations evaluated together: slots and table of a usual graph stay in a core's cache
+BLOCK = 1280  # configurations evaluated together: slots and table of a usual graph stay in a core's cache
+LINE = 16  # a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third more time
+BY_HOST, BY_FIRST, BY_SECOND = range(3)  # what a step was held up by: its launch, or one of its predecessors
 
 
 @jax.jit
@@ -35,14 +38,15 @@ def makespan(program: Program, durations: jax.Array) -> jax.Array:
 
     Row u of the graph is `durations[u - 1]`; row 0, always zero, is added here. Computed in the dtype of `durations`
     and differentiable by them, in reverse mode. Compiled once per bucket and shape of `durations`. A compiled function
-    cannot refuse values: a row that the table lacks, NaN and negative seconds are what `check_durations` is for.
+    cannot refuse values: a row that the table lacks and negative seconds are what `check_durations` is for. A NaN in any row
+    makes its configuration NaN.
     """
     if durations.ndim != 2 or not jnp.issubdtype(durations.dtype, jnp.floating):
         raise ValueError(
             f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point seconds [rows, batch]; "
             "give a single configuration a batch axis of 1 and convert integers."
         )
-    return _last_end(program, jnp.pad(durations, ((1, 0), (0, 0))))
+    return _last_end(program, durations)
 
 
 class Timeline(NamedTuple):
@@ -56,10 +60,12 @@ class Timeline(NamedTuple):
 
 def timeline(lowered: Lowered, durations: ArrayLike) -> Timeline:
     """When each node runs in one configuration, from seconds per row `durations` [U]."""
-    start, end = _step_times(lowered, durations)
-    ops, hosts = lowered.step_of_node, lowered.host_step_of_node
-    launch_start = np.where(lowered.graph.launch_row > 0, start[hosts], end[hosts])
-    return Timeline(start[ops], end[ops], launch_start, end[hosts])
+    times = _step_times(lowered, durations)
+    ops, hosts, on_clock = lowered.step_of_node, lowered.host_step_of_node, lowered.on_clock
+    launch_end = np.where(on_clock, times.launch_end_s[hosts], times.end_s[hosts])
+    launched_as_step = np.where(lowered.graph.launch_row > 0, times.start_s[hosts], launch_end)
+    launch_start = np.where(on_clock, times.launch_start_s[hosts], launched_as_step)
+    return Timeline(times.start_s[ops], times.end_s[ops], launch_start, launch_end)
 
 
 class CriticalPath(NamedTuple):
@@ -74,27 +80,20 @@ def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
 
     A collective is on it once, as the node of the rank that the others waited for.
     """
-    _, end = _step_times(lowered, durations)
-    pred_step = lowered.program.pred_step
-    steps = [len(pred_step) - 1]
-    while steps[-1] != NO_STEP:
-        first, second = pred_step[steps[-1]].tolist()
-        steps.append(second if end[second] > end[first] else first)
-
     graph = lowered.graph
-    nodes_of: dict[int, list[int]] = {}
+    entries: dict[tuple[int, bool], list[tuple[int, bool]]] = {}  # node, is_launch by step, by whether its launch is meant
     for node, step in enumerate(lowered.step_of_node.tolist()):
-        nodes_of.setdefault(step, []).append(node)
-    launches = {int(lowered.host_step_of_node[node]): int(node) for node in np.flatnonzero(graph.launch_row)}
+        entries.setdefault((step, False), []).append((node, False))
+    for node in np.flatnonzero(graph.launch_row).tolist():
+        launch = int(lowered.host_step_of_node[node]), bool(lowered.on_clock[node])
+        entries.setdefault(launch, []).append((node, True))
 
     path: list[tuple[int, bool]] = []
-    for step in steps[-2::-1]:  # in order of time, without NO_STEP
-        if step in launches:
-            path.append((launches[step], True))
-        elif step in nodes_of:  # else a join, which takes no time and stands for no node
+    for at in _steps_on_path(lowered.program, _step_times(lowered, durations)):
+        if at in entries:  # else a join, which takes no time and stands for no node
             last_rank = graph.rank[path[-1][0]] if path else None
-            on_last_rank = [node for node in nodes_of[step] if graph.rank[node] == last_rank]
-            path.append(((on_last_rank or nodes_of[step])[0], False))
+            on_last_rank = [entry for entry in entries[at] if graph.rank[entry[0]] == last_rank]
+            path.append((on_last_rank or entries[at])[0])
     return CriticalPath(np.array([node for node, _ in path]), np.array([is_launch for _, is_launch in path]))
 
 
@@ -120,32 +119,60 @@ def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
     return table
 
 
-def _step_times(lowered: Lowered, durations: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of each step, float64 [S + 1]: the last entry, 0 s, is found at NO_STEP = -1."""
+class _StepTimes(NamedTuple):
+    """When each step runs, and its launch by its host's clock; float64 [S + 1], the last entry, 0 s, is found at NO_STEP = -1."""
+
+    start_s: np.ndarray
+    end_s: np.ndarray
+    launch_start_s: np.ndarray
+    launch_end_s: np.ndarray
+
+
+def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
     if np.ndim(durations) != 1:
         raise ValueError(f"durations have shape {list(np.shape(durations))}, expected [U], one configuration; take one column.")
     table = [0.0, *np.asarray(check_durations(lowered, durations), np.float64).tolist()]
     program = lowered.program
-    start, end = [0.0] * (len(program.row) + 1), [0.0] * (len(program.row) + 1)
-    for step, ((first, second), row) in enumerate(zip(program.pred_step.tolist(), program.row.tolist(), strict=True)):
-        start[step] = max(end[first], end[second])
+    columns = [array.tolist() for array in (program.pred_step, program.row, program.host, program.launch_row)]
+    start, end, launch_start, launch_end = ([0.0] * (len(program.row) + 1) for _ in range(4))
+    clock = [0.0] * program.hosts
+    for step, ((first, second), row, host, launch_row) in enumerate(zip(*columns, strict=True)):
+        launch_start[step] = clock[host]
+        launch_end[step] = clock[host] = clock[host] + table[launch_row]
+        start[step] = max(clock[host], end[first], end[second])
         end[step] = start[step] + table[row]
-    return np.array(start), np.array(end)
+    return _StepTimes(*map(np.array, (start, end, launch_start, launch_end)))
+
+
+def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]]:
+    """The longest path in order of time: steps, and whether the launch within the step is meant."""
+    path = []
+    step, in_launch = len(program.row) - 1, False
+    while step != NO_STEP:
+        path.append((step, in_launch))
+        first, second = program.pred_step[step].tolist()
+        if in_launch:
+            step = int(program.host_step[step])
+        elif program.host[step] != NO_HOST and times.launch_end_s[step] == times.start_s[step]:
+            in_launch = True
+        else:
+            step = second if times.end_s[second] > times.end_s[first] else first
+    return path[::-1]
 
 
 @jax.custom_vjp
-def _last_end(program: Program, table: jax.Array) -> jax.Array:
-    """End of the last step [B] for a table whose row 0 is zero."""
-    return _in_blocks(lambda block: _forward(program, block, note_later=False)[0], table)
+def _last_end(program: Program, durations: jax.Array) -> jax.Array:
+    """End of the last step [B]."""
+    return _in_blocks(lambda table: _forward(program, table, note_path=False)[0], durations)
 
 
-def _last_end_fwd(program: Program, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not be kept in between.
-    def end_and_times(block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        end, second_is_later = _forward(program, block, note_later=True)
-        return end, _times_on_path(program, second_is_later, block)
+    def end_and_times(table: jax.Array) -> tuple[jax.Array, jax.Array]:
+        end, path = _forward(program, table, note_path=True)
+        return end, _times_on_path(program, path, table)[1:]
 
-    return _in_blocks(end_and_times, table)
+    return _in_blocks(end_and_times, durations)
 
 
 def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
@@ -155,62 +182,81 @@ def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None,
 _last_end.defvjp(_last_end_fwd, _last_end_bwd)
 
 
-def _in_blocks(function: Callable[[jax.Array], Any], table: jax.Array) -> Any:
-    """`function(table)`, whose results are [..., B], computed for up to `BLOCK` configurations at a time."""
-    batch = table.shape[1]
-    if batch <= BLOCK:
-        return function(table)
-    blocks = -(-batch // BLOCK)
-    width = -(-batch // blocks)  # equal blocks: at most one configuration of padding in each
-    table = jnp.pad(table, ((0, 0), (0, blocks * width - batch)))
-    by_block = lax.map(function, jnp.swapaxes(table.reshape(-1, blocks, width), 0, 1))
+def _in_blocks(function: Callable[[jax.Array], Any], durations: jax.Array) -> Any:
+    """`function(table)`, whose results are [..., B], for up to `BLOCK` configurations at a time; the table's row 0 is zero."""
+    batch = durations.shape[1]
+    blocks = max(1, -(-batch // BLOCK))
+    width = -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch  # a search asks for one at a time
+    if width >= batch:
+        results = function(jnp.pad(durations, ((1, 0), (0, width - batch))))
+        return jax.tree.map(lambda result: result[..., :batch], results)
 
-    def joined(result: jax.Array) -> jax.Array:
-        result = jnp.moveaxis(result, 0, -2)
-        return result.reshape(*result.shape[:-2], -1)[..., :batch]
+    def block(number: jax.Array, results: Any) -> Any:
+        start = jnp.minimum(number * width, batch - width)  # the last overlaps with the one before: no padded copy of all
+        some = jnp.pad(lax.dynamic_slice_in_dim(durations, start, width, axis=1), ((1, 0), (0, 0)))
+        return jax.tree.map(lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1), results, function(some))
 
-    return jax.tree.map(joined, by_block)
+    shapes = jax.eval_shape(function, jax.ShapeDtypeStruct((len(durations) + 1, batch), durations.dtype))
+    return lax.fori_loop(0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes))
 
 
-def _forward(program: Program, table: jax.Array, *, note_later: bool) -> tuple[jax.Array, Any]:
-    """End of the last step [B] and, if asked, if each step's second predecessor was the later one, uint8 [S, B]."""
+def _forward(program: Program, table: jax.Array, *, note_path: bool) -> tuple[jax.Array, jax.Array]:
+    """End of the last step [B] and what held up each step (`BY_HOST` and so on), uint8 [S, B], or [0, B] unless asked."""
 
     # An end is written to its slot one turn late, before the next step reads. Written in its own turn, after reads that
     # the note needs as well, XLA copies all slots at every step: 7-50 times the time.
-    def step(carry: tuple[jax.Array, jax.Array], at: Any) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
-        slots, previous_end = carry
-        previous_slot, pred_slot, row = at
-        slots = _with_row(slots, previous_end, previous_slot)
-        first, second = _row(slots, pred_slot[0]), _row(slots, pred_slot[1])
-        end = jnp.maximum(first, second) + _row(table, row)
-        return (slots, end), (second > first).astype(jnp.uint8) if note_later else None
+    def step(this: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        slots, clocks, previous_end, path = carry
+        host, launch_row, row = (_row(column, this) for column in (program.host, program.launch_row, program.row))
+        pred_slot = _row(program.pred_slot, this)
+        slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
+        clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
+        launched, first, second = _row(clocks, host), _row(slots, pred_slot[0]), _row(slots, pred_slot[1])
+        ready = _later(first, second)
+        if note_path:
+            by_host = (launched >= ready) & (host != NO_HOST)
+            by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
+            path = _with_row(path, jnp.where(by_host, np.uint8(BY_HOST), by_pred), this)
+        return slots, clocks, _later(launched, ready) + _row(table, row), path
 
-    slots = jnp.zeros((program.slots, table.shape[1]), table.dtype)
-    previous_slot = jnp.concatenate([jnp.full(1, TRASH_SLOT, jnp.int32), program.out_slot[:-1]])
-    start = slots, slots[ZERO_SLOT]
-    (_, end), second_is_later = lax.scan(step, start, (previous_slot, program.pred_slot, program.row))
-    return end, second_is_later
+    slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts))
+    path = lax.empty((len(program.row) if note_path else 0, table.shape[1]), jnp.uint8)  # all read is written before
+    slots, clocks, end, path = lax.fori_loop(program.first, len(program.row), step, (slots, clocks, slots[ZERO_SLOT], path))
+    # The steps may have lost a NaN, see `_later`; a sum is compiled sooner than a search for it.
+    return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end), path
 
 
-def _times_on_path(program: Program, second_is_later: jax.Array, table: jax.Array) -> jax.Array:
+def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.Array:
     """How often each row is on the critical path, in the table's dtype and shape [rows, B]."""
+    steps = len(program.row)
+    # Where the path is: step i, or its launch, which is numbered steps + i; NO_STEP is the largest of these unsigned
+    # numbers. In two bytes, if they suffice, the loop takes two thirds of the time it takes in four.
+    number = jnp.uint16 if 2 * steps < jnp.iinfo(jnp.uint16).max else jnp.uint32
 
-    def step(carry: tuple[jax.Array, jax.Array], at: Any) -> tuple[tuple[jax.Array, jax.Array], None]:
-        here, times = carry  # the path's current step [B]
-        this, pred_step, row, later = at
-        on_path = here == this
-        times = _with_row(times, _row(times, row) + on_path.astype(times.dtype), row)
-        here = jnp.where(on_path, jnp.where(later != 0, pred_step[1], pred_step[0]), here)
-        return (here, times), None
+    def step(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        here, times = carry  # [B] and [rows, B]
+        this = steps - 1 - turn
+        row, host_step, launch_row = (_row(column, this) for column in (program.row, program.host_step, program.launch_row))
+        pred_step, held_up = _row(program.pred_step, this).astype(number), _row(path, this)
+        in_op = here == this.astype(number)
+        in_launch = (here == (steps + this).astype(number)) | (in_op & (held_up == BY_HOST))
+        times = _with_row(times, _row(times, row) + in_op.astype(number), row)
+        times = _with_row(times, _row(times, launch_row) + in_launch.astype(number), launch_row)
+        before = jnp.where(held_up == BY_SECOND, pred_step[1], pred_step[0])
+        launch_before = jnp.where(host_step == NO_STEP, NO_STEP, steps + host_step).astype(number)
+        return jnp.where(in_launch, launch_before, jnp.where(in_op, before, here)), times
 
-    numbers = jnp.arange(len(program.row), dtype=jnp.int32)
-    start = jnp.full(table.shape[1], len(program.row) - 1, jnp.int32), jnp.zeros_like(table)
-    (_, times), _ = lax.scan(step, start, (numbers, program.pred_step, program.row, second_is_later), reverse=True)
-    return times
+    start = jnp.full(table.shape[1], steps - 1, number), jnp.zeros(table.shape, number)
+    return lax.fori_loop(0, steps - program.first, step, start)[1].astype(table.dtype)
 
 
-def _row(rows: jax.Array, number: jax.Array) -> jax.Array:
-    return lax.dynamic_index_in_dim(rows, number, axis=0, keepdims=False, allow_negative_indices=False)
+def _later(one: jax.Array, other: jax.Array) -> jax.Array:
+    """The later end: one machine instruction, where a maximum that returns NaN for NaN takes four; a sixth of the time."""
+    return jnp.where(one > other, one, other)
+
+
+def _row(rows: ArrayLike, number: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(jnp.asarray(rows), number, axis=0, keepdims=False, allow_negative_indices=False)
 
 
 def _with_row(rows: jax.Array, row: jax.Array, number: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """The evaluator against the meaning of a graph, written down once more in plain Python as `reference`."""
 
+import dataclasses
 import itertools
 import math
 import time
@@ -200,6 +201,17 @@ def test_gradient_with_ties_is_still_a_path():
         np.testing.assert_allclose((gradient * durations).sum(axis=0), makespan(program, durations), rtol=1e-5)
 
 
+@pytest.mark.parametrize("ops", [30_000, 40_000])
+def test_gradient_of_graphs_too_long_for_short_numbers(ops: int):
+    """Steps and their launches are numbered in two bytes up to 32,767 steps, and counted as far."""
+    builder = GraphBuilder()
+    for _ in range(ops):
+        builder.op(1, launch_row=2)
+    durations = np.array([[3.0, 1.0], [1.0, 3.0]], np.float32)  # held up by ops in the first, by launches in the second
+    gradient = gradient_of_total(durations, lower(builder.build()).program)
+    np.testing.assert_array_equal(gradient, [[ops, 1], [1, ops]])
+
+
 def test_gradient_flows_to_what_durations_are_made_of():
     """Weights of the configurations and a knob behind the durations; forward values stay those without a gradient."""
     lowered, durations = lower(random_graph(5)), random_durations(5, batch=3).astype(np.float32)
@@ -240,11 +252,21 @@ def test_configurations_do_not_touch_each_other():
     np.testing.assert_array_equal(value_and_grad(altered, program)[1][:, 0], gradient[:, 0])
 
 
+@pytest.mark.parametrize("row", range(ROWS))
+def test_nan_in_any_row_is_nan_for_its_configuration_only(row: int):
+    """The comparisons of a step alone would lose it where it comes first."""
+    durations = random_durations(row, batch=4).astype(np.float32)
+    durations[row, 2] = np.nan
+    ends = makespan(lower(random_graph(row)).program, durations)
+    assert np.isnan(ends).tolist() == [False, False, True, False]
+
+
 @pytest.mark.parametrize("batch", [1, 2, 7, 8, 9, 17])
 def test_blocks_do_not_show(batch: int, monkeypatch: pytest.MonkeyPatch):
     program, durations = lower(random_graph(2)).program, random_durations(2, batch=17).astype(np.float32)
     ends, gradient = makespan(program, durations), gradient_of_total(durations, program)
     monkeypatch.setattr(evaluate, "BLOCK", 4)
+    monkeypatch.setattr(evaluate, "LINE", 2)
     in_blocks = jax.jit(jax.vmap(jax.grad(total), (0, None)))  # a new function: the compiled one keeps its block
     jax.clear_caches()
     np.testing.assert_array_equal(makespan(program, durations[:, :batch]), ends[:batch])
@@ -329,16 +351,97 @@ def test_no_read_is_implied_by_another_and_all_lead_to_the_last_step(seed: int):
     assert before[-1] == set(live)
 
 
-def test_only_what_takes_the_host_time_is_a_launch_and_a_collective_is_one_step():
-    def live_steps(launch_row: int, ranks: int) -> int:
-        builder = GraphBuilder()
-        builder.collective(1, label="sum", ranks=range(ranks), launch_row=launch_row)
-        return int((lower(builder.build()).program.out_slot != TRASH_SLOT).sum())
+@pytest.mark.parametrize(("launch_row", "ranks", "folded", "unfolded"), [(0, 1, 1, 1), (0, 8, 1, 1), (2, 1, 1, 1), (2, 8, 1, 8)])
+def test_an_op_is_a_step_and_a_collective_one_per_host_that_launches_it(launch_row: int, ranks: int, folded: int, unfolded: int):
+    builder = GraphBuilder()
+    builder.collective(1, label="sum", ranks=range(ranks), launch_row=launch_row)
+    assert [live_steps(builder.build(), fold_ranks=fold) for fold in (True, False)] == [folded, unfolded]
 
-    assert live_steps(launch_row=0, ranks=1) == 1
-    assert live_steps(launch_row=0, ranks=8) == 1
-    assert live_steps(launch_row=2, ranks=1) == 2
-    assert live_steps(launch_row=2, ranks=8) == 8 + 6 + 1  # launches, joins of 8 to 2, the collective
+
+def test_launches_after_a_host_has_waited_are_steps_unless_free():
+    builder = GraphBuilder()
+    builder.op(1, launch_row=2, blocking=True)
+    builder.op(1, launch_row=2)
+    builder.op(1)
+    assert live_steps(builder.build()) == 1 + 2 + 1
+
+
+def live_steps(graph: Graph, **kwargs: bool) -> int:
+    return int((lower(graph, **kwargs).program.out_slot != TRASH_SLOT).sum())
+
+
+def replicas(pipelines: int, odd: bool) -> Graph:
+    """A pipeline of two stages, several of it in step; if `odd`, the last replica's last op is another."""
+    builder = GraphBuilder()
+    for step in range(3):
+        for replica in range(pipelines):
+            first, second = 2 * replica, 2 * replica + 1
+            forward = builder.op(1, rank=first, launch_row=5)
+            sent = builder.collective(2, label="send", ranks=[first, second], after=[forward], launch_row=5)
+            row = 4 if odd and step == 2 and replica == pipelines - 1 else 3
+            builder.op(row, rank=second, after=[sent[second]], launch_row=6)
+    builder.collective(7, label="sum", ranks=range(0, 2 * pipelines, 2))
+    return builder.build()
+
+
+def test_replicas_of_a_stage_are_folded_into_one():
+    assert live_steps(replicas(8, odd=False)) == live_steps(replicas(1, odd=False))
+    one_odd = live_steps(replicas(8, odd=True))
+    assert live_steps(replicas(1, odd=True)) < one_odd < live_steps(replicas(3, odd=True), fold_ranks=False)
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_folded_replicas_are_those_of_the_reference(odd: bool):
+    for seed in range(5):
+        assert_as_reference(replicas(4, odd), seed)
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(), st.integers(2, 4), st.integers(0, 2**32 - 1))
+def test_folding_ranks_changes_no_result(graph: Graph, copies: int, seed: int):
+    """Copies of a graph on ranks of their own, in step with each other, and one more op on one rank."""
+    graph = copied(graph, copies)
+    folded, unfolded = lower(graph), lower(graph, fold_ranks=False)
+    durations = random_durations(seed, batch=3).astype(np.float32)
+    np.testing.assert_allclose(makespan(folded.program, durations), makespan(unfolded.program, durations), rtol=1e-6)
+    for got, want in zip(timeline(folded, durations[:, 0]), timeline(unfolded, durations[:, 0]), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert_as_reference(graph, seed)
+    node, is_launch = critical_path(folded, durations[:, 0])
+    rows = np.where(is_launch, graph.launch_row[node], graph.row[node])
+    seconds = np.append(durations[:, 0], 0.0)[rows - 1]  # row 0 takes no time
+    np.testing.assert_allclose(seconds.sum(dtype=np.float64), timeline(folded, durations[:, 0]).end_s.max(), rtol=1e-6)
+
+
+def copied(graph: Graph, copies: int) -> Graph:
+    builder = GraphBuilder()
+    ids: list[dict[int, int]] = [{} for _ in range(copies)]
+    ranks = int(graph.rank.max()) + 1
+    nodes = 0
+    while nodes < len(graph):
+        size = int((graph.collective == nodes).sum()) or 1
+        for copy, new in enumerate(ids):
+            waits = [new[int(other)] for other in graph.waits_for(nodes)]
+            common = dict(label="n", stream=graph.stream_names[graph.stream[nodes]], after=waits, launch_row=int(graph.launch_row[nodes]))
+            members = [int(rank) + copy * ranks for rank in graph.rank[nodes : nodes + size]]
+            if graph.collective[nodes] == nodes:
+                added = builder.collective(int(graph.row[nodes]), ranks=members, **common)
+                new.update(zip(range(nodes, nodes + size), added.values(), strict=True))
+            else:
+                blocking = bool(graph.blocking[nodes])
+                new[nodes] = builder.op(int(graph.row[nodes]), rank=members[0], blocking=blocking, **common)
+        nodes += size
+    builder.op(1, label="odd", rank=ranks, launch_row=2)
+    return builder.build()
+
+
+def test_a_graph_that_waits_in_a_circle_is_refused():
+    builder = GraphBuilder()
+    builder.op(1, label="a")
+    builder.op(2, label="b", stream="other", after=[0])
+    graph = dataclasses.replace(builder.build(), after=np.array([1, 0], np.int32), after_start=np.array([0, 1, 2], np.int32))
+    with pytest.raises(ValueError, match=r"Node 0 'a' waits for node 1, expected an earlier one"):
+        lower(graph)
 
 
 def test_slots_do_not_grow_with_the_graph():
