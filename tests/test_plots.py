@@ -13,7 +13,7 @@ from hybridperf.calibrate import FitReport, fit
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json, read_table
 from hybridperf.learning_curve import ALL_OPS, learning_curve
-from hybridperf.measurements import origin
+from hybridperf.provenance import origin
 from hybridperf.model import PerfModel, load_model
 from hybridperf.report import plots
 
