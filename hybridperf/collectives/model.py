@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +27,7 @@ from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
 from hybridperf.collectives.table import checked
 from hybridperf.collectives.traffic import COLLECTIVES
-from hybridperf.hardware import SystemSpec
+from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
 
@@ -145,6 +147,11 @@ class CollectiveModel:
         """The rates of this system's links."""
         return Links.of(self.system)
 
+    def fingerprint(self) -> str:
+        """Short hash of system, knobs and weights."""
+        learned = None if self.adapted is None else [self.adapted.document(), hash_of(self.adapted.arrays())]
+        return hashlib.sha256(json.dumps([self.system.model_dump(), learned], sort_keys=True).encode()).hexdigest()[:12]
+
     def _theta(self, rows: CollectiveRows) -> np.ndarray:
         if self.adapted is None:
             return np.tile(_datasheet_theta(self.system), (len(rows), 1))
@@ -180,6 +187,19 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         return CollectiveModel(SystemSpec(**document["system"]), adapted, dict(document["provenance"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / DOCUMENT} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); restore it") from error
+
+
+def collectives_or_datasheet(name: str | os.PathLike) -> CollectiveModel:
+    """A model of collectives by folder or name; a system's name means its datasheet, which the prediction says."""
+    try:
+        return load_collectives(name)
+    except InputError as no_model:
+        if Path(name).exists():
+            raise
+        try:
+            return CollectiveModel.datasheet(load_system(name))
+        except InputError:
+            raise no_model from None
 
 
 def _datasheet_theta(system: SystemSpec) -> np.ndarray:
