@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -46,14 +47,15 @@ def parts(spec: Spec, todo: Collection[int], workers: int | None, scheduler: str
         def send(chunk: int) -> Any:
             return client.submit(_part, *asked, chunk, cores, key=f"sweep-{ours}-{chunk}", retries=_RETRIES, pure=False)
 
-        sent = {send(chunk): chunk for chunk, _ in zip(waiting, range(several), strict=False)}
-        coming = as_completed(list(sent))
+        sent = {send(chunk): chunk for chunk in itertools.islice(waiting, several)}
+        coming = as_completed(list(sent), loop=client.loop)
         for future in coming:
             chunk = sent.pop(future)
             try:
                 part = future.result()
             except KilledWorker as error:
-                raise InputError(f"chunk {chunk} ended {error.allowed_failures + 1} workers, probably for want of memory; take a smaller chunk") from error
+                died = error.allowed_failures + 1
+                raise InputError(f"{died} workers ended at chunk {chunk}, perhaps for want of memory; take a smaller chunk") from error
             future.release()  # or the cluster would hold every part until the end
             more = next(waiting, None)
             if more is not None:
@@ -65,9 +67,9 @@ def parts(spec: Spec, todo: Collection[int], workers: int | None, scheduler: str
 
 def _part(document: str, folder: str, expected: str, chunk: int, cores: list[int] | None) -> bytes:
     """On a worker."""
+    spec = _read_once(document, folder)  # first: pinned, `here` would be another machine
     if cores:
         _pin(cores)
-    spec = _read_once(document, folder)
     if sweep_identity(spec.identity())["hash"] != expected:
         raise InputError("a worker has another model, table or version than this machine; install and copy the same to both")
     return parquet_bytes(evaluate(spec, chunk))

@@ -115,7 +115,7 @@ def _conditions(nodes: Any, where: str) -> bool:
 def _value(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
     match node:
         case ast.Constant(value=value):
-            return value if isinstance(value, str) else np.float64(value)
+            return value if isinstance(value, str) else np.float64(value)  # type: ignore[arg-type]  # _check let no other kind pass
         case ast.Name(id=name):
             column = np.asarray(columns[name])
             return column if column.dtype.kind == "O" else column.astype(np.float64)

@@ -1,36 +1,36 @@
 """A sweep as people write it, a TOML file (or the same as a dict):
 
-    schema = "hybridperf/sweep"
-    schema_version = 1
-    chunk = 65536                                   # points done together; optional
+schema = "hybridperf/sweep"
+schema_version = 1
+chunk = 65536                                   # points done together; optional
 
-    [target]
-    kind = "collectives"                            # or "ops", "program"
-    model = "dgx_a100"                              # a model's folder or name, or a device's or system's for its datasheet
+[target]
+kind = "collectives"                            # or "ops", "program"
+model = "dgx_a100"                              # a model's folder or name, or a device's or system's for its datasheet
 
-    [parameters]                                    # grids multiply; the last varies fastest
-    collective = ["all_reduce", "all_gather"]       # a list of numbers or words
-    n_nodes = 1                                     # a constant
-    n_gpus = { powers_of_two = [2, 8] }             # 2, 4, 8
-    bytes = { log = [1e3, 1e9], count = 100 }       # or { lin = [...], count = n }, each with integer = true
-    x = { random = [1, 9], scale = "log" }          # random and Sobol parameters come together as one design of `count` points
-    y = { sobol = [1, 9], integer = true }
-    tp = { table = "layouts.csv", column = "tp" }   # a column of a file; columns of one file vary together
+[parameters]                                    # grids multiply; the last varies fastest
+collective = ["all_reduce", "all_gather"]       # a list of numbers or words
+n_nodes = 1                                     # a constant
+n_gpus = { powers_of_two = [2, 8] }             # 2, 4, 8
+bytes = { log = [1e3, 1e9], count = 100 }       # or { lin = [...], count = n }, each with integer = true
+x = { random = [1, 9], scale = "log" }          # random and Sobol parameters come together as one design of `count` points
+y = { sobol = [1, 9], integer = true }
+tp = { table = "layouts.csv", column = "tp" }   # a column of a file; columns of one file vary together
 
-    [design]                                        # of random and Sobol parameters
-    count = 1024
-    seed = 0
+[design]                                        # of random and Sobol parameters
+count = 1024
+seed = 0
 
-    [derived]                                       # more columns; those that need results are worked out after them
-    bytes_per_gpu = "bytes / n_gpus"
-    [constraints]                                   # points where one fails are left out
-    large_enough = "bytes_per_gpu >= 1024"
+[derived]                                       # more columns; those that need results are worked out after them
+bytes_per_gpu = "bytes / n_gpus"
+[constraints]                                   # points where one fails are left out
+large_enough = "bytes_per_gpu >= 1024"
 
-    [top]
-    count = 10
-    by = "time_s"
-    [front]
-    minimise = ["time_s", "n_gpus"]                 # and maximise = [...]
+[top]
+count = 10
+by = "time_s"
+[front]
+minimise = ["time_s", "n_gpus"]                 # and maximise = [...]
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ INDEX = "point"  # the column that holds a point's index
 _LARGEST_CHUNK = 2**22
 _LONGEST_GRID = 10**7  # values of one parameter
 _SECTIONS = ("schema", "schema_version", "chunk", "target", "parameters", "design", "derived", "constraints", "top", "front")
+_NO_MATTER = ("schema", "schema_version", "chunk", "top", "front")  # to the results; chunks are named beside the spec
 _KINDS = ("lin", "log", "powers_of_two", "random", "sobol", "table")
 _ALSO = {
     "lin": ("count", "integer"), "log": ("count", "integer"), "powers_of_two": (), "random": ("scale", "integer"),
@@ -82,7 +83,7 @@ class Spec:
 
     def identity(self) -> dict[str, Any]:
         """What its results depend on, versions aside. Which of them are shown is not part of it."""
-        asked = {key: value for key, value in self.document.items() if key not in ("top", "front", "chunk")}
+        asked = {key: value for key, value in self.document.items() if key not in _NO_MATTER}
         return {"spec": asked, "chunk": self.chunk, "tables": self.inputs, "target": self.target.fingerprint()}
 
 
@@ -214,7 +215,9 @@ def _kind(name: str, said: Any) -> str:
         raise InputError(f"parameter {name} needs one of {', '.join(_KINDS)}, got {', '.join(kinds) or 'none'}")
     for key in said:
         if key != kinds[0] and key not in _ALSO[kinds[0]]:
-            raise unknown(f"key of parameter {name}", key, _ALSO[kinds[0]], f"{kinds[0]} goes with {', '.join(_ALSO[kinds[0]]) or 'no other'}")
+            raise unknown(
+                f"key of parameter {name}", key, _ALSO[kinds[0]], f"{kinds[0]} goes with {', '.join(_ALSO[kinds[0]]) or 'no other'}"
+            )
     return kinds[0]
 
 

@@ -39,7 +39,7 @@ class OpsTarget(Target):
     @classmethod
     def read(cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> OpsTarget:
         if "op" not in extremes:
-            raise InputError("a sweep of ops needs a parameter op, such as op = \"gemm\"; `hybridperf show ops` lists them")
+            raise InputError('a sweep of ops needs a parameter op, such as op = "gemm"; `hybridperf show ops` lists them')
         ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
         return cls(model_or_datasheet(place(given["model"], folder)), ops)
 
