@@ -97,7 +97,9 @@ class CollectiveModel:
                 in_range[at] = (said.outside == 0) & met & (self.adapted.rows > 0)
                 remarks = self._remarks(good, rows, said.outside, met)
             note[at] = ["; ".join(filter(None, both)) for both in zip(assumed[at], remarks, strict=True)]
-            factor = [COLLECTIVES[name].bus_factor(n) for name, n in zip(good["collective"], good["n_gpus"], strict=True)]
+            factor = np.empty(len(good))
+            for name, here in good.groupby("collective", sort=False).indices.items():
+                factor[here] = COLLECTIVES[name].bus_factor(good["n_gpus"].to_numpy()[here])
             out["bus_bytes_per_s"][at] = good["bytes"] / out["predicted_s"][at] * factor
         return frame.assign(**out, in_range=in_range, note=note)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -20,9 +22,12 @@ def checked(frame: pd.DataFrame, system: SystemSpec | None = None) -> tuple[pd.D
     n = len(frame)
     problem, assumed = np.full(n, "", object), np.full(n, "", object)
 
-    def refuse(where: np.ndarray, text: str | np.ndarray | list[str]) -> None:
-        here = where & (problem == "")
-        problem[here] = np.broadcast_to(np.asarray(text, object), (n,))[here]
+    def refuse(where: np.ndarray, text: str, *about: Any) -> None:
+        """Rows that have no problem yet have this one, with what the columns `about` say of them."""
+        here = np.flatnonzero(where & (problem == "")) if where.any() else []
+        said = [column.tolist() for column in about] if len(here) else []  # formatted for wrong rows alone: they are few
+        for row in here:
+            problem[row] = text.format(*(column[row] for column in said)) if about else text
 
     known: dict[object, str] = {}
     for name in frame["collective"].unique():
@@ -31,13 +36,13 @@ def checked(frame: pd.DataFrame, system: SystemSpec | None = None) -> tuple[pd.D
         except InputError as error:
             refuse((frame["collective"] == name).to_numpy() | (frame["collective"].isna().to_numpy() & pd.isna(name)), str(error))
     bytes_, ranks = (pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64) for column in ("bytes", "n_gpus"))
-    refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), _said(frame["bytes"], "expected bytes above zero, got {}; mend or drop the row"))
-    refuse(~(_whole(ranks) & (ranks >= 2)), _said(frame["n_gpus"], "expected n_gpus of 2 or more, a whole number, got {}; mend the row"))
+    refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), "expected bytes above zero, got {!r}; mend or drop the row", frame["bytes"])
+    refuse(~(_whole(ranks) & (ranks >= 2)), "expected n_gpus of 2 or more, a whole number, got {!r}; mend the row", frame["n_gpus"])
     nodes = _nodes(frame, ranks, assumed)
     refuse(~(_whole(nodes) & (nodes >= 1)), "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node")
     with np.errstate(invalid="ignore"):
         uneven = ranks % np.where(nodes >= 1, nodes, 1) != 0
-    refuse(uneven, [f"{r:g} ranks do not divide into {k:g} nodes; mend n_gpus or n_nodes" for r, k in zip(ranks, nodes, strict=True)])
+    refuse(uneven, "{:g} ranks do not divide into {:g} nodes; mend n_gpus or n_nodes", ranks, nodes)
     if "gpus_per_node" in frame:
         g = pd.to_numeric(frame["gpus_per_node"], errors="coerce").to_numpy(np.float64)
         refuse(np.isfinite(g) & (g * nodes != ranks), "n_gpus is not n_nodes times gpus_per_node; mend one of them")
@@ -59,7 +64,3 @@ def _nodes(frame: pd.DataFrame, ranks: np.ndarray, assumed: np.ndarray) -> np.nd
 
 def _whole(values: np.ndarray) -> np.ndarray:
     return np.isfinite(values) & (values == np.floor(values))
-
-
-def _said(column: pd.Series, text: str) -> np.ndarray:
-    return np.array([text.format(repr(value)) for value in column.tolist()], object)
