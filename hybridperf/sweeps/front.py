@@ -5,6 +5,7 @@ Both are the same however the points are cut into parts: of equal points the one
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 
 import numpy as np
@@ -61,8 +62,28 @@ def undominated(values: np.ndarray, order: np.ndarray) -> np.ndarray:
         last = values[rows, -1]
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(last)[:-1]])
         return rows[last < least_before]
+    if values.shape[1] == 3:
+        return rows[_stairs(values[rows])]
     kept = []
     while len(rows):
         kept.append(rows[0])
         rows = rows[(values[rows] < values[rows[0]]).any(axis=1)]
     return np.array(kept, int)
+
+
+def _stairs(values: np.ndarray) -> list[int]:
+    """Rows of sorted `values` [n, 3] that no earlier one beats. The second and third objectives of those so far form a staircase, down
+    which the third falls as the second grows: the step left of a point tells. n log n, where comparing all with all takes minutes.
+    """
+    seconds, thirds, kept = [-np.inf], [np.inf], []
+    for row, (_, second, third) in enumerate(values.tolist()):
+        at = bisect.bisect_right(seconds, second)
+        if thirds[at - 1] <= third:
+            continue
+        kept.append(row)
+        start = at - 1 if seconds[at - 1] == second else at
+        stop = at
+        while stop < len(thirds) and thirds[stop] >= third:
+            stop += 1
+        seconds[start:stop], thirds[start:stop] = [second], [third]
+    return kept
