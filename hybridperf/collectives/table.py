@@ -24,7 +24,7 @@ def checked(frame: pd.DataFrame, system: SystemSpec | None = None) -> tuple[pd.D
 
     def refuse(where: np.ndarray, text: str, *about: Any) -> None:
         """Rows that have no problem yet have this one, with what the columns `about` say of them."""
-        here = np.flatnonzero(where & (problem == "")) if where.any() else []
+        here = np.flatnonzero(where & (problem == "")).tolist() if where.any() else []
         said = [column.tolist() for column in about] if len(here) else []  # formatted for wrong rows alone: they are few
         for row in here:
             problem[row] = text.format(*(column[row] for column in said)) if about else text
