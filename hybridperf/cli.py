@@ -366,8 +366,8 @@ def validate(
     cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
     steps: Annotated[str, typer.Option("--steps", help="how many of the twelve steps, or all")] = "all",
     ops: Annotated[bool, typer.Option("--ops", help="also compare the steps op by op")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="of `ops`: folder of measured data; judges devices left out")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="of `ops --data`: two small families, a minute")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="folder of measured data: judges devices or systems left out")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="of `--data`: a small part, a minute")] = False,
     families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
     tasks: Annotated[str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas")] = "",
@@ -383,7 +383,7 @@ def validate(
         if data is None:
             raise InputError("expected --data FOLDER, got none; `validate collectives` judges on measured collectives")
         _compilation_cache()
-        of_collectives.run(data, out, quick=quick, tasks=_names(tasks) or of_collectives.TASKS)
+        of_collectives.run(data, out, quick=quick, tasks=_names(tasks) or None)
         return
     if what == "ops" and data is not None:
         from hybridperf.families import FAMILIES
@@ -497,9 +497,9 @@ def _model(name: str):  # -> PerfModel, imported late
 
 
 def _collective_model(name: str):  # -> CollectiveModel, imported late
-    from hybridperf.collectives.model import collectives_or_datasheet
+    from hybridperf.collectives.fit import collectives_by_name
 
-    return collectives_or_datasheet(name)
+    return collectives_by_name(name)
 
 
 def _jax_program(reference: str) -> tuple:

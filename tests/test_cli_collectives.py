@@ -69,13 +69,29 @@ def test_rows_and_logs_are_fitted_and_predicted(run, measured, tmp_path):
 
 def test_no_rows_and_no_prior_are_the_datasheet_and_say_so(run, measured, tmp_path):
     assert "the datasheet alone" in run("fit", "--system", SYSTEM, "--prior", "none", "--out", tmp_path / "m")[1]
-    for model in (tmp_path / "m", SYSTEM):
-        status, _, _ = run("collectives", measured, "--model", model, "--out", tmp_path / "out.csv")
-        out = pd.read_csv(tmp_path / "out.csv")
+    status, _, _ = run("collectives", measured, "--model", tmp_path / "m", "--out", tmp_path / "out.csv")
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert status == 0
+    assert (out["predicted_s"] == out["roofline_s"]).all()
+    assert out["note"].str.contains("datasheet alone").all()
+    assert out["low_s"].isna().all()
+
+
+def test_a_system_without_a_calibration_is_predicted_by_the_prior(run, measured, tmp_path):
+    assert run("collectives", measured, "--model", "dgx2", "--out", tmp_path / "out.csv")[0] == 0
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert out["note"].str.contains("prior alone: no collective of dgx2 was measured").all()
+    assert (out["low_s"] < out["predicted_s"]).all()
+    assert not out["in_range"].any()
+
+
+def test_a_system_whose_calibration_is_shipped_goes_by_all_its_names(run, measured, tmp_path):
+    for name in ("aic_h100_sxm", "dgx_h100"):
+        status, _, _ = run("collectives", measured, "--model", name, "--out", tmp_path / f"{name}.csv")
         assert status == 0
-        assert (out["predicted_s"] == out["roofline_s"]).all()
-        assert out["note"].str.contains("datasheet alone").all()
-        assert out["low_s"].isna().all()
+    assert (tmp_path / "dgx_h100.csv").read_bytes() == (tmp_path / "aic_h100_sxm.csv").read_bytes()
+    assert pd.read_csv(tmp_path / "dgx_h100.csv")["in_range"].any()
+    assert "fitted to" in run("show", "dgx_h100")[1]
 
 
 def test_rows_that_cannot_be_predicted_keep_their_place(run, tmp_path):

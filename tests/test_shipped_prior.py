@@ -190,7 +190,8 @@ def test_no_row_is_shipped(hardware: Path) -> None:
             kept = [name for name in stored.files if "process/" in name]
         assert not kept, path
     assert {path.name for path in hardware.rglob("*") if path.is_file()} <= {
-        "model.json", "residual.npz", "report.json", "fit.png", "prior.json", "prior.npz", "README.md",
+        "model.json", "residual.npz", "report.json", "fit.png", "prior.json", "prior.npz", "README.md", "collectives.json",
+        "collectives.npz",
     }  # fmt: skip
 
 

@@ -1,15 +1,18 @@
 """The closed form of a collective: two algorithms, of which a library takes the faster, over links inside and between nodes.
 
     t        = floor + softmin(t_small, t_large)
-    t_small  = hop log2 g + node_hop log2 N + (1 + c) (x + y)                  few steps, wasteful with bytes (trees, LL protocols)
-    t_large  = ring (hop (g - 1) + node_hop (N - 1)) + rendezvous + x + y      many steps, full bandwidth (rings)
-    x        = V_in  (g / 2)^d / (e_in  B_in)           V_in bytes through a rank's link, datasheet B_in
-    y        = V_out           / (e_out B_out)          V_out bytes through a node's network, datasheet B_out
+    t_small  = hop log2 g + node_hop log2 N + (1 + c) b                        few steps, wasteful with bytes (trees, LL protocols)
+    t_large  = ring (hop (g - 1) + node_hop (N - 1)) + rendezvous + b          many steps, full bandwidth (rings)
+    b        = (x^2 + y^2)^(1/2)                                               levels one after the other, in part at once
+    x        = V_in  / (min(e_in (g / 2)^-d, 1.15) B_in)    V_in bytes through a rank's link, datasheet B_in
+    y        = V_out / (min(e_out, 1.15) B_out)             V_out bytes through a node's network, datasheet B_out
 
-g ranks on each of N nodes. softmin(a, b) = (a^-p + b^-p)^(-1/p). The fixed seconds saturate bandwidth with message size, without a knot:
-S / t rises smoothly to e B. d is how bandwidth decays with the ranks of a box whose
-links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched link. The form is continuous,
-rises with bytes and never falls below its latency at zero bytes, for any knobs. Ranks and nodes are numbers in it, not structure.
+Nothing is faster than the wire (but a little: where switches reduce, ranks send less than a ring's share).
+g ranks on each of N nodes. softmin(a, b) = (a^-p + b^-p)^(-1/p). The fixed seconds saturate bandwidth with message size, without a
+knot: S / t rises smoothly towards e B (a little above it, by what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how
+bandwidth decays with the ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched
+link. The form is continuous, rises with bytes and never falls below its latency at zero bytes, for any knobs. Ranks and nodes are
+numbers in it, not structure.
 
 Alpha-beta forms: formulas.md 3.4; that NCCL takes the best of several (algorithm, protocol) pairs, each latency + bytes / bandwidth:
 NVIDIA/nccl src/graph/tuning.cc. Its constants are not used here: knobs are fitted.
@@ -29,6 +32,8 @@ from hybridperf.prior.form import Closed
 
 WORK = ("inside_s", "across_s", "ranks_per_node", "nodes")  # seconds at the datasheet's rates; zero where nothing goes that way
 _FAR = 12.0
+_WIRE = 1.15  # of the datasheet rate: nothing is faster; a little more, since switches that reduce send less
+_LEVELS_NORM = 2
 NO_DECAY, _MOST_DECAY = 0.3, 6.0  # of the knob: d = 0, and where the form stops following it
 _LEAST = 1e-12  # seconds
 
@@ -41,6 +46,9 @@ class _Parts(NamedTuple):
     large: Any
     inside: Any  # x
     across: Any  # y
+    carried: Any  # both
+    free_inside: Any  # whether the wire does not limit it
+    free_across: Any
     fixed_small: Any
     fixed_large: Any
     sharpness: Any
@@ -55,6 +63,7 @@ class AlphaBeta:
         "sharpness",
     )  # fmt: skip
     position = ("bytes_over_fixed", "small_over_large", "body_over_floor", "inside_over_across", "large_bound", "total_over_floor")
+    apart: int | None = 2  # the link
     start = np.log([8e-6, 1.5e-6, 5e-6, 0.7, 5e-6, 0.7, 0.7, 1.5, 0.3, 1.5])
     start_spread = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.4, 0.5, 0.7, 0.7, 0.5])
     least_spread = np.array([0.2, 0.25, 0.3, 0.25, 0.3, 0.1, 0.15, 0.2, 0.2, 0.1])
@@ -71,6 +80,8 @@ class AlphaBeta:
         p = part.sharpness
         by_small, by_large = (soft / part.small) ** (p + 1), (soft / part.large) ** (p + 1)
         by_bytes = by_small * (1 + waste) + by_large
+        carried = part.carried
+        of_inside = (part.inside / np.maximum(carried, _LEAST)) ** _LEVELS_NORM
         shares = by_small * part.small / soft, by_large * part.large / soft
         by_sharpness = soft / p * (shares[0] * np.log(part.small) + shares[1] * np.log(part.large) - np.log(soft)) * (p - 1)
         each = [
@@ -79,17 +90,17 @@ class AlphaBeta:
             node_hop * (by_small * np.log2(nodes) + by_large * ring * (nodes - 1)),
             by_large * ring * (hop * (g - 1) + node_hop * (nodes - 1)),
             by_large * rendezvous,
-            -by_bytes * part.inside,
-            -by_bytes * part.across,
-            by_small * waste * (part.inside + part.across),
-            by_bytes * part.inside * np.where(decays < _MOST_DECAY, decays, 0.0) * np.log(np.maximum(g, 2) / 2),
+            -by_bytes * carried * of_inside * part.free_inside,
+            -by_bytes * carried * (1 - of_inside) * part.free_across,
+            by_small * waste * carried,
+            by_bytes * carried * of_inside * part.free_inside * np.where(decays < _MOST_DECAY, decays, 0.0) * np.log(np.maximum(g, 2) / 2),
             by_sharpness,
         ]
         return np.stack([np.broadcast_to(value, part.total.shape) for value in each], 1) / part.total[:, None]
 
     def closed(self, theta: np.ndarray, work: np.ndarray) -> Closed:
         part = _parts(theta, work, np)
-        carried = np.log(np.maximum(part.inside + part.across, _LEAST))
+        carried = np.log(np.maximum(part.carried, _LEAST))
         fixed = np.log(part.floor + np.minimum(part.fixed_small, part.fixed_large))
         soft = np.log(part.total - part.floor)
         two = np.log(part.small) - np.log(part.large)
@@ -106,24 +117,39 @@ def seconds(theta: Any, work: Any, xp: ModuleType = np) -> Any:
 
 
 def carried_seconds(theta: Any, work: Any, xp: ModuleType = np) -> Any:
-    """x + y [N], the seconds of bytes on links: all that the form knows of bytes."""
-    part = _parts(theta, work, xp)
-    return part.inside + part.across
+    """The seconds [N] of bytes on links, both levels together: all that the form knows of bytes."""
+    return _parts(theta, work, xp).carried
 
 
 def _parts(theta: Any, work: Any, xp: ModuleType) -> _Parts:
     floor, hop, node_hop, ring, rendezvous, e_in, e_out, waste, decays, sharp = xp.moveaxis(xp.exp(theta), -1, 0)
     inside_s, across_s, g, nodes = xp.moveaxis(work, -1, 0)
-    x = inside_s * (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY) / e_in
-    y = across_s / e_out
+    decay = (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY)
+    x, y = inside_s / xp.minimum(e_in / decay, _WIRE), across_s / xp.minimum(e_out, _WIRE)
+    longest = xp.maximum(xp.maximum(x, y), _LEAST)
+    # where nothing goes anywhere the root's slope would be infinite: a trillionth keeps it
+    carried = longest * ((x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-12) ** (1 / _LEVELS_NORM)
     fixed_small = hop * xp.log2(g) + node_hop * xp.log2(nodes)
     fixed_large = ring * (hop * (g - 1) + node_hop * (nodes - 1)) + rendezvous
-    small = fixed_small + (1 + waste) * (x + y)
-    large = fixed_large + x + y
+    small = fixed_small + (1 + waste) * carried
+    large = fixed_large + carried
     p = 1 + sharp
     least = xp.minimum(small, large)  # taken out before powers: seconds to the minus tenth would overflow
     soft = least * ((small / least) ** -p + (large / least) ** -p) ** (-1 / p)
-    return _Parts(floor + 0 * soft, small, large, x, y, fixed_small, fixed_large, p + 0 * soft, floor + soft)
+    return _Parts(
+        floor + 0 * soft,
+        small,
+        large,
+        x,
+        y,
+        carried,
+        e_in / decay < _WIRE,
+        e_out < _WIRE,
+        fixed_small,
+        fixed_large,
+        p + 0 * soft,
+        floor + soft,
+    )
 
 
 def plain(theta: np.ndarray) -> dict[str, float]:

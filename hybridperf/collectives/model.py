@@ -8,6 +8,7 @@ rates of links, ranks and nodes are arguments, so one compiled function serves e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -25,14 +26,17 @@ import pandas as pd
 from hybridperf.collectives import curves, form
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
-from hybridperf.collectives.table import checked
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.table import checked, joined
+from hybridperf.collectives.traffic import COLLECTIVES, bus_bytes_per_s
 from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
+from hybridperf.prior.family import SLACK_OCTAVES
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
+_REACH_OCTAVES = 0.5  # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
+_SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 
 
@@ -62,12 +66,36 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class Measured:
+    """Sizes of one collective, library and link that were measured on one placement of ranks."""
+
+    group: str  # joined by `|`
+    ranks_per_node: int
+    nodes: int
+    least_bytes: float
+    most_bytes: float
+
+    @staticmethod
+    def of(rows: CollectiveRows) -> tuple[Measured, ...]:
+        """All there are among some rows."""
+        frame = pd.DataFrame({
+            "group": [slot.partition("#")[0] for slot in rows.slot], "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
+            "bytes": rows.bytes,
+        })  # fmt: skip
+        return tuple(
+            Measured(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
+            for (group, g, nodes), sizes in frame.groupby(["group", "g", "nodes"])["bytes"]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectiveModel:
     """What predicts collectives on one system. `adapted` None: the datasheet alone."""
 
     system: SystemSpec
     adapted: Adapted | None
     provenance: Mapping[str, Any]
+    measured: tuple[Measured, ...] = ()
 
     @staticmethod
     def datasheet(system: SystemSpec) -> CollectiveModel:
@@ -88,33 +116,63 @@ class CollectiveModel:
             out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
             if self.adapted is None:
                 out["predicted_s"][at] = out["roofline_s"][at]
-                remarks = np.full(len(good), "datasheet alone: this model has no measurements", object)
+                remarks = [("datasheet alone: this model has no measurements", np.ones(len(good), bool))]
             else:
-                said = curves.predict(self.adapted, rows)
+                said = curves.predict(self.adapted, rows, self.reach(rows))
                 for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
                     out[name][at] = np.exp(log_s)
-                met = known(rows, self.adapted.knobs.slots)
-                in_range[at] = (said.outside == 0) & met & (self.adapted.rows > 0)
-                remarks = self._remarks(good, rows, said.outside, met)
-            note[at] = ["; ".join(filter(None, both)) for both in zip(assumed[at], remarks, strict=True)]
-            factor = np.empty(len(good))
-            for name, here in good.groupby("collective", sort=False).indices.items():
-                factor[here] = COLLECTIVES[name].bus_factor(good["n_gpus"].to_numpy()[here])
-            out["bus_bytes_per_s"][at] = good["bytes"] / out["predicted_s"][at] * factor
+                in_range[at] = self._in_range(rows)
+                remarks = self._remarks(good, rows, in_range[at])
+            note[at] = joined([*((text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text), *remarks])
+            for name in good["collective"].unique():
+                here = at[(good["collective"] == name).to_numpy()]
+                ranks = good.loc[here, "n_gpus"].to_numpy()
+                out["bus_bytes_per_s"][here] = bus_bytes_per_s(name, good.loc[here, "bytes"].to_numpy(), ranks, out["predicted_s"][here])
         return frame.assign(**out, in_range=in_range, note=note)
 
-    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, outside: np.ndarray, met: np.ndarray) -> np.ndarray:
+    def reach(self, rows: CollectiveRows) -> np.ndarray:
+        """How far measurements speak for each row's collective, library, link and placement [N]: 1 where it was measured, 0 far from it.
+
+        Without any measurement the prior speaks for all.
+        """
+        if self.adapted is None or not self.adapted.rows:
+            return np.ones(len(rows))
+        first, of = rows.alike()
+        octaves = [
+            min(
+                (
+                    np.hypot(np.log2(rows.ranks_per_node[at] / one.ranks_per_node), np.log2(rows.nodes[at] / one.nodes))
+                    for one in self.measured if one.group == rows.slot[at].partition("#")[0]
+                ),
+                default=np.inf,
+            )
+            for at in first
+        ]  # fmt: skip
+        return np.exp(-((np.array(octaves) / _REACH_OCTAVES) ** 2))[of]
+
+    def _in_range(self, rows: CollectiveRows) -> np.ndarray:
+        """Whether each row's collective, library and link was measured on as many ranks and nodes, at about its size [N]."""
+        sizes = {(one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes) for one in self.measured}
+        first, of = rows.alike()
+        low, high = np.array([
+            sizes.get((rows.slot[at].partition("#")[0], int(rows.ranks_per_node[at]), int(rows.nodes[at])), (np.inf, 0.0)) for at in first
+        ])[of].T  # fmt: skip
+        return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
+
+    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        """What is to be said, and of which rows [N]."""
         assert self.adapted is not None
+        met = known(rows, self.adapted.knobs.slots)
         lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
         crowded = rows.ranks_per_node > self.system.accelerators_per_node
-        reasons = (
-            np.full(len(rows), "" if self.adapted.rows else f"prior alone: no collective of {self.system.id} was measured", object),
-            np.where(lib.isna(), f"no lib given: taken for {DEFAULT_IMPLEMENTATION}", ""),
-            np.where(met, "", "no such collective, library and link was measured: made of what others share with it"),
-            np.where(outside > 0, "outside the measured range", ""),
-            np.where(crowded, f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", ""),
-        )
-        return np.array(["; ".join(filter(None, each)) for each in zip(*reasons, strict=True)], object)
+        nothing = np.full(len(rows), not self.adapted.rows)
+        return [
+            (f"prior alone: no collective of {self.system.id} was measured", nothing),
+            (f"no lib given: taken for {DEFAULT_IMPLEMENTATION}", lib.isna().to_numpy()),
+            ("no such collective, library and link was measured: made of what others share with it", ~met),
+            ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
+            (f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", crowded),
+        ]
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """The rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
@@ -129,7 +187,7 @@ class CollectiveModel:
         inside, across, talking = np.array(share, np.float64).T
         theta, correction = self._theta(rows), np.zeros(len(rows))
         if self.adapted is not None:
-            correction = curves.predict(self.adapted, rows).log_s - np.log(form.seconds(theta, rows.work()))
+            correction = curves.predict(self.adapted, rows, self.reach(rows)).log_s - np.log(form.seconds(theta, rows.work()))
         return CollectiveTable(rows.bytes * inside, rows.bytes * across, talking, g, nodes, theta, correction)
 
     def groups(self) -> list[str]:
@@ -167,18 +225,27 @@ class CollectiveModel:
         document = {
             "system": self.system.model_dump(),
             "adapted": None if self.adapted is None else self.adapted.document(),
+            "measured": [dataclasses.asdict(one) for one in self.measured],
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
         }
         write_json(Path(folder) / DOCUMENT, "collectives", SCHEMA_VERSION, document)
 
 
+def find_collectives(name: str | os.PathLike) -> Path | None:
+    """The folder of a model of collectives: `name` itself, or the shipped calibration of a system of that name, or None."""
+    places, installed = [Path(name)], installed_hardware()
+    if installed:
+        with contextlib.suppress(InputError):
+            places.append(installed / load_system(name).id)
+    return next((place for place in places if (place / DOCUMENT).exists()), None)
+
+
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:
-    """A model of collectives by folder, or by the name of a shipped calibration."""
-    installed = installed_hardware()
-    places = [Path(name), *([installed / str(name)] if installed else [])]
-    folder = next((place for place in places if (place / DOCUMENT).exists()), None)
+    """A model of collectives by folder, or by the name (any of its names) of a system whose calibration is shipped."""
+    folder = find_collectives(name)
     if folder is None:
+        installed = installed_hardware()
         shipped = sorted(path.parent.name for path in installed.glob(f"*/{DOCUMENT}")) if installed else []
         raise unknown("model of collectives", str(name), shipped, "give a folder made by `hybridperf fit --system`, or a shipped name")
     document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION)
@@ -186,22 +253,10 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         adapted = None
         if document["adapted"] is not None:
             adapted = Adapted.read(read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"])
-        return CollectiveModel(SystemSpec(**document["system"]), adapted, dict(document["provenance"]))
+        measured = tuple(Measured(**one) for one in document["measured"])
+        return CollectiveModel(SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / DOCUMENT} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); restore it") from error
-
-
-def collectives_or_datasheet(name: str | os.PathLike) -> CollectiveModel:
-    """A model of collectives by folder or name; a system's name means its datasheet, which the prediction says."""
-    try:
-        return load_collectives(name)
-    except InputError as no_model:
-        if Path(name).exists():
-            raise
-        try:
-            return CollectiveModel.datasheet(load_system(name))
-        except InputError:
-            raise no_model from None
 
 
 def _datasheet_theta(system: SystemSpec) -> np.ndarray:

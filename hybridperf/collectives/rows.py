@@ -23,6 +23,7 @@ from hybridperf.residual import Inputs
 DEFAULT_IMPLEMENTATION = "nccl"
 _SIZES = ("log2_bytes", "log2_ranks_per_node", "log2_nodes")
 _OF_BYTES = ("log2_bytes", "log2_bytes_per_rank")  # inputs that grow by one where bytes double
+_DTYPES = {"float16": "half", "fp16": "half", "float32": "float", "fp32": "float", "float64": "double", "bf16": "bfloat16"}
 _BY_ENVIRONMENT = ("nccl", "rccl", "gloo")  # libraries whose `variant` says where they ran, not which kernel
 
 
@@ -69,8 +70,9 @@ class CollectiveRows:
         apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
         _, slot = np.unique(self.slot.astype(str), return_inverse=True)
         kind = np.column_stack([self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes])
-        _, first, of = np.unique(kind, axis=0, return_index=True, return_inverse=True)
-        return first, of.reshape(-1)
+        hashed = pd.util.hash_pandas_object(pd.DataFrame(kind), index=False).to_numpy()  # 64 bits tell millions of kinds apart
+        _, first, of = np.unique(hashed, return_index=True, return_inverse=True)
+        return first, of
 
 
 def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
@@ -95,7 +97,7 @@ def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
         "log2_network_rate": np.full(n, np.log2(system.node_bytes_per_s / system.accelerators_per_node)),
     }  # fmt: skip
     flags = {
-        "collective": names, "implementation": implementation, "link": link, "version": version, "dtype": _text(frame, "dtype", ""),
+        "collective": names, "implementation": implementation, "link": link, "version": version, "dtype": _dtypes(frame),
         "in_place": _text(frame, "in_place", "0"),
     }  # fmt: skip
     values = {**sizes, **{f"{label}={word}": of == word for label, of in flags.items() for word in dict.fromkeys(of) if word}}
@@ -109,13 +111,19 @@ def implementations(frame: pd.DataFrame) -> np.ndarray:
     """[N] the library of each row, or where it offers several kernels, which of them."""
     lib, variant = _text(frame, "lib", DEFAULT_IMPLEMENTATION), _text(frame, "variant", "")
     plain = {word: word.lower().split()[0] for word in dict.fromkeys(lib) if word.lower().startswith(_BY_ENVIRONMENT)}
-    return np.array([plain.get(word, kernel or word) for word, kernel in zip(lib, variant, strict=True)], object)
+    pairs = {pair: plain.get(pair[0], (pair[1] or pair[0]).lower()) for pair in dict.fromkeys(zip(lib, variant, strict=True))}
+    return np.array([pairs[pair] for pair in zip(lib, variant, strict=True)], object)
 
 
 def known(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
     """Whether knobs of each row's collective, implementation and link were met, in any version [N]."""
     met = {slot.partition("#")[0] for slot in slots}
     return np.array([slot.partition("#")[0] in met for slot in rows.slot])
+
+
+def _dtypes(frame: pd.DataFrame) -> np.ndarray:
+    words = _text(frame, "dtype", "")
+    return np.array([_DTYPES.get(word.lower(), word.lower()) for word in words], object)
 
 
 def _text(frame: pd.DataFrame, column: str, absent: str) -> np.ndarray:

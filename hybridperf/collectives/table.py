@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,22 +23,24 @@ def checked(frame: pd.DataFrame, system: SystemSpec | None = None) -> tuple[pd.D
     n = len(frame)
     problem, assumed = np.full(n, "", object), np.full(n, "", object)
 
-    def refuse(where: np.ndarray, text: str, *about: Any) -> None:
-        """Rows that have no problem yet have this one, with what the columns `about` say of them."""
-        here = np.flatnonzero(where & (problem == "")).tolist() if where.any() else []
-        said = [column.tolist() for column in about] if len(here) else []  # formatted for wrong rows alone: they are few
-        for row in here:
-            problem[row] = text.format(*(column[row] for column in said)) if about else text
+    def refuse(where: np.ndarray, text: str, *values: Any) -> None:
+        """`text` with the row's `values` [n] in its places, for rows that nothing was said of yet."""
+        for at in np.flatnonzero(where & (problem == "")):
+            problem[at] = text.format(*(value[at] for value in values))
 
     known: dict[object, str] = {}
     for name in frame["collective"].unique():
         try:
             known[name] = canonical_collective(name)
         except InputError as error:
-            refuse((frame["collective"] == name).to_numpy() | (frame["collective"].isna().to_numpy() & pd.isna(name)), str(error))
+            refuse(
+                (frame["collective"] == name).to_numpy() | (frame["collective"].isna().to_numpy() & pd.isna(name)), "{}", [str(error)] * n
+            )
     bytes_, ranks = (pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64) for column in ("bytes", "n_gpus"))
-    refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), "expected bytes above zero, got {!r}; mend or drop the row", frame["bytes"])
-    refuse(~(_whole(ranks) & (ranks >= 2)), "expected n_gpus of 2 or more, a whole number, got {!r}; mend the row", frame["n_gpus"])
+    refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), "expected bytes above zero, got {!r}; mend or drop the row", frame["bytes"].tolist())
+    refuse(
+        ~(_whole(ranks) & (ranks >= 2)), "expected n_gpus of 2 or more, a whole number, got {!r}; mend the row", frame["n_gpus"].tolist()
+    )
     nodes = _nodes(frame, ranks, assumed)
     refuse(~(_whole(nodes) & (nodes >= 1)), "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node")
     with np.errstate(invalid="ignore"):
@@ -51,6 +54,14 @@ def checked(frame: pd.DataFrame, system: SystemSpec | None = None) -> tuple[pd.D
         assumed[others.to_numpy()] = f"the row is of another system, predicted for {system.id}"
     good = frame.assign(collective=frame["collective"].map(known), bytes=bytes_, n_gpus=ranks, n_nodes=nodes)[problem == ""]
     return good, problem, assumed
+
+
+def joined(remarks: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
+    """Texts [N] of those remarks whose mask [N] holds, joined by semicolons."""
+    code = sum((mask.astype(np.int64) << at for at, (_, mask) in enumerate(remarks)), np.zeros(len(remarks[0][1]), np.int64))
+    found, of = np.unique(code, return_inverse=True)
+    texts = ["; ".join(text for at, (text, _) in enumerate(remarks) if one >> at & 1) for one in found]
+    return np.array(texts, object)[of]
 
 
 def _nodes(frame: pd.DataFrame, ranks: np.ndarray, assumed: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ _ALIASES = {
 
 def canonical_collective(name: str) -> str:
     """Our name of a collective; `InputError` for one we do not know."""
-    plain = str(name).lower().replace("-", "_").replace(" ", "_")
+    plain = str(name).strip().lower().replace("-", "_").replace(" ", "_")
     found = _ALIASES.get(plain, plain)
     if found not in COLLECTIVES:
         raise unknown("collective", name, [*COLLECTIVES, *_ALIASES], f"known are {', '.join(COLLECTIVES)}")

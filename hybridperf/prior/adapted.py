@@ -92,7 +92,10 @@ class Adapted:
             correction = self.prior.hyper.belief * fade * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
-        half = self.quantile * deviation * (1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
+        usual = self.quantile * deviation
+        if self.process is not None or self.params is not None:
+            usual = np.minimum(usual, self.prior.log_width)  # rows never make less sure than none do
+        half = usual * (1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     @property

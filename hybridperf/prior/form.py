@@ -41,6 +41,11 @@ class Form(Protocol):
         ...
 
     @property
+    def apart(self) -> int | None:
+        """Which word of a slot tells slots whose knobs move apart on a device, such as its link; None: all move together."""
+        ...
+
+    @property
     def start(self) -> np.ndarray:
         """[K] where a device with rows enough begins."""
         ...
@@ -84,6 +89,7 @@ class Roofline:
         "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor", "memory_over_floor", "total_over_floor",
         "above_floor", "waves_over_floor", "waves_over_total",
     )  # fmt: skip
+    apart: int | None = None
     start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6])  # sharpness is p - 1
     start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5])
     least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2])  # three devices that happen to agree do not make a law

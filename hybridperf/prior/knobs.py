@@ -168,8 +168,8 @@ def fit_each_slot(rows: Rows, time_s: np.ndarray) -> SlotKnobs:
     for slot in slots:
         at = np.flatnonzero(rows.slot == slot)
         at = at[_spread_out(log_time[at], _MOST_ROWS)]
-        own, _ = _map_fit(form, form.start[None], np.zeros(len(at), int), work[at], log_time[at], form.start_spread, _PRIOR_LOSS_SCALE)
-        theta.append(own[0])
+        alone = np.zeros(len(at), int), work[at], log_time[at], form.start_spread, _PRIOR_LOSS_SCALE, np.ones((1, 1))
+        theta.append(_map_fit(form, form.start[None], *alone)[0])
     return SlotKnobs(slots, np.stack(theta), np.mean(theta, 0))
 
 
@@ -195,41 +195,35 @@ def fit_new(prior: Population, rows: Rows, time_s: np.ndarray) -> SlotKnobs:
     slots = tuple(sorted({*prior.slots, *rows.slot.astype(str)}))
     mean = prior.mean_of(slots)
     which = np.searchsorted(slots, rows.slot.astype(str))
-    theta, device = _map_fit(
-        rows.form, mean, which, rows.work(), log_time, prior.spread_of(slots), _NEW_LOSS_SCALE, _deviations(slots, which)
-    )
-    return SlotKnobs(slots, theta, mean.mean(0) + device)
+    deviations = _deviations(slots, which, rows.form.apart)
+    theta = _map_fit(rows.form, mean, which, rows.work(), log_time, prior.spread_of(slots), _NEW_LOSS_SCALE, deviations)
+    return SlotKnobs(slots, theta, theta.mean(0))
 
 
-def _deviations(slots: Sequence[str], which: np.ndarray) -> np.ndarray:
-    """How slots deviate together [slots, deviations]: in units of the spread, beside the device's deviation; none without rows."""
+def _deviations(slots: Sequence[str], which: np.ndarray, apart: int | None) -> np.ndarray:
+    """How slots deviate together [slots, deviations], in units of the spread: those of the device (by the word `apart`), of slots and of
+    versions that have rows.
+    """
     here = {slots[at] for at in np.unique(which)}
-    groups = sorted({_group(slot) for slot in here})
-    versions = sorted(slot for slot in here if _VERSION in slot)
-    out = np.zeros((len(slots), len(groups) + len(versions)))
-    for at, slot in enumerate(slots):
-        group = _group(slot)
-        if group in groups:
-            out[at, groups.index(group)] = 1.0
-        if slot in versions:
-            out[at, len(groups) + versions.index(slot)] = _VERSION_SPREAD
-    return out
+    parts = ["" if apart is None else _group(slot).split(_WORD)[apart] for slot in slots]
+    members = (
+        [(parts, 1.0, part) for part in dict.fromkeys(parts)]
+        + [([_group(slot) for slot in slots], 1.0, group) for group in sorted({_group(slot) for slot in here})]
+        + [(list(slots), _VERSION_SPREAD, slot) for slot in sorted(here) if _VERSION in slot]
+    )
+    return np.stack([share * np.array([name == one for name in names]) for names, share, one in members], 1)
 
 
 def _map_fit(
     form: Form, mean: np.ndarray, slot: np.ndarray, work: np.ndarray, log_time: np.ndarray, spread: np.ndarray, scale: float,
-    deviations: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(theta [slots, K], the device's deviation [K]) of rows of slots [N].
-
-    `spread` [slots, K] or [K]; `deviations` [slots, D]: what may deviate beside the device, in units of the spread.
-    """
-    slots, knobs = mean.shape
-    shares = np.concatenate([np.ones((slots, 1)), np.zeros((slots, 0)) if deviations is None else deviations], 1)
-    of_row = shares[slot]
+    deviations: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """theta [slots, K] of rows of slots [N]. `spread` [slots, K] or [K]; `deviations` [slots, D]: what may deviate, in units of it."""
+    knobs = mean.shape[1]
+    of_row = deviations[slot]
 
     def theta_of(x: np.ndarray) -> np.ndarray:
-        return np.asarray(mean + (shares @ x.reshape(-1, knobs)) * spread)
+        return np.asarray(mean + (deviations @ x.reshape(-1, knobs)) * spread)
 
     def residuals(x: np.ndarray) -> np.ndarray:
         return np.concatenate([(form.log_s(theta_of(x)[slot], work) - log_time) / scale, x])
@@ -238,9 +232,8 @@ def _map_fit(
         each = form.jacobian(theta_of(x)[slot], work) * np.broadcast_to(spread, mean.shape)[slot] / scale
         return np.concatenate([(of_row[:, :, None] * each[:, None]).reshape(len(slot), -1), np.eye(len(x))])
 
-    start = np.zeros(shares.shape[1] * knobs)
-    found = least_squares(residuals, start, jac=derivative, loss=huber_data_only(len(slot)), max_nfev=100, ftol=1e-7, xtol=1e-6).x
-    return theta_of(found), found[:knobs] * np.broadcast_to(spread, mean.shape).mean(0)
+    start = np.zeros(deviations.shape[1] * knobs)
+    return theta_of(least_squares(residuals, start, jac=derivative, loss=huber_data_only(len(slot)), max_nfev=100, ftol=1e-7, xtol=1e-6).x)
 
 
 def _spread_out(log_time: np.ndarray, most: int) -> np.ndarray:

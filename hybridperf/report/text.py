@@ -14,10 +14,9 @@ from scipy.special import bdtr
 
 from hybridperf.calibrate import COVERAGE, FitReport
 from hybridperf.collectives.fit import CollectiveReport
-from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
-from hybridperf.collectives.model import CollectiveModel, load_collectives
+from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, device_names, load_device, load_system, system_names
-from hybridperf.io import InputError, installed_hardware, unknown
+from hybridperf.io import InputError, unknown
 from hybridperf.model import GroupReport, PerfModel, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.prediction import Prediction
@@ -156,7 +155,7 @@ def known(name: str) -> str:
         return "\n".join(f"{op.ljust(width)}  {dims}" for op, dims, _ in rows)
     if _holds_a_model(name):
         return model(load_model(name))
-    if _holds_collectives(name):
+    if find_collectives(name) is not None:
         return collective_model(load_collectives(name))
     with contextlib.suppress(InputError):
         return device(load_device(name))
@@ -176,11 +175,6 @@ def difference(first: str, second: str) -> str:
 def _holds_a_model(name: str) -> bool:
     # a folder with a model comes before a device of the same name, as it does for `--model`
     return (Path(name) / "model.json").exists() or Path(name).suffix == ".json" or name in shipped_models()
-
-
-def _holds_collectives(name: str) -> bool:
-    installed = installed_hardware()
-    return any((place / COLLECTIVES_FILE).exists() for place in (Path(name), *([installed / name] if installed else [])))
 
 
 def _model_or_datasheet(name: str) -> PerfModel:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.model import CollectiveModel, collectives_or_datasheet
+from hybridperf.collectives.fit import collectives_by_name
+from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traffic import canonical_collective
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
@@ -86,7 +87,7 @@ class CollectivesTarget(Target):
     @classmethod
     def read(cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> CollectivesTarget:
         del extremes
-        return cls(collectives_or_datasheet(place(given["model"], folder)))
+        return cls(collectives_by_name(place(given["model"], folder)))
 
     def known(self) -> set[str]:
         return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}
