@@ -34,6 +34,7 @@ _WHERE = {
     "predict": "prediction",
     "predict_batch": "prediction",
     "read_table": "io",
+    "sweep": "sweeps.run",
     "write_timeline": "report.perfetto",
 }
 __all__ = sorted(_WHERE)

@@ -336,6 +336,32 @@ def predict(
 
 
 @app.command()
+def sweep(
+    spec: Annotated[Path, typer.Argument(help="what to sweep: a .toml file")],
+    out: Out,
+    top: Annotated[int | None, typer.Option("--top", help="also write the K points with the least time")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="of --top: least in this column")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="share the work among this many local processes (Dask)")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler", help="share the work among the workers of a Dask scheduler")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="throw away what an earlier run did, and another sweep in --out")] = False,
+) -> int:
+    """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it goes on where it was."""
+    from hybridperf.sweeps import sweep as run_sweep
+
+    _compilation_cache()
+    done = run_sweep(spec, out, top=top, by=by, workers=workers, scheduler=scheduler, restart=restart)
+    rate = f", {done.computed / done.seconds:,.0f} points/s" if done.computed else ", all done before"
+    print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
+    for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
+        if path:
+            print(f"{what} in {path}")
+    if done.unpredicted:
+        print(f"hybridperf: {done.unpredicted:,} rows not predicted, their note says why", file=sys.stderr)
+        return SOME_ROWS_UNPREDICTED
+    return 0
+
+
+@app.command()
 def validate(
     what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows), collectives")],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
@@ -459,56 +485,24 @@ def show(
     other: Annotated[str, typer.Argument(help="a second model or device: show what the two differ in")] = "",
 ) -> None:
     """What is known of a device, a system, a model, or which ops tables may name; of two models, what differs."""
+    from hybridperf.model import check_folder
     from hybridperf.report import text
 
     for one in filter(None, (name, other)):
-        _check_folder(one)
+        check_folder(one)
     print(text.difference(name, other) if other else text.known(name))
 
 
 def _model(name: str):  # -> PerfModel, imported late
-    """A model by folder or name; a device's name means its datasheet roofline, which the prediction says."""
-    from hybridperf.hardware import load_device
-    from hybridperf.io import InputError
-    from hybridperf.model import PerfModel, load_model
+    from hybridperf.model import model_or_datasheet
 
-    _check_folder(name)
-    try:
-        return load_model(name)
-    except InputError as no_model:
-        if Path(name).exists():
-            raise
-        try:
-            return PerfModel.datasheet(load_device(name))
-        except InputError:
-            raise no_model from None
+    return model_or_datasheet(name)
 
 
 def _collective_model(name: str):  # -> CollectiveModel, imported late
-    """A model of collectives by folder or name; of a system without a calibration what the prior says, which the prediction notes."""
-    from hybridperf.collectives.fit import fit_collectives
-    from hybridperf.collectives.model import find_collectives, load_collectives
-    from hybridperf.hardware import load_system
-    from hybridperf.io import InputError
+    from hybridperf.collectives.fit import collectives_by_name
 
-    if find_collectives(name) is not None or (Path(name).exists() and not name.endswith(".toml")):
-        return load_collectives(name)
-    try:
-        system = load_system(name)
-    except InputError:
-        if name.endswith(".toml"):
-            raise
-        return load_collectives(name)  # which says what there is
-    return fit_collectives(None, system)[0]
-
-
-def _check_folder(name: str) -> None:
-    """The demo writes its model one folder further down than people look."""
-    from hybridperf.io import InputError
-
-    inner = Path(name) / "model"
-    if (inner / "model.json").exists() and not (Path(name) / "model.json").exists():
-        raise InputError(f"{name} holds no model.json; did you mean {inner}?")
+    return collectives_by_name(name)
 
 
 def _jax_program(reference: str) -> tuple:

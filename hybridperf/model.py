@@ -385,6 +385,27 @@ def load_model(name: str | Path) -> PerfModel:
         raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the model again") from error
 
 
+def model_or_datasheet(name: str | Path) -> PerfModel:
+    """A model by folder or name; a device's name means its datasheet roofline, which the prediction says."""
+    check_folder(name)
+    try:
+        return load_model(name)
+    except InputError as no_model:
+        if Path(name).exists():
+            raise
+        try:
+            return PerfModel.datasheet(load_device(name))
+        except InputError:
+            raise no_model from None
+
+
+def check_folder(name: str | Path) -> None:
+    """The demo writes its model one folder further down than people look."""
+    inner = Path(name) / "model"
+    if (inner / "model.json").exists() and not (Path(name) / "model.json").exists():
+        raise InputError(f"{name} holds no model.json; did you mean {inner}?")
+
+
 def shipped_models() -> list[str]:
     """Names of the calibrations installed with `hybridperf_calibration`."""
     root = installed_hardware()

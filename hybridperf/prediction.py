@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from hybridperf.evaluate import Timeline, check_durations, critical_path, makespan, timeline
 from hybridperf.io import InputError, unknown
@@ -33,6 +35,8 @@ from hybridperf.workload import Workload
 
 COVERAGE = 0.9  # of a step's interval
 _DRAWS = 256
+_BATCH = "batch"  # axis of the devices that share a batch
+_PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
 _UNKNOWN_SHARE = 0.05
 _LARGEST_LOG_ERROR = 5.0
 
@@ -86,7 +90,7 @@ class Prediction:
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
     """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for another kind of device."""
-    _check_backend(model, workload)
+    check_backend(model, workload)
     table = model.table(workload.calls)
     lowered = lower(workload.graph)
     op_s = check_durations(lowered, model.op_seconds(table))
@@ -124,7 +128,37 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndar
     `knobs` are arrays [B] by name: `memory_bytes_per_s`, `peak_flops_scale`, or any of the model's knobs, for a group as
     `gemm__compute_efficiency` or for all groups as `compute_efficiency` (a factor on each group's own value).
     """
-    _check_backend(model, workload)
+    return BatchPredictor(model, workload)(**knobs)
+
+
+class BatchPredictor:
+    """`predict_batch` for many batches: the step is lowered and its ops are priced once. Several devices share each batch."""
+
+    def __init__(self, model: PerfModel, workload: Workload):
+        check_backend(model, workload)
+        self._platform = model.platform()
+        self._program, self._table = lower(workload.graph).program, canonical(model.table(workload.calls))
+        devices = jax.local_devices()
+        self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
+
+    def __call__(self, **knobs: Any) -> np.ndarray:
+        """Seconds [B]; see `predict_batch`."""
+        values = _checked_knobs(knobs)
+        size = len(next(iter(values.values())))
+        if self._mesh is not None:  # every device takes as many
+            values = {name: np.pad(value, (0, -size % self._mesh.size), mode="edge") for name, value in values.items()}
+        platform, axes = _varied(self._platform, values)
+        seconds = _batch_seconds(self._program, self._table, canonical(platform), _Axes(axes), self._mesh)
+        return np.asarray(seconds, np.float64)[:size]
+
+
+def knob_names() -> list[str]:
+    """What `predict_batch` varies, the knobs of single groups included."""
+    return [*_PLATFORM_KNOBS, *GROUP_KNOBS, *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS)]
+
+
+def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Knobs as float64 [B], every number above zero; `InputError` where they are not."""
     try:
         values = {name: np.atleast_1d(np.asarray(value, np.float64)) for name, value in knobs.items()}
     except (TypeError, ValueError) as error:
@@ -139,11 +173,7 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndar
     for name, value in values.items():
         if not (np.isfinite(value) & (value > 0)).all():
             raise InputError(f"knob {name} must be positive numbers, got {value[~(np.isfinite(value) & (value > 0))][0]}")
-    platform, axes = _varied(model.platform(), values)
-    return np.asarray(
-        _batch_seconds(lower(workload.graph).program, canonical(model.table(workload.calls)), canonical(platform), _Axes(axes)),
-        np.float64,
-    )
+    return values
 
 
 def step_seconds(program: Any, table: OpTable, platform: Platform) -> Any:
@@ -165,11 +195,19 @@ class _Axes:
         return isinstance(other, _Axes) and self._key == other._key
 
 
-def _batch_seconds_impl(program: Any, table: OpTable, platform: Platform, axes: _Axes) -> Any:
-    return makespan(program, batched_durations(table, platform, axes.axes))
+def _batch_seconds_impl(program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None) -> Any:
+    def seconds(program: Any, table: OpTable, platform: Platform) -> Any:
+        return makespan(program, batched_durations(table, platform, axes.axes))
+
+    if mesh is None:
+        return seconds(program, table, platform)
+    split = jax.tree.map(lambda axis: P() if axis is None else P(*[None] * axis, _BATCH), axes.axes, is_leaf=lambda axis: axis is None)
+    # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have devices talk at every step
+    shared = jax.shard_map(seconds, mesh=mesh, in_specs=(P(), P(), split), out_specs=P(_BATCH), check_vma=False)
+    return shared(program, table, platform)
 
 
-_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=3)
+_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=(3, 4))
 _makespan = jax.jit(makespan)
 
 
@@ -180,7 +218,7 @@ def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platf
     knob_fields: dict[str, Any] = {}
     for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):  # a group's own value is the last word
         group, _, knob = name.rpartition("__")
-        if name in ("memory_bytes_per_s", "peak_flops_scale"):
+        if name in _PLATFORM_KNOBS:
             fields[name] = value
         elif knob in GROUP_KNOBS and (not group or group in GROUPS):
             base = knob_fields.get(knob, np.repeat(np.asarray(getattr(platform.knobs, knob))[:, None], len(value), 1)).copy()
@@ -190,13 +228,7 @@ def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platf
                 base = base * value
             knob_fields[knob] = base
         else:
-            known = [
-                "memory_bytes_per_s",
-                "peak_flops_scale",
-                *GROUP_KNOBS,
-                *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS),
-            ]
-            raise unknown("knob", name, known, f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
+            raise unknown("knob", name, knob_names(), f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
     knobs = dataclasses.replace(platform.knobs, **knob_fields)
     axes = dataclasses.replace(
         none,
@@ -206,7 +238,8 @@ def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platf
     return dataclasses.replace(platform, knobs=knobs, **fields), axes
 
 
-def _check_backend(model: PerfModel, workload: Workload) -> None:
+def check_backend(model: PerfModel, workload: Workload) -> None:
+    """`InputError` for a step that was compiled for another kind of device."""
     if workload.backend is not None and workload.backend != model.device.kind:
         raise InputError(
             f"{workload.name} was compiled for a {workload.backend} and {model.device.id} is a {model.device.kind}, which fuses"
@@ -291,6 +324,6 @@ def _notes(model: PerfModel, table: OpTable, op_s: np.ndarray, inside: np.ndarra
 
 def gradient(model: PerfModel, workload: Workload) -> Platform:
     """d seconds / d each number of the platform, exact (back-pointers through the longest path)."""
-    _check_backend(model, workload)
+    check_backend(model, workload)
     program, table = lower(workload.graph).program, canonical(model.table(workload.calls))
     return jax.grad(lambda platform: step_seconds(program, table, platform))(jax.tree.map(jnp.asarray, canonical(model.platform())))

@@ -13,8 +13,8 @@ from hybridperf.calibrate import FitReport, fit
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json, read_table
 from hybridperf.learning_curve import ALL_OPS, learning_curve
-from hybridperf.provenance import origin
 from hybridperf.model import PerfModel, load_model
+from hybridperf.provenance import origin
 from hybridperf.report import plots
 
 V100 = load_device("v100")

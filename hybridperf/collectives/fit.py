@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.links import link_of
-from hybridperf.collectives.model import CollectiveModel, Measured
+from hybridperf.collectives.model import CollectiveModel, Measured, find_collectives, load_collectives
 from hybridperf.collectives.rows import CollectiveRows, collective_rows, implementations
 from hybridperf.collectives.table import checked
 from hybridperf.hardware import SystemSpec, load_device, load_system
@@ -166,3 +166,16 @@ def _held_out(model: CollectiveModel, usable: pd.DataFrame) -> pd.DataFrame:
         "roofline_s": CollectiveModel.datasheet(model.system).predict(part)["roofline_s"].to_numpy(),
         "low_s": predicted_s * np.exp(-adapted.held_out_log_width), "high_s": predicted_s * np.exp(adapted.held_out_log_width),
     })  # fmt: skip
+
+
+def collectives_by_name(name: str) -> CollectiveModel:
+    """A model of collectives by folder or name; of a system without a calibration what the prior says, which the prediction notes."""
+    if find_collectives(name) is not None or (Path(name).exists() and not name.endswith(".toml")):
+        return load_collectives(name)
+    try:
+        system = load_system(name)
+    except InputError:
+        if name.endswith(".toml"):
+            raise
+        return load_collectives(name)  # which says what there is
+    return fit_collectives(None, system)[0]

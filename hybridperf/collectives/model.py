@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -204,6 +206,11 @@ class CollectiveModel:
     def links(self) -> Links:
         """The rates of this system's links."""
         return Links.of(self.system)
+
+    def fingerprint(self) -> str:
+        """Short hash of system, knobs and weights."""
+        learned = None if self.adapted is None else [self.adapted.document(), hash_of(self.adapted.arrays())]
+        return hashlib.sha256(json.dumps([self.system.model_dump(), learned], sort_keys=True).encode()).hexdigest()[:12]
 
     def _theta(self, rows: CollectiveRows) -> np.ndarray:
         if self.adapted is None:

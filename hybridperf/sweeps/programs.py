@@ -1,0 +1,69 @@
+"""A saved program on variations of the platform: any of the model's knobs is a parameter, the step's seconds are the result."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridperf.importers.jax_program import load_program
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.prediction import BatchPredictor, check_backend, knob_names
+from hybridperf.sweeps.target import Target, check_positive, place, register
+from hybridperf.workload import Workload
+
+_SMALLEST_BATCH = 64
+
+
+@register("program")
+class ProgramTarget(Target):
+    """`predict_batch` by chunks."""
+
+    keys = {"program": str, "model": str, "ignore": list}  # noqa: RUF012  (a ClassVar of the interface)
+    required = ("program", "model")
+    results = {"time_s": float}  # noqa: RUF012
+
+    def __init__(self, model: PerfModel, workload: Workload, content: str):
+        check_backend(model, workload)
+        self._model, self._workload, self._content = model, workload, content
+
+    @functools.cached_property
+    def _predictor(self) -> BatchPredictor:
+        return BatchPredictor(self._model, self._workload)  # compiles: not before the whole spec is known to be right
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> ProgramTarget:
+        del extremes  # the knobs are the model's, whatever their values
+        path = Path(place(given["program"], folder))
+        workload = load_program(path, ignore=given.get("ignore", []))
+        model = model_or_datasheet(place(given["model"], folder))
+        return cls(model, workload, hashlib.sha256(path.read_bytes()).hexdigest()[:12])
+
+    def known(self) -> set[str]:
+        return set(knob_names())
+
+    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+        if not given & self.known():
+            raise InputError("a sweep of a program needs a knob among its parameters, such as memory_bytes_per_s")
+        for name in self.known() & set(extremes):
+            check_positive(name, extremes[name])
+
+    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        knobs = {name: np.asarray(columns[name], np.float64) for name in sorted(self.known() & set(columns))}
+        rows = len(next(iter(knobs.values())))
+        padding = batch_size(rows) - rows
+        return {"time_s": self._predictor(**{name: np.pad(v, (0, padding), mode="edge") for name, v in knobs.items()})[:rows]}
+
+    def fingerprint(self) -> str:
+        return f"{self._model.fingerprint()}-{self._content}"
+
+
+def batch_size(rows: int) -> int:
+    """The next of four sizes in each octave: what constraints leave of chunks then meets few compiled functions."""
+    step = max(_SMALLEST_BATCH, (1 << (rows - 1).bit_length()) // 8)
+    return -(-rows // step) * step

@@ -1,0 +1,50 @@
+"""How far a sweep is, on standard error: points, rate, time left. One line that is written over, or one now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_EVERY_S = {True: 0.5, False: 10.0}  # by whether a person looks on
+
+
+class Progress:
+    """Counts points as they are done. `quiet` says nothing."""
+
+    def __init__(self, points: int, *, already: int = 0, quiet: bool = False):
+        self._points, self._already, self._done, self._quiet = points, already, 0, quiet
+        self._on_terminal = sys.stderr.isatty()
+        self._start_s = self._said_s = time.monotonic()
+        if already and not quiet:
+            print(f"{already:,} of {points:,} points were done before", file=sys.stderr)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def add(self, points: int) -> None:
+        """Some more points are done."""
+        self._done += points
+        now = time.monotonic()
+        if not self._quiet and now - self._said_s >= _EVERY_S[self._on_terminal]:
+            self._said_s = now
+            end = "\r" if self._on_terminal else "\n"
+            print(self.line().ljust(90) if self._on_terminal else self.line(), end=end, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """The last word."""
+        if not self._quiet and self._done:
+            print(self.line().ljust(90) if self._on_terminal else self.line(), file=sys.stderr, flush=True)
+
+    def line(self) -> str:
+        total = self._already + self._done
+        rate = self._done / max(self.seconds, 1e-9)
+        left = (self._points - total) / rate if rate else 0.0
+        return f"{total:,} of {self._points:,} points ({total / self._points:.0%}), {rate:,.0f} points/s, {_duration(left)} left"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

@@ -1,0 +1,126 @@
+"""A whole sweep: the chunks that are not done yet, here or on workers; then all of them in one file, and the best beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridperf.io import InputError, write_table
+from hybridperf.sweeps import cluster
+from hybridperf.sweeps.chunk import bounds, check_not_empty, chunks, evaluate
+from hybridperf.sweeps.front import Kept
+from hybridperf.sweeps.progress import Progress
+from hybridperf.sweeps.spec import Spec, read_spec, with_top
+from hybridperf.sweeps.store import Store, parquet_bytes, sweep_identity
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepResult:
+    """What a sweep left."""
+
+    out: Path
+    points: int  # of the design
+    rows: int  # of `out`: points that every constraint leaves
+    unpredicted: int  # rows without a time
+    computed: int  # points done by this run; the others were done before
+    seconds: float
+    top: Path | None  # tables beside `out`
+    front: Path | None
+
+
+def sweep(
+    spec: str | os.PathLike | Mapping[str, Any],
+    out: str | os.PathLike,
+    *,
+    top: int | None = None,
+    by: str | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    restart: bool = False,
+    quiet: bool = False,
+) -> SweepResult:
+    """Evaluate every point of a spec (a TOML file, or the same as a dict) into a Parquet file.
+
+    Stopped at any moment, the same call goes on where it was. `workers` local Dask processes or those of a `scheduler` share the chunks.
+    `top` points with the least of column `by` are written beside it.
+    """
+    if workers is not None and scheduler is not None:
+        raise InputError("expected one of --workers and --scheduler, got both")
+    if workers is not None and workers < 1:
+        raise InputError(f"expected --workers of 1 or more, got {workers}")
+    distributed = workers is not None or scheduler is not None
+    if distributed:
+        cluster.check_installed()
+    asked = with_top(read_spec(spec if isinstance(spec, Mapping) else Path(spec)), top, by)
+    store = Store(out, sweep_identity(asked.identity()))
+    start_s = time.monotonic()
+    kept, computed, rows, unpredicted = Kept(asked.best), 0, 0, 0
+    check_not_empty(asked)
+    with store.open(restart=restart):
+        if store.is_complete():
+            tables = store.read()
+        else:
+            computed = _do(asked, store, workers, scheduler, quiet=quiet)
+            tables = store.merge(chunks(asked))
+        for table in tables:
+            rows += table.num_rows
+            if "time_s" in table.column_names:
+                times = table["time_s"]
+                unpredicted += times.null_count + sum(int(value) for value in [_not_numbers(times)])
+            if table.num_rows and (asked.best.count or asked.best.minimise or asked.best.maximise):
+                kept.see(table.to_pandas())
+    written = {kind: _beside(store.out, kind, frame) for kind, frame in (("top", kept.top), ("front", kept.front)) if frame is not None}
+    return SweepResult(
+        out=store.out,
+        points=asked.design.size,
+        rows=rows,
+        unpredicted=unpredicted,
+        computed=computed,
+        seconds=time.monotonic() - start_s,
+        top=written.get("top"),
+        front=written.get("front"),
+    )
+
+
+def _do(spec: Spec, store: Store, workers: int | None, scheduler: str | None, *, quiet: bool) -> int:
+    """Every chunk that has no part yet; how many points those are."""
+    total = chunks(spec)
+    done = store.done(total)
+    todo = [chunk for chunk in range(total) if chunk not in done]
+    progress = Progress(spec.design.size, already=sum(_size(spec, chunk) for chunk in done), quiet=quiet)
+    computed = 0
+    if not todo:
+        return computed
+    made = _here(spec, todo) if workers is None and scheduler is None else cluster.parts(spec, todo, workers, scheduler)
+    for chunk, part in made:
+        store.write(chunk, part)
+        computed += _size(spec, chunk)
+        progress.add(_size(spec, chunk))
+    progress.end()
+    return computed
+
+
+def _here(spec: Spec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:
+    for chunk in todo:
+        yield chunk, parquet_bytes(evaluate(spec, chunk))
+
+
+def _size(spec: Spec, chunk: int) -> int:
+    start, stop = bounds(spec, chunk)
+    return stop - start
+
+
+def _not_numbers(column: Any) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.is_nan(column)).as_py() or 0)
+
+
+def _beside(out: Path, kind: str, frame: Any) -> Path:
+    path = out.with_name(f"{out.name.removesuffix('.parquet')}.{kind}.csv")
+    write_table(frame, path)
+    return path

@@ -1,0 +1,96 @@
+"""What a sweep asks at each point: a target takes columns of parameters and gives columns of results, a chunk of points at a time.
+
+A new kind is a subclass, registered under the word that `[target] kind` says. It is read before any point is made, so that everything
+wrong with a spec is said before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hybridperf.io import InputError, unknown
+
+
+class Target(abc.ABC):
+    """One thing to ask of many points."""
+
+    keys: ClassVar[Mapping[str, type]]  # of `[target]` beside `kind`, with the type of each
+    required: ClassVar[tuple[str, ...]]  # those of the keys that must be there
+    results: ClassVar[Mapping[str, type]]  # columns that `evaluate` gives: float, bool or str
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> Target:
+        """From the keys of `[target]`; files are looked for from `folder`.
+
+        `extremes` are values of each parameter among which its least and largest are (of words, all): what they say decides which
+        parameters there may be.
+        """
+
+    @abc.abstractmethod
+    def known(self) -> set[str]:
+        """Parameters that it reads."""
+
+    @abc.abstractmethod
+    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+        """`InputError` for values of parameters that cannot be, or for a parameter missing among `given`, formulas' names included."""
+
+    @abc.abstractmethod
+    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Results [n] by name at n points; `columns` may hold more than it reads."""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """Changes with whatever could change a result."""
+
+
+_KINDS: dict[str, type[Target]] = {}
+
+
+def register(kind: str) -> Callable[[type[Target]], type[Target]]:
+    """Class decorator: specs ask for the target by this word."""
+
+    def add(cls: type[Target]) -> type[Target]:
+        _KINDS[kind] = cls
+        return cls
+
+    return add
+
+
+def read_target(given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> Target:
+    """The target of a spec's `[target]`."""
+    kind = given.get("kind")
+    if kind is None:
+        raise InputError(f"[target] needs a kind: one of {', '.join(_KINDS)}")
+    if kind not in _KINDS:
+        raise unknown("kind of target", str(kind), _KINDS, f"known are {', '.join(_KINDS)}")
+    cls = _KINDS[kind]
+    for key, value in given.items():
+        if key == "kind":
+            continue
+        if key not in cls.keys:
+            raise unknown("key of [target]", key, cls.keys, f"a target of kind {kind} takes {', '.join(cls.keys)}")
+        if not isinstance(value, cls.keys[key]):
+            raise InputError(f"[target] {key} must be {'text' if cls.keys[key] is str else 'a list'}, got {value!r}")
+    for key in cls.required:
+        if key not in given:
+            raise InputError(f"[target] of kind {kind} needs a key {key!r}")
+    return cls.read(given, folder, extremes)
+
+
+def place(name: str, folder: Path) -> str:
+    """A file or folder beside the spec by its whole path; any other name as it is."""
+    beside = folder / name
+    return str(beside.resolve()) if beside.exists() else name
+
+
+def check_positive(name: str, values: np.ndarray, *, zero: bool = False) -> None:
+    """`InputError` unless all values are finite numbers above zero (or zero, if that is allowed)."""
+    wrong = values if values.dtype.kind not in "iuf" else values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
+    if len(wrong):
+        raise InputError(f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got {wrong[0]!s}")
