@@ -22,6 +22,7 @@ _WHERE = {
     "Prediction": "prediction",
     "Workload": "workload",
     "collective_seconds": "collectives.model",
+    "elasticities": "elasticities",
     "fit": "calibrate",
     "fit_collectives": "collectives.fit",
     "from_jax": "importers.jax_program",

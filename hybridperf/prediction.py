@@ -326,4 +326,7 @@ def gradient(model: PerfModel, workload: Workload) -> Platform:
     """d seconds / d each number of the platform, exact (back-pointers through the longest path)."""
     check_backend(model, workload)
     program, table = lower(workload.graph).program, canonical(model.table(workload.calls))
-    return jax.grad(lambda platform: step_seconds(program, table, platform))(jax.tree.map(jnp.asarray, canonical(model.platform())))
+    return _slopes(program, table, canonical(model.platform()))
+
+
+_slopes = jax.jit(jax.grad(step_seconds, argnums=2))
