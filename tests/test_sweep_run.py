@@ -122,8 +122,8 @@ def test_collectives_are_priced_as_a_table(tmp_path):
     done = hp.sweep(spec, tmp_path / "out.parquet", quiet=True)
     rows = pd.read_parquet(done.out)
     expected = collectives_by_name("dgx_a100").predict(rows[["collective", "bytes", "n_gpus", "n_nodes"]])
-    np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-12)  # sums in chunks round their own way
-    np.testing.assert_allclose(rows["bus_bytes_per_s"], expected["bus_bytes_per_s"], rtol=1e-12)
+    np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-6)  # networks are float32 and round by batch
+    np.testing.assert_allclose(rows["bus_bytes_per_s"], expected["bus_bytes_per_s"], rtol=1e-6)
     assert done.unpredicted == rows["time_s"].isna().sum() == 62  # 3 ranks on 2 nodes
     assert "do not divide" in rows.loc[rows["time_s"].isna(), "note"].iloc[0]
 
