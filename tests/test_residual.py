@@ -18,7 +18,7 @@ from hybridperf.calibrate import FitReport, fit
 from hybridperf.graph import GraphBuilder
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel, load_model, neutral_knobs
+from hybridperf.model import MODEL_SCHEMA_VERSION, PerfModel, load_model, neutral_knobs
 from hybridperf.ops import GROUPS, Elementwise, Gemm, op_by_name
 from hybridperf.prediction import predict, predict_batch
 from hybridperf.residual import (
@@ -501,7 +501,7 @@ def test_weights_of_another_model_or_not_numbers_are_refused(fitted: tuple[PerfM
 def test_a_model_from_before_the_networks_is_to_be_fitted_again(fitted: tuple[PerfModel, FitReport], tmp_path: Path) -> None:
     fitted[0].save(tmp_path)
     path = tmp_path / "model.json"
-    path.write_text(path.read_text().replace('"schema_version": 3', '"schema_version": 2'))
+    path.write_text(path.read_text().replace(f'"schema_version": {MODEL_SCHEMA_VERSION}', '"schema_version": 2'))
     (tmp_path / "residual.npz").unlink()
     with pytest.raises(InputError, match=r"schema version 2, .*fit the model again") as error:
         load_model(tmp_path)

@@ -170,7 +170,7 @@ def known(name: str) -> str:
 def difference(first: str, second: str) -> str:
     """What two models differ in, by name: folders, shipped calibrations, or devices (their datasheets)."""
     for name in (first, second):
-        if find_collectives(name) is not None and not _holds_a_model(name):
+        if Path(name).exists() and find_collectives(name) is not None and not _holds_a_model(name):
             raise InputError(
                 f"expected two models of ops to compare, got {name}, which holds collectives; `hybridperf show {name}` prints them"
             )
