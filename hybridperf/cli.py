@@ -284,10 +284,11 @@ def collectives(
     n_nodes: Annotated[int | None, typer.Option("--n-nodes", help="nodes of a log that does not list them")] = None,
 ) -> int:
     """Predict each row: adds predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range, note."""
+    from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.importers.collective_files import read_collectives
     from hybridperf.io import write_table
 
-    loaded = _collective_model(model) if model else None
+    loaded = collectives_by_name(model) if model else None
     frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
     for remark in remarks:
         print(f"hybridperf: {remark}", file=sys.stderr)
@@ -497,12 +498,6 @@ def _model(name: str):  # -> PerfModel, imported late
     from hybridperf.model import model_or_datasheet
 
     return model_or_datasheet(name)
-
-
-def _collective_model(name: str):  # -> CollectiveModel, imported late
-    from hybridperf.collectives.fit import collectives_by_name
-
-    return collectives_by_name(name)
 
 
 def _jax_program(reference: str) -> tuple:

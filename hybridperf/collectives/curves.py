@@ -24,7 +24,7 @@ def predict(adapted: Adapted, rows: CollectiveRows, reach: np.ndarray) -> Predic
     `reach` [N] is how far measurements of this system speak for a row's collective, ranks and nodes: where it is 0 the correction is
     silent, and the interval as wide as without any row.
     """
-    first, of = rows.alike()
+    first, of = rows.alike
     sizes = len(LOG2_BYTES)
     each = rows.rows(np.repeat(first, sizes)).resized(np.tile(2.0**LOG2_BYTES, len(first)))
     said = adapted.predict(each)

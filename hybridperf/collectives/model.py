@@ -27,11 +27,12 @@ from hybridperf.collectives import curves, form
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
 from hybridperf.collectives.table import checked, joined
-from hybridperf.collectives.traffic import COLLECTIVES, bus_bytes_per_s
+from hybridperf.collectives.traffic import bus_bytes_per_s, shares
 from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
 from hybridperf.prior.family import SLACK_OCTAVES
+from hybridperf.prior.knobs import group_of
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
@@ -79,7 +80,7 @@ class Measured:
     def of(rows: CollectiveRows) -> tuple[Measured, ...]:
         """All there are among some rows."""
         frame = pd.DataFrame({
-            "group": [slot.partition("#")[0] for slot in rows.slot], "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
+            "group": [group_of(slot) for slot in rows.slot], "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
             "bytes": rows.bytes,
         })  # fmt: skip
         return tuple(
@@ -137,12 +138,12 @@ class CollectiveModel:
         """
         if self.adapted is None or not self.adapted.rows:
             return np.ones(len(rows))
-        first, of = rows.alike()
+        first, of = rows.alike
         octaves = [
             min(
                 (
                     np.hypot(np.log2(rows.ranks_per_node[at] / one.ranks_per_node), np.log2(rows.nodes[at] / one.nodes))
-                    for one in self.measured if one.group == rows.slot[at].partition("#")[0]
+                    for one in self.measured if one.group == group_of(rows.slot[at])
                 ),
                 default=np.inf,
             )
@@ -153,9 +154,9 @@ class CollectiveModel:
     def _in_range(self, rows: CollectiveRows) -> np.ndarray:
         """Whether each row's collective, library and link was measured on as many ranks and nodes, at about its size [N]."""
         sizes = {(one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes) for one in self.measured}
-        first, of = rows.alike()
+        first, of = rows.alike
         low, high = np.array([
-            sizes.get((rows.slot[at].partition("#")[0], int(rows.ranks_per_node[at]), int(rows.nodes[at])), (np.inf, 0.0)) for at in first
+            sizes.get((group_of(rows.slot[at]), int(rows.ranks_per_node[at]), int(rows.nodes[at])), (np.inf, 0.0)) for at in first
         ])[of].T  # fmt: skip
         return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
 
@@ -181,10 +182,8 @@ class CollectiveModel:
             at = int(np.flatnonzero(problem != "")[0])
             raise InputError(f"row {at + 1}: {problem[at]}")
         rows = collective_rows(good, self.system)
-        kinds = [COLLECTIVES[name] for name in good["collective"]]
         g, nodes = rows.ranks_per_node, rows.nodes
-        share = [(k.inside(a, b), k.across(a, b), 1.0 if k.one_rank_across else a) for k, a, b in zip(kinds, g, nodes, strict=True)]
-        inside, across, talking = np.array(share, np.float64).T
+        inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
         theta, correction = self._theta(rows), np.zeros(len(rows))
         if self.adapted is not None:
             correction = curves.predict(self.adapted, rows, self.reach(rows)).log_s - np.log(form.seconds(theta, rows.work()))
@@ -192,13 +191,13 @@ class CollectiveModel:
 
     def groups(self) -> list[str]:
         """Collective, implementation and link of all knobs there are, joined by `|`."""
-        return [] if self.adapted is None else list(dict.fromkeys(slot.partition("#")[0] for slot in self.adapted.knobs.slots))
+        return [] if self.adapted is None else list(dict.fromkeys(group_of(slot) for slot in self.adapted.knobs.slots))
 
     def knobs(self, group: str) -> dict[str, float]:
         """The closed form's knobs of one of `groups`, over its versions; rank_decay is d of the form, sharpness its p."""
         if self.adapted is None:
             raise InputError(f"this model of {self.system.id} is its datasheet and has no knobs")
-        mine = [i for i, slot in enumerate(self.adapted.knobs.slots) if slot.partition("#")[0] == group]
+        mine = [i for i, slot in enumerate(self.adapted.knobs.slots) if group_of(slot) == group]
         if not mine:
             raise unknown("group of collectives", group, self.groups(), "`groups` lists them")
         return form.plain(self.adapted.knobs.theta[mine].mean(0))

@@ -8,6 +8,7 @@ where the prior never met it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,9 +16,10 @@ import pandas as pd
 
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.links import Links, link_of
-from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.collectives.traffic import shares
 from hybridperf.hardware import SystemSpec
 from hybridperf.prior.form import Form
+from hybridperf.prior.knobs import group_of
 from hybridperf.residual import Inputs
 
 DEFAULT_IMPLEMENTATION = "nccl"
@@ -65,6 +67,7 @@ class CollectiveRows:
             self, seconds=self.seconds * (bytes_ / self.bytes)[:, None], bytes=bytes_, inputs=Inputs(self.inputs.names, values)
         )
 
+    @functools.cached_property
     def alike(self) -> tuple[np.ndarray, np.ndarray]:
         """(one row of each kind that differs in more than its bytes, the kind of each row): positions [kinds], kinds [N]."""
         apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
@@ -81,11 +84,8 @@ def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
     names = frame["collective"].to_numpy(object)
     bytes_, ranks, nodes = (frame[column].to_numpy(np.float64) for column in ("bytes", "n_gpus", "n_nodes"))
     g = ranks / nodes
-    inside, across, one = np.empty(n), np.empty(n), np.zeros(n, bool)
-    for name in dict.fromkeys(names):
-        at, kind = names == name, COLLECTIVES[name]
-        inside[at], across[at], one[at] = kind.inside(g[at], nodes[at]), kind.across(g[at], nodes[at]), kind.one_rank_across
-    seconds = Links.of(system).seconds(bytes_ * inside, bytes_ * across, np.where(one, 1, g))
+    inside, across, talking = shares(names, g, nodes)
+    seconds = Links.of(system).seconds(bytes_ * inside, bytes_ * across, talking)
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
     implementation, version = implementations(frame), _text(frame, "lib_version", "")
     group = np.array(["|".join(words) for words in zip(names, implementation, link, strict=True)], object)
@@ -93,7 +93,7 @@ def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
         "log2_bytes": np.log2(bytes_), "log2_ranks_per_node": np.log2(g), "log2_nodes": np.log2(nodes),
         "log2_bytes_per_rank": np.log2(bytes_ / ranks), "three_or_more": ranks > 2,
         "in_network_reduction": np.full(n, system.in_network_reduction) & (ranks > 2),
-"log2_link_rate": np.full(n, np.log2(system.intra_bytes_per_s)),
+        "log2_link_rate": np.full(n, np.log2(system.intra_bytes_per_s)),
         "log2_network_rate": np.full(n, np.log2(system.node_bytes_per_s / system.accelerators_per_node)),
     }  # fmt: skip
     flags = {
@@ -117,8 +117,8 @@ def implementations(frame: pd.DataFrame) -> np.ndarray:
 
 def known(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
     """Whether knobs of each row's collective, implementation and link were met, in any version [N]."""
-    met = {slot.partition("#")[0] for slot in slots}
-    return np.array([slot.partition("#")[0] in met for slot in rows.slot])
+    met = {group_of(slot) for slot in slots}
+    return np.array([group_of(slot) in met for slot in rows.slot])
 
 
 def _dtypes(frame: pd.DataFrame) -> np.ndarray:

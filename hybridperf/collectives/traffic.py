@@ -14,6 +14,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from hybridperf.io import unknown
 
 
@@ -61,6 +63,18 @@ def canonical_collective(name: str) -> str:
     if found not in COLLECTIVES:
         raise unknown("collective", name, [*COLLECTIVES, *_ALIASES], f"known are {', '.join(COLLECTIVES)}")
     return found
+
+
+def shares(names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of collectives by our names [N]: shares of their bytes through a rank's link and through a node's network, and how many ranks of a
+    node use that network at once."""
+    inside, across, talking = np.empty(len(names)), np.empty(len(names)), np.array(ranks_per_node, np.float64)
+    for name in dict.fromkeys(names):
+        at, kind = names == name, COLLECTIVES[name]
+        inside[at], across[at] = kind.inside(ranks_per_node[at], nodes[at]), kind.across(ranks_per_node[at], nodes[at])
+        if kind.one_rank_across:
+            talking[at] = 1.0
+    return inside, across, talking
 
 
 def bus_factor(collective: str, ranks: Any) -> Any:

@@ -66,12 +66,12 @@ def nearest(slot: str, slots: Sequence[str]) -> list[int]:
     """Where `slot` stands in `slots`; if nowhere, where those stand that share the most words with it."""
     if slot in slots:
         return [slots.index(slot)]
-    words = _group(slot).split(_WORD)
-    shared = [sum(map(operator.eq, words, _group(other).split(_WORD))) for other in slots]
+    words = group_of(slot).split(_WORD)
+    shared = [sum(map(operator.eq, words, group_of(other).split(_WORD))) for other in slots]
     return [at for at, number in enumerate(shared) if number == max(shared)]
 
 
-def _group(slot: str) -> str:
+def group_of(slot: str) -> str:
     """A slot without its version."""
     return slot.partition(_VERSION)[0]
 
@@ -129,7 +129,7 @@ class Population:
         """[len(slots), K] what a device starts from."""
         mean = self._without_kin(slots)
         for at, slot in enumerate(slots):
-            known = self._met_by_kin.get(_group(slot), {})
+            known = self._met_by_kin.get(group_of(slot), {})
             if slot in known:
                 mean[at] = known[slot]
             elif known:  # another version of what they have: as far from theirs as versions usually are
@@ -138,7 +138,7 @@ class Population:
 
     def spread_of(self, slots: Sequence[str]) -> np.ndarray:
         """[len(slots), K] how far from there it may be."""
-        return np.stack([(_KIN_SPREAD if _group(slot) in self._met_by_kin else 1.0) * self.spread for slot in slots])
+        return np.stack([(_KIN_SPREAD if group_of(slot) in self._met_by_kin else 1.0) * self.spread for slot in slots])
 
     @functools.cached_property
     def _met_by_kin(self) -> dict[str, dict[str, np.ndarray]]:
@@ -146,7 +146,7 @@ class Population:
         of_kin = self.own[[self.devices.index(name) for name in self.kin]]
         out: dict[str, dict[str, np.ndarray]] = {}
         for at in np.flatnonzero(np.isfinite(of_kin[..., 0]).any(0)):
-            out.setdefault(_group(self.slots[at]), {})[self.slots[at]] = np.nanmean(of_kin[:, at], 0)
+            out.setdefault(group_of(self.slots[at]), {})[self.slots[at]] = np.nanmean(of_kin[:, at], 0)
         return out
 
     def _without_kin(self, slots: Sequence[str]) -> np.ndarray:
@@ -205,10 +205,10 @@ def _deviations(slots: Sequence[str], which: np.ndarray, apart: int | None) -> n
     versions that have rows.
     """
     here = {slots[at] for at in np.unique(which)}
-    parts = ["" if apart is None else _group(slot).split(_WORD)[apart] for slot in slots]
+    parts = ["" if apart is None else group_of(slot).split(_WORD)[apart] for slot in slots]
     members = (
         [(parts, 1.0, part) for part in dict.fromkeys(parts)]
-        + [([_group(slot) for slot in slots], 1.0, group) for group in sorted({_group(slot) for slot in here})]
+        + [([group_of(slot) for slot in slots], 1.0, group) for group in sorted({group_of(slot) for slot in here})]
         + [(list(slots), _VERSION_SPREAD, slot) for slot in sorted(here) if _VERSION in slot]
     )
     return np.stack([share * np.array([name == one for name in names]) for names, share, one in members], 1)
