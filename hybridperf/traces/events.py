@@ -1,0 +1,79 @@
+"""One rank's recorded events as columns: what its host threads called, what its device ran, which call launched what.
+
+Importers make these; everything else about traces reads them. Times are seconds from the rank's `origin_us`, a clock shared by the ranks
+of a machine. Axes: H host events and D device events, each ordered by start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+NONE = -1
+OP, CALL, MARK = range(3)  # kinds of host events: an op of the framework, a call into the device's runtime, a mark people or tools set
+KERNEL, COPY, FILL = range(3)  # kinds of device events
+
+
+@dataclass(frozen=True, eq=False)
+class HostEvents:
+    """What host threads did. Events of one thread nest."""
+
+    name: np.ndarray  # index into `RankTrace.names`; int32 [H]
+    kind: np.ndarray  # OP, CALL or MARK; int8 [H]
+    thread: np.ndarray  # index into `RankTrace.threads`; int32 [H]
+    start_s: np.ndarray  # float64 [H]
+    end_s: np.ndarray
+    parent: np.ndarray  # the innermost op or mark of the same thread around it, NONE for the outermost; int32 [H]
+    shapes: np.ndarray  # index into `RankTrace.shapes`, NONE where not recorded; int32 [H]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceEvents:
+    """What the device did. Events of one stream do not overlap, but for what the clock's resolution does to them."""
+
+    name: np.ndarray  # index into `RankTrace.names`; int32 [D]
+    kind: np.ndarray  # KERNEL, COPY or FILL; int8 [D]
+    stream: np.ndarray  # the number that the trace gives it; int64 [D]
+    start_s: np.ndarray  # float64 [D]
+    end_s: np.ndarray
+    call: np.ndarray  # the host event that launched it, NONE where the trace lacks it; int32 [D]
+    bytes: np.ndarray  # of a copy or fill, NaN where not recorded; float64 [D]
+    communicates: np.ndarray  # a kernel of a collective; bool [D]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class RankTrace:
+    """The events of one rank."""
+
+    source: str  # for people: file, and member of an archive
+    rank: int | None  # None: the trace does not say
+    world: int | None  # ranks of the run
+    device: str  # as the trace names it, "" where it does not
+    origin_us: float  # of all times, on the clock of the trace
+    names: tuple[str, ...]
+    threads: tuple[str, ...]
+    shapes: tuple[str, ...]  # input dimensions of an op, as JSON
+    host: HostEvents
+    device_events: DeviceEvents
+    notes: tuple[str, ...] = field(default=())  # what the trace lacks or was assumed
+
+    def host_name(self, event: int) -> str:
+        """Name of one host event."""
+        return self.names[self.host.name[event]]
+
+    def device_name(self, event: int) -> str:
+        """Name of one device event."""
+        return self.names[self.device_events.name[event]]
+
+    def op_of_call(self, event: int) -> int:
+        """The innermost framework op around a host event, itself if it is one; NONE where there is none."""
+        while event != NONE and self.host.kind[event] != OP:
+            event = int(self.host.parent[event])
+        return event
