@@ -27,15 +27,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numpy.typing import ArrayLike
 
 from hybridperf.evaluate import in_blocks, later, nan_kept, run_steps
 from hybridperf.lower import NO_HOST, NO_STEP, TRASH_SLOT, ZERO_ROW, ZERO_SLOT, Lowered, Program, step_bucket
 
 LARGEST_STATE = 24  # numbers handed on: their cube is paid at each squaring
-FOLD_BLOCK = 256  # configurations folded together: two matrices and the slots of a layer stay in a core's cache
+FOLD_BLOCK = 512  # configurations folded together: two matrices and the slots of a layer stay in a core's cache
 # Measured by tests/bench_evaluator.py, in units of one step of the plain evaluator:
-PRODUCT_COST = 0.3  # one maximum of sums, K^3 of them a squaring
-STEP_COST = 1.5  # a step in the smaller blocks here
+PRODUCT_COST = 0.5  # one maximum of sums, K^3 of them a squaring
+STEP_COST = 1.2  # a step in the smaller blocks here
 WORTH = 0.8  # of the plain evaluator's cost
 
 
@@ -136,21 +137,21 @@ def _last_end(folded: Folded, table: jax.Array) -> jax.Array:
     return nan_kept(table, run_steps(program, table, slots, clocks, folded.behind, len(program.row))[2])
 
 
-def _run(program: Program, table: jax.Array, rows: jax.Array, begin: jax.Array, stop: jax.Array) -> jax.Array:
+def _run(program: Program, table: jax.Array, rows: jax.Array, begin: ArrayLike, stop: ArrayLike) -> jax.Array:
     """Slots and clocks joined, after the steps `begin` to `stop`, the last of which is padding."""
     return jnp.concatenate(run_steps(program, table, rows[: program.slots], rows[program.slots :], begin, stop)[:2])
 
 
-def _power_applied(matrix: jax.Array, x: jax.Array, times: jax.Array) -> jax.Array:
+def _power_applied(matrix: jax.Array, x: jax.Array, times: ArrayLike) -> jax.Array:
     """`matrix` [K, K, B] applied `times` times, once or more, to `x` [K, B]."""
 
     def digit(_: int, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         power, x, left = carry
         return _product(power, power), jnp.where(left & 1, _product(power, x[:, None])[:, 0], x), left >> 1
 
-    digits = 32 - lax.clz(times)
+    digits = 32 - lax.clz(jnp.asarray(times))
     power, x, _ = lax.fori_loop(0, digits - 1, digit, (matrix, x, times))
-    return _product(power, x[:, None])[:, 0]
+    return _product(power, x[:, None])[:, 0]  # the first digit is 1, and needs no further square
 
 
 def _product(one: jax.Array, other: jax.Array) -> jax.Array:
@@ -227,13 +228,14 @@ def _repetition(steps: _Steps, period: int) -> _Repetition | None:
         return None
     # where in a layer the fewest ends are handed on, looked for in the middle
     number = np.arange(len(steps.code))
-    opened = np.cumsum(steps.last_reader > number) - np.cumsum(np.bincount(steps.last_reader, steps.last_reader > number, len(number)))
+    read = steps.last_reader > number
+    open_ends: np.ndarray = np.cumsum(read - np.bincount(steps.last_reader[read], minlength=len(number)))  # behind each step
     middle = begin + (stop - begin) // period // 2 * period
-    begin += int(np.argmin(opened[middle - 1 : middle - 1 + period]))
+    begin += int(np.argmin(open_ends[middle - 1 : middle - 1 + period]))
     boundaries = np.arange(begin, stop + 1, period)
     hosts = tuple(sorted(set(steps.host[begin : begin + period].tolist()) - {NO_HOST}))
 
-    crossing = np.flatnonzero(steps.last_reader >= number + 1)
+    crossing = np.flatnonzero(read)
     kept = (crossing < boundaries[0]) & (steps.last_reader[crossing] >= boundaries[-1])
     ages: list[list[int]] = [[] for _ in boundaries]
     since = np.searchsorted(boundaries, crossing, side="right")
