@@ -163,12 +163,13 @@ def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]
 @jax.custom_vjp
 def _last_end(program: Program, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
-    return in_blocks(lambda table: _forward(program, table, note_path=False)[0], durations)
+    return in_blocks(lambda some: _forward(program, with_zero_row(some), note_path=False)[0], durations)
 
 
 def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not be kept in between.
-    def end_and_times(table: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
+        table = with_zero_row(some)
         end, path = _forward(program, table, note_path=True)
         return end, _times_on_path(program, path, table)[1:]
 
@@ -182,22 +183,27 @@ def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None,
 _last_end.defvjp(_last_end_fwd, _last_end_bwd)
 
 
-def in_blocks(function: Callable[[jax.Array], Any], durations: jax.Array, most: int | None = None) -> Any:
-    """`function(table)`, whose results are [..., B], for up to `most` (`BLOCK`) configurations at a time; the table's row 0 is zero."""
-    batch = durations.shape[1]
+def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = None) -> Any:
+    """`function(arrays)`, whose results are [..., B] as its arrays are, for up to `most` (`BLOCK`) configurations at a time."""
+    batch = jax.tree.leaves(arrays)[0].shape[-1]
     blocks = max(1, -(-batch // (BLOCK if most is None else most)))
     width = -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch  # a search asks for one at a time
     if width >= batch:
-        results = function(jnp.pad(durations, ((1, 0), (0, width - batch))))
-        return jax.tree.map(lambda result: result[..., :batch], results)
+        padded = jax.tree.map(lambda array: jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - batch)]), arrays)
+        return jax.tree.map(lambda result: result[..., :batch], function(padded))
 
     def block(number: jax.Array, results: Any) -> Any:
         start = jnp.minimum(number * width, batch - width)  # the last overlaps with the one before: no padded copy of all
-        some = jnp.pad(lax.dynamic_slice_in_dim(durations, start, width, axis=1), ((1, 0), (0, 0)))
+        some = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, width, axis=-1), arrays)
         return jax.tree.map(lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1), results, function(some))
 
-    shapes = jax.eval_shape(function, jax.ShapeDtypeStruct((len(durations) + 1, batch), durations.dtype))
+    shapes = jax.eval_shape(function, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays))
     return lax.fori_loop(0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes))
+
+
+def with_zero_row(durations: jax.Array) -> jax.Array:
+    """The table [1 + U, B] that rows of a program point into: its row 0 takes no time."""
+    return jnp.pad(durations, ((1, 0), (0, 0)))
 
 
 def _forward(program: Program, table: jax.Array, *, note_path: bool) -> tuple[jax.Array, jax.Array]:

@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.evaluate import in_blocks, later, nan_kept, run_steps
+from hybridperf.evaluate import in_blocks, later, nan_kept, run_steps, with_zero_row
 from hybridperf.lower import NO_HOST, NO_STEP, TRASH_SLOT, ZERO_ROW, ZERO_SLOT, Lowered, Program, step_bucket
 
 LARGEST_STATE = 24  # numbers handed on: their cube is paid at each squaring
@@ -116,7 +116,7 @@ def makespan_of(folded: Folded, durations: jax.Array) -> jax.Array:
             f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point seconds [rows, batch]; "
             "give a single configuration a batch axis of 1 and convert integers."
         )
-    return in_blocks(lambda table: _last_end(folded, table), durations, FOLD_BLOCK)
+    return in_blocks(lambda some: _last_end(folded, with_zero_row(some)), durations, FOLD_BLOCK)
 
 
 def _last_end(folded: Folded, table: jax.Array) -> jax.Array:
