@@ -3,7 +3,8 @@
 A C kernel of the same recurrence (slots, table of unique rows, float32, blocks of 64 configurations) is built with the
 system's compiler; both are checked against float64 NumPy and timed in turns on one core, the minimum of many counting.
 Times are the processor's: what others do meanwhile on the core adds nothing. A node is one op on one rank with its
-launch; figures are nanoseconds per node and configuration (ns), and ratios beside the bars they must hold. Last come whole predictions, see bench_predictions.py.
+launch; figures are nanoseconds per node and configuration (ns), and ratios beside the bars they must hold.
+Last come whole predictions, see bench_predictions.py.
 """
 
 import argparse

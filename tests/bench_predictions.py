@@ -36,7 +36,7 @@ def workload(nodes: int, *, alike: bool = True) -> Workload:
     builder = GraphBuilder()
     rows: list[int] = []
     for layer in range(round(nodes / (OPS * 6 // 5))):
-        if not layer or not alike and layer < 10:
+        if not layer or (not alike and layer < 10):
             rows = list(range(len(calls) + 1, len(calls) + 1 + OPS * 6 // 5))
             for _ in range(OPS // 5):
                 size = float(rng.integers(512, 8192))
@@ -44,6 +44,7 @@ def workload(nodes: int, *, alike: bool = True) -> Workload:
                 calls += [OpCall(Elementwise("bf16", rows=size, cols=1024.0)) for _ in range(3)]
                 calls += [OpCall(Copy("bf16", rows=size, cols=1024.0))]
         copied: list[int] = []
+        last = 0
         for at, row in enumerate(rows if alike else rng.permutation(rows).tolist()):
             if at % 6 == 5:
                 copied.append(builder.op(row, stream="copies", after=[last], launch_row=1))
