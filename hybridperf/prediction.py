@@ -17,9 +17,10 @@ import pandas as pd
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from hybridperf.evaluate import Timeline, check_durations, critical_path, makespan, timeline
+from hybridperf.evaluate import Timeline, check_durations, critical_path, in_blocks, makespan, timeline
+from hybridperf.folding import FOLD_BLOCK, Folded, folded, makespan_of
 from hybridperf.io import InputError, unknown
-from hybridperf.lower import Lowered, lower
+from hybridperf.lower import Lowered, Program, lower
 from hybridperf.model import (
     GROUP_KNOBS,
     OpTable,
@@ -136,8 +137,18 @@ class BatchPredictor:
 
     def __init__(self, model: PerfModel, workload: Workload):
         check_backend(model, workload)
-        self._platform = model.platform()
-        self._program, self._table = lower(workload.graph).program, canonical(model.table(workload.calls))
+        lowered = lower(workload.graph)
+        table, platform = model.table(workload.calls), model.platform()
+        _check_numbers(table, platform)
+        self._program: Program | Folded = jax.device_put(folded(lowered) or lowered.program)  # once, not at each call
+        # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
+        used, group = np.unique(table.group, return_inverse=True)
+        used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")  # few lengths, few compiled functions
+        self._groups = [GROUPS[int(at)] for at in used]
+        knobs = dataclasses.replace(platform.knobs, **{name: np.asarray(getattr(platform.knobs, name))[used] for name in GROUP_KNOBS})
+        self._platform = dataclasses.replace(platform, knobs=knobs)
+        self._fixed = canonical(self._platform)
+        self._table = canonical(dataclasses.replace(table, group=group.astype(np.int32)))
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
 
@@ -147,9 +158,37 @@ class BatchPredictor:
         size = len(next(iter(values.values())))
         if self._mesh is not None:  # every device takes as many
             values = {name: np.pad(value, (0, -size % self._mesh.size), mode="edge") for name, value in values.items()}
-        platform, axes = _varied(self._platform, values)
-        seconds = _batch_seconds(self._program, self._table, canonical(platform), _Axes(axes), self._mesh)
+        dtype = self._fixed.peak_flops_scale.dtype
+        varied = {name: value.astype(dtype) for name, value in self._varied(values).items()}  # by NumPy: JAX takes 50 us for each
+        seconds = _batch_seconds(self._program, self._table, self._fixed, varied, self._mesh)
         return np.asarray(seconds, np.float64)[:size]
+
+    def _varied(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What varies of the platform, by field or knob: [B] or [G, B]."""
+        fields: dict[str, np.ndarray] = {}
+        for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):  # a group's own value is the last word
+            group, _, knob = name.rpartition("__")
+            if name in _PLATFORM_KNOBS:
+                fields[name] = value
+            elif knob in GROUP_KNOBS and (not group or group in GROUPS):
+                base = fields.get(knob, np.asarray(getattr(self._platform.knobs, knob))[:, None])
+                of_group = np.array([not group or one == group for one in self._groups])[:, None]
+                fields[knob] = np.where(of_group, value, base) if group else base * value
+            else:
+                raise unknown("knob", name, knob_names(), f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
+        return fields
+
+
+def _check_numbers(table: OpTable, platform: Platform) -> None:
+    """`InputError` where a number of the model or the step cannot give seconds: NaN or below zero, before anything is compiled."""
+    for what, numbers in (("the model's knob", platform.knobs), ("the step's", table.work)):
+        for field in dataclasses.fields(numbers):
+            value = np.asarray(getattr(numbers, field.name), np.float64)
+            if not (value >= 0).all():
+                raise InputError(f"{what} {field.name} is {value[~(value >= 0)].flat[0]}, expected 0 or more; fit the model again")
+    if not np.isfinite(table.correction).all():
+        wrong = np.flatnonzero(~np.isfinite(table.correction))[0]
+        raise InputError(f"the learned correction of op {wrong} is {table.correction[wrong]}, expected a number; fit the model again")
 
 
 def knob_names() -> list[str]:
@@ -181,61 +220,34 @@ def step_seconds(program: Any, table: OpTable, platform: Platform) -> Any:
     return makespan(program, durations(table, platform)[:, None])[0]
 
 
-class _Axes:
-    """Batch axes of a platform's leaves as a hashable static argument."""
-
-    def __init__(self, axes: Platform):
-        self.axes = axes
-        self._key = str(jax.tree.flatten(axes, is_leaf=lambda x: x is None))
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Axes) and self._key == other._key
-
-
-def _batch_seconds_impl(program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None) -> Any:
-    def seconds(program: Any, table: OpTable, platform: Platform) -> Any:
-        return makespan(program, batched_durations(table, platform, axes.axes))
+def _batch_seconds_impl(program: Program | Folded, table: OpTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    def seconds(program: Program | Folded, table: OpTable, fixed: Platform, varied: dict[str, Any]) -> Any:
+        # priced and evaluated block by block: durations of the whole batch would leave the cache
+        if isinstance(program, Folded):
+            return in_blocks(lambda some: makespan_of(program, _priced(table, fixed, some)), varied, FOLD_BLOCK)
+        return in_blocks(lambda some: makespan(program, _priced(table, fixed, some)), varied)
 
     if mesh is None:
-        return seconds(program, table, platform)
-    split = jax.tree.map(lambda axis: P() if axis is None else P(*[None] * axis, _BATCH), axes.axes, is_leaf=lambda axis: axis is None)
+        return seconds(program, table, fixed, varied)
+    split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
     # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have devices talk at every step
-    shared = jax.shard_map(seconds, mesh=mesh, in_specs=(P(), P(), split), out_specs=P(_BATCH), check_vma=False)
-    return shared(program, table, platform)
+    shared = jax.shard_map(seconds, mesh=mesh, in_specs=(P(), P(), P(), split), out_specs=P(_BATCH), check_vma=False)
+    return shared(program, table, fixed, varied)
 
 
-_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=(3, 4))
+def _priced(table: OpTable, fixed: Platform, varied: Mapping[str, Any]) -> Any:
+    """Durations [U, B] on a platform some of whose fields and knobs vary."""
+
+    def replaced(fields: Mapping[str, Any], base: Platform) -> Platform:
+        knobs = dataclasses.replace(base.knobs, **{name: value for name, value in fields.items() if name in GROUP_KNOBS})
+        return dataclasses.replace(base, knobs=knobs, **{name: value for name, value in fields.items() if name in _PLATFORM_KNOBS})
+
+    axes = replaced({name: value.ndim - 1 for name, value in varied.items()}, jax.tree.map(lambda _: None, fixed))
+    return batched_durations(table, replaced(varied, fixed), axes)
+
+
+_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=4)
 _makespan = jax.jit(makespan)
-
-
-def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platform, Platform]:
-    """The platform with some leaves batched (last axis), and the axes tree for vmap."""
-    none = jax.tree.map(lambda _: None, platform)
-    fields: dict[str, Any] = {}
-    knob_fields: dict[str, Any] = {}
-    for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):  # a group's own value is the last word
-        group, _, knob = name.rpartition("__")
-        if name in _PLATFORM_KNOBS:
-            fields[name] = value
-        elif knob in GROUP_KNOBS and (not group or group in GROUPS):
-            base = knob_fields.get(knob, np.repeat(np.asarray(getattr(platform.knobs, knob))[:, None], len(value), 1)).copy()
-            if group:
-                base[GROUPS.index(group)] = value
-            else:
-                base = base * value
-            knob_fields[knob] = base
-        else:
-            raise unknown("knob", name, knob_names(), f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
-    knobs = dataclasses.replace(platform.knobs, **knob_fields)
-    axes = dataclasses.replace(
-        none,
-        knobs=dataclasses.replace(none.knobs, **dict.fromkeys(knob_fields, 1)),
-        **dict.fromkeys(fields, 0),
-    )
-    return dataclasses.replace(platform, knobs=knobs, **fields), axes
 
 
 def check_backend(model: PerfModel, workload: Workload) -> None:
