@@ -7,7 +7,7 @@ given as an array [B], and everything from knob to makespan is one compiled, dif
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from hybridperf.model import (
     widening,
 )  # fmt: skip
 from hybridperf.ops import GROUPS, columns
+from hybridperf.outputs import Outputs, batch_outputs, outputs_of
 from hybridperf.workload import Workload
 
 COVERAGE = 0.9  # of a step's interval
@@ -132,24 +133,60 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndar
 
 
 class BatchPredictor:
-    """`predict_batch` for many batches: the step is lowered and its ops are priced once. Several devices share each batch."""
+    """`predict_batch` for many batches: the step is lowered and its ops are priced once. Several devices share each batch.
 
-    def __init__(self, model: PerfModel, workload: Workload):
+    With `outputs`, some of `hybridperf.outputs.OUTPUTS`, a call gives their columns by name instead of the plain array: `time_s`,
+    `busy_compute_s`, `exposed_s`, `critical_gemm_s`; [B] each.
+    """
+
+    def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
         check_backend(model, workload)
         self._platform = model.platform()
-        self._program, self._table = lower(workload.graph).program, canonical(model.table(workload.calls))
+        lowered, table = lower(workload.graph), model.table(workload.calls)
+        self._workload = workload
+        self._check(model.op_seconds(table)[:, None], f"by model {model.device.id}")
+        self._program, self._table = lowered.program, canonical(table)
+        self._outputs = None if outputs is None else outputs_of(lowered, [GROUPS[group] for group in table.group], outputs)
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
 
-    def __call__(self, **knobs: Any) -> np.ndarray:
-        """Seconds [B]; see `predict_batch`."""
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of what a call gives."""
+        return ("time_s",) if self._outputs is None else self._outputs.columns
+
+    def __call__(self, **knobs: Any) -> Any:
+        """Seconds [B], see `predict_batch`; with `outputs` a dict of columns [B]."""
         values = _checked_knobs(knobs)
         size = len(next(iter(values.values())))
         if self._mesh is not None:  # every device takes as many
             values = {name: np.pad(value, (0, -size % self._mesh.size), mode="edge") for name, value in values.items()}
-        platform, axes = _varied(self._platform, values)
-        seconds = _batch_seconds(self._program, self._table, canonical(platform), _Axes(axes), self._mesh)
-        return np.asarray(seconds, np.float64)[:size]
+        varied, axes = _varied(self._platform, values)
+        platform = canonical(varied)
+        if self._outputs is None:
+            seconds = np.asarray(_batch_seconds(self._program, self._table, platform, _Axes(axes), self._mesh), np.float64)[:size]
+            self._check_answers(seconds, platform, axes)
+            return seconds
+        found = _batch_outputs(self._outputs, self._program, self._table, platform, _Axes(axes), self._mesh)
+        columns = np.asarray(found, np.float64)[:, :size]
+        self._check_answers(columns, platform, axes)
+        return dict(zip(self._outputs.columns, columns, strict=True))
+
+    def _check_answers(self, answers: np.ndarray, platform: Platform, axes: Platform) -> None:
+        """`InputError` for a configuration whose knobs, though numbers themselves, make an op's seconds none."""
+        wrong = ~np.isfinite(answers.reshape(-1, answers.shape[-1])).all(axis=0)
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            one = jax.tree.map(lambda x, axis: x if axis is None else np.take(x, [at], axis), platform, axes, is_leaf=lambda x: x is None)
+            self._check(np.asarray(batched_durations(self._table, one, axes)), f"in configuration {at}")
+            raise InputError(f"the ops of configuration {at} take more seconds together than a number holds; check its knobs")
+
+    def _check(self, durations: np.ndarray, where: str) -> None:
+        wrong = ~(np.isfinite(durations) & (durations >= 0))
+        if wrong.any():
+            op, b = np.argwhere(wrong)[0]
+            said = f"{_named(self._workload, int(op))} would take {durations[op, b]} s {where}"
+            raise InputError(f"{said}, expected 0 or more; check the model and its knobs")
 
 
 def knob_names() -> list[str]:
@@ -171,9 +208,24 @@ def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if len(set(sizes.values())) > 1:
         raise InputError(f"all knobs need the same length, got {sizes}")
     for name, value in values.items():
-        if not (np.isfinite(value) & (value > 0)).all():
-            raise InputError(f"knob {name} must be positive numbers, got {value[~(np.isfinite(value) & (value > 0))][0]}")
+        with np.errstate(over="ignore"):
+            held = value.astype(jnp.result_type(float))  # a positive number may be none in the precision that is computed in
+        right = np.isfinite(held) & (held >= np.finfo(held.dtype).tiny)
+        if not right.all():
+            raise InputError(f"knob {name} must be positive numbers{_in_reach(value[~right][0], held.dtype)}, got {value[~right][0]}")
     return values
+
+
+def _in_reach(value: float, dtype: np.dtype) -> str:
+    """What more to say of a positive number that a number format does not hold."""
+    return f" from {np.finfo(dtype).tiny:.2g} to {np.finfo(dtype).max:.2g}" if np.isfinite(value) and value > 0 else ""
+
+
+def _named(workload: Workload, op: int) -> str:
+    """A unique op for people, with where it is met first."""
+    graph, group = workload.graph, GROUPS[int(workload.calls[op].op.group_index())]
+    users = np.flatnonzero((graph.row == op + 1) | (graph.launch_row == op + 1))
+    return f"{group} (first used by node {users[0]} {graph.labels[users[0]]!r})" if len(users) else f"{group} (used by no node)"
 
 
 def step_seconds(program: Any, table: OpTable, platform: Platform) -> Any:
@@ -196,18 +248,31 @@ class _Axes:
 
 
 def _batch_seconds_impl(program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None) -> Any:
-    def seconds(program: Any, table: OpTable, platform: Platform) -> Any:
-        return makespan(program, batched_durations(table, platform, axes.axes))
+    return _shared(lambda _, *args: makespan(*args), P(_BATCH), None, program, table, platform, axes, mesh)
+
+
+def _batch_outputs_impl(plan: Outputs, program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None) -> Any:
+    return _shared(batch_outputs, P(None, _BATCH), plan, program, table, platform, axes, mesh)
+
+
+def _shared(
+    answer: Callable[..., Any], answer_split: P, plan: Any, program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None
+) -> Any:
+    """`answer(plan, program, durations)`, each device of the mesh doing its part of the batch."""
+
+    def mine(plan: Any, program: Any, table: OpTable, platform: Platform) -> Any:
+        return answer(plan, program, batched_durations(table, platform, axes.axes))
 
     if mesh is None:
-        return seconds(program, table, platform)
+        return mine(plan, program, table, platform)
     split = jax.tree.map(lambda axis: P() if axis is None else P(*[None] * axis, _BATCH), axes.axes, is_leaf=lambda axis: axis is None)
     # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have devices talk at every step
-    shared = jax.shard_map(seconds, mesh=mesh, in_specs=(P(), P(), split), out_specs=P(_BATCH), check_vma=False)
-    return shared(program, table, platform)
+    shared = jax.shard_map(mine, mesh=mesh, in_specs=(P(), P(), P(), split), out_specs=answer_split, check_vma=False)
+    return shared(plan, program, table, platform)
 
 
 _batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=(3, 4))
+_batch_outputs = jax.jit(_batch_outputs_impl, static_argnums=(4, 5))
 _makespan = jax.jit(makespan)
 
 
