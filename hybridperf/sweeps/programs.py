@@ -4,6 +4,7 @@ by `outputs` of `[target]`, what they consist of.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 
 from hybridperf.importers.jax_program import load_program
 from hybridperf.io import InputError, unknown
+from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.outputs import OUTPUTS
+from hybridperf.ops import GROUPS
+from hybridperf.outputs import OUTPUTS, outputs_of
 from hybridperf.prediction import BatchPredictor, check_backend, knob_names
 from hybridperf.sweeps.target import Target, check_positive, place, register
 from hybridperf.workload import Workload
@@ -32,8 +35,14 @@ class ProgramTarget(Target):
     def __init__(self, model: PerfModel, workload: Workload, content: str, outputs: Sequence[str] = ()):
         check_backend(model, workload)
         self._model, self._workload, self._content = model, workload, content
-        self._predictor = BatchPredictor(model, workload, ["time_s", *outputs] if outputs else None)
-        self.results = dict.fromkeys(self._predictor.columns, float)
+        self._outputs = ["time_s", *outputs] if outputs else None
+        groups = [GROUPS[int(call.op.group_index())] for call in workload.calls]
+        columns = outputs_of(lower(workload.graph), groups, self._outputs).columns if self._outputs else ("time_s",)
+        self.results = dict.fromkeys(columns, float)
+
+    @functools.cached_property
+    def _predictor(self) -> BatchPredictor:
+        return BatchPredictor(self._model, self._workload, self._outputs)  # compiles: not before the whole spec is known to be right
 
     @classmethod
     def read(cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> ProgramTarget:

@@ -90,6 +90,10 @@ class Store:
             found.add(int(path.name.split("-")[1]))
         return {chunk for chunk in found if chunk < chunks}
 
+    def part(self, chunk: int) -> bytes:
+        """A finished chunk."""
+        return self._part(chunk).read_bytes()
+
     def write(self, chunk: int, part: bytes) -> None:
         """Keep a finished chunk."""
         with self._kept(), replacing(self._part(chunk), "wb") as handle:
