@@ -9,16 +9,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from hybridperf.io import InputError, write_table
 from hybridperf.sweeps import cluster
 from hybridperf.sweeps.chunk import bounds, check_not_empty, chunks, evaluate
 from hybridperf.sweeps.front import Best, Kept
 from hybridperf.sweeps.progress import Progress
 from hybridperf.sweeps.spec import Spec, read_spec, with_top
-from hybridperf.sweeps.store import Store, parquet_bytes, sweep_identity
+from hybridperf.sweeps.store import Store, parquet_bytes, read_part, sweep_identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +120,7 @@ class _Leading:
         """The best in words, after one more finished chunk."""
         columns = self._kept.best.columns()
         if columns[1:]:
-            frame = pq.read_table(pa.BufferReader(part), columns=columns).to_pandas()
+            frame = read_part(part, columns).to_pandas()
             if len(frame):
                 self._kept.see(frame)
         return self._kept.said()
