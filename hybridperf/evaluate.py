@@ -49,29 +49,6 @@ def makespan(program: Program, durations: jax.Array) -> jax.Array:
     return _last_end(program, durations)
 
 
-def step_starts(program: Program, durations: jax.Array) -> jax.Array:
-    """Start of each step [S, B], from seconds per row `durations` [U, B]: large, so for a block of configurations at a time."""
-    return _forward(program, _with_zero_row(durations), note=_start)[1]
-
-
-def in_blocks(function: Callable[[jax.Array], Any], durations: jax.Array, most: int = BLOCK) -> Any:
-    """`function(durations)`, whose results are [..., B], for up to `most` of the B configurations at a time."""
-    batch = durations.shape[1]
-    blocks = max(1, -(-batch // most))
-    width = -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch  # a search asks for one at a time
-    if width >= batch:
-        results = function(jnp.pad(durations, ((0, 0), (0, width - batch))))
-        return jax.tree.map(lambda result: result[..., :batch], results)
-
-    def block(number: jax.Array, results: Any) -> Any:
-        start = jnp.minimum(number * width, batch - width)  # the last overlaps with the one before: no padded copy of all
-        some = lax.dynamic_slice_in_dim(durations, start, width, axis=1)
-        return jax.tree.map(lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1), results, function(some))
-
-    shapes = jax.eval_shape(function, jax.ShapeDtypeStruct(durations.shape, durations.dtype))
-    return lax.fori_loop(0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes))
-
-
 class Timeline(NamedTuple):
     """When each node of a graph runs, in seconds from the start of the step, float64 [N]."""
 
@@ -186,13 +163,13 @@ def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]
 @jax.custom_vjp
 def _last_end(program: Program, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
-    return in_blocks(lambda some: _forward(program, _with_zero_row(some))[0], durations)
+    return in_blocks(lambda some: _forward(program, with_zero_row(some))[0], durations)
 
 
 def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not be kept in between.
     def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
-        table = _with_zero_row(some)
+        table = with_zero_row(some)
         end, path = _forward(program, table, note=_held_up_by)
         return end, _times_on_path(program, path, table)[1:]
 
@@ -206,13 +183,37 @@ def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None,
 _last_end.defvjp(_last_end_fwd, _last_end_bwd)
 
 
-def _with_zero_row(durations: jax.Array) -> jax.Array:
+def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = None) -> Any:
+    """`function(arrays)`, whose results are [..., B] as its arrays are, for up to `most` (`BLOCK`) configurations at a time."""
+    batch = jax.tree.leaves(arrays)[0].shape[-1]
+    blocks = max(1, -(-batch // (BLOCK if most is None else most)))
+    width = -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch  # a search asks for one at a time
+    if width >= batch:
+        padded = jax.tree.map(lambda array: jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - batch)]), arrays)
+        return jax.tree.map(lambda result: result[..., :batch], function(padded))
+
+    def block(number: jax.Array, results: Any) -> Any:
+        start = jnp.minimum(number * width, batch - width)  # the last overlaps with the one before: no padded copy of all
+        some = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, width, axis=-1), arrays)
+        return jax.tree.map(lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1), results, function(some))
+
+    shapes = jax.eval_shape(function, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays))
+    return lax.fori_loop(0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes))
+
+
+def with_zero_row(durations: jax.Array) -> jax.Array:
+    """The table [1 + U, B] that rows of a program point into: its row 0 takes no time."""
     return jnp.pad(durations, ((1, 0), (0, 0)))
 
 
+def step_starts(program: Program, durations: jax.Array) -> jax.Array:
+    """Start of each step [S, B], from seconds per row `durations` [U, B]: large, so for a block of configurations at a time."""
+    return _forward(program, with_zero_row(durations), note=_start)[1]
+
+
 def _held_up_by(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """`BY_HOST` and so on, uint8 [B], of a step from the ends [B] that it waits for."""
-    by_host = (launched >= _later(first, second)) & (host != NO_HOST)
+    """What held up a step (`BY_HOST` and so on), uint8 [B], from the ends [B] that it waits for."""
+    by_host = (launched >= later(first, second)) & (host != NO_HOST)
     by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
     return jnp.where(by_host, np.uint8(BY_HOST), by_pred)
 
@@ -220,11 +221,31 @@ def _held_up_by(host: jax.Array, launched: jax.Array, first: jax.Array, second: 
 def _start(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     """When a step starts [B]."""
     del host
-    return _later(launched, _later(first, second))
+    return later(launched, later(first, second))
 
 
 def _forward(program: Program, table: jax.Array, *, note: Callable[..., jax.Array] | None = None) -> tuple[jax.Array, jax.Array]:
-    """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]; the table's row 0 is zero."""
+    """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]."""
+    slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts))
+    _, _, end, noted = run_steps(program, table, slots, clocks, program.first, len(program.row), note=note)
+    return nan_kept(table, end), noted
+
+
+def run_steps(
+    program: Program,
+    table: jax.Array,
+    slots: jax.Array,
+    clocks: jax.Array,
+    begin: ArrayLike,
+    stop: ArrayLike,
+    *,
+    note: Callable[..., jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Slots and clocks after the steps `begin` to `stop`, the end of the last of them [B], and what is noted of each, see `_forward`.
+
+    The slots [slots, ..., B] and clocks [hosts, ..., B] are those of before, with any axes between; `table` is [1 + U, B]. The last
+    end is not yet in its slot, and the step before `begin` has to be padding.
+    """
 
     # An end is written to its slot one turn late, before the next step reads. Written in its own turn, after reads that
     # the note needs as well, XLA copies all slots at every step: 7-50 times the time.
@@ -235,17 +256,19 @@ def _forward(program: Program, table: jax.Array, *, note: Callable[..., jax.Arra
         slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
         clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
         launched, first, second = _row(clocks, host), _row(slots, pred_slot[0]), _row(slots, pred_slot[1])
-        ready = _later(first, second)
+        ready = later(first, second)
         if note is not None:
             noted = _with_row(noted, note(host, launched, first, second), this)
-        return slots, clocks, _later(launched, ready) + _row(table, row), noted
+        return slots, clocks, later(launched, ready) + _row(table, row), noted
 
-    slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts))
     dtype = jnp.uint8 if note is _held_up_by else table.dtype
     noted = lax.empty((0 if note is None else len(program.row), table.shape[1]), dtype)  # all read is written before
-    slots, clocks, end, noted = lax.fori_loop(program.first, len(program.row), step, (slots, clocks, slots[ZERO_SLOT], noted))
-    # The steps may have lost a NaN, see `_later`; a sum is compiled sooner than a search for it.
-    return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end), noted
+    return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], noted))
+
+
+def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:
+    """Ends [B], NaN where the table [1 + U, B] has one, which the steps may have lost, see `later`."""
+    return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end)  # a sum is compiled sooner than a search
 
 
 def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.Array:
@@ -272,7 +295,7 @@ def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.A
     return lax.fori_loop(0, steps - program.first, step, start)[1].astype(table.dtype)
 
 
-def _later(one: jax.Array, other: jax.Array) -> jax.Array:
+def later(one: jax.Array, other: jax.Array) -> jax.Array:
     """The later end: one machine instruction, where a maximum that returns NaN for NaN takes four; a sixth of the time."""
     return jnp.where(one > other, one, other)
 

@@ -75,7 +75,7 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
     split = _split(steps, _drop_implied(steps.reads, steps.lane))
     pred_slot, out_slot, slots = _slots(split.pred_step)
 
-    padding = _step_bucket(len(split.row)) - len(split.row)
+    padding = step_bucket(len(split.row)) - len(split.row)
 
     def padded(array: np.ndarray, value: int) -> np.ndarray:
         return np.pad(array, [(padding, 0)] + [(0, 0)] * (array.ndim - 1), constant_values=value).astype(np.int32)
@@ -337,7 +337,7 @@ def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     return slot_of[pred_step], np.array(out_slot), slots
 
 
-def _step_bucket(steps: int) -> int:
+def step_bucket(steps: int) -> int:
     """64 * 1.25^k, rounded up: 10 buckets a decade, and padding costs memory only.
 
     At least one step of padding: the evaluator's first turn writes what the step before it left, into the trash.

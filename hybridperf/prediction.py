@@ -17,9 +17,10 @@ import pandas as pd
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from hybridperf.evaluate import Timeline, check_durations, critical_path, makespan, timeline
+from hybridperf.evaluate import Timeline, check_durations, critical_path, in_blocks, makespan, timeline
+from hybridperf.folding import FOLD_BLOCK, Folded, folded, makespan_of
 from hybridperf.io import InputError, unknown
-from hybridperf.lower import Lowered, lower
+from hybridperf.lower import Lowered, Program, lower
 from hybridperf.model import (
     GROUP_KNOBS,
     OpTable,
@@ -141,19 +142,23 @@ class BatchPredictor:
 
     def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
         check_backend(model, workload)
-        self._platform = model.platform()
-        lowered, table = lower(workload.graph), model.table(workload.calls)
+        lowered = lower(workload.graph)
+        table, platform = model.table(workload.calls), model.platform()
+        _check_numbers(workload, table, platform)
         self._workload = workload
-        self._check(model.op_seconds(table)[:, None], f"by model {model.device.id}")
-        self._program, self._table = lowered.program, canonical(table)
         self._outputs = None if outputs is None else outputs_of(lowered, [GROUPS[group] for group in table.group], outputs)
+        program = (folded(lowered) if self._outputs is None else None) or lowered.program  # what else is asked needs every step
+        self._program: Program | Folded = jax.device_put(program)  # once, not at each call
+        # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
+        used, group = np.unique(table.group, return_inverse=True)
+        used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")  # few lengths, few compiled functions
+        self._groups = [GROUPS[int(at)] for at in used]
+        knobs = dataclasses.replace(platform.knobs, **{name: np.asarray(getattr(platform.knobs, name))[used] for name in GROUP_KNOBS})
+        self._platform = dataclasses.replace(platform, knobs=knobs)
+        self._fixed = canonical(self._platform)
+        self._table = canonical(dataclasses.replace(table, group=group.astype(np.int32)))
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of what a call gives."""
-        return ("time_s",) if self._outputs is None else self._outputs.columns
 
     def __call__(self, **knobs: Any) -> Any:
         """Seconds [B], see `predict_batch`; with `outputs` a dict of columns [B]."""
@@ -161,32 +166,68 @@ class BatchPredictor:
         size = len(next(iter(values.values())))
         if self._mesh is not None:  # every device takes as many
             values = {name: np.pad(value, (0, -size % self._mesh.size), mode="edge") for name, value in values.items()}
-        varied, axes = _varied(self._platform, values)
-        platform = canonical(varied)
+        dtype = self._fixed.peak_flops_scale.dtype
+        varied = {name: value.astype(dtype) for name, value in self._varied(values).items()}  # by NumPy: JAX takes 50 us for each
         if self._outputs is None:
-            seconds = np.asarray(_batch_seconds(self._program, self._table, platform, _Axes(axes), self._mesh), np.float64)[:size]
-            self._check_answers(seconds, platform, axes)
-            return seconds
-        found = _batch_outputs(self._outputs, self._program, self._table, platform, _Axes(axes), self._mesh)
-        columns = np.asarray(found, np.float64)[:, :size]
-        self._check_answers(columns, platform, axes)
+            seconds = _batch_seconds(self._program, self._table, self._fixed, varied, self._mesh)
+            return self._checked(np.asarray(seconds, np.float64)[None, :size], varied)[0]
+        found = _batch_outputs(self._outputs, self._program, self._table, self._fixed, varied, self._mesh)
+        columns = self._checked(np.asarray(found, np.float64)[:, :size], varied)
         return dict(zip(self._outputs.columns, columns, strict=True))
 
-    def _check_answers(self, answers: np.ndarray, platform: Platform, axes: Platform) -> None:
-        """`InputError` for a configuration whose knobs, though numbers themselves, make an op's seconds none."""
-        wrong = ~np.isfinite(answers.reshape(-1, answers.shape[-1])).all(axis=0)
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            one = jax.tree.map(lambda x, axis: x if axis is None else np.take(x, [at], axis), platform, axes, is_leaf=lambda x: x is None)
-            self._check(np.asarray(batched_durations(self._table, one, axes)), f"in configuration {at}")
-            raise InputError(f"the ops of configuration {at} take more seconds together than a number holds; check its knobs")
+    def _checked(self, answers: np.ndarray, varied: Mapping[str, Any]) -> np.ndarray:
+        """`answers` [columns, B]; `InputError` for knobs that, though numbers themselves, make an op's seconds none."""
+        wrong = ~np.isfinite(answers).all(axis=0)
+        if not wrong.any():
+            return answers
+        at = int(np.flatnonzero(wrong)[0])
+        op_s = np.asarray(_priced(self._table, self._fixed, {name: values[..., at : at + 1] for name, values in varied.items()}))[:, 0]
+        for op in np.flatnonzero(~np.isfinite(op_s)).tolist():
+            raise InputError(f"{_named(self._workload, op)} would take {op_s[op]} s in configuration {at}; check the knobs and the model")
+        raise InputError(f"the ops of configuration {at} take more seconds together than a number holds; check the knobs and the model")
 
-    def _check(self, durations: np.ndarray, where: str) -> None:
-        wrong = ~(np.isfinite(durations) & (durations >= 0))
-        if wrong.any():
-            op, b = np.argwhere(wrong)[0]
-            said = f"{_named(self._workload, int(op))} would take {durations[op, b]} s {where}"
-            raise InputError(f"{said}, expected 0 or more; check the model and its knobs")
+    def _varied(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What varies of the platform, by field or knob: [B] or [G, B]."""
+        fields: dict[str, np.ndarray] = {}
+        for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):  # a group's own value is the last word
+            group, _, knob = name.rpartition("__")
+            if name in _PLATFORM_KNOBS:
+                fields[name] = value
+            elif knob in GROUP_KNOBS and (not group or group in GROUPS):
+                base = fields.get(knob, np.asarray(getattr(self._platform.knobs, knob))[:, None])
+                of_group = np.array([not group or one == group for one in self._groups])[:, None]
+                fields[knob] = np.where(of_group, value, base) if group else base * value
+            else:
+                raise unknown("knob", name, knob_names(), f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
+        return fields
+
+
+def _check_numbers(workload: Workload, table: OpTable, platform: Platform) -> None:
+    """`InputError` naming the op where a number of the model or the step cannot give seconds, before anything is compiled."""
+    for field in dataclasses.fields(platform.knobs):
+        values = np.asarray(getattr(platform.knobs, field.name), np.float64)
+        shared = field.name not in GROUP_KNOBS  # by all groups
+        wrong = np.full(len(table.group), not (values >= 0).all()) if shared else ~(values[table.group] >= 0)
+        least = np.nanmin(values) if shared and not np.isnan(values).all() else np.nan
+        _refuse(workload, wrong, np.full(len(wrong), least) if shared else values[table.group], f"the model's {field.name}")
+    for field in dataclasses.fields(table.work):
+        values = np.asarray(getattr(table.work, field.name), np.float64)
+        _refuse(workload, ~(values >= 0), values, f"its {field.name}")
+    _refuse(workload, ~np.isfinite(table.correction), table.correction, "its learned correction")
+
+
+def _refuse(workload: Workload, wrong: np.ndarray, values: np.ndarray, what: str) -> None:
+    for op in np.flatnonzero(wrong)[:1].tolist():
+        raise InputError(
+            f"{_named(workload, op)} can have no time: {what} is {values[op]}, expected 0 or more; check the model and the step"
+        )
+
+
+def _named(workload: Workload, op: int) -> str:
+    """A unique op for people, with where it is met first."""
+    graph, group = workload.graph, GROUPS[int(workload.calls[op].op.group_index())]
+    users = np.flatnonzero((graph.row == op + 1) | (graph.launch_row == op + 1))
+    return f"{group} (first used by node {users[0]} {graph.labels[users[0]]!r})" if len(users) else f"{group} (used by no node)"
 
 
 def knob_names() -> list[str]:
@@ -221,86 +262,52 @@ def _in_reach(value: float, dtype: np.dtype) -> str:
     return f" from {np.finfo(dtype).tiny:.2g} to {np.finfo(dtype).max:.2g}" if np.isfinite(value) and value > 0 else ""
 
 
-def _named(workload: Workload, op: int) -> str:
-    """A unique op for people, with where it is met first."""
-    graph, group = workload.graph, GROUPS[int(workload.calls[op].op.group_index())]
-    users = np.flatnonzero((graph.row == op + 1) | (graph.launch_row == op + 1))
-    return f"{group} (first used by node {users[0]} {graph.labels[users[0]]!r})" if len(users) else f"{group} (used by no node)"
-
-
 def step_seconds(program: Any, table: OpTable, platform: Platform) -> Any:
     """Seconds of one step, one platform; pure and differentiable: the function that searches descend."""
     return makespan(program, durations(table, platform)[:, None])[0]
 
 
-class _Axes:
-    """Batch axes of a platform's leaves as a hashable static argument."""
+def _batch_seconds_impl(program: Program | Folded, table: OpTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    def seconds(program: Program | Folded, table: OpTable, fixed: Platform, varied: dict[str, Any]) -> Any:
+        # priced and evaluated block by block: durations of the whole batch would leave the cache
+        if isinstance(program, Folded):
+            return in_blocks(lambda some: makespan_of(program, _priced(table, fixed, some)), varied, FOLD_BLOCK)
+        return in_blocks(lambda some: makespan(program, _priced(table, fixed, some)), varied)
 
-    def __init__(self, axes: Platform):
-        self.axes = axes
-        self._key = str(jax.tree.flatten(axes, is_leaf=lambda x: x is None))
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Axes) and self._key == other._key
+    return _over_devices(seconds, P(_BATCH), (program, table, fixed), varied, mesh)
 
 
-def _batch_seconds_impl(program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None) -> Any:
-    return _shared(lambda _, *args: makespan(*args), P(_BATCH), None, program, table, platform, axes, mesh)
+def _priced(table: OpTable, fixed: Platform, varied: Mapping[str, Any]) -> Any:
+    """Durations [U, B] on a platform some of whose fields and knobs vary."""
+
+    def replaced(fields: Mapping[str, Any], base: Platform) -> Platform:
+        knobs = dataclasses.replace(base.knobs, **{name: value for name, value in fields.items() if name in GROUP_KNOBS})
+        return dataclasses.replace(base, knobs=knobs, **{name: value for name, value in fields.items() if name in _PLATFORM_KNOBS})
+
+    axes = replaced({name: value.ndim - 1 for name, value in varied.items()}, jax.tree.map(lambda _: None, fixed))
+    return batched_durations(table, replaced(varied, fixed), axes)
 
 
-def _batch_outputs_impl(plan: Outputs, program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None) -> Any:
-    return _shared(batch_outputs, P(None, _BATCH), plan, program, table, platform, axes, mesh)
+def _batch_outputs_impl(plan: Outputs, program: Program, table: OpTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    def columns(plan: Outputs, program: Program, table: OpTable, fixed: Platform, varied: dict[str, Any]) -> Any:
+        return in_blocks(lambda some: batch_outputs(plan, program, _priced(table, fixed, some)), varied)
+
+    return _over_devices(columns, P(None, _BATCH), (plan, program, table, fixed), varied, mesh)
 
 
-def _shared(
-    answer: Callable[..., Any], answer_split: P, plan: Any, program: Any, table: OpTable, platform: Platform, axes: _Axes, mesh: Mesh | None
-) -> Any:
-    """`answer(plan, program, durations)`, each device of the mesh doing its part of the batch."""
-
-    def mine(plan: Any, program: Any, table: OpTable, platform: Platform) -> Any:
-        return answer(plan, program, batched_durations(table, platform, axes.axes))
-
+def _over_devices(function: Callable[..., Any], answers: P, shared: tuple[Any, ...], varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    """`function(*shared, varied)`, each device doing its part of the batch."""
     if mesh is None:
-        return mine(plan, program, table, platform)
-    split = jax.tree.map(lambda axis: P() if axis is None else P(*[None] * axis, _BATCH), axes.axes, is_leaf=lambda axis: axis is None)
+        return function(*shared, varied)
+    split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
     # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have devices talk at every step
-    shared = jax.shard_map(mine, mesh=mesh, in_specs=(P(), P(), P(), split), out_specs=answer_split, check_vma=False)
-    return shared(plan, program, table, platform)
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(*[P()] * len(shared), split), out_specs=answers, check_vma=False)
+    return mapped(*shared, varied)
 
 
-_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=(3, 4))
-_batch_outputs = jax.jit(_batch_outputs_impl, static_argnums=(4, 5))
+_batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=4)
+_batch_outputs = jax.jit(_batch_outputs_impl, static_argnums=5)
 _makespan = jax.jit(makespan)
-
-
-def _varied(platform: Platform, values: Mapping[str, np.ndarray]) -> tuple[Platform, Platform]:
-    """The platform with some leaves batched (last axis), and the axes tree for vmap."""
-    none = jax.tree.map(lambda _: None, platform)
-    fields: dict[str, Any] = {}
-    knob_fields: dict[str, Any] = {}
-    for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):  # a group's own value is the last word
-        group, _, knob = name.rpartition("__")
-        if name in _PLATFORM_KNOBS:
-            fields[name] = value
-        elif knob in GROUP_KNOBS and (not group or group in GROUPS):
-            base = knob_fields.get(knob, np.repeat(np.asarray(getattr(platform.knobs, knob))[:, None], len(value), 1)).copy()
-            if group:
-                base[GROUPS.index(group)] = value
-            else:
-                base = base * value
-            knob_fields[knob] = base
-        else:
-            raise unknown("knob", name, knob_names(), f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
-    knobs = dataclasses.replace(platform.knobs, **knob_fields)
-    axes = dataclasses.replace(
-        none,
-        knobs=dataclasses.replace(none.knobs, **dict.fromkeys(knob_fields, 1)),
-        **dict.fromkeys(fields, 0),
-    )
-    return dataclasses.replace(platform, knobs=knobs, **fields), axes
 
 
 def check_backend(model: PerfModel, workload: Workload) -> None:

@@ -4,6 +4,7 @@ A C kernel of the same recurrence (slots, table of unique rows, float32, blocks 
 system's compiler; both are checked against float64 NumPy and timed in turns on one core, the minimum of many counting.
 Times are the processor's: what others do meanwhile on the core adds nothing. A node is one op on one rank with its
 launch; figures are nanoseconds per node and configuration (ns), and ratios beside the bars they must hold.
+Last come whole predictions, see bench_predictions.py.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import jax
 import numpy as np
 
 from hybridperf.evaluate import makespan
+from hybridperf.folding import Folded, folded, makespan_of
 from hybridperf.graph import Graph, GraphBuilder
 from hybridperf.lower import Program, lower
 
@@ -35,6 +37,7 @@ GATHERS, REDUCTIONS = {3: 20, 11: 21}, {9: 22, 19: 23}  # op of the compute stre
 IN_FLIGHT = 6  # a layer waits for the reductions of three layers before: two a layer
 RANKS = 16
 BARS = {"1 rank": 1.8, "16 alike": 4.0, "16 unlike": 4.0}  # value over C
+FOLDED_BAR, LATENCY_BAR = 0.5, 1.6  # folded over plain value at 10,000 nodes; one configuration over C
 GRADIENT_BAR, MEMORY_BAR_BYTES, COMPILE_BAR_S, DICT_BAR, ERROR_BAR = 5.0, 3.0, 0.5, 1000.0, 1e-4
 
 C_SOURCE = r"""
@@ -294,7 +297,7 @@ def compare_compile() -> None:
         print(f"compile {nodes:6,} nodes:", said("value", value_s, COMPILE_BAR_S) + " s,", said("gradient", gradient_s, COMPILE_BAR_S), "s")
 
 
-def _compile_s(function: Callable, program: Program, durations: np.ndarray) -> float:
+def _compile_s(function: Callable, program: Program | Folded, durations: np.ndarray) -> float:
     jax.clear_caches()
     start_s = time.process_time()
     jax.jit(function).lower(program, durations).compile()
@@ -311,6 +314,62 @@ def compare_dict(turns: int, limit_s: float) -> None:
         f"dict loop {loop_s * 1e9 / len(graph):.0f} ns:",
         said("times value", loop_s / (value_s / durations.shape[1]), DICT_BAR, at_least=True),
     )
+
+
+def compare_folded(kernel: CKernel, turns: int, limit_s: float) -> None:
+    """Identical layers raised to a power beside one step after the other, and beside C."""
+    for nodes in (500, 1_000, 2_000, 10_000):
+        graph, batch = transformer(nodes), 10_000
+        lowered, c = lower(graph), c_program(graph)
+        start_s = time.process_time()
+        found = folded(lowered)
+        look_s = time.process_time() - start_s
+        if found is None:
+            print(f"folded {len(graph):6,} nodes: not worth it, found in {look_s * 1e3:.0f} ms")
+            continue
+        durations = seconds(batch)
+        table = np.pad(durations, ((1, 0), (0, -batch % 64)))
+        program, found, given = jax.device_put((lowered.program, found, durations))
+        error = float(np.abs(np.asarray(makespan_of(found, given))[:64] / exact(c, table[:, :64]) - 1).max())
+        if error > ERROR_BAR:
+            raise AssertionError(f"folded, {nodes} nodes: off by {error:.1e}, expected at most {ERROR_BAR:g}")
+        makespan(program, given).block_until_ready()
+        c_s, value_s, folded_s = cpu_s(
+            [
+                lambda c=c, table=table: kernel(c, table),
+                lambda program=program, given=given: makespan(program, given).block_until_ready(),
+                lambda found=found, given=given: makespan_of(found, given).block_until_ready(),
+            ],
+            turns,
+            limit_s,
+        )
+        ratio = said("ratio", folded_s / value_s, FOLDED_BAR) if nodes == 10_000 else f"ratio {folded_s / value_s:.2f}"
+        print(
+            f"folded {len(graph):6,} nodes {batch:7,} configurations: {folded_s * 1e9 / len(graph) / batch:.3f} ns, {ratio} to value,"
+            f" {folded_s / c_s:.2f} to C, K = {len(found.before)}, {int(found.times)} layers, error {error:.0e}, found in"
+            f" {look_s * 1e3:.0f} ms, compiled in {_compile_s(lambda f, d: makespan_of(f, d), found, durations):.2f} s",
+            flush=True,
+        )
+
+
+def compare_latency(kernel: CKernel, turns: int, limit_s: float) -> None:
+    """One configuration at a time."""
+    for nodes in (1_000, 10_000):
+        graph, durations = transformer(nodes), seconds(1)
+        c, lowered = c_program(graph), lower(graph)
+        table = np.pad(durations, ((1, 0), (0, 63)))
+        program, found, given = jax.device_put((lowered.program, folded(lowered), durations))
+        calls: list[Callable[[], object]] = [lambda c=c, table=table: kernel(c, table)]
+        calls.append(lambda program=program, given=given: makespan(program, given).block_until_ready())
+        calls.append(lambda found=found, given=given: makespan_of(found, given).block_until_ready())
+        for call in calls:
+            call()
+        c_s, value_s, folded_s = cpu_s(calls, 10 * turns, limit_s)
+        print(
+            f"one configuration, {len(graph):6,} nodes: C (64 of them) {c_s * 1e6:.0f} us, value {value_s * 1e6:.0f} us,",
+            said("ratio", value_s / c_s, LATENCY_BAR) + f", folded {folded_s * 1e6:.0f} us",
+            flush=True,
+        )
 
 
 def count_traces() -> None:
@@ -348,6 +407,11 @@ def main() -> None:
     compare_compile()
     compare_dict(turns, limit_s)
     count_traces()
+    compare_folded(kernel, turns, limit_s)
+    compare_latency(kernel, turns, limit_s)
+    for cores in (1, 2):  # in processes of their own: how many devices there are is settled when JAX begins
+        script = [sys.executable, Path(__file__).with_name("bench_predictions.py"), "--cores", str(cores)]
+        subprocess.run([*map(str, script), "--turns", str(max(5, turns // 4))], check=True)
 
 
 if __name__ == "__main__":
