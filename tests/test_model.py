@@ -11,13 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf import folding
+from hybridperf.folding import Folded
 from hybridperf.graph import GraphBuilder
 from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
 from hybridperf.lower import lower
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm
-from hybridperf.prediction import gradient, predict, predict_batch, step_seconds
+from hybridperf.prediction import BatchPredictor, gradient, predict, predict_batch, step_seconds
 from hybridperf.roofline import Knobs, Work
 from hybridperf.workload import OpCall, Workload
 
@@ -362,6 +364,37 @@ def test_a_groups_own_knob_is_the_last_word(fitted: PerfModel) -> None:
 def test_knobs_that_cannot_be_varied(fitted: PerfModel, knobs: dict, says: str) -> None:
     with pytest.raises(InputError, match=says):
         predict_batch(fitted, chain([1]), **knobs)
+
+
+def test_deep_steps_are_folded_and_predicted_as_one_op_after_another(fitted: PerfModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = chain([1, 2, 3, 2] * 2000, streams=4)
+    knobs = {"memory_bytes_per_s": np.geomspace(1e11, 1e13, 50), "gemm__compute_efficiency": np.linspace(0.2, 1, 50)}
+    deep = BatchPredictor(fitted, workload)
+    assert isinstance(deep._program, Folded)
+    monkeypatch.setattr(folding, "WORTH", 0.0)
+    plain = BatchPredictor(fitted, workload)
+    assert not isinstance(plain._program, Folded)
+    np.testing.assert_allclose(deep(**knobs), plain(**knobs), rtol=1e-4)
+    np.testing.assert_allclose(deep(peak_flops_scale=[1.0]), predict(fitted, workload).time_s, rtol=1e-4)
+
+
+def test_a_knob_of_a_group_that_the_step_has_not_changes_nothing(fitted: PerfModel) -> None:
+    with_it = predict_batch(fitted, chain([1]), norm__floor_s=[1.0, 2.0])
+    np.testing.assert_allclose(with_it, predict(fitted, chain([1])).time_s, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("floor_s", np.nan, "knob floor_s is nan, expected 0 or more"),
+        ("memory_efficiency", -0.5, "knob memory_efficiency is -0.5, expected"),
+        ("line_s", np.nan, "knob line_s is nan"),
+    ],
+)
+def test_a_model_that_gives_no_seconds_is_refused_before_it_is_compiled(fitted: PerfModel, field: str, value: float, says: str) -> None:
+    knobs = dataclasses.replace(fitted.knobs, **{field: np.full_like(getattr(fitted.knobs, field), value)})
+    with pytest.raises(InputError, match=says):
+        predict_batch(dataclasses.replace(fitted, knobs=knobs), chain([1, 2]), peak_flops_scale=[1.0])
 
 
 def test_one_trace_for_a_grid(fitted: PerfModel, monkeypatch: pytest.MonkeyPatch) -> None:
