@@ -338,7 +338,7 @@ def predict(
 
 @app.command()
 def sweep(
-    spec: Annotated[Path, typer.Argument(help="what to sweep: a .toml file")],
+    spec: Annotated[Path, typer.Argument(help="what to sweep: a .toml file, or the name of one that is shipped")],
     out: Out,
     top: Annotated[int | None, typer.Option("--top", help="also write the K points with the least time")] = None,
     by: Annotated[str | None, typer.Option("--by", help="of --top: least in this column")] = None,
@@ -347,6 +347,7 @@ def sweep(
     restart: Annotated[bool, typer.Option("--restart", help="throw away what an earlier run did, and another sweep in --out")] = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it goes on where it was."""
+    from hybridperf.report import best_rows
     from hybridperf.sweeps import sweep as run_sweep
 
     _compilation_cache()
@@ -355,7 +356,7 @@ def sweep(
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
-            print(f"{what} in {path}")
+            best_rows.print_table(path, f"{what} in {path}")
     if done.unpredicted:
         print(f"hybridperf: {done.unpredicted:,} rows not predicted, their note says why", file=sys.stderr)
         return SOME_ROWS_UNPREDICTED

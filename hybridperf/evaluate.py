@@ -163,14 +163,14 @@ def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]
 @jax.custom_vjp
 def _last_end(program: Program, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
-    return in_blocks(lambda some: _forward(program, with_zero_row(some), note_path=False)[0], durations)
+    return in_blocks(lambda some: _forward(program, with_zero_row(some))[0], durations)
 
 
 def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not be kept in between.
     def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
         table = with_zero_row(some)
-        end, path = _forward(program, table, note_path=True)
+        end, path = _forward(program, table, note=_held_up_by)
         return end, _times_on_path(program, path, table)[1:]
 
     return in_blocks(end_and_times, durations)
@@ -206,17 +206,42 @@ def with_zero_row(durations: jax.Array) -> jax.Array:
     return jnp.pad(durations, ((1, 0), (0, 0)))
 
 
-def _forward(program: Program, table: jax.Array, *, note_path: bool) -> tuple[jax.Array, jax.Array]:
-    """End of the last step [B] and what held up each step (`BY_HOST` and so on), uint8 [S, B], or [0, B] unless asked."""
+def step_starts(program: Program, durations: jax.Array) -> jax.Array:
+    """Start of each step [S, B], from seconds per row `durations` [U, B]: large, so for a block of configurations at a time."""
+    return _forward(program, with_zero_row(durations), note=_start)[1]
+
+
+def _held_up_by(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """What held up a step (`BY_HOST` and so on), uint8 [B], from the ends [B] that it waits for."""
+    by_host = (launched >= later(first, second)) & (host != NO_HOST)
+    by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
+    return jnp.where(by_host, np.uint8(BY_HOST), by_pred)
+
+
+def _start(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """When a step starts [B]."""
+    del host
+    return later(launched, later(first, second))
+
+
+def _forward(program: Program, table: jax.Array, *, note: Callable[..., jax.Array] | None = None) -> tuple[jax.Array, jax.Array]:
+    """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]."""
     slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts))
-    _, _, end, path = run_steps(program, table, slots, clocks, program.first, len(program.row), note_path=note_path)
-    return nan_kept(table, end), path
+    _, _, end, noted = run_steps(program, table, slots, clocks, program.first, len(program.row), note=note)
+    return nan_kept(table, end), noted
 
 
 def run_steps(
-    program: Program, table: jax.Array, slots: jax.Array, clocks: jax.Array, begin: ArrayLike, stop: ArrayLike, *, note_path: bool = False
+    program: Program,
+    table: jax.Array,
+    slots: jax.Array,
+    clocks: jax.Array,
+    begin: ArrayLike,
+    stop: ArrayLike,
+    *,
+    note: Callable[..., jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Slots and clocks after the steps `begin` to `stop`, the end of the last of them [B], and what held up each, see `_forward`.
+    """Slots and clocks after the steps `begin` to `stop`, the end of the last of them [B], and what is noted of each, see `_forward`.
 
     The slots [slots, ..., B] and clocks [hosts, ..., B] are those of before, with any axes between; `table` is [1 + U, B]. The last
     end is not yet in its slot, and the step before `begin` has to be padding.
@@ -225,21 +250,20 @@ def run_steps(
     # An end is written to its slot one turn late, before the next step reads. Written in its own turn, after reads that
     # the note needs as well, XLA copies all slots at every step: 7-50 times the time.
     def step(this: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        slots, clocks, previous_end, path = carry
+        slots, clocks, previous_end, noted = carry
         host, launch_row, row = (_row(column, this) for column in (program.host, program.launch_row, program.row))
         pred_slot = _row(program.pred_slot, this)
         slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
         clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
         launched, first, second = _row(clocks, host), _row(slots, pred_slot[0]), _row(slots, pred_slot[1])
         ready = later(first, second)
-        if note_path:
-            by_host = (launched >= ready) & (host != NO_HOST)
-            by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
-            path = _with_row(path, jnp.where(by_host, np.uint8(BY_HOST), by_pred), this)
-        return slots, clocks, later(launched, ready) + _row(table, row), path
+        if note is not None:
+            noted = _with_row(noted, note(host, launched, first, second), this)
+        return slots, clocks, later(launched, ready) + _row(table, row), noted
 
-    path = lax.empty((len(program.row) if note_path else 0, table.shape[1]), jnp.uint8)  # all read is written before
-    return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], path))
+    dtype = jnp.uint8 if note is _held_up_by else table.dtype
+    noted = lax.empty((0 if note is None else len(program.row), table.shape[1]), dtype)  # all read is written before
+    return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], noted))
 
 
 def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ given as an array [B], and everything from knob to makespan is one compiled, dif
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from hybridperf.model import (
     widening,
 )  # fmt: skip
 from hybridperf.ops import GROUPS, columns
+from hybridperf.outputs import Outputs, batch_outputs, outputs_of
 from hybridperf.workload import Workload
 
 COVERAGE = 0.9  # of a step's interval
@@ -133,14 +134,21 @@ def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndar
 
 
 class BatchPredictor:
-    """`predict_batch` for many batches: the step is lowered and its ops are priced once. Several devices share each batch."""
+    """`predict_batch` for many batches: the step is lowered and its ops are priced once. Several devices share each batch.
 
-    def __init__(self, model: PerfModel, workload: Workload):
+    With `outputs`, some of `hybridperf.outputs.OUTPUTS`, a call gives their columns by name instead of the plain array: `time_s`,
+    `busy_compute_s`, `exposed_s`, `critical_gemm_s`; [B] each.
+    """
+
+    def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
         check_backend(model, workload)
         lowered = lower(workload.graph)
         table, platform = model.table(workload.calls), model.platform()
-        _check_numbers(table, platform)
-        self._program: Program | Folded = jax.device_put(folded(lowered) or lowered.program)  # once, not at each call
+        _check_numbers(workload, table, platform)
+        self._workload = workload
+        self._outputs = None if outputs is None else outputs_of(lowered, [GROUPS[group] for group in table.group], outputs)
+        program = (folded(lowered) if self._outputs is None else None) or lowered.program  # what else is asked needs every step
+        self._program: Program | Folded = jax.device_put(program)  # once, not at each call
         # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
         used, group = np.unique(table.group, return_inverse=True)
         used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")  # few lengths, few compiled functions
@@ -152,16 +160,31 @@ class BatchPredictor:
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
 
-    def __call__(self, **knobs: Any) -> np.ndarray:
-        """Seconds [B]; see `predict_batch`."""
+    def __call__(self, **knobs: Any) -> Any:
+        """Seconds [B], see `predict_batch`; with `outputs` a dict of columns [B]."""
         values = _checked_knobs(knobs)
         size = len(next(iter(values.values())))
         if self._mesh is not None:  # every device takes as many
             values = {name: np.pad(value, (0, -size % self._mesh.size), mode="edge") for name, value in values.items()}
         dtype = self._fixed.peak_flops_scale.dtype
         varied = {name: value.astype(dtype) for name, value in self._varied(values).items()}  # by NumPy: JAX takes 50 us for each
-        seconds = _batch_seconds(self._program, self._table, self._fixed, varied, self._mesh)
-        return np.asarray(seconds, np.float64)[:size]
+        if self._outputs is None:
+            seconds = _batch_seconds(self._program, self._table, self._fixed, varied, self._mesh)
+            return self._checked(np.asarray(seconds, np.float64)[None, :size], varied)[0]
+        found = _batch_outputs(self._outputs, self._program, self._table, self._fixed, varied, self._mesh)
+        columns = self._checked(np.asarray(found, np.float64)[:, :size], varied)
+        return dict(zip(self._outputs.columns, columns, strict=True))
+
+    def _checked(self, answers: np.ndarray, varied: Mapping[str, Any]) -> np.ndarray:
+        """`answers` [columns, B]; `InputError` for knobs that, though numbers themselves, make an op's seconds none."""
+        wrong = ~np.isfinite(answers).all(axis=0)
+        if not wrong.any():
+            return answers
+        at = int(np.flatnonzero(wrong)[0])
+        op_s = np.asarray(_priced(self._table, self._fixed, {name: values[..., at : at + 1] for name, values in varied.items()}))[:, 0]
+        for op in np.flatnonzero(~np.isfinite(op_s)).tolist():
+            raise InputError(f"{_named(self._workload, op)} would take {op_s[op]} s in configuration {at}; check the knobs and the model")
+        raise InputError(f"the ops of configuration {at} take more seconds together than a number holds; check the knobs and the model")
 
     def _varied(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What varies of the platform, by field or knob: [B] or [G, B]."""
@@ -179,16 +202,32 @@ class BatchPredictor:
         return fields
 
 
-def _check_numbers(table: OpTable, platform: Platform) -> None:
-    """`InputError` where a number of the model or the step cannot give seconds: NaN or below zero, before anything is compiled."""
-    for what, numbers in (("the model's knob", platform.knobs), ("the step's", table.work)):
-        for field in dataclasses.fields(numbers):
-            value = np.asarray(getattr(numbers, field.name), np.float64)
-            if not (value >= 0).all():
-                raise InputError(f"{what} {field.name} is {value[~(value >= 0)].flat[0]}, expected 0 or more; fit the model again")
-    if not np.isfinite(table.correction).all():
-        wrong = np.flatnonzero(~np.isfinite(table.correction))[0]
-        raise InputError(f"the learned correction of op {wrong} is {table.correction[wrong]}, expected a number; fit the model again")
+def _check_numbers(workload: Workload, table: OpTable, platform: Platform) -> None:
+    """`InputError` naming the op where a number of the model or the step cannot give seconds, before anything is compiled."""
+    for field in dataclasses.fields(platform.knobs):
+        values = np.asarray(getattr(platform.knobs, field.name), np.float64)
+        shared = field.name not in GROUP_KNOBS  # by all groups
+        wrong = np.full(len(table.group), not (values >= 0).all()) if shared else ~(values[table.group] >= 0)
+        least = np.nanmin(values) if shared and not np.isnan(values).all() else np.nan
+        _refuse(workload, wrong, np.full(len(wrong), least) if shared else values[table.group], f"the model's {field.name}")
+    for field in dataclasses.fields(table.work):
+        values = np.asarray(getattr(table.work, field.name), np.float64)
+        _refuse(workload, ~(values >= 0), values, f"its {field.name}")
+    _refuse(workload, ~np.isfinite(table.correction), table.correction, "its learned correction")
+
+
+def _refuse(workload: Workload, wrong: np.ndarray, values: np.ndarray, what: str) -> None:
+    for op in np.flatnonzero(wrong)[:1].tolist():
+        raise InputError(
+            f"{_named(workload, op)} can have no time: {what} is {values[op]}, expected 0 or more; check the model and the step"
+        )
+
+
+def _named(workload: Workload, op: int) -> str:
+    """A unique op for people, with where it is met first."""
+    graph, group = workload.graph, GROUPS[int(workload.calls[op].op.group_index())]
+    users = np.flatnonzero((graph.row == op + 1) | (graph.launch_row == op + 1))
+    return f"{group} (first used by node {users[0]} {graph.labels[users[0]]!r})" if len(users) else f"{group} (used by no node)"
 
 
 def knob_names() -> list[str]:
@@ -210,9 +249,17 @@ def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if len(set(sizes.values())) > 1:
         raise InputError(f"all knobs need the same length, got {sizes}")
     for name, value in values.items():
-        if not (np.isfinite(value) & (value > 0)).all():
-            raise InputError(f"knob {name} must be positive numbers, got {value[~(np.isfinite(value) & (value > 0))][0]}")
+        with np.errstate(over="ignore"):
+            held = value.astype(jnp.result_type(float))  # a positive number may be none in the precision that is computed in
+        right = np.isfinite(held) & (held >= np.finfo(held.dtype).tiny)
+        if not right.all():
+            raise InputError(f"knob {name} must be positive numbers{_in_reach(value[~right][0], held.dtype)}, got {value[~right][0]}")
     return values
+
+
+def _in_reach(value: float, dtype: np.dtype) -> str:
+    """What more to say of a positive number that a number format does not hold."""
+    return f" from {np.finfo(dtype).tiny:.2g} to {np.finfo(dtype).max:.2g}" if np.isfinite(value) and value > 0 else ""
 
 
 def step_seconds(program: Any, table: OpTable, platform: Platform) -> Any:
@@ -227,12 +274,7 @@ def _batch_seconds_impl(program: Program | Folded, table: OpTable, fixed: Platfo
             return in_blocks(lambda some: makespan_of(program, _priced(table, fixed, some)), varied, FOLD_BLOCK)
         return in_blocks(lambda some: makespan(program, _priced(table, fixed, some)), varied)
 
-    if mesh is None:
-        return seconds(program, table, fixed, varied)
-    split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
-    # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have devices talk at every step
-    shared = jax.shard_map(seconds, mesh=mesh, in_specs=(P(), P(), P(), split), out_specs=P(_BATCH), check_vma=False)
-    return shared(program, table, fixed, varied)
+    return _over_devices(seconds, P(_BATCH), (program, table, fixed), varied, mesh)
 
 
 def _priced(table: OpTable, fixed: Platform, varied: Mapping[str, Any]) -> Any:
@@ -246,7 +288,25 @@ def _priced(table: OpTable, fixed: Platform, varied: Mapping[str, Any]) -> Any:
     return batched_durations(table, replaced(varied, fixed), axes)
 
 
+def _batch_outputs_impl(plan: Outputs, program: Program, table: OpTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    def columns(plan: Outputs, program: Program, table: OpTable, fixed: Platform, varied: dict[str, Any]) -> Any:
+        return in_blocks(lambda some: batch_outputs(plan, program, _priced(table, fixed, some)), varied)
+
+    return _over_devices(columns, P(None, _BATCH), (plan, program, table, fixed), varied, mesh)
+
+
+def _over_devices(function: Callable[..., Any], answers: P, shared: tuple[Any, ...], varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    """`function(*shared, varied)`, each device doing its part of the batch."""
+    if mesh is None:
+        return function(*shared, varied)
+    split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
+    # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have devices talk at every step
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(*[P()] * len(shared), split), out_specs=answers, check_vma=False)
+    return mapped(*shared, varied)
+
+
 _batch_seconds = jax.jit(_batch_seconds_impl, static_argnums=4)
+_batch_outputs = jax.jit(_batch_outputs_impl, static_argnums=5)
 _makespan = jax.jit(makespan)
 
 

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
@@ -12,6 +14,7 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 CALIBRATE = next(path for path in NOTEBOOKS if path.stem == "01_calibrate")
+EVALUATE_GRID = next(path for path in NOTEBOOKS if path.stem == "02_evaluate_grid")
 FAMILIES = "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
 
 
@@ -42,6 +45,23 @@ def test_calibrate_runs_and_its_model_predicts_an_unseen_step(tmp_path: Path, mo
     assert 1 / 3 < factor < 3, compared
     left = {path.name for path in (tmp_path / "model").iterdir()}
     assert left >= {"model.json", "residual.npz", "report.json", "held_out.csv", "fit.png", "learning_curve.png", "ops.csv", "host.csv"}
+
+
+def test_evaluate_grid_runs_and_its_front_holds_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SETTING": "quick", "OUT": "grid", "MODEL": "here"}.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(EVALUATE_GRID, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 3
+    said = next(text for text in map(printed, ran.cells) if text.startswith("for at most"))
+    in_sweep, alone = re.search(r"^steps of (.*) in the sweep, (.*) asked alone$", said, re.M).groups()
+    assert in_sweep == alone, said
+    cloud, front = pd.read_parquet(tmp_path / "grid" / "machines.parquet"), pd.read_csv(tmp_path / "grid" / "machines.front.csv")
+    for _, machine in front.iterrows():
+        assert not ((cloud["time_s"] < machine["time_s"]) & (cloud["cost"] < machine["cost"])).any()
+    parts = cloud[[name for name in cloud if name.startswith("critical_")]].sum(axis=1)
+    np.testing.assert_allclose(parts, cloud["time_s"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

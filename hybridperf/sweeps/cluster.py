@@ -81,12 +81,15 @@ def _read_once(document: str, folder: str) -> Spec:
 
 
 def _pin(cores: list[int]) -> None:
-    """Keep this worker on its own core, before JAX starts as many threads as it sees cores."""
+    """Keep this worker on its own core: the threads it has, and with them those that JAX will start."""
     from distributed import get_worker
 
     name = str(get_worker().name)
-    if name.isdecimal() and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {cores[int(name) % len(cores)]})
+    core = {cores[int(name) % len(cores)]} if name.isdecimal() else None
+    if core and hasattr(os, "sched_setaffinity") and os.sched_getaffinity(0) != core:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                os.sched_setaffinity(int(thread), core)
 
 
 @contextlib.contextmanager

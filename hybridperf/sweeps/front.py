@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 _ORDER = "point"  # column of a point's index
 
@@ -23,10 +24,17 @@ class Best:
     minimise: tuple[str, ...]
     maximise: tuple[str, ...]
 
+    def columns(self) -> list[str]:
+        """Those that decide."""
+        return list(dict.fromkeys([_ORDER, *([self.by] if self.count else []), *self.minimise, *self.maximise]))
+
     def top(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The `count` rows with the least of a column, least first; rows without a number are no candidates."""
-        rows = frame[np.isfinite(frame[self.by].to_numpy(np.float64))]
-        return rows.sort_values([self.by, _ORDER], kind="stable").head(self.count)
+        values = frame[self.by].to_numpy(np.float64)
+        candidate = np.isfinite(values)
+        if candidate.sum() > self.count:  # all are sorted through for the last that counts, those up to it put in order
+            candidate &= values <= np.partition(values[candidate], self.count - 1)[self.count - 1]
+        return frame[candidate].sort_values([self.by, _ORDER], kind="stable").head(self.count)
 
     def front(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows that no other is at least as good as, by their first objective."""
@@ -43,6 +51,23 @@ class Kept:
     best: Best
     top: pd.DataFrame | None = None
     front: pd.DataFrame | None = None
+
+    def said(self) -> str:
+        """In a few words, for a person who waits."""
+        words = []
+        if self.top is not None and len(self.top):
+            words.append(f"least {self.best.by} {self.top[self.best.by].iloc[0]:.4g} at point {self.top[_ORDER].iloc[0]:,}")
+        if self.front is not None:
+            words.append(f"{len(self.front):,} on the front")
+        return ", ".join(words)
+
+    def see_table(self, table: pa.Table) -> None:
+        """More points, of which only the best come out of Arrow whole."""
+        frame = table.select(self.best.columns()).to_pandas()
+        found = [self.best.top(frame).index] if self.best.count else []
+        found += [self.best.front(frame).index] if self.best.minimise or self.best.maximise else []
+        if found and len(frame):
+            self.see(table.take(np.unique(np.concatenate(found))).to_pandas())
 
     def see(self, frame: pd.DataFrame) -> None:
         """More points."""

@@ -1,18 +1,23 @@
-"""A saved program on variations of the platform: any of the model's knobs is a parameter, the step's seconds are the result."""
+"""A saved program on variations of the platform: any of the model's knobs is a parameter, the step's seconds are the result, and, asked for
+by `outputs` of `[target]`, what they consist of.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hybridperf.importers.jax_program import load_program
-from hybridperf.io import InputError
+from hybridperf.io import InputError, unknown
+from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.ops import GROUPS
+from hybridperf.outputs import OUTPUTS, outputs_of
 from hybridperf.prediction import BatchPredictor, check_backend, knob_names
 from hybridperf.sweeps.target import Target, check_positive, place, register
 from hybridperf.workload import Workload
@@ -24,17 +29,20 @@ _SMALLEST_BATCH = 64
 class ProgramTarget(Target):
     """`predict_batch` by chunks."""
 
-    keys = {"program": str, "model": str, "ignore": list}  # noqa: RUF012  (a ClassVar of the interface)
+    keys = {"program": str, "model": str, "ignore": list, "outputs": list}  # noqa: RUF012  (a ClassVar of the interface)
     required = ("program", "model")
-    results = {"time_s": float}  # noqa: RUF012
 
-    def __init__(self, model: PerfModel, workload: Workload, content: str):
+    def __init__(self, model: PerfModel, workload: Workload, content: str, outputs: Sequence[str] = ()):
         check_backend(model, workload)
         self._model, self._workload, self._content = model, workload, content
+        self._outputs = ["time_s", *outputs] if outputs else None
+        groups = [GROUPS[int(call.op.group_index())] for call in workload.calls]
+        columns = outputs_of(lower(workload.graph), groups, self._outputs).columns if self._outputs else ("time_s",)
+        self.results = dict.fromkeys(columns, float)
 
     @functools.cached_property
     def _predictor(self) -> BatchPredictor:
-        return BatchPredictor(self._model, self._workload)  # compiles: not before the whole spec is known to be right
+        return BatchPredictor(self._model, self._workload, self._outputs)  # compiles: not before the whole spec is known to be right
 
     @classmethod
     def read(cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> ProgramTarget:
@@ -42,7 +50,11 @@ class ProgramTarget(Target):
         path = Path(place(given["program"], folder))
         workload = load_program(path, ignore=given.get("ignore", []))
         model = model_or_datasheet(place(given["model"], folder))
-        return cls(model, workload, hashlib.sha256(path.read_bytes()).hexdigest()[:12])
+        outputs = given.get("outputs", [])
+        for name in outputs:
+            if name not in OUTPUTS:
+                raise unknown("output", str(name), OUTPUTS, f"[target] outputs takes {', '.join(OUTPUTS)}")
+        return cls(model, workload, hashlib.sha256(path.read_bytes()).hexdigest()[:12], outputs)
 
     def known(self) -> set[str]:
         return set(knob_names())
@@ -57,7 +69,9 @@ class ProgramTarget(Target):
         knobs = {name: np.asarray(columns[name], np.float64) for name in sorted(self.known() & set(columns))}
         rows = len(next(iter(knobs.values())))
         padding = batch_size(rows) - rows
-        return {"time_s": self._predictor(**{name: np.pad(v, (0, padding), mode="edge") for name, v in knobs.items()})[:rows]}
+        answers = self._predictor(**{name: np.pad(v, (0, padding), mode="edge") for name, v in knobs.items()})
+        columns = answers if isinstance(answers, dict) else {"time_s": answers}
+        return {name: values[:rows] for name, values in columns.items()}
 
     def fingerprint(self) -> str:
         return f"{self._model.fingerprint()}-{self._content}"

@@ -12,10 +12,10 @@ from typing import Any
 from hybridperf.io import InputError, write_table
 from hybridperf.sweeps import cluster
 from hybridperf.sweeps.chunk import bounds, check_not_empty, chunks, evaluate
-from hybridperf.sweeps.front import Kept
+from hybridperf.sweeps.front import Best, Kept
 from hybridperf.sweeps.progress import Progress
 from hybridperf.sweeps.spec import Spec, read_spec, with_top
-from hybridperf.sweeps.store import Store, parquet_bytes, sweep_identity
+from hybridperf.sweeps.store import Store, parquet_bytes, read_part, sweep_identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +71,8 @@ def sweep(
             if "time_s" in table.column_names:
                 times = table["time_s"]
                 unpredicted += times.null_count + sum(int(value) for value in [_not_numbers(times)])
-            if table.num_rows and (asked.best.count or asked.best.minimise or asked.best.maximise):
-                kept.see(table.to_pandas())
+            if table.num_rows:
+                kept.see_table(table)
     written = {kind: _beside(store.out, kind, frame) for kind, frame in (("top", kept.top), ("front", kept.front)) if frame is not None}
     return SweepResult(
         out=store.out,
@@ -95,13 +95,35 @@ def _do(spec: Spec, store: Store, workers: int | None, scheduler: str | None, *,
     computed = 0
     if not todo:
         return computed
+    leading = _Leading(spec)
+    for chunk in sorted(done) if not quiet else ():
+        leading.see(store.part(chunk))
     made = _here(spec, todo) if workers is None and scheduler is None else cluster.parts(spec, todo, workers, scheduler)
     for chunk, part in made:
         store.write(chunk, part)
         computed += _size(spec, chunk)
-        progress.add(_size(spec, chunk))
+        progress.add(_size(spec, chunk), "" if quiet else leading.see(part))
     progress.end()
     return computed
+
+
+class _Leading:
+    """The best points so far, by the columns that decide alone: what is written in the end comes from whole rows."""
+
+    def __init__(self, spec: Spec):
+        best = spec.best
+        if not best.columns()[1:] and spec.target.results.get("time_s") is float:
+            best = Best(1, "time_s", (), ())
+        self._kept = Kept(dataclasses.replace(best, count=min(best.count, 1)))
+
+    def see(self, part: bytes) -> str:
+        """The best in words, after one more finished chunk."""
+        columns = self._kept.best.columns()
+        if columns[1:]:
+            frame = read_part(part, columns).to_pandas()
+            if len(frame):
+                self._kept.see(frame)
+        return self._kept.said()
 
 
 def _here(spec: Spec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:

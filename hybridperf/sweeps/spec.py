@@ -7,6 +7,7 @@ chunk = 65536                                   # points done together; optional
 [target]
 kind = "collectives"                            # or "ops", "program"
 model = "dgx_a100"                              # a model's folder or name, or a device's or system's for its datasheet
+# outputs = ["busy_s", "critical_s"]            # of a program: more columns than time_s, see `outputs`
 
 [parameters]                                    # grids multiply; the last varies fastest
 collective = ["all_reduce", "all_gather"]       # a list of numbers or words
@@ -45,13 +46,15 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.io import InputError, read_table, require_columns, unknown
+import hybridperf.presets
+from hybridperf.io import InputError, closest, read_table, require_columns, unknown
 from hybridperf.sweeps.design import Axis, Design, Joint, Range, Values, checked
 from hybridperf.sweeps.expression import Expression, parse
 from hybridperf.sweeps.front import Best
 from hybridperf.sweeps.target import Target, read_target
 
 SCHEMA_VERSION = 1
+_SHIPPED = Path(hybridperf.presets.__file__).parent / "sweeps"
 DEFAULT_CHUNK = 65536
 INDEX = "point"  # the column that holds a point's index
 _LARGEST_CHUNK = 2**22
@@ -88,10 +91,15 @@ class Spec:
 
 
 def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> Spec:
-    """A spec from a file, or from a dict whose files are looked for in `folder`; `InputError` says what is wrong with it."""
+    """A spec from a file or by the name of one that is shipped, or from a dict whose files are looked for in `folder`.
+
+    `InputError` says what is wrong with it.
+    """
     if isinstance(source, Mapping):
         return _spec(dict(source), Path(folder))
     path = Path(source)
+    if not path.exists() and str(source) in shipped_specs():
+        path = _SHIPPED / f"{source}.toml"
     document = _toml(path)
     if document.get("schema") != "hybridperf/sweep":
         raise InputError(f'expected schema = "hybridperf/sweep" at the head of {path}, found {document.get("schema", "none")}')
@@ -101,11 +109,18 @@ def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") 
     return _spec(document, path.parent)
 
 
+def shipped_specs() -> list[str]:
+    """Names of the specs that come with hybridperf."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
+
+
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
-        raise InputError(f"expected a spec at {path}, found none; check the path") from error
+        shipped = shipped_specs()
+        said = f"expected a spec at {path}, found none; check the path or take a shipped one: {', '.join(shipped)}"
+        raise InputError(said + closest(str(path), shipped)) from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
