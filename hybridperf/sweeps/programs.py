@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 
 from hybridperf.importers.jax_program import load_program
 from hybridperf.io import InputError
+from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.prediction import BatchPredictor, check_backend, knob_names
+from hybridperf.prediction import BatchPredictor, check_backend, knob_names, step_seconds
+from hybridperf.sweeps.platforms import with_knobs
 from hybridperf.sweeps.target import Target, check_positive, place, register
 from hybridperf.workload import Workload
 
@@ -58,6 +60,15 @@ class ProgramTarget(Target):
         rows = len(next(iter(knobs.values())))
         padding = batch_size(rows) - rows
         return {"time_s": self._predictor(**{name: np.pad(v, (0, padding), mode="edge") for name, v in knobs.items()})[:rows]}
+
+    def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        program, table = lower(self._workload.graph).program, self._model.table(self._workload.calls)
+        platform, mine = self._model.platform(), sorted(self.known() & set(names))
+
+        def results(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {"time_s": step_seconds(program, table, with_knobs(platform, {name: values[name] for name in mine}))}
+
+        return results
 
     def fingerprint(self) -> str:
         return f"{self._model.fingerprint()}-{self._content}"
