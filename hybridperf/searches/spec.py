@@ -148,7 +148,8 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     if not knobs:
         raise InputError("a search needs at least one of [knobs], such as batch = { min = 1, max = 512, integer = true }")
     constants = {name: _number(f"constant {name}", value) for name, value in parts["constants"].items()}
-    prices = read_prices(parts["prices"], folder)
+    own = {*parts["knobs"], *constants, *parts["derived"]}  # the spec's own names go before those of prices
+    prices = {name: price for name, price in read_prices(parts["prices"], folder).items() if name not in own}
     extremes = {knob.name: np.array([knob.least, knob.most]) for knob in knobs} | {n: np.array([v]) for n, v in constants.items()}
     target = read_target(parts["target"], folder, extremes) if parts["target"] else None
     results = [] if target is None else [name for name, kind in target.results.items() if kind is float]
@@ -222,7 +223,7 @@ def _number(what: str, value: Any) -> float:
 
 
 def _check_free(names: Mapping[str, Collection[str]]) -> None:
-    """No name twice, and none that could not stand in a formula. A price's name may be taken: the spec's own number is meant."""
+    """No name twice, and none that could not stand in a formula."""
     seen: dict[str, str] = {}
     for what, mine in names.items():
         for name in mine:
