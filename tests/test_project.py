@@ -16,7 +16,7 @@ LIBRARY = ROOT / "hybridperf"
 ROOMS = [  # each imports only from those before it
     "presets", "io", "hardware", "roofline", "embedding", "ops", "gaussian_process", "robust", "residual", "prior", "provenance",
     "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan",
-    "graph", "lower", "evaluate", "occupancy", "workload", "importers", "prediction", "elasticities", "sweeps", "here", "report",
+    "graph", "lower", "evaluate", "occupancy", "workload", "importers", "prediction", "elasticities", "sweeps", "searches", "here", "report",
     "validate", "calibrations", "demo", "cli",
 ]  # fmt: skip
 
