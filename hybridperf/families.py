@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.either import array_module, floats, put
 from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
@@ -106,16 +107,16 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         )
     n = len(part.rows)
 
-    def column(values: Any) -> np.ndarray:
-        return np.broadcast_to(np.asarray(values, np.float64), (n,))[keep]  # of a single op they are numbers
+    def whole(values: Any) -> Any:
+        return array_module(values).broadcast_to(floats(values), (n,))  # of a single op they are numbers
 
-    own = {name: np.broadcast_to(np.asarray(value, np.float64), (n,)) for name, value in part.op.gpu_inputs(gpu).items()}
+    own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
     flags = _flags(part, n)
-    values = np.stack([*own.values(), *flags.values()], 1)
+    values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     return FamilyRows(
-        flops=column(part.work.flops),
-        bytes=column(part.work.bytes),
-        blocks=np.broadcast_to(np.asarray(0.0 if part.op.group in _WITHOUT_WAVES else part.op.blocks(), np.float64), (n,))[keep],
+        flops=whole(part.work.flops)[keep],
+        bytes=whole(part.work.bytes)[keep],
+        blocks=whole(0.0 if part.op.group in _WITHOUT_WAVES else part.op.blocks())[keep],
         peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
         memory_bytes_per_s=device.memory_bytes_per_s,
         sm_count=gpu.sm_count,
@@ -171,6 +172,7 @@ def _same_op(name: str, other: str) -> bool:
 
 def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
     """The flags as the slots have their words now, where these were others `before` [N]."""
+    module = array_module(rows.inputs.values)
     values, names = rows.inputs.values.copy(), list(rows.inputs.names)
     for old, new in dict.fromkeys(zip(before, rows.slot, strict=True)):
         here = (before == old) & (rows.slot == new)
@@ -179,11 +181,11 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
                 continue
             if word and f"{label}={word}" not in names:
                 names.append(f"{label}={word}")
-                values = np.concatenate([values, np.zeros((len(values), 1))], 1)
+                values = module.concatenate([values, np.zeros((len(values), 1))], 1)
             for joint in "=_":  # ops write `quant_fp8` where they say it themselves
                 for one, raised in ((was, 0.0), (word, 1.0)):
                     if (name := f"{label}{joint}{one}") in names:
-                        values[here, names.index(name)] = raised
+                        values = put(values, (here, names.index(name)), raised)
     return dataclasses.replace(rows, inputs=Inputs(tuple(names), values))
 
 

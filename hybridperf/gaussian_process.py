@@ -9,7 +9,7 @@ Leaving one row out needs no refit: with a = K^-1 (r - b f), its error is a_i / 
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, section 5.4.2).
 
 Hyper-parameters are the maximum of likelihood times a pull towards a start, over the rows of one or several devices at once. All in NumPy
-with the derivative by hand: a fit takes a second and has nothing to compile.
+with the derivative by hand: a fit takes a second and has nothing to compile. Only `Process.says` may be traced by JAX.
 
 Axes: N rows asked for, n rows learned from, d inputs. Fits are float64, predictions float32.
 """
@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import minimize
+
+from hybridperf.either import array_module, floats, put, root
 
 VARIANCES = ("constant", "smooth", "rough", "linear", "trunk", "noise")
 _START_VARIANCE = (0.01, 0.02, 0.005, 0.003, 0.05, 0.001)
@@ -75,34 +78,38 @@ class Examples:
 class _Scaled:
     """Inputs over their lengths."""
 
-    smooth: np.ndarray  # [n, d]
-    rough: np.ndarray  # [n, d]
-    f: np.ndarray  # [n]
+    smooth: Any  # [n, d]
+    rough: Any  # [n, d]
+    f: Any  # [n]
 
     @staticmethod
-    def of(hyper: Hyper, x: np.ndarray, f: np.ndarray, dtype: type = np.float64) -> _Scaled:
+    def of(hyper: Hyper, x: Any, f: Any, dtype: Any = np.float64) -> _Scaled:
         return _Scaled((x * np.exp(-hyper.log_length)).astype(dtype), (x * np.exp(-hyper.log_rough_length)).astype(dtype), f.astype(dtype))
 
+    def rows(self, keep: slice) -> _Scaled:
+        return _Scaled(self.smooth[keep], self.rough[keep], self.f[keep])
 
-def _parts(a: _Scaled, b: _Scaled) -> tuple[np.ndarray, ...]:
+
+def _parts(a: _Scaled, b: _Scaled) -> tuple[Any, ...]:
     """(sqrt 3 times the smooth distance, the rough distance, inner product): [N, n] each."""
     inner = a.smooth @ b.smooth.T
     return _MATERN * _distance(a.smooth, b.smooth, inner), _distance(a.rough, b.rough, a.rough @ b.rough.T), inner
 
 
-def _distance(a: np.ndarray, b: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    squared = np.einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b) - 2 * inner
-    return np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared)
+def _distance(a: Any, b: Any, inner: Any) -> Any:
+    squared = array_module(a).einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b) - 2 * inner
+    return root(squared, out=squared)
 
 
-def _kernel(hyper: Hyper, a: _Scaled, b: _Scaled) -> np.ndarray:
-    """k without noise [N, n]."""
+def _kernel(hyper: Hyper, a: _Scaled, b: _Scaled) -> Any:
+    """k without noise [N, n]; `a` may be traced."""
+    module = array_module(a.smooth)
     constant, smooth, rough, linear, trunk, _ = (a.f.dtype.type(s) for s in np.exp(hyper.log_variance))
     away, rough_away, inner = _parts(a, b)
     inner *= linear / a.smooth.shape[1]
-    inner += constant + np.outer(trunk * a.f, b.f)
-    inner += smooth * (1 + away) * np.exp(-away)
-    inner += rough * np.exp(-rough_away)
+    inner += constant + module.outer(trunk * a.f, b.f)
+    inner += smooth * (1 + away) * module.exp(-away)
+    inner += rough * module.exp(-rough_away)
     return inner
 
 
@@ -111,11 +118,11 @@ def kernel(hyper: Hyper, x: np.ndarray, f: np.ndarray, other_x: np.ndarray, othe
     return _kernel(hyper, _Scaled.of(hyper, x, f), _Scaled.of(hyper, other_x, other_f))
 
 
-def variance(hyper: Hyper, x: np.ndarray, f: np.ndarray) -> np.ndarray:
+def variance(hyper: Hyper, x: Any, f: Any) -> Any:
     """k(x, x) with noise [N]: how wrong b f(x) may be where no row is near."""
     constant, smooth, rough, linear, trunk, noise = np.exp(hyper.log_variance)
     inner = (x * x) @ np.exp(-2 * hyper.log_length).astype(x.dtype)
-    return np.asarray(constant + smooth + rough + linear / x.shape[1] * inner + trunk * f**2 + noise, np.float64)
+    return floats(constant + smooth + rough + linear / x.shape[1] * inner + trunk * f**2 + noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +154,20 @@ class Process:
             raise ValueError("a process holds a number that is not finite")
         return found
 
-    def says(self, x: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(what to add to b f(x), standard deviation of a measurement): [N] each."""
-        seen = _Scaled.of(self.hyper, self.x, self.f, np.float32)
-        asked = _Scaled.of(self.hyper, x, f, np.float32)
-        weights, factor = self.weights.astype(np.float32), self.factor.T.astype(np.float32)
-        added, explained = np.zeros(len(x)), np.zeros(len(x))
+    def says(self, x: Any, f: Any) -> tuple[Any, Any]:
+        """(what to add to b f(x), standard deviation of a measurement): [N] each; what is traced keeps its precision."""
+        module = array_module(x, f)
+        dtype = np.float32 if module is np else x.dtype
+        seen, asked = _Scaled.of(self.hyper, self.x, self.f, dtype), _Scaled.of(self.hyper, x, f, dtype)
+        weights, factor = self.weights.astype(dtype), self.factor.T.astype(dtype)
+        added, explained = module.zeros(len(x)), module.zeros(len(x))
         for start in range(0, len(x), _CHUNK):
             here = slice(start, start + _CHUNK)
-            alike = _kernel(self.hyper, _Scaled(asked.smooth[here], asked.rough[here], asked.f[here]), seen)
-            added[here] = alike @ weights
-            explained[here] = ((alike[:, self.sure] @ factor) ** 2).sum(1)
-        return added, np.sqrt(np.maximum(variance(self.hyper, x, f) - explained, np.exp(self.hyper.log_variance[-1])))
+            alike = _kernel(self.hyper, asked.rows(here), seen)
+            added = put(added, here, alike @ weights)
+            explained = put(explained, here, ((alike[:, self.sure] @ factor) ** 2).sum(1))
+        unexplained = variance(self.hyper, x, f) - explained
+        return added, module.sqrt(module.maximum(unexplained, np.exp(self.hyper.log_variance[-1])))
 
 
 @dataclasses.dataclass(frozen=True)

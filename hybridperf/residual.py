@@ -29,8 +29,10 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf import gaussian_process
+from hybridperf.either import array_module, floats, root
 from hybridperf.gaussian_process import Examples, Process
 from hybridperf.ops import Op
+from hybridperf.ops.base import log2_above_zero
 from hybridperf.roofline import Work
 
 INPUTS = 32
@@ -80,20 +82,21 @@ def _blank_params() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Raw inputs of some ops of one group: names [f], values [N, f], float64."""
+    """Raw inputs of some ops of one group: names [f], values [N, f], float64 or traced by JAX."""
 
     names: tuple[str, ...]
-    values: np.ndarray
+    values: Any
 
     def rows(self, keep: np.ndarray) -> Inputs:
         """Some of the ops: a mask or positions."""
         return Inputs(self.names, self.values[keep])
 
-    def select(self, names: Sequence[str]) -> np.ndarray:
+    def select(self, names: Sequence[str]) -> Any:
         """Values [N, len(names)] in another order; inputs these ops do not have are zero."""
+        module = array_module(self.values)
         at = {name: i for i, name in enumerate(self.names)}
         columns = [self.values[:, at[name]] if name in at else np.zeros(len(self.values)) for name in names]
-        return np.stack(columns, 1) if columns else np.zeros((len(self.values), 0))
+        return module.stack(columns, 1) if columns else np.zeros((len(self.values), 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +117,13 @@ class Box:
         """The least box around some ops."""
         return Box(inputs.names, inputs.values.min(0), inputs.values.max(0))
 
-    def outside(self, inputs: Inputs) -> np.ndarray:
+    def outside(self, inputs: Inputs) -> Any:
         """Distance [N] of ops from the box in octaves, beyond the slack."""
         counted = [i for i, name in enumerate(self.names) if not name.startswith(_NOT_A_DISTANCE)]
         x = inputs.select(self.names)[:, counted]
-        beyond = np.maximum(self.low[counted] - x, x - self.high[counted])
-        return np.sqrt((np.maximum(beyond - RANGE_SLACK_OCTAVES, 0.0) ** 2).sum(1))
+        maximum = array_module(x).maximum
+        beyond = maximum(self.low[counted] - x, x - self.high[counted])
+        return root((maximum(beyond - RANGE_SLACK_OCTAVES, 0.0) ** 2).sum(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +174,10 @@ class Residual:
 
 def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
     """Inputs of `rows` ops given as one op with columns, and their work (with the reuse distance it has where it stands)."""
-    counts = {name: np.log2(1.0 + np.asarray(getattr(work, name), np.float64)) for name in _WORK_INPUTS}
+    counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
     named = {**counts, **op.shape()}
-    return Inputs(tuple(named), np.stack([np.broadcast_to(np.asarray(v, np.float64), (rows,)) for v in named.values()], 1))
+    module = array_module(*named.values())
+    return Inputs(tuple(named), module.stack([module.broadcast_to(floats(v), (rows,)) for v in named.values()], 1))
 
 
 def concatenate(parts: Sequence[Inputs]) -> Inputs:
@@ -181,37 +186,40 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
     return Inputs(names, np.concatenate([part.select(names) for part in parts]))
 
 
-def log_correction(residual: Residual, inputs: Inputs) -> np.ndarray:
-    """What to add to the log of the closed form's seconds [N]."""
+def log_correction(residual: Residual, inputs: Inputs) -> Any:
+    """What to add to the log of the closed form's seconds [N]; differentiable in inputs that JAX traces."""
     out = np.zeros(len(inputs.values))
     if residual.share > 0.0:
-        out += residual.share * networks_say(residual, inputs)
+        out = out + residual.share * networks_say(residual, inputs)
     if residual.process_share > 0.0:
-        out += residual.process_share * process_says(residual, inputs)
+        out = out + residual.process_share * process_says(residual, inputs)
     return out
 
 
-def networks_say(residual: Residual, inputs: Inputs) -> np.ndarray:
+def networks_say(residual: Residual, inputs: Inputs) -> Any:
     """The networks' whole word [N], fading outside the range."""
     x = _standardised(residual, inputs)
     rows = len(x)
-    padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
-    padded[:rows, : x.shape[1]] = x
-    said = np.asarray(_ensemble(residual.params, padded), np.float64)[:rows]
-    return _fade(residual, inputs) * said
+    if array_module(x) is np:
+        padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
+        padded[:rows, : x.shape[1]] = x
+    else:  # in the precision of what differentiates it
+        padded = jnp.pad(x, ((0, 0), (0, INPUTS - x.shape[1])))
+    return _fade(residual, inputs) * floats(_ensemble(residual.params, padded))[:rows]
 
 
-def process_says(residual: Residual, inputs: Inputs) -> np.ndarray:
+def process_says(residual: Residual, inputs: Inputs) -> Any:
     """The whole word of the process [N], bounded as the networks' and fading outside the range."""
     if residual.process is None:
         return np.zeros(len(inputs.values))
     x = _standardised(residual, inputs)
     said, _ = residual.process.says(x, np.zeros(len(x)))
-    return _fade(residual, inputs) * np.clip(said, -BOUND, BOUND)
+    return _fade(residual, inputs) * array_module(said).clip(said, -BOUND, BOUND)
 
 
-def _fade(residual: Residual, inputs: Inputs) -> np.ndarray:
-    return np.asarray(np.exp(-((residual.box.outside(inputs) / FADE_OCTAVES) ** 2)))
+def _fade(residual: Residual, inputs: Inputs) -> Any:
+    outside = residual.box.outside(inputs)
+    return array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
 
 
 def _said(params: Any, x: jax.Array) -> jax.Array:
@@ -223,10 +231,12 @@ def _ensemble(params: Any, x: jax.Array) -> jax.Array:
     return jnp.mean(jax.vmap(lambda p: _said(p, x))(params), axis=0)
 
 
-def _standardised(residual: Residual, inputs: Inputs) -> np.ndarray:
+def _standardised(residual: Residual, inputs: Inputs) -> Any:
     seen = [residual.box.names.index(name) for name in residual.names]
-    inside = np.clip(inputs.select(residual.names), residual.box.low[seen], residual.box.high[seen])
-    return np.clip((inside - residual.centre) / residual.scale, -_CLIP, _CLIP)
+    raw = inputs.select(residual.names)
+    clip = array_module(raw).clip
+    inside = clip(raw, residual.box.low[seen], residual.box.high[seen])
+    return clip((inside - residual.centre) / residual.scale, -_CLIP, _CLIP)
 
 
 # --- training -------------------------------------------------------------------------------------------------------------

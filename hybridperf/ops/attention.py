@@ -14,12 +14,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
+from hybridperf.either import array_module, floats
 from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
-from hybridperf.ops.base import Gpu, Op, array_module, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.quantise import WIDE_BYTES
-from hybridperf.ops.tiles import aligned, wave_inputs
+from hybridperf.ops.tiles import aligned, wave_inputs, whole_tiles
 from hybridperf.roofline import Work
 
 FLOPS_PER_SCORE = 4.0  # per query, key and element of a head: multiply and add, once for the score and once for the value
@@ -93,20 +92,20 @@ class PrefillAttention(Op):
         return log_sizes(batch=self.batch, queries=self.q_len, keys=self._keys(), heads=self.heads, head_size=self.head_dim)
 
     def blocks(self) -> Any:
-        return self.batch * self.heads * np.ceil(np.asarray(self.q_len, np.float64) / QUERY_TILE)
+        return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        window, kv_len = np.asarray(self._window(), np.float64), np.asarray(self._kv_len(), np.float64)
+        window, kv_len = floats(self._window()), floats(self._kv_len())
         return {
             **_prompt_inputs(self, gpu),
             **log_sizes_base2(kv_len=kv_len, kv_heads=_kv_heads(self), group=self.heads / _kv_heads(self), keys=self._keys()),
-            "causal": (np.asarray(self.causal) > 0) * 1.0,
+            "causal": (floats(self.causal) > 0) * 1.0,
             "windowed": (window < kv_len) * 1.0,
             "window_share": log2_ratio(window, kv_len),
-            "window_given": (np.asarray(self.window) > 0) * 1.0,  # another kernel, even where the window cuts nothing off
-            "has_past": (kv_len > np.asarray(self.q_len)) * 1.0,
-            "multi_query": (np.asarray(_kv_heads(self)) == 1) * 1.0,
-            "all_heads": (np.asarray(_kv_heads(self)) == np.asarray(self.heads)) * 1.0,
+            "window_given": (floats(self.window) > 0) * 1.0,  # another kernel, even where the window cuts nothing off
+            "has_past": (kv_len > floats(self.q_len)) * 1.0,
+            "multi_query": (floats(_kv_heads(self)) == 1) * 1.0,
+            "all_heads": (floats(_kv_heads(self)) == floats(self.heads)) * 1.0,
             "kv_bytes": _cache_bytes(self),
             "narrow": float(self.element_bytes < WIDE_BYTES),
         }
@@ -145,13 +144,13 @@ class EncoderAttention(Op):
         return log_sizes(batch=self.batch, queries=self.q_len, heads=self.heads, head_size=self.head_dim)
 
     def blocks(self) -> Any:
-        return self.batch * self.heads * np.ceil(np.asarray(self.q_len, np.float64) / QUERY_TILE)
+        return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
         return {
             **_prompt_inputs(self, gpu),
             **log_sizes_base2(kv_heads=_kv_heads(self)),
-            "all_heads": (np.asarray(_kv_heads(self)) == np.asarray(self.heads)) * 1.0,
+            "all_heads": (floats(_kv_heads(self)) == floats(self.heads)) * 1.0,
             "kv_bytes": _cache_bytes(self),
         }
 
@@ -198,7 +197,7 @@ class DecodeAttention(Op):
         return self.batch * self.heads
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        keys, kv_heads = np.asarray(self._keys(), np.float64), _kv_heads(self)
+        keys, kv_heads = floats(self._keys()), _kv_heads(self)
         cached = self.batch * 2 * kv_heads * keys * self.head_dim * _cache_bytes(self)
         out = {
             **log_sizes_base2(
@@ -214,16 +213,16 @@ class DecodeAttention(Op):
             **tails(8, group=self.heads / kv_heads),  # rows of the smallest tile of a matrix unit
             **_head_flags(self.head_dim),
             "align_keys": aligned(keys, 256),
-            "windowed": (keys < np.asarray(self.kv_len)) * 1.0,
+            "windowed": (keys < floats(self.kv_len)) * 1.0,
             "window_share": log2_ratio(keys, self.kv_len),
-            "window_given": (np.asarray(self.window) > 0) * 1.0,
-            "multi_query": (np.asarray(kv_heads) == 1) * 1.0,
-            "all_heads": (np.asarray(kv_heads) == np.asarray(self.heads)) * 1.0,
+            "window_given": (floats(self.window) > 0) * 1.0,
+            "multi_query": (floats(kv_heads) == 1) * 1.0,
+            "all_heads": (floats(kv_heads) == floats(self.heads)) * 1.0,
             "kv_bytes": _cache_bytes(self),
             "narrow": float(self.element_bytes < WIDE_BYTES),
         }
         for length in (256.0, 1024.0):  # keys cut into parts that other multiprocessors take, and whose results are then merged
-            out |= wave_inputs(f"parts{length:.0f}", self.batch * kv_heads * np.ceil(keys / length), gpu)
+            out |= wave_inputs(f"parts{length:.0f}", self.batch * kv_heads * whole_tiles(keys, length), gpu)
         return out
 
 
@@ -245,13 +244,13 @@ def _wide_bytes(op: Op) -> float:
 
 
 def _head_flags(head_dim: Any) -> Mapping[str, Any]:
-    size = np.asarray(head_dim, np.float64)
+    size = floats(head_dim)
     return {**{f"head_{one}": (size == one) * 1.0 for one in _HEAD_SIZES}, **tails(64, head=size), "head_above_128": (size > 128) * 1.0}
 
 
 def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
     """Inputs of attention with many queries per sequence."""
-    q = np.asarray(op.q_len, np.float64)
+    q = floats(op.q_len)
     pairs = op.batch * op.heads
     cached = op.batch * 2 * _kv_heads(op) * q * op.head_dim * _cache_bytes(op)
     return {
@@ -264,6 +263,6 @@ def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
         "align_q_len": aligned(q, 256),
         "one_token": (q == 1) * 1.0,
         **wave_inputs("sequences", pairs, gpu),
-        **{name: value for tile in (64, 128, 256) for name, value in wave_inputs(f"q{tile}", pairs * np.ceil(q / tile), gpu).items()},
+        **{name: value for tile in (64, 128, 256) for name, value in wave_inputs(f"q{tile}", pairs * whole_tiles(q, tile), gpu).items()},
         **_head_flags(op.head_dim),
     }

@@ -16,9 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-import numpy as np
-
+from hybridperf.either import array_module, floats
 from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io import unknown
 from hybridperf.roofline import Work
@@ -106,39 +104,50 @@ class Op(abc.ABC):
         """Index into GROUPS of the knobs that price this op; some ops choose by their dimensions."""
         return GROUPS.index(self.group)
 
+    def possible_groups(self) -> tuple[str, ...]:
+        """All groups that `group_index` may choose."""
+        return (self.group,)
+
     @classmethod
     def dimensions(cls) -> list[str]:
         """Names of the dimension columns."""
         return [field.name for field in dataclasses.fields(cls) if field.name != "dtype" and field.type != "str"]
 
 
+def log2_above_zero(size: Any) -> Any:
+    """`log2(1 + size)`: zero for nothing."""
+    return array_module(size).log2(1.0 + floats(size))
+
+
 def log_sizes(**sizes: Any) -> dict[str, Any]:
     """`log2(1 + size)` of each size, by name."""
-    return {f"log_{name}": np.log2(1.0 + np.asarray(size, np.float64)) for name, size in sizes.items()}
+    return {f"log_{name}": log2_above_zero(size) for name, size in sizes.items()}
 
 
 def tails(multiple: int, **sizes: Any) -> dict[str, Any]:
     """`log2(size rounded up to a multiple / size)`: what is computed in vain where vectors or tiles have that size."""
     out = {}
     for name, size in sizes.items():
-        counted = np.maximum(np.asarray(size, np.float64), 1.0)
-        out[f"tail{multiple}_{name}"] = np.log2(np.ceil(counted / multiple) * multiple / counted)
+        module = array_module(size)
+        counted = module.maximum(floats(size), 1.0)
+        out[f"tail{multiple}_{name}"] = module.log2(module.ceil(counted / multiple) * multiple / counted)
     return out
 
 
 def log_sizes_base2(**sizes: Any) -> dict[str, Any]:
     """`log2(1 + size)` of each size as an input that counts as a size."""
-    return {f"log2_{name}": np.log2(1.0 + np.asarray(size, np.float64)) for name, size in sizes.items()}
+    return {f"log2_{name}": log2_above_zero(size) for name, size in sizes.items()}
 
 
 def log2_ratio(amount: Any, of: Any) -> Any:
     """log2(amount / of), both kept from zero."""
-    return np.log2(np.maximum(np.asarray(amount, np.float64), 1e-9) / np.maximum(of, 1e-9))
+    module = array_module(amount, of)
+    return module.log2(module.maximum(floats(amount), 1e-9) / module.maximum(of, 1e-9))
 
 
-def array_module(*values: Any) -> Any:
-    """NumPy for numbers and columns, jax.numpy as soon as one of them is JAX's."""
-    return np if all(isinstance(value, float | int | np.ndarray | np.generic) for value in values) else jnp
+def group_if(condition: Any, group: str, otherwise: str) -> Any:
+    """Index into GROUPS of one of two groups, as a condition on an op's dimensions says."""
+    return array_module(condition).where(condition, GROUPS.index(group), GROUPS.index(otherwise))
 
 
 @dataclasses.dataclass(frozen=True)

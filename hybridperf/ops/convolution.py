@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import numpy as np
-
+from hybridperf.either import array_module, floats
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import unknown
-from hybridperf.ops.base import GROUPS, Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.base import Gpu, Op, group_if, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.tiles import product_inputs, tile_count
 from hybridperf.roofline import Work
@@ -78,7 +77,7 @@ class Convolution(Op):
             **tails(4, c_in=self.c_in, c_out=self.c_out),
             **tails(16, c_in=self.c_in, c_out=self.c_out),
             **tails(64, c_out=self.c_out),
-            "odd": self.c_in % 2.0,
+            "odd": array_module(self.c_in).rint(floats(self.c_in)) % 2.0,
             "outside": kernel / taps - 1.0,  # positions of the kernel that fall into the padding, or between dilated pixels
         }
 
@@ -99,8 +98,8 @@ class Convolution(Op):
             ),
             **log_sizes_base2(kernel=self.kh * kw, groups=self.groups, width=w_out),
             "stride": log2_ratio(self.h_in * w_in, self.h_out * w_out) / 2,
-            "square_3": (np.asarray(self.kh) == 3) * (np.asarray(kw) == 3) * 1.0,  # what Winograd's transform is made for
-            "pointwise": (np.asarray(self.kh * kw) == 1) * 1.0,
+            "square_3": (floats(self.kh) == 3) * (floats(kw) == 3) * 1.0,  # what Winograd's transform is made for
+            "pointwise": (floats(self.kh * kw) == 1) * 1.0,
             "outside": self.kh * kw / taps - 1.0,
             # a transform works on tiles of 4 x 4 outputs
             **tails(4, height=self.h_out, width=w_out),
@@ -123,4 +122,7 @@ class Convolution(Op):
 
     def group_index(self) -> Any:
         """Libraries have no fast path for grouped convolutions: other knobs."""
-        return np.where(np.asarray(self.groups) > 1, GROUPS.index("grouped_convolution"), GROUPS.index("convolution"))
+        return group_if(floats(self.groups) > 1, "grouped_convolution", "convolution")
+
+    def possible_groups(self) -> tuple[str, ...]:
+        return "convolution", "grouped_convolution"

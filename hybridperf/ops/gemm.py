@@ -13,10 +13,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
+from hybridperf.either import floats
 from hybridperf.hardware import Unit
-from hybridperf.ops.base import GROUPS, Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.base import Gpu, Op, group_if, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
 from hybridperf.ops.tiles import product_inputs, tile_count
 from hybridperf.roofline import Work
@@ -86,7 +85,10 @@ class Gemm(Op):
 
     def group_index(self) -> Any:
         """Products that pack an operand against its grain have knobs of their own."""
-        return _by_packing(self.transposed_a, "gemm", "gemm_transposed")
+        return group_if(floats(self.transposed_a) > 0, "gemm_transposed", "gemm")
+
+    def possible_groups(self) -> tuple[str, ...]:
+        return "gemm", "gemm_transposed"
 
 
 @register("bmm", "mla_gen_pre", "mla_gen_post")  # the last two: latent attention's projections of one token per head
@@ -146,7 +148,10 @@ class BatchedGemm(Op):
 
     def group_index(self) -> Any:
         """As for one product."""
-        return _by_packing(self.transposed_a, "batched_gemm", "batched_gemm_transposed")
+        return group_if(floats(self.transposed_a) > 0, "batched_gemm_transposed", "batched_gemm")
+
+    def possible_groups(self) -> tuple[str, ...]:
+        return "batched_gemm", "batched_gemm_transposed"
 
 
 def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Any]:
@@ -179,7 +184,3 @@ def _product_inputs(op: Gemm | BatchedGemm, gpu: Gpu, batch: Any = 1.0) -> dict[
         "weight_bytes": weight_bytes,
         **scheme_flags(op.quant),
     }
-
-
-def _by_packing(transposed: Any, plain: str, packed: str) -> Any:
-    return np.where(np.asarray(transposed) > 0, GROUPS.index(packed), GROUPS.index(plain))

@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-import numpy as np
-
-from hybridperf.ops.base import GROUPS, Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.either import array_module, floats
+from hybridperf.ops.base import GROUPS, Gpu, Op, group_if, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.tiles import aligned, wave_inputs
 from hybridperf.roofline import Work
 
@@ -130,13 +128,16 @@ class Fused(Op):
 
     def group_index(self) -> Any:
         """Other knobs for loops that are not vectorised: strided ones, and library reductions that check windows against an edge."""
-        plain = GROUPS.index(self.loop)
         if self.loop == "elementwise":
-            return np.where(np.asarray(self.strided_reads) > 0, GROUPS.index("strided_loop"), plain)
+            return group_if(floats(self.strided_reads) > 0, "strided_loop", self.loop)
         if self.loop == "library_reduction":  # more loop iterations than elements to read: windows reach over the edge
-            padded = np.asarray(self.elements) * self.element_bytes > np.asarray(self.bytes_read)
-            return np.where(padded, GROUPS.index("padded_library_reduction"), plain)
-        return plain
+            padded = floats(self.elements) * self.element_bytes > floats(self.bytes_read)
+            return group_if(padded, "padded_library_reduction", self.loop)
+        return GROUPS.index(self.loop)
+
+    def possible_groups(self) -> tuple[str, ...]:
+        others = {"elementwise": "strided_loop", "library_reduction": "padded_library_reduction"}
+        return (self.loop, others[self.loop]) if self.loop in others else (self.loop,)
 
 
 @register("reduction", "reduce")
@@ -257,7 +258,7 @@ class Sort(Op):
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = 2 * n * self.element_bytes
-        return Work(bytes=moved, reuse_bytes=moved, steps=n * _log2(self.cols + 1))
+        return Work(bytes=moved, reuse_bytes=moved, steps=n * array_module(self.cols).log2(self.cols + 1))
 
 
 @register("cumulative", "cumsum", "cumprod", "cummax")
@@ -340,7 +341,3 @@ def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
         "align_cols": aligned(op.cols, 16),  # vector loads
         **wave_inputs("rows", op.rows, gpu),
     }
-
-
-def _log2(x: Any) -> Any:
-    return np.log2(x) if isinstance(x, float | int | np.ndarray | np.generic) else jnp.log2(x)

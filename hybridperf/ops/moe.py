@@ -20,13 +20,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
+from hybridperf.either import array_module, floats, root
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import InputError
-from hybridperf.ops.base import Gpu, Op, array_module, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.quantise import SCHEMES, WIDE_BYTES, known_scheme, scheme_dtype, scheme_flags
-from hybridperf.ops.tiles import wave_inputs
+from hybridperf.ops.tiles import wave_inputs, whole_tiles
 from hybridperf.roofline import Work
 
 BALANCED = "balanced"
@@ -71,8 +70,8 @@ def route(tokens: Any, topk: Any, experts: Any, moe_ep: Any, distribution: str) 
     # The busiest rank: the one with the busiest expert and ordinary others, or, of many experts each, a lucky draw of them all
     others = (assigned - busiest) / maximum(experts - 1.0, 1.0)
     with_busiest = busiest + (local - 1.0) * others
-    spread = unit * module.sqrt(maximum(square - mean**2, 0.0) * local * (1.0 - 1.0 / moe_ep))
-    lucky = assigned / moe_ep + spread * module.sqrt(2.0 * module.log(moe_ep * 1.0))
+    spread = unit * root(maximum(square - mean**2, 0.0) * local * (1.0 - 1.0 / moe_ep))
+    lucky = assigned / moe_ep + spread * root(2.0 * module.log(moe_ep * 1.0))
     rows = maximum(with_busiest, minimum(lucky, local * busiest))
     rows = maximum(minimum(rows, assigned), 1.0)
     rows = (moe_ep > 1) * rows + (moe_ep <= 1) * assigned
@@ -171,13 +170,13 @@ class Moe(Op):
 
     def blocks(self) -> Any:
         routing = self.routing()
-        inter = np.ceil(np.asarray(self.inter / self.moe_tp, np.float64) / _TILE_COLUMNS)
-        return routing.active * np.ceil(np.asarray(routing.rows / routing.active, np.float64) / _TILE_ROWS) * inter
+        inter = whole_tiles(self.inter / self.moe_tp, _TILE_COLUMNS)
+        return routing.active * whole_tiles(routing.rows / routing.active, _TILE_ROWS) * inter
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
         routing = self.routing()
         inter, local = self.inter / self.moe_tp, self.experts / self.moe_ep
-        each = np.asarray(routing.rows / routing.active, np.float64)
+        each = floats(routing.rows / routing.active)
         weight = SCHEMES[self.quant].weight_bytes if self.quant else self.element_bytes
         out = {
             **log_sizes_base2(tokens=self.tokens, hidden=self.hidden, inter=inter, topk=self.topk, experts=self.experts, local=local),
@@ -191,9 +190,9 @@ class Moe(Op):
             "uneven": log2_ratio(routing.busiest, each),
             "active_share": log2_ratio(routing.active, local),
             "over_mean_rank": log2_ratio(routing.rows * self.moe_ep, self.tokens * self.topk),
-            "moe_tp": np.log2(np.asarray(self.moe_tp, np.float64)),
-            "moe_ep": np.log2(np.asarray(self.moe_ep, np.float64)),
-            "gated": (np.asarray(self.gated) > 0) * 1.0,
+            "moe_tp": array_module(self.moe_tp).log2(floats(self.moe_tp)),
+            "moe_ep": array_module(self.moe_ep).log2(floats(self.moe_ep)),
+            "gated": (floats(self.gated) > 0) * 1.0,
             "exponent": 0.0 if self.distribution == BALANCED else _exponent(self.distribution),
             "weight_bytes": weight,
             "narrow": float(bool(self.quant) and SCHEMES[self.quant].narrow_bytes > 0),
@@ -201,6 +200,6 @@ class Moe(Op):
         }
         for name, columns in (("inner", inter), ("outer", self.hidden)):
             for rows in (16.0, 64.0, 128.0):
-                tiles = routing.active * np.ceil(each / rows) * np.ceil(np.asarray(columns, np.float64) / _TILE_COLUMNS)
+                tiles = routing.active * whole_tiles(each, rows) * whole_tiles(columns, _TILE_COLUMNS)
                 out |= wave_inputs(f"{name}{rows:.0f}", tiles, gpu)
         return out

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import numpy as np
-
+from hybridperf.either import array_module, floats
 from hybridperf.embedding import reuse_distance_bytes, uniform_unique_rows
-from hybridperf.ops.base import GROUPS, Op, log_sizes, register, tails
+from hybridperf.ops.base import Op, group_if, log_sizes, register, tails
 from hybridperf.roofline import Work
 
 CACHE_LINE_BYTES = 64.0
@@ -62,7 +61,7 @@ def scattered_lines(row_bytes: Any) -> Any:
 
     Measured on a Xeon, cold: rows of 350 to 600 bytes take 13 to 16 ns a line, rows of 2 KiB 6 ns.
     """
-    return np.clip(row_bytes / CACHE_LINE_BYTES, 1.0, _LINES_BEFORE_PREFETCH)
+    return array_module(row_bytes).clip(row_bytes / CACHE_LINE_BYTES, 1.0, _LINES_BEFORE_PREFETCH)
 
 
 @register("gather", "embedding")
@@ -98,7 +97,10 @@ class Gather(Op):
 
     def group_index(self) -> Any:
         """Pooling rows as they come in overlaps their arrival: other knobs."""
-        return np.where(np.asarray(self.pooled) > 0, GROUPS.index("pooled_gather"), GROUPS.index("gather"))
+        return group_if(floats(self.pooled) > 0, "pooled_gather", "gather")
+
+    def possible_groups(self) -> tuple[str, ...]:
+        return "gather", "pooled_gather"
 
 
 @register("scatter_add", "scatter")

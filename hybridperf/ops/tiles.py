@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from hybridperf.either import array_module, floats
 from hybridperf.ops.base import Gpu, log2_ratio, log_sizes_base2, tails
 
 BLOCK_TILE = (128.0, 128.0)  # the usual block of a matrix product: what `blocks` counts
@@ -24,13 +23,18 @@ _FILL_TILES = (  # (T_m, T_n, blocks that share one tile's k)
 
 def tile_count(m: Any, n: Any, tile_m: float = BLOCK_TILE[0], tile_n: float = BLOCK_TILE[1]) -> Any:
     """Tiles that cover m x n outputs, a whole number."""
-    return np.ceil(np.asarray(m, np.float64) / tile_m) * np.ceil(np.asarray(n, np.float64) / tile_n)
+    return whole_tiles(m, tile_m) * whole_tiles(n, tile_n)
+
+
+def whole_tiles(size: Any, tile: float) -> Any:
+    """Tiles that cover a size, a whole number."""
+    return array_module(size).ceil(floats(size) / tile)
 
 
 def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:
     """Inputs of `batch` products of [m, k] and [k, n]: sizes, what sticks out of tiles, alignment, and how waves are filled."""
     out = {
-        **log_sizes_base2(m=m, n=n, k=k, outputs=np.asarray(batch, np.float64) * m * n),
+        **log_sizes_base2(m=m, n=n, k=k, outputs=floats(batch) * m * n),
         **tails(16, m=m),
         **tails(64, m=m, n=n, k=k),
         **tails(128, m=m, n=n),
@@ -43,19 +47,21 @@ def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[s
         out |= wave_inputs(f"{tile_m}x{tile_n}", batch * tile_count(m, n, tile_m, tile_n), gpu)
     for tile_m, tile_n, parts in _FILL_TILES:
         # multiprocessor time over useful time, as if every block kept one multiprocessor busy for its share of k
-        waves = np.ceil(batch * tile_count(m, n, tile_m, tile_n) * parts / gpu.sm_count)
+        waves = whole_tiles(batch * tile_count(m, n, tile_m, tile_n) * parts, gpu.sm_count)
         out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(waves * gpu.sm_count * tile_m * tile_n / parts, batch * m * n)
     return out
 
 
 def wave_inputs(name: str, blocks: Any, gpu: Gpu) -> dict[str, Any]:
     """log2 of the waves that blocks need, and of what rounding them up adds."""
-    waves = np.maximum(np.asarray(blocks, np.float64), 1e-6) / gpu.sm_count
-    return {f"waves_{name}": np.log2(waves), f"last_wave_{name}": np.log2(np.ceil(waves) / waves)}
+    module = array_module(blocks)
+    waves = module.maximum(floats(blocks), 1e-6) / gpu.sm_count
+    return {f"waves_{name}": module.log2(waves), f"last_wave_{name}": module.log2(module.ceil(waves) / waves)}
 
 
 def aligned(size: Any, most: int) -> Any:
-    """log2 of the largest power of two, up to `most`, that divides a size."""
-    whole = np.rint(np.asarray(size, np.float64)).astype(np.int64)
-    lowest_bit = np.where(whole == 0, most, whole & -whole)
-    return np.log2(np.minimum(lowest_bit, most).astype(np.float64))
+    """log2 of the largest power of two, up to the power of two `most`, that divides a size."""
+    module = array_module(size)
+    whole = module.rint(floats(size))
+    rest = (whole - most * module.floor(whole / most)).astype(int)  # small: without x64, JAX's whole numbers end at two billions
+    return module.log2(floats(module.where(rest == 0, most, rest & -rest)))

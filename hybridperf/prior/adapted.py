@@ -22,6 +22,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf import gaussian_process as process
+from hybridperf.either import array_module
 from hybridperf.gaussian_process import Examples, Hyper, Process
 from hybridperf.prior import knobs as knob_fits
 from hybridperf.prior import trunk
@@ -50,13 +51,13 @@ _TUNING_RATE = 2e-3
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """Logs of seconds, [N] each."""
+    """Logs of seconds, [N] each; traced where the rows are, and then `log_s` has a gradient."""
 
-    log_s: np.ndarray
-    low_log_s: np.ndarray  # 90 % of measurements should lie between
-    high_log_s: np.ndarray
-    closed_log_s: np.ndarray  # the closed form alone, with the fitted knobs
-    outside: np.ndarray  # octaves beyond the sizes of the device's rows; without rows, of the prior's
+    log_s: Any
+    low_log_s: Any  # 90 % of measurements should lie between
+    high_log_s: Any
+    closed_log_s: Any  # the closed form alone, with the fitted knobs
+    outside: Any  # octaves beyond the sizes of the device's rows; without rows, of the prior's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +82,21 @@ class Adapted:
         on = self.knobs.including(self.prior.population, rows.slot).closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
         outside = self.sizes.outside(rows)
+        module = array_module(outside, f)
         if self.params is not None:
-            correction, deviation = f, np.sqrt(self.deviation**2 + apart**2)
+            correction, deviation = f, module.sqrt(self.deviation**2 + apart**2)
         elif self.process is not None:
             f = self.trunk_share * f
             added, deviation = self.process.says(x, f)
-            correction = self.process.hyper.belief * f + np.exp(-((outside / FADE_OCTAVES) ** 2)) * added
+            correction = self.process.hyper.belief * f + module.exp(-((outside / FADE_OCTAVES) ** 2)) * added
         else:
-            fade = np.exp(-((self.prior.sizes.outside(rows) / _COLD_FADE_OCTAVES) ** 2))
+            fade = module.exp(-((self.prior.sizes.outside(rows) / _COLD_FADE_OCTAVES) ** 2))
             correction = self.prior.hyper.belief * fade * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * _wider(outside)
         if self.process is not None or self.params is not None:  # rows never make less sure than none do
-            half = np.minimum(half, self.prior.log_width * _wider(self.prior.sizes.outside(rows)))
+            half = module.minimum(half, self.prior.log_width * _wider(self.prior.sizes.outside(rows)))
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     @property
@@ -151,9 +153,9 @@ class Adapted:
         )
 
 
-def _wider(outside: np.ndarray) -> np.ndarray:
+def _wider(outside: Any) -> Any:
     """How much wider an interval is so many octaves beyond what was measured."""
-    return np.asarray(1 + _WIDER_PER_OCTAVE * np.minimum(outside, _WIDEST_OCTAVES))
+    return 1 + _WIDER_PER_OCTAVE * array_module(outside).minimum(outside, _WIDEST_OCTAVES)
 
 
 def adapt(

@@ -16,6 +16,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf import gaussian_process as process
+from hybridperf.either import array_module, root
 from hybridperf.gaussian_process import Examples, Hyper
 from hybridperf.prior import knobs as knob_fits
 from hybridperf.prior import trunk
@@ -50,11 +51,12 @@ class Sizes:
         sizes = rows.inputs.select(rows.sizes)
         return Sizes(rows.sizes, sizes.min(0), sizes.max(0))
 
-    def outside(self, rows: Rows) -> np.ndarray:
+    def outside(self, rows: Rows) -> Any:
         """Distance [N] from the box in octaves, beyond the slack."""
         sizes = rows.inputs.select(self.names)
-        beyond = np.maximum(self.low - sizes, sizes - self.high) - SLACK_OCTAVES
-        return np.sqrt((np.maximum(beyond, 0.0) ** 2).sum(1))
+        maximum = array_module(sizes).maximum
+        beyond = maximum(self.low - sizes, sizes - self.high) - SLACK_OCTAVES
+        return root((maximum(beyond, 0.0) ** 2).sum(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +84,12 @@ class FamilyPrior:
             return prior
         return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
 
-    def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[Any, Any, Any]:
         """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's sizes, its members' deviation [N])."""
         x = self.standard.inputs(rows, on)
         said, apart = trunk.evaluate(self.params if params is None else params, x)
-        fade = np.exp(-((self.sizes.outside(rows) / FADE_OCTAVES) ** 2))
+        outside = self.sizes.outside(rows)
+        fade = array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
         return x, fade * unbounded(said), fade * apart
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -130,14 +133,15 @@ class FamilyPrior:
         )
 
 
-def unbounded(r: np.ndarray) -> np.ndarray:
+def unbounded(r: Any) -> Any:
     """c atanh(r / c): what `bounded` maps to r. The process adds up on this side, so that no sum leaves the bound."""
-    return np.asarray(BOUND * np.arctanh(np.clip(r / BOUND, -0.99, 0.99)))
+    module = array_module(r)
+    return BOUND * module.arctanh(module.clip(r / BOUND, -0.99, 0.99))
 
 
-def bounded(u: np.ndarray) -> np.ndarray:
+def bounded(u: Any) -> Any:
     """c tanh(u / c)."""
-    return np.asarray(BOUND * np.tanh(u / BOUND))
+    return BOUND * array_module(u).tanh(u / BOUND)
 
 
 def train_family(

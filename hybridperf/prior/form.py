@@ -7,24 +7,26 @@ F, B: flops and bytes of the op; P, BW: the datasheet's peaks; W: waves, thread 
 logs: floor (s), e_P and e_B (shares of the peaks), p - 1 (how sharp the roof's corner is), tau (s, one wave's latency). It is monotone in
 F, B and W for any knobs.
 
-Axes: N rows, K knobs. NumPy with derivatives by hand: a fit takes milliseconds and nothing to compile.
+Axes: N rows, K knobs. NumPy with derivatives by hand: a fit takes milliseconds and nothing to compile. `closed` may be traced by JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+
+from hybridperf.either import array_module
 
 
 @dataclasses.dataclass(frozen=True)
 class Closed:
     """What a closed form says of some rows."""
 
-    total: np.ndarray  # [N] log of seconds
-    position: np.ndarray  # [N, len(form.position)] where the rows stand on it: what a network may know of their place
+    total: Any  # [N] log of seconds
+    position: Any  # [N, len(form.position)] where the rows stand on it: what a network may know of their place
 
 
 class Form(Protocol):
@@ -73,7 +75,7 @@ class Form(Protocol):
         """d log_s / d theta [N, K]."""
         ...
 
-    def closed(self, theta: np.ndarray, work: np.ndarray) -> Closed:
+    def closed(self, theta: np.ndarray, work: Any) -> Closed:
         """Seconds and place."""
         ...
 
@@ -107,26 +109,27 @@ class Roofline:
         corner = ((share * terms).sum(1) - body) / sharpness * (sharpness - 1.0)
         return np.stack([1.0 - of_body, -of_body * share[:, 0], -of_body * share[:, 1], of_body * corner, of_body * share[:, 2]], 1)
 
-    def closed(self, theta: np.ndarray, work: np.ndarray) -> Closed:
+    def closed(self, theta: np.ndarray, work: Any) -> Closed:
+        module = array_module(work)
         terms, sharpness = _terms(theta, work)
         body = _log_norm(terms, sharpness)
         floor = np.broadcast_to(theta[..., 0], body.shape)
-        total = np.logaddexp(floor, body)
+        total = module.logaddexp(floor, body)
         compute, memory, waves = terms.T
         ratios = (compute - memory, body - floor, compute - floor, memory - floor, total - floor, waves - floor, waves - total)
-        balance, above, compute, memory, high, waves, of_waves = np.stack(ratios).clip(-_FAR, _FAR)
-        place = [balance, np.tanh(balance), above, compute, memory, high, 1 / (1 + np.exp(-above)), waves, of_waves]
-        return Closed(total, np.stack(place, 1))
+        balance, above, compute, memory, high, waves, of_waves = module.stack(ratios).clip(-_FAR, _FAR)
+        place = [balance, module.tanh(balance), above, compute, memory, high, 1 / (1 + module.exp(-above)), waves, of_waves]
+        return Closed(total, module.stack(place, 1))
 
 
-def _terms(theta: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    terms = np.stack([work[:, 0] - theta[..., 1], work[:, 1] - theta[..., 2], work[:, 2] + theta[..., 4]], 1)
+def _terms(theta: np.ndarray, work: Any) -> tuple[Any, np.ndarray]:
+    terms = array_module(work).stack([work[:, 0] - theta[..., 1], work[:, 1] - theta[..., 2], work[:, 2] + theta[..., 4]], 1)
     return terms, np.broadcast_to(1.0 + np.exp(theta[..., 3]), terms.shape[:1])
 
 
-def _log_norm(terms: np.ndarray, sharpness: np.ndarray) -> np.ndarray:
-    largest = terms.max(1)
-    return np.asarray(largest + np.log(np.exp(sharpness[:, None] * (terms - largest[:, None])).sum(1)) / sharpness)
+def _log_norm(terms: Any, sharpness: np.ndarray) -> Any:
+    module, largest = array_module(terms), terms.max(1)
+    return largest + module.log(module.exp(sharpness[:, None] * (terms - largest[:, None])).sum(1)) / sharpness
 
 
 ROOFLINE = Roofline()

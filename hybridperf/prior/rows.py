@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
+from hybridperf.either import array_module, floats
 from hybridperf.prior.form import ROOFLINE, Form
 from hybridperf.residual import Inputs
 from hybridperf.residual import concatenate as concatenate_inputs
@@ -46,7 +47,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def work(self) -> np.ndarray:
+    def work(self) -> Any:
         """[N, W] what the form reads."""
         ...
 
@@ -59,9 +60,9 @@ class Rows(Protocol):
 class FamilyRows:
     """Some ops of one family on one device, or on several."""
 
-    flops: np.ndarray  # [N] counted from the shape
-    bytes: np.ndarray  # [N]
-    blocks: np.ndarray  # [N] thread blocks started; zero: no wave term
+    flops: Any  # [N] counted from the shape
+    bytes: Any  # [N]
+    blocks: Any  # [N] thread blocks started; zero: no wave term
     peak_flops_per_s: np.ndarray  # [N] or one number: datasheet peak of the row's dtype
     memory_bytes_per_s: np.ndarray | float  # datasheet
     sm_count: np.ndarray | float
@@ -76,14 +77,15 @@ class FamilyRows:
     def form(self) -> Form:
         return ROOFLINE
 
-    def work(self) -> np.ndarray:
+    def work(self) -> Any:
         """[N, 3]: logs of seconds of arithmetic and of traffic at the datasheet's rates, and of waves (blocks per SM, not rounded)."""
         amounts = (
-            np.asarray(self.flops, np.float64) / self.peak_flops_per_s,
-            np.asarray(self.bytes, np.float64) / self.memory_bytes_per_s,
-            np.asarray(self.blocks, np.float64) / self.sm_count,
+            floats(self.flops) / self.peak_flops_per_s,
+            floats(self.bytes) / self.memory_bytes_per_s,
+            floats(self.blocks) / self.sm_count,
         )
-        return np.stack([np.log(np.maximum(np.broadcast_to(amount, (len(self),)), _NOTHING)) for amount in amounts], 1)
+        module = array_module(*amounts)
+        return module.stack([module.log(module.maximum(module.broadcast_to(amount, (len(self),)), _NOTHING)) for amount in amounts], 1)
 
     def rows(self, keep: np.ndarray) -> FamilyRows:
         """Some of the rows: a mask, positions or a slice."""

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hybridperf.either import array_module
 from hybridperf.prior.form import Closed
 from hybridperf.prior.rows import Rows
 
@@ -63,18 +64,17 @@ class Standard:
     centre: np.ndarray  # [d]
     scale: np.ndarray  # [d]
 
-    def inputs(self, rows: Rows, on: Closed) -> np.ndarray:
-        """x [N, d], float32."""
+    def inputs(self, rows: Rows, on: Closed) -> Any:
+        """x [N, d], float32; what is traced keeps its precision."""
         own = rows.inputs
         at = {name: i for i, name in enumerate(own.names)}
         known = [at[name] for name in self.names if name in at]
-        raw = np.empty((len(rows), len(self.centre)), np.float32)
-        places = on.position.shape[1]
-        raw[:, :places] = on.position
-        raw[:, places:] = own.values[:, known] if len(known) == len(self.names) else own.select(self.names)
+        seen = own.values[:, known] if len(known) == len(self.names) else own.select(self.names)
+        module = array_module(on.position, seen)
+        raw = module.concatenate([on.position, seen], 1, dtype=np.float32 if module is np else on.position.dtype)
         raw -= self.centre.astype(np.float32)
         raw /= self.scale.astype(np.float32)
-        return np.clip(raw, -CLIP, CLIP, out=raw)
+        return np.clip(raw, -CLIP, CLIP, out=raw) if module is np else module.clip(raw, -CLIP, CLIP)
 
 
 def standard(devices: Sequence[tuple[Rows, Closed]]) -> Standard:
@@ -89,8 +89,11 @@ def standard(devices: Sequence[tuple[Rows, Closed]]) -> Standard:
     return Standard(tuple(names[i - places] for i in kept), centre[seen], np.maximum(scale[seen], 1e-6))
 
 
-def evaluate(params: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, standard deviation) over members of what the networks say of inputs x [N, d]: [N] each."""
+def evaluate(params: Any, x: Any) -> tuple[Any, Any]:
+    """(mean, standard deviation) over members of what the networks say of inputs x [N, d]: [N] each. The mean has a gradient."""
+    if array_module(x) is not np:
+        mean, apart = _ensemble(params, x)
+        return mean, apart
     rows = len(x)
     size = min(_CHUNK, max(64, 1 << (max(rows, 1) - 1).bit_length()))
     said = np.zeros((2, -(-rows // size) * size))
@@ -105,7 +108,8 @@ def evaluate(params: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @jax.jit
 def _ensemble(params: Any, x: jax.Array) -> jax.Array:
     each = jax.vmap(lambda p: _said(p, x))(params)
-    return jnp.stack([jnp.mean(each, 0), jnp.std(each, 0)])
+    apart = jnp.std(jax.lax.stop_gradient(each), 0)  # without a slope: where members agree it has none, and no search follows it
+    return jnp.stack([jnp.mean(each, 0), apart])
 
 
 # --- training -------------------------------------------------------------------------------------------------------------

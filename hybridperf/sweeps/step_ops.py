@@ -21,7 +21,7 @@ from hybridperf.sweeps.expression import Expression, parse
 
 _PLACE = ("name", "stream", "after", "times")  # where an entry stands in the step, whatever it is
 _GROUP = ("n_gpus", "n_nodes")  # structure of a collective: concrete
-_COLLECTIVE_WORDS = ("lib", "lib_version", "variant", "dtype")
+_COLLECTIVE_WORDS = ("lib", "lib_version", "variant", "dtype", "in_place")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +94,11 @@ def _check_place(entry: Mapping[str, Any], where: str, earlier: Sequence[str]) -
 def _op(name: str, where: str, entry: Mapping[str, Any], model: PerfModel, system: CollectiveModel | None) -> StepOp:
     del system
     cls, _ = op_by_name(str(entry["op"]))
-    words = [*cls.text, *LABELS]
-    text = {key: str(entry[key]) for key in entry if key in words and key != "dtype"}
+    text, labels = ({key: str(entry[key]) for key in entry if key in known} for known in (cls.text, LABELS))
     if "dtype" not in entry:
         raise InputError(f'{where} needs a dtype, such as dtype = "bf16"')
-    pricer = OpPricer.of(model, str(entry["op"]), dtype=str(entry["dtype"]), text=text)
-    given = {key: entry[key] for key in entry if key not in (*_PLACE, *words, "op", "dtype")}
+    pricer = OpPricer.of(model, str(entry["op"]), dtype=str(entry["dtype"]), text=text, labels=labels)
+    given = {key: entry[key] for key in entry if key not in (*_PLACE, *text, *labels, "op", "dtype")}
     for key in given:
         if key not in pricer.dimensions:
             raise unknown(f"key of {where}", key, [*pricer.dimensions, *_PLACE], f"{entry['op']} takes {', '.join(pricer.dimensions)}")
