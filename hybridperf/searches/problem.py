@@ -23,6 +23,7 @@ from hybridperf.searches.spec import SearchSpec
 from hybridperf.sweeps.smooth import SoftModule
 
 _LEAST = 1e-300  # logs of nothing
+_WIDE = 256  # points evaluated together where no gradient is asked for
 FREE = np.nan  # a knob that is not held
 
 
@@ -70,7 +71,6 @@ class Problem:
         self._target = (lambda values: {}) if spec.target is None else spec.target.traced(names)
         self._soft_target = None if spec.method.smoothing is None or spec.target is None else spec.target.softened(names)
         self._sides = jax.jit(jax.vmap(self._sides_of_one))
-        self._values = jax.jit(jax.vmap(self._values_of_one, in_axes=(0, 0, None, None)))
         self._slopes = jax.jit(jax.vmap(self._slopes_of_one, in_axes=(0, 0, None, None)))
 
     @property
@@ -90,8 +90,7 @@ class Problem:
 
     def probe(self, u: np.ndarray) -> None:
         """Find the form of objective and constraints from points [B, K]; `InputError` where none of them has numbers."""
-        self.evaluations += len(u)
-        less, more = (np.asarray(side) for side in self._sides(u, np.full_like(u, FREE)))
+        less, more = self._batches(self._sides, u, np.full_like(u, FREE), width=_WIDE)
         with np.errstate(all="ignore"):
             numbers = np.isfinite(less - more)
         for at, what in enumerate(["the objective", *(f"constraint {one.text}" for one in self.constraints)]):
@@ -104,17 +103,12 @@ class Problem:
 
     def values(self, u: np.ndarray, held: np.ndarray) -> Values:
         """At points [B, K]; not a number is worse than anything."""
-        self.evaluations += len(u)
-        some = self._padded(u, held)
-        said = self._values(*some, self._forms(), self.shifts)
-        return Values(*(np.asarray(part)[: len(u)] for part in said))
+        less, more = self._batches(self._sides, u, held, width=_WIDE)
+        return self._formed(less, more, self._forms(), self.shifts, np)
 
     def slopes(self, u: np.ndarray, held: np.ndarray) -> Slopes:
         """At points [B, K], with gradients."""
-        self.evaluations += len(u)
-        some = self._padded(u, held)
-        said = self._slopes(*some, self._forms(), self.shifts)
-        return Slopes(*(np.asarray(part)[: len(u)] for part in said))
+        return Slopes(*self._batches(self._slopes, u, held, self._forms(), self.shifts, width=self.knobs + 2))
 
     def merit(self) -> Callable:
         """(u [K], held [K], multipliers [C], weight [], temperature [] or None) -> (augmented Lagrangian, f, g), pure JAX."""
@@ -133,11 +127,16 @@ class Problem:
         f = np.asarray(f, np.float64) * (-1 if self.spec.maximise else 1)
         return np.exp(f) if self.scaling.log[0] else f * self.scaling.scale[0]
 
-    def _padded(self, u: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Batches of few sizes: each is compiled once."""
-        size = next(size for size in (1 << k for k in range(3, 40)) if size >= len(u))
+    def _batches(self, function: Callable, u: np.ndarray, held: np.ndarray, *others: Any, width: int) -> list[np.ndarray]:
+        """A function's parts at points [B, K], in batches of one width: it is compiled once."""
+        self.evaluations += len(u)
         held = np.broadcast_to(held, u.shape)
-        return tuple(np.pad(part, ((0, size - len(u)), (0, 0)), mode="edge") for part in (u, held))  # type: ignore[return-value]
+        done = []
+        for start in range(0, len(u), width):
+            some = [part[start : start + width] for part in (u, held)]
+            padded = [np.pad(part, ((0, width - len(part)), (0, 0)), mode="edge") for part in some]
+            done.append([np.asarray(part)[: len(some[0])] for part in function(*padded, *others)])
+        return [np.concatenate(parts) for parts in zip(*done, strict=True)]
 
     def _forms(self) -> tuple[np.ndarray, np.ndarray]:
         return self.scaling.log, self.scaling.scale
@@ -165,13 +164,15 @@ class Problem:
         return tuple(jnp.stack([jnp.asarray(side, jnp.float64) for side in sides]) for sides in (less, more))  # type: ignore[return-value]
 
     def _values_of_one(self, u: Any, held: Any, forms: tuple[Any, Any], shifts: Any, temperature: Any = None) -> Values:
-        less, more = self._sides_of_one(u, held, temperature)
+        return self._formed(*self._sides_of_one(u, held, temperature), forms, shifts, jnp)
+
+    def _formed(self, less: Any, more: Any, forms: tuple[Any, Any], shifts: Any, xp: Any) -> Values:
+        """f [...] and g [..., C] of the sides [..., 1 + C]."""
         log, scale = forms
-        logs = jnp.log(jnp.maximum(less, _LEAST)) - jnp.log(jnp.maximum(more, _LEAST))
-        plain = (less - more.at[0].set(0.0)) / scale
-        value = jnp.where(log, logs, plain)
-        f = -value[0] if self.spec.maximise else value[0]
-        return Values(f, value[1:] - shifts)
+        logs = xp.log(xp.maximum(less, _LEAST)) - xp.log(xp.maximum(more, _LEAST))
+        plain = (less - more * (np.arange(len(scale)) > 0)) / scale
+        value = xp.where(log, logs, plain)
+        return Values(-value[..., 0] if self.spec.maximise else value[..., 0], value[..., 1:] - shifts)
 
     def _slopes_of_one(self, u: Any, held: Any, forms: tuple[Any, Any], shifts: Any) -> Slopes:
         f, g = self._values_of_one(u, held, forms, shifts)

@@ -79,26 +79,30 @@ class StepTarget(Target):
             check_positive(name, extremes[name])
 
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        values = {name: np.asarray(columns[name], np.float64) for name in sorted(self.known() & set(columns))}
         rows = len(next(iter(columns.values())))
-        seconds = [np.empty(0)]
+        values = {name: np.asarray(columns[name], np.float64) for name in sorted(self.known() & set(columns))}
+        # what is the same at all points is priced once: most sizes of a step are
+        same = {name: value[0] for name, value in values.items() if (value == value[0]).all()}
+        varied = {name: value for name, value in values.items() if name not in same}
         with jax.enable_x64(True):
-            batched = self._batched(tuple(values))
+            if not varied:
+                return {"time_s": np.repeat(np.asarray(self._batched((), tuple(same))({}, same), np.float64), rows)}
+            batched, seconds = self._batched(tuple(varied), tuple(same)), []
             for start in range(0, rows, _LARGEST_BATCH):
-                some = {name: value[start : start + _LARGEST_BATCH] for name, value in values.items()}
                 size = min(_LARGEST_BATCH, rows - start)
                 padding = min(batch_size(size), _LARGEST_BATCH) - size
+                some = {name: value[start : start + size] for name, value in varied.items()}
                 padded = {name: np.pad(value, (0, padding), mode="edge") for name, value in some.items()}
-                seconds.append(np.asarray(batched(padded, np.zeros(size + padding)))[:size])
+                seconds.append(np.asarray(batched(padded, same))[:size])
         return {"time_s": np.concatenate(seconds)}
 
     @functools.cache  # noqa: B019  (a target lives as long as its spec)
-    def _batched(self, names: tuple[str, ...]) -> Callable:
-        durations = self._durations(names)
+    def _batched(self, varied: tuple[str, ...], same: tuple[str, ...]) -> Callable:
+        durations = self._durations([*varied, *same])
         program = lower(self._graph).program
 
-        def seconds(values: Mapping[str, Any], zeros: Any) -> Any:
-            priced = jax.vmap(durations)(values) if values else durations({}) + zeros[:, None]
+        def seconds(varied: Mapping[str, Any], same: Mapping[str, Any]) -> Any:
+            priced = jax.vmap(lambda varied: durations({**varied, **same}))(varied) if varied else durations(same)[None]
             return makespan(program, priced.T)
 
         return jax.jit(seconds)
