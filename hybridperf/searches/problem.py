@@ -11,7 +11,7 @@ is what one percent of its limit is worth. Which form each takes is found by pro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from hybridperf.searches.spec import SearchSpec
 from hybridperf.sweeps.smooth import SoftModule
 
 _LEAST = 1e-300  # logs of nothing
-_WIDE = 256  # points evaluated together where no gradient is asked for
+_WIDTH = 16  # points evaluated together
 FREE = np.nan  # a knob that is not held
 
 
@@ -70,8 +70,8 @@ class Problem:
         names = [*(knob.name for knob in spec.knobs), *spec.constants, *spec.before]
         self._target = (lambda values: {}) if spec.target is None else spec.target.traced(names)
         self._soft_target = None if spec.method.smoothing is None or spec.target is None else spec.target.softened(names)
-        self._sides = jax.jit(jax.vmap(self._sides_of_one))
-        self._slopes = jax.jit(jax.vmap(self._slopes_of_one, in_axes=(0, 0, None, None)))
+        self._sides = jax.jit(jax.vmap(self._sides_and_slopes))
+        self._soft_sides = jax.jit(jax.vmap(self._sides_and_slopes, in_axes=(0, 0, None)))
 
     @property
     def knobs(self) -> int:
@@ -90,7 +90,7 @@ class Problem:
 
     def probe(self, u: np.ndarray) -> None:
         """Find the form of objective and constraints from points [B, K]; `InputError` where none of them has numbers."""
-        less, more = self._batches(self._sides, u, np.full_like(u, FREE), width=_WIDE)
+        less, more, *_ = self._batches(u, np.full_like(u, FREE), None)
         with np.errstate(all="ignore"):
             numbers = np.isfinite(less - more)
         for at, what in enumerate(["the objective", *(f"constraint {one.text}" for one in self.constraints)]):
@@ -103,43 +103,37 @@ class Problem:
 
     def values(self, u: np.ndarray, held: np.ndarray) -> Values:
         """At points [B, K]; not a number is worse than anything."""
-        less, more = self._batches(self._sides, u, held, width=_WIDE)
-        return self._formed(less, more, self._forms(), self.shifts, np)
+        return Values(*self.slopes(u, held)[:2])
 
-    def slopes(self, u: np.ndarray, held: np.ndarray) -> Slopes:
-        """At points [B, K], with gradients."""
-        return Slopes(*self._batches(self._slopes, u, held, self._forms(), self.shifts, width=self.knobs + 2))
-
-    def merit(self) -> Callable:
-        """(u [K], held [K], multipliers [C], weight [], temperature [] or None) -> (augmented Lagrangian, f, g), pure JAX."""
-        forms, shifts, equal = self._forms(), self.shifts, self.equal
-
-        def merit(u: Any, held: Any, multipliers: Any, weight: Any, temperature: Any) -> Any:
-            f, g = self._values_of_one(u, held, forms, shifts, temperature)
-            pressed = multipliers + weight * g
-            pressed = jnp.where(equal, pressed, jnp.maximum(0, pressed))
-            return f + ((pressed**2 - multipliers**2) / (2 * weight)).sum(), (f, g)
-
-        return merit
+    def slopes(self, u: np.ndarray, held: np.ndarray, temperature: float | None = None) -> Slopes:
+        """At points [B, K], with gradients; maxima softened where a temperature is given."""
+        less, more, by_less, by_more = self._batches(u, held, temperature)
+        log, scale = self.scaling.log, self.scaling.scale
+        with np.errstate(all="ignore"):  # what is no number stays none
+            logs = np.log(np.maximum(less, _LEAST)) - np.log(np.maximum(more, _LEAST))
+            by_logs = by_less / np.maximum(less, _LEAST)[..., None] - by_more / np.maximum(more, _LEAST)[..., None]
+        compared = np.arange(len(scale)) > 0  # the objective is compared with nothing
+        value = np.where(log, logs, (less - more * compared) / scale)
+        by = np.where(log[:, None], by_logs, (by_less - by_more * compared[:, None]) / scale[:, None])
+        sign = -1 if self.spec.maximise else 1
+        return Slopes(sign * value[:, 0], value[:, 1:] - self.shifts, sign * by[:, 0], by[:, 1:])
 
     def objective(self, f: Any) -> Any:
         """The objective in its own unit from `f`."""
         f = np.asarray(f, np.float64) * (-1 if self.spec.maximise else 1)
         return np.exp(f) if self.scaling.log[0] else f * self.scaling.scale[0]
 
-    def _batches(self, function: Callable, u: np.ndarray, held: np.ndarray, *others: Any, width: int) -> list[np.ndarray]:
-        """A function's parts at points [B, K], in batches of one width: it is compiled once."""
+    def _batches(self, u: np.ndarray, held: np.ndarray, temperature: float | None) -> list[np.ndarray]:
+        """Sides [B, 1 + C] and their gradients [B, 1 + C, K] at points [B, K], in batches of one width: compiled once."""
         self.evaluations += len(u)
         held = np.broadcast_to(held, u.shape)
         done = []
-        for start in range(0, len(u), width):
-            some = [part[start : start + width] for part in (u, held)]
-            padded = [np.pad(part, ((0, width - len(part)), (0, 0)), mode="edge") for part in some]
-            done.append([np.asarray(part)[: len(some[0])] for part in function(*padded, *others)])
+        for start in range(0, len(u), _WIDTH):
+            some = [part[start : start + _WIDTH] for part in (u, held)]
+            padded = [np.pad(part, ((0, _WIDTH - len(part)), (0, 0)), mode="edge") for part in some]
+            found = self._sides(*padded) if temperature is None else self._soft_sides(*padded, temperature)
+            done.append([np.asarray(part)[: len(some[0])] for part in found])
         return [np.concatenate(parts) for parts in zip(*done, strict=True)]
-
-    def _forms(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.scaling.log, self.scaling.scale
 
     def _columns(self, u: Any, held: Any, temperature: Any = None) -> dict[str, Any]:
         """Everything that formulas name, at one point."""
@@ -163,21 +157,9 @@ class Problem:
         more = [1.0, *(one.sides.more.traced(columns, xp) for one in self.constraints)]
         return tuple(jnp.stack([jnp.asarray(side, jnp.float64) for side in sides]) for sides in (less, more))  # type: ignore[return-value]
 
-    def _values_of_one(self, u: Any, held: Any, forms: tuple[Any, Any], shifts: Any, temperature: Any = None) -> Values:
-        return self._formed(*self._sides_of_one(u, held, temperature), forms, shifts, jnp)
-
-    def _formed(self, less: Any, more: Any, forms: tuple[Any, Any], shifts: Any, xp: Any) -> Values:
-        """f [...] and g [..., C] of the sides [..., 1 + C]."""
-        log, scale = forms
-        logs = xp.log(xp.maximum(less, _LEAST)) - xp.log(xp.maximum(more, _LEAST))
-        plain = (less - more * (np.arange(len(scale)) > 0)) / scale
-        value = xp.where(log, logs, plain)
-        return Values(-value[..., 0] if self.spec.maximise else value[..., 0], value[..., 1:] - shifts)
-
-    def _slopes_of_one(self, u: Any, held: Any, forms: tuple[Any, Any], shifts: Any) -> Slopes:
-        f, g = self._values_of_one(u, held, forms, shifts)
-        df, dg = jax.jacrev(lambda point: tuple(self._values_of_one(point, held, forms, shifts)))(u)
-        return Slopes(f, g, df, dg)
+    def _sides_and_slopes(self, u: Any, held: Any, temperature: Any = None) -> tuple[Any, ...]:
+        sides = self._sides_of_one(u, held, temperature)
+        return (*sides, *jax.jacrev(lambda point: self._sides_of_one(point, held, temperature))(u))
 
 
 def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]:

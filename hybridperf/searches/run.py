@@ -107,7 +107,7 @@ def _starts(problem: Problem, probes: np.ndarray) -> np.ndarray:
     """Half the best of the probes, half any of them [S, K]."""
     count = problem.spec.method.starts
     at = problem.values(probes, np.full_like(probes, FREE))
-    merit = at.f + 10 * violation(at.g, problem.equal)
+    merit = at.f + 10 * violation(at, problem.equal)
     order = np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
     good = order[: (count + 1) // 2]
     others = np.setdiff1d(np.arange(len(probes)), good)[: count - len(good)]

@@ -9,11 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.graph import Graph, GraphBuilder
 from hybridperf.io import InputError, closest, unknown
-from hybridperf.model import PerfModel, Platform
+from hybridperf.model import PerfModel
 from hybridperf.ops import op_by_name
 from hybridperf.ops.table import LABELS
 from hybridperf.pricing import CollectivePricer, OpPricer
@@ -34,7 +33,8 @@ class StepOp:
     times: Expression
     sizes: Mapping[str, Expression]  # dimensions of an op; `bytes` of a collective
     is_collective: bool
-    _price: Callable[..., Any]  # of the platform or of links, and the sizes by name
+    kind: tuple[Any, ...]  # ops of one kind have one price function
+    price: Callable[..., Any]  # of the platform or of links, and the sizes by name
 
     def names(self) -> set[str]:
         """Parameters in its formulas."""
@@ -45,10 +45,9 @@ class StepOp:
         for name in sorted(self.names() - given):
             raise unknown(f"name in the formulas of {self.name!r}:", name, given, f"there are {', '.join(sorted(given))}")
 
-    def seconds(self, platform: Platform, links: Links | None, values: Mapping[str, Any]) -> Any:
-        """Seconds [] of all its times in a row, from numbers that may be traced."""
-        sizes = {name: formula.traced(values, jnp) for name, formula in self.sizes.items()}
-        return self._price(links if self.is_collective else platform, **sizes) * self.times.traced(values, jnp)
+    def sizes_at(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Its sizes from numbers that may be traced."""
+        return {name: jnp.asarray(formula.traced(values, jnp), float) for name, formula in self.sizes.items()}
 
 
 def read_ops(given: Sequence[Any], model: PerfModel, system: CollectiveModel | None) -> tuple[StepOp, ...]:
@@ -75,6 +74,14 @@ def graph_of(ops: Sequence[StepOp]) -> Graph:
     for row, op in enumerate(ops, 1):
         nodes[op.name] = builder.op(row, label=op.name, stream=op.stream, after=[nodes[other] for other in op.after])
     return builder.build()
+
+
+def alike_ops(ops: Sequence[StepOp]) -> list[list[int]]:
+    """Ops by number, those of one kind together."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for at, op in enumerate(ops):
+        found.setdefault((op.is_collective, *op.kind), []).append(at)
+    return list(found.values())
 
 
 def _check_place(entry: Mapping[str, Any], where: str, earlier: Sequence[str]) -> None:
@@ -105,7 +112,8 @@ def _op(name: str, where: str, entry: Mapping[str, Any], model: PerfModel, syste
     for key in pricer.required:
         if key not in given:
             raise InputError(f"{where} needs a dimension {key!r}{closest(key, given)}")
-    return _entry(name, where, entry, given, "compute", pricer, is_collective=False)
+    kind = (str(entry["op"]), str(entry["dtype"]), *sorted({**text, **labels}.items()), *sorted(given))
+    return _entry(name, where, entry, given, "compute", pricer, kind, is_collective=False)
 
 
 def _collective(name: str, where: str, entry: Mapping[str, Any], model: PerfModel, system: CollectiveModel | None) -> StepOp:
@@ -124,11 +132,12 @@ def _collective(name: str, where: str, entry: Mapping[str, Any], model: PerfMode
     words = {key: str(entry[key]) for key in _COLLECTIVE_WORDS if key in entry}
     group = {key: entry[key] for key in _GROUP if key in entry}
     pricer = CollectivePricer.of(system, str(entry["collective"]), **group, **words)
-    return _entry(name, where, entry, {"bytes": entry["bytes"]}, "comm", pricer, is_collective=True)
+    kind = (str(entry["collective"]), *sorted(group.items()), *sorted(words.items()))
+    return _entry(name, where, entry, {"bytes": entry["bytes"]}, "comm", pricer, kind, is_collective=True)
 
 
 def _entry(
-    name: str, where: str, entry: Mapping[str, Any], sizes: Mapping[str, Any], stream: str, price: Callable[..., Any], *, is_collective: bool
+    name: str, where: str, entry: Mapping[str, Any], sizes: Mapping[str, Any], stream: str, price: Callable[..., Any], kind: tuple[Any, ...], *, is_collective: bool
 ) -> StepOp:
     return StepOp(
         name=name,
@@ -137,7 +146,8 @@ def _entry(
         times=_formula(entry.get("times", 1), f"times of {where}"),
         sizes={key: _formula(value, f"{key} of {where}") for key, value in sizes.items()},
         is_collective=is_collective,
-        _price=price,
+        kind=kind,
+        price=price,
     )
 
 

@@ -43,7 +43,7 @@ from hybridperf.prediction import knob_names
 from hybridperf.sweeps.platforms import LINK_KNOBS, with_knobs
 from hybridperf.sweeps.programs import batch_size
 from hybridperf.sweeps.smooth import soft_end
-from hybridperf.sweeps.step_ops import StepOp, graph_of, read_ops
+from hybridperf.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
 from hybridperf.sweeps.target import Target, check_positive, place, register
 
 _LARGEST_BATCH = 4096  # points evaluated together
@@ -123,12 +123,22 @@ class StepTarget(Target):
         """Seconds [U] of the ops of one point."""
         knobs = sorted(set(knob_names()) & set(names))
         rates = sorted(set(LINK_KNOBS) & set(names))
+        groups = alike_ops(self._ops)
         base = self._model.platform()
         links = self._system.links() if self._system is not None else None
 
         def durations(values: Mapping[str, Any]) -> Any:
             platform = with_knobs(base, {name: values[name] for name in knobs})
             here = None if links is None else Links(**{name: values[name] if name in rates else getattr(links, name) for name in LINK_KNOBS})
-            return jnp.stack([jnp.asarray(op.seconds(platform, here, values), float) for op in self._ops])
+            seconds: list[Any] = [None] * len(self._ops)
+            for alike in groups:  # ops that differ in sizes only are one op to the compiler
+                first = self._ops[alike[0]]
+                sizes = [self._ops[at].sizes_at(values) for at in alike]
+                stacked = {name: jnp.stack([each[name] for each in sizes]) for name in first.sizes}
+                machine = here if first.is_collective else platform
+                each = jax.vmap(lambda given, first=first, machine=machine: first.price(machine, **given))(stacked)
+                for number, at in enumerate(alike):
+                    seconds[at] = each[number] * self._ops[at].times.traced(values, jnp)
+            return jnp.stack(seconds)
 
         return durations
