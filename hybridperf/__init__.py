@@ -35,6 +35,7 @@ _WHERE = {
     "predict": "prediction",
     "predict_batch": "prediction",
     "read_table": "io",
+    "search": "searches.run",
     "sweep": "sweeps.run",
     "write_timeline": "report.perfetto",
 }

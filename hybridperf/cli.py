@@ -364,6 +364,26 @@ def sweep(
 
 
 @app.command()
+def search(
+    spec: Annotated[str, typer.Argument(help="what to search: a .toml file, or a shipped example: cheapest_platform, best_batch, next_dollar")],
+    out: Annotated[Path | None, typer.Option("--out", help="folder for search.json and convergence.png")] = None,
+    starts: Annotated[int | None, typer.Option("--starts", help="points to descend from")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="of the starts")] = None,
+) -> None:
+    """Find the best point within bounds: least cost, most throughput, under constraints. Says what holds it back."""
+    from hybridperf.report import search as reports
+    from hybridperf.searches.run import search as run_search
+
+    _compilation_cache()
+    result = run_search(spec, starts=starts, seed=seed, quiet=False)
+    print(reports.search_report(result))
+    if out:
+        written = result.save(out)
+        reports.convergence_plot(result, out / "convergence.png")
+        print(f"result in {written}, how it was found in {out / 'convergence.png'}")
+
+
+@app.command()
 def validate(
     what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows), collectives")],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",

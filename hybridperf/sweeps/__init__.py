@@ -3,8 +3,8 @@
 spec -> design (points by index) -> constraints -> target -> part files -> one Parquet file, top K, Pareto front
 """
 
-from hybridperf.sweeps import programs, tables  # register their targets
+from hybridperf.sweeps import programs, steps, tables  # register their targets
 from hybridperf.sweeps.run import SweepResult, sweep
 from hybridperf.sweeps.target import Target, register
 
-__all__ = ["SweepResult", "Target", "programs", "register", "sweep", "tables"]
+__all__ = ["SweepResult", "Target", "programs", "register", "steps", "sweep", "tables"]

@@ -2,19 +2,25 @@
 
 Text is parsed by Python's own parser and read by a short list of what may stand in it; nothing of it is ever run as code. All numbers are
 float64, so nothing overflows into another number; what has no value (a division by zero) is NaN, and no comparison with it holds.
+
+One walk gives three kinds of value: columns of a sweep (NumPy), traced numbers of a search (JAX, whose maxima may be softened) and
+intervals, what a formula can be anywhere in a box.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from hybridperf.io import InputError
+from hybridperf.sweeps import intervals
 
 _LONGEST = 1000  # characters: deeper nesting than that is no formula
 _ARITHMETIC: dict[type, Callable] = {
@@ -24,11 +30,24 @@ _ARITHMETIC: dict[type, Callable] = {
 _COMPARISONS: dict[type, Callable] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_FUNCTIONS: dict[str, tuple[Callable, int, int]] = {  # how many arguments at least, at most
-    "min": (lambda *given: _fold(np.minimum, given), 2, 9), "max": (lambda *given: _fold(np.maximum, given), 2, 9),
-    "log2": (np.log2, 1, 1), "ceil": (np.ceil, 1, 1), "floor": (np.floor, 1, 1),
+_FUNCTIONS: dict[str, tuple[str, int, int]] = {  # of an array module; how many arguments at least, at most
+    "min": ("minimum", 2, 9), "max": ("maximum", 2, 9), "log2": ("log2", 1, 1), "ceil": ("ceil", 1, 1), "floor": ("floor", 1, 1),
 }  # fmt: skip
 _MAY_HOLD = "names, numbers, + - * / // % **, comparisons, and, or, not, " + ", ".join(_FUNCTIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One side not above another: what a search makes of `a <= b`, `b >= a` and, with `equal`, of `a == b`."""
+
+    less: Expression
+    more: Expression
+    equal: bool
+
+    @property
+    def text(self) -> str:
+        """It in words that people wrote, the lesser side first."""
+        return f"{self.less.text} {'==' if self.equal else '<='} {self.more.text}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +67,24 @@ class Expression:
 
     def __call__(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """Its value for each of some rows [rows]: bool for a condition, else float64."""
+        columns = {name: _column(columns[name]) for name in self.names}
         with np.errstate(all="ignore"):  # divisions by zero say NaN and no more
-            value = _value(self._tree, columns)
+            value = _value(self._tree, columns, np)
         return np.broadcast_to(np.asarray(value, bool if self.is_condition else np.float64), (rows,))
+
+    def traced(self, values: Mapping[str, Any], xp: Any) -> Any:
+        """Its value from numbers of any kind: `xp` is `jax.numpy`, or whatever has its functions by the same names."""
+        return _value(self._tree, values, xp)
+
+    def interval(self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the most that it can be where each name lies between two numbers; never narrower than the truth."""
+        value = _value(self._tree, {name: intervals.Interval(*boxes[name]) for name in self.names}, intervals)
+        low, high = (value.low, value.high) if isinstance(value, intervals.Interval) else (value, value)
+        return np.asarray(low, np.float64), np.asarray(high, np.float64)
+
+    def comparisons(self, where: str) -> list[Comparison]:
+        """A condition as sides that must not be above others, all of them; `InputError` for what has no distance (or, not, !=)."""
+        return _comparisons(self._tree, where)
 
 
 def parse(text: Any, where: str) -> Expression:
@@ -112,32 +146,49 @@ def _conditions(nodes: Any, where: str) -> bool:
     return True
 
 
-def _value(node: ast.expr, columns: Mapping[str, np.ndarray]) -> Any:
+def _value(node: ast.expr, columns: Mapping[str, Any], xp: ModuleType | Any) -> Any:
     match node:
         case ast.Constant(value=value):
             return value if isinstance(value, str) else np.float64(value)  # type: ignore[arg-type]  # _check let no other kind pass
         case ast.Name(id=name):
-            column = np.asarray(columns[name])
-            return column if column.dtype.kind == "O" else column.astype(np.float64)
+            return columns[name]
         case ast.BinOp(left=left, op=op, right=right):
-            return _ARITHMETIC[type(op)](_value(left, columns), _value(right, columns))
+            return _ARITHMETIC[type(op)](_value(left, columns, xp), _value(right, columns, xp))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return np.logical_not(_value(operand, columns))
+            return xp.logical_not(_value(operand, columns, xp))
         case ast.UnaryOp(op=op, operand=operand):
-            return -_value(operand, columns) if isinstance(op, ast.USub) else _value(operand, columns)
+            return -_value(operand, columns, xp) if isinstance(op, ast.USub) else _value(operand, columns, xp)
         case ast.BoolOp(op=op, values=values):
-            return _fold(np.logical_and if isinstance(op, ast.And) else np.logical_or, [_value(v, columns) for v in values])
+            join = xp.logical_and if isinstance(op, ast.And) else xp.logical_or
+            return functools.reduce(join, [_value(v, columns, xp) for v in values])
         case ast.Compare(left=left, ops=ops, comparators=others):
-            sides = [_value(side, columns) for side in (left, *others)]
+            sides = [_value(side, columns, xp) for side in (left, *others)]
             held = [_COMPARISONS[type(op)](a, b) for op, a, b in zip(ops, sides[:-1], sides[1:], strict=True)]
-            return _fold(np.logical_and, held)
+            return functools.reduce(xp.logical_and, held) if len(held) > 1 else held[0]
         case ast.Call(func=ast.Name(id=name), args=args):
-            return _FUNCTIONS[name][0](*(_value(arg, columns) for arg in args))
+            function = getattr(xp, _FUNCTIONS[name][0])
+            given = [_value(arg, columns, xp) for arg in args]
+            return functools.reduce(function, given) if len(given) > 1 else function(given[0])
     raise AssertionError(ast.dump(node))  # _check let it pass
 
 
-def _fold(join: Callable, values: Any) -> Any:
-    first, *rest = values
-    for value in rest:
-        first = join(first, value)
-    return first
+def _column(values: np.ndarray) -> np.ndarray:
+    column = np.asarray(values)
+    return column if column.dtype.kind == "O" else column.astype(np.float64)
+
+
+def _comparisons(node: ast.expr, where: str) -> list[Comparison]:
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return [one for value in values for one in _comparisons(value, where)]
+        case ast.Compare(left=left, ops=ops, comparators=others) if not any(isinstance(op, ast.NotEq) for op in ops):
+            out = []
+            for op, a, b in zip(ops, [left, *others][:-1], others, strict=True):
+                less, more = (b, a) if isinstance(op, ast.Gt | ast.GtE) else (a, b)
+                out.append(Comparison(_side(less), _side(more), isinstance(op, ast.Eq)))
+            return out
+    raise InputError(f"{where}: {ast.unparse(node)[:60]!r} says not how far it is from true; a search takes <=, >=, == and their `and`")
+
+
+def _side(node: ast.expr) -> Expression:
+    return parse(ast.unparse(node), "a side of a condition")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import GROUPS
 from hybridperf.outputs import OUTPUTS, outputs_of
-from hybridperf.prediction import BatchPredictor, check_backend, knob_names
+from hybridperf.prediction import BatchPredictor, check_backend, knob_names, step_seconds
+from hybridperf.sweeps.platforms import with_knobs
 from hybridperf.sweeps.target import Target, check_positive, place, register
 from hybridperf.workload import Workload
 
@@ -72,6 +73,15 @@ class ProgramTarget(Target):
         answers = self._predictor(**{name: np.pad(v, (0, padding), mode="edge") for name, v in knobs.items()})
         columns = answers if isinstance(answers, dict) else {"time_s": answers}
         return {name: values[:rows] for name, values in columns.items()}
+
+    def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        program, table = lower(self._workload.graph).program, self._model.table(self._workload.calls)
+        platform, mine = self._model.platform(), sorted(self.known() & set(names))
+
+        def results(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {"time_s": step_seconds(program, table, with_knobs(platform, {name: values[name] for name in mine}))}
+
+        return results
 
     def fingerprint(self) -> str:
         return f"{self._model.fingerprint()}-{self._content}"

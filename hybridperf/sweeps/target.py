@@ -7,7 +7,7 @@ wrong with a spec is said before anything is compiled.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,6 +47,16 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """Changes with whatever could change a result."""
+
+    def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        """Results of ONE point as a function of the numbers of parameters `names` (at least what it reads), pure JAX: what searches
+        descend. `InputError` for a kind that has no such function.
+        """
+        raise InputError(f"a target of this kind ({type(self).__name__}) can be swept and not searched; kinds step and program can")
+
+    def softened(self, names: Collection[str]) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
+        """`traced` with a second argument, the temperature of its maxima in log seconds; `InputError` for a kind without them."""
+        raise InputError(f"a target of this kind ({type(self).__name__}) cannot be smoothed; leave out [method] smoothing")
 
 
 _KINDS: dict[str, type[Target]] = {}

@@ -1,0 +1,74 @@
+"""What a search found, as people read it: the optimum, what holds it back and what that is worth; a picture of how it was found."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from hybridperf.report.plots import _figure, _save
+from hybridperf.report.text import table
+from hybridperf.searches.result import Active, SearchResult
+
+_PHASES = {"descent": "C0", "polish": "C1", "whole numbers": "C2"}
+
+
+def search_report(result: SearchResult) -> str:
+    """The whole answer as text."""
+    sense = "most" if result.maximise else "least"
+    lines = [f"{sense} {result.objective_name}: {result.objective:.6g}"]
+    if result.relaxed_objective is not None:
+        lines.append(f"(without whole numbers {result.relaxed_objective:.6g})")
+    rows = [[one.name, _number(one.value), _number(one.least), _number(one.most), one.at, f"{one.elasticity:+.3f}"] for one in result.knobs]
+    lines += ["", table(["knob", "optimum", "min", "max", "at", "elasticity"], rows)]
+    lines += ["", "elasticity: percent of the objective for one percent more of the knob, the others as they are"]
+    others = {name: value for name, value in result.columns.items() if name not in {one.name for one in result.knobs}}
+    lines += ["", table(["evaluated anew at the optimum", "value"], [[name, _number(value)] for name, value in others.items()])]
+    lines += ["", _held_back(result.active)]
+    for one in result.active:
+        lines += ["", _one_more(one, result)]
+    if result.prices:
+        rows = [[name, _number(price.value), price.unit, price.date, price.source] for name, price in result.prices.items()]
+        lines += ["", table(["price", "value", "unit", "date", "source"], rows)]
+    lines += ["", f"{result.evaluations:,} points evaluated in {result.seconds:.1f} s"]
+    return "\n".join(lines)
+
+
+def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
+    """Best objective so far that meets the constraints, and how far the nearest point was from meeting them, against evaluations."""
+    figure, (above, below) = _figure(7, 5.5, lines=2)
+    frame = result.convergence
+    for phase, part in frame.groupby("phase", sort=False):
+        colour = _PHASES[str(phase)]
+        above.plot(part["evaluations"], part["objective"], color=colour, lw=1.5, label=phase)
+        below.plot(part["evaluations"], np.maximum(part["violation"], 1e-10), color=colour, lw=1.5)
+    above.axhline(result.objective, color="black", lw=0.8, ls="--", label="optimum, evaluated anew")
+    if (frame["objective"].dropna() > 0).all() and result.objective > 0:
+        above.set_yscale("log")
+    above.set(ylabel=f"best {result.objective_name[:40]} so far")
+    below.set(yscale="log", xlabel="points evaluated", ylabel="least violation of a constraint, logs")
+    above.legend(fontsize=8)
+    for axes in (above, below):
+        axes.grid(alpha=0.2)
+    _save(figure, path)
+
+
+def _held_back(active: tuple[Active, ...]) -> str:
+    if not active:
+        return "no constraint is active: the optimum lies within the bounds, or at one of them"
+    rows = [[one.name, one.text, _number(one.less), _number(one.more), f"{one.multiplier:+.3f}"] for one in active]
+    return table(["active constraint", "condition", "is", "limit", "% per 1 % more"], rows)
+
+
+def _one_more(one: Active, result: SearchResult) -> str:
+    gained = one.objective_then / result.objective - 1 if result.objective else float("nan")
+    moves = [
+        f"{knob.name} {one.knobs_then[knob.name] / knob.value - 1:+.2%}"
+        for knob in result.knobs
+        if not knob.integer and abs(one.knobs_then[knob.name] / knob.value - 1) > 1e-5
+    ]
+    return f"1 % more of the limit of {one.name}: objective {gained:+.2%}; " + (", ".join(moves) or "no knob moves")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.6g}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.5g}"

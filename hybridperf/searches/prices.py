@@ -1,0 +1,77 @@
+"""What things cost and draw: numbers with a unit, a date and where they come from, for formulas of a search.
+
+schema = "hybridperf/prices"
+schema_version = 1
+[usd_per_kwh]
+value = 0.12
+unit = "USD per kWh"
+date = "2026-11"
+source = "our contract"
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from hybridperf.io import InputError
+
+SCHEMA_VERSION = 1
+_SHIPPED = Path(__file__).parent.parent / "presets" / "prices.toml"
+
+
+class Price(pydantic.BaseModel):
+    """One number. Where only assumptions are known, the source says so."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    value: float
+    unit: str
+    date: str
+    source: str
+
+
+def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, Price]:
+    """The shipped prices, those of `[prices] file` over them, numbers of `[prices]` itself over all."""
+    prices = _read(_SHIPPED)
+    if "file" in given:
+        if not isinstance(given["file"], str):
+            raise InputError(f"[prices] file must be the name of a file, got {given['file']!r}")
+        prices |= _read(folder / given["file"])
+    for name, value in given.items():
+        if name == "file":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InputError(f"price {name} must be a finite number, got {value!r}")
+        unit = prices[name].unit if name in prices else "not said"
+        prices[name] = Price(value=value, unit=unit, date="not said", source="the spec")
+    return prices
+
+
+def _read(path: Path) -> dict[str, Price]:
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read prices from {path}: {error.strerror or error}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    if document.pop("schema", None) != "hybridperf/prices":
+        raise InputError(f'expected schema = "hybridperf/prices" at the head of {path}')
+    version = document.pop("schema_version", None)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise InputError(f"{path} has schema_version {version}, this hybridperf reads up to {SCHEMA_VERSION}; upgrade hybridperf")
+    prices = {}
+    for name, said in document.items():
+        try:
+            prices[name] = Price.model_validate(said)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise InputError(f"{path}: price {name} needs value, unit, date and source; {where}: {first['msg']}") from error
+        if not math.isfinite(prices[name].value):
+            raise InputError(f"{path}: price {name} must be a finite number, got {prices[name].value}")
+    return prices

@@ -1,0 +1,79 @@
+"""What a search found, and how sure one can be of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.io import write_json
+from hybridperf.searches.prices import Price
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """One knob at the optimum."""
+
+    name: str
+    value: float
+    least: float
+    most: float
+    integer: bool
+    elasticity: float  # d log objective / d log knob (of a whole number: as if it were not); d objective where that can be zero or less
+
+    @property
+    def at(self) -> str:
+        """Which of its bounds it stands at, or the empty string."""
+        close = 1e-6
+        return "min" if self.value <= self.least * (1 + close) else "max" if self.value >= self.most * (1 - close) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Active:
+    """A constraint that holds the optimum back."""
+
+    name: str
+    text: str
+    less: float  # its two sides at the optimum
+    more: float
+    multiplier: float  # percent of the objective (its scale, where it can be zero or less) for one percent more of the limit
+    objective_then: float  # with one percent more of the limit, searched again from here
+    knobs_then: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """The optimum of a search."""
+
+    objective_name: str
+    maximise: bool
+    objective: float  # exact, as evaluated at `knobs`
+    knobs: tuple[Found, ...]
+    columns: dict[str, float]  # every column at the optimum, evaluated anew by the exact functions a sweep uses
+    active: tuple[Active, ...]
+    relaxed_objective: float | None  # before whole numbers were made of knobs; None where none had to be
+    convergence: pd.DataFrame  # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
+    prices: dict[str, Price]  # that formulas named
+    evaluations: int  # points whose prediction was asked for, with or without gradient
+    seconds: float
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `search.json` into a folder, atomically; its path."""
+        path = Path(folder) / "search.json"
+        content: dict[str, Any] = {
+            "objective": {"name": self.objective_name, "maximise": self.maximise, "value": self.objective, "relaxed": self.relaxed_objective},
+            "knobs": {one.name: {k: v for k, v in dataclasses.asdict(one).items() if k != "name"} | {"at": one.at} for one in self.knobs},
+            "columns": self.columns,
+            "active": [dataclasses.asdict(one) for one in self.active],
+            "prices": {name: price.model_dump() for name, price in self.prices.items()},
+            "evaluations": self.evaluations,
+            "convergence": [
+                {k: None if pd.isna(v) else v for k, v in row.items()} for row in self.convergence.to_dict(orient="records")
+            ],
+        }  # fmt: skip
+        write_json(path, "search-result", SCHEMA_VERSION, content)
+        return path

@@ -1,0 +1,29 @@
+"""A platform with some of its numbers replaced by traced ones: the knobs of `predict_batch`, one point at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from hybridperf.collectives.links import Links
+from hybridperf.model import Platform
+from hybridperf.ops import GROUPS
+
+LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
+
+
+def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
+    """Knobs by the names of `prediction.knob_names()`: a group's own value, or for all groups a factor on each one's."""
+    fields: dict[str, Any] = {}
+    knobs: dict[str, Any] = {}
+    for name in sorted(values, key=lambda name: "__" in name):  # a group's own value is the last word
+        group, _, knob = name.rpartition("__")
+        if hasattr(platform.knobs, knob):
+            base = jnp.asarray(knobs.get(knob, getattr(platform.knobs, knob)))
+            knobs[knob] = base.at[GROUPS.index(group)].set(values[name]) if group else base * values[name]
+        else:
+            fields[name] = values[name]
+    return dataclasses.replace(platform, knobs=dataclasses.replace(platform.knobs, **knobs), **fields)
