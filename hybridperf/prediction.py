@@ -209,7 +209,7 @@ def _check_numbers(workload: Workload, table: OpTable, platform: Platform) -> No
         shared = field.name not in GROUP_KNOBS  # by all groups
         wrong = np.full(len(table.group), not (values >= 0).all()) if shared else ~(values[table.group] >= 0)
         least = np.nanmin(values) if shared and not np.isnan(values).all() else np.nan
-        _refuse(workload, wrong, np.full(len(wrong), least) if shared else values[table.group], f"the model's {field.name}")
+        _refuse(workload, wrong, np.full(len(wrong), least) if shared else values[table.group], f"its knob {field.name}")
     for field in dataclasses.fields(table.work):
         values = np.asarray(getattr(table.work, field.name), np.float64)
         _refuse(workload, ~(values >= 0), values, f"its {field.name}")

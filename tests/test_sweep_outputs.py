@@ -83,13 +83,13 @@ def test_unknown_outputs_are_refused_before_anything_is_compiled(folder):
 def test_an_op_without_seconds_is_named(model_and_step):
     model, step = model_and_step
     broken = dataclasses.replace(model.knobs, compute_efficiency=np.nan * model.knobs.compute_efficiency)
-    with pytest.raises(InputError, match=r"first used by node \d+ '.*'\) can have no time: the model's compute_efficiency is nan, exp"):
+    with pytest.raises(InputError, match=r"first used by node \d+ '.*'\) can have no time: its knob compute_efficiency is nan, exp"):
         BatchPredictor(dataclasses.replace(model, knobs=broken), step)
     below = dataclasses.replace(model.knobs, floor_s=-1.0 + 0 * model.knobs.floor_s)
-    with pytest.raises(InputError, match=r"the model's floor_s is -1\.0"):
+    with pytest.raises(InputError, match=r"its knob floor_s is -1\.0"):
         BatchPredictor(dataclasses.replace(model, knobs=below), step)
     sizes = dataclasses.replace(model.knobs, level_speedup=-1.0 + 0 * model.knobs.level_speedup)
-    with pytest.raises(InputError, match=r"can have no time: the model's level_speedup is -1\.0"):
+    with pytest.raises(InputError, match=r"can have no time: its knob level_speedup is -1\.0"):
         BatchPredictor(dataclasses.replace(model, knobs=sizes), step)
     with pytest.raises(InputError, match=r"memory_bytes_per_s must be positive numbers from 1.2e-38 to 3.4e\+38, got 1e-50"):
         BatchPredictor(model, step)(memory_bytes_per_s=[1e9, 1e-50])
