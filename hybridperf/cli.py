@@ -365,7 +365,9 @@ def sweep(
 
 @app.command()
 def search(
-    spec: Annotated[str, typer.Argument(help="what to search: a .toml file, or a shipped example: cheapest_platform, best_batch, next_dollar")],
+    spec: Annotated[
+        str, typer.Argument(help="what to search: a .toml file, or a shipped example: cheapest_platform, best_batch, next_dollar")
+    ],
     out: Annotated[Path | None, typer.Option("--out", help="folder for search.json and convergence.png")] = None,
     starts: Annotated[int | None, typer.Option("--starts", help="points to descend from")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="of the starts")] = None,

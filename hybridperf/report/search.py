@@ -57,7 +57,7 @@ def _held_back(active: tuple[Active, ...]) -> str:
     if not active:
         return "no constraint is active: the optimum lies within the bounds, or at one of them"
     rows = [[one.name, one.text, _number(one.less), _number(one.more), f"{one.multiplier:+.3f}"] for one in active]
-    return table(["active constraint", "condition", "is", "limit", "% per 1 % more"], rows)
+    return table(["active constraint", "condition", "lesser side", "greater side", "% per 1 % more"], rows)
 
 
 def _one_more(one: Active, result: SearchResult) -> str:

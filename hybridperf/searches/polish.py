@@ -1,6 +1,6 @@
 """From near an optimum to it, where gradients jump: a linear programme over cuts taken all around, in a region that shrinks.
 
-Optima of models made of maxima sit in corners, where several ops or constraints are equal; along one gradient nothing is to be gained there.
+Optima of models made of maxima sit in corners, where several ops or constraints are equal; one gradient shows one side of a corner only.
 A cut f(y) + f'(y) (x - y) from each of several points y around shows all sides of the corner at once. The step p from x solves
 
     min t + w sum(s)    t >= every cut of f at x + p,   s_c >= every cut of g_c at x + p,   s >= 0,   |p| <= radius,   0 <= x + p <= 1

@@ -64,8 +64,9 @@ class SearchResult:
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""
         path = Path(folder) / "search.json"
+        best = {"name": self.objective_name, "maximise": self.maximise, "value": self.objective, "relaxed": self.relaxed_objective}
         content: dict[str, Any] = {
-            "objective": {"name": self.objective_name, "maximise": self.maximise, "value": self.objective, "relaxed": self.relaxed_objective},
+            "objective": best,
             "knobs": {one.name: {k: v for k, v in dataclasses.asdict(one).items() if k != "name"} | {"at": one.at} for one in self.knobs},
             "columns": self.columns,
             "active": [dataclasses.asdict(one) for one in self.active],

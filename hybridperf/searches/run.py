@@ -69,10 +69,10 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     knobs = problem.knob_values(best.u, held)
     columns = columns_at(spec, dict(zip((knob.name for knob in spec.knobs), map(float, knobs), strict=True)))
     objective = _exact(spec.objective, columns)
-    for one in problem.constraints:  # the sweep's functions have the last word
-        short = _shortfall(one, columns)
+    for rule in problem.constraints:  # the sweep's functions have the last word
+        short = _shortfall(rule, columns)
         if short > FEASIBLE:
-            raise InputError(f"the optimum misses {one.text} by {short:.1e} when evaluated anew; loosen it by as much and report this")
+            raise InputError(f"the optimum misses {rule.text} by {short:.1e} when evaluated anew; loosen it by as much and report this")
     say("asking what limits are worth")
     slopes = problem.slopes(best.u[None], free).df[0]
     sign = -1 if spec.maximise else 1
@@ -135,8 +135,8 @@ def _refuse(problem: Problem, best: Polished, held: np.ndarray) -> None:
     sides = [_exact(side, columns) for side in (worst.sides.less, worst.sides.more)]
     at = ", ".join(f"{knob.name} = {value:.4g}" for knob, value in zip(problem.spec.knobs, knobs, strict=True))
     raise InputError(
-        f"no point was found that meets all constraints: nearest, at {at}, {worst.text} is {sides[0]:.5g} against {sides[1]:.5g}"
-        f" ({_shortfall(worst, columns):.2%} off); loosen it or widen a knob's bounds"
+        f"no point was found that meets all constraints: nearest, at {at}, {worst.text} fails by {_shortfall(worst, columns):.2%}"
+        f" ({sides[0]:.5g} should be at most {sides[1]:.5g}); loosen it or widen a knob's bounds"
     )
 
 

@@ -153,7 +153,9 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     extremes = {knob.name: np.array([knob.least, knob.most]) for knob in knobs} | {n: np.array([v]) for n, v in constants.items()}
     target = read_target(parts["target"], folder, extremes) if parts["target"] else None
     results = [] if target is None else [name for name, kind in target.results.items() if kind is float]
-    _check_free({"knob": [*parts["knobs"]], "constant": [*constants], "price": [*prices], "result": results, "derived": [*parts["derived"]]})
+    _check_free(
+        {"knob": [*parts["knobs"]], "constant": [*constants], "price": [*prices], "result": results, "derived": [*parts["derived"]]}
+    )
     givens = [*parts["knobs"], *constants, *prices]
     before, after = _derived(parts["derived"], givens, results)
     known = [*givens, *before, *results, *after]
@@ -262,7 +264,8 @@ def _constraint(name: str, text: Any, known: Sequence[str]) -> list[Constraint]:
     if not formula.is_condition:
         raise InputError(f"constraint {name} must be a condition such as a <= b, got the number {formula.text!r}")
     _check_names(formula, f"constraint {name}", known)
-    return [Constraint(name, one.text, one) for one in formula.comparisons(f"constraint {name}")]
+    parts = formula.comparisons(f"constraint {name}")
+    return [Constraint(name, one.text if len(parts) > 1 else formula.text, one) for one in parts]
 
 
 def _objective(said: Mapping[str, Any], known: Sequence[str]) -> tuple[Expression, bool]:
@@ -279,7 +282,9 @@ def _method(said: Mapping[str, Any]) -> Method:
     for key, value in said.items():
         if key == "smoothing":
             if not 0 < _number("[method] smoothing", value) <= 1:
-                raise InputError(f"[method] smoothing is a temperature in log seconds above 0, at most 1, got {value}; leave it out for none")
+                raise InputError(
+                    f"[method] smoothing is a temperature in log seconds above 0, at most 1, got {value}; leave it out for none"
+                )
         elif key not in _WHOLE:
             raise unknown("key of [method]", key, [*_WHOLE, "smoothing"], f"it takes {', '.join(_WHOLE)} and smoothing")
         else:

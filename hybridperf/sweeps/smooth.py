@@ -28,8 +28,8 @@ def soft_maximum(a: Any, b: Any, temperature: Any) -> Any:
 def soft_minimum(a: Any, b: Any, temperature: Any) -> Any:
     """The softened lesser of two positive numbers; of others the exact one."""
     positive = (jnp.asarray(a) > 0) & (jnp.asarray(b) > 0)
-    inverses = [1 / jnp.where(positive, value, 1.0) for value in (a, b)]
-    return jnp.where(positive, 1 / soft_maximum(*inverses, temperature), jnp.minimum(a, b))
+    one, other = (1 / jnp.where(positive, value, 1.0) for value in (a, b))
+    return jnp.where(positive, 1 / soft_maximum(one, other, temperature), jnp.minimum(a, b))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,13 +131,21 @@ def _collective(name: str, where: str, entry: Mapping[str, Any], model: PerfMode
             raise InputError(f"{where}: {key} is the group's structure, a whole number above zero, got {entry[key]!r}")
     words = {key: str(entry[key]) for key in _COLLECTIVE_WORDS if key in entry}
     group = {key: entry[key] for key in _GROUP if key in entry}
-    pricer = CollectivePricer.of(system, str(entry["collective"]), **group, **words)
+    pricer = CollectivePricer.of(system, str(entry["collective"]), n_gpus=entry["n_gpus"], n_nodes=entry.get("n_nodes", 1), **words)
     kind = (str(entry["collective"]), *sorted(group.items()), *sorted(words.items()))
     return _entry(name, where, entry, {"bytes": entry["bytes"]}, "comm", pricer, kind, is_collective=True)
 
 
 def _entry(
-    name: str, where: str, entry: Mapping[str, Any], sizes: Mapping[str, Any], stream: str, price: Callable[..., Any], kind: tuple[Any, ...], *, is_collective: bool
+    name: str,
+    where: str,
+    entry: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    stream: str,
+    price: Callable[..., Any],
+    kind: tuple[Any, ...],
+    *,
+    is_collective: bool,
 ) -> StepOp:
     return StepOp(
         name=name,

@@ -129,7 +129,9 @@ class StepTarget(Target):
 
         def durations(values: Mapping[str, Any]) -> Any:
             platform = with_knobs(base, {name: values[name] for name in knobs})
-            here = None if links is None else Links(**{name: values[name] if name in rates else getattr(links, name) for name in LINK_KNOBS})
+            here = (
+                None if links is None else Links(**{name: values[name] if name in rates else getattr(links, name) for name in LINK_KNOBS})
+            )
             seconds: list[Any] = [None] * len(self._ops)
             for alike in groups:  # ops that differ in sizes only are one op to the compiler
                 first = self._ops[alike[0]]
