@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "hybridperf"
 ROOMS = [  # each imports only from those before it
     "presets", "io", "either", "hardware", "roofline", "embedding", "ops", "gaussian_process", "robust", "residual", "prior", "provenance",
-    "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan", "pricing",
-    "graph", "lower", "evaluate", "occupancy", "workload", "importers", "prediction", "elasticities", "sweeps", "here", "report",
+    "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan",
+    "pricing", "graph", "lower", "evaluate", "occupancy", "workload", "importers", "prediction", "elasticities", "sweeps", "here", "report",
     "validate", "calibrations", "demo", "cli",
 ]  # fmt: skip
 
