@@ -61,7 +61,10 @@ class OpPricer:
         for word in labels:
             if word not in LABELS:
                 raise unknown("label", word, LABELS, f"known are {', '.join(LABELS)}")
-        model.device.peak(cls.arithmetic_dtype(canonical_dtype(dtype), {**cls.text, **fixed, **text}), cls.unit)
+        # before the table is read, which would name a row that nobody wrote
+        dtype = canonical_dtype(dtype)
+        read = {name: cls.read_text(name, word or cls.text[name], dtype) for name, word in text.items()}
+        model.device.peak(cls.arithmetic_dtype(dtype, {**cls.text, **fixed, **read}), cls.unit)
         dimensions = tuple(name for name in cls.dimensions() if name not in fixed)
         required = tuple(name for name in dimensions if name not in cls.optional)
         row = {"op": op, "dtype": dtype, **text, **labels, **dict.fromkeys(required, 1.0)}
