@@ -202,6 +202,7 @@ def networks_say(residual: Residual, inputs: Inputs) -> Any:
     """The networks' whole word [N], fading outside the range."""
     x = _standardised(residual, inputs)
     rows = len(x)
+    padded: Any
     if array_module(x) is np:
         padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
         padded[:rows, : x.shape[1]] = x
