@@ -15,6 +15,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "BatchPredictor": "batches",
     "CollectiveModel": "collectives.model",
     "FitReport": "calibrate",
     "InputError": "io",
@@ -26,14 +27,14 @@ _WHERE = {
     "fit": "calibrate",
     "fit_collectives": "collectives.fit",
     "from_jax": "importers.jax_program",
-    "gradient": "prediction",
+    "gradient": "batches",
     "load_collectives": "collectives.model",
     "load_device": "hardware",
     "load_model": "model",
     "load_program": "importers.jax_program",
     "load_system": "hardware",
     "predict": "prediction",
-    "predict_batch": "prediction",
+    "predict_batch": "batches",
     "read_table": "io",
     "search": "searches.run",
     "sweep": "sweeps.run",

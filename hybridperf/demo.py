@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.batches import predict_batch
 from hybridperf.here import Calibration, calibrate, measure_steps, usable_core
 from hybridperf.io import write_json
-from hybridperf.prediction import Prediction, predict, predict_batch
+from hybridperf.prediction import Prediction, predict
 from hybridperf.report import perfetto, plots, text
 from hybridperf.validate import comparison
 from hybridperf.validate.comparison import StepComparison

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from hybridperf.batches import gradient
 from hybridperf.hardware import LEVELS
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, Platform
 from hybridperf.ops import GROUPS
-from hybridperf.prediction import Prediction, gradient
+from hybridperf.prediction import Prediction
 
 
 def elasticities(prediction: Prediction) -> pd.DataFrame:

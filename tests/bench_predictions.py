@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from hybridperf import folding, prediction
+from hybridperf.batches import BatchPredictor
 from hybridperf.graph import GraphBuilder
 from hybridperf.model import GROUP_KNOBS, load_model
 from hybridperf.ops import Copy, Elementwise, Gemm, OpCall
-from hybridperf.prediction import BatchPredictor
 from hybridperf.workload import Workload
 
 MODEL = "h100_sxm"

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import hybridperf as hp
+from hybridperf.batches import predict_batch
 from hybridperf.graph import GraphBuilder
 from hybridperf.hardware import LEVELS, load_device
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS, Call, Elementwise, Gather, Gemm, OpCall, Softmax, Transpose, op_by_name
-from hybridperf.prediction import predict, predict_batch
+from hybridperf.prediction import predict
 from hybridperf.roofline import Knobs
 from hybridperf.workload import Workload
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.batches import predict_batch, step_seconds
 from hybridperf.calibrate import FitReport, fit
 from hybridperf.families import FAMILIES
 from hybridperf.graph import GraphBuilder
@@ -21,7 +22,7 @@ from hybridperf.io import InputError
 from hybridperf.lower import lower
 from hybridperf.model import PerfModel, canonical, load_model
 from hybridperf.ops import Copy, DecodeAttention, Elementwise, Gemm, OpCall, Softmax
-from hybridperf.prediction import predict, predict_batch, step_seconds
+from hybridperf.prediction import predict
 from hybridperf.prior import FamilyRows, train_family, trunk
 from hybridperf.prior.form import ROOFLINE
 from hybridperf.prior.shipped import Prior

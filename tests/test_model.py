@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from hybridperf import folding
+from hybridperf.batches import BatchPredictor, gradient, predict_batch, step_seconds
 from hybridperf.folding import Folded
 from hybridperf.graph import GraphBuilder
 from hybridperf.hardware import LEVELS, load_device
@@ -19,7 +20,7 @@ from hybridperf.io import InputError
 from hybridperf.lower import lower
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm
-from hybridperf.prediction import BatchPredictor, gradient, predict, predict_batch, step_seconds
+from hybridperf.prediction import predict
 from hybridperf.roofline import Knobs, Work
 from hybridperf.workload import OpCall, Workload
 
@@ -401,7 +402,7 @@ def test_one_trace_for_a_grid(fitted: PerfModel, monkeypatch: pytest.MonkeyPatch
     """Other numbers, another chain of the same bucket, another machine's knobs: compiled once per batch size and set of knobs."""
     import importlib
 
-    module = importlib.import_module("hybridperf.prediction")
+    module = importlib.import_module("hybridperf.batches")
     traces = []
 
     def counted(*args):

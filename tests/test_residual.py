@@ -14,13 +14,14 @@ import pandas as pd
 import pytest
 
 from hybridperf import residual as residual_module
+from hybridperf.batches import predict_batch
 from hybridperf.calibrate import FitReport, fit
 from hybridperf.graph import GraphBuilder
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import MODEL_SCHEMA_VERSION, PerfModel, load_model, neutral_knobs
 from hybridperf.ops import GROUPS, Elementwise, Gemm, op_by_name
-from hybridperf.prediction import predict, predict_batch
+from hybridperf.prediction import predict
 from hybridperf.residual import (
     BOUND,
     FADE_OCTAVES,

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.batches import BatchPredictor, predict_batch
 from hybridperf.hardware import load_device
 from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION, compile_program
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel
-from hybridperf.prediction import BatchPredictor, predict_batch
 from hybridperf.sweeps.front import Best, Kept
 from hybridperf.sweeps.spec import read_spec, shipped_specs
 

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import hybridperf as hp
+from hybridperf.batches import predict_batch
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.hardware import load_device
 from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION, compile_program
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel
-from hybridperf.prediction import predict_batch
 from hybridperf.sweeps import run as sweep_run
 from hybridperf.sweeps.programs import batch_size
 from hybridperf.sweeps.store import Store

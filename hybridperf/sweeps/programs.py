@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.batches import BatchPredictor, knob_names, step_seconds
 from hybridperf.importers.jax_program import load_program
 from hybridperf.io import InputError, unknown
 from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import GROUPS
 from hybridperf.outputs import OUTPUTS, outputs_of
-from hybridperf.prediction import BatchPredictor, check_backend, knob_names, step_seconds
+from hybridperf.prediction import check_backend
 from hybridperf.sweeps.platforms import with_knobs
 from hybridperf.sweeps.target import Target, check_positive, place, register
 from hybridperf.workload import Workload

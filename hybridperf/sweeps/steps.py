@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridperf.batches import knob_names
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel
@@ -39,7 +40,6 @@ from hybridperf.evaluate import makespan
 from hybridperf.graph import Graph
 from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.prediction import knob_names
 from hybridperf.sweeps.platforms import LINK_KNOBS, with_knobs
 from hybridperf.sweeps.programs import batch_size
 from hybridperf.sweeps.smooth import soft_end
