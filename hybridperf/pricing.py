@@ -32,7 +32,7 @@ from hybridperf.families import family_of, family_rows, with_defaults
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import OpTable, PerfModel, Platform, durations
-from hybridperf.ops import GROUPS, Op, op_by_name
+from hybridperf.ops import GROUPS, op_by_name
 from hybridperf.ops.table import LABELS, OpRows, parse_ops
 from hybridperf.residual import inputs_of, log_correction
 
@@ -50,9 +50,7 @@ class OpPricer:
     required: tuple[str, ...]  # those without a default
 
     @staticmethod
-    def of(
-        model: PerfModel, op: str, *, dtype: str, text: Mapping[str, str] = _NOTHING, labels: Mapping[str, str] = _NOTHING
-    ) -> OpPricer:
+    def of(model: PerfModel, op: str, *, dtype: str, text: Mapping[str, str] = _NOTHING, labels: Mapping[str, str] = _NOTHING) -> OpPricer:
         """By the op's name in tables. `text`: words that change its work (`quant`, `kv_dtype`, ...), `labels`: words that say which
         implementation ran (`framework`, ...), both as columns of a table have them. `InputError` for what is not known.
         """
@@ -63,7 +61,10 @@ class OpPricer:
         for word in labels:
             if word not in LABELS:
                 raise unknown("label", word, LABELS, f"known are {', '.join(LABELS)}")
-        model.device.peak(cls.arithmetic_dtype(canonical_dtype(dtype), {**cls.text, **fixed, **text}), cls.unit)
+        # before the table is read, which would name a row that nobody wrote
+        dtype = canonical_dtype(dtype)
+        read = {name: cls.read_text(name, word or cls.text[name], dtype) for name, word in text.items()}
+        model.device.peak(cls.arithmetic_dtype(dtype, {**cls.text, **fixed, **read}), cls.unit)
         dimensions = tuple(name for name in cls.dimensions() if name not in fixed)
         required = tuple(name for name in dimensions if name not in cls.optional)
         row = {"op": op, "dtype": dtype, **text, **labels, **dict.fromkeys(required, 1.0)}
@@ -83,9 +84,9 @@ class OpPricer:
     def _compiled(self) -> Any:
         return jax.jit(self._seconds)
 
-    def _seconds(self, platform: Platform, dims: Mapping[str, Any]) -> Any:
-        usual = {name: float(getattr(self.sample.op, name)[0]) for name in self.dimensions if name not in dims}
-        op = dataclasses.replace(self.sample.op, **usual, **dims)
+    def _seconds(self, platform: Platform, dims: dict[str, Any]) -> Any:
+        usual: dict[str, Any] = {name: float(getattr(self.sample.op, name)[0]) for name in self.dimensions if name not in dims}
+        op = dataclasses.replace(self.sample.op, **(usual | dims))
         part = dataclasses.replace(self.sample, op=op, work=op.work(), group=np.zeros(1, np.int32))
         which = op.group_index()
         table = OpTable(

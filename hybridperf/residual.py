@@ -95,8 +95,10 @@ class Inputs:
         """Values [N, len(names)] in another order; inputs these ops do not have are zero."""
         module = array_module(self.values)
         at = {name: i for i, name in enumerate(self.names)}
-        columns = [self.values[:, at[name]] if name in at else np.zeros(len(self.values)) for name in names]
-        return module.stack(columns, 1) if columns else np.zeros((len(self.values), 0))
+        nothing = len(self.names)
+        places = np.array([at.get(name, nothing) for name in names], int)
+        values = module.concatenate([self.values, np.zeros((len(self.values), 1))], 1) if (places == nothing).any() else self.values
+        return module.take(values, places, axis=1, mode="clip")  # all of them at once: JAX compiles one gather
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +202,7 @@ def networks_say(residual: Residual, inputs: Inputs) -> Any:
     """The networks' whole word [N], fading outside the range."""
     x = _standardised(residual, inputs)
     rows = len(x)
+    padded: Any
     if array_module(x) is np:
         padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
         padded[:rows, : x.shape[1]] = x
