@@ -1,13 +1,20 @@
 """Searches: optima that are known in closed form, whole numbers, what holds an optimum back, steps as targets, files and picture."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import hybridperf as hp
-from hybridperf.model import model_or_datasheet
+from hybridperf.hardware import load_device
+from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION, compile_program
+from hybridperf.io import InputError, write_json
+from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.searches.run import search
 from hybridperf.sweeps.smooth import soft_maximum
 from hybridperf.sweeps.steps import StepTarget
@@ -148,13 +155,11 @@ def test_convergence_never_gets_worse_and_ends_at_the_optimum():
 
 @pytest.fixture(scope="module")
 def step():
-    return StepTarget.read({key: value for key, value in STEP.items() if key != "kind"}, None, {})
+    return StepTarget.read({key: value for key, value in STEP.items() if key != "kind"}, Path(), {})
 
 
 def test_a_step_is_its_ops_on_their_streams(step):
     """By hand from the same prices: the copy three times on its own stream, the last op after both."""
-    import pandas as pd
-
     rows = pd.DataFrame([
         {"op": "gemm", "dtype": "fp32", "m": 512, "n": 4096, "k": 4096},
         {"op": "relu", "dtype": "fp32", "rows": 512, "cols": 65536},
@@ -204,14 +209,32 @@ def test_a_step_is_searched(smoothing):
     }  # fmt: skip
     result = search(spec)
     assert result.columns["time_s"] == pytest.approx(1e-3, rel=CLOSE)
-    target = StepTarget.read({"model": "v100", "ops": ops}, None, {})
+    target = StepTarget.read({"model": "v100", "ops": ops}, Path(), {})
     slower = target.evaluate({"memory_bytes_per_s": np.array([result.objective * (1 - CLOSE)])})["time_s"]
     assert slower[0] > 1e-3
 
 
-def test_a_step_is_swept(tmp_path):
-    import pandas as pd
+def test_a_program_is_searched(tmp_path):
+    """The bandwidth and peak that a saved step needs for a time: what the sweep's target says of them is that time."""
+    shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    write_json(tmp_path / "step.json", "program", PROGRAM_SCHEMA_VERSION, compile_program(lambda x: jnp.tanh(x @ x), shape))
+    facts = load_device("here").model_dump() | {"id": "a_cpu", "clock_hz": 3e9, "multiprocessors": 2, "memory_bytes_per_s": 2e10}
+    model = PerfModel.datasheet(type(load_device("v100"))(**facts))
+    dataclasses.replace(model, provenance={"made_by": "a test"}).save(tmp_path / "model")
+    spec = {
+        "target": {"kind": "program", "program": str(tmp_path / "step.json"), "model": str(tmp_path / "model")},
+        "knobs": {"memory_bytes_per_s": {"min": 1e9, "max": 1e12}, "peak_flops_scale": {"min": 0.01, "max": 100}},
+        "constraints": {"fast": "time_s <= 0.001"},
+        "objective": {"minimise": "memory_bytes_per_s / 2e10 + 3 * peak_flops_scale"},
+        "method": {"starts": 4},
+    }  # fmt: skip
+    result = search(spec)
+    assert result.columns["time_s"] == pytest.approx(1e-3, rel=CLOSE)
+    with pytest.raises(InputError, match="cannot be smoothed"):
+        search({**spec, "method": {"smoothing": 0.1}})
 
+
+def test_a_step_is_swept(tmp_path):
     spec = {"target": STEP, "parameters": {"size": [64, 512], "peak_flops_scale": {"log": [0.5, 2], "count": 3}}}
     done = hp.sweep(spec, tmp_path / "steps.parquet", quiet=True)
     frame = pd.read_parquet(done.out)

@@ -11,6 +11,7 @@ from hybridperf.report.text import table
 from hybridperf.searches.result import Active, SearchResult
 
 _PHASES = {"descent": "C0", "polish": "C1", "whole numbers": "C2"}
+_LEAST, _LEAST_APART = 1e-300, 1e-8  # a constraint is kept by that much
 
 
 def search_report(result: SearchResult) -> str:
@@ -35,18 +36,17 @@ def search_report(result: SearchResult) -> str:
 
 
 def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
-    """Best objective so far that meets the constraints, and how far the nearest point was from meeting them, against evaluations."""
+    """Best objective so far that meets the constraints, and how far it is from the optimum, against evaluations."""
     figure, (above, below) = _figure(7, 5.5, lines=2)
     frame = result.convergence
     for phase, part in frame.groupby("phase", sort=False):
         colour = _PHASES[str(phase)]
         above.plot(part["evaluations"], part["objective"], color=colour, lw=1.5, label=phase)
-        below.plot(part["evaluations"], np.maximum(part["violation"], 1e-10), color=colour, lw=1.5)
+        apart = np.abs(part["objective"] - result.objective) / max(abs(result.objective), _LEAST)
+        below.plot(part["evaluations"], np.maximum(apart, _LEAST_APART), color=colour, lw=1.5)
     above.axhline(result.objective, color="black", lw=0.8, ls="--", label="optimum, evaluated anew")
-    if (frame["objective"].dropna() > 0).all() and result.objective > 0:
-        above.set_yscale("log")
     above.set(ylabel=f"best {result.objective_name[:40]} so far")
-    below.set(yscale="log", xlabel="points evaluated", ylabel="least violation of a constraint, logs")
+    below.set(yscale="log", xlabel="points evaluated", ylabel="its distance from the optimum, relative")
     above.legend(fontsize=8)
     for axes in (above, below):
         axes.grid(alpha=0.2)

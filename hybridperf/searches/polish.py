@@ -20,6 +20,7 @@ from scipy.optimize import linprog, nnls
 from hybridperf.searches.problem import Problem, Slopes
 
 MARGIN = 1e-8  # constraints are kept by so much more than asked: rounding must not break them
+EQUAL = 1e-6  # logs: no nearer can two sides be asked to be
 _FIRST_RADIUS, _LAST_RADIUS, _LARGEST_RADIUS = 0.05, 1e-9, 0.3
 _MOST_ROUNDS = 120
 _FIRST_WEIGHT, _MOST_WEIGHT = 10.0, 1e7
@@ -114,7 +115,7 @@ def multipliers(problem: Problem, optimum: Polished, held: np.ndarray, active: n
 
 
 def _polished(x: np.ndarray, f: float, g: np.ndarray, equal: np.ndarray, path: list[tuple[float, float]]) -> Polished:
-    worst = float(np.where(equal, np.abs(g), np.maximum(0.0, g)).max(initial=0.0))
+    worst = float(np.maximum(0.0, np.where(equal, np.abs(g) - EQUAL, g)).max(initial=0.0))
     return Polished(x, f, g, worst, tuple(each[0] for each in path), tuple(each[1] for each in path))
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from hybridperf.io import InputError
 from hybridperf.searches.descent import FEASIBLE, Descended, descend, violation
-from hybridperf.searches.polish import Polished, multipliers, polish
+from hybridperf.searches.polish import MARGIN, Polished, multipliers, polish
 from hybridperf.searches.problem import FREE, Problem, columns_at
 from hybridperf.searches.result import Active, Found, SearchResult
 from hybridperf.searches.spec import Constraint, SearchSpec, read_search, with_method
@@ -174,7 +174,7 @@ _Part = tuple[str, Sequence[int], Sequence[float], Sequence[float]]  # phase, ev
 def _descent_history(came: Descended, problem: Problem) -> _Part:
     """Best over the starts, step by step."""
     steps, starts = came.path_f.shape
-    met = came.path_violation <= FEASIBLE
+    met = came.path_violation <= (FEASIBLE if problem.equal.any() else 0.0)
     f = np.where(met, came.path_f, np.inf).min(1)
     first = problem.evaluations - steps * starts
     return "descent", list(first + starts * np.arange(1, steps + 1)), list(f), list(came.path_violation.min(1))
@@ -182,7 +182,7 @@ def _descent_history(came: Descended, problem: Problem) -> _Part:
 
 def _polish_history(one: Polished, before: int, after: int, phase: str) -> _Part:
     evaluations = np.linspace(before, after, len(one.path_f) + 1)[1:].astype(int)
-    f = [f if violated <= FEASIBLE else np.inf for f, violated in zip(one.path_f, one.path_violation, strict=True)]
+    f = [f if violated <= MARGIN else np.inf for f, violated in zip(one.path_f, one.path_violation, strict=True)]
     return phase, list(evaluations), f, one.path_violation
 
 

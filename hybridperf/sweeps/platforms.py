@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from hybridperf.collectives.links import Links
@@ -17,12 +18,13 @@ LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 
 def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
     """Knobs by the names of `prediction.knob_names()`: a group's own value, or for all groups a factor on each one's."""
+    platform = jax.tree.map(jnp.asarray, platform)  # traced groups pick from them
     fields: dict[str, Any] = {}
     knobs: dict[str, Any] = {}
     for name in sorted(values, key=lambda name: "__" in name):  # a group's own value is the last word
         group, _, knob = name.rpartition("__")
         if hasattr(platform.knobs, knob):
-            base = jnp.asarray(knobs.get(knob, getattr(platform.knobs, knob)))
+            base = knobs.get(knob, getattr(platform.knobs, knob))
             knobs[knob] = base.at[GROUPS.index(group)].set(values[name]) if group else base * values[name]
         else:
             fields[name] = values[name]
