@@ -230,6 +230,19 @@ def test_the_recorded_resnet_keeps_one_step_with_its_arithmetic(data_dir: Path) 
     assert recorded_work(graph).unknown == {"collectives": 21}
 
 
+def test_predict_takes_a_trace(run, refused, tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    path.write_text(json.dumps({"schema": "1.0.1", "nodes": linear_step()}))
+    status, printed, _ = run("predict", "--trace", path, "--model", "v100_sxm2")
+    assert status == 0
+    assert "gemm" in printed
+    x = (tensor(100, 8, 4), (8, 4))
+    path.write_text(json.dumps({"schema": "1.0.1", "nodes": [*linear_step(), old_node(11, 2, "mylib::fused", **with_tensors(inputs=[x]))]}))
+    assert "mylib::fused (1x)" in refused("predict", "--trace", path, "--model", "v100_sxm2")
+    assert run("predict", "--trace", path, "--model", "v100_sxm2", "--ignore", "mylib::fused")[0] == 0
+    assert "expected one of" in refused("predict", "--trace", path, "--program", path)
+
+
 def trimmed(document: dict) -> dict:
     """Nodes from the middle of a trace, in as many bytes as a test can afford."""
     nodes = document["nodes"]
