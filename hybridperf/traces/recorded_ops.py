@@ -35,7 +35,7 @@ _VIEWS = frozenset((
     "_version", "_has_compatible_shallow_copy_type", "swapdims", "moveaxis", "unflatten", "view_as_real", "view_as_complex", "real", "imag",
     "conj", "_conj", "data", "retain_grad", "output_nr", "is_leaf", "_fw_primal", "_make_dual", "sym_size", "sym_numel", "sym_stride",
     "is_contiguous", "get_device", "_debug_has_internal_overlap", "refine_names", "rename", "tensor_split", "hsplit", "vsplit",
-    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_assert_async", "_assert_tensor_metadata",
+    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_assert_tensor_metadata",
     "broadcast_tensors", "atleast_1d", "atleast_2d", "unflatten_dense_tensors", "pin_memory",
     "_pin_memory", "is_distributed", "is_signed", "is_inference", "is_neg", "is_conj",
 ))  # fmt: skip
@@ -61,6 +61,7 @@ _WHOLE = frozenset((  # the same, where the shapes tell what the parts come to
     "adaptive_avg_pool2d", "cross_entropy_loss", "flatten_dense_tensors",
 ))  # fmt: skip
 _BY_PARTS = _NOTHING_ALONE | _PARTS_ONLY | _WHOLE
+_SIZED_BY_NUMBERS = frozenset(("arange", "linspace", "eye", "logspace", "range"))
 _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
 
 
@@ -76,7 +77,8 @@ def recorded_op(
     """Our ops for one recorded op; NO_KERNEL where it launches none, None where it is not known. See the head of this file.
 
     `shapes` and `types` are what PyTorch's execution traces call so, or `Input Dims` and `Input type` of its profiler; `values` the
-    arguments themselves (`Concrete Inputs`). Results help where they are recorded.
+    arguments themselves (`Concrete Inputs`). Results help where they are recorded. Only an execution trace's values say on which device a
+    tensor lives: without them a `copy_` counts as one within the device, also where a profiler saw a copy from the host.
     """
     given = arguments(shapes, types, values)
     results = arguments(output_shapes, output_types)
@@ -101,20 +103,21 @@ def answer(name: str, given: tuple[Argument, ...], results: tuple[Argument, ...]
         return ()  # a gradient scaled and put into its place by the ops inside
     elif space in ("aten", ""):
         kind = _bare(kind)
+        if space == "" and kind != "detach":  # a mark that somebody set, or a function of their own
+            return None
         if kind in _VIEWS or kind in _NOTHING_ALONE:
             return ()
-        if space == "":  # a node of the autograd engine, or a mark that somebody set
-            return None
         rule = RULES.get(kind)
     else:
         return None
     if rule is None:
         return None
     read = flat(given)
-    if any(0 in tensor.shape for tensor in flat(results)[:1]) or (read and all(0 in tensor.shape for tensor in read)):
+    if kind in _SIZED_BY_NUMBERS and not flat(results):  # a recorded input is the memory it will resize
+        return None
+    told = flat(results)[:1] or (read[:1] if space == "aten" and "cat" not in kind else [])  # the first input is as large as the result
+    if any(0 in tensor.shape for tensor in told) or (read and not flat(results) and all(0 in tensor.shape for tensor in read)):
         return ()  # nothing to do, and PyTorch launches nothing
-    if 0 in (size for tensor in read[:1] for size in tensor.shape) and space != "fbgemm" and "cat" not in kind:
-        return ()
     return rule(kind, given, results, values)
 
 
