@@ -42,7 +42,7 @@ def summary(
     for note in dict.fromkeys(filter(None, notes)):
         print(f"hybridperf: {note}", file=sys.stderr)
     rows = [row for said in summaries for row in said.rows]
-    every = [(trace, one) for step in chosen for trace, one in zip(traces, step.steps, strict=True)]
+    every_trace, every_step = [*traces] * len(chosen), [one for step in chosen for one in step.steps]
     if out:
         write_table(table(summaries), out)
     found = fit_host(traces, [[step.steps[at] for step in chosen] for at in range(len(traces))]) if host else None
@@ -52,8 +52,8 @@ def summary(
     screen.print(tables.steps(rows))
     screen.print(tables.idle(rows))
     screen.print(tables.losses(worst(summaries)))
-    screen.print(tables.top("top ops by device time", top_ops(*zip(*every, strict=True))))
-    screen.print(tables.top("top kernels", top_kernels(*zip(*every, strict=True))))
+    screen.print(tables.top("top ops by device time", top_ops(every_trace, every_step)))
+    screen.print(tables.top("top kernels", top_kernels(every_trace, every_step)))
     if out:
         print(f"{len(rows)} rows in {out}")
     if found and host:

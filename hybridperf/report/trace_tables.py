@@ -75,7 +75,8 @@ def host(found: Host) -> Table:
     table = _table("host overheads", ["overhead", "mean", "standard deviation", "median", "times", "kinds"])
     said: dict[str, Spread | Overhead | None] = {
         "between ops": found.between_ops_s, "before the first launch": found.before_launch_s, "the launch call": found.launch_call_s,
-        "between launches": found.between_launches_s, "after the last launch": found.after_launch_s, "op without launch": found.without_launch_s,
+        "between launches": found.between_launches_s, "after the last launch": found.after_launch_s,
+        "op without launch": found.without_launch_s,
     }  # fmt: skip
     for name, one in said.items():
         spread, kinds = (one.shared, str(len(one.by_kind))) if isinstance(one, Overhead) else (one, "-")

@@ -23,7 +23,9 @@ from hybridperf.traces.events import CALL, COPY, MARK, NONE, OP, RankTrace
 from hybridperf.traces.intervals import between, covered_s, merged
 
 REASONS = ("launch_bound", "synchronisation", "host_copy", "dependency", "unrecorded")
-_SYNCHRONISES = re.compile(r"synchroni[sz]e|^(?:cuda|hip)(?:Free|FreeAsync)$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device sync|event sync", re.I)
+_SYNCHRONISES = re.compile(
+    r"synchroni[sz]e|^(?:cuda|hip)(?:Free|FreeAsync)$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device sync|event sync", re.I
+)
 _COPIES = re.compile(r"memcpy", re.I)
 _FRAME = re.compile(r"^(?:ProfilerStep#|nccl:)")  # marks that say nothing about what the host was busy with
 _LONG_S = 1e-4  # a gap worth saying what the host did in it
@@ -72,13 +74,14 @@ def gaps(trace: RankTrace, start_s: float, end_s: float) -> Gaps:
 
 def by_cause(trace: RankTrace, found: Gaps) -> list[tuple[str, str, float, int]]:
     """(reason, detail, seconds, gaps) with the most seconds first."""
-    seconds: Counter[tuple[str, str]] = Counter()
+    seconds: dict[tuple[str, str], float] = {}
     count: Counter[tuple[str, str]] = Counter()
     for row, at in zip(*np.nonzero(found.reasons > 0), strict=True):
         key = REASONS[row], found.detail[at]
-        seconds[key] += float(found.reasons[row, at])
+        seconds[key] = seconds.get(key, 0.0) + float(found.reasons[row, at])
         count[key] += 1
-    return [(reason, detail, total, count[reason, detail]) for (reason, detail), total in seconds.most_common()]
+    most_first = sorted(seconds.items(), key=lambda one: -one[1])
+    return [(reason, detail, total, count[reason, detail]) for (reason, detail), total in most_first]
 
 
 def launch_latency_s(trace: RankTrace) -> float:
@@ -99,7 +102,7 @@ def call_start_s(trace: RankTrace, event: np.ndarray) -> np.ndarray:
 
 
 def device_waits(trace: RankTrace) -> np.ndarray:
-    """Which host events are calls that return only when the device has done something [H]: by name, and copies seen to end before they do."""
+    """Which host events are calls that return when the device has done something [H]: by name, and copies seen to end within them."""
     waits = _named(trace, _SYNCHRONISES) & (trace.host.kind == CALL)
     device = trace.device_events
     copies = (device.kind == COPY) & (device.call != NONE)
@@ -125,13 +128,11 @@ def launching_op(trace: RankTrace, event: np.ndarray) -> list[str]:
     call = trace.device_events.call[event]
     op = np.full(len(call), NONE)
     op[call != NONE] = op_around(trace, call[call != NONE])
-    return [
-        trace.host_name(at) if at != NONE else f"(no op) {trace.device_name(one)}" for at, one in zip(op.tolist(), event, strict=True)
-    ]
+    return [trace.host_name(at) if at != NONE else f"(no op) {trace.device_name(one)}" for at, one in zip(op.tolist(), event, strict=True)]
 
 
 def _details(trace: RankTrace, found_at: np.ndarray, dry: np.ndarray, called_s: np.ndarray, waits: np.ndarray) -> tuple[str, ...]:
-    """What each gap was for: the op that launched the event after it, the call that the host came back from, the mark it spent a long gap in."""
+    """What each gap waited for: the op that launched what came next, the call the host came back from, the mark it spent a long gap in."""
     host = trace.host
     details = launching_op(trace, found_at)
     call = trace.device_events.call[found_at]

@@ -34,7 +34,7 @@ Samples = dict[str, list[np.ndarray]]  # seconds by kind of op or call
 
 
 def fit_host(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profiler_s: float = PROFILER_S) -> Host:
-    """The overheads of the host (or hosts) that made the traces, `steps` giving the steps of each; `InputError` where nothing is launched."""
+    """The overheads of the host that made the traces, `steps` giving the steps of each; `InputError` where it launches nothing."""
     between: list[np.ndarray] = []
     samples: dict[str, Samples] = {name: {} for name in ("before", "after", "call", "launches", "without")}
     for trace, of_trace in zip(traces, steps, strict=True):
@@ -43,7 +43,9 @@ def fit_host(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profi
             between.append(_between_ops(trace, step, top))
             _in_ops(trace, step, top, profiler_s, samples)
     if not samples["call"]:
-        raise InputError("expected traces in which the host launches work for a device, got none that does; record them with CUDA activity on")
+        raise InputError(
+            "expected traces in which the host launches work for a device, got none that does; record them with CUDA activity on"
+        )
     return Host(
         source=", ".join(trace.source for trace in traces),
         profiler_s=profiler_s,
@@ -117,7 +119,12 @@ def _in_ops(trace: RankTrace, step: Step, outermost: np.ndarray, profiler_s: flo
     of_pair = np.searchsorted(begin, a, side="right") - 1
     _add(samples["launches"], kinds, of_pair, own_s(host.end_s[event[a]], host.start_s[event[b]], a + 1, b))
     call = event[launch[~waits[event[launch]]]]
-    _add(samples["call"], [trace.host_name(at) for at in call], np.arange(len(call)), np.maximum(host.end_s[call] - host.start_s[call] - profiler_s, 0.0))
+    _add(
+        samples["call"],
+        [trace.host_name(at) for at in call],
+        np.arange(len(call)),
+        np.maximum(host.end_s[call] - host.start_s[call] - profiler_s, 0.0),
+    )
 
 
 def _add(samples: Samples, kinds: Sequence[str], which: np.ndarray, seconds: np.ndarray) -> None:

@@ -87,7 +87,9 @@ def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
                 alike.setdefault(of_trace[nth][0], []).append(at)
         if len(alike) > 1:
             parts = "; ".join(f"{_ranks([int(ranks[at]) for at in members])}: {len(kinds)}" for kinds, members in alike.items())
-            notes.append(f"ranks ran different collectives on communication stream {nth + 1} ({parts}) and are matched only where they agree")
+            notes.append(
+                f"ranks ran different collectives on communication stream {nth + 1} ({parts}) and are matched only where they agree"
+            )
         for kinds, members in alike.items():
             events = np.array([streams[at][nth][1] for at in members])
             found += [_collective(traces, ranks, members, kind, events[:, i]) for i, kind in enumerate(kinds)]

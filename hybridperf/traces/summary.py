@@ -125,9 +125,7 @@ def _row(trace: RankTrace, step: Step, waiting_s: float) -> tuple[Row, list[tupl
     """The row, and its idle time by cause."""
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
-    busy, compute, comm = (
-        length_s(merged(start_s[part], end_s[part])) for part in (np.ones(len(of), bool), ~communicates, communicates)
-    )
+    busy, compute, comm = (length_s(merged(start_s[part], end_s[part])) for part in (np.ones(len(of), bool), ~communicates, communicates))
     first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
     found = gaps(trace, first_s, last_s)
     by_reason = dict(zip((f"{reason}_s" for reason in REASONS), map(float, found.reasons.sum(axis=1)), strict=True))
@@ -182,13 +180,14 @@ def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matche
 def _by_name(
     traces: Sequence[RankTrace], steps: Sequence[Step], most: int, names: Callable[[RankTrace, Step], Sequence[str]]
 ) -> pd.DataFrame:
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = {}
     count: Counter[str] = Counter()
     for trace, step in zip(traces, steps, strict=True):
         device, of = trace.device_events, step.device
         for name, took_s in zip(names(trace, step), (device.end_s[of] - device.start_s[of]).tolist(), strict=True):
-            seconds[name] += took_s
+            seconds[name] = seconds.get(name, 0.0) + took_s
             count[name] += 1
     total = sum(seconds.values())
-    rows = [(name, took_s, took_s / total if total else 0.0, count[name]) for name, took_s in seconds.most_common(most)]
+    longest = sorted(seconds.items(), key=lambda one: -one[1])[:most]
+    rows = [(name, took_s, took_s / total if total else 0.0, count[name]) for name, took_s in longest]
     return pd.DataFrame(rows, columns=["name", "device_s", "share", "events"])
