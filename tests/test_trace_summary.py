@@ -205,7 +205,9 @@ def real(data_dir):
 
 def in_order(expected, found, column_of=lambda traces: traces):
     ours = pd.concat([table(summaries_of(column_of(traces))).assign(file=file) for file, traces in found.items()])
-    ours, theirs = (rows.assign(rank=rows["rank"].astype(float).fillna(-1)).sort_values(["file", "rank", "step"]) for rows in (ours, expected))
+    ours, theirs = (
+        rows.assign(rank=rows["rank"].astype(float).fillna(-1)).sort_values(["file", "rank", "step"]) for rows in (ours, expected)
+    )
     assert ours["step"].tolist() == theirs["step"].tolist()
     return ours, theirs
 
