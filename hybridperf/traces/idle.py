@@ -23,9 +23,7 @@ from hybridperf.traces.events import CALL, COPY, MARK, NONE, OP, RankTrace
 from hybridperf.traces.intervals import between, covered_s, merged
 
 REASONS = ("launch_bound", "synchronisation", "host_copy", "dependency", "unrecorded")
-_SYNCHRONISES = re.compile(
-    r"synchroni[sz]e|^(?:cuda|hip)(?:Free|FreeAsync)$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device sync|event sync", re.I
-)
+_SYNCHRONISES = re.compile(r"synchroni[sz]e|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device sync|event sync", re.I)
 _COPIES = re.compile(r"memcpy", re.I)
 _FRAME = re.compile(r"^(?:ProfilerStep#|nccl:)")  # marks that say nothing about what the host was busy with
 _LONG_S = 1e-4  # a gap worth saying what the host did in it
