@@ -1,0 +1,180 @@
+"""Which device events of a step waited for which others, beyond their own stream's order: read off what happened.
+
+A trace shows that `cudaStreamWaitEvent` was called but not for which streams. Three rules fill that in, all on events in order of launch:
+
+1. A collective waits for what its issuing stream was given before it (PyTorch's rule): the stream of the last event that the same thread
+   launched before.
+2. What a thread launches next after `cudaStreamWaitEvent` waits, on each other stream, for the last event launched before that call which
+   had ended before it started.
+3. An event that started later than its launch, its stream and the rules above explain waits for an event launched before it whose end,
+   on another stream, it started right after.
+
+No event waits for one that ended after it started, so a rule can add an order that did not exist, but none that did not hold.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, NONE, RankTrace
+
+STREAM_WAITS = frozenset({"cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"})
+CLOCK_S = 2e-6  # two stamps of whole microseconds may contradict each other by so much
+_UNEXPLAINED_S = 20e-6  # later than this is no jitter
+_RIGHT_AFTER_S = 10e-6  # an event's end reaches a waiting stream within this
+_BUSY_S = 5e-6  # launched so long before its stream was free: the gap between the two is the device's
+_USUAL_LATENCY_S = 2e-6
+_USUAL_GAP_S = 1e-6
+
+
+class LaunchedEvents:
+    """Device events of a step in order of launch. L of them.
+
+    Of two launches of one stream that seem to overtake each other, the order on the device is taken.
+    """
+
+    def __init__(self, trace: RankTrace, events: np.ndarray):
+        device, host = trace.device_events, trace.host
+        call = device.call[events]
+        known = call != NONE
+        # an event whose launch the trace lacks counts as launched when it started
+        begin = np.where(known, host.start_s[call], device.start_s[events])
+        thread = np.where(known, host.thread[call], NONE)
+        for stream in np.unique(device.stream[events]):
+            here = np.flatnonzero(device.stream[events] == stream)
+            here = here[np.lexsort([events[here], device.start_s[events][here]])]
+            begin[here] = np.maximum.accumulate(begin[here])
+        order = np.lexsort([events, device.start_s[events], begin])
+        self.trace = trace
+        self.event = events[order]
+        self.begin_s = begin[order]  # of the launching call
+        self.return_s = np.where(known, host.end_s[call], device.start_s[events])[order]
+        self.call = call[order]
+        self.thread = thread[order]
+        self.stream = device.stream[self.event]
+        self.kind = device.kind[self.event]
+        self.communicates = device.communicates[self.event]
+        self.start_s = device.start_s[self.event]
+        self.end_s = device.end_s[self.event]
+        self.before = np.full(len(self.event), NONE)  # the one before it on its stream
+        self._of_stream: dict[int, list[int]] = {}
+        for i, stream in enumerate(self.stream.tolist()):
+            there = self._of_stream.setdefault(stream, [])
+            self.before[i] = there[-1] if there else NONE
+            there.append(i)
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+    def on_same_stream(self, place: int, number: int) -> int:
+        """Place of the `number`th event, from 0, of the stream that the event at `place` runs on."""
+        return self._of_stream[int(self.stream[place])][number]
+
+    @property
+    def stream_free_s(self) -> np.ndarray:
+        """When the stream of each had ended what came before, minus infinity for its first."""
+        return np.where(self.before == NONE, -np.inf, self.end_s[self.before])
+
+
+def launch_latency_s(launched: LaunchedEvents) -> np.ndarray:
+    """Seconds [L] from the end of a launching call to the start of its event on an idle stream: one constant per kind of event.
+
+    Counted from the call's end, not its start: a call that takes long (a full queue, code loaded at first use) starts its event only
+    when it is done, while from its end events start within 0-3 us. The median over events that found their stream idle; kernels of
+    collectives count as a kind.
+    """
+    idle = (launched.stream_free_s < launched.begin_s) & (launched.call != NONE)
+    late = launched.start_s - launched.return_s
+    kind = np.where(launched.communicates, FILL + 1, launched.kind)
+    usual = max(0.0, float(np.median(late[idle]))) if idle.any() else _USUAL_LATENCY_S
+    latency = np.full(len(launched), usual)
+    for one in (KERNEL, COPY, FILL, FILL + 1):
+        mine = idle & (kind == one)
+        if mine.any():
+            latency[kind == one] = max(0.0, float(np.median(late[mine])))
+    latency[launched.call == NONE] = 0.0
+    return latency
+
+
+def stream_gap_s(launched: LaunchedEvents) -> float:
+    """Seconds a stream stands idle between two events where the second was launched long before: the mean of the middle half.
+
+    Not the median, which clocks of whole microseconds would move in steps as large as itself.
+    """
+    queued = launched.return_s < launched.stream_free_s - _BUSY_S
+    gaps = np.sort((launched.start_s - launched.stream_free_s)[queued])
+    if not len(gaps):
+        return _USUAL_GAP_S
+    quarter = len(gaps) // 4
+    return max(0.0, float(gaps[quarter : len(gaps) - quarter].mean()))
+
+
+def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: float) -> list[list[int]]:
+    """For each launched event those, as places in `launched`, that it waits for on other streams [L]."""
+    waits: list[set[int]] = [set() for _ in range(len(launched))]
+    places = {stream: np.flatnonzero(launched.stream == stream).tolist() for stream in np.unique(launched.stream).tolist()}
+    if len(places) > 1:
+        _add_collectives(launched, places, waits)
+        _add_calls(launched, places, waits)
+        _add_unexplained(launched, latency_s, gap_s, waits)
+    return [sorted(those) for those in waits]
+
+
+def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_s: float) -> int:
+    """The last of `places` launched before place `before` that had ended when another started; NONE if none of the last 64 had."""
+    at = bisect_left(places, before)
+    for place in reversed(places[max(0, at - 64) : at]):
+        if launched.end_s[place] <= start_s + CLOCK_S:
+            return place
+    return NONE
+
+
+def _add_collectives(launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]) -> None:
+    issuing: dict[int, int] = {}  # thread -> the stream it last launched work of its own on
+    threads, streams = launched.thread.tolist(), launched.stream.tolist()
+    for at, communicates in enumerate(launched.communicates.tolist()):
+        if not communicates:
+            issuing[threads[at]] = streams[at]
+        elif issuing.get(threads[at], streams[at]) != streams[at]:
+            wanted = _last_ended(launched, places[issuing[threads[at]]], at, launched.start_s[at])
+            if wanted != NONE:
+                waits[at].add(wanted)
+
+
+def _add_calls(launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]) -> None:
+    trace = launched.trace
+    host = trace.host
+    names = [index for index, name in enumerate(trace.names) if name in STREAM_WAITS]
+    calls = np.flatnonzero((host.kind == CALL) & np.isin(host.name, names))
+    calls = calls[(host.start_s[calls] >= launched.begin_s[0]) & (host.start_s[calls] <= launched.begin_s[-1])] if len(launched) else calls
+    of_thread = {thread: np.flatnonzero(launched.thread == thread) for thread in np.unique(launched.thread).tolist()}
+    begin = launched.begin_s
+    for call in calls.tolist():
+        mine = of_thread.get(int(host.thread[call]))
+        if mine is None:
+            continue
+        next_ = int(np.searchsorted(begin[mine], host.start_s[call], "right"))
+        if next_ == len(mine):
+            continue
+        waiter = int(mine[next_])
+        before = int(np.searchsorted(begin, host.start_s[call], "left"))
+        for stream, there in places.items():
+            if stream != launched.stream[waiter]:
+                wanted = _last_ended(launched, there, min(before, waiter), launched.start_s[waiter])
+                if wanted != NONE:
+                    waits[waiter].add(wanted)
+
+
+def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: float, waits: list[set[int]]) -> None:
+    explained = np.maximum(launched.return_s + latency_s, launched.stream_free_s + gap_s)
+    for at in np.flatnonzero(launched.start_s - explained > _UNEXPLAINED_S).tolist():
+        start_s = launched.start_s[at]
+        if any(start_s - launched.end_s[place] < _RIGHT_AFTER_S for place in waits[at]):
+            continue
+        earlier = np.arange(max(0, at - 4096), at)
+        ended = launched.end_s[earlier]
+        near = earlier[(ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S) & (launched.stream[earlier] != launched.stream[at])]
+        if len(near):
+            waits[at].add(int(near[np.argmax(launched.end_s[near])]))
