@@ -6,7 +6,7 @@ of a machine. Axes: H host events and D device events, each ordered by start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class DeviceEvents:
     start_s: np.ndarray  # float64 [D]
     end_s: np.ndarray
     call: np.ndarray  # the host event that launched it, NONE where the trace lacks it; int32 [D]
-    bytes: np.ndarray  # of a copy or fill, NaN where not recorded; float64 [D]
+    bytes: np.ndarray  # of a copy or fill, of a collective's input; NaN where not recorded; float64 [D]
     communicates: np.ndarray  # a kernel of a collective; bool [D]
 
     def __len__(self) -> int:
@@ -63,6 +63,13 @@ class RankTrace:
     host: HostEvents
     device_events: DeviceEvents
     notes: tuple[str, ...] = field(default=())  # what the trace lacks or was assumed
+    types: tuple[str, ...] = field(
+        default=()
+    )  # input types as JSON, beside `shapes`: `HostEvents.shapes` indexes both; "" where not recorded
+
+    def with_notes(self, *notes: str) -> RankTrace:
+        """The same trace with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
 
     def host_name(self, event: int) -> str:
         """Name of one host event."""

@@ -1,0 +1,157 @@
+"""Training steps within a recorded trace: what the host did in each, and what that made the device do.
+
+A step is the host's mark `ProfilerStep#N`, an interval on the host's clock that holds its start and not its end. A host event is of the
+step in which it starts, whichever thread it runs on: the backward pass has a thread of its own. A device event is of the step in which the
+call that launched it starts, so kernels that run after the mark's end still belong to it; one whose call was not recorded is of the step
+in which it itself starts. Nothing belongs to two steps, and what lies between marks belongs to none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hybridperf.io import InputError
+from hybridperf.traces.events import MARK, NONE, RankTrace
+
+WHOLE = "whole"  # the one step of a trace without marks
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_NAMED = 6  # ranks or steps that a sentence names
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of one rank, seconds on the rank's clock. `host` and `device` are indices of events, in order of start."""
+
+    name: str
+    start_s: float
+    end_s: float  # of the step's mark on the host; the device may still be at work
+    host: np.ndarray  # int [events]
+    device: np.ndarray  # int [device events launched within the step]
+    note: str = ""  # for people: what `typical` left aside
+
+
+@dataclass(frozen=True, eq=False)
+class CommonStep:
+    """One step as several ranks recorded it; `steps` in the order of the traces."""
+
+    name: str
+    steps: tuple[Step, ...]
+    note: str = ""  # ranks and steps that are missing
+
+
+def steps(trace: RankTrace) -> tuple[Step, ...]:
+    """The steps of a trace in order; without any mark the whole trace as one step called "whole"."""
+    host, device = trace.host, trace.device_events
+    is_step = np.array([_STEP.fullmatch(name) is not None for name in trace.names], bool)
+    marks = np.flatnonzero((host.kind == MARK) & is_step[host.name]) if len(host) else np.zeros(0, int)
+    marks = marks[host.end_s[marks] > host.start_s[marks]]  # a mark without length holds nothing
+    if not len(marks):
+        starts, ends = (np.concatenate([getattr(host, edge), getattr(device, edge)]) for edge in ("start_s", "end_s"))
+        end_s = float(host.end_s.max() if len(host) else ends.max(initial=0.0))
+        return (Step(WHOLE, float(starts.min(initial=end_s)), end_s, np.arange(len(host)), np.arange(len(device))),)
+    launched_s = np.where(device.call == NONE, device.start_s, host.start_s[device.call])
+    found: list[Step] = []
+    seen: dict[str, int] = {}
+    until_s = -np.inf
+    for mark in marks:
+        start_s, end_s = max(float(host.start_s[mark]), until_s), float(host.end_s[mark])
+        if end_s <= start_s:
+            continue  # within the mark before: a damaged or doubled mark
+        until_s = end_s
+        name = trace.host_name(mark)
+        seen[name] = seen.get(name, 0) + 1
+        first, last = np.searchsorted(host.start_s, [start_s, end_s])
+        found.append(
+            Step(
+                name if seen[name] == 1 else f"{name} ({seen[name]})",
+                start_s,
+                end_s,
+                np.arange(first, last),
+                np.flatnonzero((launched_s >= start_s) & (launched_s < end_s)),
+            )
+        )
+    return tuple(found)
+
+
+def typical(trace: RankTrace, steps: Sequence[Step]) -> Step:
+    """One step for all that repeat: of those with the same device events in the same order on each stream, the one of median duration.
+
+    The largest such group counts (the first of equals); where no two steps are alike, all do. The step's note says what was left aside.
+    """
+    if not steps:
+        raise ValueError("expected at least one step, got none")
+    groups: dict[bytes, list[Step]] = {}
+    for step in steps:
+        groups.setdefault(_signature(trace, step), []).append(step)
+    alike = max(groups.values(), key=len)
+    if len(alike) == 1:
+        alike = list(steps)
+    chosen = sorted(alike, key=lambda step: step.end_s - step.start_s)[(len(alike) - 1) // 2]
+    if len(steps) == 1:
+        return chosen
+    others = [step.name for step in steps if step not in alike]
+    if len(groups) == len(steps):
+        note = f"no two of {len(steps)} steps ran the same kernels; {chosen.name} is the one of median duration"
+    else:
+        note = f"{chosen.name} stands for {len(alike)} steps with the same kernels, the one of median duration"
+        note += f"; other kernels ran in {_listed(others)}" if others else ""
+    return replace(chosen, note=note)
+
+
+def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
+    """The steps that all ranks recorded, in order. One trace may be without a rank, several may not.
+
+    Missing ranks, and steps that only some have, are said in each note. `InputError`: two traces of one rank, ranks of runs of different
+    sizes, ranks that have no step in common.
+    """
+    if not traces:
+        raise InputError("expected the trace of at least one rank, got none; check the files")
+    by_rank: dict[int | None, RankTrace] = {}
+    for trace in traces:
+        if trace.rank in by_rank:
+            which = "both do not say their rank" if trace.rank is None else f"both are of rank {trace.rank}"
+            raise InputError(f"expected one trace per rank, but {by_rank[trace.rank].source} and {trace.source} {which}; give one of them")
+        by_rank[trace.rank] = trace
+    if len(by_rank) > 1 and None in by_rank:
+        raise InputError(
+            f"expected the rank of each of {len(traces)} traces, {by_rank[None].source} does not say it; name the file ..._rank3"
+        )
+    worlds = sorted({trace.world for trace in traces if trace.world is not None})
+    if len(worlds) > 1:
+        raise InputError(f"expected the ranks of one run, got ranks of runs of {_listed(map(str, worlds))} ranks; give traces of one run")
+    notes = _missing_ranks(by_rank, worlds)
+    per_trace = [{step.name: step for step in steps(trace)} for trace in traces]
+    shared = [name for name in per_trace[0] if all(name in found for found in per_trace)]
+    if not shared:
+        first = next(i for i, found in enumerate(per_trace) if not set(found) & set(per_trace[0]) or len(per_trace) == 2)
+        raise InputError(
+            f"expected the same steps of every rank, got {_listed(per_trace[0])} in {traces[0].source} and {_listed(per_trace[first])} in "
+            f"{traces[first].source}; give traces of the same steps"
+        )
+    partly = [name for name in dict.fromkeys(name for found in per_trace for name in found) if name not in shared]
+    if partly:
+        notes.append(f"left out for not being in every rank: {_listed(partly)}")
+    return [CommonStep(name, tuple(found[name] for found in per_trace), "; ".join(notes)) for name in shared]
+
+
+def _missing_ranks(ranks: dict[int | None, RankTrace], worlds: list[int]) -> list[str]:
+    if not worlds or None in ranks:
+        return []
+    missing = [str(rank) for rank in range(min(worlds[0], 1 << 20)) if rank not in ranks]
+    return [f"of {worlds[0]} ranks {'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} missing"] if missing else []
+
+
+def _signature(trace: RankTrace, step: Step) -> bytes:
+    device = trace.device_events
+    ordered = step.device[np.argsort(device.stream[step.device], kind="stable")]
+    return np.stack([device.stream[ordered], device.name[ordered]]).tobytes()
+
+
+def _listed(names) -> str:
+    names = list(names)
+    more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
