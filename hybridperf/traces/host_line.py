@@ -3,12 +3,13 @@
 The main thread and the autograd thread take turns, so their calls are merged by time into one line. Each entry has the host seconds since
 the entry before it was done, so nothing that two threads did at once counts twice.
 
-A launch is done a constant after its call returned, when its event may start (`stream_order.launch_latency_s`). An entry that waits holds
+A launch is done a constant after its call returned, when its event may start (`stream_order.Delays`). An entry that waits holds
 up the line until a device event has ended; what its call took beyond that belongs to the next entry's seconds. Who waits for what is
 decided by what was observed:
 
 - a synchronising call waits for the latest end, among the last event of each stream launched before it, that lies before its return;
-- a copy that had ended when its call returned held the call up; one of pageable memory that had not, waited for its stream before it;
+- a copy that had ended when its call returned, or all but ended if of pageable memory, held the call up; another one of pageable memory
+  waited for its stream before it;
 - a launch finds its stream's queue full when `QUEUE` events before it have not ended.
 """
 
@@ -26,6 +27,7 @@ _ANY_STREAM = {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "h
 _WHOLE_DEVICE = {"cudaDeviceSynchronize", "cudaFree", "cudaFreeHost", "cuCtxSynchronize", "hipDeviceSynchronize", "hipFree"}
 SYNCHRONISES = frozenset(_ANY_STREAM | _WHOLE_DEVICE)
 _USUAL_COPY_LATENCY_S = 10e-6
+_LAST_PIECE_S, _LAST_PIECE = 5e-6, 0.05  # seconds, and share of the copy
 
 
 class Entry(NamedTuple):
@@ -45,7 +47,7 @@ class HostLine(NamedTuple):
 
 
 def host_line(
-    launched: LaunchedEvents, latency_s: np.ndarray, gap_s: float, start_s: float, end_s: float, first: int
+    launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, start_s: float, end_s: float, first: int
 ) -> HostLine:
     """The line of a step that begins and ends on the host at these times. Events before place `first` were launched before the step."""
     blocking, pageable = _copies(launched)
@@ -85,7 +87,7 @@ def host_line(
         host_s = max(0.0, done_s - now_s)
         now_s = max(now_s, done_s)
         if target != NONE:
-            now_s = max(now_s, float(launched.end_s[target]) + gap_s)
+            now_s = max(now_s, float(launched.end_s[target] + gap_s[target]))
         entries.append(Entry(host_s, place, target, call))
     return HostLine(entries, max(0.0, end_s - now_s))
 
@@ -96,7 +98,10 @@ def _copies(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray]:
     names = launched.trace.names
     pageable_name = np.array(["pageable" in name.lower() for name in names], bool)
     pageable = copies & pageable_name[launched.trace.device_events.name[launched.event]]
-    return copies & (launched.end_s <= launched.return_s + 1e-9), pageable
+    copy_s = launched.end_s - launched.start_s
+    # the host hands over the last piece of a copy of pageable memory and returns, so such a copy may end a little later
+    late_s = np.where(pageable, np.maximum(_LAST_PIECE_S, _LAST_PIECE * copy_s), 0.0)
+    return copies & (launched.start_s < launched.return_s) & (launched.end_s <= launched.return_s + late_s), pageable
 
 
 def _copy_latency_s(launched: LaunchedEvents, blocking: np.ndarray) -> float:

@@ -29,10 +29,11 @@ from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.host_line import Entry, HostLine, host_line
 from hybridperf.traces.ranks import Collective, match
 from hybridperf.traces.steps import Step, common_steps, typical
-from hybridperf.traces.stream_order import LaunchedEvents, launch_latency_s, stream_gap_s, stream_waits
+from hybridperf.traces.stream_order import Delays, LaunchedEvents, stream_waits
 
 HOST, DEVICE, WIRE, IDLE = range(4)  # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
 HOST_STREAM, MEETING = "host", "meeting"
+_CLOCKS_S = 20e-6  # clocks further apart are worth a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,9 +163,16 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
     together = [one for one in matched.collectives if len(one.trace) > 1]
     # one clock for all ranks, in seconds from the first start of the step
     zero_s = np.array([(trace.origin_us - traces[0].origin_us) * 1e-6 for trace in traces])
+    late_s = _clocks_late_s(zero_s, together)
+    zero_s = zero_s - late_s
     begin_s = zero_s + np.array([step.start_s for step in steps])
     zero_s, start_s = zero_s - begin_s.min(), begin_s - begin_s.min()
     ranks = [_Rank(at, trace, step, float(zero_s[at])) for at, (trace, step) in enumerate(zip(traces, steps, strict=True))]
+    for device in dict.fromkeys(trace.device for trace in traces):
+        alike = [rank for rank in ranks if rank.trace.device == device]
+        delays = Delays.of([rank.launched for rank in alike])
+        for rank in alike:
+            rank.order(delays)
     builder = _Builder(ranks, together)
     builder.run()
     graph = builder.graph.build()
@@ -181,8 +189,23 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
         seconds=rows.busy_s + rows.fixed_s,
         start_s=start_s,
         measured_s=measured_s,
-        notes=tuple(dict.fromkeys(note for note in (*notes, *matched.notes, *builder.notes) if note)),
+        notes=tuple(dict.fromkeys(note for note in (*notes, *matched.notes, *_said_late(late_s), *builder.notes) if note)),
     )
+
+
+def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
+    """How late each rank's clock is [R], the median over its collectives: all ranks leave a collective at once."""
+    apart: list[list[float]] = [[0.0] if not together else [] for _ in zero_s]
+    for one in together:
+        end_s = one.end_s + zero_s[one.trace]
+        for trace, off_s in zip(one.trace.tolist(), end_s - np.median(end_s), strict=True):
+            apart[trace].append(float(off_s))
+    return np.array([np.median(those) if those else 0.0 for those in apart])
+
+
+def _said_late(late_s: np.ndarray) -> list[str]:
+    widest_s = float(np.ptp(late_s))
+    return [f"clocks of ranks up to {1e6 * widest_s:.0f} us apart, set by the ends of their collectives"] if widest_s > _CLOCKS_S else []
 
 
 class _Rank:
@@ -202,12 +225,14 @@ class _Rank:
         # an event launched before the step cannot come after one of it
         self.carried = ~inside[self.launched.event]
         self.first = int(self.carried.sum())
-        self.latency_s = launch_latency_s(self.launched)
-        self.gap_s = stream_gap_s(self.launched)
-        self.waits = stream_waits(self.launched, self.latency_s, self.gap_s)
-        self.line: HostLine = host_line(self.launched, self.latency_s, self.gap_s, step.start_s, step.end_s, self.first)
         last_s = float(device.end_s[step.device].max(initial=step.end_s))
         self.measured_s = max(step.end_s, last_s) - step.start_s
+
+    def order(self, delays: Delays) -> None:
+        """Decide what waits for what."""
+        latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
+        self.waits = stream_waits(self.launched, latency_s, self.gap_s)
+        self.line: HostLine = host_line(self.launched, latency_s, self.gap_s, self.step.start_s, self.step.end_s, self.first)
 
 
 class _Builder:
@@ -319,7 +344,7 @@ class _Builder:
             return
         busy_s = float(launched.end_s[place] - launched.start_s[place])
         kind = WIRE if launched.communicates[place] else DEVICE
-        row = self._row(kind, rank, event, int(launched.call[place]), busy_s, rank.gap_s)
+        row = self._row(kind, rank, event, int(launched.call[place]), busy_s, float(rank.gap_s[place]))
         blocking = entry.waits_for != NONE
         node = self._op(rank, f"stream {stream}", row, launch_row, event, after=after, blocking=blocking)
         self._node_of[rank.at][place] = node
@@ -332,7 +357,7 @@ class _Builder:
         places = {trace: int(np.flatnonzero(rank.launched.event == events[trace])[0]) for trace, rank in ranks.items()}
         first = ranks[members[0]]
         call = int(first.launched.call[places[first.at]])
-        gap_s = float(np.mean([rank.gap_s for rank in ranks.values()]))
+        gap_s = float(np.mean([rank.gap_s[places[trace]] for trace, rank in ranks.items()]))
         row = self._row(WIRE, first, events[first.at], call, one.wire_s, gap_s)
         # a lane of their own: the numbers of streams need not agree between ranks
         lane = f"{MEETING} {sorted((trace, int(rank.launched.stream[places[trace]])) for trace, rank in ranks.items())}"
@@ -349,5 +374,5 @@ class _Builder:
         place = int(np.flatnonzero(rank.launched.event == event)[0])
         stream, call = int(rank.launched.stream[place]), int(rank.launched.call[place])
         busy_s = float(rank.launched.end_s[place] - rank.launched.start_s[place])
-        row = self._row(WIRE, rank, event, call, busy_s, rank.gap_s)
+        row = self._row(WIRE, rank, event, call, busy_s, float(rank.gap_s[place]))
         self._met[at][stream] = self._op(rank, f"stream {stream}", row, event=event, after=[arrival])

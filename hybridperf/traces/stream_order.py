@@ -15,16 +15,21 @@ No event waits for one that ended after it started, so a rule can add an order t
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, NONE, RankTrace
+from hybridperf.traces.events import CALL, FILL, NONE, RankTrace
 
 STREAM_WAITS = frozenset({"cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"})
 CLOCK_S = 2e-6  # two stamps of whole microseconds may contradict each other by so much
 _UNEXPLAINED_S = 20e-6  # later than this is no jitter
 _RIGHT_AFTER_S = 10e-6  # an event's end reaches a waiting stream within this
 _BUSY_S = 5e-6  # launched so long before its stream was free: the gap between the two is the device's
+_KINDS = FILL + 2
+_FEW = 3  # with fewer, a median is chance
+_CALL_S = 10e-6  # a launching call takes about so long
 _USUAL_LATENCY_S = 2e-6
 _USUAL_GAP_S = 1e-6
 
@@ -78,40 +83,71 @@ class LaunchedEvents:
         return np.where(self.before == NONE, -np.inf, self.end_s[self.before])
 
 
-def launch_latency_s(launched: LaunchedEvents) -> np.ndarray:
-    """Seconds [L] from the end of a launching call to the start of its event on an idle stream: one constant per kind of event.
+@dataclass(frozen=True)
+class Delays:
+    """The two constants of a device, by kind of event (kernel, copy, fill, kernel of a collective), from what several ranks recorded.
 
-    Counted from the call's end, not its start: a call that takes long (a full queue, code loaded at first use) starts its event only
-    when it is done, while from its end events start within 0-3 us. The median over events that found their stream idle; kernels of
-    collectives count as a kind.
+    Latency: from the end of a launching call to the start of its event on an idle stream, the median. Counted from the call's end, not its
+    start: a call that takes long (a full queue, code loaded at first use) starts its event only when it is done, while from its end events
+    start within 0-3 us.
+
+    Gap: how long a stream stands idle between an event and one that was launched long before, by the kinds of both, the mean of the middle
+    half. A median would move in whole microseconds, the clock of many traces and as long as a gap.
     """
-    idle = (launched.stream_free_s < launched.begin_s) & (launched.call != NONE)
-    late = launched.start_s - launched.return_s
-    kind = np.where(launched.communicates, FILL + 1, launched.kind)
-    usual = max(0.0, float(np.median(late[idle]))) if idle.any() else _USUAL_LATENCY_S
-    latency = np.full(len(launched), usual)
-    for one in (KERNEL, COPY, FILL, FILL + 1):
-        mine = idle & (kind == one)
-        if mine.any():
-            latency[kind == one] = max(0.0, float(np.median(late[mine])))
-    latency[launched.call == NONE] = 0.0
-    return latency
+
+    latency_by_kind_s: tuple[float, ...]  # [4]
+    gap_by_pair_s: tuple[float, ...]  # [16], kind of the first times 4 + kind of the second
+
+    @staticmethod
+    def of(ranks: Sequence[LaunchedEvents]) -> Delays:
+        """The constants that fit the events of these ranks."""
+        kind, late_s, pair, gap_s = (np.concatenate(columns) for columns in zip(*map(_delays, ranks), strict=True))
+        usual_late_s = float(np.median(late_s)) if len(late_s) >= _FEW else _USUAL_LATENCY_S
+        latency_s = [np.median(late_s[kind == one]) if (kind == one).sum() >= _FEW else usual_late_s for one in range(_KINDS)]
+        usual_gap_s = _middle(gap_s, _USUAL_GAP_S)
+        gaps_s = [_middle(gap_s[pair == one], usual_gap_s) for one in range(_KINDS**2)]
+        return Delays(tuple(max(0.0, float(one)) for one in latency_s), tuple(gaps_s))
+
+    def latency_s(self, launched: LaunchedEvents) -> np.ndarray:
+        """Seconds from the end of each event's launching call to its start on an idle stream [L]."""
+        latency_s = np.array(self.latency_by_kind_s)[_kind(launched)]
+        return np.where(launched.call == NONE, 0.0, latency_s)
+
+    def gap_s(self, launched: LaunchedEvents) -> np.ndarray:
+        """Seconds its stream stands idle after each event at least [L], 0 after the last."""
+        kind, follows = _kind(launched), np.flatnonzero(launched.before != NONE)
+        gap_s = np.zeros(len(launched))
+        before = launched.before[follows]
+        gap_s[before] = np.array(self.gap_by_pair_s)[_KINDS * kind[before] + kind[follows]]
+        return gap_s
 
 
-def stream_gap_s(launched: LaunchedEvents) -> float:
-    """Seconds a stream stands idle between two events where the second was launched long before: the mean of the middle half.
-
-    Not the median, which clocks of whole microseconds would move in steps as large as itself.
-    """
-    queued = launched.return_s < launched.stream_free_s - _BUSY_S
-    gaps = np.sort((launched.start_s - launched.stream_free_s)[queued])
-    if not len(gaps):
-        return _USUAL_GAP_S
-    quarter = len(gaps) // 4
-    return max(0.0, float(gaps[quarter : len(gaps) - quarter].mean()))
+def _kind(launched: LaunchedEvents) -> np.ndarray:
+    return np.where(launched.communicates, FILL + 1, launched.kind).astype(int)
 
 
-def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: float) -> list[list[int]]:
+def _delays(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Kinds and seconds of launches that found their stream idle; pairs of kinds and seconds of gaps between those that did not."""
+    kind, follows = _kind(launched), launched.before != NONE
+    idle = follows & (launched.stream_free_s < launched.begin_s) & (launched.call != NONE)
+    # a copy may start within its call: what counts is that the call had begun
+    ready_s = np.where(launched.start_s < launched.return_s, launched.begin_s + _CALL_S, launched.return_s)
+    gap_s = launched.start_s - launched.stream_free_s
+    # a longer gap is a wait for something else
+    queued = follows & (ready_s < launched.stream_free_s - _BUSY_S) & (gap_s < _UNEXPLAINED_S)
+    pair = _KINDS * kind[launched.before] + kind
+    return kind[idle], (launched.start_s - launched.return_s)[idle], pair[queued], gap_s[queued]
+
+
+def _middle(values: np.ndarray, otherwise: float) -> float:
+    """Mean of the middle half, not below 0."""
+    if len(values) < _FEW:
+        return otherwise
+    quarter = len(values) // 4
+    return max(0.0, float(np.sort(values)[quarter : len(values) - quarter].mean()))
+
+
+def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray) -> list[list[int]]:
     """For each launched event those, as places in `launched`, that it waits for on other streams [L]."""
     waits: list[set[int]] = [set() for _ in range(len(launched))]
     places = {stream: np.flatnonzero(launched.stream == stream).tolist() for stream in np.unique(launched.stream).tolist()}
@@ -167,8 +203,8 @@ def _add_calls(launched: LaunchedEvents, places: dict[int, list[int]], waits: li
                     waits[waiter].add(wanted)
 
 
-def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: float, waits: list[set[int]]) -> None:
-    explained = np.maximum(launched.return_s + latency_s, launched.stream_free_s + gap_s)
+def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, waits: list[set[int]]) -> None:
+    explained = np.maximum(launched.return_s + latency_s, launched.stream_free_s + gap_s[launched.before])
     for at in np.flatnonzero(launched.start_s - explained > _UNEXPLAINED_S).tolist():
         start_s = launched.start_s[at]
         if any(start_s - launched.end_s[place] < _RIGHT_AFTER_S for place in waits[at]):
