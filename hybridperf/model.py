@@ -27,7 +27,7 @@ import pandas as pd
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.families import by_family, family_rows, groups_of, with_defaults
-from hybridperf.hardware import DTYPE_BYTES, LEVELS, Device, DeviceSpec, load_device
+from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, load_device, load_host
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.ops import GROUPS, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
@@ -117,6 +117,7 @@ class PerfModel:
     families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)  # priors adapted to this GPU: they price the ops they know
     drift: tuple[float, ...] = ()  # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not recorded
     collectives: CollectiveModel | None = None  # of the system that the device stands in; saved by themselves
+    host: Host | None = None  # what launching costs; None: not learned
 
     @staticmethod
     def datasheet(device: DeviceSpec) -> PerfModel:
@@ -293,15 +294,21 @@ class PerfModel:
         return sorted({GROUPS[g] for g in np.unique(table.group)} - set(self.groups))
 
     def save(self, folder: str | Path) -> None:
-        """Write `model.json` (knobs in plain numbers, provenance, what was measured) and `residual.npz` (weights) into a folder."""
+        """Write `model.json` (knobs in plain numbers, provenance, what was measured) and `residual.npz` (weights) into a folder.
+
+        With a host, `host.json` too; without one, a `host.json` that lies there stays, as collectives do.
+        """
         document = _to_document(self)
         write_arrays(Path(folder) / WEIGHTS_FILE, _weights(self))
         write_json(Path(folder) / "model.json", "model", MODEL_SCHEMA_VERSION, document)
+        if self.host is not None:
+            self.host.save(folder)
 
     def fingerprint(self) -> str:
-        """Short hash of knobs and weights."""
+        """Short hash of knobs and weights, and of the host where there is one."""
         document = _to_document(self)
         said = [document[key] for key in ("device", "groups", "families", "levels", "weights_sha256")]
+        said += [] if self.host is None else [self.host.model_dump(exclude={"source"})]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     def _uncalibrated_note(self, group: str) -> str:
@@ -358,7 +365,7 @@ def _correction(report: GroupReport, inputs: Inputs) -> np.ndarray:
 
 
 def load_model(name: str | Path) -> PerfModel:
-    """A model by folder, or by name among those shipped with the calibration package, with the collectives that lie in its folder.
+    """A model by folder, or by name among those shipped with the calibration package, with the collectives and host that lie in its folder.
 
     A folder with collectives alone is a model of the system's device by its datasheet.
     """
@@ -373,6 +380,7 @@ def load_model(name: str | Path) -> PerfModel:
     if not folder.exists():
         raise unknown("model", str(name), shipped_models(), "give a model folder or a shipped calibration's name")
     path = folder if folder.is_file() else folder / "model.json"
+    host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)
     if document["schema_version"] < MODEL_SCHEMA_VERSION:
         raise InputError(
@@ -380,7 +388,7 @@ def load_model(name: str | Path) -> PerfModel:
             f" {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf fit` or `calibrate` keeps what was measured)"
         )
     try:
-        return dataclasses.replace(_from_document(document, path.parent / WEIGHTS_FILE), collectives=fabric)
+        return dataclasses.replace(_from_document(document, path.parent / WEIGHTS_FILE), collectives=fabric, host=host)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the model again") from error
 

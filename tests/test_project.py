@@ -17,7 +17,7 @@ ROOMS = [  # each imports only from those before it
     "presets", "io", "hardware", "roofline", "embedding", "ops", "gaussian_process", "robust", "residual", "prior", "provenance",
     "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan",
     "graph", "lower", "evaluate", "occupancy", "workload", "traces", "importers", "prediction", "elasticities", "sweeps", "here", "report",
-    "validate", "calibrations", "demo", "cli",
+    "validate", "calibrations", "demo", "cli_trace", "cli",
 ]  # fmt: skip
 
 

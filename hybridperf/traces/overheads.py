@@ -1,0 +1,154 @@
+"""The host's overheads, learned from traces: what it costs to issue work, apart from the work.
+
+An outermost framework op, on the thread that runs it:
+
+    ... op | between_ops | op: before_launch [launch_call] between_launches [launch_call] after_launch | between_ops | next op ...
+
+in Lin et al. (HiPC 2022) T1; T2, T4, T5, T3. An op that launches nothing costs its whole time (`without_launch`, there also T5).
+
+* Writing a record down costs the host time as well: `profiler_s` is taken off for each record within an interval, down to zero.
+* Time in calls that wait for the device is the device's, not the host's: it is taken off, and a launch that waits is left out.
+* Gaps between ops count between 2 and 200 us: shorter ones are the clock, longer ones are the user's own code.
+* What lies more than 1.5 interquartile ranges outside the quartiles is dropped: the first call of a kernel, the garbage collector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridperf.hardware import Host, Overhead, Spread
+from hybridperf.io import InputError
+from hybridperf.traces.events import CALL, NONE, OP, RankTrace
+from hybridperf.traces.idle import device_waits
+from hybridperf.traces.steps import Step
+
+PROFILER_S = 2e-6  # of each record, as Lin et al. take it
+BETWEEN_OPS_S = (2e-6, 200e-6)  # what counts as the gap between two ops
+OUTSIDE = 1.5  # interquartile ranges
+_LEAST_FOR_QUARTILES = 4
+_BACKWARD = "autograd::engine::evaluate_function: "
+
+Samples = dict[str, list[np.ndarray]]  # seconds by kind of op or call
+
+
+def fit_host(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profiler_s: float = PROFILER_S) -> Host:
+    """The overheads of the host that made the traces, `steps` giving the steps of each; `InputError` where it launches nothing."""
+    between: list[np.ndarray] = []
+    samples: dict[str, Samples] = {name: {} for name in ("before", "after", "call", "launches", "without")}
+    for trace, of_trace in zip(traces, steps, strict=True):
+        top = outermost_op(trace)
+        for step in of_trace:
+            between.append(_between_ops(trace, step, top))
+            _in_ops(trace, step, top, profiler_s, samples)
+    if not samples["call"]:
+        raise InputError(
+            "expected traces in which the host launches work for a device, got none that does; record them with CUDA activity on"
+        )
+    return Host(
+        source=", ".join(trace.source for trace in traces),
+        profiler_s=profiler_s,
+        between_ops_s=_spread(np.concatenate(between)),
+        before_launch_s=_overhead(samples["before"]),
+        after_launch_s=_overhead(samples["after"]),
+        launch_call_s=_overhead(samples["call"]),
+        between_launches_s=_overhead(samples["launches"]),
+        without_launch_s=_overhead(samples["without"]),
+    )
+
+
+def op_kind(name: str) -> str:
+    """The name an op's overheads are kept under: of a step of the backward pass, what it computes."""
+    return name.removeprefix(_BACKWARD)
+
+
+def outermost_op(trace: RankTrace) -> np.ndarray:
+    """The framework op around each host event that is in no other op, itself for such an op; NONE outside of ops [H]."""
+    kind, parent = trace.host.kind, trace.host.parent
+    found = np.full(len(trace.host), NONE)
+    here = np.arange(len(trace.host))
+    while (inside := here != NONE).any():
+        at = here[inside]
+        found[np.flatnonzero(inside)[kind[at] == OP]] = at[kind[at] == OP]
+        here[inside] = parent[at]
+    return found
+
+
+def _between_ops(trace: RankTrace, step: Step, outermost: np.ndarray) -> np.ndarray:
+    """Gaps between an outermost op and the next of its thread."""
+    host = trace.host
+    top = step.host[outermost[step.host] == step.host]
+    top = top[np.lexsort((host.start_s[top], host.thread[top]))]
+    gap_s = host.start_s[top[1:]] - host.end_s[top[:-1]]
+    same = host.thread[top[1:]] == host.thread[top[:-1]]
+    return gap_s[same & (gap_s > BETWEEN_OPS_S[0]) & (gap_s < BETWEEN_OPS_S[1])]
+
+
+def _in_ops(trace: RankTrace, step: Step, outermost: np.ndarray, profiler_s: float, samples: dict[str, Samples]) -> None:
+    """Add what each op of a step shows."""
+    host = trace.host
+    event = step.host[np.isin(outermost[step.host], step.host)]  # in an op of this step
+    event = event[np.lexsort((host.start_s[event], event != outermost[event], outermost[event]))]  # by op: itself, then what is in it
+    top = outermost[event]
+    launches = np.zeros(len(host), bool)
+    launches[trace.device_events.call[trace.device_events.call != NONE]] = True
+    waits = device_waits(trace)
+    waited_s = np.where((waits & ~launches)[event], host.end_s[event] - host.start_s[event], 0.0)
+    before = np.concatenate([[0.0], np.cumsum(profiler_s + waited_s)])  # what to take off for the records before each
+
+    def own_s(start_s: np.ndarray, end_s: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Seconds between two times, less the records `first` up to and without `last` between them."""
+        return np.maximum(end_s - start_s - (before[last] - before[first]), 0.0)
+
+    begin = np.flatnonzero(event == top)
+    until = np.append(begin[1:], len(event))
+    launch = np.flatnonzero(launches[event] & (host.kind[event] == CALL))
+    first = np.searchsorted(launch, begin)
+    count = np.searchsorted(launch, until) - first
+    with_launch, op = count > 0, event[begin]
+    kinds = [op_kind(trace.host_name(one)) for one in op]
+    one, last = launch[first[with_launch]], launch[(first + count - 1)[with_launch]]
+    of = np.flatnonzero(with_launch)
+    _add(samples["before"], kinds, of, own_s(host.start_s[op[of]], host.start_s[event[one]], begin[of] + 1, one))
+    _add(samples["after"], kinds, of, own_s(host.end_s[event[last]], host.end_s[op[of]], last + 1, until[of]))
+    none = np.flatnonzero(~with_launch)
+    _add(samples["without"], kinds, none, own_s(host.start_s[op[none]], host.end_s[op[none]], begin[none] + 1, until[none]))
+    pair = np.flatnonzero(top[launch[1:]] == top[launch[:-1]]) if len(launch) else launch
+    a, b = launch[:-1][pair], launch[1:][pair]
+    of_pair = np.searchsorted(begin, a, side="right") - 1
+    _add(samples["launches"], kinds, of_pair, own_s(host.end_s[event[a]], host.start_s[event[b]], a + 1, b))
+    call = event[launch[~waits[event[launch]]]]
+    _add(
+        samples["call"],
+        [trace.host_name(at) for at in call],
+        np.arange(len(call)),
+        np.maximum(host.end_s[call] - host.start_s[call] - profiler_s, 0.0),
+    )
+
+
+def _add(samples: Samples, kinds: Sequence[str], which: np.ndarray, seconds: np.ndarray) -> None:
+    by_kind: dict[str, list[float]] = {}
+    for at, value in zip(which.tolist(), seconds.tolist(), strict=True):
+        by_kind.setdefault(kinds[at], []).append(value)
+    for kind, values in by_kind.items():
+        samples.setdefault(kind, []).append(np.array(values))
+
+
+def _overhead(samples: Samples) -> Overhead:
+    pooled = {kind: np.concatenate(parts) for kind, parts in sorted(samples.items())}
+    return Overhead(
+        shared=_spread(np.concatenate([*pooled.values()]) if pooled else np.zeros(0)),
+        by_kind={kind: spread for kind, seconds in pooled.items() if (spread := _spread(seconds)) is not None},
+    )
+
+
+def _spread(seconds: np.ndarray) -> Spread | None:
+    """Of what lies within 1.5 interquartile ranges of the quartiles; None of nothing."""
+    if len(seconds) >= _LEAST_FOR_QUARTILES:
+        low, high = np.quantile(seconds, [0.25, 0.75])
+        reach = OUTSIDE * (high - low)
+        seconds = seconds[(seconds >= low - reach) & (seconds <= high + reach)]
+    if not len(seconds):
+        return None
+    return Spread(mean_s=float(seconds.mean()), std_s=float(seconds.std()), median_s=float(np.median(seconds)), count=len(seconds))

@@ -1,0 +1,193 @@
+"""What each rank's time went into, step by step: host, device, computation, communication, and where the device stood idle.
+
+Times of a device are unions over its streams, of the events that the step's host launched:
+
+    gpu_span_s   first start to last end            gpu_busy_s = compute_s + exposed_comm_s
+    compute_s    kernels, copies, fills              comm_s     kernels of collectives
+    exposed_comm_s   communication with no computation beside it
+    idle_s = gpu_span_s - gpu_busy_s = launch_bound_s + synchronisation_s + host_copy_s + dependency_s + unrecorded_s + other_step_s
+
+(`idle.py` says what those mean; `other_step_s`: the device ran another step's events). `waiting_s` is the part of exposed communication in
+which this rank waited for a later one, known where there are traces of several ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.traces.events import CALL, OP, RankTrace
+from hybridperf.traces.idle import REASONS, by_cause, gaps, launching_op
+from hybridperf.traces.intervals import covered_s, length_s, merged
+from hybridperf.traces.ranks import Matched, match, rank_numbers
+from hybridperf.traces.steps import Step
+
+_TOP = 10  # ops, kernels and reasons listed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of one rank, seconds."""
+
+    trace: str  # where it was recorded
+    rank: int | None
+    world: int | None
+    gpu: str
+    step: str
+    step_cpu_s: float  # the step's mark on the host
+    gpu_span_s: float
+    gpu_busy_s: float
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    waiting_s: float  # NaN: the other ranks are not known
+    idle_s: float
+    launch_bound_s: float
+    synchronisation_s: float
+    host_copy_s: float
+    dependency_s: float
+    unrecorded_s: float
+    other_step_s: float
+    n_kernels: int  # copies and fills too
+    n_comm: int
+    n_cpu_ops: int
+    n_runtime: int
+    streams: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Seconds in which a rank's device did nothing useful in one step, and why."""
+
+    rank: int
+    reason: str  # one of `idle.REASONS`, `other_step`, or `waiting`
+    detail: str
+    seconds: float
+    times: int
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """One step of the given ranks."""
+
+    rows: tuple[Row, ...]
+    losses: tuple[Loss, ...]  # most seconds first
+    matched: Matched
+
+
+def summarise(traces: Sequence[RankTrace], steps: Sequence[Step]) -> StepSummary:
+    """One step of several ranks, `steps` giving each trace's."""
+    matched = match(traces, steps)
+    ranks = rank_numbers(traces)
+    waiting = _waiting(traces, steps, matched)
+    rows, losses = [], []
+    for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
+        waits = [loss for loss in waiting if loss.rank == ranks[at]]
+        row, idle = _row(trace, step, float(sum(loss.seconds for loss in waits)) if len(traces) > 1 or trace.world == 1 else float("nan"))
+        rows.append(row)
+        losses += waits
+        losses += [Loss(int(ranks[at]), *said) for said in idle]
+        if row.other_step_s > 0:
+            losses.append(Loss(int(ranks[at]), "other_step", "events launched in another step", row.other_step_s, 1))
+    return StepSummary(tuple(rows), tuple(sorted(losses, key=lambda loss: -loss.seconds)), matched)
+
+
+def table(summaries: Sequence[StepSummary]) -> pd.DataFrame:
+    """All columns of all rows."""
+    return pd.DataFrame([asdict(row) for summary in summaries for row in summary.rows], columns=list(Row.__dataclass_fields__))
+
+
+def worst(summaries: Sequence[StepSummary]) -> list[Loss]:
+    """Losses of all steps: those of one rank with the same cause as one, most seconds first."""
+    together: dict[tuple[int, str, str], tuple[float, int]] = {}
+    for loss in (loss for summary in summaries for loss in summary.losses):
+        key = loss.rank, loss.reason, loss.detail
+        lost_s, times = together.get(key, (0.0, 0))
+        together[key] = lost_s + loss.seconds, times + loss.times
+    return sorted((Loss(*key, *lost) for key, lost in together.items()), key=lambda loss: -loss.seconds)
+
+
+def top_ops(traces: Sequence[RankTrace], steps: Sequence[Step], most: int = _TOP) -> pd.DataFrame:
+    """`name, device_s, share, events` by framework op, the innermost around the launch; most device time first."""
+    return _by_name(traces, steps, most, lambda trace, step: launching_op(trace, step.device))
+
+
+def top_kernels(traces: Sequence[RankTrace], steps: Sequence[Step], most: int = _TOP) -> pd.DataFrame:
+    """The same by device event."""
+    return _by_name(traces, steps, most, lambda trace, step: [trace.device_name(event) for event in step.device])
+
+
+def _row(trace: RankTrace, step: Step, waiting_s: float) -> tuple[Row, list[tuple[str, str, float, int]]]:
+    """The row, and its idle time by cause."""
+    device, of = trace.device_events, np.asarray(step.device, int)
+    start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
+    busy, compute, comm = (length_s(merged(start_s[part], end_s[part])) for part in (np.ones(len(of), bool), ~communicates, communicates))
+    first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
+    found = gaps(trace, first_s, last_s)
+    by_reason = dict(zip((f"{reason}_s" for reason in REASONS), map(float, found.reasons.sum(axis=1)), strict=True))
+    idle_s = last_s - first_s - busy
+    kind = trace.host.kind[step.host]
+    row = Row(
+        trace=trace.source,
+        rank=trace.rank,
+        world=trace.world,
+        gpu=trace.device,
+        step=step.name,
+        step_cpu_s=step.end_s - step.start_s,
+        gpu_span_s=last_s - first_s,
+        gpu_busy_s=busy,
+        compute_s=compute,
+        comm_s=comm,
+        exposed_comm_s=busy - compute,
+        waiting_s=waiting_s,
+        idle_s=idle_s,
+        **by_reason,
+        other_step_s=_no_less_than_zero(idle_s - sum(by_reason.values())),
+        n_kernels=len(of),
+        n_comm=int(communicates.sum()),
+        n_cpu_ops=int((kind == OP).sum()),
+        n_runtime=int((kind == CALL).sum()),
+        streams=len(np.unique(device.stream[of])),
+    )
+    return row, by_cause(trace, found)
+
+
+def _no_less_than_zero(seconds: float) -> float:
+    return seconds if seconds > 1e-9 else 0.0  # rounding of sums of times
+
+
+def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matched) -> list[Loss]:
+    """Exposed waiting of each rank at each collective: the kernel runs, nothing is computed beside it, and a later rank is awaited."""
+    computing = []
+    for trace, step in zip(traces, steps, strict=True):
+        device, of = trace.device_events, np.asarray(step.device, int)
+        of = of[~device.communicates[of]]
+        computing.append(merged(device.start_s[of], device.end_s[of]))
+    losses = []
+    for one in matched.collectives:
+        until_s = one.start_s + one.wait_s
+        for at, rank, start_s, end_s in zip(one.trace, one.rank, one.start_s, until_s, strict=True):
+            exposed_s = float(end_s - start_s - covered_s(computing[at], start_s, end_s))
+            if exposed_s > 0:
+                losses.append(Loss(int(rank), "waiting", f"for rank {one.late_rank} at {one}", exposed_s, 1))
+    return losses
+
+
+def _by_name(
+    traces: Sequence[RankTrace], steps: Sequence[Step], most: int, names: Callable[[RankTrace, Step], Sequence[str]]
+) -> pd.DataFrame:
+    seconds: dict[str, float] = {}
+    count: Counter[str] = Counter()
+    for trace, step in zip(traces, steps, strict=True):
+        device, of = trace.device_events, step.device
+        for name, took_s in zip(names(trace, step), (device.end_s[of] - device.start_s[of]).tolist(), strict=True):
+            seconds[name] = seconds.get(name, 0.0) + took_s
+            count[name] += 1
+    total = sum(seconds.values())
+    longest = sorted(seconds.items(), key=lambda one: -one[1])[:most]
+    rows = [(name, took_s, took_s / total if total else 0.0, count[name]) for name, took_s in longest]
+    return pd.DataFrame(rows, columns=["name", "device_s", "share", "events"])
