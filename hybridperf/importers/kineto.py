@@ -7,6 +7,7 @@ the same correlation, or in its absence are the ends of one flow. Marks are peop
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Hashable, Sequence
@@ -195,7 +196,7 @@ def _calls(host: list, number: np.ndarray, device: list[Event], flows: list[Even
     for i, (kind, event) in enumerate(host):
         if kind == CALL and (correlation := _correlation(event)) is not None:
             launched_by.setdefault(correlation, int(number[i]))
-    found = np.array([launched_by.get(_correlation(event) or 0, NONE) for event in device], np.int32)  # type: ignore[arg-type]
+    found = np.array([launched_by.get(_correlation(event) or 0, NONE) for event in device], np.int32)  # no call has 0  # type: ignore[arg-type]
     if flows and (found == NONE).any():
         begins = {_place(flow): flow.id for flow in flows if flow.ph == "s"}
         ends = {_place(flow): flow.id for flow in flows if flow.ph == "f"}
@@ -212,8 +213,10 @@ def _rank(document: Document, source: str) -> tuple[int | None, int | None]:
     """(rank, ranks of the run) as the profiler wrote them, else as the file is named, else None."""
     info = document.distributedInfo if isinstance(document.distributedInfo, dict) else {}
     rank, world = _whole(info.get("rank")), _whole(info.get("world_size"))
-    if rank is None and (named := _RANK_IN_NAME.search(re.split(r"[/\\!]", source)[-1])):
-        rank, world = int(named[1]), world if named[2] is None else int(named[2])
+    if rank is None:
+        places = re.split(r"[/\\!]", source)[:-3:-1]  # the file's name, then its folder's
+        if (named := next((match for place in places if (match := _RANK_IN_NAME.search(place))), None)) is not None:
+            rank, world = int(named[1]), world if named[2] is None else int(named[2])
     return (rank if rank is not None and rank >= 0 else None), (world if world is not None and world > 0 else None)
 
 
@@ -227,11 +230,12 @@ def _device_name(document: Document, events: list[Event]) -> str:
 
 
 def _device_number(event: Event) -> int:
-    return _whole(event.args.device if event.args else None) or _whole(event.pid) or 0
+    device = _whole(event.args.device) if event.args is not None else None
+    return device if device is not None else _whole(event.pid) or 0  # the timeline's process is the device
 
 
 def _stream(event: Event) -> int:
-    stream = _whole(event.args.stream if event.args else None)
+    stream = _whole(event.args.stream) if event.args is not None else None
     return stream if stream is not None else _whole(event.tid) or 0  # the timeline's row is the stream
 
 
@@ -243,11 +247,12 @@ def _bytes(event: Event) -> float:
     if size is None and event.args.elements is not None:
         elements, each = _number(event.args.elements), _ELEMENT_BYTES.get(_text(event.args.elements_type))
         size = elements * each if elements is not None and each is not None else None
-    return np.nan if size is None else size
+    return np.nan if size is None or not math.isfinite(size) else size
 
 
 def _correlation(event: Event) -> int | None:
-    return _whole(event.args.correlation) if event.args is not None else None
+    """None also for 0, which calls have that start nothing."""
+    return _whole(event.args.correlation) or None if event.args is not None else None
 
 
 def _place(event: Event) -> tuple[str, str, str]:

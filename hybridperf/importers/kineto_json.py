@@ -19,17 +19,16 @@ _NOT_JSON_NUMBERS = re.compile(rb"(:\s*)[-+]?(?:nan|inf(?:inity)?)(?:\([a-z0-9]*
 
 
 class Args(msgspec.Struct, gc=False):
-    """What an event carries besides its interval."""
+    """What an event carries besides its interval; of any type, since other tools use the same names."""
 
-    correlation: Number = None
-    stream: Number = None
-    device: Number = None
-    bytes: Number = None
+    correlation: Any = None
+    stream: Any = None
+    device: Any = None
+    bytes: Any = None
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     dims_before: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input dims")  # as PyTorch 1.8 and 1.9 spell it
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
-    collective: Any = msgspec.field(default=None, name="Collective name")
-    elements: Number = msgspec.field(default=None, name="In msg nelems")
+    elements: Any = msgspec.field(default=None, name="In msg nelems")
     elements_type: Any = msgspec.field(default=None, name="dtype")
 
 
@@ -100,7 +99,7 @@ def _mended(text: bytes) -> bytes:
 
 def _no_json(text: bytes, source: str, error: Exception) -> InputError:
     if text[:1] not in (b"{", b"["):
-        return WrongKind(f"expected a Kineto trace in {source}, found no JSON; check which file the profiler wrote")
+        return InputError(f"expected a Kineto trace in {source}, found no JSON; check which file the profiler wrote")
     if text[-1:] not in (b"}", b"]") or "truncated" in str(error):
         return InputError(f"{source} is cut off: its JSON does not end; record it again or copy it whole")
     return InputError(f"{source} is damaged (not JSON: {clipped(error)}); record it again or restore a copy")

@@ -74,7 +74,7 @@ def _opened(source: str, handle: IO[bytes], endings: tuple[str, ...], among_othe
     head = _guarded(source, lambda: handle.read(512))
     _guarded(source, lambda: handle.seek(0))
     if head[:2] == _GZIP:
-        yield from _opened(source, gzip.GzipFile(fileobj=handle), endings, among_others, depth - 1)  # type: ignore[arg-type]
+        yield from _opened(source, gzip.GzipFile(fileobj=handle, mode="rb"), endings, among_others, depth - 1)  # type: ignore[arg-type]
     elif head[:4] == _ZIP:
         yield from _of_archive(source, _zip_members(source, handle), endings, depth)
     elif head[_TAR_MARK] == b"ustar":

@@ -19,7 +19,7 @@ from hybridperf.traces.events import MARK, NONE, RankTrace
 
 WHOLE = "whole"  # the one step of a trace without marks
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-_NAMED = 6  # ranks or steps that a sentence names
+_NAMED = 3  # ranks or steps that a sentence names
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +125,14 @@ def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
         raise InputError(f"expected the ranks of one run, got ranks of runs of {_listed(map(str, worlds))} ranks; give traces of one run")
     notes = _missing_ranks(by_rank, worlds)
     per_trace = [{step.name: step for step in steps(trace)} for trace in traces]
-    shared = [name for name in per_trace[0] if all(name in found for found in per_trace)]
-    if not shared:
-        first = next(i for i, found in enumerate(per_trace) if not set(found) & set(per_trace[0]) or len(per_trace) == 2)
-        raise InputError(
-            f"expected the same steps of every rank, got {_listed(per_trace[0])} in {traces[0].source} and {_listed(per_trace[first])} in "
-            f"{traces[first].source}; give traces of the same steps"
-        )
+    shared = list(per_trace[0])
+    for trace, found in zip(traces, per_trace, strict=True):
+        so_far, shared = shared, [name for name in shared if name in found]
+        if not shared:
+            raise InputError(
+                f"expected the same steps of every rank, got {_listed(so_far)} in {traces[0].source} and {_listed(found)} in "
+                f"{trace.source}; give traces of the same steps"
+            )
     partly = [name for name in dict.fromkeys(name for found in per_trace for name in found) if name not in shared]
     if partly:
         notes.append(f"left out for not being in every rank: {_listed(partly)}")

@@ -1,0 +1,332 @@
+"""An op as a trace records it (name, input shapes, types) -> our ops.
+
+What is answered is the work of the kernels that the op launches **itself**; ops recorded inside it (a `copy_` inside `contiguous`)
+are recorded, and answered, for themselves. Three answers:
+
+    None        nobody here knows it, or its shapes say too little
+    NO_KERNEL   it launches nothing: a view, an allocation, a question
+    ops         one per kernel or so, in order; a convolution's gradient is two
+
+An op that goes `by_parts` (`linear`, `conv2d`, `softmax`) has no kernels beside those of the ops inside it. Its answer is what
+its parts come to, for traces that record no parts; whoever sees the parts takes those instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.ops import Copy, Gather, OpCall, ScatterAdd, Sort
+from hybridperf.traces.recorded_loops import LOOPS, Ops, Rule, fill, loop, rows_and_columns
+from hybridperf.traces.recorded_products import PRODUCTS
+from hybridperf.traces.recorded_tensors import Argument, Tensor, arguments, flat, number
+
+NO_KERNEL: tuple[OpCall, ...] = ()
+
+_VIEWS = frozenset((
+    "view", "_reshape_alias", "as_strided", "slice", "select", "narrow", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze",
+    "detach", "alias", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize", "resize_as", "set", "split",
+    "split_with_sizes", "chunk", "unbind", "view_as", "expand_as", "result_type", "is_pinned", "record_stream", "lift_fresh", "lift",
+    "resolve_conj", "resolve_neg", "numpy_T", "mT", "mH", "T", "broadcast_to", "movedim", "diagonal", "swapaxes", "unfold", "_unsafe_view",
+    "requires_grad", "is_floating_point", "can_cast", "promote_types", "is_same_size", "size", "stride", "dim", "numel", "is_complex",
+    "_version", "_has_compatible_shallow_copy_type", "swapdims", "moveaxis", "unflatten", "view_as_real", "view_as_complex", "real", "imag",
+    "conj", "_conj", "data", "retain_grad", "output_nr", "is_leaf", "_fw_primal", "_make_dual", "sym_size", "sym_numel", "sym_stride",
+    "is_contiguous", "get_device", "_debug_has_internal_overlap", "refine_names", "rename", "tensor_split", "hsplit", "vsplit",
+    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_assert_async", "_assert_tensor_metadata",
+    "broadcast_tensors", "atleast_1d", "atleast_2d", "unflatten_dense_tensors", "pin_memory",
+    "_pin_memory", "is_distributed", "is_signed", "is_inference", "is_neg", "is_conj",
+))  # fmt: skip
+_NOTHING_ALONE = frozenset((  # launch only through the ops inside them, and nothing where there are none: all is as it was asked for
+    "to", "type_as", "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "feature_dropout", "alpha_dropout", "is_nonzero",
+))  # fmt: skip
+_PARTS_ONLY = frozenset((  # launch only through the ops inside them; without those nobody knows
+    "_to_copy", "clone", "item", "einsum", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "binary_cross_entropy_with_logits", "tensor",
+    "flatten_dense_tensors", "embedding_bag", "embedding_backward", "_embedding_bag_backward", "slice_backward", "select_backward",
+    "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward", "repeat", "tile", "lstm", "gru",
+    "multi_head_attention_forward", "adaptive_avg_pool1d", "max_pool1d", "pad", "constant_pad_nd", "tensordot", "outer", "ger",
+    "cosine_similarity", "cosine_embedding_loss", "triplet_margin_loss", "one_hot", "kron", "unfold_backward", "hstack", "vstack",
+    "concatenate", "lstm_cell", "gru_cell", "gather_backward", "slice_scatter", "select_scatter", "linalg_multi_dot", "chain_matmul",
+    "isclose", "allclose", "scalar_tensor",
+))  # fmt: skip
+_WHOLE = frozenset((  # the same, where the shapes tell what the parts come to
+    "linear", "matmul", "conv1d", "conv2d", "convolution", "_convolution", "conv_transpose1d", "conv_transpose2d", "thnn_conv2d", "relu",
+    "relu6", "softmax", "log_softmax", "layer_norm", "batch_norm", "_batch_norm_impl_index", "group_norm", "instance_norm", "rms_norm",
+    "zero", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand", "randn",
+    "rand_like", "randn_like", "randint", "randint_like", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "inner", "square", "divide", "multiply", "subtract",
+    "true_divide", "argsort", "rsub", "frobenius_norm", "embedding", "index_put", "log_sigmoid", "concat", "stack", "max_pool2d",
+    "adaptive_avg_pool2d",
+))  # fmt: skip
+_BY_PARTS = _NOTHING_ALONE | _PARTS_ONLY | _WHOLE
+_GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
+
+
+def recorded_op(
+    name: str,
+    shapes: Sequence[Any],
+    types: Sequence[Any],
+    *,
+    values: Sequence[Any] = (),
+    output_shapes: Sequence[Any] = (),
+    output_types: Sequence[Any] = (),
+) -> tuple[OpCall, ...] | None:
+    """Our ops for one recorded op; NO_KERNEL where it launches none, None where it is not known. See the head of this file.
+
+    `shapes` and `types` are what PyTorch's execution traces call so, or `Input Dims` and `Input type` of its profiler; `values` the
+    arguments themselves (`Concrete Inputs`). Results help where they are recorded.
+    """
+    given = arguments(shapes, types, values)
+    results = arguments(output_shapes, output_types)
+    ops = answer(name, given, results, values)
+    return None if ops is None else tuple(OpCall(op) for op in ops)
+
+
+def by_parts(name: str) -> bool:
+    """An op whose work is that of the ops recorded inside it."""
+    space, _, kind = name.rpartition("::")
+    return space == "aten" and _bare(kind) in _BY_PARTS
+
+
+def answer(name: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """`recorded_op` of arguments already read."""
+    if name.endswith(_GRADIENT_NODE) or name.startswith(("autograd::engine::", "torch::autograd::AccumulateGrad")):
+        return ()  # what they do is done by the ops inside them
+    space, _, kind = name.rpartition("::")
+    if space in ("fbgemm", "fb"):
+        rule = next((rule for part, rule in _FBGEMM.items() if part in kind), None)
+    elif space in ("aten", "torch::distributed::reducer", ""):
+        kind = _bare(kind)
+        if kind in _VIEWS or kind in _NOTHING_ALONE:
+            return ()
+        if space == "":  # a node of the autograd engine, or a mark that somebody set
+            return None
+        rule = RULES.get(kind)
+    else:
+        return None
+    if rule is None:
+        return None
+    read = flat(given)
+    if any(0 in tensor.shape for tensor in flat(results)[:1]) or (read and all(0 in tensor.shape for tensor in read)):
+        return ()  # nothing to do, and PyTorch launches nothing
+    if 0 in (size for tensor in read[:1] for size in tensor.shape) and space != "fbgemm" and "cat" not in kind:
+        return ()
+    return rule(kind, given, results, values)
+
+
+def _bare(kind: str) -> str:
+    """A name without what says that it works in place or into a given tensor."""
+    return kind if kind.endswith("__") else kind.removesuffix("_out").removesuffix("_")
+
+
+def _copy(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """In order where both have one format; a conversion reads one and writes the other."""
+    del kind, values
+    read = [tensor for tensor in given[:2] if isinstance(tensor, Tensor)]
+    if len(read) < 2:
+        return None
+    to, source = read
+    if to.device[:3] != source.device[:3]:  # between host and device: over a bus that no op of ours knows
+        return None
+    if to.dtype == source.dtype and to.elements == source.elements:
+        return (Copy(to.dtype, *rows_and_columns(to.shape)),)
+    del results
+    return loop(to, source.bytes, 0, 0)
+
+
+def _cat(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    del kind, values
+    written = flat(results)
+    if written:
+        return (Copy(written[0].dtype, *rows_and_columns(written[0].shape)),)
+    parts = flat(given)
+    n = sum(tensor.elements for tensor in parts)
+    return (Copy(parts[0].dtype, 1.0, float(n)),) if n else None
+
+
+def _lookup(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Rows of a table: `embedding(weight, indices)` and `index_select(self, dim, index)`; a bag sums them as they come in."""
+    del results
+    at = {"index_select": 2, "gather": 2}.get(kind, 1)
+    if len(given) <= at or not isinstance(given[0], Tensor) or not isinstance(given[at], Tensor):
+        return None
+    table, index = given[0], given[at]
+    assert isinstance(index, Tensor)
+    if kind in ("gather", "take"):
+        return (Gather(table.dtype, float(index.elements), 1.0, float(table.elements)),)
+    dim = number(values[1]) if kind == "index_select" and len(values) > 1 else 0
+    if not table.shape or not isinstance(dim, int) or not -len(table.shape) <= dim < len(table.shape) or not index.elements:
+        return None
+    vocab, outer = table.shape[dim], math.prod(table.shape[: dim % len(table.shape)])
+    cols = table.elements / vocab / outer
+    return (Gather(table.dtype, float(index.elements * outer), cols, float(vocab * outer), pooled=float("bag" in kind)),)
+
+
+def _index(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """`self[indices]`: rows where the first dimensions are indexed, single elements otherwise."""
+    del kind, values
+    written = flat(results)
+    if len(given) < 2 or not isinstance(given[0], Tensor) or not written or not written[0].elements:
+        return None
+    table, index = given[0], flat(given[1:2])
+    if not index:
+        return None
+    rows = max(tensor.elements for tensor in index)
+    cols = written[0].elements / rows
+    whole = cols.is_integer() and table.shape[len(index) :] and math.prod(table.shape[len(index) :]) == cols
+    if not whole:
+        rows, cols = written[0].elements, 1.0
+    return (Gather(table.dtype, float(rows), float(cols), max(table.elements / cols, 1.0)),)
+
+
+def _scatter(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Rows or elements put or added into a table; where they may meet and are added in order, they are sorted first."""
+    del results
+    put = "index_put" in kind
+    at = 2 if put else 3
+    if len(given) <= at or not isinstance(given[0], Tensor) or not isinstance(given[at], Tensor):
+        return None
+    table, source = given[0], given[at]
+    assert isinstance(source, Tensor)
+    rows = source.elements
+    index = flat(given[1:2]) if put else flat(given[2:3])
+    if not put and kind.startswith("index") and index and index[0].elements and rows % index[0].elements == 0:
+        rows = index[0].elements
+    if not rows or not table.elements:
+        return None
+    cols = source.elements / rows
+    ops = (ScatterAdd(table.dtype, float(rows), float(cols), max(table.elements / cols, 1.0)),)
+    adds = put and number(values[3] if len(values) > 3 else None) is True
+    return (Sort("int64", 1.0, float(rows)), *ops) if adds else ops
+
+
+def _embedding_gradient(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Of a dense table: indices sorted, rows added; the table's zeros are an op of their own."""
+    del kind
+    read = [tensor for tensor in given[:2] if isinstance(tensor, Tensor)]
+    written = flat(results)
+    if len(read) < 2 or not read[0].shape or not read[1].elements:
+        return None
+    vocab = number(values[2]) if len(values) > 2 else None
+    rows = written[0].shape[0] if written and written[0].shape else vocab
+    if isinstance(rows, bool) or not isinstance(rows, int | float) or rows < 1:
+        return None
+    gradient, index = read
+    return (
+        Sort("int64", 1.0, float(index.elements)),
+        ScatterAdd(gradient.dtype, float(index.elements), float(gradient.shape[-1]), float(rows)),
+    )
+
+
+def _pool(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Windows over an image, kernel size from the arguments; a maximum writes where it found it (8 bytes), for its gradient."""
+    backward = kind.endswith("backward")
+    x = given[1 if backward else 0] if len(given) > 1 else None
+    if not isinstance(x, Tensor) or not x.shape:
+        return None
+    marks = 8.0 if "indices" in kind else 0.0
+    if backward:
+        gradient = given[0]
+        if not isinstance(gradient, Tensor):
+            return None
+        return loop(x, gradient.bytes + gradient.elements * marks, 1, 0)
+    written = flat(results)
+    kernel = number(values[1]) if len(values) > 1 else None
+    if not written or not written[0].elements:
+        return None
+    adaptive = "adaptive" in kind
+    sizes = kernel if isinstance(kernel, list) else [kernel] * (len(x.shape) - 2)
+    if adaptive:
+        window = x.elements / written[0].elements
+    elif all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        window = float(math.prod(sizes * (2 if len(sizes) == 1 else 1)))
+    else:
+        return None
+    out = written[0]
+    return loop(
+        out, x.bytes, window, 0, out.bytes + out.elements * marks,
+        loop="window_reduction", summed=window, compared=float("max" in kind),
+    )  # fmt: skip
+
+
+def _loss_gradient(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Of a negative log likelihood: one number per row; the zeros around it are an op of their own."""
+    del kind, results, values
+    if len(given) < 3 or not isinstance(given[1], Tensor) or not isinstance(given[2], Tensor):
+        return None
+    rows = Tensor((given[2].elements,), given[1].dtype)
+    return loop(rows, given[2].bytes, 1, 0)
+
+
+def _pooled_lookup(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Many tables' lookups in one kernel: rows of the mean width. Width from the recorded result or the arguments."""
+    places = (0, 2, 3, 7, 8) if kind.startswith("dense") else (1, 6, 7, 11, 12)
+    weights, widths, total_at, index_at, offset_at = places
+    if len(given) <= offset_at:
+        return None
+    table, width_offsets, index, offsets = given[weights], given[widths], given[index_at], given[offset_at]
+    if not all(isinstance(one, Tensor) and len(one.shape) == 1 for one in (table, width_offsets, index, offsets)):
+        return None
+    assert isinstance(table, Tensor) and isinstance(width_offsets, Tensor) and isinstance(index, Tensor)  # noqa: PT018
+    tables = width_offsets.elements - 1
+    written = flat(results)
+    total = number(values[total_at]) if len(values) > total_at else None
+    if not isinstance(total, int) or isinstance(total, bool):
+        total = written[0].shape[-1] if written and len(written[0].shape) == 2 else 0
+        moments = given[20] if len(given) > 20 else None
+        if not total and "rowwise" in kind and isinstance(moments, Tensor) and moments.elements:  # one moment per row
+            total = round(table.elements / moments.elements * tables)
+    if tables < 1 or total < 1 or not index.elements or not table.elements:
+        return None
+    cols = total / tables
+    return (Gather(table.dtype, float(index.elements), cols, max(table.elements / cols, 1.0), pooled=1.0),)
+
+
+def _moved(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Parts of a tensor in another order."""
+    del kind, values
+    written = flat(results) or flat(given)
+    largest = max(written, key=lambda tensor: tensor.bytes, default=None)
+    return (Copy(largest.dtype, *rows_and_columns(largest.shape)),) if largest and largest.elements else None
+
+
+def _permuted(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Lengths and values of sparse features in another order: two copies and the running sum between them."""
+    del kind, values
+    read = flat(given)
+    if len(read) < 3 or not read[1].elements or not read[2].elements:
+        return None
+    lengths, held = (flat(results) + read[1:3])[:2] if len(flat(results)) >= 2 else read[1:3]
+    return (*_moved("", (lengths,), (), ()), *LOOPS["cumsum"]("cumsum", (lengths,), (), ()), *_moved("", (held,), (), ()))  # type: ignore[misc]
+
+
+def _checked(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Indices and offsets read once, and compared."""
+    del kind, results, values
+    read = flat(given)
+    if len(read) < 3 or not read[1].elements:
+        return None
+    return loop(read[1], read[1].bytes + read[2].bytes, 1, 0, DTYPE_BYTES[read[1].dtype])
+
+
+def _running(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    return LOOPS["cumsum"](kind, given[:1], results, values)
+
+
+_FBGEMM: dict[str, Rule] = {  # part of a name: rule
+    "complete_cumsum": _running, "inclusive_cumsum": _running, "exclusive_cumsum": _running, "permute_2D_sparse_data": _permuted,
+    "permute_sparse_features": _permuted, "permute_sparse_data": _permuted, "permute_1D_sparse_data": _permuted,
+    "bounds_check_indices": _checked, "permute_pooled_embs": _moved, "recat_embedding_grad_output": _moved,
+    "codegen_lookup": _pooled_lookup,
+}  # fmt: skip
+RULES: dict[str, Rule] = {
+    **LOOPS, **PRODUCTS, "copy": _copy, "cat": _cat, "_cat": _cat, "concat": _cat, "stack": _cat, "_stack": _cat,
+    "_foreach_fill": fill, "embedding": _lookup, "index_select": _lookup, "gather": _lookup, "take": _lookup, "_embedding_bag": _lookup,
+    "_embedding_bag_forward_only": _lookup, "embedding_bag": _lookup, "index": _index, "_index_put_impl": _scatter,
+    "index_put": _scatter, "scatter_add": _scatter, "scatter": _scatter, "index_add": _scatter, "index_copy": _scatter,
+    "embedding_dense_backward": _embedding_gradient, "nll_loss_backward": _loss_gradient,
+    **dict.fromkeys(
+        ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
+         "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _pool),
+}  # fmt: skip

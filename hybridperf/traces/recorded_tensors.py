@@ -1,0 +1,126 @@
+"""Arguments of an op as a trace writes them -> tensors.
+
+PyTorch's execution traces write a type as `Tensor(float)` or `GenericList[Tensor(float),Int]`, its profiler as `float` or `TensorList`;
+numbers and flags are `Int`, `Bool`, `Scalar` and the like. Shapes are lists, of lists where the argument is a list. Values, where
+recorded, are `[tensor, storage, offset, elements, bytes per element, device]` for a tensor and the number itself for a number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybridperf.hardware import DTYPE_BYTES
+
+_DTYPES = {
+    "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "long": "int64", "long int": "int64",
+    "long long": "int64", "int": "int32", "short": "int16", "short int": "int16", "signed char": "int8", "unsigned char": "int8",
+    "char": "int8", "bool": "bool", "unsigned int": "int32", "unsigned long": "int64", "unsigned short": "int16",
+    "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "c10::Float8_e4m3fnuz": "fp8", "c10::Float8_e5m2fnuz": "fp8",
+    "Half": "fp16", "BFloat16": "bf16", "Float": "fp32", "Double": "fp64", "Long": "int64", "float16": "fp16", "bfloat16": "bf16",
+    "float32": "fp32", "float64": "fp64", "int64": "int64", "int32": "int32",
+}  # fmt: skip
+_LIST_DTYPE = "fp32"  # the profiler says only that an argument is a list of tensors
+_VALUE_FIELDS = 6  # of a tensor's value
+LARGEST_DIMENSION = 2**53
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor that an op takes or gives."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as in `hardware.DTYPE_BYTES`
+    device: str = ""  # "cuda:0", "cpu"; empty where not recorded
+    id: int = 0  # of the tensor, 0 where not recorded
+    storage: int = 0  # of its memory, 0 where not recorded
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> float:
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+Argument = Tensor | tuple[Tensor, ...] | None  # None: no tensor, or none that can be read
+
+
+def dtype_of(type_name: Any) -> str | None:
+    """Our name of a recorded tensor type's number format; None for numbers, flags and formats nobody here knows."""
+    if not isinstance(type_name, str):
+        return None
+    if type_name.startswith("Tensor(") and type_name.endswith(")"):
+        type_name = type_name[len("Tensor(") : -1]
+    return _DTYPES.get(type_name)
+
+
+def arguments(shapes: Sequence[Any], types: Sequence[Any], values: Sequence[Any] = ()) -> tuple[Argument, ...]:
+    """The tensors among an op's inputs (or outputs), by position."""
+    out = []
+    for at, type_name in enumerate(types):
+        shape = shapes[at] if at < len(shapes) else None
+        value = values[at] if at < len(values) else None
+        out.append(_list(shape, type_name, value) if _is_list(type_name) else _tensor(shape, type_name, value))
+    return tuple(out)
+
+
+def flat(given: Sequence[Argument]) -> list[Tensor]:
+    """All tensors, those of lists included, in order."""
+    out: list[Tensor] = []
+    for argument in given:
+        if isinstance(argument, Tensor):
+            out.append(argument)
+        elif argument is not None:
+            out.extend(argument)
+    return out
+
+
+def number(value: Any) -> Any:
+    """A recorded number, flag or list of them; the profiler writes them as text. None for anything else."""
+    if isinstance(value, str):
+        lowered = {"True": True, "False": False}.get(value)
+        if lowered is not None:
+            return lowered
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(value, list):
+        return value if all(isinstance(v, bool | int | float) for v in value) else None
+    return value if isinstance(value, bool | int | float) else None
+
+
+def _is_list(type_name: Any) -> bool:
+    return isinstance(type_name, str) and (type_name.startswith("GenericList[") or type_name == "TensorList")
+
+
+def _tensor(shape: Any, type_name: Any, value: Any) -> Tensor | None:
+    dtype = dtype_of(type_name)
+    if dtype is None or not isinstance(shape, list | tuple):
+        return None
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_DIMENSION for size in shape):
+        return None
+    if isinstance(value, list | tuple) and len(value) >= _VALUE_FIELDS:
+        tensor, storage, device = value[0], value[1], value[5]
+        if isinstance(tensor, int) and isinstance(storage, int) and isinstance(device, str):
+            return Tensor(tuple(shape), dtype, device, tensor, storage)
+    return Tensor(tuple(shape), dtype)
+
+
+def _list(shape: Any, type_name: str, value: Any) -> tuple[Tensor, ...] | None:
+    if not isinstance(shape, list | tuple) or not shape:
+        return None
+    if type_name == "TensorList":
+        inner = [_LIST_DTYPE] * len(shape)
+        read = [_tensor(one, "float", None) for one in shape]
+    else:
+        inner = type_name[len("GenericList[") : -1].split(",")
+        given = value if isinstance(value, list | tuple) and len(value) == len(shape) else [None] * len(shape)
+        read = [_tensor(one, kind, v) for one, kind, v in zip(shape, inner, given, strict=False)]
+    found = tuple(tensor for tensor in read if tensor is not None)
+    return found or None
