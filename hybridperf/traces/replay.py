@@ -27,7 +27,7 @@ from hybridperf.io import InputError
 from hybridperf.lower import Lowered, lower
 from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.host_line import Entry, HostLine, host_line
-from hybridperf.traces.ranks import Collective, match
+from hybridperf.traces.ranks import Collective, kind_of, match
 from hybridperf.traces.steps import Step, common_steps, typical
 from hybridperf.traces.stream_order import Delays, LaunchedEvents, stream_waits
 
@@ -124,11 +124,16 @@ class Replay:
         return found
 
     def op_of_row(self, row: int) -> str:
-        """The framework's op that a row belongs to; of an event launched outside of any, its own name; "host" for what the host adds."""
+        """The framework's op that a row belongs to; of an event launched outside of any, its own name.
+
+        "host" for what the host adds, "nccl:..." for collectives.
+        """
         trace = self.traces[self.rows.trace[row]]
         call, event = int(self.rows.call[row]), int(self.rows.event[row])
         if self.rows.kind[row] == HOST:
             return "host"
+        if self.rows.kind[row] == WIRE and (kind := kind_of(trace, np.array([event]))[0]) is not None:
+            return f"nccl:{kind}"
         op = trace.op_of_call(call) if call != NONE else NONE
         return trace.host_name(op) if op != NONE else trace.device_name(event)
 
