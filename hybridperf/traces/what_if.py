@@ -22,7 +22,7 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.evaluate import makespan
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel
-from hybridperf.ops import OpCall
+from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.ranks import kind_of
 from hybridperf.traces.recorded_ops import recorded_op
@@ -30,6 +30,7 @@ from hybridperf.traces.recorded_tensors import arguments, flat
 from hybridperf.traces.replay import DEVICE, HOST, IDLE, WIRE, Replay
 
 LATENCY_S = 20e-6  # of a collective's seconds at most so many do not depend on its size
+KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of few bytes
 HELPS = 0.01  # an op whose whole time is worth less than this share of the step does not help
 _ROUNDS = 200  # of the search for a fixed point
 _SETTLED_S = 1e-9
@@ -288,15 +289,23 @@ def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
 
 
 def _ratios(calls: Mapping[Any, Sequence[OpCall]], old: PerfModel, new: PerfModel) -> dict[Any, float]:
-    """Predicted new over old seconds of each list of ops; left out where a device cannot run one."""
-    priced: list[dict[Any, float]] = []
+    """Predicted new over old seconds of each list of ops; left out where a device cannot run one.
+
+    An op that only one of the models has measurements of goes by both datasheets: the two would not err alike.
+    """
+    able = {key: ops for key, ops in calls.items() if _runs(old, ops) and _runs(new, ops)}
+    flat_calls = [call for ops in able.values() for call in ops]
+    if not flat_calls:
+        return {}
+    groups = [GROUPS[int(call.op.group_index())] for call in flat_calls]
+    measured = np.array([group in old.groups and group in new.groups for group in groups])
+    priced = []
     for model in (old, new):
-        able = {key: ops for key, ops in calls.items() if _runs(model, ops)}
-        flat_calls = [call for ops in able.values() for call in ops]
-        seconds = iter(model.op_seconds(model.table(flat_calls)).tolist() if flat_calls else [])
-        priced.append({key: sum(next(seconds) for _ in ops) for key, ops in able.items()})
-    first, second = priced
-    return {key: second[key] / first[key] for key in calls if first.get(key, 0.0) > 0 and second.get(key, 0.0) > 0}
+        table = model.table(flat_calls)
+        seconds = np.where(measured, model.op_seconds(table), model.roofline_seconds(table))
+        priced.append(np.maximum(seconds, KERNEL_S))
+    bounds = np.cumsum([0, *(len(ops) for ops in able.values())])
+    return {key: float(priced[1][i:j].sum() / priced[0][i:j].sum()) for key, i, j in zip(able, bounds, bounds[1:], strict=False)}
 
 
 def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
