@@ -37,7 +37,7 @@ def summary(
     traces = read_traces(files)
     chosen = choose_steps(common_steps(traces), steps)
     summaries = [summarise(traces, step.steps) for step in chosen]
-    notes = [note for trace in traces for note in trace.notes]
+    notes = [f"rank {trace.rank}: {note}" if len(traces) > 1 else note for trace in traces for note in trace.notes]
     notes += [note for step, said in zip(chosen, summaries, strict=True) for note in (step.note, *said.matched.notes)]
     for note in dict.fromkeys(filter(None, notes)):
         print(f"hybridperf: {note}", file=sys.stderr)

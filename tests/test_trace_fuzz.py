@@ -135,7 +135,7 @@ def packed(text, rng):
         with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr("rank0.json", text)
         text = held.getvalue()
-    return mutated_bytes(text, rng) if kind < 4 and rng.random() < 0.6 else text
+    return mutated_bytes(text, rng) if kind < 4 and rng.random() < 0.4 else text
 
 
 def check(path):
@@ -182,15 +182,17 @@ def fuzz(texts, count, path):
 
 def test_mutations_of_trimmed_real_traces_are_imported_or_refused_in_one_sentence(data_dir, tmp_path):
     texts = [trimmed(document) for _, document in documents(data_dir / "traces")]
+    texts = sorted(texts, key=lambda text: "traceEvents" not in text)
+    texts = [*texts, *(text for text in texts if "traceEvents" in text)]  # these twice: other kinds have fewer ways to go wrong
     assert all(len(json.dumps(text)) < 200_000 for text in texts)
     whole = tmp_path / "whole.json"
     imports = 0
     for text in texts:
         whole.write_text(json.dumps(text))
         imports += check(whole)
-    assert imports >= 5  # every Kineto flavour of the folder, before anything happens to it
+    assert imports >= 10  # every Kineto flavour of the folder, before anything happens to it
     imported = fuzz(texts, MUTATIONS, tmp_path / "rank0.json")
-    assert MUTATIONS * 0.1 < imported < MUTATIONS * 0.9  # neither all refused nor all harmless
+    assert MUTATIONS * 0.2 < imported < MUTATIONS * 0.8  # neither all refused nor all harmless
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from hybridperf.io import InputError
 
 Number = int | float | str | None  # some versions quote numbers
 _NOT_JSON_NUMBERS = re.compile(rb"(:\s*)[-+]?(?:nan|inf(?:inity)?)(?:\([a-z0-9]*\))?(?=\s*[,}\]])", re.IGNORECASE)
+_NO_ESCAPE = re.compile(rb'(\\\\)|\\(?!["/bfnrtu])')
+_NO_CONTROLS = bytes(max(byte, 32) for byte in range(256))  # a space instead: between values, where JSON allows some, no harm
 
 
 class Args(msgspec.Struct, gc=False):
@@ -73,8 +75,9 @@ def decoded(text: bytes, source: str) -> Document:
         raise _not_as_expected(text, source, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
         pass
+    text = _mended(text)  # of what Kineto is known to write although JSON has no such thing
     try:
-        return _decoded(_mended(text), source)  # what Kineto is known to write although JSON has no such thing
+        return _decoded(text, source)
     except msgspec.ValidationError as error:
         raise _not_as_expected(text, source, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
@@ -93,8 +96,10 @@ def _decoded(text: bytes, source: str) -> Document:
 
 
 def _mended(text: bytes) -> bytes:
-    """Rates that are no number (a copy of zero length) as null; bytes that are no UTF-8 as marks."""
-    return _NOT_JSON_NUMBERS.sub(rb"\1null", text.decode("utf-8", errors="replace").encode())
+    """Rates that are no number (a copy of zero length) as null; names with unescaped control characters and backslashes, or no UTF-8."""
+    text = text.translate(_NO_CONTROLS).decode("utf-8", errors="replace").encode()
+    text = _NO_ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", text)
+    return _NOT_JSON_NUMBERS.sub(rb"\1null", text)
 
 
 def _no_json(text: bytes, source: str, error: Exception) -> InputError:
@@ -102,7 +107,9 @@ def _no_json(text: bytes, source: str, error: Exception) -> InputError:
         return InputError(f"expected a Kineto trace in {source}, found no JSON; check which file the profiler wrote")
     if text[-1:] not in (b"}", b"]") or "truncated" in str(error):
         return InputError(f"{source} is cut off: its JSON does not end; record it again or copy it whole")
-    return InputError(f"{source} is damaged (not JSON: {clipped(error)}); record it again or restore a copy")
+    return InputError(
+        f"{source} is damaged (not JSON: {clipped(error).removeprefix('JSON is malformed: ')}); record it again or restore a copy"
+    )
 
 
 def _not_as_expected(text: bytes, source: str, error: Exception) -> InputError:

@@ -28,6 +28,7 @@ PROFILER_S = 2e-6  # of each record, as Lin et al. take it
 BETWEEN_OPS_S = (2e-6, 200e-6)  # what counts as the gap between two ops
 OUTSIDE = 1.5  # interquartile ranges
 _LEAST_FOR_QUARTILES = 4
+_TICK_S = 1e-6  # of clocks that count whole microseconds: what is that near to the quartiles is no outlier
 _BACKWARD = "autograd::engine::evaluate_function: "
 
 Samples = dict[str, list[np.ndarray]]  # seconds by kind of op or call
@@ -147,7 +148,7 @@ def _spread(seconds: np.ndarray) -> Spread | None:
     """Of what lies within 1.5 interquartile ranges of the quartiles; None of nothing."""
     if len(seconds) >= _LEAST_FOR_QUARTILES:
         low, high = np.quantile(seconds, [0.25, 0.75])
-        reach = OUTSIDE * (high - low)
+        reach = max(OUTSIDE * (high - low), _TICK_S)
         seconds = seconds[(seconds >= low - reach) & (seconds <= high + reach)]
     if not len(seconds):
         return None

@@ -1,0 +1,117 @@
+"""Collectives of several ranks: wire time, waits, who was late; made-up ranks, then eight real ones."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_traces import made_trace
+
+from hybridperf.importers.kineto import read_traces
+from hybridperf.traces.ranks import collectives, kind_of, match
+from hybridperf.traces.steps import steps
+from hybridperf.traces.summary import summarise
+
+REDUCE, GATHER = "ncclKernel_AllReduce_RING", "ncclKernel_AllGather_RING"
+
+
+def rank_of(number, device, world=2, host=()):
+    """A rank whose device runs these, each launched by a call of its own in this order."""
+    calls = [("call", f"launch {at}", at, at + 0.5) for at in range(len(device))]
+    return made_trace([*calls, *host], [(*event, f"launch {at}") for at, event in enumerate(device)], rank=number, world=world)
+
+
+def matched(*traces):
+    return match(traces, [steps(trace)[0] for trace in traces])
+
+
+def test_the_last_to_come_waits_for_nobody():
+    early = rank_of(0, [(REDUCE, 20, 100, 200), (REDUCE, 20, 300, 310)])
+    late = rank_of(1, [(REDUCE, 20, 170, 200), (REDUCE, 20, 250, 310)])
+    first, second = matched(early, late).collectives
+    assert (str(first), first.rank.tolist()) == ("all_reduce #0", [0, 1])
+    assert first.wire_s == pytest.approx(30e-6)
+    assert first.wait_s == pytest.approx([70e-6, 0])
+    assert first.late_rank == 1
+    assert second.wait_s == pytest.approx([0, 50e-6])
+    assert (second.late_rank, second.order) == (0, 1)
+
+
+def test_clocks_of_the_ranks_need_not_agree():
+    early, late = rank_of(0, [(REDUCE, 20, 100, 200)]), rank_of(1, [(REDUCE, 20, 5170, 5200)])
+    (one,) = matched(early, dataclasses.replace(late, origin_us=1e9)).collectives
+    assert one.wait_s == pytest.approx([70e-6, 0])
+
+
+def test_the_order_of_the_traces_does_not_matter():
+    a, b = rank_of(0, [(REDUCE, 20, 100, 200)]), rank_of(1, [(REDUCE, 20, 170, 200)])
+    (one,), (other,) = matched(a, b).collectives, matched(b, a).collectives
+    assert (one.late_rank, one.wire_s) == (other.late_rank, other.wire_s)
+    assert dict(zip(one.rank, one.wait_s, strict=True)) == dict(zip(other.rank, other.wait_s, strict=True))
+
+
+def test_groups_have_streams_of_their_own():
+    """Stream numbers differ from rank to rank; which comes first on the device may, too."""
+    a = rank_of(0, [(REDUCE, 20, 10, 50), (GATHER, 24, 20, 40), (REDUCE, 20, 60, 90)])
+    b = rank_of(1, [(REDUCE, 33, 30, 50), (GATHER, 34, 10, 40), (REDUCE, 33, 50, 90)])
+    found = matched(a, b)
+    assert [one.kind for one in found.collectives] == ["all_reduce", "all_gather", "all_reduce"]
+    assert [one.late_rank for one in found.collectives] == [1, 0, 0]
+    assert not found.notes
+
+
+def test_ranks_that_ran_different_collectives_are_not_matched_with_each_other():
+    a, b, c = (rank_of(at, [(REDUCE, 20, 10 * at, 50)], world=3) for at in range(3))
+    odd = rank_of(2, [(GATHER, 20, 10, 50)], world=3)
+    found = matched(a, b, odd)
+    assert [(one.kind, one.rank.tolist()) for one in found.collectives] == [("all_reduce", [0, 1]), ("all_gather", [2])]
+    assert "different collectives on communication stream 1 (ranks 0, 1: 1; rank 2: 1)" in found.notes[0]
+    assert not matched(a, b, c).notes
+
+
+def test_missing_ranks_are_said():
+    a, b = rank_of(0, [(REDUCE, 20, 100, 200)], world=4), rank_of(2, [(REDUCE, 20, 170, 200)], world=4)
+    assert matched(a, b).notes == ("ranks 1, 3 of 4 not among the traces: waiting for them counts as wire time",)
+    (alone,) = matched(a).collectives
+    assert alone.wait_s == [0]
+    assert "one rank of 4" in matched(a).notes[0]
+
+
+def test_the_frameworks_mark_names_the_collective():
+    """A kernel that sends and receives may be any of several."""
+    host = [("op", "record_param_comms", 0, 0.9), ("mark", "nccl:_reduce_scatter_base", 0, 0.8)]
+    trace = rank_of(0, [("ncclDevKernel_SendRecv", 20, 5, 9), ("ncclDevKernel_SendRecv", 20, 10, 19), ("gemm", 7, 0, 5)], host=host)
+    assert kind_of(trace, np.arange(3)) == [None, "reduce_scatter", "all_to_all"]
+
+
+def test_exposed_waiting_has_a_rank_to_blame():
+    early = rank_of(0, [(REDUCE, 20, 100, 200), ("gemm", 7, 90, 140)])
+    late = rank_of(1, [(REDUCE, 20, 170, 200), ("gemm", 7, 90, 165)])
+    said = summarise([early, late], [steps(trace)[0] for trace in (early, late)])
+    assert [row.waiting_s for row in said.rows] == pytest.approx([30e-6, 0])  # 100 to 140 was computing, 170 to 200 the wire
+    loss = next(loss for loss in said.losses if loss.reason == "waiting")
+    assert (loss.rank, loss.detail) == (0, "for rank 1 at all_reduce #0")
+
+
+def test_one_rank_of_several_does_not_know_its_waits():
+    trace = rank_of(0, [(REDUCE, 20, 100, 200)])
+    assert np.isnan(summarise([trace], [steps(trace)[0]]).rows[0].waiting_s)
+
+
+def test_eight_real_ranks(data_dir):
+    """Against the collectives that were worked out from the same traces by others: all 64 durations, minima and waits."""
+    expected = pd.read_csv(data_dir / "lin" / "param_dlrm_8xv100" / "collectives.csv")
+    traces = read_traces([data_dir / "traces" / "param_dlrm_8xV100_kineto.tar.gz"])
+    found = collectives(traces, [steps(trace)[0] for trace in traces])
+    assert len(found) == expected["index"].nunique() == 8
+    for at, one in enumerate(found):
+        rows = expected[expected["index"] == at].set_index("rank")
+        assert {f"nccl:{one.kind}"} == set(rows["op"])
+        assert one.input_dims == rows["input_dims"].iloc[0]
+        assert sorted(one.rank) == list(range(8))
+        rows = rows.loc[one.rank]
+        np.testing.assert_allclose(one.end_s - one.start_s, rows["dur_us"] * 1e-6, atol=1e-9)
+        assert one.wire_s == pytest.approx(rows["min_dur_us"].iloc[0] * 1e-6, abs=1e-9)
+        np.testing.assert_allclose(one.wait_s, rows["wait_us"] * 1e-6, atol=1e-9)
+        origin_us = np.array([traces[trace].origin_us for trace in one.trace])
+        assert np.ptp(one.end_s + (origin_us - origin_us[0]) * 1e-6) == pytest.approx(rows["end_spread_us"].iloc[0] * 1e-6, abs=1e-9)
