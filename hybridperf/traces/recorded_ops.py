@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import Copy, Gather, OpCall, ScatterAdd, Sort
+from hybridperf.ops import Copy, Gather, OpCall, ScatterAdd, Softmax, Sort
 from hybridperf.traces.recorded_loops import LOOPS, Ops, Rule, fill, loop, rows_and_columns
 from hybridperf.traces.recorded_products import PRODUCTS
 from hybridperf.traces.recorded_tensors import Argument, Tensor, arguments, flat, number
@@ -42,8 +42,8 @@ _NOTHING_ALONE = frozenset((  # launch only through the ops inside them, and not
     "to", "type_as", "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "feature_dropout", "alpha_dropout", "is_nonzero",
 ))  # fmt: skip
 _PARTS_ONLY = frozenset((  # launch only through the ops inside them; without those nobody knows
-    "_to_copy", "clone", "item", "einsum", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "binary_cross_entropy_with_logits", "tensor",
-    "flatten_dense_tensors", "embedding_bag", "embedding_backward", "_embedding_bag_backward", "slice_backward", "select_backward",
+    "_to_copy", "clone", "item", "einsum", "nll_loss", "nll_loss_nd", "binary_cross_entropy_with_logits", "tensor",
+    "embedding_bag", "embedding_backward", "_embedding_bag_backward", "slice_backward", "select_backward",
     "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward", "repeat", "tile", "lstm", "gru",
     "multi_head_attention_forward", "adaptive_avg_pool1d", "max_pool1d", "pad", "constant_pad_nd", "tensordot", "outer", "ger",
     "cosine_similarity", "cosine_embedding_loss", "triplet_margin_loss", "one_hot", "kron", "unfold_backward", "hstack", "vstack",
@@ -57,7 +57,7 @@ _WHOLE = frozenset((  # the same, where the shapes tell what the parts come to
     "rand_like", "randn_like", "randint", "randint_like", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "inner", "square", "divide", "multiply", "subtract",
     "true_divide", "argsort", "rsub", "frobenius_norm", "embedding", "index_put", "log_sigmoid", "concat", "stack", "max_pool2d",
-    "adaptive_avg_pool2d",
+    "adaptive_avg_pool2d", "cross_entropy_loss", "flatten_dense_tensors",
 ))  # fmt: skip
 _BY_PARTS = _NOTHING_ALONE | _PARTS_ONLY | _WHOLE
 _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
@@ -96,7 +96,9 @@ def answer(name: str, given: tuple[Argument, ...], results: tuple[Argument, ...]
     space, _, kind = name.rpartition("::")
     if space in ("fbgemm", "fb"):
         rule = next((rule for part, rule in _FBGEMM.items() if part in kind), None)
-    elif space in ("aten", "torch::distributed::reducer", ""):
+    elif space in ("torch::distributed::reducer", "torch.distributed.ddp.reducer"):
+        return ()  # a gradient scaled and put into its place by the ops inside
+    elif space in ("aten", ""):
         kind = _bare(kind)
         if kind in _VIEWS or kind in _NOTHING_ALONE:
             return ()
@@ -250,6 +252,18 @@ def _pool(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...],
     )  # fmt: skip
 
 
+def _cross_entropy(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+    """Softmax over the second dimension, then the target's (or all classes') log probabilities summed."""
+    del kind, results, values
+    if len(given) < 2 or not isinstance(given[0], Tensor) or not isinstance(given[1], Tensor) or not given[0].shape:
+        return None
+    x, target = given[0], given[1]
+    classes = x.shape[min(1, len(x.shape) - 1)]
+    read = x.bytes if target.elements == x.elements else target.elements * DTYPE_BYTES[x.dtype]
+    sums = {"loop": "reduction", "summed": float(target.elements)}
+    return (Softmax(x.dtype, x.elements / classes, float(classes)), *loop(target, read + target.bytes, 2, 0, DTYPE_BYTES[x.dtype], **sums))
+
+
 def _loss_gradient(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
     """Of a negative log likelihood: one number per row; the zeros around it are an op of their own."""
     del kind, results, values
@@ -322,6 +336,7 @@ _FBGEMM: dict[str, Rule] = {  # part of a name: rule
 }  # fmt: skip
 RULES: dict[str, Rule] = {
     **LOOPS, **PRODUCTS, "copy": _copy, "cat": _cat, "_cat": _cat, "concat": _cat, "stack": _cat, "_stack": _cat,
+    "flatten_dense_tensors": _cat, "cross_entropy_loss": _cross_entropy,
     "_foreach_fill": fill, "embedding": _lookup, "index_select": _lookup, "gather": _lookup, "take": _lookup, "_embedding_bag": _lookup,
     "_embedding_bag_forward_only": _lookup, "embedding_bag": _lookup, "index": _index, "_index_put_impl": _scatter,
     "index_put": _scatter, "scatter_add": _scatter, "scatter": _scatter, "index_add": _scatter, "index_copy": _scatter,

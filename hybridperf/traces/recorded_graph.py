@@ -1,0 +1,121 @@
+"""Ops as a trace recorded them, with what depends on what: shapes and types, but no start times.
+
+PyTorch's execution traces and Chakra's graphs come to this. PyTorch records every op, those inside ops too (`parent`), on the threads
+that ran them; what an op waits for follows from the tensors it reads. Chakra records ops flat, with the kernels they launch beside them,
+and names what each waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from hybridperf.traces.recorded_tensors import Argument, arguments, flat
+
+CPU, GPU, COMM = "cpu", "gpu", "comm"  # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
+_BACKWARD_THREAD = "autograd::engine::evaluate_function"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Inputs or outputs of an op as they stand in the trace, by position; see `recorded_tensors`."""
+
+    shapes: tuple[Any, ...] = ()
+    types: tuple[Any, ...] = ()
+    values: tuple[Any, ...] = ()
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The tensors among them."""
+        return arguments(self.shapes, self.types, self.values)
+
+
+@dataclass(frozen=True)
+class RecordedNode:
+    """One op or kernel."""
+
+    id: int
+    name: str
+    kind: str = CPU
+    parent: int | None = None  # the op that it runs inside of, None at the top
+    control: tuple[int, ...] = ()  # nodes it follows, as the trace says; ids that the trace lacks are left out
+    data: tuple[int, ...] = ()  # nodes whose results it reads, where the trace says so
+    thread: int | None = None  # of a kernel: its stream
+    inputs: Recorded = field(default_factory=Recorded)
+    outputs: Recorded = field(default_factory=Recorded)
+    comm_type: str = ""  # "all_reduce", ...; empty where it is no collective
+    comm_bytes: float | None = None
+    runtime_s: float | None = None
+    sequence: int | None = None  # number that a forward op shares with its gradient
+    part_of: int | None = None  # Chakra cuts an op where it launches a kernel: parts share this number
+
+    @property
+    def is_op(self) -> bool:
+        """An op of a framework or library, not a mark or thread."""
+        return self.kind == CPU and "::" in self.name and not self.name.startswith(("autograd::engine::", "torch::autograd::"))
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedGraph:
+    """The nodes of one rank, by id, which is the order in which they started."""
+
+    source: str  # for people: file, and member of an archive
+    schema: str  # as the trace names it
+    nodes: tuple[RecordedNode, ...]
+    notes: tuple[str, ...] = ()  # what the trace lacks or was assumed
+
+    @cached_property
+    def by_id(self) -> dict[int, RecordedNode]:
+        """Nodes by id."""
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def inside(self) -> dict[int | None, tuple[RecordedNode, ...]]:
+        """Nodes directly inside a node, by its id, in order; of None: those at the top."""
+        found: dict[int | None, list[RecordedNode]] = {}
+        for node in self.nodes:
+            found.setdefault(node.parent, []).append(node)
+        return {parent: tuple(nodes) for parent, nodes in found.items()}
+
+    @cached_property
+    def top_level_ops(self) -> tuple[RecordedNode, ...]:
+        """Ops that run inside no other op: marks, threads and nodes of the autograd engine are looked through."""
+        return tuple(node for node in self.nodes if node.is_op and not any(above.is_op for above in self.around(node)))
+
+    @cached_property
+    def backward_ops(self) -> tuple[RecordedNode, ...]:
+        """Of those, the ones that compute gradients: inside a node of the autograd engine."""
+        return tuple(
+            node for node in self.top_level_ops if any(above.name.startswith(_BACKWARD_THREAD) for above in (node, *self.around(node)))
+        )
+
+    @cached_property
+    def producers(self) -> dict[int, int]:
+        """Id of the last node that gave a tensor or wrote its memory, by the storage's number; outermost ops only."""
+        last: dict[int, int] = {}
+        for node in self.top_level_ops:
+            for storage in written(node):
+                last[storage] = node.id
+        return last
+
+    def around(self, node: RecordedNode) -> Iterator[RecordedNode]:
+        """The nodes that a node runs inside of, innermost first."""
+        while node.parent is not None:
+            node = self.by_id[node.parent]
+            yield node
+
+
+def read(node: RecordedNode) -> set[int]:
+    """Numbers of the memories that an op's input tensors live in."""
+    return {tensor.storage for tensor in flat(node.inputs.arguments) if tensor.storage}
+
+
+def written(node: RecordedNode) -> set[int]:
+    """Numbers of the memories that an op writes: those of its results, and of its first input where the name says `in place`."""
+    results = {tensor.storage for tensor in flat(node.outputs.arguments) if tensor.storage}
+    if node.name.endswith("_") and not node.name.endswith("__"):
+        first = node.inputs.arguments[:1]
+        results |= {tensor.storage for tensor in flat(first) if tensor.storage}
+    return results
