@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from hybridperf.traces.changes import Change
     from hybridperf.traces.replay import Replay
     from hybridperf.traces.steps import CommonStep
-    from hybridperf.traces.what_if import Change
 
 app = typer.Typer(no_args_is_help=True, help="Read recorded runs (Kineto traces of PyTorch's profiler).")
 
@@ -79,21 +79,30 @@ def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:
 @app.command()
 def replay(
     files: Files,
-    step: Annotated[str, typer.Option("--step", help="step by name or number; several separated by commas; the typical one if not given")] = "",
+    step: Annotated[
+        str, typer.Option("--step", help="step by name or number; several separated by commas; the typical one if not given")
+    ] = "",
     device: Annotated[str, typer.Option("--device", help="what if: on this device, datasheet against datasheet")] = "",
     model: Annotated[str, typer.Option("--model", help="what if: on the device of this model; goes with --from-model")] = "",
     from_model: Annotated[str, typer.Option("--from-model", help="model of the device that the trace was recorded on")] = "",
     links: Annotated[str, typer.Option("--links", help="what if: links of a system, or 2x the bandwidth")] = "",
     from_links: Annotated[str, typer.Option("--from-links", help="of --links SYSTEM: the system that the trace was recorded on")] = "",
-    faster: Annotated[list[str] | None, typer.Option("--faster", help="what if: OP=TIMES, such as 'aten::addmm=2'; may be repeated")] = None,
-    overlap_slowdown: Annotated[float, typer.Option("--overlap-slowdown", help="what if: computation under a collective takes so much longer")] = 1.0,
-    out: Annotated[Path | None, typer.Option("--out", help="write the timeline after all changes here (.json, for ui.perfetto.dev)")] = None,
+    faster: Annotated[
+        list[str] | None, typer.Option("--faster", help="what if: OP=TIMES, such as 'aten::addmm=2'; may be repeated")
+    ] = None,
+    overlap_slowdown: Annotated[
+        float, typer.Option("--overlap-slowdown", help="what if: computation under a collective takes so much longer")
+    ] = 1.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="write the timeline after all changes here (.json, for ui.perfetto.dev)")
+    ] = None,
 ) -> None:
     """A recorded step through the evaluator: does it come out as measured, what holds it up, what if something changed."""
     from hybridperf.importers.kineto import read_traces
     from hybridperf.report import perfetto, replay_tables
     from hybridperf.report.trace_tables import console
-    from hybridperf.traces import what_if as changes_of
+    from hybridperf.traces import changes as changes_of
+    from hybridperf.traces import what_if
     from hybridperf.traces.replay import replay as replay_one
     from hybridperf.traces.steps import common_steps
 
@@ -107,7 +116,7 @@ def replay(
         changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
         changes += _other_links(before, links, from_links) if links else []
         changes += _other_device(before, device, model, from_model) if device or model else []
-        results.append(changes_of.what_if(before, changes, overlap_slowdown))
+        results.append(what_if.what_if(before, changes, overlap_slowdown))
     for note in dict.fromkeys(note for one in results for note in (*one.before.notes, *one.notes)):
         print(f"hybridperf: {note}", file=sys.stderr)
     said = [change.said for change in results[0].changes]
@@ -117,9 +126,9 @@ def replay(
     for one in results:
         if one.before.meetings:
             screen.print(replay_tables.waits(one.before))
-        after = changes_of.critical_by_op(one.after) if said else None
-        screen.print(replay_tables.critical(changes_of.critical_by_op(one.before), after))
-        for table in replay_tables.savings(changes_of.best_savings(one.after)):
+        after = what_if.critical_by_op(one.after) if said else None
+        screen.print(replay_tables.critical(what_if.critical_by_op(one.before), after))
+        for table in replay_tables.savings(what_if.best_savings(one.after)):
             screen.print(table)
         unknown: dict[str, float] = {}
         for change in one.changes:
@@ -187,7 +196,7 @@ def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
     from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
     from hybridperf.hardware import load_system
     from hybridperf.io import InputError
-    from hybridperf.traces.what_if import links_scaled, other_links
+    from hybridperf.traces.changes import links_scaled, other_links
 
     try:
         times = float(links.removesuffix("x"))
@@ -210,15 +219,23 @@ def _other_device(before: Replay, device: str, model: str, from_model: str) -> l
     from hybridperf.hardware import load_device
     from hybridperf.io import InputError
     from hybridperf.model import PerfModel, model_or_datasheet
-    from hybridperf.traces.what_if import other_device
+    from hybridperf.traces.changes import other_device
 
     if from_model:
         old = model_or_datasheet(from_model)
     else:
         recorded = before.traces[0].device
-        try:
-            old = PerfModel.datasheet(load_device(recorded))
-        except InputError as error:
-            raise InputError(f"no datasheet of {recorded or 'the device, which the trace does not name'}; give --from-model NAME") from error
+        known = _device_called(recorded)
+        if not known:
+            raise InputError(f"no datasheet of {recorded or 'the device, which the trace does not name'}; give --from-model NAME")
+        old = PerfModel.datasheet(load_device(known))
     new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
     return [other_device(before, old, new)]
+
+
+def _device_called(name: str) -> str:
+    """The known device that a driver calls so: all parts of its id stand in the name (`v100_sxm2`: "Tesla V100-SXM2-32GB"); "" for none."""
+    from hybridperf.hardware import device_names
+
+    bare = "".join(letter for letter in name.lower() if letter.isalnum())
+    return max((one for one in device_names() if all(part in bare for part in one.split("_"))), key=len, default="")

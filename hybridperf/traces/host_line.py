@@ -46,9 +46,7 @@ class HostLine(NamedTuple):
     rest_s: float  # host seconds after the last entry until the step's mark ends
 
 
-def host_line(
-    launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, start_s: float, end_s: float, first: int
-) -> HostLine:
+def host_line(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, start_s: float, end_s: float, first: int) -> HostLine:
     """The line of a step that begins and ends on the host at these times. Events before place `first` were launched before the step."""
     blocking, pageable = _copies(launched)
     copy_latency_s = _copy_latency_s(launched, blocking)

@@ -211,6 +211,8 @@ def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.
             continue
         earlier = np.arange(max(0, at - 4096), at)
         ended = launched.end_s[earlier]
-        near = earlier[(ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S) & (launched.stream[earlier] != launched.stream[at])]
+        near = earlier[
+            (ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S) & (launched.stream[earlier] != launched.stream[at])
+        ]
         if len(near):
             waits[at].add(int(near[np.argmax(launched.end_s[near])]))
