@@ -189,7 +189,7 @@ def test_seconds_of_the_host_line_add_up_to_the_step():
     trace = made_trace(launches([10, 50, 90]), [(f"k{at}", 7, at + 7, at + 20, f"launch {at}") for at in (10, 50, 90)])
     launched = LaunchedEvents(trace, np.arange(3))
     delays = Delays.of([launched])
-    line = host_line(launched, delays.latency_s(launched), delays.gap_s(launched), 0.0, 200e-6, 0)
+    line = host_line(launched, delays.latency_s(launched), delays.gap_s(launched), 0.0, 200e-6, np.zeros(3, bool))
     assert sum(entry.host_s for entry in line.entries) + line.rest_s == pytest.approx(200e-6)
 
 
@@ -197,7 +197,9 @@ def test_what_cannot_be_replayed_is_said():
     trace = made_trace([("mark", "ProfilerStep#1", 0, 100), *launches([10])], [("k", 7, 20, 30, "launch 10")])
     with pytest.raises(InputError, match=r"ProfilerStep#1, got 'nope'"):
         replay([trace], "nope")
-    idle = made_trace([("mark", "ProfilerStep#1", 0, 100), ("mark", "ProfilerStep#2", 100, 200), *launches([10])], [("k", 7, 20, 30, "launch 10")])
+    idle = made_trace(
+        [("mark", "ProfilerStep#1", 0, 100), ("mark", "ProfilerStep#2", 100, 200), *launches([10])], [("k", 7, 20, 30, "launch 10")]
+    )
     with pytest.raises(InputError, match="there is nothing to replay"):
         replay([idle], "ProfilerStep#2")
 
@@ -216,13 +218,13 @@ def test_every_real_step_replays_within_3_percent(real, name):
 
 
 def test_waits_at_each_collective_of_eight_real_ranks(real):
-    """Within 5 %, or 20 µs where that is more: a few launches' jitter."""
+    """Within 5 %, or 12 µs where that is more: a few ticks of clocks of whole microseconds, by which ranks end apart, too."""
     found = replay(real[DLRM])
     waits = found.waits_s()
     assert len(waits) == 8
     for one, measured_s, replayed_s in waits:
         assert len(one.rank) == 8
-        assert np.abs(replayed_s - measured_s) == pytest.approx(0, abs=20e-6)
+        assert np.abs(replayed_s - measured_s) == pytest.approx(0, abs=12e-6)
         long = measured_s > 250e-6
         assert np.abs(replayed_s[long] / measured_s[long] - 1).max(initial=0.0) < 0.05, str(one)
 

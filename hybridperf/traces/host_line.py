@@ -46,14 +46,16 @@ class HostLine(NamedTuple):
     rest_s: float  # host seconds after the last entry until the step's mark ends
 
 
-def host_line(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, start_s: float, end_s: float, first: int) -> HostLine:
-    """The line of a step that begins and ends on the host at these times. Events before place `first` were launched before the step."""
+def host_line(
+    launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, start_s: float, end_s: float, carried: np.ndarray
+) -> HostLine:
+    """The line of a step that begins and ends on the host at these times. `carried` [L]: launched before the step."""
     blocking, pageable = _copies(launched)
     copy_latency_s = _copy_latency_s(launched, blocking)
     queue_of, queue = _queue(launched)
     # key of order, then: launched place or NONE, target, call
     todo: list[tuple[float, int, int, int, int]] = []
-    for at in range(first, len(launched)):
+    for at in np.flatnonzero(~carried).tolist():
         begin_s, call = float(launched.begin_s[at]), int(launched.call[at])
         full = queue_of[at] - queue
         if full >= 0 and call != NONE:

@@ -29,7 +29,7 @@ from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.ranks import Collective, kind_of, match
 from hybridperf.traces.replay_graph import HOST, WIRE, Meeting, Nodes, RankStep, Rows, StepGraph
 from hybridperf.traces.steps import Step, common_steps, typical
-from hybridperf.traces.stream_order import Delays
+from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
 
 _CLOCKS_S = 20e-6  # clocks further apart are worth a note
 
@@ -141,8 +141,9 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
     for device in dict.fromkeys(trace.device for trace in traces):
         alike = [rank for rank in ranks if rank.trace.device == device]
         delays = Delays.of([rank.launched for rank in alike])
+        taken = [one for rank in alike for one in rank.order(delays)]
         for rank in alike:
-            rank.order(delays)
+            rank.line_up(usual_hand_overs_s(taken))
     builder = StepGraph(ranks, together)
     builder.run()
     graph = builder.graph.build()

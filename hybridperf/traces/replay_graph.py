@@ -16,7 +16,7 @@ from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.host_line import Entry, HostLine, host_line
 from hybridperf.traces.ranks import Collective
 from hybridperf.traces.steps import Step
-from hybridperf.traces.stream_order import Delays, LaunchedEvents, stream_waits
+from hybridperf.traces.stream_order import Delays, LaunchedEvents, hand_overs, stream_waits, with_hand_overs
 
 HOST, DEVICE, WIRE, IDLE = range(4)  # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
 HOST_STREAM, MEETING = "host", "meeting"
@@ -69,17 +69,20 @@ class RankStep:
         self.launched = LaunchedEvents(trace, np.concatenate([carried, np.asarray(step.device, np.int64)]))
         inside = np.zeros(len(device), bool)
         inside[step.device] = True
-        # an event launched before the step cannot come after one of it
         self.carried = ~inside[self.launched.event]
-        self.first = int(self.carried.sum())
         last_s = float(device.end_s[step.device].max(initial=step.end_s))
         self.measured_s = max(step.end_s, last_s) - step.start_s
 
-    def order(self, delays: Delays) -> None:
-        """Decide what waits for what."""
-        latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
-        self.waits = stream_waits(self.launched, latency_s, self.gap_s)
-        self.line: HostLine = host_line(self.launched, latency_s, self.gap_s, self.step.start_s, self.step.end_s, self.first)
+    def order(self, delays: Delays) -> list[tuple[int, float]]:
+        """Decide what waits for what on the device; returns how long streams took to take over from each other (`hand_overs`)."""
+        self.latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
+        self.waits = stream_waits(self.launched, self.latency_s, self.gap_s)
+        return hand_overs(self.launched, self.waits, self.latency_s, self.gap_s)
+
+    def line_up(self, hand_over_s: np.ndarray) -> None:
+        """Decide what the host waits for. Streams take over from each other in `hand_over_s` [4], by kind of event."""
+        self.gap_s = with_hand_overs(self.launched, self.waits, self.gap_s, hand_over_s)
+        self.line: HostLine = host_line(self.launched, self.latency_s, self.gap_s, self.step.start_s, self.step.end_s, self.carried)
 
 
 class StepGraph:
@@ -151,7 +154,7 @@ class StepGraph:
         """Events launched before the step, back to back as they ran."""
         launched = rank.launched
         free_s: dict[int, float] = {}
-        for place in range(rank.first):
+        for place in np.flatnonzero(rank.carried).tolist():
             stream, event, call = int(launched.stream[place]), int(launched.event[place]), int(launched.call[place])
             begin_s = max(free_s.get(stream, rank.step.start_s), rank.step.start_s)
             idle_s = max(0.0, float(launched.start_s[place]) - begin_s)

@@ -87,12 +87,11 @@ class LaunchedEvents:
 class Delays:
     """The two constants of a device, by kind of event (kernel, copy, fill, kernel of a collective), from what several ranks recorded.
 
-    Latency: from the end of a launching call to the start of its event on an idle stream, the median. Counted from the call's end, not its
-    start: a call that takes long (a full queue, code loaded at first use) starts its event only when it is done, while from its end events
-    start within 0-3 us.
+    Latency: from the end of a launching call to the start of its event on an idle stream. Counted from the call's end, not its start: a
+    call that takes long (a full queue, code loaded at first use) starts its event only when it is done, while from its end events start
+    within 0-3 us. Gap: how long a stream stands idle between an event and one that was launched long before, by the kinds of both.
 
-    Gap: how long a stream stands idle between an event and one that was launched long before, by the kinds of both, the mean of the middle
-    half. A median would move in whole microseconds, the clock of many traces and as long as a gap.
+    Both are means of the middle half: a median would move in whole microseconds, the clock of many traces, and they are as long.
     """
 
     latency_by_kind_s: tuple[float, ...]  # [4]
@@ -102,11 +101,11 @@ class Delays:
     def of(ranks: Sequence[LaunchedEvents]) -> Delays:
         """The constants that fit the events of these ranks."""
         kind, late_s, pair, gap_s = (np.concatenate(columns) for columns in zip(*map(_delays, ranks), strict=True))
-        usual_late_s = float(np.median(late_s)) if len(late_s) >= _FEW else _USUAL_LATENCY_S
-        latency_s = [np.median(late_s[kind == one]) if (kind == one).sum() >= _FEW else usual_late_s for one in range(_KINDS)]
+        usual_late_s = _middle(late_s, _USUAL_LATENCY_S)
+        latency_s = [_middle(late_s[kind == one], usual_late_s) for one in range(_KINDS)]
         usual_gap_s = _middle(gap_s, _USUAL_GAP_S)
         gaps_s = [_middle(gap_s[pair == one], usual_gap_s) for one in range(_KINDS**2)]
-        return Delays(tuple(max(0.0, float(one)) for one in latency_s), tuple(gaps_s))
+        return Delays(tuple(latency_s), tuple(gaps_s))
 
     def latency_s(self, launched: LaunchedEvents) -> np.ndarray:
         """Seconds from the end of each event's launching call to its start on an idle stream [L]."""
@@ -130,8 +129,7 @@ def _delays(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """Kinds and seconds of launches that found their stream idle; pairs of kinds and seconds of gaps between those that did not."""
     kind, follows = _kind(launched), launched.before != NONE
     idle = follows & (launched.stream_free_s < launched.begin_s) & (launched.call != NONE)
-    # a copy may start within its call: what counts is that the call had begun
-    ready_s = np.where(launched.start_s < launched.return_s, launched.begin_s + _CALL_S, launched.return_s)
+    ready_s = _ready_s(launched)
     gap_s = launched.start_s - launched.stream_free_s
     # a longer gap is a wait for something else
     queued = follows & (ready_s < launched.stream_free_s - _BUSY_S) & (gap_s < _UNEXPLAINED_S)
@@ -156,6 +154,45 @@ def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndar
         _add_calls(launched, places, waits)
         _add_unexplained(launched, latency_s, gap_s, waits)
     return [sorted(those) for those in waits]
+
+
+def hand_overs(
+    launched: LaunchedEvents, waits: Sequence[Sequence[int]], latency_s: np.ndarray, gap_s: np.ndarray
+) -> list[tuple[int, float]]:
+    """(kind, seconds) from the end of an event to the start of one on another stream that waited for it, and for nothing else so long."""
+    kind, explained_s = _kind(launched), _explained_s(launched, latency_s, gap_s)
+    ends_s = [launched.end_s[list(those)].max(initial=-np.inf) for those in waits]
+    found = [(int(kind[at]), float(launched.start_s[at] - end_s)) for at, end_s in enumerate(ends_s) if end_s >= explained_s[at]]
+    return [(one, taken_s) for one, taken_s in found if taken_s < _UNEXPLAINED_S]
+
+
+def usual_hand_overs_s(taken: Sequence[tuple[int, float]]) -> np.ndarray:
+    """The median of many hand-overs to each kind of event [4], none where there are few. Copies of pageable memory take longest."""
+    of_kind = [[taken_s for kind, taken_s in taken if kind == one] for one in range(_KINDS)]
+    return np.array([max(0.0, float(np.median(those))) if len(those) >= _FEW else 0.0 for those in of_kind])
+
+
+def with_hand_overs(launched: LaunchedEvents, waits: Sequence[Sequence[int]], gap_s: np.ndarray, hand_over_s: np.ndarray) -> np.ndarray:
+    """Gaps [L] after events: those that another stream takes over from last as long as that takes, where their own stream stood idle."""
+    kind, gap_s = _kind(launched), gap_s.copy()
+    idle_s = np.full(len(launched), np.inf)
+    follows = np.flatnonzero(launched.before != NONE)
+    idle_s[launched.before[follows]] = (launched.start_s - launched.stream_free_s)[follows]
+    for at, those in enumerate(waits):
+        for place in those:
+            if idle_s[place] >= hand_over_s[kind[at]]:
+                gap_s[place] = max(gap_s[place], hand_over_s[kind[at]])
+    return gap_s
+
+
+def _ready_s(launched: LaunchedEvents) -> np.ndarray:
+    """When each launch had been made [L]: a copy may start within its call, and then what counts is that the call had begun."""
+    return np.where(launched.start_s < launched.return_s, launched.begin_s + _CALL_S, launched.return_s)
+
+
+def _explained_s(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray) -> np.ndarray:
+    """When each event could start by its launch and its stream [L]."""
+    return np.asarray(np.maximum(_ready_s(launched) + latency_s, launched.stream_free_s + gap_s[launched.before]))
 
 
 def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_s: float) -> int:
@@ -204,7 +241,7 @@ def _add_calls(launched: LaunchedEvents, places: dict[int, list[int]], waits: li
 
 
 def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, waits: list[set[int]]) -> None:
-    explained = np.maximum(launched.return_s + latency_s, launched.stream_free_s + gap_s[launched.before])
+    explained = _explained_s(launched, latency_s, gap_s)
     for at in np.flatnonzero(launched.start_s - explained > _UNEXPLAINED_S).tolist():
         start_s = launched.start_s[at]
         if any(start_s - launched.end_s[place] < _RIGHT_AFTER_S for place in waits[at]):
