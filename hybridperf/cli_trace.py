@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from hybridperf.traces.changes import Change
+    from hybridperf.traces.replay import Replay
     from hybridperf.traces.steps import CommonStep
 
 app = typer.Typer(no_args_is_help=True, help="Read recorded runs (Kineto traces of PyTorch's profiler).")
@@ -72,3 +74,168 @@ def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:
         if name not in by_name:
             raise unknown("step", name, by_name, f"there are {', '.join(list(by_name)[:8])}{', ...' if len(by_name) > 8 else ''}")
     return [by_name[name] for name in full] if full else list(common)
+
+
+@app.command()
+def replay(
+    files: Files,
+    step: Annotated[
+        str, typer.Option("--step", help="step by name or number; several separated by commas; the typical one if not given")
+    ] = "",
+    device: Annotated[str, typer.Option("--device", help="what if: on this device, datasheet against datasheet")] = "",
+    model: Annotated[str, typer.Option("--model", help="what if: on the device of this model; goes with --from-model")] = "",
+    from_model: Annotated[str, typer.Option("--from-model", help="model of the device that the trace was recorded on")] = "",
+    links: Annotated[str, typer.Option("--links", help="what if: links of a system, or 2x the bandwidth")] = "",
+    from_links: Annotated[str, typer.Option("--from-links", help="of --links SYSTEM: the system that the trace was recorded on")] = "",
+    faster: Annotated[
+        list[str] | None, typer.Option("--faster", help="what if: OP=TIMES, such as 'aten::addmm=2'; may be repeated")
+    ] = None,
+    overlap_slowdown: Annotated[
+        float, typer.Option("--overlap-slowdown", help="what if: computation under a collective takes so much longer")
+    ] = 1.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="write the timeline after all changes here (.json, for ui.perfetto.dev)")
+    ] = None,
+) -> None:
+    """A recorded step through the evaluator: does it come out as measured, what holds it up, what if something changed."""
+    from hybridperf.importers.kineto import read_traces
+    from hybridperf.report import perfetto, replay_tables
+    from hybridperf.report.trace_tables import console
+    from hybridperf.traces import changes as changes_of
+    from hybridperf.traces import what_if
+    from hybridperf.traces.replay import replay as replay_one
+    from hybridperf.traces.steps import common_steps
+
+    _checked_options(device, model, from_model, links, from_links)
+    wanted = [_times(one) for one in faster or []]
+    traces = read_traces(files)
+    names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
+    results = []
+    for name in names:
+        before = replay_one(traces, name)
+        changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
+        changes += _other_links(before, links, from_links) if links else []
+        changes += _other_device(before, device, model, from_model) if device or model else []
+        results.append(what_if.what_if(before, changes, overlap_slowdown))
+    for note in dict.fromkeys(note for one in results for note in (*one.before.notes, *one.notes)):
+        print(f"hybridperf: {note}", file=sys.stderr)
+    said = [change.said for change in results[0].changes]
+    said += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
+    screen = console()
+    screen.print(replay_tables.steps(results, ", ".join(said)))
+    for one in results:
+        if one.before.meetings:
+            screen.print(replay_tables.waits(one.before))
+        after = what_if.critical_by_op(one.after) if said else None
+        screen.print(replay_tables.critical(what_if.critical_by_op(one.before), after))
+        for table in replay_tables.savings(what_if.best_savings(one.after)):
+            screen.print(table)
+        unknown: dict[str, float] = {}
+        for change in one.changes:
+            for op, busy_s in change.unknown.items():
+                unknown[op] = unknown.get(op, 0.0) + busy_s
+        if unknown:
+            screen.print(replay_tables.unknown(unknown))
+    if out:
+        perfetto.write_replay(results[0].after, out)
+        print(f"timeline of {results[0].after.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
+
+
+@app.command()
+def export(
+    files: Files,
+    out: Annotated[Path, typer.Option("--out", help="where to write (.json)")],
+    step: Annotated[str, typer.Option("--step", help="steps whose critical path is marked; all if not given")] = "",
+) -> None:
+    """One timeline of all ranks on one clock, with arrows and the critical path, for https://ui.perfetto.dev."""
+    from hybridperf.importers.kineto import read_traces
+    from hybridperf.io import InputError
+    from hybridperf.report import perfetto
+    from hybridperf.traces.replay import replay_step
+    from hybridperf.traces.steps import common_steps
+
+    traces = read_traces(files)
+    replays = []
+    for one in choose_steps(common_steps(traces), step):
+        try:
+            replays.append(replay_step(traces, one.steps))
+        except InputError as error:  # a step without device work has no critical path to mark
+            print(f"hybridperf: {error}", file=sys.stderr)
+    perfetto.write_traces(traces, out, replays)
+    events = sum(len(trace.host) + len(trace.device_events) for trace in traces)
+    print(f"{events:,} events of {len(traces)} {'rank' if len(traces) == 1 else 'ranks'} in {out} (open it at https://ui.perfetto.dev)")
+
+
+def _checked_options(device: str, model: str, from_model: str, links: str, from_links: str) -> None:
+    from hybridperf.io import InputError
+
+    if device and model:
+        raise InputError("expected one of --device and --model, got both; --device NAME goes by datasheets, --model by calibrations")
+    if model and not from_model:
+        raise InputError("expected --from-model with --model: the model of the device that the trace was recorded on")
+    if from_model and not (device or model):
+        raise InputError("expected --model with --from-model: the model of the device to ask about")
+    if from_links and not links:
+        raise InputError("expected --links with --from-links: the system to ask about")
+
+
+def _times(text: str) -> tuple[str, float]:
+    """`aten::addmm=2` as pattern and number."""
+    from hybridperf.io import InputError
+
+    pattern, equals, number = text.rpartition("=")
+    try:
+        if not (equals and pattern):
+            raise ValueError
+        return pattern, float(number.removesuffix("x"))
+    except ValueError:
+        raise InputError(f"expected --faster OP=TIMES, such as 'aten::addmm=2', got {text!r}") from None
+
+
+def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
+    from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+    from hybridperf.hardware import load_system
+    from hybridperf.io import InputError
+    from hybridperf.traces.changes import links_scaled, other_links
+
+    try:
+        times = float(links.removesuffix("x"))
+    except ValueError:
+        times = None
+    if times is not None:
+        if from_links:
+            raise InputError(f"expected --links SYSTEM with --from-links, got {links}; a factor needs no system")
+        return [links_scaled(before, times)]
+    if not from_links:
+        raise InputError(f"expected --from-links SYSTEM with --links {links}: where the trace was recorded; or a factor, such as 2x")
+
+    def model(name: str) -> CollectiveModel:
+        return load_collectives(name) if find_collectives(name) is not None else CollectiveModel.datasheet(load_system(name))
+
+    return [other_links(before, model(from_links), model(links))]
+
+
+def _other_device(before: Replay, device: str, model: str, from_model: str) -> list[Change]:
+    from hybridperf.hardware import load_device
+    from hybridperf.io import InputError
+    from hybridperf.model import PerfModel, model_or_datasheet
+    from hybridperf.traces.changes import other_device
+
+    if from_model:
+        old = model_or_datasheet(from_model)
+    else:
+        recorded = before.traces[0].device
+        known = _device_called(recorded)
+        if not known:
+            raise InputError(f"no datasheet of {recorded or 'the device, which the trace does not name'}; give --from-model NAME")
+        old = PerfModel.datasheet(load_device(known))
+    new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
+    return [other_device(before, old, new)]
+
+
+def _device_called(name: str) -> str:
+    """The known device that a driver calls so: all parts of its id stand in the name (`v100_sxm2`: "Tesla V100-SXM2-32GB"); "" for none."""
+    from hybridperf.hardware import device_names
+
+    bare = "".join(letter for letter in name.lower() if letter.isalnum())
+    return max((one for one in device_names() if all(part in bare for part in one.split("_"))), key=len, default="")

@@ -34,7 +34,7 @@ def console() -> Console:
 def steps(rows: Sequence[Row]) -> Table:
     """A row per step and rank."""
     headers = ["step", "rank", "host", "GPU span", "busy", "compute", "communication", "exposed", "of it waiting", "idle", "kernels"]
-    table = _table(f"{rows[0].gpu or 'unnamed device'}" if rows else "", headers)
+    table = column_table(f"{rows[0].gpu or 'unnamed device'}" if rows else "", headers)
     for row in rows:
         times = (row.step_cpu_s, row.gpu_span_s, row.gpu_busy_s, row.compute_s, row.comm_s, row.exposed_comm_s, row.waiting_s)
         idle = f"{seconds(row.idle_s)} ({percent(row.idle_s / row.gpu_span_s if row.gpu_span_s else 0.0)})"
@@ -45,7 +45,7 @@ def steps(rows: Sequence[Row]) -> Table:
 def idle(rows: Sequence[Row]) -> Table:
     """Why devices stood idle, seconds by reason."""
     reasons = [reason for reason in _REASONS if any(getattr(row, f"{reason}_s", 0.0) > 0 for row in rows) and reason != "waiting"]
-    table = _table("why idle", ["step", "rank", "idle", *(_REASONS[reason] for reason in reasons)])
+    table = column_table("why idle", ["step", "rank", "idle", *(_REASONS[reason] for reason in reasons)])
     for row in rows:
         said = (getattr(row, f"{reason}_s") for reason in reasons)
         table.add_row(row.step, "-" if row.rank is None else str(row.rank), seconds(row.idle_s), *map(seconds, said))
@@ -54,7 +54,7 @@ def idle(rows: Sequence[Row]) -> Table:
 
 def losses(found: Iterable[Loss], most: int = 12) -> Table:
     """Where devices did nothing useful, the longest first."""
-    table = _table("most time lost", ["why", "rank", "time", "times"])
+    table = column_table("most time lost", ["why", "rank", "time", "times"])
     for loss in list(found)[:most]:
         before = "" if loss.reason in ("waiting", "other_step") else ": "
         detail = "" if loss.reason == "other_step" else f"{before or ' '}{loss.detail}"
@@ -64,15 +64,15 @@ def losses(found: Iterable[Loss], most: int = 12) -> Table:
 
 def top(title: str, frame: pd.DataFrame) -> Table:
     """`name, device_s, share, events` of `summary.top_ops` or `top_kernels`."""
-    table = _table(title, ["name", "device time", "share", "events"])
+    table = column_table(title, ["name", "device time", "share", "events"])
     for row in frame.itertuples():
-        table.add_row(_short(str(row.name)), seconds(row.device_s), percent(row.share), str(row.events))
+        table.add_row(short(str(row.name)), seconds(row.device_s), percent(row.share), str(row.events))
     return table
 
 
 def host(found: Host) -> Table:
     """The overheads of a host over all ops, and of how many kinds they were seen."""
-    table = _table("host overheads", ["overhead", "mean", "standard deviation", "median", "times", "kinds"])
+    table = column_table("host overheads", ["overhead", "mean", "standard deviation", "median", "times", "kinds"])
     said: dict[str, Spread | Overhead | None] = {
         "between ops": found.between_ops_s, "before the first launch": found.before_launch_s, "the launch call": found.launch_call_s,
         "between launches": found.between_launches_s, "after the last launch": found.after_launch_s,
@@ -85,12 +85,12 @@ def host(found: Host) -> Table:
     return table
 
 
-def _table(title: str, headers: Sequence[str]) -> Table:
+def column_table(title: str, headers: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for at, header in enumerate(headers):
         table.add_column(header, justify="left" if at == 0 else "right", overflow="fold")
     return table
 
 
-def _short(name: str, length: int = 90) -> str:
+def short(name: str, length: int = 90) -> str:
     return name if len(name) <= length else f"{name[: length - 3]}..."

@@ -1,0 +1,106 @@
+"""A file in the Trace Event Format (JSON), which https://ui.perfetto.dev and chrome://tracing open.
+
+Processes hold threads, threads hold slices (`ph: X`, times in microseconds), arrows between slices are pairs of flow events (`s` and `f`
+with one id). Slices of a thread must nest: one that would cross another's end goes to a thread beside it, of the same name. Names of
+categories are those of PyTorch's profiler, so that what reads its traces reads these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from hybridperf.io import replacing
+
+OP, CALL, MARK, KERNEL, COPY, FILL = "cpu_op", "cuda_runtime", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset"
+CRITICAL = "critical_path"  # category of the slices that repeat the critical path
+LAUNCH, DEPENDENCY = "ac2g", "dependency"  # kinds of arrows: a call to what it launched, an event to what waited for it
+CRITICAL_COLOUR = "terrible"  # red, of the format's reserved names
+_MICROSECONDS = 1e6
+_INSIDE = 0.999  # where in its first slice an arrow begins: at the very end the slice is over
+_LANES = 1000  # threads set aside for each thread whose slices may cross
+
+
+class Slice(NamedTuple):
+    """Where a slice went, for arrows."""
+
+    process: int
+    thread: int
+    start_us: float
+    dur_us: float
+
+
+class TraceFile:
+    """Collects events and writes them."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._threads: dict[tuple[int, str], int] = {}
+        self._open: dict[tuple[int, str], list[list[float]]] = {}  # ends of the open slices of each lane of a thread
+        self._named: set[tuple[int, int]] = set()
+        self._last_us: dict[tuple[int, str], float] = {}
+        self._flows = 0
+
+    def process(self, process: int, name: str) -> None:
+        """Name a process; it stands in the order of its number."""
+        self._meta("process_name", process, {"name": name})
+        self._meta("process_sort_index", process, {"sort_index": process})
+
+    def slice(
+        self, process: int, thread: str, name: str, category: str, start_s: float, end_s: float, *, critical: bool = False, **args: Any
+    ) -> Slice:
+        """Add a slice to the thread of this name. Slices of one thread are added in order of start, of equal ones the longer first."""
+        start_us = start_s * _MICROSECONDS
+        dur_us = max(0.0, end_s * _MICROSECONDS - start_us)
+        tid = self._lane(process, thread, start_us, start_us + dur_us)
+        event: dict[str, Any] = {"ph": "X", "name": name, "cat": category, "pid": process, "tid": tid, "ts": start_us, "dur": dur_us}
+        if critical:
+            event["cname"] = CRITICAL_COLOUR
+            args["critical"] = True
+        self._events.append({**event, "args": args})
+        return Slice(process, tid, start_us, dur_us)
+
+    def arrow(self, kind: str, first: Slice, second: Slice) -> None:
+        """An arrow from within one slice to the start of another."""
+        self._flows += 1
+        common = {"name": kind, "cat": kind, "id": self._flows}
+        begin_us = first.start_us if kind == LAUNCH else first.start_us + _INSIDE * first.dur_us
+        self._events.append({"ph": "s", **common, "pid": first.process, "tid": first.thread, "ts": begin_us})
+        self._events.append({"ph": "f", **common, "pid": second.process, "tid": second.thread, "ts": second.start_us, "bp": "e"})
+
+    def write(self, path: str | os.PathLike, **facts: Any) -> None:
+        """Write the file, whole or not at all; `facts` stand beside the events."""
+        document = {"schemaVersion": 1, **facts, "displayTimeUnit": "ms", "traceEvents": self._events}
+        with replacing(path) as handle:
+            json.dump(document, handle, default=float, allow_nan=False)
+
+    def _lane(self, process: int, thread: str, start_us: float, end_us: float) -> int:
+        key = process, thread
+        if start_us < self._last_us.get(key, start_us):
+            raise ValueError(f"slices of {thread!r} must come in order of start, got {start_us} us after {self._last_us[key]} us")
+        self._last_us[key] = start_us
+        first = self._threads.setdefault(key, _LANES * sum(1 for other, _ in self._threads if other == process))
+        lanes = self._open.setdefault(key, [])
+        at = next((at for at, ends in enumerate(lanes) if _fits(ends, start_us, end_us)), len(lanes))
+        if at == len(lanes):
+            lanes.append([end_us])
+        tid = first + at
+        if (process, tid) not in self._named:
+            self._named.add((process, tid))
+            self._meta("thread_name", process, {"name": thread}, tid)
+            self._meta("thread_sort_index", process, {"sort_index": tid}, tid)
+        return tid
+
+    def _meta(self, name: str, process: int, args: dict[str, Any], thread: int = 0) -> None:
+        self._events.append({"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": args})
+
+
+def _fits(ends: list[float], start_us: float, end_us: float) -> bool:
+    """Whether a slice nests in a lane with slices open until these times, innermost last; if so it is open there, too."""
+    while ends and ends[-1] <= start_us:
+        ends.pop()
+    if ends and end_us > ends[-1]:
+        return False
+    ends.append(end_us)
+    return True

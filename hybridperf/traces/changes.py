@@ -1,0 +1,230 @@
+"""Changes to a recorded step, each a factor on what its kernels or collectives take: an op, the links, the device.
+
+Axes: U rows of the replay.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.io import InputError, closest
+from hybridperf.model import PerfModel
+from hybridperf.ops import GROUPS, OpCall
+from hybridperf.traces.events import NONE, RankTrace
+from hybridperf.traces.ranks import kind_of
+from hybridperf.traces.recorded_ops import recorded_op
+from hybridperf.traces.recorded_tensors import arguments, flat
+from hybridperf.traces.replay import Replay
+from hybridperf.traces.replay_graph import DEVICE, WIRE
+
+LATENCY_S = 20e-6  # of a collective's seconds at most so many do not depend on its size
+KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of few bytes
+
+
+@dataclass(frozen=True)
+class Change:
+    """A factor on what each row's kernel or collective takes, and what could not be changed."""
+
+    said: str  # for people: what is changed
+    factor: np.ndarray  # [U]
+    unknown: Mapping[str, float] = field(default_factory=dict)  # seconds by op of what keeps its measured time
+    notes: tuple[str, ...] = ()
+
+
+def faster(replay: Replay, pattern: str, times: float) -> Change:
+    """Kernels of the ops that a pattern (`aten::addmm`, `aten::*norm*`) names made `times` faster; kernels go by their own names, too.
+
+    An op's kernels are all that were launched within it, so `aten::linear` stands for the `aten::addmm` inside.
+    """
+    if not (np.isfinite(times) and times > 0):
+        raise InputError(f"expected how many times faster as a number above 0, got {times} for {pattern!r}; 2 halves the time")
+    rows, names = replay.rows, _Names(replay)
+    hit = np.array([
+        kind in (DEVICE, WIRE) and names.any_matches(row, pattern) for row, kind in enumerate(rows.kind.tolist())
+    ])  # fmt: skip
+    if not hit.any():
+        known = sorted({replay.op_of_row(row) for row in range(len(rows)) if rows.kind[row] in (DEVICE, WIRE)})
+        raise InputError(f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}; `*` stands for any letters")
+    return Change(f"{pattern} {times:g} times faster", np.where(hit, 1 / times, 1.0))
+
+
+def links_scaled(replay: Replay, times: float) -> Change:
+    """Collectives over links of `times` the bandwidth: what depends on size shrinks, the latency stays.
+
+    The latency is the least that any collective of the step takes, at most `LATENCY_S`.
+    """
+    if not (np.isfinite(times) and times > 0):
+        raise InputError(f"expected the bandwidth of the links as a factor above 0, got {times}; 2 doubles it")
+    rows = replay.rows
+    wire = (rows.kind == WIRE) & (rows.busy_s > 0)
+    floor_s = min(LATENCY_S, float(rows.busy_s[wire].min(initial=LATENCY_S)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        new_s = floor_s + (rows.busy_s - floor_s) / times
+        factor = np.where(wire & (rows.busy_s > floor_s), new_s / rows.busy_s, 1.0)
+    return Change(f"links of {times:g} times the bandwidth", factor, notes=_of_links(replay))
+
+
+def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> Change:
+    """Collectives of known kind and size as long as `new` predicts, relative to what `old` does; the others keep their time."""
+    rows = replay.rows
+    at = np.flatnonzero(rows.kind == WIRE)
+    frame = pd.DataFrame([_collective(replay, int(row)) for row in at], columns=["collective", "bytes", "n_gpus", "n_nodes"])
+    factor = np.ones(len(rows))
+    unknown: dict[str, float] = {}
+    if len(at):
+        for model, side in ((old, "old"), (new, "new")):
+            per_node = model.system.accelerators_per_node
+            nodes = np.maximum(1, np.ceil(pd.to_numeric(frame["n_gpus"]) / per_node))
+            frame[side] = model.predict(frame.assign(n_nodes=nodes)[["collective", "bytes", "n_gpus", "n_nodes"]])["predicted_s"]
+        ratio = (frame["new"] / frame["old"]).to_numpy()
+        factor[at] = np.where(np.isfinite(ratio), ratio, 1.0)
+        for row in at[~np.isfinite(ratio)].tolist():
+            name = replay.op_of_row(row)
+            unknown[name] = unknown.get(name, 0.0) + float(rows.busy_s[row])
+    return Change(f"links of {new.system.id} for those of {old.system.id}", factor, unknown, _of_links(replay))
+
+
+def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
+    """Each op's kernels times predicted new over predicted old, where recorded shapes say what it computes; the others keep their time."""
+    rows = replay.rows
+    keys: dict[tuple[str, str, str], list[int]] = {}
+    unknown: dict[str, float] = {}
+    for row in np.flatnonzero(rows.kind == DEVICE).tolist():
+        key = _recorded(replay, row)
+        if key is None:
+            name = replay.op_of_row(row)
+            unknown[name] = unknown.get(name, 0.0) + float(rows.busy_s[row])
+        else:
+            keys.setdefault(key, []).append(row)
+    calls = {key: _calls(*key) for key in keys}
+    ratio = _ratios({key: ops for key, ops in calls.items() if ops}, old, new)
+    factor = np.ones(len(rows))
+    for key, members in keys.items():
+        if key in ratio:
+            factor[members] = ratio[key]
+        else:
+            unknown[key[0]] = unknown.get(key[0], 0.0) + float(rows.busy_s[members].sum())
+    total_s = float(rows.busy_s[rows.kind == DEVICE].sum())
+    kept = sum(unknown.values()) / total_s if total_s > 0 else 0.0
+    notes = (f"{kept:.1%} of the device's time is in ops that no model knows and keeps its measured seconds",) if unknown else ()
+    return Change(f"{new.device.name} for {old.device.name}", factor, unknown, notes)
+
+
+def _of_links(replay: Replay) -> tuple[str, ...]:
+    met = {int(event) for meeting in replay.meetings for event in meeting.collective.event}
+    alone = bool(((replay.rows.kind == WIRE) & ~np.isin(replay.rows.event, list(met))).any())
+    return ("collectives of one rank include waiting for the others, so what links save is at most this",) if alone else ()
+
+
+class _Names:
+    """Names that a pattern may mean for a row: its kernel's and those of all ops and marks around its launch."""
+
+    def __init__(self, replay: Replay):
+        self._replay = replay
+        self._around: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._matches: dict[tuple[str, tuple[str, ...]], bool] = {}
+
+    def any_matches(self, row: int, pattern: str) -> bool:
+        """Whether any of a row's names fits the pattern."""
+        replay = self._replay
+        at, call = int(replay.rows.trace[row]), int(replay.rows.call[row])
+        trace = replay.traces[at]
+        if (at, call) not in self._around:
+            self._around[at, call] = _around(trace, call)
+        names = (trace.device_name(int(replay.rows.event[row])), replay.op_of_row(row), *self._around[at, call])
+        if (pattern, names) not in self._matches:
+            self._matches[pattern, names] = any(fnmatch.fnmatchcase(name, pattern) for name in names)
+        return self._matches[pattern, names]
+
+
+def _around(trace: RankTrace, call: int) -> tuple[str, ...]:
+    found = []
+    while call != NONE:
+        call = int(trace.host.parent[call])
+        if call != NONE:
+            found.append(trace.host_name(call))
+    return tuple(found)
+
+
+def _recorded(replay: Replay, row: int) -> tuple[str, str, str] | None:
+    """Name, shapes and types (JSON) of the op that launched a row's kernel; None where they were not recorded."""
+    trace, call = replay.traces[replay.rows.trace[row]], int(replay.rows.call[row])
+    op = trace.op_of_call(call) if call != NONE else NONE
+    shape = int(trace.host.shapes[op]) if op != NONE else NONE
+    if shape == NONE:
+        return None
+    return trace.host_name(op), trace.shapes[shape], trace.types[shape] if shape < len(trace.types) else ""
+
+
+def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
+    try:
+        return recorded_op(name, json.loads(shapes), json.loads(types) if types else [])
+    except (ValueError, TypeError, KeyError, IndexError, InputError):
+        return None  # shapes that do not fit the op: nobody knows it
+
+
+def _ratios(calls: Mapping[Any, Sequence[OpCall]], old: PerfModel, new: PerfModel) -> dict[Any, float]:
+    """Predicted new over old seconds of each list of ops; left out where a device cannot run one.
+
+    An op that only one of the models has measurements of goes by both datasheets: the two would not err alike.
+    """
+    able = {key: ops for key, ops in calls.items() if _runs(old, ops) and _runs(new, ops)}
+    flat_calls = [call for ops in able.values() for call in ops]
+    if not flat_calls:
+        return {}
+    groups = [GROUPS[int(call.op.group_index())] for call in flat_calls]
+    measured = np.array([group in old.groups and group in new.groups for group in groups])
+    priced = []
+    for model in (old, new):
+        table = model.table(flat_calls)
+        seconds = np.where(measured, model.op_seconds(table), model.roofline_seconds(table))
+        priced.append(np.maximum(seconds, KERNEL_S))
+    bounds = np.cumsum([0, *(len(ops) for ops in able.values())])
+    return {key: float(priced[1][i:j].sum() / priced[0][i:j].sum()) for key, i, j in zip(able, bounds, bounds[1:], strict=False)}
+
+
+def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
+    try:
+        for call in ops:
+            model.device.peak(call.op.peak_dtype, call.op.unit)
+    except InputError:
+        return False
+    return True
+
+
+def _collective(replay: Replay, row: int) -> tuple[str | None, float, float, float]:
+    """Kind, bytes as tables of collectives count them, ranks; nodes are left open."""
+    rows = replay.rows
+    trace, event, call = replay.traces[rows.trace[row]], int(rows.event[row]), int(rows.call[row])
+    kind = kind_of(trace, np.array([event]))[0]
+    ranks = trace.world or len(replay.traces)
+    size = float(trace.device_events.bytes[event])
+    if not np.isfinite(size):
+        size = _input_bytes(trace, call)
+    if kind == "all_gather":  # tables count the whole output
+        size *= ranks
+    return kind, size, float(ranks), np.nan
+
+
+def _input_bytes(trace: RankTrace, call: int) -> float:
+    """Bytes of the tensors given to the innermost op or mark around a call whose shapes were recorded; NaN without."""
+    around = int(trace.host.parent[call]) if call != NONE else NONE
+    while around != NONE:
+        shape = int(trace.host.shapes[around])
+        if shape != NONE and shape < len(trace.types):
+            try:
+                tensors = flat(arguments(json.loads(trace.shapes[shape]), json.loads(trace.types[shape] or "[]")))
+            except (ValueError, TypeError):
+                tensors = []
+            if tensors:
+                return float(sum(tensor.bytes for tensor in tensors))
+        around = int(trace.host.parent[around])
+    return np.nan

@@ -1,0 +1,179 @@
+"""A recorded step as a graph: its measured durations, sent through our own evaluator, give the measured step again.
+
+What the evaluator adds to durations is the order of things, and that is what a what-if changes times within:
+
+    host of a rank     its line of launches and waits (`host_line`), with the host's own seconds between them
+    device event       starts when launched, when its stream is free, and when what it waits for on other streams has ended (`stream_order`)
+    collective         of several ranks: all start when the last has come, and take the wire time, the least duration over the ranks;
+                       of one rank of many: its measured duration, waiting included
+    step before        events launched before the step that still ran in it come first on their streams
+
+Two constants are taken from each trace, launch latency and the gap between events of a stream; no event has slack of its own, so what is
+left over between measured and replayed step is how well this picture holds. Times are seconds from the earliest start of the step on any
+rank. Axes: N nodes, U rows of the duration table, R ranks (traces).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from hybridperf.evaluate import CriticalPath, Timeline, critical_path, timeline
+from hybridperf.graph import Graph
+from hybridperf.io import InputError
+from hybridperf.lower import Lowered, lower
+from hybridperf.traces.events import NONE, RankTrace
+from hybridperf.traces.ranks import Collective, kind_of, match
+from hybridperf.traces.replay_graph import HOST, WIRE, Meeting, Nodes, RankStep, Rows, StepGraph
+from hybridperf.traces.steps import Step, common_steps, typical
+from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
+
+_CLOCKS_S = 20e-6  # clocks further apart are worth a note
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """One step of one or several ranks as a graph with its measured durations, or, after a what-if, others."""
+
+    traces: tuple[RankTrace, ...]
+    steps: tuple[Step, ...]
+    graph: Graph
+    lowered: Lowered
+    rows: Rows
+    nodes: Nodes
+    meetings: tuple[Meeting, ...]
+    seconds: np.ndarray  # of each row [U]
+    start_s: np.ndarray  # of each rank's step on its host, from the earliest [R]
+    measured_s: np.ndarray  # from there to the later end of host and device [R]
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When each node runs."""
+        return timeline(self.lowered, self.seconds)
+
+    @cached_property
+    def critical(self) -> CriticalPath:
+        """The longest path."""
+        return critical_path(self.lowered, self.seconds)
+
+    @cached_property
+    def end_s(self) -> np.ndarray:
+        """When each node's event ends, without the gap after it on its stream [N]."""
+        gap_s = np.where(self.nodes.row == NONE, 0.0, self.rows.fixed_s[self.nodes.row])
+        return np.asarray(self.timeline.end_s - gap_s)
+
+    @property
+    def replayed_s(self) -> np.ndarray:
+        """Seconds of each rank's step [R]."""
+        last_s = np.zeros(len(self.traces))
+        np.maximum.at(last_s, self.graph.rank, self.end_s)
+        return last_s - self.start_s
+
+    @property
+    def error(self) -> np.ndarray:
+        """How far the replay is off, as a share of the measured step [R]."""
+        return self.replayed_s / self.measured_s - 1
+
+    def waits_s(self) -> list[tuple[Collective, np.ndarray, np.ndarray]]:
+        """Each collective of several ranks with measured and replayed waits of its ranks."""
+        found = []
+        for meeting in self.meetings:
+            of = meeting.collective.trace.tolist()
+            came_s = np.array([self.timeline.end_s[meeting.arrival[trace]] for trace in of])
+            start_s = np.array([self.timeline.start_s[meeting.node[trace]] for trace in of])
+            found.append((meeting.collective, meeting.collective.wait_s, start_s - came_s))
+        return found
+
+    def op_of_row(self, row: int) -> str:
+        """The framework's op that a row belongs to; of an event launched outside of any, its own name.
+
+        "host" for what the host adds, "nccl:..." for collectives.
+        """
+        trace = self.traces[self.rows.trace[row]]
+        call, event = int(self.rows.call[row]), int(self.rows.event[row])
+        if self.rows.kind[row] == HOST:
+            return "host"
+        if self.rows.kind[row] == WIRE and (kind := kind_of(trace, np.array([event]))[0]) is not None:
+            return f"nccl:{kind}"
+        op = trace.op_of_call(call) if call != NONE else NONE
+        return trace.host_name(op) if op != NONE else trace.device_name(event)
+
+    def with_seconds(self, seconds: np.ndarray) -> Replay:
+        """The same step with other seconds for its rows [U]."""
+        return replace(self, seconds=np.asarray(seconds, np.float64))
+
+
+def replay(traces: Sequence[RankTrace], step: str | None = None) -> Replay:
+    """Replay of a step that all traces have, by its name; without one the typical step. `InputError` where there is none of that name."""
+    traces = tuple(traces)
+    common = common_steps(traces)
+    by_name = {one.name: one for one in common}
+    notes = [note for trace in traces for note in trace.notes]
+    if step is None:
+        chosen_step = typical(traces[0], [one.steps[0] for one in common])
+        chosen = by_name[chosen_step.name]
+        notes.append(chosen_step.note)
+    elif step in by_name:
+        chosen = by_name[step]
+    else:
+        raise InputError(f"expected one of the steps {', '.join(list(by_name)[:8])}, got {step!r}; give one of these names to --step")
+    notes.append(chosen.note)
+    return replay_step(traces, chosen.steps, notes)
+
+
+def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Sequence[str] = ()) -> Replay:
+    """Replay of the given step of each trace."""
+    if not any(len(step.device) for step in steps):
+        raise InputError(f"expected work on a device in {steps[0].name} of {traces[0].source}, found none; there is nothing to replay")
+    matched = match(traces, steps)
+    together = [one for one in matched.collectives if len(one.trace) > 1]
+    # one clock for all ranks, in seconds from the first start of the step
+    zero_s = np.array([(trace.origin_us - traces[0].origin_us) * 1e-6 for trace in traces])
+    late_s = _clocks_late_s(zero_s, together)
+    zero_s = zero_s - late_s
+    begin_s = zero_s + np.array([step.start_s for step in steps])
+    zero_s, start_s = zero_s - begin_s.min(), begin_s - begin_s.min()
+    ranks = [RankStep(at, trace, step, float(zero_s[at])) for at, (trace, step) in enumerate(zip(traces, steps, strict=True))]
+    for device in dict.fromkeys(trace.device for trace in traces):
+        alike = [rank for rank in ranks if rank.trace.device == device]
+        delays = Delays.of([rank.launched for rank in alike])
+        taken = [one for rank in alike for one in rank.order(delays)]
+        for rank in alike:
+            rank.line_up(usual_hand_overs_s(taken))
+    builder = StepGraph(ranks, together)
+    builder.run()
+    graph = builder.graph.build()
+    measured_s = np.array([rank.measured_s for rank in ranks])
+    rows = builder.rows()
+    return Replay(
+        traces=tuple(traces),
+        steps=tuple(steps),
+        graph=graph,
+        lowered=lower(graph, fold_ranks=False),  # no two measured ranks are the same
+        rows=rows,
+        nodes=builder.nodes(),
+        meetings=tuple(builder.meetings),
+        seconds=rows.busy_s + rows.fixed_s,
+        start_s=start_s,
+        measured_s=measured_s,
+        notes=tuple(dict.fromkeys(note for note in (*notes, *matched.notes, *_said_late(late_s), *builder.notes) if note)),
+    )
+
+
+def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
+    """How late each rank's clock is [R], the median over its collectives: all ranks leave a collective at once."""
+    apart: list[list[float]] = [[0.0] if not together else [] for _ in zero_s]
+    for one in together:
+        end_s = one.end_s + zero_s[one.trace]
+        for trace, off_s in zip(one.trace.tolist(), end_s - np.median(end_s), strict=True):
+            apart[trace].append(float(off_s))
+    return np.array([np.median(those) if those else 0.0 for those in apart])
+
+
+def _said_late(late_s: np.ndarray) -> list[str]:
+    widest_s = float(np.ptp(late_s))
+    return [f"clocks of ranks up to {1e6 * widest_s:.0f} us apart, set by the ends of their collectives"] if widest_s > _CLOCKS_S else []

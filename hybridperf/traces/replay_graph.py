@@ -1,0 +1,232 @@
+"""The graph of a recorded step: nodes in issue order and rows of seconds, from what each rank's host and device did.
+
+A device event is a node whose launch holds the host's seconds before it; a wait of the host is a blocking node without a row. A collective
+of several ranks is a node per rank where they meet, after a node where each arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridperf.graph import GraphBuilder
+from hybridperf.traces.events import NONE, RankTrace
+from hybridperf.traces.host_line import Entry, HostLine, host_line
+from hybridperf.traces.ranks import Collective
+from hybridperf.traces.steps import Step
+from hybridperf.traces.stream_order import Delays, LaunchedEvents, hand_overs, stream_waits, with_hand_overs
+
+HOST, DEVICE, WIRE, IDLE = range(4)  # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
+HOST_STREAM, MEETING = "host", "meeting"
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What each row of the duration table is. Seconds of a row = `busy_s` + `fixed_s`; only the first is what a kernel takes."""
+
+    kind: np.ndarray  # HOST, DEVICE, WIRE or IDLE; [U]
+    trace: np.ndarray  # which rank's, of a collective the first of its ranks; [U]
+    event: np.ndarray  # device event; of host seconds the event launched or waited for, NONE for the rest of the step; [U]
+    call: np.ndarray  # host event that launched it, NONE where the trace lacks it; [U]
+    busy_s: np.ndarray
+    fixed_s: np.ndarray  # the gap after an event on its stream
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """What each node of the graph is [N]."""
+
+    event: np.ndarray  # device event it runs, NONE for waits and other marks in time
+    row: np.ndarray  # its row, NONE where it takes no time
+    carried: np.ndarray  # launched before the step; bool
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """A collective that several ranks of the replay took part in."""
+
+    collective: Collective
+    arrival: dict[int, int]  # by trace, the node whose end is the rank's coming
+    node: dict[int, int]  # by trace, the node of the collective
+
+
+class RankStep:
+    """One rank's step, ready to become nodes."""
+
+    def __init__(self, at: int, trace: RankTrace, step: Step, zero_s: float):
+        device = trace.device_events
+        call = device.call
+        launched_s = np.where(call == NONE, device.start_s, trace.host.start_s[call]) if len(trace.host) else device.start_s
+        carried = np.flatnonzero((launched_s < step.start_s) & (device.end_s > step.start_s))
+        carried = np.setdiff1d(carried, step.device)
+        self.at, self.trace, self.step = at, trace, step
+        self.shift_s = zero_s  # of the trace's clock, to that of all ranks
+        self.launched = LaunchedEvents(trace, np.concatenate([carried, np.asarray(step.device, np.int64)]))
+        inside = np.zeros(len(device), bool)
+        inside[step.device] = True
+        self.carried = ~inside[self.launched.event]
+        last_s = float(device.end_s[step.device].max(initial=step.end_s))
+        self.measured_s = max(step.end_s, last_s) - step.start_s
+
+    def order(self, delays: Delays) -> list[tuple[int, float]]:
+        """Decide what waits for what on the device; returns how long streams took to take over from each other (`hand_overs`)."""
+        self.latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
+        self.waits = stream_waits(self.launched, self.latency_s, self.gap_s)
+        return hand_overs(self.launched, self.waits, self.latency_s, self.gap_s)
+
+    def line_up(self, hand_over_s: np.ndarray) -> None:
+        """Decide what the host waits for. Streams take over from each other in `hand_over_s` [4], by kind of event."""
+        self.gap_s = with_hand_overs(self.launched, self.waits, self.gap_s, hand_over_s)
+        self.line: HostLine = host_line(self.launched, self.latency_s, self.gap_s, self.step.start_s, self.step.end_s, self.carried)
+
+
+class StepGraph:
+    """Puts ranks into one graph. Ranks go on in turn, each until it comes to a collective that not all have come to."""
+
+    def __init__(self, ranks: Sequence[RankStep], together: Sequence[Collective]):
+        self.graph = GraphBuilder()
+        self.meetings: list[Meeting] = []
+        self.notes: list[str] = []
+        self._ranks = ranks
+        self._collective_of = {
+            (int(trace), int(event)): at for at, one in enumerate(together) for trace, event in zip(one.trace, one.event, strict=True)
+        }
+        self._together = together
+        self._rows: list[tuple[int, int, int, int, float, float]] = []
+        self._nodes: list[tuple[int, int, bool]] = []  # event, row or 0, carried
+        self._node_of: list[dict[int, int]] = [{} for _ in ranks]  # place -> node whose end is its end
+        self._met: list[dict[int, int]] = [{} for _ in ranks]  # stream -> node of a meeting that its next event comes after
+
+    def run(self) -> None:
+        """Add everything."""
+        for rank in self._ranks:
+            self._carry(rank)
+        waiting: dict[int, dict[int, int]] = {}  # collective -> trace -> arrival
+        goes_on = {rank.at: self._entries(rank) for rank in self._ranks}
+        ready = list(goes_on)
+        while goes_on:
+            for at in ready:
+                arrived = next(goes_on[at], None)
+                if arrived is None:
+                    del goes_on[at]
+                else:
+                    waiting.setdefault(arrived[0], {})[at] = arrived[1]
+            ready = []
+            for number in [number for number, arrivals in waiting.items() if len(arrivals) == len(self._together[number].trace)]:
+                self._meet(number, waiting[number])
+                ready += waiting.pop(number)
+            if not ready and goes_on:  # ranks came to collectives in different orders: none can be the first
+                number = min(waiting)
+                self.notes.append(f"{self._together[number]} was not in the same order on all ranks: each goes by its own measured time")
+                for at, arrival in waiting[number].items():
+                    self._alone(number, at, arrival)
+                ready += waiting.pop(number)
+                self._collective_of = {key: one for key, one in self._collective_of.items() if one != number}
+
+    def rows(self) -> Rows:
+        """The rows so far."""
+        kind, trace, event, call, busy_s, fixed_s = map(np.array, zip(*self._rows, strict=True))
+        return Rows(kind, trace, event, call, busy_s.astype(np.float64), fixed_s.astype(np.float64))
+
+    def nodes(self) -> Nodes:
+        """What each node is."""
+        event, row, carried = map(np.array, zip(*self._nodes, strict=True))
+        return Nodes(event, row - 1, carried)
+
+    def _row(self, kind: int, rank: RankStep, event: int, call: int, busy_s: float, fixed_s: float = 0.0) -> int:
+        """Number of a new row, from 1; 0 for one that takes no time."""
+        if busy_s <= 0 and fixed_s <= 0:
+            return 0
+        self._rows.append((kind, rank.at, event, call, busy_s, fixed_s))
+        return len(self._rows)
+
+    def _op(self, rank: RankStep, stream: str, row: int = 0, launch_row: int = 0, event: int = NONE, **more) -> int:
+        label = rank.trace.device_name(event) if event != NONE else ""
+        self._nodes.append((event, row, bool(more.pop("carried", False))))
+        return self.graph.op(row, label=label, rank=rank.at, stream=stream, launch_row=launch_row, **more)
+
+    def _carry(self, rank: RankStep) -> None:
+        """Events launched before the step, back to back as they ran."""
+        launched = rank.launched
+        free_s: dict[int, float] = {}
+        for place in np.flatnonzero(rank.carried).tolist():
+            stream, event, call = int(launched.stream[place]), int(launched.event[place]), int(launched.call[place])
+            begin_s = max(free_s.get(stream, rank.step.start_s), rank.step.start_s)
+            idle_s = max(0.0, float(launched.start_s[place]) - begin_s)
+            busy_s = max(0.0, float(launched.end_s[place]) - begin_s - idle_s)
+            if stream not in free_s:
+                idle_s += rank.step.start_s + rank.shift_s  # this rank's step begins after the first rank's
+            if idle := self._row(IDLE, rank, event, call, 0.0, idle_s):
+                self._op(rank, f"stream {stream}", idle)
+            row = self._row(WIRE if launched.communicates[place] else DEVICE, rank, event, call, busy_s)
+            self._node_of[rank.at][place] = self._op(rank, f"stream {stream}", row, event=event, carried=True)
+            free_s[stream] = float(launched.end_s[place])
+
+    def _entries(self, rank: RankStep) -> Iterator[tuple[int, int]]:
+        """Adds a rank's nodes; yields (collective, arrival) at each that others take part in and goes on when it has been added."""
+        launched, node_of = rank.launched, self._node_of[rank.at]
+        offset_s = rank.step.start_s + rank.shift_s
+        for entry in rank.line.entries:
+            waited = entry.launches if entry.launches != NONE else entry.waits_for
+            event = int(launched.event[waited])
+            launch_row = self._row(HOST, rank, event, entry.call, entry.host_s + offset_s)
+            offset_s = 0.0
+            if entry.launches == NONE:
+                self._op(rank, HOST_STREAM, launch_row=launch_row, after=[node_of[waited]], blocking=True)
+                continue
+            yield from self._launch(rank, entry, launch_row)
+        rest = self._row(HOST, rank, NONE, NONE, rank.line.rest_s + offset_s)
+        self._op(rank, HOST_STREAM, launch_row=rest)
+
+    def _launch(self, rank: RankStep, entry: Entry, launch_row: int) -> Iterator[tuple[int, int]]:
+        place, launched = entry.launches, rank.launched
+        event, stream = int(launched.event[place]), int(launched.stream[place])
+        after = [self._node_of[rank.at][one] for one in rank.waits[place]]
+        met = self._met[rank.at].pop(stream, NONE)
+        after += [met] if met != NONE else []
+        number = self._collective_of.get((rank.at, event))
+        if number is not None:
+            arrival = self._op(rank, f"stream {stream}", launch_row=launch_row, after=after)
+            self._met[rank.at][stream] = NONE
+            yield number, arrival
+            self._node_of[rank.at][place] = self._met[rank.at][stream]
+            return
+        busy_s = float(launched.end_s[place] - launched.start_s[place])
+        kind = WIRE if launched.communicates[place] else DEVICE
+        row = self._row(kind, rank, event, int(launched.call[place]), busy_s, float(rank.gap_s[place]))
+        blocking = entry.waits_for != NONE
+        node = self._op(rank, f"stream {stream}", row, launch_row, event, after=after, blocking=blocking)
+        self._node_of[rank.at][place] = node
+
+    def _meet(self, number: int, arrivals: dict[int, int]) -> None:
+        one = self._together[number]
+        members = one.trace.tolist()
+        ranks = {trace: self._ranks[trace] for trace in members}
+        events = dict(zip(members, one.event.tolist(), strict=True))
+        places = {trace: int(np.flatnonzero(rank.launched.event == events[trace])[0]) for trace, rank in ranks.items()}
+        first = ranks[members[0]]
+        call = int(first.launched.call[places[first.at]])
+        gap_s = float(np.mean([rank.gap_s[places[trace]] for trace, rank in ranks.items()]))
+        row = self._row(WIRE, first, events[first.at], call, one.wire_s, gap_s)
+        # a lane of their own: the numbers of streams need not agree between ranks
+        lane = f"{MEETING} {sorted((trace, int(rank.launched.stream[places[trace]])) for trace, rank in ranks.items())}"
+        after = [arrivals[trace] for trace in members]
+        node = self.graph.collective(row, label=str(one), ranks=members, stream=lane, after=after)
+        self._nodes += [(events[trace], row, False) for trace in members]
+        for trace, rank in ranks.items():
+            self._met[trace][int(rank.launched.stream[places[trace]])] = node[trace]
+        self.meetings.append(Meeting(one, dict(arrivals), node))
+
+    def _alone(self, number: int, at: int, arrival: int) -> None:
+        one, rank = self._together[number], self._ranks[at]
+        event = int(one.event[one.trace.tolist().index(at)])
+        place = int(np.flatnonzero(rank.launched.event == event)[0])
+        stream, call = int(rank.launched.stream[place]), int(rank.launched.call[place])
+        busy_s = float(rank.launched.end_s[place] - rank.launched.start_s[place])
+        row = self._row(WIRE, rank, event, call, busy_s, float(rank.gap_s[place]))
+        self._met[at][stream] = self._op(rank, f"stream {stream}", row, event=event, after=[arrival])

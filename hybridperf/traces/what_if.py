@@ -1,0 +1,129 @@
+"""What a recorded step would take on another device, over other links, or with an op made faster; and what would not help.
+
+A replay is a graph and seconds for its rows; a change (`changes`) is a factor on the seconds of some rows, and the graph says what becomes
+of them. Only what kernels and collectives take is changed: the host's seconds, launch latencies and gaps stay as they were measured.
+
+Axes: U rows of the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from hybridperf.evaluate import makespan
+from hybridperf.io import InputError
+from hybridperf.traces.changes import Change
+from hybridperf.traces.events import NONE
+from hybridperf.traces.replay import Replay
+from hybridperf.traces.replay_graph import DEVICE, HOST, IDLE, WIRE
+
+HELPS = 0.01  # an op whose whole time is worth less than this share of the step does not help
+_ROUNDS = 200  # of the search for a fixed point
+_SETTLED_S = 1e-9
+_GROUPS = 120  # ops whose best possible saving is computed, those with most time
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A replay before and after some changes."""
+
+    before: Replay
+    after: Replay
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+
+def what_if(replay: Replay, changes: Sequence[Change] = (), overlap_slowdown: float = 1.0) -> WhatIf:
+    """The replay with all changes, and with computation that collectives slow down while both run.
+
+    `overlap_slowdown`: how much longer computation takes under a collective of its rank, on top of what the measured times hold already.
+    """
+    factor = np.prod([np.ones(len(replay.rows)), *(change.factor for change in changes)], axis=0)
+    after = replay.with_seconds(replay.seconds + replay.rows.busy_s * (factor - 1))
+    notes = [note for change in changes for note in change.notes]
+    if overlap_slowdown != 1.0:
+        after, note = _slowed(after, replay.rows.busy_s * factor, overlap_slowdown)
+        notes += [note] if note else []
+    return WhatIf(replay, after, tuple(changes), tuple(notes))
+
+
+def best_savings(replay: Replay) -> pd.DataFrame:
+    """What each op could save at best, were its time nought: `op, seconds, critical_s, saves_s, helps`, most first; `helps`: at least 1 %.
+
+    `seconds` over all ranks; `critical_s` on the critical path. All ops are evaluated in one batch; beyond the 120 with most time, ops are
+    left out, since none saves more than its own seconds.
+    """
+    rows, names = replay.rows, [replay.op_of_row(row) if kind != IDLE else "" for row, kind in enumerate(replay.rows.kind.tolist())]
+    changeable_s = np.where(rows.kind == HOST, replay.seconds, replay.seconds - rows.fixed_s)
+    by_op = pd.Series(changeable_s).groupby(pd.Series(names)).sum().drop("", errors="ignore").nlargest(_GROUPS)
+    which = np.array([list(by_op.index).index(name) if name in by_op.index else NONE for name in names])
+    table = np.repeat(replay.seconds[:, None], len(by_op) + 1, axis=1)
+    known = np.flatnonzero(which != NONE)
+    table[known, which[known] + 1] -= changeable_s[known]
+    ends = np.asarray(makespan(replay.lowered.program, jnp.asarray(np.maximum(table, 0.0), jnp.float32)), np.float64)
+    critical_s = critical_by_op(replay).set_index("op")["seconds"]
+    frame = pd.DataFrame({
+        "op": by_op.index, "seconds": by_op.to_numpy(), "critical_s": critical_s.reindex(by_op.index).fillna(0.0).to_numpy(),
+        "saves_s": np.maximum(ends[0] - ends[1:], 0.0),
+    })  # fmt: skip
+    frame["helps"] = frame["saves_s"] >= HELPS * ends[0]
+    return frame.sort_values(["saves_s", "seconds"], ascending=False, ignore_index=True)
+
+
+def critical_by_op(replay: Replay) -> pd.DataFrame:
+    """The critical path by op, `op, seconds, share, times`, longest first; the seconds add up to its length."""
+    graph, path = replay.graph, replay.critical
+    row = np.where(path.is_launch, graph.launch_row[path.node], graph.row[path.node]) - 1
+    row = row[row >= 0]
+    names = [replay.op_of_row(one) if replay.rows.kind[one] != IDLE else "idle before the first event" for one in row.tolist()]
+    frame = pd.DataFrame({"op": names, "seconds": replay.seconds[row]})
+    out = frame.groupby("op").agg(seconds=("seconds", "sum"), times=("seconds", "size")).reset_index()
+    out.insert(2, "share", out["seconds"] / max(out["seconds"].sum(), 1e-30))
+    return out.sort_values("seconds", ascending=False, ignore_index=True)
+
+
+def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay, str]:
+    """Computation that runs under a collective of its rank takes `slowdown` times as long there: what overlaps depends on the result.
+
+    With d seconds of its own and o of its new length under a collective: length = d + o (1 - 1 / slowdown), to a fixed point.
+    """
+    if not (np.isfinite(slowdown) and slowdown >= 1):
+        raise InputError(f"expected an overlap slow-down of 1 or more, got {slowdown}; 1.2 adds a fifth")
+    rows = replay.rows
+    own = np.flatnonzero((replay.nodes.row != NONE) & ~replay.nodes.carried)
+    computes = own[rows.kind[replay.nodes.row[own]] == DEVICE]
+    at, extra_s = replay, np.zeros(len(rows))
+    for turn in range(_ROUNDS):
+        wanted_s = np.zeros(len(rows))
+        wanted_s[replay.nodes.row[computes]] = _under_collectives(at, computes) * (1 - 1 / slowdown)
+        change_s = float(np.abs(wanted_s - extra_s).max(initial=0.0))
+        if change_s < _SETTLED_S:
+            return at, ""
+        extra_s += (wanted_s - extra_s) * (1.0 if turn < _ROUNDS // 4 else 0.5)  # half a step where whole ones swing to and fro
+        at = replay.with_seconds(replay.rows.fixed_s + np.where(rows.kind == HOST, replay.seconds, busy_s) + extra_s)
+    return at, f"what overlaps did not settle: computation is off by up to {1e6 * change_s:.1f} us an op"
+
+
+def _under_collectives(replay: Replay, nodes: np.ndarray) -> np.ndarray:
+    """Seconds that each of some nodes runs at the same time as a collective of its rank."""
+    starts_s, ends_s = replay.timeline.start_s, replay.end_s
+    has_row = np.flatnonzero(replay.nodes.row != NONE)
+    wires = has_row[replay.rows.kind[replay.nodes.row[has_row]] == WIRE]
+    out = np.zeros(len(nodes))
+    for rank in range(len(replay.traces)):
+        mine, theirs = replay.graph.rank[nodes] == rank, wires[replay.graph.rank[wires] == rank]
+        if not mine.any() or not len(theirs):
+            continue
+        theirs = theirs[np.argsort(starts_s[theirs], kind="stable")]
+        until = np.maximum.accumulate(ends_s[theirs])
+        begin = np.maximum(starts_s[theirs], np.concatenate([[-np.inf], until[:-1]]))
+        length = np.maximum(until - begin, 0.0)
+        times = np.stack([np.minimum(begin, until), until], 1).ravel()
+        covered = np.stack([np.cumsum(length) - length, np.cumsum(length)], 1).ravel()
+        out[mine] = np.interp(ends_s[nodes[mine]], times, covered) - np.interp(starts_s[nodes[mine]], times, covered)
+    return out
