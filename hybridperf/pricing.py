@@ -14,9 +14,10 @@ octave to the next and level where the library falls into another algorithm; at 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -78,11 +79,11 @@ class OpPricer:
                 raise unknown("dimension", name, self.dimensions, f"{self.sample.name} has {', '.join(self.dimensions)}")
         if missing := [name for name in self.required if name not in dims]:
             raise InputError(f"{self.sample.name} needs {', '.join(self.required)}; give a number for {', '.join(missing)}")
-        return self._compiled(_floats(platform), _floats(dims))
+        return _compiled(self)(_floats(platform), _floats(dims))
 
     @functools.cached_property
-    def _compiled(self) -> Any:
-        return jax.jit(self._seconds)
+    def _by_precision(self) -> dict[Any, Callable[..., Any]]:
+        return {}
 
     def _seconds(self, platform: Platform, dims: dict[str, Any]) -> Any:
         usual: dict[str, Any] = {name: float(getattr(self.sample.op, name)[0]) for name in self.dimensions if name not in dims}
@@ -143,7 +144,7 @@ class CollectivePricer:
 
     def __call__(self, links: Links, bytes: Any) -> Any:  # as in tables
         """Seconds of a collective of so many bytes."""
-        return self._compiled(_floats(links), _float(bytes))
+        return _compiled(self)(_floats(links), _float(bytes))
 
     def table(self, bytes: Any) -> CollectiveTable:
         """The collective of so many bytes as one row for `collective_seconds`, of which knobs may be varied, too."""
@@ -156,9 +157,20 @@ class CollectivePricer:
         log_s = jnp.interp(sizes, LOG2_BYTES, self.curve) + np.log(2.0) * jnp.maximum(sizes - LOG2_BYTES[-1], 0.0)
         return dataclasses.replace(row, correction=log_s - jnp.log(collective_seconds(row, _floats(self.model.links()))))
 
+    def _seconds(self, links: Links, bytes_: Any) -> Any:
+        return collective_seconds(self.table(bytes_), links)[0]
+
     @functools.cached_property
-    def _compiled(self) -> Any:
-        return jax.jit(lambda links, bytes_: collective_seconds(self.table(bytes_), links)[0])
+    def _by_precision(self) -> dict[Any, Callable[..., Any]]:
+        return {}
+
+
+def _compiled(pricer: OpPricer | CollectivePricer) -> Callable[..., Any]:
+    """A pricer's function for JAX' present precision, over arrays of its own: JAX remembers how it took NumPy's in another (0.9, 0.11)."""
+    precision = jnp.result_type(float)
+    if precision not in pricer._by_precision:
+        pricer._by_precision[precision] = jax.jit(copy.deepcopy(pricer)._seconds)
+    return pricer._by_precision[precision]
 
 
 def _float(value: Any) -> Any:

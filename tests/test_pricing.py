@@ -301,7 +301,7 @@ def test_one_compile_for_all_sizes_and_machines(learned: PerfModel, monkeypatch:
 def test_sizes_may_be_mapped(shipped: PerfModel) -> None:
     pricer, rows = pricer_of(shipped, "gemm"), np.array([10.3, 100.3, 3000.3])
     batch = jax.vmap(lambda m: pricer(shipped.platform(), m=m, n=1100.6, k=700.2))(rows)
-    expected = shipped.predict_ops(row("gemm", {"m": rows, "n": 1100.6, "k": 700.2}))["predicted_s"]
+    expected = shipped.predict_ops(row("gemm", {"m": rows, "n": np.full(3, 1100.6), "k": np.full(3, 700.2)}))["predicted_s"]
     np.testing.assert_allclose(batch, expected, rtol=1e-6)
 
 
@@ -408,3 +408,13 @@ def test_collectives_that_cannot_be_priced(fabric: CollectiveModel) -> None:
     ):
         with pytest.raises(InputError, match=says):
             CollectivePricer.of(fabric, **arguments)
+
+
+def test_one_pricer_serves_both_precisions(shipped: PerfModel) -> None:
+    """A search computes in float64, batches in float32, in one process."""
+    pricer, fabric = pricer_of(shipped, "gemm"), CollectivePricer.of(load_collectives("aic_h100_sxm"), "all_reduce", n_gpus=8)
+    said = []
+    for double in (False, True, False, True):
+        with jax.enable_x64(double):
+            said.append((float(pricer(shipped.platform(), **CASES["gemm"])), float(fabric(fabric.model.links(), 1e6))))
+    np.testing.assert_allclose(said, [said[1]] * 4, rtol=1e-4)
