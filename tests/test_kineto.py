@@ -16,7 +16,7 @@ HOST, BACKWARD = {"pid": 100, "tid": 100}, {"pid": 100, "tid": 200}
 
 
 def x(cat, name, ts, dur, where, **args):
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, **where, "args": args}
+    return {"ph": "X", "cat": cat, "name": name, **where, "ts": ts, "dur": dur, "args": args}
 
 
 def device(cat, name, ts, dur, correlation, stream=7, **args):
@@ -117,7 +117,7 @@ def test_a_small_trace_by_hand(read):
     np.testing.assert_array_equal(device.bytes, [np.nan, 200.0, 64.0, 8.0])
     assert device.call.tolist() == [3, 5, 6, 7]
     assert calls(trace)["sgemm"] == ("cudaLaunchKernel", "aten::addmm")
-    assert trace.notes == ("1 calls of Python functions are not read",)
+    assert trace.notes == ("calls of Python functions (1) are not read",)
 
 
 def in_words_of_1_8():
@@ -241,6 +241,14 @@ def test_what_kineto_writes_although_json_has_no_such_thing(read):
     assert len(trace.device_events) == 4
     assert trace.device_name(0) == "sg\ufffdemm"
     assert trace.host_name(1) == "two lines\t"
+
+
+def test_quotes_that_kineto_leaves_in_names(read):
+    """Python frames of generated code are named after it."""
+    text = json.dumps(DOCUMENT).replace("aten::linear", '{"device": "cpu", \\"a\\": 1}(12): run')
+    trace = read(text.encode())
+    assert trace.host_name(1) == '{"device": "cpu", "a": 1}(12): run'
+    assert len(trace.host) == 8
 
 
 def test_several_devices_in_one_trace_keep_their_streams_apart(read):

@@ -24,6 +24,7 @@ from hybridperf.traces.nesting import nesting_order, parents
 _HOST = {
     "cpu_op": OP, "operator": OP, "user_annotation": MARK,
     "cuda_runtime": CALL, "cuda_driver": CALL, "runtime": CALL, "hip_runtime": CALL, "hip_driver": CALL,
+    "xpu_runtime": CALL, "xpu_driver": CALL, "privateuse1_runtime": CALL, "privateuse1_driver": CALL,
 }  # fmt: skip
 _DEVICE = {"kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": FILL, "memset": FILL}
 _PYTHON = ("python", "python_function")
@@ -80,7 +81,7 @@ def rank_trace(document: Document, source: str) -> RankTrace:
         raise WrongKind(
             f"expected ops, calls or kernels of PyTorch's profiler in {source}, found none; check which file the profiler wrote"
         )
-    notes = [f"{python} calls of Python functions are not read"] if python else []
+    notes = [f"calls of Python functions ({python}) are not read"] if python else []
     (host, host_us), (device, device_us), origin_us = _usable(host, device, source, notes)
     names: _Names[str] = _Names()
     shapes: _Names[tuple[str, str]] = _Names()

@@ -17,6 +17,8 @@ from hybridperf.io import InputError
 Number = int | float | str | None  # some versions quote numbers
 _NOT_JSON_NUMBERS = re.compile(rb"(:\s*)[-+]?(?:nan|inf(?:inity)?)(?:\([a-z0-9]*\))?(?=\s*[,}\]])", re.IGNORECASE)
 _NO_ESCAPE = re.compile(rb'(\\\\)|\\(?!["/bfnrtu])')
+_NAME, _AFTER_NAME = b'"name": "', b'", "pid":'
+_BARE_QUOTE = re.compile(rb'((?<!\\)(?:\\\\)*)"')
 _NO_CONTROLS = bytes(max(byte, 32) for byte in range(256))  # a space instead: between values, where JSON allows some, no harm
 
 
@@ -69,19 +71,18 @@ _OBJECT, _LIST, _ANY = msgspec.json.Decoder(Document), msgspec.json.Decoder(list
 def decoded(text: bytes, source: str) -> Document:
     """A trace's fields; `InputError`: no JSON (cut off, say), `WrongKind` of it, or fields of types that no trace has."""
     text = text.removeprefix(b"\xef\xbb\xbf").strip()
-    try:
-        return _decoded(text, source)
-    except msgspec.ValidationError as error:
-        raise _not_as_expected(text, source, error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
-        pass
-    text = _mended(text)  # of what Kineto is known to write although JSON has no such thing
-    try:
-        return _decoded(text, source)
-    except msgspec.ValidationError as error:
-        raise _not_as_expected(text, source, error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
-        raise _no_json(text, source, error) from error
+    first: Exception | None = None
+    for mend in (bytes, _mended, _quotes_escaped):  # of what Kineto is known to write although JSON has no such thing
+        text = mend(text)
+        try:
+            return _decoded(text, source)
+        except msgspec.ValidationError as error:
+            raise _not_as_expected(text, source, error) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+            first = first or error
+            if "truncated" in str(error):
+                break
+    raise _no_json(text, source, first) from first  # type: ignore[arg-type]
 
 
 def _decoded(text: bytes, source: str) -> Document:
@@ -100,6 +101,16 @@ def _mended(text: bytes) -> bytes:
     text = text.translate(_NO_CONTROLS).decode("utf-8", errors="replace").encode()
     text = _NO_ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", text)
     return _NOT_JSON_NUMBERS.sub(rb"\1null", text)
+
+
+def _quotes_escaped(text: bytes) -> bytes:
+    """Quotes within names, which some versions leave as they are: a name ends where the next field, `pid`, begins."""
+    parts = text.split(_NAME)
+    for i, part in enumerate(parts):
+        name, after, rest = part.partition(_AFTER_NAME)
+        if after and b'"' in name:
+            parts[i] = _BARE_QUOTE.sub(rb'\1\\"', name) + after + rest
+    return _NAME.join(parts)
 
 
 def _no_json(text: bytes, source: str, error: Exception) -> InputError:
