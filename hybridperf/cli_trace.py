@@ -34,32 +34,32 @@ def summary(
     from hybridperf.report import trace_tables as tables
     from hybridperf.traces.overheads import fit_host
     from hybridperf.traces.steps import common_steps
-    from hybridperf.traces.summary import summarise, table, top_kernels, top_ops, worst
+    from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
 
     traces = read_traces(files)
     chosen = choose_steps(common_steps(traces), steps)
-    summaries = [summarise(traces, step.steps) for step in chosen]
+    found = summaries(traces, [step.steps for step in chosen])
     notes = [f"rank {trace.rank}: {note}" if len(traces) > 1 else note for trace in traces for note in trace.notes]
-    notes += [note for step, said in zip(chosen, summaries, strict=True) for note in (step.note, *said.matched.notes)]
+    notes += [note for step, said in zip(chosen, found, strict=True) for note in (step.note, *said.matched.notes)]
     for note in dict.fromkeys(filter(None, notes)):
         print(f"hybridperf: {note}", file=sys.stderr)
-    rows = [row for said in summaries for row in said.rows]
+    rows = [row for said in found for row in said.rows]
     every_trace, every_step = [*traces] * len(chosen), [one for step in chosen for one in step.steps]
     if out:
-        write_table(table(summaries), out)
-    found = fit_host(traces, [[step.steps[at] for step in chosen] for at in range(len(traces))]) if host else None
-    if found and host:
-        found.save(host)
+        write_table(table(found), out)
+    overheads = fit_host(traces, [[step.steps[at] for step in chosen] for at in range(len(traces))]) if host else None
+    if overheads and host:
+        overheads.save(host)
     screen = tables.console()
     screen.print(tables.steps(rows))
     screen.print(tables.idle(rows))
-    screen.print(tables.losses(worst(summaries)))
+    screen.print(tables.losses(worst(found)))
     screen.print(tables.top("top ops by device time", top_ops(every_trace, every_step)))
     screen.print(tables.top("top kernels", top_kernels(every_trace, every_step)))
     if out:
         print(f"{len(rows)} rows in {out}")
-    if found and host:
-        screen.print(tables.host(found))
+    if overheads and host:
+        screen.print(tables.host(overheads))
         print(f"host overheads in {host / HOST_FILE}")
 
 

@@ -39,8 +39,10 @@ def test_the_last_to_come_waits_for_nobody():
 
 def test_clocks_of_the_ranks_need_not_agree():
     early, late = rank_of(0, [(REDUCE, 20, 100, 200)]), rank_of(1, [(REDUCE, 20, 5170, 5200)])
-    (one,) = matched(early, dataclasses.replace(late, origin_us=1e9)).collectives
-    assert one.wait_s == pytest.approx([70e-6, 0])
+    found = matched(early, dataclasses.replace(late, origin_us=1e9))
+    assert found.collectives[0].wait_s == pytest.approx([70e-6, 0])
+    assert "ranks 0, 1 end their collectives 1e+06 ms apart" in found.notes[0]
+    assert not matched(early, dataclasses.replace(late, origin_us=-5000.0)).notes  # the same clock, counted from elsewhere
 
 
 def test_the_order_of_the_traces_does_not_matter():
@@ -80,8 +82,11 @@ def test_missing_ranks_are_said():
 def test_the_frameworks_mark_names_the_collective():
     """A kernel that sends and receives may be any of several."""
     host = [("op", "record_param_comms", 0, 0.9), ("mark", "nccl:_reduce_scatter_base", 0, 0.8)]
-    trace = rank_of(0, [("ncclDevKernel_SendRecv", 20, 5, 9), ("ncclDevKernel_SendRecv", 20, 10, 19), ("gemm", 7, 0, 5)], host=host)
-    assert kind_of(trace, np.arange(3)) == [None, "reduce_scatter", "all_to_all"]
+    names = ("SendRecv", "SendRecv", "Reduce_RING", "ReduceScatter_RING", "Broadcast_RING", "X")
+    kernels = [(f"ncclDevKernel_{name}", 20, 5 + 10 * at, 9 + 10 * at) for at, name in enumerate(names)]
+    trace = rank_of(0, [*kernels, ("gemm", 7, 90, 95)], host=host)
+    kinds = ["reduce_scatter", "all_to_all", "reduce", "reduce_scatter", "broadcast", "collective", None]
+    assert kind_of(trace, np.arange(7)) == kinds
 
 
 def test_exposed_waiting_has_a_rank_to_blame():

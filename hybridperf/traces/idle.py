@@ -23,9 +23,7 @@ from hybridperf.traces.events import CALL, COPY, MARK, NONE, OP, RankTrace
 from hybridperf.traces.intervals import between, covered_s, merged
 
 REASONS = ("launch_bound", "synchronisation", "host_copy", "dependency", "unrecorded")
-_SYNCHRONISES = re.compile(
-    r"synchroni[sz]e|^(?:cuda|hip)(?:Free|FreeAsync)$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device sync|event sync", re.I
-)
+_SYNCHRONISES = re.compile(r"synchroni[sz]e|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device sync|event sync", re.I)
 _COPIES = re.compile(r"memcpy", re.I)
 _FRAME = re.compile(r"^(?:ProfilerStep#|nccl:)")  # marks that say nothing about what the host was busy with
 _LONG_S = 1e-4  # a gap worth saying what the host did in it
@@ -34,24 +32,26 @@ _USUAL_LATENCY_S = 1e-5  # of a launch, where no launch of the trace met an idle
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """Gaps in what one device ran between two times, in order [N]."""
+    """Gaps in what one device ran, in order [N]."""
 
     start_s: np.ndarray
     end_s: np.ndarray
     event: np.ndarray  # device event that ended the gap
     reasons: np.ndarray  # seconds by reason [len(REASONS), N]
-    detail: tuple[str, ...]  # the op whose launch was awaited, and the call the host had to come back from
+    detail: np.ndarray  # the op whose launch was awaited, and the call the host had to come back from; str [N]
+
+    def between(self, start_s: float, end_s: float) -> Gaps:
+        """Those that lie between two times."""
+        keep = slice(int(np.searchsorted(self.start_s, start_s)), int(np.searchsorted(self.end_s, end_s, side="right")))
+        return Gaps(self.start_s[keep], self.end_s[keep], self.event[keep], self.reasons[:, keep], self.detail[keep])
 
 
-def gaps(trace: RankTrace, start_s: float, end_s: float) -> Gaps:
-    """Gaps of the device between two times, whatever step its events belong to."""
+def gaps(trace: RankTrace) -> Gaps:
+    """Gaps of a device, whatever step its events belong to."""
     device = trace.device_events
     dry, back = between(merged(device.start_s, device.end_s))
-    inside = (dry < end_s) & (back > start_s)
-    dry, back = dry[inside], back[inside]
     real = np.flatnonzero(device.end_s > device.start_s)  # ordered by start, as all are
     event = real[np.searchsorted(device.start_s[real], back, side="left")]
-    dry, back = np.maximum(dry, start_s), np.minimum(back, end_s)
     call, called_s = device.call[event], call_start_s(trace, event)
     known = call != NONE
     late = called_s >= dry
@@ -72,7 +72,7 @@ def gaps(trace: RankTrace, start_s: float, end_s: float) -> Gaps:
     return Gaps(dry, back, event, split, _details(trace, event, dry, called_s, waits))
 
 
-def by_cause(trace: RankTrace, found: Gaps) -> list[tuple[str, str, float, int]]:
+def by_cause(found: Gaps) -> list[tuple[str, str, float, int]]:
     """(reason, detail, seconds, gaps) with the most seconds first."""
     seconds: dict[tuple[str, str], float] = {}
     count: Counter[tuple[str, str]] = Counter()
@@ -131,7 +131,7 @@ def launching_op(trace: RankTrace, event: np.ndarray) -> list[str]:
     return [trace.host_name(at) if at != NONE else f"(no op) {trace.device_name(one)}" for at, one in zip(op.tolist(), event, strict=True)]
 
 
-def _details(trace: RankTrace, found_at: np.ndarray, dry: np.ndarray, called_s: np.ndarray, waits: np.ndarray) -> tuple[str, ...]:
+def _details(trace: RankTrace, found_at: np.ndarray, dry: np.ndarray, called_s: np.ndarray, waits: np.ndarray) -> np.ndarray:
     """What each gap waited for: the op that launched what came next, the call the host came back from, the mark it spent a long gap in."""
     host = trace.host
     details = launching_op(trace, found_at)
@@ -148,7 +148,7 @@ def _details(trace: RankTrace, found_at: np.ndarray, dry: np.ndarray, called_s: 
                 middle_s = (called_s[gap] + dry[gap]) / 2
                 around = marks[(host.start_s[marks] <= middle_s) & (host.end_s[marks] > middle_s)]
                 details[gap] = f"{details[gap]} (host in {trace.host_name(around[-1])})" if len(around) else details[gap]
-    return tuple(details)
+    return np.array(details, object)
 
 
 def _named(trace: RankTrace, pattern: re.Pattern[str]) -> np.ndarray:

@@ -39,10 +39,12 @@ def fit_host(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profi
     between: list[np.ndarray] = []
     samples: dict[str, Samples] = {name: {} for name in ("before", "after", "call", "launches", "without")}
     for trace, of_trace in zip(traces, steps, strict=True):
-        top = outermost_op(trace)
+        top, waits = outermost_op(trace), device_waits(trace)
+        launches = np.zeros(len(trace.host), bool)
+        launches[trace.device_events.call[trace.device_events.call != NONE]] = True
         for step in of_trace:
             between.append(_between_ops(trace, step, top))
-            _in_ops(trace, step, top, profiler_s, samples)
+            _in_ops(trace, step, top, launches, waits, profiler_s, samples)
     if not samples["call"]:
         raise InputError(
             "expected traces in which the host launches work for a device, got none that does; record them with CUDA activity on"
@@ -86,15 +88,20 @@ def _between_ops(trace: RankTrace, step: Step, outermost: np.ndarray) -> np.ndar
     return gap_s[same & (gap_s > BETWEEN_OPS_S[0]) & (gap_s < BETWEEN_OPS_S[1])]
 
 
-def _in_ops(trace: RankTrace, step: Step, outermost: np.ndarray, profiler_s: float, samples: dict[str, Samples]) -> None:
+def _in_ops(
+    trace: RankTrace,
+    step: Step,
+    outermost: np.ndarray,
+    launches: np.ndarray,
+    waits: np.ndarray,
+    profiler_s: float,
+    samples: dict[str, Samples],
+) -> None:
     """Add what each op of a step shows."""
     host = trace.host
     event = step.host[np.isin(outermost[step.host], step.host)]  # in an op of this step
     event = event[np.lexsort((host.start_s[event], event != outermost[event], outermost[event]))]  # by op: itself, then what is in it
     top = outermost[event]
-    launches = np.zeros(len(host), bool)
-    launches[trace.device_events.call[trace.device_events.call != NONE]] = True
-    waits = device_waits(trace)
     waited_s = np.where((waits & ~launches)[event], host.end_s[event] - host.start_s[event], 0.0)
     before = np.concatenate([[0.0], np.cumsum(profiler_s + waited_s)])  # what to take off for the records before each
 

@@ -6,6 +6,7 @@ the clocks of the ranks need not agree.
 
 Ranks issue the collectives of a group in the same order. A framework gives each group a stream of its own: the n-th communication stream
 of one rank (in order of first launch) goes with the n-th of the others where both ran the same kinds of collectives in the same order.
+Several groups that run the same collectives (rows of a grid of ranks) cannot be told apart by that: a note says so where their ends differ.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.idle import call_start_s, op_around
 from hybridperf.traces.steps import Step
 
-# kernels of nccl and rccl: what follows the library's name; `SendRecv` carries an all-to-all as well as single messages
+# what the names of collectives' kernels have in them; nccl's `SendRecv` carries an all-to-all as well as single messages
 _KINDS = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "sendrecv": "all_to_all",
-    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce",
+    "alltoall": "all_to_all", "broadcast": "broadcast", "crossdevicereduce": "all_reduce", "reduce": "reduce",
 }  # fmt: skip
 _NAMED = 8  # ranks that a sentence names
-_KERNEL = re.compile(r"(?:nccl|rccl).*?(" + "|".join(_KINDS) + ")", re.I)
+_KERNEL = re.compile("|".join(_KINDS))
+_UNNAMED = "collective"  # what its kernel's name does not tell
+_APART_S = 1e-3  # ranks of one group end a collective within microseconds of each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +95,14 @@ def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
             )
         for kinds, members in alike.items():
             events = np.array([streams[at][nth][1] for at in members])
-            found += [_collective(traces, ranks, members, kind, events[:, i]) for i, kind in enumerate(kinds)]
+            matched = [_collective(traces, ranks, members, kind, events[:, i]) for i, kind in enumerate(kinds)]
+            apart_s = float(np.median([_end_spread_s(traces, one) for _, one in matched]))
+            if apart_s > _APART_S:
+                notes.append(
+                    f"{_ranks(ranks[members].tolist())} end their collectives {1e3 * apart_s:.3g} ms apart: their clocks disagree, which"
+                    " does no harm, or they are of several groups, which must be given one by one"
+                )
+            found += matched
     found.sort(key=lambda one: one[0])
     return Matched(tuple(_numbered(one for _, one in found)), tuple(notes))
 
@@ -103,15 +113,16 @@ def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
 
 
 def kind_of(trace: RankTrace, event: np.ndarray) -> list[str | None]:
-    """Which collective device events run [N], by the mark that the framework sets around the launch or else by the kernel's name."""
+    """Which collective device events run [N], by the mark the framework sets around the launch or by the kernel's name; None: none."""
     mark = _marks(trace, event)
     kinds: list[str | None] = []
     for one, at in zip(event, mark, strict=True):
         if at != NONE:
             kinds.append(trace.host_name(at).removeprefix("nccl:").strip("_").removesuffix("_base"))
         else:
-            named = _KERNEL.search(trace.device_name(one)) if trace.device_events.communicates[one] else None
-            kinds.append(_KINDS[named[1].lower()] if named else None)
+            named = _KERNEL.search(trace.device_name(one).lower().replace("_", ""))
+            kind = _KINDS[named[0]] if named else _UNNAMED
+            kinds.append(kind if trace.device_events.communicates[one] else None)
     return kinds
 
 
@@ -152,6 +163,12 @@ def _collective(
     dims = of[0].shapes[shape] if shape != NONE else ""
     when = start_s[0] if np.isnan(called_s) else called_s
     return of[0].origin_us * 1e-6 + float(when), Collective(kind, 0, np.array(members), ranks[list(members)], event, start_s, end_s, dims)
+
+
+def _end_spread_s(traces: Sequence[RankTrace], one: Collective) -> float:
+    """How far apart the ranks end it by their clocks."""
+    origin_us = np.array([traces[at].origin_us for at in one.trace])
+    return float(np.ptp(one.end_s + (origin_us - origin_us[0]) * 1e-6))
 
 
 def _numbered(found: Iterable[Collective]) -> list[Collective]:

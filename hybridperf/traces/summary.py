@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.traces.events import CALL, OP, RankTrace
-from hybridperf.traces.idle import REASONS, by_cause, gaps, launching_op
+from hybridperf.traces.idle import REASONS, Gaps, by_cause, gaps, launching_op
 from hybridperf.traces.intervals import covered_s, length_s, merged
 from hybridperf.traces.ranks import Matched, match, rank_numbers
 from hybridperf.traces.steps import Step
@@ -81,16 +81,28 @@ class StepSummary:
 
 def summarise(traces: Sequence[RankTrace], steps: Sequence[Step]) -> StepSummary:
     """One step of several ranks, `steps` giving each trace's."""
+    return summaries(traces, [steps])[0]
+
+
+def summaries(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]]) -> list[StepSummary]:
+    """Several steps of several ranks, `steps` giving each trace's of each step."""
+    idle = [gaps(trace) for trace in traces]
+    return [_summary(traces, one, idle) for one in steps]
+
+
+def _summary(traces: Sequence[RankTrace], steps: Sequence[Step], gaps_of: Sequence[Gaps]) -> StepSummary:
     matched = match(traces, steps)
     ranks = rank_numbers(traces)
     waiting = _waiting(traces, steps, matched)
     rows, losses = [], []
     for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
         waits = [loss for loss in waiting if loss.rank == ranks[at]]
-        row, idle = _row(trace, step, float(sum(loss.seconds for loss in waits)) if len(traces) > 1 or trace.world == 1 else float("nan"))
+        row, idle = _row(
+            trace, step, gaps_of[at], float(sum(loss.seconds for loss in waits)) if len(traces) > 1 or trace.world == 1 else float("nan")
+        )
         rows.append(row)
         losses += waits
-        losses += [Loss(int(ranks[at]), *said) for said in idle]
+        losses += [Loss(int(ranks[at]), *said) for said in by_cause(idle)]
         if row.other_step_s > 0:
             losses.append(Loss(int(ranks[at]), "other_step", "events launched in another step", row.other_step_s, 1))
     return StepSummary(tuple(rows), tuple(sorted(losses, key=lambda loss: -loss.seconds)), matched)
@@ -121,13 +133,13 @@ def top_kernels(traces: Sequence[RankTrace], steps: Sequence[Step], most: int = 
     return _by_name(traces, steps, most, lambda trace, step: [trace.device_name(event) for event in step.device])
 
 
-def _row(trace: RankTrace, step: Step, waiting_s: float) -> tuple[Row, list[tuple[str, str, float, int]]]:
-    """The row, and its idle time by cause."""
+def _row(trace: RankTrace, step: Step, every_gap: Gaps, waiting_s: float) -> tuple[Row, Gaps]:
+    """The row, and its gaps."""
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
     busy, compute, comm = (length_s(merged(start_s[part], end_s[part])) for part in (np.ones(len(of), bool), ~communicates, communicates))
     first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
-    found = gaps(trace, first_s, last_s)
+    found = every_gap.between(first_s, last_s)
     by_reason = dict(zip((f"{reason}_s" for reason in REASONS), map(float, found.reasons.sum(axis=1)), strict=True))
     idle_s = last_s - first_s - busy
     kind = trace.host.kind[step.host]
@@ -153,7 +165,7 @@ def _row(trace: RankTrace, step: Step, waiting_s: float) -> tuple[Row, list[tupl
         n_runtime=int((kind == CALL).sum()),
         streams=len(np.unique(device.stream[of])),
     )
-    return row, by_cause(trace, found)
+    return row, found
 
 
 def _no_less_than_zero(seconds: float) -> float:
