@@ -309,23 +309,28 @@ def collectives(
 def predict(
     jax: Annotated[str, typer.Option("--jax", help="module:function returning (fn, args) or (fn, args, donate_argnums)")] = "",
     program: Annotated[Path | None, typer.Option("--program", help="program file written by hybridperf instead")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="recorded step instead: a PyTorch execution trace or Chakra graph")] = None,
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "here",
-    ignore: Annotated[str, typer.Option("--ignore", help="instructions to leave out, separated by commas")] = "",
+    ignore: Annotated[str, typer.Option("--ignore", help="instructions or ops to leave out, separated by commas")] = "",
     timeline: Annotated[Path | None, typer.Option("--timeline", help="write a Perfetto timeline here")] = None,
 ) -> None:
-    """Time of one step of a JAX program."""
+    """Time of one step of a JAX program, or of one that a trace recorded op by op."""
     from hybridperf.importers.jax_program import compile_program, from_program, load_program
+    from hybridperf.importers.recorded_graphs import recorded_step
     from hybridperf.io import InputError
     from hybridperf.prediction import predict as predict_step
     from hybridperf.report import perfetto, text
 
-    if bool(jax) == bool(program):
-        raise InputError("expected one of --jax module:function and --program FILE, got " + ("both" if jax else "neither"))
+    given = bool(jax) + bool(program) + bool(trace)
+    if given != 1:
+        raise InputError(f"expected one of --jax module:function, --program FILE and --trace FILE, got {given or 'none'} of them")
     _compilation_cache()
     loaded = _model(model)
     skip = [name for name in ignore.split(",") if name]
     if program:
         workload = load_program(program, ignore=skip)
+    elif trace:
+        workload = recorded_step(trace, ignore=skip)
     else:
         _run_like(loaded)
         fn, args, donate = _jax_program(jax)

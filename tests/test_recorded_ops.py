@@ -111,6 +111,12 @@ def test_elementwise_ops_count_what_they_read() -> None:
     assert only("aten::_foreach_add_", lists, types) == Elementwise("fp32", 1, 256, 2, 1, 0)
 
 
+def test_a_result_that_will_be_resized_is_not_read() -> None:
+    assert only("aten::sub", [[351], [351], [0]], [F, F, F]) == Elementwise("fp32", 1, 351, 2, 1, 0)
+    assert recorded_op("aten::arange", [[], [], [], [0]], ["Scalar", "Scalar", "Scalar", "long int"]) is None
+    assert only("aten::arange", [[], [], [], [0]], ["Int"] * 3 + [I64], output_shapes=[[351]], output_types=[I64]).work().bytes == 351 * 8
+
+
 def test_rows_of_norms_reductions_and_softmax() -> None:
     assert only("aten::native_layer_norm", [[8, 128, 512], [], [512], [512], []], [F, "", F, F, ""]) == Norm("fp32", 1024, 512)
     assert only("aten::cudnn_batch_norm", [[32, 64, 7, 7], [64], [64]], [F, F, F]) == Norm("fp32", 32 * 49, 64)

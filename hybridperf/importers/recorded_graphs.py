@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from hybridperf.importers.chakra import chakra_json, chakra_protobuf
@@ -12,6 +13,8 @@ from hybridperf.importers.execution_traces import execution_trace
 from hybridperf.importers.trace_files import TraceFile, trace_files
 from hybridperf.io import InputError
 from hybridperf.traces.recorded_graph import RecordedGraph
+from hybridperf.traces.recorded_workload import workload_from
+from hybridperf.workload import Workload
 
 ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".tar", ".tar.gz", ".tgz", ".zip")
 _BRACKETS = (b"{", b"[")
@@ -20,6 +23,16 @@ _BRACKETS = (b"{", b"[")
 def read_recorded(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple[RecordedGraph, ...]:
     """The graphs of files, archives and folders, in the order found; one sentence of `InputError` for what cannot be used."""
     return tuple(recorded_graph(file) for file in trace_files(paths, ENDINGS))
+
+
+def recorded_step(path: str | os.PathLike, ignore: Collection[str] = ()) -> Workload:
+    """Workload of the step in a file; of several ranks in one archive, the first one's, which a note says."""
+    files = trace_files(path, ENDINGS)
+    graph = recorded_graph(next(files))
+    workload = workload_from(graph, ignore)
+    if next(files, None) is None:
+        return workload
+    return dataclasses.replace(workload, notes=(f"the first of several traces: {graph.source}", *workload.notes))
 
 
 def recorded_graph(file: TraceFile) -> RecordedGraph:

@@ -88,6 +88,8 @@ def elementwise(kind: str, given: tuple[Argument, ...], results: tuple[Argument,
     """Any op of ELEMENTWISE."""
     del values
     read = flat(given)
+    if len(read) > 1 and not read[-1].elements and read[0].elements:  # `out=`, to be resized
+        read = read[:-1]
     if not read:
         return None
     flops, transcendentals = ELEMENTWISE[kind]

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import Copy, Gather, OpCall, ScatterAdd, Softmax, Sort
+from hybridperf.ops import Copy, OpCall, Softmax
 from hybridperf.traces.recorded_loops import LOOPS, Ops, Rule, fill, loop, rows_and_columns
 from hybridperf.traces.recorded_products import PRODUCTS
+from hybridperf.traces.recorded_tables import FBGEMM, TABLES
 from hybridperf.traces.recorded_tensors import Argument, Tensor, arguments, flat, number
 
 NO_KERNEL: tuple[OpCall, ...] = ()
@@ -34,7 +35,7 @@ _VIEWS = frozenset((
     "_version", "_has_compatible_shallow_copy_type", "swapdims", "moveaxis", "unflatten", "view_as_real", "view_as_complex", "real", "imag",
     "conj", "_conj", "data", "retain_grad", "output_nr", "is_leaf", "_fw_primal", "_make_dual", "sym_size", "sym_numel", "sym_stride",
     "is_contiguous", "get_device", "_debug_has_internal_overlap", "refine_names", "rename", "tensor_split", "hsplit", "vsplit",
-    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_assert_async", "_assert_tensor_metadata",
+    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_assert_tensor_metadata",
     "broadcast_tensors", "atleast_1d", "atleast_2d", "unflatten_dense_tensors", "pin_memory",
     "_pin_memory", "is_distributed", "is_signed", "is_inference", "is_neg", "is_conj",
 ))  # fmt: skip
@@ -60,6 +61,7 @@ _WHOLE = frozenset((  # the same, where the shapes tell what the parts come to
     "adaptive_avg_pool2d", "cross_entropy_loss", "flatten_dense_tensors",
 ))  # fmt: skip
 _BY_PARTS = _NOTHING_ALONE | _PARTS_ONLY | _WHOLE
+_SIZED_BY_NUMBERS = frozenset(("arange", "linspace", "eye", "logspace", "range"))
 _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
 
 
@@ -75,7 +77,8 @@ def recorded_op(
     """Our ops for one recorded op; NO_KERNEL where it launches none, None where it is not known. See the head of this file.
 
     `shapes` and `types` are what PyTorch's execution traces call so, or `Input Dims` and `Input type` of its profiler; `values` the
-    arguments themselves (`Concrete Inputs`). Results help where they are recorded.
+    arguments themselves (`Concrete Inputs`). Results help where they are recorded. Only an execution trace's values say on which device a
+    tensor lives: without them a `copy_` counts as one within the device, also where a profiler saw a copy from the host.
     """
     given = arguments(shapes, types, values)
     results = arguments(output_shapes, output_types)
@@ -95,25 +98,26 @@ def answer(name: str, given: tuple[Argument, ...], results: tuple[Argument, ...]
         return ()  # what they do is done by the ops inside them
     space, _, kind = name.rpartition("::")
     if space in ("fbgemm", "fb"):
-        rule = next((rule for part, rule in _FBGEMM.items() if part in kind), None)
+        rule = next((rule for part, rule in FBGEMM.items() if part in kind), None)
     elif space in ("torch::distributed::reducer", "torch.distributed.ddp.reducer"):
         return ()  # a gradient scaled and put into its place by the ops inside
     elif space in ("aten", ""):
         kind = _bare(kind)
+        if space == "" and kind != "detach":  # a mark that somebody set, or a function of their own
+            return None
         if kind in _VIEWS or kind in _NOTHING_ALONE:
             return ()
-        if space == "":  # a node of the autograd engine, or a mark that somebody set
-            return None
         rule = RULES.get(kind)
     else:
         return None
     if rule is None:
         return None
     read = flat(given)
-    if any(0 in tensor.shape for tensor in flat(results)[:1]) or (read and all(0 in tensor.shape for tensor in read)):
+    if kind in _SIZED_BY_NUMBERS and not flat(results):  # a recorded input is the memory it will resize
+        return None
+    told = flat(results)[:1] or (read[:1] if space == "aten" and "cat" not in kind else [])  # the first input is as large as the result
+    if any(0 in tensor.shape for tensor in told) or (read and not flat(results) and all(0 in tensor.shape for tensor in read)):
         return ()  # nothing to do, and PyTorch launches nothing
-    if 0 in (size for tensor in read[:1] for size in tensor.shape) and space != "fbgemm" and "cat" not in kind:
-        return ()
     return rule(kind, given, results, values)
 
 
@@ -145,80 +149,6 @@ def _cat(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], 
     parts = flat(given)
     n = sum(tensor.elements for tensor in parts)
     return (Copy(parts[0].dtype, 1.0, float(n)),) if n else None
-
-
-def _lookup(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Rows of a table: `embedding(weight, indices)` and `index_select(self, dim, index)`; a bag sums them as they come in."""
-    del results
-    at = {"index_select": 2, "gather": 2}.get(kind, 1)
-    if len(given) <= at or not isinstance(given[0], Tensor) or not isinstance(given[at], Tensor):
-        return None
-    table, index = given[0], given[at]
-    assert isinstance(index, Tensor)
-    if kind in ("gather", "take"):
-        return (Gather(table.dtype, float(index.elements), 1.0, float(table.elements)),)
-    dim = number(values[1]) if kind == "index_select" and len(values) > 1 else 0
-    if not table.shape or not isinstance(dim, int) or not -len(table.shape) <= dim < len(table.shape) or not index.elements:
-        return None
-    vocab, outer = table.shape[dim], math.prod(table.shape[: dim % len(table.shape)])
-    cols = table.elements / vocab / outer
-    return (Gather(table.dtype, float(index.elements * outer), cols, float(vocab * outer), pooled=float("bag" in kind)),)
-
-
-def _index(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """`self[indices]`: rows where the first dimensions are indexed, single elements otherwise."""
-    del kind, values
-    written = flat(results)
-    if len(given) < 2 or not isinstance(given[0], Tensor) or not written or not written[0].elements:
-        return None
-    table, index = given[0], flat(given[1:2])
-    if not index:
-        return None
-    rows = max(tensor.elements for tensor in index)
-    cols = written[0].elements / rows
-    whole = cols.is_integer() and table.shape[len(index) :] and math.prod(table.shape[len(index) :]) == cols
-    if not whole:
-        rows, cols = written[0].elements, 1.0
-    return (Gather(table.dtype, float(rows), float(cols), max(table.elements / cols, 1.0)),)
-
-
-def _scatter(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Rows or elements put or added into a table; where they may meet and are added in order, they are sorted first."""
-    del results
-    put = "index_put" in kind
-    at = 2 if put else 3
-    if len(given) <= at or not isinstance(given[0], Tensor) or not isinstance(given[at], Tensor):
-        return None
-    table, source = given[0], given[at]
-    assert isinstance(source, Tensor)
-    rows = source.elements
-    index = flat(given[1:2]) if put else flat(given[2:3])
-    if not put and kind.startswith("index") and index and index[0].elements and rows % index[0].elements == 0:
-        rows = index[0].elements
-    if not rows or not table.elements:
-        return None
-    cols = source.elements / rows
-    ops = (ScatterAdd(table.dtype, float(rows), float(cols), max(table.elements / cols, 1.0)),)
-    adds = put and number(values[3] if len(values) > 3 else None) is True
-    return (Sort("int64", 1.0, float(rows)), *ops) if adds else ops
-
-
-def _embedding_gradient(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Of a dense table: indices sorted, rows added; the table's zeros are an op of their own."""
-    del kind
-    read = [tensor for tensor in given[:2] if isinstance(tensor, Tensor)]
-    written = flat(results)
-    if len(read) < 2 or not read[0].shape or not read[1].elements:
-        return None
-    vocab = number(values[2]) if len(values) > 2 else None
-    rows = written[0].shape[0] if written and written[0].shape else vocab
-    if isinstance(rows, bool) or not isinstance(rows, int | float) or rows < 1:
-        return None
-    gradient, index = read
-    return (
-        Sort("int64", 1.0, float(index.elements)),
-        ScatterAdd(gradient.dtype, float(index.elements), float(gradient.shape[-1]), float(rows)),
-    )
 
 
 def _pool(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
@@ -273,74 +203,10 @@ def _loss_gradient(kind: str, given: tuple[Argument, ...], results: tuple[Argume
     return loop(rows, given[2].bytes, 1, 0)
 
 
-def _pooled_lookup(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Many tables' lookups in one kernel: rows of the mean width. Width from the recorded result or the arguments."""
-    places = (0, 2, 3, 7, 8) if kind.startswith("dense") else (1, 6, 7, 11, 12)
-    weights, widths, total_at, index_at, offset_at = places
-    if len(given) <= offset_at:
-        return None
-    table, width_offsets, index, offsets = given[weights], given[widths], given[index_at], given[offset_at]
-    if not all(isinstance(one, Tensor) and len(one.shape) == 1 for one in (table, width_offsets, index, offsets)):
-        return None
-    assert isinstance(table, Tensor) and isinstance(width_offsets, Tensor) and isinstance(index, Tensor)  # noqa: PT018
-    tables = width_offsets.elements - 1
-    written = flat(results)
-    total = number(values[total_at]) if len(values) > total_at else None
-    if not isinstance(total, int) or isinstance(total, bool):
-        total = written[0].shape[-1] if written and len(written[0].shape) == 2 else 0
-        moments = given[20] if len(given) > 20 else None
-        if not total and "rowwise" in kind and isinstance(moments, Tensor) and moments.elements:  # one moment per row
-            total = round(table.elements / moments.elements * tables)
-    if tables < 1 or total < 1 or not index.elements or not table.elements:
-        return None
-    cols = total / tables
-    return (Gather(table.dtype, float(index.elements), cols, max(table.elements / cols, 1.0), pooled=1.0),)
-
-
-def _moved(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Parts of a tensor in another order."""
-    del kind, values
-    written = flat(results) or flat(given)
-    largest = max(written, key=lambda tensor: tensor.bytes, default=None)
-    return (Copy(largest.dtype, *rows_and_columns(largest.shape)),) if largest and largest.elements else None
-
-
-def _permuted(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Lengths and values of sparse features in another order: two copies and the running sum between them."""
-    del kind, values
-    read = flat(given)
-    if len(read) < 3 or not read[1].elements or not read[2].elements:
-        return None
-    lengths, held = (flat(results) + read[1:3])[:2] if len(flat(results)) >= 2 else read[1:3]
-    return (*_moved("", (lengths,), (), ()), *LOOPS["cumsum"]("cumsum", (lengths,), (), ()), *_moved("", (held,), (), ()))  # type: ignore[misc]
-
-
-def _checked(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Indices and offsets read once, and compared."""
-    del kind, results, values
-    read = flat(given)
-    if len(read) < 3 or not read[1].elements:
-        return None
-    return loop(read[1], read[1].bytes + read[2].bytes, 1, 0, DTYPE_BYTES[read[1].dtype])
-
-
-def _running(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    return LOOPS["cumsum"](kind, given[:1], results, values)
-
-
-_FBGEMM: dict[str, Rule] = {  # part of a name: rule
-    "complete_cumsum": _running, "inclusive_cumsum": _running, "exclusive_cumsum": _running, "permute_2D_sparse_data": _permuted,
-    "permute_sparse_features": _permuted, "permute_sparse_data": _permuted, "permute_1D_sparse_data": _permuted,
-    "bounds_check_indices": _checked, "permute_pooled_embs": _moved, "recat_embedding_grad_output": _moved,
-    "codegen_lookup": _pooled_lookup,
-}  # fmt: skip
 RULES: dict[str, Rule] = {
-    **LOOPS, **PRODUCTS, "copy": _copy, "cat": _cat, "_cat": _cat, "concat": _cat, "stack": _cat, "_stack": _cat,
-    "flatten_dense_tensors": _cat, "cross_entropy_loss": _cross_entropy,
-    "_foreach_fill": fill, "embedding": _lookup, "index_select": _lookup, "gather": _lookup, "take": _lookup, "_embedding_bag": _lookup,
-    "_embedding_bag_forward_only": _lookup, "embedding_bag": _lookup, "index": _index, "_index_put_impl": _scatter,
-    "index_put": _scatter, "scatter_add": _scatter, "scatter": _scatter, "index_add": _scatter, "index_copy": _scatter,
-    "embedding_dense_backward": _embedding_gradient, "nll_loss_backward": _loss_gradient,
+    **LOOPS, **PRODUCTS, **TABLES, "copy": _copy,
+    **dict.fromkeys(("cat", "_cat", "concat", "stack", "_stack", "flatten_dense_tensors"), _cat),
+    "_foreach_fill": fill, "cross_entropy_loss": _cross_entropy, "nll_loss_backward": _loss_gradient,
     **dict.fromkeys(
         ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
          "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _pool),

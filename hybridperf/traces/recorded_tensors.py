@@ -25,7 +25,7 @@ _DTYPES = {
 }  # fmt: skip
 _LIST_DTYPE = "fp32"  # the profiler says only that an argument is a list of tensors
 _VALUE_FIELDS = 6  # of a tensor's value
-LARGEST_DIMENSION = 2**53
+LARGEST_TENSOR = 2**60  # elements; more is a damaged file
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ def _tensor(shape: Any, type_name: Any, value: Any) -> Tensor | None:
     dtype = dtype_of(type_name)
     if dtype is None or not isinstance(shape, list | tuple):
         return None
-    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_DIMENSION for size in shape):
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_TENSOR for size in shape):
+        return None
+    if math.prod(shape) > LARGEST_TENSOR:
         return None
     if isinstance(value, list | tuple) and len(value) >= _VALUE_FIELDS:
         tensor, storage, device = value[0], value[1], value[5]
