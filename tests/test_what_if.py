@@ -15,6 +15,7 @@ from hybridperf.importers.kineto import read_traces
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Gemm, OpCall
+from hybridperf.report.perfetto import write_traces
 from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_device, other_links
 from hybridperf.traces.replay import replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
@@ -210,3 +211,64 @@ def test_most_time_of_real_ops_is_known_to_models(real):
     assert np.median(change.factor[known]) < 1
     after = what_if(real, [change]).after
     assert (after.timeline.end_s <= real.timeline.end_s + 1e-12).all() or change.factor.max() > 1
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two ranks of a made-up step as files."""
+    for rank in range(2):
+        host = [("mark", "ProfilerStep#1", 0, 50), ("op", "aten::mm", 3, 9), ("call", "a", 5, 7), ("call", "r", 10, 12)]
+        device = [("gemm_kernel", 7, 9, 209, "a"), (REDUCE, 20, 211 + 50 * rank, 401, "r")]
+        trace = made_trace(host, device, rank=rank, world=2)
+        write_traces([dataclasses.replace(trace, device="Tesla V100-SXM2-32GB")], tmp_path / f"rank{rank}.json")
+    return [tmp_path / "rank0.json", tmp_path / "rank1.json"]
+
+
+def test_the_command_replays_and_answers(run, files, tmp_path):
+    status, out, err = run("trace", "replay", *files, "--faster", "aten::mm=2", "--links", "2x", "--out", tmp_path / "t.json")
+    assert status == 0, err
+    assert "aten::mm 2 times faster, links of 2 times the bandwidth" in out
+    assert "waiting at collectives" in out
+    assert "would not help" in out
+    (after,) = read_traces([tmp_path / "t.json"])
+    assert after.device_events.end_s.max() < 401e-6
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith("ProfilerStep#1")]
+    assert [row[1] for row in rows] == ["0", "1"]
+
+
+def test_the_command_knows_the_recorded_device(run, files):
+    status, out, err = run("trace", "replay", files[0], "--device", "h100_sxm", "--overlap-slowdown", "1.2", "--step", "1")
+    assert status == 0, err
+    assert "keep their measured time" in out  # no shapes were recorded
+    assert "x1.2 under collectives" in out
+    assert "one rank of 2" in err
+
+
+def test_the_command_exports_all_ranks(run, files, tmp_path):
+    status, out, _ = run("trace", "export", *files, "--out", tmp_path / "all.json")
+    assert status == 0
+    assert "12 events of 2 ranks" in out
+    (back,) = read_traces([tmp_path / "all.json"])
+    assert len(back.device_events) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--faster", "aten::mm"], "expected --faster OP=TIMES"),
+        (["--faster", "aten::mm=fast"], "expected --faster OP=TIMES"),
+        (["--faster", "aten::nn=2"], "did you mean 'aten::mm'"),
+        (["--device", "h100_sxm", "--model", "x"], "got both"),
+        (["--model", "h100_sxm"], "--from-model"),
+        (["--from-model", "v100_sxm2"], "--model"),
+        (["--links", "dgx_h100"], "--from-links"),
+        (["--links", "2x", "--from-links", "dgx_h100"], "a factor needs no system"),
+        (["--from-links", "dgx_h100"], "expected --links"),
+        (["--links", "0"], "above 0"),
+        (["--overlap-slowdown", "0.5"], "1 or more"),
+        (["--step", "7"], "ProfilerStep#7"),
+        (["--device", "nothing"], "unknown device 'nothing'"),
+    ],
+)
+def test_wrong_options_are_said_in_a_sentence(refused, files, options, said):
+    assert said in refused("trace", "replay", *files, *options)

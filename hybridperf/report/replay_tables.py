@@ -45,7 +45,7 @@ def critical(before: pd.DataFrame, after: pd.DataFrame | None) -> Table:
     table = column_table("", headers)
     merged = before.set_index("op")[["seconds", "share"]]
     if after is not None:
-        merged = merged.join(after.set_index("op")[["seconds", "share"]], how="outer", rsuffix="_after").fillna(0.0)
+        merged = merged.join(after.set_index("op")[["seconds", "share"]].add_suffix("_after"), how="outer").fillna(0.0)
         merged = merged.loc[merged[["seconds", "seconds_after"]].max(axis=1).sort_values(ascending=False).index]
     for op, row in merged.head(_MOST).iterrows():
         cells = [seconds(row["seconds"]), percent(row["share"])]

@@ -61,7 +61,8 @@ class RankStep:
     def __init__(self, at: int, trace: RankTrace, step: Step, zero_s: float):
         device = trace.device_events
         call = device.call
-        launched_s = np.where(call == NONE, device.start_s, trace.host.start_s[call]) if len(trace.host) else device.start_s
+        launched_s = device.start_s.copy()
+        launched_s[call != NONE] = trace.host.start_s[call[call != NONE]]
         carried = np.flatnonzero((launched_s < step.start_s) & (device.end_s > step.start_s))
         carried = np.setdiff1d(carried, step.device)
         self.at, self.trace, self.step = at, trace, step
@@ -69,7 +70,8 @@ class RankStep:
         self.launched = LaunchedEvents(trace, np.concatenate([carried, np.asarray(step.device, np.int64)]))
         inside = np.zeros(len(device), bool)
         inside[step.device] = True
-        self.carried = ~inside[self.launched.event]
+        # an event whose launch the trace lacks may run in this step and have been launched before it
+        self.carried = ~inside[self.launched.event] | (self.launched.begin_s < step.start_s)
         last_s = float(device.end_s[step.device].max(initial=step.end_s))
         self.measured_s = max(step.end_s, last_s) - step.start_s
 

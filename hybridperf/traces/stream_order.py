@@ -44,18 +44,22 @@ class LaunchedEvents:
         device, host = trace.device_events, trace.host
         call = device.call[events]
         known = call != NONE
-        # an event whose launch the trace lacks counts as launched when it started
-        begin = np.where(known, host.start_s[call], device.start_s[events])
-        thread = np.where(known, host.thread[call], NONE)
+        # an event whose launch the trace lacks counts as launched when it started, or when the next of its stream was, if that is sooner
+        begin, end = device.start_s[events].copy(), device.start_s[events].copy()
+        thread = np.full(len(events), NONE)
+        begin[known], end[known], thread[known] = host.start_s[call[known]], host.end_s[call[known]], host.thread[call[known]]
         for stream in np.unique(device.stream[events]):
             here = np.flatnonzero(device.stream[events] == stream)
             here = here[np.lexsort([events[here], device.start_s[events][here]])]
+            next_known = np.minimum.accumulate(np.where(known[here], begin[here], np.inf)[::-1])[::-1]
+            unknown = here[~known[here]]
+            begin[unknown] = end[unknown] = np.minimum(begin[here], next_known)[~known[here]]
             begin[here] = np.maximum.accumulate(begin[here])
         order = np.lexsort([events, device.start_s[events], begin])
         self.trace = trace
         self.event = events[order]
         self.begin_s = begin[order]  # of the launching call
-        self.return_s = np.where(known, host.end_s[call], device.start_s[events])[order]
+        self.return_s = end[order]
         self.call = call[order]
         self.thread = thread[order]
         self.stream = device.stream[self.event]
@@ -72,6 +76,10 @@ class LaunchedEvents:
 
     def __len__(self) -> int:
         return len(self.event)
+
+    def streams(self) -> dict[int, list[int]]:
+        """Places of each stream's events, in order."""
+        return self._of_stream
 
     def on_same_stream(self, place: int, number: int) -> int:
         """Place of the `number`th event, from 0, of the stream that the event at `place` runs on."""
@@ -148,7 +156,7 @@ def _middle(values: np.ndarray, otherwise: float) -> float:
 def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray) -> list[list[int]]:
     """For each launched event those, as places in `launched`, that it waits for on other streams [L]."""
     waits: list[set[int]] = [set() for _ in range(len(launched))]
-    places = {stream: np.flatnonzero(launched.stream == stream).tolist() for stream in np.unique(launched.stream).tolist()}
+    places = launched.streams()
     if len(places) > 1:
         _add_collectives(launched, places, waits)
         _add_calls(launched, places, waits)

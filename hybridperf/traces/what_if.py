@@ -61,7 +61,8 @@ def best_savings(replay: Replay) -> pd.DataFrame:
     rows, names = replay.rows, [replay.op_of_row(row) if kind != IDLE else "" for row, kind in enumerate(replay.rows.kind.tolist())]
     changeable_s = np.where(rows.kind == HOST, replay.seconds, replay.seconds - rows.fixed_s)
     by_op = pd.Series(changeable_s).groupby(pd.Series(names)).sum().drop("", errors="ignore").nlargest(_GROUPS)
-    which = np.array([list(by_op.index).index(name) if name in by_op.index else NONE for name in names])
+    place = {name: at for at, name in enumerate(by_op.index)}
+    which = np.array([place.get(name, NONE) for name in names])
     table = np.repeat(replay.seconds[:, None], len(by_op) + 1, axis=1)
     known = np.flatnonzero(which != NONE)
     table[known, which[known] + 1] -= changeable_s[known]
