@@ -18,7 +18,7 @@ from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
 from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_device, other_links
 from hybridperf.traces.replay import replay, replay_step
-from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
+from hybridperf.traces.replay_graph import DEVICE, WIRE
 from hybridperf.traces.steps import steps
 from hybridperf.traces.what_if import best_savings, critical_by_op, what_if
 
@@ -55,6 +55,12 @@ def test_an_op_twice_as_fast_saves_half_its_time_on_the_critical_path():
     assert slower.replayed_s == pytest.approx(found.replayed_s + 400e-6, abs=1e-9)
 
 
+def test_a_faster_host_helps_where_the_host_is_waited_for():
+    trace = made_trace([("mark", "ProfilerStep#1", 0, 1000), ("call", "a", 900, 905)], [("k", 7, 907, 957, "a")])
+    found = replay_step([trace], [steps(trace)[0]])
+    assert what_if(found, [faster(found, "host", 2)]).after.replayed_s == pytest.approx(found.replayed_s / 2, rel=0.01)
+
+
 def test_changes_combine():
     found = bound_by_device()
     after = what_if(found, [faster(found, "aten::mm", 2), faster(found, "*_kernel", 2)]).after
@@ -79,8 +85,7 @@ def test_best_savings_are_those_of_one_op_at_a_time():
     frame = best_savings(found).set_index("op")
     for op, row in frame.iterrows():
         mine = [found.op_of_row(at) == op for at in range(len(found.rows))]
-        cut = np.where(found.rows.kind == HOST, found.seconds, found.rows.busy_s)
-        alone = found.with_seconds(found.seconds - np.where(mine, cut, 0.0))
+        alone = found.with_seconds(found.seconds - np.where(mine, found.rows.busy_s, 0.0))
         assert row["saves_s"] == pytest.approx(found.timeline.end_s.max() - alone.timeline.end_s.max(), abs=1e-9), op
     assert not frame.loc["nccl:all_reduce", "helps"]  # it ends before what runs beside it
     assert frame.loc["under", "saves_s"] == pytest.approx(100e-6, abs=3e-6)  # then the all-reduce is in the way

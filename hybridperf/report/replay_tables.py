@@ -67,10 +67,9 @@ def savings(frame: pd.DataFrame) -> tuple[Table, Table]:
 _SAVINGS = ["op", "time on all ranks", "on the critical path", "saves at most"]
 
 
-def unknown(found: dict[str, float]) -> Table:
-    """Ops that keep their measured time since no model knows them."""
-    total_s = sum(found.values())
-    table = column_table("keep their measured time: no model knows them", ["op or kernel", "time", "share of these"])
+def unknown(found: dict[str, float], total_s: float) -> Table:
+    """Ops that keep their measured time since no model knows them, with their share of all that devices ran."""
+    table = column_table("keep their measured time: no model knows them", ["op or kernel", "time", "share of the device's"])
     for name, busy_s in sorted(found.items(), key=lambda one: -one[1])[:_MOST]:
         table.add_row(short(name), seconds(busy_s), percent(busy_s / total_s if total_s else 0.0))
     return table

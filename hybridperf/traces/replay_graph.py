@@ -31,7 +31,9 @@ class Rows:
     event: np.ndarray  # device event; of host seconds the event launched or waited for, NONE for the rest of the step; [U]
     call: np.ndarray  # host event that launched it, NONE where the trace lacks it; [U]
     busy_s: np.ndarray
-    fixed_s: np.ndarray  # the gap after an event on its stream
+    fixed_s: (
+        np.ndarray
+    )  # the gap after an event on its stream; of a rank's first host seconds, how long after the first rank it begins
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -176,13 +178,13 @@ class StepGraph:
         for entry in rank.line.entries:
             waited = entry.launches if entry.launches != NONE else entry.waits_for
             event = int(launched.event[waited])
-            launch_row = self._row(HOST, rank, event, entry.call, entry.host_s + offset_s)
+            launch_row = self._row(HOST, rank, event, entry.call, entry.host_s, offset_s)
             offset_s = 0.0
             if entry.launches == NONE:
                 self._op(rank, HOST_STREAM, launch_row=launch_row, after=[node_of[waited]], blocking=True)
                 continue
             yield from self._launch(rank, entry, launch_row)
-        rest = self._row(HOST, rank, NONE, NONE, rank.line.rest_s + offset_s)
+        rest = self._row(HOST, rank, NONE, NONE, rank.line.rest_s, offset_s)
         self._op(rank, HOST_STREAM, launch_row=rest)
 
     def _launch(self, rank: RankStep, entry: Entry, launch_row: int) -> Iterator[tuple[int, int]]:
