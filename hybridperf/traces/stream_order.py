@@ -7,9 +7,11 @@ A trace shows that `cudaStreamWaitEvent` was called but not for which streams. T
 2. What a thread launches next after `cudaStreamWaitEvent` waits, on each other stream, for the last event launched before that call which
    had ended before it started.
 3. An event that started later than its launch, its stream and the rules above explain waits for an event launched before it whose end,
-   on another stream, it started right after.
+   on another stream, it started right after; or, without one, for a kernel that ran all the while and was about to end: its blocks had
+   left no room.
 
-No event waits for one that ended after it started, so a rule can add an order that did not exist, but none that did not hold.
+But for this last case no event waits for one that ended after it started: a rule can add an order that did not exist, but none that did
+not hold.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ STREAM_WAITS = frozenset({"cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStream
 CLOCK_S = 2e-6  # two stamps of whole microseconds may contradict each other by so much
 _UNEXPLAINED_S = 20e-6  # later than this is no jitter
 _RIGHT_AFTER_S = 10e-6  # an event's end reaches a waiting stream within this
+_LAST_BLOCKS = 0.05  # of a kernel's time: it leaves a device that it filled within this
 _BUSY_S = 5e-6  # launched so long before its stream was free: the gap between the two is the device's
 _KINDS = FILL + 2
 _FEW = 3  # with fewer, a median is chance
@@ -255,9 +258,11 @@ def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.
         if any(start_s - launched.end_s[place] < _RIGHT_AFTER_S for place in waits[at]):
             continue
         earlier = np.arange(max(0, at - 4096), at)
+        earlier = earlier[launched.stream[earlier] != launched.stream[at]]
         ended = launched.end_s[earlier]
-        near = earlier[
-            (ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S) & (launched.stream[earlier] != launched.stream[at])
-        ]
+        near = earlier[(ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S)]
+        if not len(near):  # or a kernel that filled the device all the while makes room as its last blocks leave
+            leaving_s = np.maximum(_RIGHT_AFTER_S, _LAST_BLOCKS * (ended - launched.start_s[earlier]))
+            near = earlier[(ended > start_s) & (ended <= start_s + leaving_s) & (launched.start_s[earlier] <= explained[at])]
         if len(near):
             waits[at].add(int(near[np.argmax(launched.end_s[near])]))
