@@ -31,9 +31,7 @@ class Rows:
     event: np.ndarray  # device event; of host seconds the event launched or waited for, NONE for the rest of the step; [U]
     call: np.ndarray  # host event that launched it, NONE where the trace lacks it; [U]
     busy_s: np.ndarray
-    fixed_s: (
-        np.ndarray
-    )  # the gap after an event on its stream; of a rank's first host seconds, how long after the first rank it begins
+    fixed_s: np.ndarray  # the gap after an event on its stream; of a rank's first host seconds, how long after the first rank it begins
 
     def __len__(self) -> int:
         return len(self.kind)
