@@ -135,7 +135,7 @@ def replay(
             for op, busy_s in change.unknown.items():
                 unknown[op] = unknown.get(op, 0.0) + busy_s
         if unknown:
-            screen.print(replay_tables.unknown(unknown))
+            screen.print(replay_tables.unknown(unknown, one.before.device_s))
     if out:
         perfetto.write_replay(results[0].after, out)
         print(f"timeline of {results[0].after.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")

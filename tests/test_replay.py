@@ -137,6 +137,21 @@ def test_no_event_waits_for_one_that_ended_after_it_started():
     assert stream_waits(launched, delays.latency_s(launched), delays.gap_s(launched)) == [[], []]
 
 
+def test_a_kernel_that_finds_no_room_waits_for_the_one_that_fills_the_device():
+    """It starts as the last blocks of the other leave, 5 µs before that ends; with the other faster, it starts sooner."""
+    found = step_of(launches([10, 30]), [("large", 7, 17, 500, "launch 10"), ("small", 8, 495, 600, "launch 30")])
+    assert started_us(found)["small"] == pytest.approx(500, abs=3)
+    quick = found.with_seconds(np.where(found.rows.kind == DEVICE, found.seconds / 2, found.seconds))
+    assert started_us(quick)["small"] == pytest.approx(17 + 241.5, abs=3)
+
+
+def test_an_event_without_a_recorded_launch_comes_where_it_came():
+    device = [("a", 7, 17, 100, "launch 10"), ("unknown", 7, 101, 200, None), ("b", 7, 201, 300, "launch 30"), ("late", 8, 700, 800, None)]
+    found = step_of(launches([10, 30]), device)
+    assert started_us(found) == pytest.approx({"a": 17, "unknown": 101, "b": 201, "late": 700}, abs=3)
+    assert found.replayed_s == pytest.approx([1e-3])
+
+
 def test_a_collective_waits_for_what_its_thread_launched_before():
     """PyTorch's rule, without any call that says so."""
     found = step_of(launches([10, 30]), [("k", 7, 17, 500, "launch 10"), (REDUCE, 20, 502, 600, "launch 30")])

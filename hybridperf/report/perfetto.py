@@ -194,10 +194,18 @@ def _shapes(trace: RankTrace, event: int) -> dict[str, Any]:
     shape = int(trace.host.shapes[event])
     if shape == NONE:
         return {}
-    args = {"Input Dims": json.loads(trace.shapes[shape])}
+    args = {"Input Dims": _value(trace.shapes[shape])}
     if shape < len(trace.types) and trace.types[shape]:
-        args["Input type"] = json.loads(trace.types[shape])
+        args["Input type"] = _value(trace.types[shape])
     return args
+
+
+def _value(text: str) -> Any:
+    """What JSON says; the text itself where it is none."""
+    try:
+        return json.loads(text, parse_constant=str)  # NaN and Infinity are no JSON
+    except ValueError:
+        return text
 
 
 def _rank_name(trace: RankTrace, at: int) -> str:

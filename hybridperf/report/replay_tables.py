@@ -45,7 +45,7 @@ def critical(before: pd.DataFrame, after: pd.DataFrame | None) -> Table:
     table = column_table("", headers)
     merged = before.set_index("op")[["seconds", "share"]]
     if after is not None:
-        merged = merged.join(after.set_index("op")[["seconds", "share"]], how="outer", rsuffix="_after").fillna(0.0)
+        merged = merged.join(after.set_index("op")[["seconds", "share"]].add_suffix("_after"), how="outer").fillna(0.0)
         merged = merged.loc[merged[["seconds", "seconds_after"]].max(axis=1).sort_values(ascending=False).index]
     for op, row in merged.head(_MOST).iterrows():
         cells = [seconds(row["seconds"]), percent(row["share"])]
@@ -67,10 +67,9 @@ def savings(frame: pd.DataFrame) -> tuple[Table, Table]:
 _SAVINGS = ["op", "time on all ranks", "on the critical path", "saves at most"]
 
 
-def unknown(found: dict[str, float]) -> Table:
-    """Ops that keep their measured time since no model knows them."""
-    total_s = sum(found.values())
-    table = column_table("keep their measured time: no model knows them", ["op or kernel", "time", "share of these"])
+def unknown(found: dict[str, float], total_s: float) -> Table:
+    """Ops that keep their measured time since no model knows them, with their share of all that devices ran."""
+    table = column_table("keep their measured time: no model knows them", ["op or kernel", "time", "share of the device's"])
     for name, busy_s in sorted(found.items(), key=lambda one: -one[1])[:_MOST]:
         table.add_row(short(name), seconds(busy_s), percent(busy_s / total_s if total_s else 0.0))
     return table

@@ -8,6 +8,7 @@ categories are those of PyTorch's profiler, so that what reads its traces reads 
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -51,6 +52,8 @@ class TraceFile:
         self, process: int, thread: str, name: str, category: str, start_s: float, end_s: float, *, critical: bool = False, **args: Any
     ) -> Slice:
         """Add a slice to the thread of this name. Slices of one thread are added in order of start, of equal ones the longer first."""
+        if not (math.isfinite(start_s) and math.isfinite(end_s)):
+            raise ValueError(f"expected finite times of {name!r}, got {start_s} to {end_s} s")
         start_us = start_s * _MICROSECONDS
         dur_us = max(0.0, end_s * _MICROSECONDS - start_us)
         tid = self._lane(process, thread, start_us, start_us + dur_us)

@@ -23,7 +23,7 @@ from hybridperf.traces.ranks import kind_of
 from hybridperf.traces.recorded_ops import recorded_op
 from hybridperf.traces.recorded_tensors import arguments, flat
 from hybridperf.traces.replay import Replay
-from hybridperf.traces.replay_graph import DEVICE, WIRE
+from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
 
 LATENCY_S = 20e-6  # of a collective's seconds at most so many do not depend on its size
 KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of few bytes
@@ -42,14 +42,14 @@ class Change:
 def faster(replay: Replay, pattern: str, times: float) -> Change:
     """Kernels of the ops that a pattern (`aten::addmm`, `aten::*norm*`) names made `times` faster; kernels go by their own names, too.
 
-    An op's kernels are all that were launched within it, so `aten::linear` stands for the `aten::addmm` inside.
+    An op's kernels are all that were launched within it, so `aten::linear` stands for the `aten::addmm` inside. `host` is the host's work.
     """
     if not (np.isfinite(times) and times > 0):
         raise InputError(f"expected how many times faster as a number above 0, got {times} for {pattern!r}; 2 halves the time")
     rows, names = replay.rows, _Names(replay)
-    hit = np.array([
-        kind in (DEVICE, WIRE) and names.any_matches(row, pattern) for row, kind in enumerate(rows.kind.tolist())
-    ])  # fmt: skip
+    kinds = rows.kind.tolist()
+    hit = np.array([kind in (DEVICE, WIRE) and names.any_matches(row, pattern) for row, kind in enumerate(kinds)])
+    hit |= (rows.kind == HOST) & (pattern == "host")
     if not hit.any():
         known = sorted({replay.op_of_row(row) for row in range(len(rows)) if rows.kind[row] in (DEVICE, WIRE)})
         raise InputError(f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}; `*` stands for any letters")

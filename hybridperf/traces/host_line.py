@@ -15,6 +15,7 @@ decided by what was observed:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -148,14 +149,17 @@ def _synchronising(launched: LaunchedEvents, start_s: float, end_s: float) -> li
 def _waited_for(launched: LaunchedEvents, before: int, return_s: float, whole: bool) -> int:
     """The event among the first `before` that a call waited for which returned at `return_s`."""
     best, passed = NONE, NONE
-    for stream in np.unique(launched.stream[:before]).tolist():
-        here = np.flatnonzero(launched.stream[:before] == stream)
-        ended = here[launched.end_s[here] <= return_s + CLOCK_S]
-        if not len(ended):
+    for places in launched.streams().values():
+        given = bisect_left(places, before)
+        ended = given
+        while ended and launched.end_s[places[ended - 1]] > return_s + CLOCK_S:
+            ended -= 1
+        if not ended:
             continue
-        last = int(ended[np.argmax(launched.end_s[ended])])
-        if last == here[-1]:  # all the stream had been given
-            best = last if best == NONE or launched.end_s[last] > launched.end_s[best] else best
-        passed = last if passed == NONE or launched.end_s[last] > launched.end_s[passed] else passed
+        last = places[ended - 1]
+        if ended == given and (best == NONE or launched.end_s[last] > launched.end_s[best]):  # all the stream had been given
+            best = last
+        if passed == NONE or launched.end_s[last] > launched.end_s[passed]:
+            passed = last
     # an event's wait may end before its stream does
     return best if best != NONE or whole else passed

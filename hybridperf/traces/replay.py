@@ -27,7 +27,7 @@ from hybridperf.io import InputError
 from hybridperf.lower import Lowered, lower
 from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.ranks import Collective, kind_of, match
-from hybridperf.traces.replay_graph import HOST, WIRE, Meeting, Nodes, RankStep, Rows, StepGraph
+from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE, Meeting, Nodes, RankStep, Rows, StepGraph
 from hybridperf.traces.steps import Step, common_steps, typical
 from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
 
@@ -72,6 +72,11 @@ class Replay:
         last_s = np.zeros(len(self.traces))
         np.maximum.at(last_s, self.graph.rank, self.end_s)
         return last_s - self.start_s
+
+    @property
+    def device_s(self) -> float:
+        """Seconds of all that devices ran, collectives of several ranks once."""
+        return float(self.rows.busy_s[(self.rows.kind == DEVICE) | (self.rows.kind == WIRE)].sum())
 
     @property
     def error(self) -> np.ndarray:

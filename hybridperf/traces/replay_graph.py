@@ -31,7 +31,7 @@ class Rows:
     event: np.ndarray  # device event; of host seconds the event launched or waited for, NONE for the rest of the step; [U]
     call: np.ndarray  # host event that launched it, NONE where the trace lacks it; [U]
     busy_s: np.ndarray
-    fixed_s: np.ndarray  # the gap after an event on its stream
+    fixed_s: np.ndarray  # the gap after an event on its stream; of a rank's first host seconds, how long after the first rank it begins
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -61,7 +61,8 @@ class RankStep:
     def __init__(self, at: int, trace: RankTrace, step: Step, zero_s: float):
         device = trace.device_events
         call = device.call
-        launched_s = np.where(call == NONE, device.start_s, trace.host.start_s[call]) if len(trace.host) else device.start_s
+        launched_s = device.start_s.copy()
+        launched_s[call != NONE] = trace.host.start_s[call[call != NONE]]
         carried = np.flatnonzero((launched_s < step.start_s) & (device.end_s > step.start_s))
         carried = np.setdiff1d(carried, step.device)
         self.at, self.trace, self.step = at, trace, step
@@ -69,7 +70,8 @@ class RankStep:
         self.launched = LaunchedEvents(trace, np.concatenate([carried, np.asarray(step.device, np.int64)]))
         inside = np.zeros(len(device), bool)
         inside[step.device] = True
-        self.carried = ~inside[self.launched.event]
+        # an event whose launch the trace lacks may run in this step and have been launched before it
+        self.carried = ~inside[self.launched.event] | (self.launched.begin_s < step.start_s)
         last_s = float(device.end_s[step.device].max(initial=step.end_s))
         self.measured_s = max(step.end_s, last_s) - step.start_s
 
@@ -174,13 +176,13 @@ class StepGraph:
         for entry in rank.line.entries:
             waited = entry.launches if entry.launches != NONE else entry.waits_for
             event = int(launched.event[waited])
-            launch_row = self._row(HOST, rank, event, entry.call, entry.host_s + offset_s)
+            launch_row = self._row(HOST, rank, event, entry.call, entry.host_s, offset_s)
             offset_s = 0.0
             if entry.launches == NONE:
                 self._op(rank, HOST_STREAM, launch_row=launch_row, after=[node_of[waited]], blocking=True)
                 continue
             yield from self._launch(rank, entry, launch_row)
-        rest = self._row(HOST, rank, NONE, NONE, rank.line.rest_s + offset_s)
+        rest = self._row(HOST, rank, NONE, NONE, rank.line.rest_s, offset_s)
         self._op(rank, HOST_STREAM, launch_row=rest)
 
     def _launch(self, rank: RankStep, entry: Entry, launch_row: int) -> Iterator[tuple[int, int]]:

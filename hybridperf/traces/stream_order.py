@@ -7,9 +7,11 @@ A trace shows that `cudaStreamWaitEvent` was called but not for which streams. T
 2. What a thread launches next after `cudaStreamWaitEvent` waits, on each other stream, for the last event launched before that call which
    had ended before it started.
 3. An event that started later than its launch, its stream and the rules above explain waits for an event launched before it whose end,
-   on another stream, it started right after.
+   on another stream, it started right after; or, without one, for a kernel that ran all the while and was about to end: its blocks had
+   left no room.
 
-No event waits for one that ended after it started, so a rule can add an order that did not exist, but none that did not hold.
+But for this last case no event waits for one that ended after it started: a rule can add an order that did not exist, but none that did
+not hold.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ STREAM_WAITS = frozenset({"cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStream
 CLOCK_S = 2e-6  # two stamps of whole microseconds may contradict each other by so much
 _UNEXPLAINED_S = 20e-6  # later than this is no jitter
 _RIGHT_AFTER_S = 10e-6  # an event's end reaches a waiting stream within this
+_LAST_BLOCKS = 0.05  # of a kernel's time: it leaves a device that it filled within this
 _BUSY_S = 5e-6  # launched so long before its stream was free: the gap between the two is the device's
 _KINDS = FILL + 2
 _FEW = 3  # with fewer, a median is chance
@@ -44,18 +47,22 @@ class LaunchedEvents:
         device, host = trace.device_events, trace.host
         call = device.call[events]
         known = call != NONE
-        # an event whose launch the trace lacks counts as launched when it started
-        begin = np.where(known, host.start_s[call], device.start_s[events])
-        thread = np.where(known, host.thread[call], NONE)
+        # an event whose launch the trace lacks counts as launched when it started, or when the next of its stream was, if that is sooner
+        begin, end = device.start_s[events].copy(), device.start_s[events].copy()
+        thread = np.full(len(events), NONE)
+        begin[known], end[known], thread[known] = host.start_s[call[known]], host.end_s[call[known]], host.thread[call[known]]
         for stream in np.unique(device.stream[events]):
             here = np.flatnonzero(device.stream[events] == stream)
             here = here[np.lexsort([events[here], device.start_s[events][here]])]
+            next_known = np.minimum.accumulate(np.where(known[here], begin[here], np.inf)[::-1])[::-1]
+            unknown = here[~known[here]]
+            begin[unknown] = end[unknown] = np.minimum(begin[here], next_known)[~known[here]]
             begin[here] = np.maximum.accumulate(begin[here])
         order = np.lexsort([events, device.start_s[events], begin])
         self.trace = trace
         self.event = events[order]
         self.begin_s = begin[order]  # of the launching call
-        self.return_s = np.where(known, host.end_s[call], device.start_s[events])[order]
+        self.return_s = end[order]
         self.call = call[order]
         self.thread = thread[order]
         self.stream = device.stream[self.event]
@@ -72,6 +79,10 @@ class LaunchedEvents:
 
     def __len__(self) -> int:
         return len(self.event)
+
+    def streams(self) -> dict[int, list[int]]:
+        """Places of each stream's events, in order."""
+        return self._of_stream
 
     def on_same_stream(self, place: int, number: int) -> int:
         """Place of the `number`th event, from 0, of the stream that the event at `place` runs on."""
@@ -148,7 +159,7 @@ def _middle(values: np.ndarray, otherwise: float) -> float:
 def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray) -> list[list[int]]:
     """For each launched event those, as places in `launched`, that it waits for on other streams [L]."""
     waits: list[set[int]] = [set() for _ in range(len(launched))]
-    places = {stream: np.flatnonzero(launched.stream == stream).tolist() for stream in np.unique(launched.stream).tolist()}
+    places = launched.streams()
     if len(places) > 1:
         _add_collectives(launched, places, waits)
         _add_calls(launched, places, waits)
@@ -247,9 +258,11 @@ def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.
         if any(start_s - launched.end_s[place] < _RIGHT_AFTER_S for place in waits[at]):
             continue
         earlier = np.arange(max(0, at - 4096), at)
+        earlier = earlier[launched.stream[earlier] != launched.stream[at]]
         ended = launched.end_s[earlier]
-        near = earlier[
-            (ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S) & (launched.stream[earlier] != launched.stream[at])
-        ]
+        near = earlier[(ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S)]
+        if not len(near):  # or a kernel that filled the device all the while makes room as its last blocks leave
+            leaving_s = np.maximum(_RIGHT_AFTER_S, _LAST_BLOCKS * (ended - launched.start_s[earlier]))
+            near = earlier[(ended > start_s) & (ended <= start_s + leaving_s) & (launched.start_s[earlier] <= explained[at])]
         if len(near):
             waits[at].add(int(near[np.argmax(launched.end_s[near])]))

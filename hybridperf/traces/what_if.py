@@ -20,7 +20,7 @@ from hybridperf.io import InputError
 from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
 from hybridperf.traces.replay import Replay
-from hybridperf.traces.replay_graph import DEVICE, HOST, IDLE, WIRE
+from hybridperf.traces.replay_graph import DEVICE, IDLE, WIRE
 
 HELPS = 0.01  # an op whose whole time is worth less than this share of the step does not help
 _ROUNDS = 200  # of the search for a fixed point
@@ -59,9 +59,10 @@ def best_savings(replay: Replay) -> pd.DataFrame:
     left out, since none saves more than its own seconds.
     """
     rows, names = replay.rows, [replay.op_of_row(row) if kind != IDLE else "" for row, kind in enumerate(replay.rows.kind.tolist())]
-    changeable_s = np.where(rows.kind == HOST, replay.seconds, replay.seconds - rows.fixed_s)
+    changeable_s = replay.seconds - rows.fixed_s
     by_op = pd.Series(changeable_s).groupby(pd.Series(names)).sum().drop("", errors="ignore").nlargest(_GROUPS)
-    which = np.array([list(by_op.index).index(name) if name in by_op.index else NONE for name in names])
+    place = {name: at for at, name in enumerate(by_op.index)}
+    which = np.array([place.get(name, NONE) for name in names])
     table = np.repeat(replay.seconds[:, None], len(by_op) + 1, axis=1)
     known = np.flatnonzero(which != NONE)
     table[known, which[known] + 1] -= changeable_s[known]
@@ -105,7 +106,7 @@ def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay
         if change_s < _SETTLED_S:
             return at, ""
         extra_s += (wanted_s - extra_s) * (1.0 if turn < _ROUNDS // 4 else 0.5)  # half a step where whole ones swing to and fro
-        at = replay.with_seconds(replay.rows.fixed_s + np.where(rows.kind == HOST, replay.seconds, busy_s) + extra_s)
+        at = replay.with_seconds(replay.rows.fixed_s + busy_s + extra_s)
     return at, f"what overlaps did not settle: computation is off by up to {1e6 * change_s:.1f} us an op"
 
 
