@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +21,24 @@ Files = Annotated[list[Path], typer.Argument(help="traces: .json, .json.gz, arch
 StepName = Annotated[str, typer.Option("--step", "--steps", help="steps by name, separated by commas; all if not given")]
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    from hybridperf.io import InputError
+
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise InputError(f"expected a regular expression at --communication, got {text!r}: {error}") from error
+
+
 @app.command()
 def summary(
     files: Files,
     steps: StepName = "",
     out: Annotated[Path | None, typer.Option("--out", help="write all columns here: .csv, .csv.gz or .parquet")] = None,
     host: Annotated[Path | None, typer.Option("--host", help="fit the host's overheads, save them into this model folder")] = None,
+    communication: Annotated[
+        str, typer.Option("--communication", help="kernels whose names match this regular expression count as communication, too")
+    ] = "",
 ) -> None:
     """Where the time of each step and rank went: computation, communication, idle and why; top ops."""
     from hybridperf.hardware import HOST_FILE
@@ -37,6 +50,9 @@ def summary(
     from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
 
     traces = read_traces(files)
+    if communication:
+        pattern = _pattern(communication)
+        traces = tuple(trace.with_communication(pattern) for trace in traces)
     chosen = choose_steps(common_steps(traces), steps)
     found = summaries(traces, [step.steps for step in chosen])
     notes = [f"rank {trace.rank}: {note}" if len(traces) > 1 else note for trace in traces for note in trace.notes]

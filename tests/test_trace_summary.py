@@ -1,8 +1,8 @@
 """Where a step's time went: made-up steps with known answers, then every row of the table of real ones."""
 
 import contextlib
-import dataclasses
 import random
+import re
 
 import numpy as np
 import pandas as pd
@@ -220,17 +220,7 @@ def in_order(expected, found, column_of=lambda traces: traces):
 
 def counted_as_the_table_does(traces):
     """The table counts two kernels a step of cub's `DispatchReduceByKey`, a sort of embedding gradients, as communication."""
-    return [
-        dataclasses.replace(
-            trace,
-            device_events=dataclasses.replace(
-                trace.device_events,
-                communicates=trace.device_events.communicates
-                | np.array(["DispatchReduceByKey" in name for name in trace.names])[trace.device_events.name],
-            ),
-        )
-        for trace in traces
-    ]
+    return [trace.with_communication(re.compile("DispatchReduceByKey")) for trace in traces]
 
 
 @pytest.mark.parametrize("column", [*TIMES, *COUNTS])

@@ -6,6 +6,7 @@ of a machine. Axes: H host events and D device events, each ordered by start.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -63,13 +64,18 @@ class RankTrace:
     host: HostEvents
     device_events: DeviceEvents
     notes: tuple[str, ...] = field(default=())  # what the trace lacks or was assumed
-    types: tuple[str, ...] = field(
-        default=()
-    )  # input types as JSON, beside `shapes`: `HostEvents.shapes` indexes both; "" where not recorded
+    types: tuple[str, ...] = field(default=())  # input types as JSON, "" where not recorded; indexed as `shapes`
 
     def with_notes(self, *notes: str) -> RankTrace:
         """The same trace with more notes."""
         return replace(self, notes=(*self.notes, *notes))
+
+    def with_communication(self, pattern: re.Pattern[str]) -> RankTrace:
+        """The same trace whose kernels of matching names count as communication, too."""
+        matches = np.array([pattern.search(name) is not None for name in self.names], bool)
+        device = self.device_events
+        more = matches[device.name] & (device.kind == KERNEL)
+        return replace(self, device_events=replace(device, communicates=device.communicates | more))
 
     def host_name(self, event: int) -> str:
         """Name of one host event."""

@@ -143,7 +143,7 @@ def _missing_ranks(ranks: dict[int | None, RankTrace], worlds: list[int]) -> lis
     if not worlds or None in ranks:
         return []
     missing = [str(rank) for rank in range(min(worlds[0], 1 << 20)) if rank not in ranks]
-    return [f"of {worlds[0]} ranks {'rank' if len(missing) == 1 else 'ranks'} {_listed(missing)} missing"] if missing else []
+    return [f"traces of {len(missing)} of the run's {worlds[0]} ranks are missing: {_listed(missing)}"] if missing else []
 
 
 def _signature(trace: RankTrace, step: Step) -> bytes:
@@ -154,5 +154,5 @@ def _signature(trace: RankTrace, step: Step) -> bytes:
 
 def _listed(names) -> str:
     names = list(names)
-    more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
+    more = f", ... {names[-1]} ({len(names)} in all)" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
