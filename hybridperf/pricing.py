@@ -153,7 +153,7 @@ class CollectivePricer:
             return row
         sizes = jnp.log2(bytes)
         # beyond the last size there is nothing but bandwidth
-        log_s = jnp.interp(sizes, LOG2_BYTES, self.curve) + np.log(2.0) * jnp.maximum(sizes - LOG2_BYTES[-1], 0.0)
+        log_s = jnp.interp(sizes, _float(LOG2_BYTES), _float(self.curve)) + np.log(2.0) * jnp.maximum(sizes - LOG2_BYTES[-1], 0.0)
         return dataclasses.replace(row, correction=log_s - jnp.log(collective_seconds(row, _floats(self.model.links()))))
 
     @functools.cached_property
