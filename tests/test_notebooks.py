@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, as a reader would run them, and are committed without what they printed."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from nbclient import NotebookClient
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 CALIBRATE = next(path for path in NOTEBOOKS if path.stem == "01_calibrate")
 EVALUATE_GRID = next(path for path in NOTEBOOKS if path.stem == "02_evaluate_grid")
+GRADIENT_SEARCH = next(path for path in NOTEBOOKS if path.stem == "03_gradient_search")
 FAMILIES = "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
 
 
@@ -62,6 +64,28 @@ def test_evaluate_grid_runs_and_its_front_holds_what_it_says(tmp_path: Path, mon
         assert not ((cloud["time_s"] < machine["time_s"]) & (cloud["cost"] < machine["cost"])).any()
     parts = cloud[[name for name in cloud if name.startswith("critical_")]].sum(axis=1)
     np.testing.assert_allclose(parts, cloud["time_s"], rtol=1e-4)
+
+
+def test_gradient_search_runs_and_its_checks_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SETTING": "quick", "OUT": "search", "MODEL": "here"}.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(GRADIENT_SEARCH, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 5
+    said = "".join(map(printed, ran.cells))
+    assert float(re.search(r"^gradient and finite difference are (\S+) apart", said, re.M).group(1)) < 1e-3
+    searched, tried, random, points = (
+        float(number.replace(",", ""))
+        for number in re.search(r"^search (\S+) USD from (\S+) points\nrandom (\S+) USD from (\S+) points", said, re.M).groups()
+    )
+    assert points == 100 * tried
+    assert searched < random
+    best, enumerated = re.search(r"^search: batch (\d+); the best of all 512: batch (\d+)$", said, re.M).groups()
+    assert best == enumerated
+    kept = json.loads((tmp_path / "search" / "search.json").read_text())
+    assert kept["objective"]["value"] == pytest.approx(searched, abs=0.5)
+    assert kept["columns"]["time_s"] <= 2e-3
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -418,3 +418,20 @@ def test_one_pricer_serves_both_precisions(shipped: PerfModel) -> None:
         with jax.enable_x64(double):
             said.append((float(pricer(shipped.platform(), **CASES["gemm"])), float(fabric(fabric.model.links(), 1e6))))
     np.testing.assert_allclose(said, [said[1]] * 4, rtol=1e-4)
+
+
+def test_one_precision_after_the_other(fabric: CollectiveModel, shipped: PerfModel) -> None:
+    """A search computes in x64 and its user in single precision, in one process: what JAX keeps of the one must fit the other."""
+    gradients = []
+    for precise in (True, False, True):
+        with jax.enable_x64(precise):
+            reduced = CollectivePricer.of(fabric, "all_reduce", n_gpus=8)
+            found = [jax.grad(reduced, argnums=1)(fabric.links(), 64e6)]
+            for op in ("gemm", "generation_attention"):
+                pricer = pricer_of(shipped, op)
+                by_machine = jax.grad(lambda platform: pricer(platform, **CASES[op]))(shipped.platform())  # noqa: B023
+                found += [by_machine.memory_bytes_per_s, by_machine.peak_flops_scale]
+        assert all(one.dtype == (np.float64 if precise else np.float32) for one in found[1:])
+        gradients.append([float(one) for one in found])
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-3)
+    np.testing.assert_allclose(gradients[2], gradients[0], rtol=1e-12)

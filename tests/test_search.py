@@ -58,13 +58,21 @@ def test_the_best_batch_under_a_latency_limit(integer):
         "knobs": {"n": {"min": 1, "max": 1000, "integer": integer}},
         "constants": {"alpha_s": 1e-3, "beta_s": 1e-5, "limit_s": 4.045e-3},
         "derived": {"t": "alpha_s + beta_s * n"},
-        "constraints": {"latency": "t <= limit_s"},
+        "constraints": {"latency": "t <= limit_s", "room": "n <= 900"},
         "objective": {"maximise": "n / t"},
     })  # fmt: skip
     n = 304 if integer else 304.5
     assert knobs(result)["n"] == pytest.approx(n, rel=1e-9 if integer else CLOSE)
     assert result.objective == pytest.approx(n / (1e-3 + 1e-5 * n), rel=1e-9 if integer else CLOSE)
     assert (result.relaxed_objective is not None) == integer
+    if integer:  # the limit has room left and no multiplier: what it forbids is 305
+        (stop,) = result.stops
+        assert (stop.name, stop.knob, stop.value, stop.more) == ("latency", "n", 305, 4.045e-3)
+        assert stop.less == pytest.approx(4.05e-3)
+        assert stop.objective == pytest.approx(305 / 4.05e-3)
+        assert "no constraint is active" not in hp.search_report(result)
+    else:
+        assert result.stops == ()
     if not integer:  # d log(n / t) / d log limit = d log n / d log limit - 1
         assert result.active[0].multiplier == pytest.approx(4.045 / 3.045 - 1, rel=CLOSE)
         assert result.knobs[0].elasticity == pytest.approx(1 / 4.045, rel=CLOSE)

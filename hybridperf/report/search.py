@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridperf.report.plots import _figure, _save
 from hybridperf.report.text import table
-from hybridperf.searches.result import Active, SearchResult
+from hybridperf.searches.result import Active, SearchResult, Stop
 
 _PHASES = {"descent": "C0", "polish": "C1", "whole numbers": "C2"}
 _LEAST, _LEAST_APART = 1e-300, 1e-8  # a constraint is kept by that much
@@ -25,7 +25,8 @@ def search_report(result: SearchResult) -> str:
     lines += ["", "elasticity: percent of the objective for one percent more of the knob, the others as they are"]
     others = {name: value for name, value in result.columns.items() if name not in {one.name for one in result.knobs}}
     lines += ["", table(["evaluated anew at the optimum", "value"], [[name, _number(value)] for name, value in others.items()])]
-    lines += ["", _held_back(result.active)]
+    lines += ["", _held_back(result.active)] if result.active or not result.stops else []
+    lines += ["", _stopped(result.stops)] if result.stops else []
     for one in result.active:
         lines += ["", _one_more(one, result)]
     if result.prices:
@@ -58,6 +59,13 @@ def _held_back(active: tuple[Active, ...]) -> str:
         return "no constraint is active: the optimum lies within the bounds, or at one of them"
     rows = [[one.name, one.text, _number(one.less), _number(one.more), f"{one.multiplier:+.3f}"] for one in active]
     return table(["active constraint", "condition", "lesser side", "greater side", "% per 1 % more"], rows)
+
+
+def _stopped(stops: tuple[Stop, ...]) -> str:
+    rows = [
+        [one.name, one.text, one.knob, _number(one.value), _number(one.objective), _number(one.less), _number(one.more)] for one in stops
+    ]
+    return table(["stopped by", "condition", "whole number", "better would be", "objective then", "lesser side", "greater side"], rows)
 
 
 def _one_more(one: Active, result: SearchResult) -> str:

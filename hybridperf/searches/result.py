@@ -46,6 +46,19 @@ class Active:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stop:
+    """A constraint that forbids a better whole number, the other knobs as they are."""
+
+    name: str
+    text: str
+    less: float  # its two sides with that number
+    more: float
+    knob: str
+    value: float  # the nearest number that would be better
+    objective: float  # with it
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchResult:
     """The optimum of a search."""
 
@@ -54,7 +67,8 @@ class SearchResult:
     objective: float  # exact, as evaluated at `knobs`
     knobs: tuple[Found, ...]
     columns: dict[str, float]  # every column at the optimum, evaluated anew by the exact functions a sweep uses
-    active: tuple[Active, ...]
+    active: tuple[Active, ...]  # what holds knobs back that are no whole numbers
+    stops: tuple[Stop, ...]  # what holds whole numbers back
     relaxed_objective: float | None  # before whole numbers were made of knobs; None where none had to be
     convergence: pd.DataFrame  # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
     prices: dict[str, Price]  # that formulas named
@@ -70,6 +84,7 @@ class SearchResult:
             "knobs": {one.name: {k: v for k, v in dataclasses.asdict(one).items() if k != "name"} | {"at": one.at} for one in self.knobs},
             "columns": self.columns,
             "active": [dataclasses.asdict(one) for one in self.active],
+            "stops": [dataclasses.asdict(one) for one in self.stops],
             "prices": {name: price.model_dump() for name, price in self.prices.items()},
             "evaluations": self.evaluations,
             "convergence": [

@@ -16,9 +16,9 @@ from hybridperf.io import InputError
 from hybridperf.searches.descent import FEASIBLE, Descended, descend, violation
 from hybridperf.searches.polish import MARGIN, Polished, multipliers, polish
 from hybridperf.searches.problem import FREE, Problem, columns_at
-from hybridperf.searches.result import Active, Found, SearchResult
+from hybridperf.searches.result import Active, Found, SearchResult, Stop
 from hybridperf.searches.spec import Constraint, SearchSpec, read_search, with_method
-from hybridperf.searches.whole import better, rounded
+from hybridperf.searches.whole import better, rounded, stops
 
 _PROBES = 256
 _POLISHED = 4  # starts, the best and far from each other
@@ -88,6 +88,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         knobs=found,
         columns=columns,
         active=_active(problem, best, held, columns),
+        stops=_stops(problem, best, held),
         relaxed_objective=None if best is relaxed else float(problem.objective(relaxed.f)),
         convergence=_convergence(history, problem),
         prices=dict(spec.prices),
@@ -166,6 +167,17 @@ def _active(problem: Problem, best: Polished, held: np.ndarray, columns: Mapping
         multiplier = float(worth[c]) * (1 if problem.spec.maximise else -1)
         out.append(Active(one.name, one.text, less, more, multiplier, float(problem.objective(then.f)), knobs_then))
     return tuple(sorted(out, key=lambda one: -abs(one.multiplier)))
+
+
+def _stops(problem: Problem, best: Polished, held: np.ndarray) -> tuple[Stop, ...]:
+    spec, names = problem.spec, [knob.name for knob in problem.spec.knobs]
+    here = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
+    out = []
+    for c, (k, value) in sorted(stops(problem, best, held).items()):
+        one, columns = problem.constraints[c], columns_at(spec, here | {names[k]: float(value)})
+        less, more = (_exact(side, columns) for side in (one.sides.less, one.sides.more))
+        out.append(Stop(one.name, one.text, less, more, names[k], float(value), _exact(spec.objective, columns)))
+    return tuple(out)
 
 
 _Part = tuple[str, Sequence[int], Sequence[float], Sequence[float]]  # phase, evaluations, f, violation

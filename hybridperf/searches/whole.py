@@ -19,6 +19,7 @@ _REFINED = 8  # of them whose other knobs are set anew
 _STEPS = (1, 2, 4, 8)
 _MOST_MOVES = 12
 _RADIUS = 0.02
+_GAIN = 1e-9  # logs: less is not better
 _WEIGHT = 1e3  # of a violation against the objective, both logs
 
 
@@ -57,6 +58,28 @@ def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
         if best_held is before:
             break
     return best, best_held
+
+
+def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple[int, float]]:
+    """Constraints that forbid the nearest better number of a whole knob, by constraint: the knob and that number.
+
+    Whole numbers stand apart: at the best of them a constraint can have room left, and no multiplier, and hold it back all the same.
+    """
+    knobs = problem.spec.knobs
+    tried = [(k, sign, held[k] + sign * 2**power) for k in range(len(knobs)) if knobs[k].integer for sign in (1, -1) for power in range(32)]
+    moves = [(k, sign, float(value)) for k, sign, value in tried if knobs[k].least <= value <= knobs[k].most]
+    if not moves:
+        return {}
+    to = np.stack([np.where(np.arange(len(held)) == k, value, held) for k, _, value in moves])
+    at = problem.values(np.stack([_moved(problem, best.u, one) for one in to]), to)
+    found: dict[int, tuple[int, float]] = {}
+    seen: set[tuple[int, int]] = set()
+    for (k, sign, value), f, over in zip(moves, at.f, excess(at.g, problem.equal), strict=True):
+        if f < best.f - _GAIN and over.any() and (k, sign) not in seen:  # farther numbers break what would not matter
+            seen.add((k, sign))
+            for c in np.flatnonzero(over):
+                found.setdefault(int(c), (k, value))
+    return found
 
 
 def _moved(problem: Problem, u: np.ndarray, held: np.ndarray) -> np.ndarray:
