@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import jax
 import numpy as np
 
-from hybridperf import folding, prediction
+from hybridperf import batches, folding
 from hybridperf.batches import BatchPredictor
 from hybridperf.graph import GraphBuilder
 from hybridperf.model import GROUP_KNOBS, load_model
@@ -89,8 +89,8 @@ def main() -> None:
         folding.WORTH = worth
         for batch, all_knobs in ((10_000, False), (10_000, True), (100_000, True), (1, False)):
             values = knobs(batch, all_knobs=all_knobs)
-            pricing = jax.jit(lambda table, fixed, varied: prediction._priced(table, fixed, varied))
-            varied = prediction.canonical(plain._varied(values))
+            pricing = jax.jit(lambda table, fixed, varied: batches._priced(table, fixed, varied))
+            varied = batches.canonical(plain._varied(values))
             calls = [
                 lambda predictor=predictor, values=values: predictor(**values),
                 lambda plain=plain, values=values: plain(**values),

@@ -67,17 +67,18 @@ def parts(spec: Spec, todo: Collection[int], workers: int | None, scheduler: str
 
 def _part(document: str, folder: str, expected: str, chunk: int, cores: list[int] | None) -> bytes:
     """On a worker."""
-    spec = _read_once(document, folder)  # first: pinned, `here` would be another machine
+    spec, identity = _read_once(document, folder)  # first: pinned, `here` would be another machine
     if cores:
         _pin(cores)
-    if sweep_identity(spec.identity())["hash"] != expected:
+    if identity != expected:
         raise InputError("a worker has another model, table or version than this machine; install and copy the same to both")
     return parquet_bytes(evaluate(spec, chunk))
 
 
 @functools.lru_cache(maxsize=4)
-def _read_once(document: str, folder: str) -> Spec:
-    return read_spec(json.loads(document), folder)
+def _read_once(document: str, folder: str) -> tuple[Spec, str]:
+    spec = read_spec(json.loads(document), folder)
+    return spec, sweep_identity(spec.identity())["hash"]  # hashes all weights: not for every chunk
 
 
 def _pin(cores: list[int]) -> None:
