@@ -64,10 +64,9 @@ def test_uniform_access_is_what_counting_gives(rows: int, lookups: int) -> None:
 
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 1.05, 1.5])
 @pytest.mark.parametrize("shift", [0.0, 20.0])
-@pytest.mark.parametrize("lookups", [1000, 50_000])
-@pytest.mark.parametrize("rows", [10, 20_000, 1_000_000])
+@pytest.mark.parametrize(("rows", "lookups"), [(10, 100), (20_000, 1000), (20_000, 50_000), (1_000_000, 50_000)])
 def test_zipf_access_is_what_counting_gives(rows: int, exponent: float, shift: float, lookups: int) -> None:
-    expected = counted(probabilities(rows, exponent, shift), lookups, 1000 if lookups == 1000 else 20)
+    expected = counted(probabilities(rows, exponent, shift), lookups, 8 if lookups == 50_000 else 1000)
     assert float(Zipf(exponent, shift).unique_rows(lookups, rows)) == pytest.approx(expected, rel=0.01)
 
 
@@ -182,12 +181,15 @@ def test_thinning_twice_is_thinning_once() -> None:
 def test_histograms_of_a_file_thinned_to_batches(data_dir: Path) -> None:
     """The published statistics of 16 files, against their thinning by others.
 
-    A bin's rows may all stand at its low or all at its high end: no histogram tells. Rows that are kept lie between what these two give;
-    both answers do, and so nobody can say which is better. They differ by less than half of that range, and by 3 % of the rows.
+    A bin's rows may all stand at its low or all at its high end: no histogram tells, and rows that are kept lie between what these two
+    give. Ours do. Theirs lie below at the largest batches: real numbers between 1 and 2, and so on, must have stood for the counts of a
+    bin, and with bins that begin there theirs lie in the range, too. What nobody can tell apart is 3 % of the rows, 1.5 points of a share.
     """
     stats = read_table(data_dir / "dlrm_access" / "locality_stats.csv")
     theirs = read_table(data_dir / "dlrm_access" / "rf_thinned_all_tables.csv")
-    ends = np.concatenate([[1.0], 2.0 ** np.arange(15) + 1, [2.0**15 + 1]]), 2.0 ** np.arange(17)
+    high_ends = 2.0 ** np.arange(17)
+    real_ends = np.concatenate([[1.0], high_ends[:-1]])
+    low_ends = np.concatenate([[1.0], high_ends[:-1] + 1])
     for year, files in stats.groupby("year"):
         files = files[files["num_indices"] < 0.9 * files["num_indices"].max()] if year == 2021 else files  # without the one of another kind
         mean = files["num_indices"].sum() / files["num_unique_rows"].sum()
@@ -197,11 +199,11 @@ def test_histograms_of_a_file_thinned_to_batches(data_dir: Path) -> None:
         for _, row in theirs[theirs["year"] == year].iterrows():
             fraction = row["batch_size"] / files["batch_size"].iloc[0]
             batch = thin(whole, fraction)
-            low, high = (float((whole.shares * (1 - (1 - fraction) ** end)).sum()) for end in ends)
+            lowest, low, high = (float((whole.shares * (1 - (1 - fraction) ** end)).sum()) for end in (real_ends, low_ends, high_ends))
             ours_kept, their_kept = (fraction * mean / reuse for reuse in (batch.mean_reuse, row["avg_reuse"]))
             assert low < ours_kept < high
-            assert low < their_kept < high
-            assert abs(ours_kept - their_kept) < min(0.5 * (high - low), 0.03 * their_kept)
+            assert lowest < their_kept < high
+            assert ours_kept == pytest.approx(their_kept, rel=0.03)
             assert batch.shares == pytest.approx(row[bin_names()].to_numpy(float), abs=0.015)
 
 

@@ -119,7 +119,10 @@ def test_skew_brings_rows_nearer_and_time_down() -> None:
 
 
 def test_other_ways_to_say_the_same_access() -> None:
-    """A histogram of the batch and the recorded rows lead to nearly the op that the distribution leads to."""
+    """A histogram of the batch and the recorded rows lead to nearly the op that the distribution leads to.
+
+    How far apart lookups of a row are depends on rows that one batch does not meet: the recorded ones know a smaller table.
+    """
     p = (np.arange(1, 30_001) + 50.0) ** -0.9
     rows = np.searchsorted(np.cumsum(p / p.sum()), np.random.default_rng(0).random(40_000))
     exact = lookup_calls([Table("ads", 30_000, 32, 40, access=Zipf(0.9, 50.0))], 1000).op
@@ -130,7 +133,7 @@ def test_other_ways_to_say_the_same_access() -> None:
         assert float(op.unique) == pytest.approx(float(exact.unique), rel=0.01)
         assert float(op.once) == pytest.approx(float(exact.once), abs=0.01)
         assert float(op.hot) == pytest.approx(float(exact.hot), abs=0.02)
-        assert np.log(float(op.distance)) == pytest.approx(np.log(float(exact.distance)), abs=0.25)
+        assert np.log(float(op.distance)) == pytest.approx(np.log(float(exact.distance)), abs=0.4)
         assert float(op.spread) == pytest.approx(float(exact.spread), abs=0.25)
 
 

@@ -114,6 +114,8 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
 
     def describe(hlo: str) -> Mapping[str, Any]:
         if program.lookups is not None:
+            if not program.carry:  # of long sums XLA makes several ops, which a step's program is priced by
+                main_op(hlo, copies)
             return program.lookups.columns(sets, copies)
         columns = dict(program.columns) if composite else main_op(hlo, copies, bool(program.prelude))
         footprint = sets * call_bytes
