@@ -1,4 +1,4 @@
-"""One training step of a deep learning recommendation model (DLRM, Naumov et al. 2019) on any number of ranks, as an eager framework runs it.
+"""One training step of a recommendation model (DLRM, Naumov et al. 2019) on any number of ranks, as an eager framework runs it.
 
     dense features [b, dense] -> bottom MLP -> x [b, D]
     tables: lookups of all B samples where a table is held -> all-to-all -> bags e_t [b, D_t] where a sample is
@@ -200,7 +200,7 @@ class _Step:
             for kind, samples in (("away", c.batch), ("data", self.b)):
                 tables = [s.table for s in self.held if s.rank == rank and (s.kind == "data") == (kind == "data")]
                 if tables:
-                    self.issue.op(rank, HostOp(_LOOKUP, (lookup_calls(tables, samples, "forward", c.optimizer),)))
+                    self.issue.op(rank, HostOp(_LOOKUP, (lookup_calls(tables, samples, "forward"),)))
         self.bags: dict[int, int] | None = None
         t = self.traffic
         for node, size in enumerate(t.node_bytes):
@@ -262,7 +262,7 @@ class _Step:
         c = self.c
         copied = [s.table for s in self.held if s.kind == "data" and s.rank == 0]
         if copied:
-            self.every([HostOp(_LOOKUP_BACKWARD, (lookup_calls(copied, self.b, "backward", c.optimizer),))])
+            self.every([HostOp(_LOOKUP_BACKWARD, (lookup_calls(copied, self.b, "backward", optimizer=c.optimizer),))])
             for table in copied:
                 self.ready(Parameter(float(table.rows), float(table.dim)))
         for rank in self.all:
@@ -271,7 +271,7 @@ class _Step:
                 continue
             if self.bags is not None and rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "gradients of bags")
-            self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (lookup_calls(tables, c.batch, "backward", c.optimizer),)))
+            self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (lookup_calls(tables, c.batch, "backward", optimizer=c.optimizer),)))
 
     def backward(self, ops: Sequence[tuple[HostOp, tuple[Parameter, ...]]]) -> None:
         for op, parameters in ops:

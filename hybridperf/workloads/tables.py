@@ -19,7 +19,7 @@ class Table:
     access: Any = None
 
 
-def lookup_calls(tables: Sequence[Table], batch: float, direction: str, optimizer: str = "sgd") -> OpCall:
+def lookup_calls(tables: Sequence[Table], batch: float, direction: str = "forward", *, optimizer: str = "sgd") -> OpCall:
     total = sum(t.pooling for t in tables) * batch
     dim = sum(t.dim * t.pooling for t in tables) * batch / total
     rows = float(sum(t.rows for t in tables))
