@@ -99,8 +99,8 @@ def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
     """What prices a model's collectives; `InputError` that names the one that nothing does."""
     if model.collectives is None:
         raise InputError(
-            f"the step has an {call.collective} over {call.ranks} ranks and this model of {model.device.id} none to price it by; fit some with"
-            " `hybridperf fit --system NAME`, or take those of a shipped system: model.with_collectives(load_collectives(NAME))"
+            f"expected a model with collectives for a step with an {call.collective} over {call.ranks} ranks, got one of {model.device.id}"
+            " alone; `hybridperf fit --system NAME` adds them, or model.with_collectives(load_collectives(NAME)) those of a shipped system"
         )
     return model.collectives
 
