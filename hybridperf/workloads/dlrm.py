@@ -56,6 +56,7 @@ class DlrmConfig:
     blocking_copies: bool = True
     lookup_first: bool = True  # before the bottom MLP, which then hides the all-to-all
     exchange_indices: bool = False  # each rank reads its own samples' indices and sends them to where the tables are
+    reads_loss: bool = False  # the host waits for the loss before it goes on
     eager: Eager | None = None
 
     @property
@@ -142,8 +143,13 @@ class _Step:
         self.await_bags()
         self.every(self.interact())
         self.every(self.eager.mlp(self.b, self.top, "sigmoid"))
-        self.every(self.eager.loss(self.b, c.loss))
+        forward, *backward = self.eager.loss(self.b, c.loss)
+        self.every([forward])
+        if c.reads_loss:
+            for rank in self.all:
+                self.issue.fetch(rank)
         self.every([op for op in [self.eager.zero_grad(self.dense_parameters())] if op.kernels])
+        self.every(backward)
         self.backward(self.eager.mlp_backward(self.b, self.top, "sigmoid", inputs_too=True))
         self.every(self.interact_backward())
         if c.lookup_first:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, op_by_name
+from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
 from hybridperf.workloads.issue import HostOp
 
 
@@ -113,10 +113,13 @@ class Eager:
     def dot_backward(self, b: float, vectors: int, dim: float) -> list[HostOp]:
         pairs = vectors * (vectors - 1) // 2
         whole = loop(self.dtype, "fill", b, vectors * vectors)
+        slots = (loop(self.dtype, "addu", 1, pairs),) * 6 + (OpCall(Sort("int64", 1.0, float(pairs))),) if self.accumulates else ()
+        first = HostOp(_backward("SliceBackward"), (whole, OpCall(Copy(self.dtype, float(b), float(vectors * vectors)))))
         product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors)))
         added = loop(self.dtype, "add", b, vectors * dim)
         return [
-            HostOp(_backward("IndexBackward"), (whole, loop(self.dtype, "addu", b, pairs))),
+            HostOp(_backward("IndexBackward"), (whole, *slots, loop(self.dtype, "add", b, pairs))),
+            *((first,) if self.accumulates else ()),
             HostOp(_backward("BmmBackward"), (product, product)),
             HostOp(("aten::add", "aten::add_"), (added,)),
             HostOp(("aten::add", "aten::add_"), (loop(self.dtype, "add", b, dim),)),
