@@ -25,9 +25,8 @@ _OTHERS = {"P100": ("p100_pcie_16g", 1.189e9), "Xp": ("titanxp", 1.404e9)}
 def run(data: Path, out: Path, model: str = MODEL) -> None:
     """Print all tables and write them to `out` as CSV."""
     prices = KernelPrices(load_model(model), lin_data.CLOCK_HZ)
-    print(
-        f"Kernels of {prices.model.device.name} at {lin_data.CLOCK_HZ / 1e6:.0f} MHz; loops move {prices.streaming_bytes_per_s / 1e9:.0f} GB/s\n"
-    )
+    rate, clock = prices.streaming_bytes_per_s / 1e9, lin_data.CLOCK_HZ / 1e6
+    print(f"Kernels of {prices.model.device.name} at {clock:.0f} MHz; loops move {rate:.0f} GB/s\n")
     kernels = lin_single.kernels(data, prices)
     print(_kernel_table(kernels))
     print(_sums(data, prices, kernels), end="\n\n")

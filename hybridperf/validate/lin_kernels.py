@@ -26,7 +26,7 @@ from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, columns
 from hybridperf.workload import Call, CollectiveCall, Seconds
 
 KERNEL_S = 2.2e-6  # median of the short elementwise kernels of a V100 in traces of others (HolisticTraceAnalysis' tests)
-_MANY = 4096.0  # times as many rows: far above what a launch costs
+_MANY = 2.0**27  # elements: milliseconds, far above what a launch costs, and no more than was measured
 _FAMILY_LOOPS = ("add", "addu", "mul", "mulu", "div", "divu", "relu", "pow", "powu", "gelu", "tanh")  # measured on the V100
 
 
@@ -51,15 +51,14 @@ class KernelPrices:
         if isinstance(op, Gemm | BatchedGemm):
             return float(self._priced(op))
         if isinstance(op, Elementwise) and columns(op)["op"] in _FAMILY_LOOPS:
-            many = dataclasses.replace(op, rows=op.rows * _MANY, cols=max(op.cols, 256.0))
-            return self.kernel_s + self._priced(many) * (op.rows * op.cols) / (many.rows * many.cols)
+            return self.kernel_s + self._priced(dataclasses.replace(op, rows=_MANY / 1024.0, cols=1024.0)) * op.rows * op.cols / _MANY
         return self.kernel_s + float(op.work().bytes) / self.streaming_bytes_per_s
 
     @functools.cached_property
     def streaming_bytes_per_s(self) -> float:
         """What a long loop moves."""
         inputs = {"inputs": 2.0, "element_flops": 1.0, "element_transcendentals": 0.0}
-        long = Elementwise("fp32", 2.0**17, 1024.0, **inputs)
+        long = Elementwise("fp32", _MANY / 1024.0, 1024.0, **inputs)
         return float(long.work().bytes) / self._priced(long)
 
     def _priced(self, op: Op) -> float:
