@@ -338,9 +338,7 @@ def test_a_model_without_collectives_is_told_what_it_lacks() -> None:
 
 def test_what_comes_out_is_priced_as_ranks_run_it(model: PerfModel) -> None:
     """Where caches count, rows of other tables come between; the answer's seconds are those of whole kernels."""
-    knobs = dataclasses.replace(
-        model.knobs, level_speedup=np.array([8.0, 5.0, 2.0, 1.0]), line_s=np.array([1e-11, 2e-11, 5e-11, 2e-10])
-    )
+    knobs = dataclasses.replace(model.knobs, level_speedup=np.array([8.0, 5.0, 2.0, 1.0]), line_s=np.array([1e-11, 2e-11, 5e-11, 2e-10]))
     caching = dataclasses.replace(model, knobs=knobs)
     tables = made_tables(10, 7)
     found = hp.shard(tables, 2, model=caching, batch=1024)
