@@ -44,6 +44,7 @@ _WHERE = {
     "read_table": "io",
     "search": "searches.run",
     "search_report": "report.search",
+    "shard": "sharding.run",
     "sweep": "sweeps.run",
     "write_timeline": "report.perfetto",
 }

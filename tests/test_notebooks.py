@@ -17,6 +17,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 CALIBRATE = next(path for path in NOTEBOOKS if path.stem == "01_calibrate")
 EVALUATE_GRID = next(path for path in NOTEBOOKS if path.stem == "02_evaluate_grid")
 GRADIENT_SEARCH = next(path for path in NOTEBOOKS if path.stem == "03_gradient_search")
+SHARD_TABLES = next(path for path in NOTEBOOKS if path.stem == "04_shard_tables")
 FAMILIES = "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
 
 
@@ -86,6 +87,17 @@ def test_gradient_search_runs_and_its_checks_hold(tmp_path: Path, monkeypatch: p
     kept = json.loads((tmp_path / "search" / "search.json").read_text())
     assert kept["objective"]["value"] == pytest.approx(searched, abs=0.5)
     assert kept["columns"]["time_s"] <= 2e-3
+def test_shard_tables_runs_and_its_placement_is_the_best_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SETTING": "quick", "OUT": "sharding"}.items():
+    ran = executed(SHARD_TABLES, tmp_path)
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 2
+    tables, placed = (pd.read_csv(tmp_path / "sharding" / f"{name}.csv") for name in ("tables", "placement"))
+    assert list(placed["table"]) == list(tables["name"])
+    listed = pd.read_csv(tmp_path / "sharding" / "candidates.csv")
+    fitting = listed[listed["fits"]]
+    assert listed["sums_s"].iloc[0] <= fitting["sums_s"].min() * 1.01
+    said = next(text for text in map(printed, ran.cells) if "best of the random ones" in text)
+    assert float(re.search(r"random ones ([\d.]+) times ours", said).group(1)) >= 1, said
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
