@@ -16,25 +16,29 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from hybridperf.collectives.links import Links
 from hybridperf.evaluate import in_blocks, makespan
 from hybridperf.folding import FOLD_BLOCK, Folded, folded, makespan_of
 from hybridperf.io import InputError, unknown
 from hybridperf.lower import Program, lower
-from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, batched_durations, canonical, durations
+from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
 from hybridperf.ops import GROUPS
 from hybridperf.outputs import Outputs, batch_outputs, outputs_of
 from hybridperf.prediction import check_backend
-from hybridperf.workload import Workload
+from hybridperf.step_table import StepTable, batched_step_durations, split, step_durations, step_table
+from hybridperf.workload import KINDS, Workload, kind_of
 
 _BATCH = "batch"  # axis of the devices that share a batch
 _PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
+_LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 
 
 def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndarray:
     """Seconds [B] of one step on B variations of the platform.
 
     `knobs` are arrays [B] by name: `memory_bytes_per_s`, `peak_flops_scale`, or any of the model's knobs, for a group as
-    `gemm__compute_efficiency` or for all groups as `compute_efficiency` (a factor on each group's own value).
+    `gemm__compute_efficiency` or for all groups as `compute_efficiency` (a factor on each group's own value); of a step with collectives
+    also the rates of links, `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`.
     """
     return BatchPredictor(model, workload)(**knobs)
 
@@ -49,10 +53,11 @@ class BatchPredictor:
     def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
         check_backend(model, workload)
         lowered = lower(workload.graph)
-        table, platform = model.table(workload.calls), model.platform()
-        _check_numbers(workload, table, platform)
+        rows, platform = step_table(model, workload.calls), model.platform()
+        table = rows.ops
+        _check_numbers(workload, rows, platform)
         self._workload = workload
-        self._outputs = None if outputs is None else outputs_of(lowered, [GROUPS[group] for group in table.group], outputs)
+        self._outputs = None if outputs is None else outputs_of(lowered, [KINDS[kind_of(call)] for call in workload.calls], outputs)
         program = (folded(lowered) if self._outputs is None else None) or lowered.program  # what else is asked needs every step
         self._program: Program | Folded = jax.device_put(program)  # once, not at each call
         # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
@@ -62,7 +67,7 @@ class BatchPredictor:
         knobs = dataclasses.replace(platform.knobs, **{name: np.asarray(getattr(platform.knobs, name))[used] for name in GROUP_KNOBS})
         self._platform = dataclasses.replace(platform, knobs=knobs)
         self._fixed = canonical(self._platform)
-        self._table = canonical(dataclasses.replace(table, group=group.astype(np.int32)))
+        self._table = canonical(dataclasses.replace(rows, ops=dataclasses.replace(table, group=group.astype(np.int32))))
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
 
@@ -97,48 +102,58 @@ class BatchPredictor:
         fields: dict[str, np.ndarray] = {}
         for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):  # a group's own value is the last word
             group, _, knob = name.rpartition("__")
-            if name in _PLATFORM_KNOBS:
+            if name in _PLATFORM_KNOBS or (name in _LINK_KNOBS and self._table.collectives is not None):
                 fields[name] = value
+            elif name in _LINK_KNOBS:
+                raise InputError(f"{self._workload.name} has no collectives, so {name} changes nothing; leave the knob out")
             elif knob in GROUP_KNOBS and (not group or group in GROUPS):
                 base = fields.get(knob, np.asarray(getattr(self._platform.knobs, knob))[:, None])
                 of_group = np.array([not group or one == group for one in self._groups])[:, None]
                 fields[knob] = np.where(of_group, value, base) if group else base * value
             else:
-                raise unknown("knob", name, knob_names(), f"known are memory_bytes_per_s, peak_flops_scale, {', '.join(GROUP_KNOBS)}")
+                raise unknown("knob", name, knob_names(), f"known are {', '.join((*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS))}")
         return fields
 
 
-def _check_numbers(workload: Workload, table: OpTable, platform: Platform) -> None:
+def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> None:
     """`InputError` naming the op where a number of the model or the step cannot give seconds, before anything is compiled."""
+    table = rows.ops
+    ops, _, given = split(workload.calls)
+    for row in given:
+        value = getattr(workload.calls[row], "value", np.nan)
+        if not (np.isfinite(value) and value >= 0):
+            raise InputError(f"{_named(workload, row)} is given as {value} s, expected finite seconds, 0 or more; check the step")
+    if not ops:
+        return
     for field in dataclasses.fields(platform.knobs):
         values = np.asarray(getattr(platform.knobs, field.name), np.float64)
         shared = field.name not in GROUP_KNOBS  # by all groups
         wrong = np.full(len(table.group), not (values >= 0).all()) if shared else ~(values[table.group] >= 0)
         least = np.nanmin(values) if shared and not np.isnan(values).all() else np.nan
-        _refuse(workload, wrong, np.full(len(wrong), least) if shared else values[table.group], f"its knob {field.name}")
+        _refuse(workload, ops, wrong, np.full(len(wrong), least) if shared else values[table.group], f"its knob {field.name}")
     for field in dataclasses.fields(table.work):
         values = np.asarray(getattr(table.work, field.name), np.float64)
-        _refuse(workload, ~(values >= 0), values, f"its {field.name}")
-    _refuse(workload, ~np.isfinite(table.correction), table.correction, "its learned correction")
+        _refuse(workload, ops, ~(values >= 0), values, f"its {field.name}")
+    _refuse(workload, ops, ~np.isfinite(table.correction), table.correction, "its learned correction")
 
 
-def _refuse(workload: Workload, wrong: np.ndarray, values: np.ndarray, what: str) -> None:
+def _refuse(workload: Workload, ops: Sequence[int], wrong: np.ndarray, values: np.ndarray, what: str) -> None:
     for op in np.flatnonzero(wrong)[:1].tolist():
         raise InputError(
-            f"{_named(workload, op)} can have no time: {what} is {values[op]}, expected 0 or more; check the model and the step"
+            f"{_named(workload, ops[op])} can have no time: {what} is {values[op]}, expected 0 or more; check the model and the step"
         )
 
 
 def _named(workload: Workload, op: int) -> str:
-    """A unique op for people, with where it is met first."""
-    graph, group = workload.graph, GROUPS[int(workload.calls[op].op.group_index())]
+    """A row for people, with where it is met first."""
+    graph, group = workload.graph, KINDS[kind_of(workload.calls[op])]
     users = np.flatnonzero((graph.row == op + 1) | (graph.launch_row == op + 1))
     return f"{group} (first used by node {users[0]} {graph.labels[users[0]]!r})" if len(users) else f"{group} (used by no node)"
 
 
 def knob_names() -> list[str]:
     """What `predict_batch` varies, the knobs of single groups included."""
-    return [*_PLATFORM_KNOBS, *GROUP_KNOBS, *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS)]
+    return [*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS, *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS)]
 
 
 def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -168,13 +183,14 @@ def _in_reach(value: float, dtype: np.dtype) -> str:
     return f" from {np.finfo(dtype).tiny:.2g} to {np.finfo(dtype).max:.2g}" if np.isfinite(value) and value > 0 else ""
 
 
-def step_seconds(program: Any, table: OpTable, platform: Platform) -> Any:
+def step_seconds(program: Any, table: StepTable | OpTable, platform: Platform) -> Any:
     """Seconds of one step, one platform; pure and differentiable: the function that searches descend."""
-    return makespan(program, durations(table, platform)[:, None])[0]
+    rows = StepTable(table) if isinstance(table, OpTable) else table
+    return makespan(program, step_durations(rows, platform)[:, None])[0]
 
 
-def _batch_seconds_impl(program: Program | Folded, table: OpTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
-    def seconds(program: Program | Folded, table: OpTable, fixed: Platform, varied: dict[str, Any]) -> Any:
+def _batch_seconds_impl(program: Program | Folded, table: StepTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    def seconds(program: Program | Folded, table: StepTable, fixed: Platform, varied: dict[str, Any]) -> Any:
         # priced and evaluated block by block: durations of the whole batch would leave the cache
         if isinstance(program, Folded):
             return in_blocks(lambda some: makespan_of(program, _priced(table, fixed, some)), varied, FOLD_BLOCK)
@@ -183,19 +199,21 @@ def _batch_seconds_impl(program: Program | Folded, table: OpTable, fixed: Platfo
     return _over_devices(seconds, P(_BATCH), (program, table, fixed), varied, mesh)
 
 
-def _priced(table: OpTable, fixed: Platform, varied: Mapping[str, Any]) -> Any:
+def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Any]) -> Any:
     """Durations [U, B] on a platform some of whose fields and knobs vary."""
 
     def replaced(fields: Mapping[str, Any], base: Platform) -> Platform:
         knobs = dataclasses.replace(base.knobs, **{name: value for name, value in fields.items() if name in GROUP_KNOBS})
-        return dataclasses.replace(base, knobs=knobs, **{name: value for name, value in fields.items() if name in _PLATFORM_KNOBS})
+        links = {name: value for name, value in fields.items() if name in _LINK_KNOBS}
+        plain = {name: value for name, value in fields.items() if name in _PLATFORM_KNOBS}
+        return dataclasses.replace(base, knobs=knobs, links=dataclasses.replace(base.links, **links) if links else base.links, **plain)
 
     axes = replaced({name: value.ndim - 1 for name, value in varied.items()}, jax.tree.map(lambda _: None, fixed))
-    return batched_durations(table, replaced(varied, fixed), axes)
+    return batched_step_durations(table, replaced(varied, fixed), axes)
 
 
-def _batch_outputs_impl(plan: Outputs, program: Program, table: OpTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
-    def columns(plan: Outputs, program: Program, table: OpTable, fixed: Platform, varied: dict[str, Any]) -> Any:
+def _batch_outputs_impl(plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
+    def columns(plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: dict[str, Any]) -> Any:
         return in_blocks(lambda some: batch_outputs(plan, program, _priced(table, fixed, some)), varied)
 
     return _over_devices(columns, P(None, _BATCH), (plan, program, table, fixed), varied, mesh)
@@ -218,7 +236,7 @@ _batch_outputs = jax.jit(_batch_outputs_impl, static_argnums=5)
 def gradient(model: PerfModel, workload: Workload) -> Platform:
     """d seconds / d each number of the platform, exact (back-pointers through the longest path)."""
     check_backend(model, workload)
-    program, table = lower(workload.graph).program, canonical(model.table(workload.calls))
+    program, table = lower(workload.graph).program, canonical(step_table(model, workload.calls))
     return _slopes(program, table, canonical(model.platform()))
 
 

@@ -7,6 +7,7 @@ Exact on the longest path; what the learned correction says of an op is held.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -36,6 +37,8 @@ def _numbers(platform: Platform) -> Iterator[tuple[str, float]]:
     """Every number of a platform (or its slopes) by name."""
     yield "memory_bytes_per_s", float(platform.memory_bytes_per_s)
     yield "peak_flops_scale", float(platform.peak_flops_scale)
+    for link in () if platform.links is None else dataclasses.fields(platform.links):
+        yield link.name, float(np.asarray(getattr(platform.links, link.name)))
     for at, level in enumerate(LEVELS):
         yield f"{level}__level_bytes", float(np.asarray(platform.level_bytes)[at])
         for knob in LEVEL_KNOBS:

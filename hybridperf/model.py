@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
+from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.families import by_family, family_rows, groups_of, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, load_device, load_host
@@ -56,7 +57,7 @@ _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["memory_bytes_per_s", "peak_flops_scale", "level_bytes", "knobs"],
+    data_fields=["memory_bytes_per_s", "peak_flops_scale", "level_bytes", "knobs", "links"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Platform:
     peak_flops_scale: Any  # [] multiplies the peak of every dtype and unit
     level_bytes: Any  # [L]
     knobs: Knobs  # group knobs [G], level knobs [L]
+    links: Links | None = None  # of the system that the device stands in; None: no collectives are known
 
 
 @functools.partial(
@@ -131,7 +133,12 @@ class PerfModel:
             peak_flops_scale=np.float64(1.0),
             level_bytes=self.device.level_bytes(),
             knobs=self.knobs,
+            links=None if self.collectives is None else self.collectives.links(),
         )
+
+    def with_collectives(self, collectives: CollectiveModel) -> PerfModel:
+        """The same device in a system, whose links price the collectives of its steps."""
+        return dataclasses.replace(self, collectives=collectives)
 
     def table(self, calls: Sequence[OpCall]) -> OpTable:
         """Ops as arrays for this device; `InputError` where the device has no peak for an op's dtype."""

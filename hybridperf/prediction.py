@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +14,23 @@ import pandas as pd
 from hybridperf.evaluate import Timeline, check_durations, critical_path, makespan, timeline
 from hybridperf.io import InputError
 from hybridperf.lower import Lowered, lower
-from hybridperf.model import OpTable, PerfModel, widening
-from hybridperf.ops import GROUPS, columns
-from hybridperf.workload import Workload
+from hybridperf.model import PerfModel, widening
+from hybridperf.ops import GROUPS, OpCall
+from hybridperf.step_table import StepTable, collective_frame, row_roofline_seconds, row_seconds, split, step_table
+from hybridperf.workload import KINDS, CollectiveCall, Workload, call_columns, kind_of
 
 COVERAGE = 0.9  # of a step's interval
 _DRAWS = 256
 _UNKNOWN_SHARE = 0.05
 _LARGEST_LOG_ERROR = 5.0
+_WAIT = "wait"
+_NORMAL = tuple(NormalDist().inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS))
+_WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Seconds of one step, with what they are made of. N nodes of the graph, U unique ops."""
+    """Seconds of one step, with what they are made of. N nodes of the graph, U rows: unique ops, collectives, given seconds."""
 
     workload: Workload
     model: PerfModel
@@ -33,9 +38,9 @@ class Prediction:
     low_s: float | None  # 90 % interval; None where the model has no measurements to take it from
     high_s: float | None
     roofline_s: float  # the same step by the datasheet alone
-    op_s: np.ndarray  # [U] seconds of each unique op
+    op_s: np.ndarray  # [U] seconds of each row
     op_roofline_s: np.ndarray  # [U] by the datasheet alone
-    op_group: np.ndarray  # int [U] index into GROUPS
+    op_group: np.ndarray  # int [U] index into KINDS: GROUPS, then collectives by name, then what is given
     op_in_range: np.ndarray  # bool [U] lies within what was measured
     timeline: Timeline  # [N] each
     on_critical_path: np.ndarray  # bool [N]
@@ -44,9 +49,9 @@ class Prediction:
 
     def breakdown(self) -> pd.DataFrame:
         """Seconds by group of ops, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
-        row = self.workload.graph.row - 1
+        row = _rows_run(self.workload)
         frame = pd.DataFrame({
-            "group": [GROUPS[g] for g in self.op_group[row]], "seconds": self.op_s[row], "roofline_s": self.op_roofline_s[row],
+            "group": [KINDS[g] for g in self.op_group[row]], "seconds": self.op_s[row], "roofline_s": self.op_roofline_s[row],
             "in_range": self.op_in_range[row],
         })  # fmt: skip
         out = frame.groupby("group").agg(
@@ -59,30 +64,37 @@ class Prediction:
         return out.sort_values("seconds", ascending=False).reset_index()
 
     def ops(self) -> pd.DataFrame:
-        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical` and the op's dimensions."""
-        row = self.workload.graph.row - 1
+        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical` and the op's dimensions.
+
+        Of several ranks or streams `rank` and `stream` come after the label. A node that only waits has no seconds.
+        """
+        graph = self.workload.graph
+        row = graph.row - 1
+        where = {"rank": graph.rank, "stream": [graph.stream_names[at] for at in graph.stream]}
         frame = pd.DataFrame({
-            "label": self.workload.graph.labels, "group": [GROUPS[g] for g in self.op_group[row]],
-            "start_s": self.timeline.start_s, "seconds": self.op_s[row], "roofline_s": self.op_roofline_s[row],
-            "critical": self.on_critical_path,
+            "label": graph.labels, **(where if len(graph.stream_names) > 1 or graph.rank.any() else {}),
+            "group": [KINDS[self.op_group[r]] if r >= 0 else _WAIT for r in row],
+            "start_s": self.timeline.start_s, "seconds": np.where(row >= 0, self.op_s[row], 0.0),
+            "roofline_s": np.where(row >= 0, self.op_roofline_s[row], 0.0), "critical": self.on_critical_path,
         })  # fmt: skip
-        dims = pd.DataFrame([columns(self.workload.calls[r].op) for r in row])
+        dims = pd.DataFrame([call_columns(self.workload.calls[r]) if r >= 0 else {"op": _WAIT} for r in row])
         return pd.concat([frame, dims], axis=1)
 
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
     """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for another kind of device."""
     check_backend(model, workload)
-    table = model.table(workload.calls)
+    table = step_table(model, workload.calls)
+    group = np.array([kind_of(call) for call in workload.calls], np.int32)
     lowered = lower(workload.graph)
-    op_s = check_durations(lowered, model.op_seconds(table))
+    op_s = check_durations(lowered, row_seconds(model, table))
     times = timeline(lowered, op_s)
     path = critical_path(lowered, op_s)
-    op_roofline_s = model.roofline_seconds(table)
+    op_roofline_s = row_roofline_seconds(model, table, workload.calls)
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
-    outside = model.outside(workload.calls)
-    interval = _interval(model, workload, lowered, table.group, op_s, outside)
+    outside = _outside(model, workload)
+    interval = _interval(model, workload, lowered, group, op_s, outside)
     inside = _inside(model, workload, outside)
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
@@ -95,12 +107,12 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         roofline_s=float(roofline_s),
         op_s=op_s,
         op_roofline_s=op_roofline_s,
-        op_group=table.group,
+        op_group=group,
         op_in_range=inside,
         timeline=times,
         on_critical_path=critical,
         in_range=bool(inside.all()),
-        notes=(*workload.notes, *_notes(model, table, op_s, inside, workload)),
+        notes=(*workload.notes, *_notes(model, table, group, op_s, inside, workload)),
     )
 
 
@@ -124,26 +136,60 @@ def _interval(
 
     An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
     """
-    row = workload.graph.row - 1
-    unknown = [u for u in range(len(op_s)) if not (r := model.groups.get(GROUPS[group[u]])) or not r.errors or r.half_width is None]
-    unknown += list(_unmeasured(model, workload))
+    row = _rows_run(workload)
+    spread = _collective_spread(model, workload)
+    unknown = [u for u in split(workload.calls)[0] if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None]
+    unknown += [*_unmeasured(model, workload), *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u]))]
     if op_s[row][np.isin(row, unknown)].sum() > _UNKNOWN_SHARE * op_s[row].sum():
         return None
     rng = np.random.default_rng(0)
-    drawn = np.zeros((len(GROUPS), _DRAWS))
+    drawn = np.zeros((len(KINDS), _DRAWS))
     for g in np.unique(group):
-        report = model.groups.get(GROUPS[g])
+        report = model.groups.get(KINDS[g])
         if report is not None and report.errors:
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(outside), outside, 0.0))
+    for g in range(len(GROUPS), len(KINDS)):  # one error for all collectives of a kind; what is given has none
+        drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
+    widen = np.where(group < len(GROUPS), widen, np.nan_to_num(spread))
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state
     state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
-    seconds = op_s[:, None] * np.exp(error + state)
+    seconds = op_s[:, None] * np.exp(np.where((group < len(GROUPS))[:, None], error + state, error))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
+
+
+def _rows_run(workload: Workload) -> np.ndarray:
+    """The row of each node that takes time, from 0."""
+    row = workload.graph.row
+    return row[row > 0] - 1
+
+
+def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
+    """How far each row lies outside what was measured, in octaves [U]; infinite for a collective that was not, 0 for what is given."""
+    ops, collectives, _ = split(workload.calls)
+    found = np.zeros(len(workload.calls))
+    found[ops] = model.outside([workload.calls[at] for at in ops])
+    if collectives:
+        found[collectives] = np.where(_collectives_said(model, workload)["in_range"], 0.0, np.inf)
+    return found
+
+
+def _collective_spread(model: PerfModel, workload: Workload) -> np.ndarray:
+    """Standard deviation of the log of each collective's seconds [U]; NaN where the model knows none, 0 for other rows."""
+    _, collectives, _ = split(workload.calls)
+    found = np.zeros(len(workload.calls))
+    if collectives:
+        said = _collectives_said(model, workload)
+        found[collectives] = np.log(said["high_s"] / said["low_s"]) / _WIDTH_OF_90
+    return found
+
+
+def _collectives_said(model: PerfModel, workload: Workload) -> pd.DataFrame:
+    return model.predict_collectives(collective_frame([call for call in workload.calls if isinstance(call, CollectiveCall)]))
 
 
 def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
@@ -155,9 +201,9 @@ def _unmeasured(model: PerfModel, workload: Workload) -> dict[int, str]:
     """Unique ops whose number format the model has no measurements of, with what to say."""
     found = {}
     for at, call in enumerate(workload.calls):
-        group = GROUPS[int(call.op.group_index())]
+        group = KINDS[kind_of(call)]
         report = model.groups.get(group)
-        if report is not None and not report.measured_dtype(call.op):
+        if isinstance(call, OpCall) and report is not None and not report.measured_dtype(call.op):
             found[at] = f"no {group} in {call.op.dtype} was measured, only {', '.join(report.dtypes)}"
     return found
 
@@ -169,20 +215,26 @@ def _inside(model: PerfModel, workload: Workload, outside: np.ndarray) -> np.nda
     return inside
 
 
-def _notes(model: PerfModel, table: OpTable, op_s: np.ndarray, inside: np.ndarray, workload: Workload) -> list[str]:
-    if not model.groups:
-        return [f"datasheet roofline of {model.device.id}: no measurements in this model"]
+def _notes(
+    model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.ndarray, inside: np.ndarray, workload: Workload
+) -> list[str]:
     notes = []
-    row = workload.graph.row - 1
+    if table.collectives is not None and model.collectives is not None and model.collectives.adapted is None:
+        notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")
+    if not model.groups:
+        return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
+    row = _rows_run(workload)
     total = op_s[row].sum()
-    for group in model.uncalibrated(table):
-        share = op_s[row][table.group[row] == GROUPS.index(group)].sum() / total
+    for group in model.uncalibrated(table.ops) if split(workload.calls)[0] else ():
+        share = op_s[row][group_of[row] == GROUPS.index(group)].sum() / total
         notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
     unmeasured = _unmeasured(model, workload)
     for said in sorted(set(unmeasured.values())):
         share = op_s[row][np.isin(row, [at for at, what in unmeasured.items() if what == said])].sum() / total
         notes.append(f"{said}: {share:.1%} of the step is a guess")
-    remarks = np.array(model.remarks(workload.calls), object)
+    remarks = np.full(len(op_s), "", object)
+    ops = split(workload.calls)[0]
+    remarks[ops] = model.remarks([workload.calls[at] for at in ops])
     for said in sorted(set(remarks[row]) - {""}):
         notes.append(f"{said} ({op_s[row][remarks[row] == said].sum() / total:.0%} of the step)")
     outside = op_s[row][~inside[row]].sum() / total

@@ -1,15 +1,65 @@
-"""A training step as a model prices it: unique ops, and a graph whose nodes point into them.
+"""A training step as a model prices it: unique rows, and a graph whose nodes point into them.
 
-Row u of the duration table (from 1; row 0 is always zero) belongs to `calls[u - 1]`. A step repeats the same op on the same shapes many
-times, so the table is far shorter than the graph, and pricing it costs little however deep the model is.
+Row u of the duration table (from 1; row 0 is always zero) belongs to `calls[u - 1]`: an op, a collective, or seconds that are given. A step
+repeats the same op on the same shapes many times, so the table is far shorter than the graph, and pricing it costs little however deep the
+model is.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.graph import Graph
-from hybridperf.ops import OpCall
+from hybridperf.ops import GROUPS, OpCall, columns
+
+GIVEN = "given"
+KINDS = (*GROUPS, *COLLECTIVES, GIVEN)  # what a row's seconds are reported under
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCall:
+    """A collective as all its ranks run it. `bytes` as in tables of collectives (`collectives/traffic.py`), per rank."""
+
+    collective: str  # our name of it
+    bytes: float
+    ranks: int
+    nodes: int = 1
+    pair_bytes: tuple[tuple[float, ...], ...] | None = None  # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
+    words: tuple[tuple[str, str], ...] = ()  # `lib`, `variant`, ... as in tables, where known
+
+    @staticmethod
+    def between(pair_bytes: tuple[tuple[float, ...], ...], nodes: int = 1, words: tuple[tuple[str, str], ...] = ()) -> CollectiveCall:
+        """An all-to-all by what each rank sends to each [n, n]."""
+        n = len(pair_bytes)
+        return CollectiveCall("alltoall", max(sum(row) for row in pair_bytes), n, nodes, pair_bytes, words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Time that is known without a model: what a host needs to launch something, reading a batch."""
+
+    value: float
+    what: str = "host"
+
+
+Call = OpCall | CollectiveCall | Seconds
+
+
+def kind_of(call: Call) -> int:
+    """Index into KINDS of what a row's seconds are reported under."""
+    if isinstance(call, OpCall):
+        return int(call.op.group_index())
+    return KINDS.index(call.collective if isinstance(call, CollectiveCall) else GIVEN)
+
+
+def call_columns(call: Call) -> dict[str, object]:
+    """A row of the duration table as a row of a table for people."""
+    if isinstance(call, OpCall):
+        return columns(call.op)
+    if isinstance(call, CollectiveCall):
+        return {"op": call.collective, "bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes}
+    return {"op": call.what}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +68,7 @@ class Workload:
 
     name: str
     graph: Graph
-    calls: tuple[OpCall, ...]
+    calls: tuple[Call, ...]
     backend: str | None = None  # kind of device it was compiled for (`cpu`, `gpu`); None: runs anywhere
     flops: float = 0.0  # arithmetic of one step, as counted from the program
     transcendentals: float = 0.0

@@ -32,7 +32,7 @@ import pandas as pd
 from hybridperf.collectives import form
 from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.links import Links
-from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.model import CollectiveModel, CollectiveTable
 from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.io import InputError, unknown
 
@@ -100,19 +100,29 @@ class AllToAll:
         if rule not in RULES:
             raise unknown("rule", rule, RULES, f"known are {', '.join(RULES)}")
         traffic = RULES[rule](bytes_, self.ranks_per_node, xp)
-        calibrated = form.seconds(self.theta, work := self._work(*traffic, self.links, xp), xp)
-        if self.log_s is None:
-            learned = calibrated
-        else:
-            plain, g, nodes = COLLECTIVES["alltoall"], self.ranks_per_node, self.nodes
-            of_a_byte = self._work(plain.inside(g, nodes), plain.across(g, nodes), g, self.links, xp)
-            message = form.carried_seconds(self.theta, work, xp) / form.carried_seconds(self.theta, of_a_byte, xp)
-            octaves = xp.log2(xp.maximum(message, 1.0))
-            beyond = xp.maximum(octaves - LOG2_BYTES[-1], 0.0)
-            learned = xp.exp(xp.interp(octaves, LOG2_BYTES, self.log_s) + np.log(2.0) * beyond)
+        calibrated, learned = self._calibrated(traffic, xp)
         if links is None:
             return learned
         return form.seconds(self.theta, self._work(*traffic, links, xp), xp) * (learned / calibrated)
+
+    def table(self, bytes_: np.ndarray, rule: str = "pairs") -> CollectiveTable:
+        """The all-to-all of `bytes_` [n, n] as a row of a table of collectives [1]."""
+        traffic = RULES[rule](bytes_, self.ranks_per_node, np)
+        calibrated, learned = self._calibrated(traffic, np)
+        numbers = [np.reshape(float(one), 1) for one in (*traffic, self.ranks_per_node, self.nodes)]
+        return CollectiveTable(*numbers, np.asarray(self.theta)[None], np.reshape(np.log(learned / calibrated), 1))
+
+    def _calibrated(self, traffic: tuple[Any, Any, Any], xp: ModuleType) -> tuple[Any, Any]:
+        """Seconds on the calibrated links: by the closed form, and as learned."""
+        calibrated = form.seconds(self.theta, work := self._work(*traffic, self.links, xp), xp)
+        if self.log_s is None:
+            return calibrated, calibrated
+        plain, g, nodes = COLLECTIVES["alltoall"], self.ranks_per_node, self.nodes
+        of_a_byte = self._work(plain.inside(g, nodes), plain.across(g, nodes), g, self.links, xp)
+        message = form.carried_seconds(self.theta, work, xp) / form.carried_seconds(self.theta, of_a_byte, xp)
+        octaves = xp.log2(xp.maximum(message, 1.0))
+        beyond = xp.maximum(octaves - LOG2_BYTES[-1], 0.0)
+        return calibrated, xp.exp(xp.interp(octaves, LOG2_BYTES, self.log_s) + np.log(2.0) * beyond)
 
     def _work(self, inside: Any, across: Any, talking: Any, links: Links, xp: ModuleType) -> Any:
         seconds = links.seconds(inside, across, talking, xp)

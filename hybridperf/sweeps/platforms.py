@@ -21,11 +21,14 @@ def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
     platform = jax.tree.map(jnp.asarray, platform)  # traced groups pick from them
     fields: dict[str, Any] = {}
     knobs: dict[str, Any] = {}
+    links: dict[str, Any] = {}
     for name in sorted(values, key=lambda name: "__" in name):  # a group's own value is the last word
         group, _, knob = name.rpartition("__")
         if hasattr(platform.knobs, knob):
             base = knobs.get(knob, getattr(platform.knobs, knob))
             knobs[knob] = base.at[GROUPS.index(group)].set(values[name]) if group else base * values[name]
         else:
-            fields[name] = values[name]
+            (links if name in LINK_KNOBS else fields)[name] = values[name]
+    if links and platform.links is not None:
+        fields["links"] = dataclasses.replace(platform.links, **links)
     return dataclasses.replace(platform, knobs=dataclasses.replace(platform.knobs, **knobs), **fields)

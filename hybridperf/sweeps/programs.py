@@ -17,12 +17,12 @@ from hybridperf.importers.jax_program import load_program
 from hybridperf.io import InputError, unknown
 from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.ops import GROUPS
 from hybridperf.outputs import OUTPUTS, outputs_of
 from hybridperf.prediction import check_backend
+from hybridperf.step_table import step_table
 from hybridperf.sweeps.platforms import with_knobs
 from hybridperf.sweeps.target import Target, check_positive, place, register
-from hybridperf.workload import Workload
+from hybridperf.workload import KINDS, Workload, kind_of
 
 _SMALLEST_BATCH = 64
 
@@ -38,7 +38,7 @@ class ProgramTarget(Target):
         check_backend(model, workload)
         self._model, self._workload, self._content = model, workload, content
         self._outputs = ["time_s", *outputs] if outputs else None
-        groups = [GROUPS[int(call.op.group_index())] for call in workload.calls]
+        groups = [KINDS[kind_of(call)] for call in workload.calls]
         columns = outputs_of(lower(workload.graph), groups, self._outputs).columns if self._outputs else ("time_s",)
         self.results = dict.fromkeys(columns, float)
 
@@ -76,7 +76,7 @@ class ProgramTarget(Target):
         return {name: values[:rows] for name, values in columns.items()}
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        program, table = lower(self._workload.graph).program, self._model.table(self._workload.calls)
+        program, table = lower(self._workload.graph).program, step_table(self._model, self._workload.calls)
         platform, mine = self._model.platform(), sorted(self.known() & set(names))
 
         def results(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""All rows of a step as arrays: its ops, its collectives and the seconds that are given, priced together.
+
+Axes: U rows of the duration table, O of them ops, C collectives, F given seconds. `step_durations(table, platform)` is pure and
+differentiable in every number of the platform, the rates of its links included; a step of ops alone is priced as its `OpTable` is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
+from hybridperf.collectives.unequal import AllToAll
+from hybridperf.io import InputError
+from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
+from hybridperf.ops import Call as StartProgram
+from hybridperf.ops import OpCall
+from hybridperf.workload import Call, CollectiveCall, Seconds
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["ops", "collectives", "given_s", "place"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class StepTable:
+    """The rows of a step."""
+
+    ops: OpTable  # [O]; a row that nothing points to where there is none
+    collectives: CollectiveTable | None = None  # [C]
+    given_s: Any = None  # [F]
+    place: Any = None  # int32 [U] of each row in ops, collectives and given seconds, one after the other; None: ops alone, in order
+
+
+def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
+    """Rows as arrays for a model's device and links; `InputError` where it cannot price one."""
+    ops, collectives, given = split(calls)
+    if not collectives and not given:
+        return StepTable(model.table([calls[at] for at in ops]))
+    first = {at: i for i, at in enumerate(ops)}
+    table = model.table([calls[at] for at in ops] or [OpCall(StartProgram("fp32", 0.0))])
+    behind = max(len(ops), 1)
+    first |= {at: behind + i for i, at in enumerate((*collectives, *given))}
+    return StepTable(
+        ops=table,
+        collectives=_collective_rows(fabric_of(model, calls[collectives[0]]), [calls[at] for at in collectives]) if collectives else None,
+        given_s=np.array([calls[at].value for at in given]) if given else None,  # type: ignore[union-attr]
+        place=np.array([first[at] for at in range(len(calls))], np.int32),
+    )
+
+
+def split(calls: Sequence[Call]) -> tuple[list[int], list[int], list[int]]:
+    """Which rows are ops, which collectives, which given seconds."""
+    kinds = (OpCall, CollectiveCall, Seconds)
+    return tuple([at for at, call in enumerate(calls) if isinstance(call, kind)] for kind in kinds)  # type: ignore[return-value]
+
+
+def step_durations(table: StepTable, platform: Platform) -> Any:
+    """Seconds of each row [U] on one platform."""
+    parts = [durations(table.ops, platform)]
+    if table.place is None:
+        return parts[0]
+    if table.collectives is not None:
+        parts.append(collective_seconds(table.collectives, platform.links))
+    if table.given_s is not None:
+        parts.append(table.given_s)
+    return jnp.concatenate([jnp.asarray(part, parts[0].dtype) for part in parts])[table.place]
+
+
+def batched_step_durations(table: StepTable, platform: Platform, axes: Platform) -> Any:
+    """Durations [U, B]: leaves of `platform` whose entry in `axes` is not None carry B along that axis."""
+    return jax.vmap(step_durations, in_axes=(None, axes), out_axes=-1)(table, platform)
+
+
+def row_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
+    """Seconds of each row [U]."""
+    return _placed(table, model.op_seconds(table.ops), model.platform().links)
+
+
+def row_roofline_seconds(model: PerfModel, table: StepTable, calls: Sequence[Call]) -> np.ndarray:
+    """The same by datasheets alone: device and links."""
+    if table.collectives is None:
+        return _placed(table, model.roofline_seconds(table.ops), None)
+    assert model.collectives is not None
+    bare = CollectiveModel.datasheet(model.collectives.system)
+    rows = [call for call in calls if isinstance(call, CollectiveCall)]
+    return _placed(dataclasses.replace(table, collectives=_collective_rows(bare, rows)), model.roofline_seconds(table.ops), bare.links())
+
+
+def fabric_of(model: PerfModel, call: Call) -> CollectiveModel:
+    """What prices a model's collectives; `InputError` that names the one that nothing does."""
+    if model.collectives is None:
+        assert isinstance(call, CollectiveCall)
+        raise InputError(
+            f"the step has an {call.collective} over {call.ranks} ranks and this model of {model.device.id} knows no collectives; fit some"
+            " with `hybridperf fit --system NAME`, or give it those of a shipped system: model.with_collectives(load_collectives(NAME))"
+        )
+    return model.collectives
+
+
+def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
+    """Calls as rows of a table of collectives; one whose ranks differ by the bytes of its busiest."""
+    rows = [{"collective": c.collective, "bytes": c.bytes, "n_gpus": c.ranks, "n_nodes": c.nodes, **dict(c.words)} for c in calls]
+    return pd.DataFrame(rows)
+
+
+def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
+    if table.place is None:
+        return op_s
+    parts = [op_s]
+    if table.collectives is not None:
+        parts.append(np.asarray(_collective_seconds(canonical(table.collectives), canonical(links)), np.float64))
+    if table.given_s is not None:
+        parts.append(np.asarray(table.given_s, np.float64))
+    return np.concatenate(parts)[table.place]
+
+
+_collective_seconds = jax.jit(collective_seconds)
+
+
+def _collective_rows(model: CollectiveModel, calls: Sequence[CollectiveCall]) -> CollectiveTable:
+    """[C]; equal sizes by one table, unequal ones each by what keeps the busiest link as busy."""
+    equal = [at for at, call in enumerate(calls) if call.pair_bytes is None]
+    tables, order = [], list(equal)
+    if equal:
+        tables.append(model.table(collective_frame([calls[at] for at in equal])))
+    scales: dict[tuple[Any, ...], AllToAll] = {}
+    for at, call in enumerate(calls):
+        if call.pair_bytes is not None:
+            key = call.ranks, call.nodes, call.words
+            if key not in scales:
+                scales[key] = AllToAll.of(model, call.ranks, call.ranks // call.nodes, **dict(call.words))
+            tables.append(scales[key].table(np.array(call.pair_bytes)))
+            order.append(at)
+    back = np.argsort(order)
+    return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf, np.float64) for leaf in leaves])[back], *tables)
