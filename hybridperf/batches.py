@@ -212,7 +212,9 @@ def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Any]) -> Any
     return batched_step_durations(table, replaced(varied, fixed), axes)
 
 
-def _batch_outputs_impl(plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None) -> Any:
+def _batch_outputs_impl(
+    plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: dict[str, Any], mesh: Mesh | None
+) -> Any:
     def columns(plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: dict[str, Any]) -> Any:
         return in_blocks(lambda some: batch_outputs(plan, program, _priced(table, fixed, some)), varied)
 

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.links import Links
+from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.families import by_family, family_rows, groups_of, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, load_device, load_host

@@ -215,9 +215,7 @@ def _inside(model: PerfModel, workload: Workload, outside: np.ndarray) -> np.nda
     return inside
 
 
-def _notes(
-    model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.ndarray, inside: np.ndarray, workload: Workload
-) -> list[str]:
+def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.ndarray, inside: np.ndarray, workload: Workload) -> list[str]:
     notes = []
     if table.collectives is not None and model.collectives is not None and model.collectives.adapted is None:
         notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")

@@ -75,11 +75,12 @@ def train_step(
         sent = jnp.concatenate([*bags, jnp.zeros((task.batch, max(widths) - sum(mine)), jnp.float32)], axis=1)
     with jax.named_scope("all_to_all"):
         received = jax.lax.all_to_all(sent, "ranks", split_axis=0, concat_axis=0, tiled=True)
-    received = received.reshape(n, task.batch // n, max(widths))
+    # Differentiated with respect to each bag, not to what was received: the gradient of a slice is padded to the whole.
     gradient_of = jax.value_and_grad(_loss, argnums=(1, 2))
-    loss, (dense_gradient, received_gradient) = gradient_of(task, dense, received, features, labels)
+    bags = unpacked(task, received.reshape(n, task.batch // n, max(widths)))
+    loss, (dense_gradient, bag_gradients) = gradient_of(task, dense, bags, features, labels)
     with jax.named_scope("all_to_all_backward"):
-        returned = jax.lax.all_to_all(received_gradient.reshape(sent.shape), "ranks", split_axis=0, concat_axis=0, tiled=True)
+        returned = jax.lax.all_to_all(packed(task, bag_gradients, n), "ranks", split_axis=0, concat_axis=0, tiled=True)
     with jax.named_scope("all_reduce"):
         bucket, unpack = ravel_pytree(dense_gradient)
         dense_gradient = unpack(jax.lax.psum(bucket.at[-1].add(0 * returned[0, 0]), "ranks"))
@@ -93,19 +94,31 @@ def train_step(
     return dense, tables, loss[None]
 
 
-def _loss(task: Task, dense: list[Any], received: Any, features: Any, labels: Any) -> Any:
-    """This share's part of the batch's mean binary cross-entropy; `received` [n, B / n, W] holds the bags, process by process."""
+def unpacked(task: Task, received: Any) -> list[Any]:
+    """Bags [B / n, dim] of every table in order, from `received` [n, B / n, W]: those of each process beside each other."""
+    bags: dict[int, Any] = {}
+    for rank, of_rank in enumerate(received):
+        start = 0
+        for number in task.of(rank):
+            bags[number] = of_rank[:, start : start + task.tables[number].dim]
+            start += task.tables[number].dim
+    return [bags[number] for number in range(len(task.tables))]
+
+
+def packed(task: Task, bags: list[Any], n: int) -> Any:
+    """The reverse, processes below each other [B, W]."""
+    widest = max(task.width(rank) for rank in range(n))
+    fill = [jnp.zeros((len(bags[0]), widest - task.width(rank)), jnp.float32) for rank in range(n)]
+    beside = [jnp.concatenate([*(bags[number] for number in task.of(rank)), fill[rank]], axis=1) for rank in range(n)]
+    return jnp.concatenate(beside)
+
+
+def _loss(task: Task, dense: list[Any], bags: list[Any], features: Any, labels: Any) -> Any:
+    """This share's part of the batch's mean binary cross-entropy."""
     with jax.named_scope("mlp"):
         split = 2 * len(task.bottom_mlp)
         x = _mlp(dense[:split], features, relu_at_end=True)
-        bags: dict[int, Any] = {}
-        for rank in range(len(received)):
-            starts = itertools.accumulate((task.tables[number].dim for number in task.of(rank)), initial=0)
-            bags |= {
-                number: received[rank, :, start : start + task.tables[number].dim]
-                for number, start in zip(task.of(rank), starts, strict=False)
-            }
-        logits = _mlp(dense[split:], interact(task, x, [bags[number] for number in range(len(task.tables))]), relu_at_end=False)[:, 0]
+        logits = _mlp(dense[split:], interact(task, x, bags), relu_at_end=False)[:, 0]
         return (jnp.logaddexp(0.0, logits) - logits * labels).sum() / task.batch
 
 
