@@ -23,6 +23,8 @@ _WHERE = {
     "Prediction": "prediction",
     "Workload": "workload",
     "collective_seconds": "collectives.model",
+    "DlrmConfig": "workloads.dlrm",
+    "dlrm": "workloads.dlrm",
     "elasticities": "elasticities",
     "fit": "calibrate",
     "fit_collectives": "collectives.fit",

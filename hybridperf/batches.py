@@ -118,11 +118,11 @@ class BatchPredictor:
 def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> None:
     """`InputError` naming the op where a number of the model or the step cannot give seconds, before anything is compiled."""
     table = rows.ops
-    ops, _, given = split(workload.calls)
-    for row in given:
-        value = getattr(workload.calls[row], "value", np.nan)
-        if not (np.isfinite(value) and value >= 0):
-            raise InputError(f"{_named(workload, row)} is given as {value} s, expected finite seconds, 0 or more; check the step")
+    op_rows, _, given = split(workload.calls)
+    ops = list(op_rows)
+    for row, seconds in given.items():
+        if not (np.isfinite(seconds.value) and seconds.value >= 0):
+            raise InputError(f"{_named(workload, row)} is given as {seconds.value} s, expected finite seconds, 0 or more; check the step")
     if not ops:
         return
     for field in dataclasses.fields(platform.knobs):
@@ -206,7 +206,8 @@ def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Any]) -> Any
         knobs = dataclasses.replace(base.knobs, **{name: value for name, value in fields.items() if name in GROUP_KNOBS})
         links = {name: value for name, value in fields.items() if name in _LINK_KNOBS}
         plain = {name: value for name, value in fields.items() if name in _PLATFORM_KNOBS}
-        return dataclasses.replace(base, knobs=knobs, links=dataclasses.replace(base.links, **links) if links else base.links, **plain)
+        assert base.links is not None or not links
+        return dataclasses.replace(base, knobs=knobs, links=base.links and dataclasses.replace(base.links, **links), **plain)
 
     axes = replaced({name: value.ndim - 1 for name, value in varied.items()}, jax.tree.map(lambda _: None, fixed))
     return batched_step_durations(table, replaced(varied, fixed), axes)

@@ -17,7 +17,7 @@ from hybridperf.lower import Lowered, lower
 from hybridperf.model import PerfModel, widening
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.step_table import StepTable, collective_frame, row_roofline_seconds, row_seconds, split, step_table
-from hybridperf.workload import KINDS, CollectiveCall, Workload, call_columns, kind_of
+from hybridperf.workload import KINDS, Workload, call_columns, kind_of
 
 COVERAGE = 0.9  # of a step's interval
 _DRAWS = 256
@@ -172,9 +172,9 @@ def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
     """How far each row lies outside what was measured, in octaves [U]; infinite for a collective that was not, 0 for what is given."""
     ops, collectives, _ = split(workload.calls)
     found = np.zeros(len(workload.calls))
-    found[ops] = model.outside([workload.calls[at] for at in ops])
+    found[list(ops)] = model.outside(list(ops.values()))
     if collectives:
-        found[collectives] = np.where(_collectives_said(model, workload)["in_range"], 0.0, np.inf)
+        found[list(collectives)] = np.where(_collectives_said(model, workload)["in_range"], 0.0, np.inf)
     return found
 
 
@@ -184,12 +184,12 @@ def _collective_spread(model: PerfModel, workload: Workload) -> np.ndarray:
     found = np.zeros(len(workload.calls))
     if collectives:
         said = _collectives_said(model, workload)
-        found[collectives] = np.log(said["high_s"] / said["low_s"]) / _WIDTH_OF_90
+        found[list(collectives)] = np.log(said["high_s"] / said["low_s"]) / _WIDTH_OF_90
     return found
 
 
 def _collectives_said(model: PerfModel, workload: Workload) -> pd.DataFrame:
-    return model.predict_collectives(collective_frame([call for call in workload.calls if isinstance(call, CollectiveCall)]))
+    return model.predict_collectives(collective_frame(list(split(workload.calls)[1].values())))
 
 
 def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
@@ -232,7 +232,7 @@ def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.nd
         notes.append(f"{said}: {share:.1%} of the step is a guess")
     remarks = np.full(len(op_s), "", object)
     ops = split(workload.calls)[0]
-    remarks[ops] = model.remarks([workload.calls[at] for at in ops])
+    remarks[list(ops)] = model.remarks(list(ops.values()))
     for said in sorted(set(remarks[row]) - {""}):
         notes.append(f"{said} ({op_s[row][remarks[row] == said].sum() / total:.0%} of the step)")
     outside = op_s[row][~inside[row]].sum() / total

@@ -40,23 +40,26 @@ def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
     """Rows as arrays for a model's device and links; `InputError` where it cannot price one."""
     ops, collectives, given = split(calls)
     if not collectives and not given:
-        return StepTable(model.table([calls[at] for at in ops]))
-    first = {at: i for i, at in enumerate(ops)}
-    table = model.table([calls[at] for at in ops] or [OpCall(StartProgram("fp32", 0.0))])
-    behind = max(len(ops), 1)
-    first |= {at: behind + i for i, at in enumerate((*collectives, *given))}
+        return StepTable(model.table(list(ops.values())))
+    table = model.table(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
+    place = {at: i for i, at in enumerate(ops)}
+    place |= {at: max(len(ops), 1) + i for i, at in enumerate((*collectives, *given))}
+    first = next(iter(collectives.values()), None)
     return StepTable(
         ops=table,
-        collectives=_collective_rows(fabric_of(model, calls[collectives[0]]), [calls[at] for at in collectives]) if collectives else None,
-        given_s=np.array([calls[at].value for at in given]) if given else None,  # type: ignore[union-attr]
-        place=np.array([first[at] for at in range(len(calls))], np.int32),
+        collectives=None if first is None else _collective_rows(fabric_of(model, first), list(collectives.values())),
+        given_s=np.array([call.value for call in given.values()]) if given else None,
+        place=np.array([place[at] for at in range(len(calls))], np.int32),
     )
 
 
-def split(calls: Sequence[Call]) -> tuple[list[int], list[int], list[int]]:
-    """Which rows are ops, which collectives, which given seconds."""
-    kinds = (OpCall, CollectiveCall, Seconds)
-    return tuple([at for at, call in enumerate(calls) if isinstance(call, kind)] for kind in kinds)  # type: ignore[return-value]
+def split(calls: Sequence[Call]) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, Seconds]]:
+    """Rows that are ops, collectives and given seconds, each by its place."""
+    return (
+        {at: call for at, call in enumerate(calls) if isinstance(call, OpCall)},
+        {at: call for at, call in enumerate(calls) if isinstance(call, CollectiveCall)},
+        {at: call for at, call in enumerate(calls) if isinstance(call, Seconds)},
+    )
 
 
 def step_durations(table: StepTable, platform: Platform) -> Any:
@@ -65,6 +68,7 @@ def step_durations(table: StepTable, platform: Platform) -> Any:
     if table.place is None:
         return parts[0]
     if table.collectives is not None:
+        assert platform.links is not None  # `fabric_of` has refused a model without
         parts.append(collective_seconds(table.collectives, platform.links))
     if table.given_s is not None:
         parts.append(table.given_s)
@@ -87,17 +91,16 @@ def row_roofline_seconds(model: PerfModel, table: StepTable, calls: Sequence[Cal
         return _placed(table, model.roofline_seconds(table.ops), None)
     assert model.collectives is not None
     bare = CollectiveModel.datasheet(model.collectives.system)
-    rows = [call for call in calls if isinstance(call, CollectiveCall)]
-    return _placed(dataclasses.replace(table, collectives=_collective_rows(bare, rows)), model.roofline_seconds(table.ops), bare.links())
+    rows = _collective_rows(bare, list(split(calls)[1].values()))
+    return _placed(dataclasses.replace(table, collectives=rows), model.roofline_seconds(table.ops), bare.links())
 
 
-def fabric_of(model: PerfModel, call: Call) -> CollectiveModel:
+def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
     """What prices a model's collectives; `InputError` that names the one that nothing does."""
     if model.collectives is None:
-        assert isinstance(call, CollectiveCall)
         raise InputError(
-            f"the step has an {call.collective} over {call.ranks} ranks and this model of {model.device.id} knows no collectives; fit some"
-            " with `hybridperf fit --system NAME`, or give it those of a shipped system: model.with_collectives(load_collectives(NAME))"
+            f"expected a model with collectives for a step with an {call.collective} over {call.ranks} ranks, got one of {model.device.id}"
+            " alone; `hybridperf fit --system NAME` adds them, or model.with_collectives(load_collectives(NAME)) those of a shipped system"
         )
     return model.collectives
 

@@ -109,8 +109,8 @@ class AllToAll:
         """The all-to-all of `bytes_` [n, n] as a row of a table of collectives [1]."""
         traffic = RULES[rule](bytes_, self.ranks_per_node, np)
         calibrated, learned = self._calibrated(traffic, np)
-        numbers = [np.reshape(float(one), 1) for one in (*traffic, self.ranks_per_node, self.nodes)]
-        return CollectiveTable(*numbers, np.asarray(self.theta)[None], np.reshape(np.log(learned / calibrated), 1))
+        inside, across, talking, g, nodes = (np.full(1, float(one)) for one in (*traffic, self.ranks_per_node, self.nodes))
+        return CollectiveTable(inside, across, talking, g, nodes, np.asarray(self.theta)[None], np.full(1, np.log(learned / calibrated)))
 
     def _calibrated(self, traffic: tuple[Any, Any, Any], xp: ModuleType) -> tuple[Any, Any]:
         """Seconds on the calibrated links: by the closed form, and as learned."""

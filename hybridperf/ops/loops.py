@@ -22,6 +22,7 @@ _ELEMENTWISE = {
     "addu": (1, 1, 0), "mulu": (1, 1, 0), "divu": (1, 1, 0), "powu": (1, 0, 1),
     "relu": (1, 1, 0), "gelu": (1, 8, 1), "tanh": (1, 0, 1), "exp": (1, 0, 1), "log": (1, 0, 1), "sqrt": (1, 0, 1),
     "sigmoid": (1, 2, 1), "cast": (1, 0, 0),
+    "fill": (0, 0, 0), "addcmul": (3, 2, 0),
     "silu_mul": (2, 4, 1),  # x * sigmoid(x) * y: exponential, sum, quotient, two products
     "rope": (1, 3, 0),  # a pair turned by an angle: two products and a sum for each of its numbers
 }  # fmt: skip

@@ -1,0 +1,5 @@
+"""Models described by their sizes as workloads: no program is compiled, none of their ops has to be recorded."""
+
+from hybridperf.workloads.dlrm import DlrmConfig, Placement, dlrm
+
+__all__ = ["DlrmConfig", "Placement", "dlrm"]

@@ -1,0 +1,327 @@
+"""One training step of a recommendation model (DLRM, Naumov et al. 2019) on any number of ranks, as an eager framework runs it.
+
+    dense features [b, dense] -> bottom MLP -> x [b, D]
+    tables: lookups of all B samples where a table is held -> all-to-all -> bags e_t [b, D_t] where a sample is
+    interaction: dot products of all pairs among x, e_1 .. e_T beside x, or all of them side by side -> top MLP -> loss
+    backward: top MLP, interaction, all-to-all of the bags' gradients, bottom MLP, table update; the MLPs' gradients are all-reduced in
+    buckets as they get ready; dense update
+
+R ranks, B samples over all of them, b = B / R each. Streams of a rank: compute, comm (collectives, in the same order on all), copy. An op
+that needs what a collective brings waits for it; the bottom MLP runs while bags and their gradients travel. Where tables may lie:
+`placement.py`; how the framework cuts layers into kernels: `eager.py`; what issuing costs: `issue.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
+from hybridperf.io import InputError, unknown
+from hybridperf.workload import CollectiveCall, Workload
+from hybridperf.workloads.eager import Eager, Parameter, loop
+from hybridperf.workloads.issue import HostOp, Issue
+from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
+from hybridperf.workloads.tables import Table, lookup_calls
+
+INDEX_BYTES = 8.0  # int64, as frameworks hold them
+_LOOKUP = ("LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag")
+_LOOKUP_BACKWARD = ("LookupFunctionBackward", "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>", "EmbeddingBagBackward0")
+_ALL_TO_ALL = ("All2All_Pooled_Req", "c10d::alltoall_base_", "nccl:all_to_all")
+_WORDS = {"interaction": ("dot", "cat"), "loss": ("bce", "mse"), "optimizer": ("sgd", "adagrad", "rowwise_adagrad")}
+
+
+@dataclasses.dataclass(frozen=True)
+class DlrmConfig:
+    """Sizes of the model, its batch and where it runs."""
+
+    batch: int  # samples of all ranks together
+    dense_features: int
+    bottom_mlp: tuple[int, ...]  # widths after the dense features
+    top_mlp: tuple[int, ...]  # widths after the interaction; the last is 1
+    tables: tuple[Table, ...]
+    interaction: Literal["dot", "cat"] = "dot"
+    loss: Literal["bce", "mse"] = "bce"
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"  # of the tables; MLPs take SGD or Adagrad
+    dtype: str = "fp32"
+    ranks: int = 1
+    nodes: int = 1
+    placement: tuple[Placement, ...] = ()  # of each table; empty: whole tables, dealt out to the ranks in turn
+    bucket_bytes: float = 25e6  # gradients that are all-reduced together
+    load_s: float | tuple[float, ...] = 0.0  # until a rank's host has its batch, of all or of each
+    host_bytes_per_s: float | None = None  # rate at which batches are copied to devices; None: they lie there
+    blocking_copies: bool = True
+    lookup_first: bool = True  # before the bottom MLP, which then hides the all-to-all
+    exchange_indices: bool = False  # each rank reads its own samples' indices and sends them to where the tables are
+    eager: Eager | None = None
+
+    @property
+    def local_batch(self) -> float:
+        return self.batch / self.ranks
+
+    @property
+    def interaction_width(self) -> int:
+        """Width of the top MLP's input."""
+        if self.interaction == "cat":
+            return self.bottom_mlp[-1] + sum(table.dim for table in self.tables)
+        return self.bottom_mlp[-1] + (len(self.tables) + 1) * len(self.tables) // 2
+
+    def check(self) -> None:
+        """`InputError` for sizes that make no model."""
+        for name in ("batch", "dense_features", "ranks", "nodes"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | np.integer) and value >= 1):
+                raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        for name, allowed in _WORDS.items():
+            if getattr(self, name) not in allowed:
+                raise unknown(name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
+        for name, widths in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
+            if not widths or not all(width >= 1 for width in widths):
+                raise InputError(f"{name} needs at least one width, each of 1 or more, got {tuple(widths)}")
+        canonical_dtype(self.dtype)
+        if not self.tables:
+            raise InputError("expected at least one table, got none; a model without tables is an MLP")
+        if self.batch % self.ranks or self.ranks % self.nodes:
+            raise InputError(f"expected a batch of whole samples per rank and whole ranks per node, got {self.batch} on {self._where}")
+        if self.interaction == "dot":
+            for table in self.tables:
+                if table.dim != self.bottom_mlp[-1]:
+                    raise InputError(
+                        f"table {table.name} has {table.dim} columns and the bottom MLP ends in {self.bottom_mlp[-1]}; dot products need"
+                        ' as many, interaction="cat" does not'
+                    )
+        if np.ndim(self.load_s) and len(np.atleast_1d(self.load_s)) != self.ranks:
+            raise InputError(f"expected load_s of one number or of each of {self.ranks} ranks, got {len(np.atleast_1d(self.load_s))}")
+        if not (np.isfinite(self.load_s).all() and (np.asarray(self.load_s) >= 0).all()):
+            raise InputError(f"load_s must be seconds of 0 or more, got {self.load_s}")
+        if self.host_bytes_per_s is not None and not self.host_bytes_per_s > 0:
+            raise InputError(f"host_bytes_per_s must be above zero or None, got {self.host_bytes_per_s}")
+        if not self.bucket_bytes > 0:
+            raise InputError(f"bucket_bytes must be above zero, got {self.bucket_bytes}")
+
+    @property
+    def _where(self) -> str:
+        return f"{self.ranks} ranks of {self.nodes} nodes"
+
+
+def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
+    """The step as a workload. `host`: what issuing costs, of a device's framework; None: nothing."""
+    return _Step(config, host).build()
+
+
+class _Step:
+    """One step, part by part in the order in which ranks issue it."""
+
+    def __init__(self, config: DlrmConfig, host: Host | None):
+        config.check()
+        self.c, self.b = config, config.local_batch
+        self.all = range(config.ranks)
+        self.eager = config.eager or Eager(config.dtype)
+        self.element_bytes = DTYPE_BYTES[canonical_dtype(config.dtype)]
+        placement = config.placement or tuple(Placement("table", (at % config.ranks,)) for at in range(len(config.tables)))
+        self.held: list[Shard] = shards(config.tables, placement, config.ranks, config.nodes)
+        self.traffic: Traffic = traffic(self.held, config.batch, config.ranks, config.nodes, self.element_bytes)
+        self.issue = Issue(host)
+        self.dense_optimizer = "sgd" if config.optimizer == "sgd" else "adagrad"
+        self.bottom = (config.dense_features, *config.bottom_mlp)
+        self.top = (config.interaction_width, *config.top_mlp)
+        self.bucket: list[Parameter] = []
+        self.reduced: list[dict[int, int]] = []
+
+    def build(self) -> Workload:
+        c = self.c
+        self.read()
+        if c.lookup_first:
+            self.lookup()
+        self.every(self.eager.mlp(self.b, self.bottom, "relu"))
+        if not c.lookup_first:
+            self.lookup()
+        self.await_bags()
+        self.every(self.interact())
+        self.every(self.eager.mlp(self.b, self.top, "sigmoid"))
+        self.every(self.eager.loss(self.b, c.loss))
+        self.every([op for op in [self.eager.zero_grad(self.dense_parameters())] if op.kernels])
+        self.backward(self.eager.mlp_backward(self.b, self.top, "sigmoid", inputs_too=True))
+        self.every(self.interact_backward())
+        if c.lookup_first:
+            self.return_bags()
+            self.backward(self.eager.mlp_backward(self.b, self.bottom, "relu", inputs_too=False))
+            self.update_tables()
+        else:
+            self.return_bags()
+            self.update_tables()
+            self.backward(self.eager.mlp_backward(self.b, self.bottom, "relu", inputs_too=False))
+        self.reduce(rest=True)
+        for rank in self.all:
+            for nodes in self.reduced[-1:]:  # collectives end in order: the last stands for all
+                self.issue.wait(rank, nodes[rank], "gradients")
+        self.every([self.eager.update(self.dense_parameters(), self.dense_optimizer)])
+        self.issue.finish()
+        return self.workload()
+
+    def every(self, ops: Sequence[HostOp]) -> None:
+        """All ranks do the same."""
+        for op in ops:
+            for rank in self.all:
+                self.issue.op(rank, op)
+
+    def read(self) -> None:
+        """The batch: its loading, and its copies to the devices."""
+        c = self.c
+        load_s = np.broadcast_to(np.asarray(c.load_s, float), c.ranks)
+        for rank in self.all:
+            if load_s[rank] > 0:
+                self.issue.load(rank, float(load_s[rank]))
+            if c.host_bytes_per_s is None:
+                continue
+            last = None
+            for label, size in (("dense features", self.b * c.dense_features * self.element_bytes), ("indices", self.index_bytes(rank))):
+                if size > 0:
+                    last = self.issue.copy(rank, size / c.host_bytes_per_s, label, blocking=c.blocking_copies)
+            if last is not None:
+                self.issue.wait(rank, last, "batch")
+
+    def index_bytes(self, rank: int) -> float:
+        """Of the indices that a rank reads: of its own samples, or of all samples for the tables that it holds."""
+        if self.c.exchange_indices:
+            return self.b * sum(table.pooling for table in self.c.tables) * INDEX_BYTES
+        mine = [shard for shard in self.held if shard.rank == rank]
+        return sum((self.b if s.kind == "data" else self.c.batch) * s.table.pooling for s in mine) * INDEX_BYTES
+
+    def lookup(self) -> None:
+        """Indices to where the tables are, lookups, and bags on their way back."""
+        c = self.c
+        if c.exchange_indices and c.ranks > 1:
+            self.exchange()
+        for rank in self.all:
+            for kind, samples in (("away", c.batch), ("data", self.b)):
+                tables = [s.table for s in self.held if s.rank == rank and (s.kind == "data") == (kind == "data")]
+                if tables:
+                    self.issue.op(rank, HostOp(_LOOKUP, (lookup_calls(tables, samples, "forward"),)))
+        self.bags: dict[int, int] | None = None
+        t = self.traffic
+        for node, size in enumerate(t.node_bytes):
+            if size > 0 and c.ranks > c.nodes:
+                self.bags = (self.bags or {}) | self.within_node("reduce_scatter", node, size)
+        if t.scattered_bytes > 0 and c.ranks > 1:
+            self.bags = self.meet(CollectiveCall("reduce_scatter", t.scattered_bytes, c.ranks, c.nodes), ("c10d::reduce_scatter_tensor",))
+        if (call := self.all_to_all(t.pairs)) is not None:
+            self.bags = self.meet(call, _ALL_TO_ALL)
+
+    def exchange(self) -> None:
+        """Lengths, which the hosts must see to know how many indices come; then the indices."""
+        c = self.c
+        each = np.zeros((c.ranks, c.ranks))
+        tables = np.zeros((c.ranks, c.ranks))
+        for shard in self.held:
+            if shard.kind != "data":
+                each[:, shard.rank] += self.b * shard.table.pooling * INDEX_BYTES
+                tables[:, shard.rank] += self.b * INDEX_BYTES
+        for size, blocking in ((tables, True), (each, False)):
+            if (call := self.all_to_all(size)) is not None:
+                nodes = self.meet(call, ("c10d::alltoall_base_", "nccl:all_to_all"))
+                for rank in self.all:
+                    self.issue.wait(rank, nodes[rank], "indices", blocking=blocking)
+
+    def await_bags(self) -> None:
+        for rank in self.all:
+            if self.bags is not None and rank in self.bags:
+                self.issue.wait(rank, self.bags[rank], "bags")
+        if self.traffic.summed_bytes > 0:
+            self.every([HostOp(("aten::add",), (loop(self.c.dtype, "add", 1, self.traffic.summed_bytes / self.element_bytes),))])
+
+    def interact(self) -> list[HostOp]:
+        c = self.c
+        if c.interaction == "cat":
+            return [self.eager.concat(self.b, c.interaction_width)]
+        return self.eager.dot(self.b, len(c.tables) + 1, c.bottom_mlp[-1])
+
+    def interact_backward(self) -> list[HostOp]:
+        c = self.c
+        if c.interaction == "cat":
+            return []  # slices of one tensor
+        return self.eager.dot_backward(self.b, len(c.tables) + 1, c.bottom_mlp[-1])
+
+    def return_bags(self) -> None:
+        """Gradients of the bags to where the tables are, and of copied tables into the buckets."""
+        c, t = self.c, self.traffic
+        self.bags = None
+        if (call := self.all_to_all(t.pairs.T)) is not None:
+            self.bags = self.meet(call, _ALL_TO_ALL)
+        if t.scattered_bytes > 0 and c.ranks > 1:
+            self.bags = self.meet(CollectiveCall("all_gather", t.scattered_bytes, c.ranks, c.nodes), ("c10d::all_gather_into_tensor",))
+        for node, size in enumerate(t.node_bytes):
+            if size > 0 and c.ranks > c.nodes:
+                self.bags = (self.bags or {}) | self.within_node("all_gather", node, size)
+
+    def update_tables(self) -> None:
+        """Backward of the lookups and the sparse update, once the gradients are there."""
+        c = self.c
+        copied = [s.table for s in self.held if s.kind == "data" and s.rank == 0]
+        if copied:
+            self.every([HostOp(_LOOKUP_BACKWARD, (lookup_calls(copied, self.b, "backward", optimizer=c.optimizer),))])
+            for table in copied:
+                self.ready(Parameter(float(table.rows), float(table.dim)))
+        for rank in self.all:
+            tables = [s.table for s in self.held if s.rank == rank and s.kind != "data"]
+            if not tables:
+                continue
+            if self.bags is not None and rank in self.bags:
+                self.issue.wait(rank, self.bags[rank], "gradients of bags")
+            self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (lookup_calls(tables, c.batch, "backward", optimizer=c.optimizer),)))
+
+    def backward(self, ops: Sequence[tuple[HostOp, tuple[Parameter, ...]]]) -> None:
+        for op, parameters in ops:
+            self.every([op])
+            for parameter in parameters:
+                self.ready(parameter)
+
+    def ready(self, parameter: Parameter) -> None:
+        """A gradient is there: into the bucket, which leaves when it is full."""
+        if self.c.ranks == 1:
+            return
+        self.every([HostOp(("aten::mul",), (loop(self.c.dtype, "mulu", parameter.rows, parameter.cols),))])
+        self.bucket.append(parameter)
+        self.reduce(rest=False)
+
+    def reduce(self, rest: bool) -> None:
+        size = sum(p.elements for p in self.bucket) * self.element_bytes
+        if self.bucket and (rest or size >= self.c.bucket_bytes):
+            call = CollectiveCall("all_reduce", size, self.c.ranks, self.c.nodes)
+            self.reduced.append(self.meet(call, ("c10d::allreduce_", "nccl:all_reduce")))
+            self.bucket = []
+
+    def meet(self, call: CollectiveCall, names: tuple[str, ...]) -> dict[int, int]:
+        return self.issue.collective(call, HostOp(names), self.all)
+
+    def within_node(self, collective: str, node: int, size: float) -> dict[int, int]:
+        per_node = self.c.ranks // self.c.nodes
+        ranks = range(node * per_node, (node + 1) * per_node)
+        return self.issue.collective(CollectiveCall(collective, size, per_node), HostOp((f"c10d::{collective}",)), ranks)
+
+    def all_to_all(self, pairs: np.ndarray) -> CollectiveCall | None:
+        """None where nobody sends anything to another."""
+        if self.c.ranks == 1 or not pairs[~np.eye(len(pairs), dtype=bool)].any():
+            return None
+        if np.ptp(pairs) <= 1e-9 * pairs.max():
+            return CollectiveCall("alltoall", float(pairs[0].sum()), self.c.ranks, self.c.nodes)
+        return CollectiveCall.between(tuple(map(tuple, pairs.tolist())), self.c.nodes)
+
+    def dense_parameters(self) -> list[Parameter]:
+        copied = [Parameter(float(s.table.rows), float(s.table.dim)) for s in self.held if s.kind == "data" and s.rank == 0]
+        return [*self.eager.parameters(self.bottom), *self.eager.parameters(self.top), *copied]
+
+    def workload(self) -> Workload:
+        c, calls = self.c, tuple(self.issue.calls)
+        where = f", {c.ranks} ranks" + (f" of {c.nodes} nodes" if c.nodes > 1 else "") if c.ranks > 1 else ""
+        notes = [] if c.host_bytes_per_s is not None else ["the batch lies on the devices: no copies from the host"]
+        notes += [] if self.issue.host is not None else ["no host: issuing work costs nothing"]
+        return Workload(
+            name=f"dlrm batch {c.batch}, {len(c.tables)} tables{where}",
+            graph=self.issue.graph.build(),
+            calls=calls,
+            notes=tuple(notes),
+        )

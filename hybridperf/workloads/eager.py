@@ -1,0 +1,147 @@
+"""Kernels of an eager framework's layers, one host op after the other, forward and backward.
+
+b samples; a layer of i inputs and o outputs. What old PyTorch (1.8, 2021) did besides is a switch of `Eager`: a bias copied into the output
+before each product, gradients set to zero by a fill and added to, not replaced.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, op_by_name
+from hybridperf.workloads.issue import HostOp
+
+
+def loop(dtype: str, name: str, rows: float, cols: float) -> OpCall:
+    """An elementwise op by its name in tables, over rows x cols elements."""
+    _, counts = op_by_name(name)
+    return OpCall(Elementwise(dtype, float(rows), float(cols), **counts))
+
+
+def _backward(*names: str) -> tuple[str, ...]:
+    """Names of a step of the backward pass in several versions."""
+    return tuple(f"{name}{version}" for name in names for version in ("", "0", "1"))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor to be trained, and the host op after which its gradient is there."""
+
+    rows: float
+    cols: float
+
+    @property
+    def elements(self) -> float:
+        return self.rows * self.cols
+
+
+@dataclass(frozen=True)
+class Eager:
+    """How the framework runs layers."""
+
+    dtype: str
+    bias_copy: bool = False  # a product's bias is copied into its result first
+    accumulates: bool = False  # gradients are filled with zeros and added to
+
+    def linear(self, b: float, i: float, o: float) -> HostOp:
+        product = OpCall(Gemm(self.dtype, float(b), float(o), float(i), 0.0 if self.bias_copy else 1.0, 0.0, 1.0))
+        copy = (loop(self.dtype, "addu", b, o),) if self.bias_copy else ()
+        return HostOp(("aten::linear", "aten::addmm"), (*copy, product))
+
+    def relu(self, b: float, o: float) -> HostOp:
+        return HostOp(("aten::relu",), (loop(self.dtype, "relu", b, o),))
+
+    def sigmoid(self, b: float, o: float) -> HostOp:
+        return HostOp(("aten::sigmoid",), (loop(self.dtype, "sigmoid", b, o),))
+
+    def mlp(self, b: float, widths: Sequence[float], last: str) -> list[HostOp]:
+        """Layers with ReLUs between them; `last`: "relu" or "sigmoid" or "" after the last."""
+        ops = []
+        for at, (i, o) in enumerate(itertools.pairwise(widths)):
+            kind = last if at == len(widths) - 2 else "relu"
+            ops += [self.linear(b, i, o), *([getattr(self, kind)(b, o)] if kind else [])]
+        return ops
+
+    def linear_backward(self, b: float, i: float, o: float, inputs_too: bool) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
+        """Host ops with the parameters whose gradients each leaves behind."""
+        back = (OpCall(Gemm(self.dtype, float(b), float(i), float(o))),) if inputs_too else ()
+        weight = OpCall(Gemm(self.dtype, float(o), float(i), float(b), 0.0, 1.0))
+        bias = OpCall(Reduction(self.dtype, float(o), float(b)))
+        return [
+            (HostOp(_backward("AddmmBackward"), (*back, weight)), ()),
+            (HostOp(("aten::sum",), (bias,)), ()),
+            *((self.keep(p), (p,)) for p in (Parameter(1, o), Parameter(o, i))),
+        ]
+
+    def keep(self, parameter: Parameter) -> HostOp:
+        """A gradient is put where the optimizer finds it."""
+        kernels = (loop(self.dtype, "add", parameter.rows, parameter.cols),) if self.accumulates else ()
+        return HostOp(("torch::autograd::AccumulateGrad",), kernels)
+
+    def mlp_backward(self, b: float, widths: Sequence[float], last: str, inputs_too: bool) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
+        """The layers from the last to the first; `inputs_too`: the gradient of the first layer's inputs is needed."""
+        ops: list[tuple[HostOp, tuple[Parameter, ...]]] = []
+        layers = list(itertools.pairwise(widths))
+        for at in reversed(range(len(layers))):
+            i, o = layers[at]
+            kind = last if at == len(layers) - 1 else "relu"
+            if kind:
+                names = _backward("ReluBackward" if kind == "relu" else "SigmoidBackward")
+                ops.append((HostOp(names, (loop(self.dtype, "mul", b, o),)), ()))
+            ops += self.linear_backward(b, i, o, inputs_too or at > 0)
+        return ops
+
+    def parameters(self, widths: Sequence[float]) -> list[Parameter]:
+        return [p for i, o in itertools.pairwise(widths) for p in (Parameter(o, i), Parameter(1, o))]
+
+    def concat(self, b: float, width: float) -> HostOp:
+        return HostOp(("aten::cat",), (OpCall(Copy(self.dtype, float(b), float(width))),))
+
+    def dot(self, b: float, vectors: int, dim: float) -> list[HostOp]:
+        """Products of all pairs of a sample's vectors, the lower triangle beside the first vector."""
+        pairs = vectors * (vectors - 1) // 2
+        product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(vectors), float(dim)))
+        return [
+            self.concat(b, vectors * dim),
+            HostOp(("aten::bmm",), (product,)),
+            HostOp(("aten::index",), (loop(self.dtype, "addu", b, pairs),)),
+            self.concat(b, dim + pairs),
+        ]
+
+    def dot_backward(self, b: float, vectors: int, dim: float) -> list[HostOp]:
+        pairs = vectors * (vectors - 1) // 2
+        whole = loop(self.dtype, "fill", b, vectors * vectors)
+        product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors)))
+        added = loop(self.dtype, "add", b, vectors * dim)
+        return [
+            HostOp(_backward("IndexBackward"), (whole, loop(self.dtype, "addu", b, pairs))),
+            HostOp(_backward("BmmBackward"), (product, product)),
+            HostOp(("aten::add", "aten::add_"), (added,)),
+            HostOp(("aten::add", "aten::add_"), (loop(self.dtype, "add", b, dim),)),
+        ]
+
+    def loss(self, b: float, kind: str) -> list[HostOp]:
+        forward, name = (("aten::mse_loss",), "sub") if kind == "mse" else (("aten::binary_cross_entropy",), "pow")
+        backward = _backward("MseLossBackward" if kind == "mse" else "BinaryCrossEntropyBackward")
+        return [
+            HostOp(forward, (loop(self.dtype, name, 1, b), OpCall(Reduction(self.dtype, 1.0, float(b))))),
+            HostOp(("aten::ones_like",), (loop(self.dtype, "fill", 1, 1),)),
+            HostOp(backward, (loop(self.dtype, "addcmul", 1, b),)),
+        ]
+
+    def update(self, parameters: Sequence[Parameter], optimizer: str) -> HostOp:
+        """Dense update of all parameters."""
+        kernels: list[OpCall] = []
+        for p in parameters:
+            if optimizer == "sgd":
+                kernels.append(loop(self.dtype, "add", p.rows, p.cols))
+            else:  # squares added up, root, epsilon, quotient
+                kernels += [loop(self.dtype, name, p.rows, p.cols) for name in ("addcmul", "sqrt", "addu", "addcmul")]
+        name = "SGD" if optimizer == "sgd" else "Adagrad"
+        return HostOp((f"Optimizer.step#{name}.step",), tuple(kernels))
+
+    def zero_grad(self, parameters: Sequence[Parameter]) -> HostOp:
+        kernels = tuple(loop(self.dtype, "fill", p.rows, p.cols) for p in parameters) if self.accumulates else ()
+        return HostOp(("Optimizer.zero_grad#SGD.zero_grad",), kernels)

@@ -1,0 +1,122 @@
+"""What the host threads of a step's ranks issue, in order: ops of a framework with their kernels, collectives, copies, waits.
+
+A framework's op costs its host, before, between and after its kernels' launches (`hardware.Host`, Lin et al.'s T1 to T5):
+
+    between_ops  before_launch  [launch_call  between_launches]  launch_call  after_launch
+
+Each kernel's launch holds the host's seconds before it; what follows the last launch is added to what the rank issues next. Without a host
+all of this is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridperf.graph import GraphBuilder
+from hybridperf.hardware import Host, Overhead
+from hybridperf.io import InputError
+from hybridperf.workload import Call, CollectiveCall, Seconds
+
+COMPUTE, COMM, COPY = "compute", "comm", "copy"
+KERNEL_CALL, COPY_CALL = "cudaLaunchKernel", "cudaMemcpyAsync"
+
+
+@dataclass(frozen=True)
+class HostOp:
+    """An op of a framework by the names its overheads may be kept under (versions differ), and the kernels it launches."""
+
+    names: tuple[str, ...]
+    kernels: tuple[Call, ...] = ()
+
+
+@dataclass
+class Issue:
+    """Collects a step. Node ids are the graph's."""
+
+    host: Host | None = None
+    graph: GraphBuilder = field(default_factory=GraphBuilder)
+    calls: dict[Call, int] = field(default_factory=dict)
+    _owed_s: dict[int, float] = field(default_factory=dict)  # host seconds after the last launch of each rank
+    _last: dict[tuple[int, str], int] = field(default_factory=dict)  # last node of each rank's stream
+
+    def op(self, rank: int, op: HostOp, *, stream: str = COMPUTE, after: Sequence[int] = ()) -> int | None:
+        """The last kernel's node of a framework's op, None where it launches nothing; the first waits for `after`."""
+        self.spend(rank, self._between_ops_s())
+        if not op.kernels:
+            self.spend(rank, self._of("without_launch_s", op.names))
+            return None
+        node = None
+        for at, kernel in enumerate(op.kernels):
+            self.spend(rank, self._of("between_launches_s" if at else "before_launch_s", op.names))
+            self.spend(rank, self._of("launch_call_s", (KERNEL_CALL,)))
+            node = self._node(rank, stream, kernel, op.names[0], after if at == 0 else ())
+        self.spend(rank, self._of("after_launch_s", op.names))
+        return node
+
+    def copy(self, rank: int, seconds: float, label: str, *, names: tuple[str, ...] = ("aten::to",), blocking: bool) -> int:
+        """A copy from the host to the device on the copy stream; a blocking one holds the host up."""
+        self.spend(rank, self._between_ops_s() + self._of("before_launch_s", names) + self._of("launch_call_s", (COPY_CALL,)))
+        node = self._node(rank, COPY, Seconds(seconds, "copy"), label, (), blocking)
+        self.spend(rank, self._of("after_launch_s", names))
+        return node
+
+    def collective(self, call: CollectiveCall, op: HostOp, ranks: Sequence[int], *, after: Sequence[int] = ()) -> dict[int, int]:
+        """Nodes by rank on the communication streams, which begin when the `ranks`, having issued it, are all at it."""
+        for rank in ranks:
+            self.spend(rank, self._between_ops_s() + self._of("before_launch_s", op.names))
+            self._settle(rank)
+        launch = self._row(self._of("launch_call_s", (KERNEL_CALL,)))
+        after = [*after, *(last for rank in ranks if (last := self._last.get((rank, COMPUTE))) is not None)]
+        row = self.calls.setdefault(call, len(self.calls) + 1)
+        nodes = self.graph.collective(row, label=op.names[0], ranks=list(ranks), stream=COMM, after=after, launch_row=launch)
+        for rank in ranks:
+            self.spend(rank, self._of("after_launch_s", op.names))
+            self._last[rank, COMM] = nodes[rank]
+        return nodes
+
+    def wait(self, rank: int, node: int, label: str = "wait", *, stream: str = COMPUTE, blocking: bool = False) -> None:
+        """What the rank issues next on a stream comes after `node`; a blocking wait holds its host up, too."""
+        self._settle(rank)
+        self._last[rank, stream] = self.graph.op(0, label=label, rank=rank, stream=stream, after=[node], blocking=blocking)
+
+    def spend(self, rank: int, seconds: float) -> None:
+        """The rank's host is busy for so long before what it issues next."""
+        self._owed_s[rank] = self._owed_s.get(rank, 0.0) + seconds
+
+    def load(self, rank: int, seconds: float) -> None:
+        """The rank's host has its batch only after so long."""
+        self.spend(rank, seconds)
+        self._settle(rank, "loading")
+
+    def finish(self) -> None:
+        """Hosts are done with what they issued."""
+        for rank in list(self._owed_s):
+            self._settle(rank)
+
+    def _node(self, rank: int, stream: str, call: Call, label: str, after: Sequence[int], blocking: bool = False) -> int:
+        row = self.calls.setdefault(call, len(self.calls) + 1)
+        launch = self._row(self._owed_s.pop(rank, 0.0))
+        node = self.graph.op(row, label=label, rank=rank, stream=stream, after=list(after), launch_row=launch, blocking=blocking)
+        self._last[rank, stream] = node
+        return node
+
+    def _settle(self, rank: int, label: str = "host") -> None:
+        if owed_s := self._owed_s.pop(rank, 0.0):
+            self.graph.op(0, label=label, rank=rank, launch_row=self._row(owed_s))
+
+    def _row(self, seconds: float) -> int:
+        return self.calls.setdefault(Seconds(round(seconds, 12)), len(self.calls) + 1) if seconds > 0 else 0
+
+    def _between_ops_s(self) -> float:
+        return 0.0 if self.host is None or self.host.between_ops_s is None else self.host.between_ops_s.mean_s
+
+    def _of(self, overhead: str, names: Sequence[str]) -> float:
+        if self.host is None:
+            return 0.0
+        found: Overhead = getattr(self.host, overhead)
+        known = next((name for name in names if name in found.by_kind), names[0])
+        try:
+            return found.of(known).mean_s
+        except InputError:
+            return 0.0  # a host on which no op launches twice has nothing between two launches

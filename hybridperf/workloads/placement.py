@@ -1,0 +1,109 @@
+"""Who holds which part of which table, and what ranks send each other for it.
+
+R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = B / R; table t gives D_t numbers per sample.
+
+    table      the whole table on one rank: it looks up all B samples and sends rank j its b of them
+    column     D_t / n columns on each of n ranks, each as a table of its own
+    row        rows dealt out to n ranks: each sums those of a sample's rows that it holds, and partial sums are added up, on all R ranks by
+               a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
+    table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with the ranks in the same place of each node
+    data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with those of the MLPs
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from hybridperf.io import InputError
+from hybridperf.workloads.tables import Table
+
+Kind = Literal["table", "row", "column", "data", "table_row"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Of one table. `ranks` empty: all of them."""
+
+    kind: Kind
+    ranks: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What one rank holds of one table."""
+
+    table: Table  # with the rows, columns and pooling that are here
+    rank: int
+    kind: Kind
+    of: int  # number of the table
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes of one direction of a step's exchange of bags: forward; backward goes the other way."""
+
+    pairs: np.ndarray  # from rank to rank in the all-to-all [R, R], what stays at home on the diagonal
+    scattered_bytes: float  # all-to-one partial sums of row-wise tables over all ranks: a reduce-scatter's input
+    node_bytes: tuple[float, ...]  # the same within each node, of tables dealt out over it
+    summed_bytes: float  # partial sums that each rank adds up after the all-to-all
+
+
+def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, nodes: int) -> list[Shard]:
+    """All shards of all tables; `InputError` that names the table whose placement cannot be."""
+    found: list[Shard] = []
+    if len(placement) != len(tables):
+        raise InputError(f"expected a placement for each of the {len(tables)} tables, got {len(placement)}")
+    for of, (table, place) in enumerate(zip(tables, placement, strict=True)):
+        holders = place.ranks or tuple(range(ranks))
+        _check(table, place, holders, ranks, nodes)
+        n = len(holders)
+        part = table
+        if place.kind == "column":
+            part = dataclasses.replace(table, dim=table.dim // n)
+        elif place.kind in ("row", "table_row"):
+            part = dataclasses.replace(table, rows=max(1.0, table.rows / n), pooling=table.pooling / n)
+        found += [Shard(part, rank, place.kind, of) for rank in holders]
+    return found
+
+
+def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element_bytes: float) -> Traffic:
+    """What the shards make ranks send in the forward pass."""
+    pairs, own, per_node = np.zeros((ranks, ranks)), batch / ranks, ranks // nodes
+    scattered, summed, by_node = 0.0, 0.0, np.zeros(nodes)
+    holders: dict[int, int] = {}
+    for shard in held:
+        holders[shard.of] = holders.get(shard.of, 0) + 1
+    for shard in held:
+        bag = shard.table.dim * element_bytes
+        if shard.kind in ("table", "column"):
+            pairs[shard.rank] += own * bag
+        elif shard.kind == "row" and holders[shard.of] == ranks:
+            scattered += batch * bag / ranks
+        elif shard.kind == "row":
+            pairs[shard.rank] += own * bag
+            summed += own * bag
+        elif shard.kind == "table_row":
+            by_node[shard.rank // per_node] += batch * bag / per_node
+            pairs[shard.rank, shard.rank % per_node :: per_node] += own * bag
+    return Traffic(pairs, scattered, tuple(by_node.tolist()), summed)
+
+
+def _check(table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int) -> None:
+    if place.kind not in get_args(Kind):
+        raise InputError(f"table {table.name} is placed {place.kind!r}, expected one of {', '.join(get_args(Kind))}")
+    if len(set(holders)) < len(holders) or not all(0 <= rank < ranks for rank in holders):
+        raise InputError(f"table {table.name} is placed on ranks {list(holders)}, expected different ones of 0 to {ranks - 1}")
+    if place.kind == "table" and len(holders) != 1:
+        raise InputError(f"table {table.name} is placed whole on {len(holders)} ranks, expected one; name it as ranks=(r,)")
+    if place.kind == "data" and len(holders) != ranks:
+        raise InputError(f"table {table.name} is copied to {len(holders)} of {ranks} ranks, expected all; leave its ranks out")
+    if place.kind == "column" and table.dim % len(holders):
+        raise InputError(f"table {table.name} has {table.dim} columns, which do not divide into {len(holders)} ranks; choose fewer")
+    if place.kind == "table_row":
+        per_node = ranks // nodes
+        if len(holders) != per_node or len({rank // per_node for rank in holders}) != 1:
+            raise InputError(f"table {table.name} is dealt out over ranks {list(holders)}, expected all {per_node} of one node")
