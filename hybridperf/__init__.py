@@ -39,6 +39,7 @@ _WHERE = {
     "predict_batch": "batches",
     "read_table": "io",
     "search": "searches.run",
+    "shard": "sharding.run",
     "sweep": "sweeps.run",
     "write_timeline": "report.perfetto",
 }

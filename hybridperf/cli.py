@@ -394,6 +394,46 @@ def search(
 
 
 @app.command()
+def shard(
+    tables: Annotated[Path, typer.Argument(help="embedding tables: name, rows, dim, pooling; dtype, exponent, shift where known")],
+    ranks: Annotated[int, typer.Option("--ranks", help="how many devices")],
+    batch: Annotated[float, typer.Option("--batch", help="samples of a step, over all ranks together")],
+    model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "here",
+    system: Annotated[str, typer.Option("--system", help="whose collectives: system name or folder; the model's own if not given")] = "",
+    memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each rank for tables; 80 % of the device's")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="over which the ranks stand")] = 1,
+    method: Annotated[str, typer.Option("--method", help="best tries all; naive, lookup, relaxed, exact, ... only one")] = "best",
+    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adagrad or rowwise_adagrad")] = "sgd",
+    split: Annotated[list[str] | None, typer.Option("--split", help="cut a table: NAME=row, NAME=column or NAME=row:4; repeatable")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="of random and relaxed placements")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder for shard.json, placement, ranks and candidates .csv, shard.png")
+    ] = None,
+) -> None:
+    """Which rank should hold which embedding table: least predicted step under a memory limit, and why."""
+    from hybridperf.io import InputError
+    from hybridperf.report import sharding as reports
+    from hybridperf.sharding.run import shard as run_shard
+
+    _compilation_cache()
+    splits = {}
+    for one in split or []:
+        name, equals, kind = one.rpartition("=")
+        if not equals:
+            raise InputError(f"expected --split NAME=row or NAME=column, got {one!r}")
+        splits[name] = kind
+    result = run_shard(
+        tables, ranks, model=model, batch=batch, memory_bytes=memory_bytes, nodes=nodes, method=method, seed=seed, system=system,
+        optimizer=optimizer, splits=splits,
+    )  # fmt: skip
+    print(reports.shard_report(result))
+    if out:
+        written = result.save(out)
+        reports.shard_plot(result, out / "shard.png")
+        print(f"\nresult in {written}, tables and ranks in placement.csv and ranks.csv there, picture in {out / 'shard.png'}")
+
+
+@app.command()
 def validate(
     what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows), collectives")],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",

@@ -127,6 +127,12 @@ def roofline_s(work: Work, device: Device) -> Any:
 
 def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
     """Seconds by the calibrated form (module docstring)."""
+    core_s, memory_s, serial_s = op_parts(work, device, knobs)
+    return knobs.floor_s + pnorm(core_s, memory_s, knobs.smoothing) + serial_s
+
+
+def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
+    """Its parts, which add up over works that run in one kernel: compute + strided, memory, steps x step."""
     compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (knobs.compute_efficiency * device.peak_flops_per_s)
     # what a faster level saves is subtracted, not shares added up, so that neutral knobs give bytes / bandwidth to the bit
     level_bytes = jnp.asarray(device.level_bytes)
@@ -137,7 +143,7 @@ def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
     memory_s = work.bytes / (knobs.memory_efficiency * device.memory_bytes_per_s) * (1.0 - saved)
     line_s, scattered_line_s = (jnp.sum(at * knobs.line_s) for at in (level_shares(work.strided_bytes, held_bytes), at_reuse))
     strided_s = knobs.strided_factor * (work.strided_reads * line_s + work.scattered_reads * scattered_line_s)
-    return knobs.floor_s + pnorm(compute_s + strided_s, memory_s, knobs.smoothing) + work.steps * knobs.step_s
+    return compute_s + strided_s, memory_s, work.steps * knobs.step_s
 
 
 def level_shares(distance_bytes: Any, level_bytes: Any) -> Any:

@@ -99,7 +99,11 @@ class AllToAll:
         """Seconds [] for `bytes_` [n, n]; `links`: other rates than the calibrated ones, under the correction that belongs to those."""
         if rule not in RULES:
             raise unknown("rule", rule, RULES, f"known are {', '.join(RULES)}")
-        traffic = RULES[rule](bytes_, self.ranks_per_node, xp)
+        return self.of_traffic(*RULES[rule](bytes_, self.ranks_per_node, xp), links, xp)
+
+    def of_traffic(self, inside: Any, across: Any, talking: Any, links: Links | None = None, xp: ModuleType = jnp) -> Any:
+        """Seconds [...] of what `pair_traffic` counts, [...] each."""
+        traffic = inside, across, talking
         calibrated, learned = self._calibrated(traffic, xp)
         if links is None:
             return learned

@@ -1,0 +1,125 @@
+"""Why a placement was chosen: tables of numbers per rank and per table, and a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.sharding import greedy
+from hybridperf.sharding.cost import MEMORY, SENT, Cost
+from hybridperf.sharding.result import Candidate, ShardResult
+from hybridperf.sharding.standin import Table
+
+
+def result(
+    cost: Cost, tables: Sequence[Table], owners: Sequence[str], found: Sequence[Candidate], best: Candidate, proven: bool
+) -> ShardResult:
+    """Everything about the best of some candidates."""
+    assert best.placement is not None
+    placement = tuple(int(rank) for rank in best.placement)
+    per_rank = _per_rank(cost, tables, placement)
+    listed = _candidates(cost, found)
+    parts = cost.of_ranks(cost.sums(placement))
+    alone = cost.lookup_seconds(cost.tables)
+    return ShardResult(
+        tables=tuple(table.name for table in tables),
+        placement=placement,
+        owners=tuple(owners),
+        ranks=cost.ranks,
+        nodes=cost.nodes,
+        method=best.method,
+        step_s=float(parts.step_s),
+        parts=parts,
+        bound_s=cost.bound_s(),
+        proven=proven,
+        per_rank=per_rank,
+        per_table=pd.DataFrame({
+            "table": [table.name for table in tables], "of": list(owners), "rank": placement, "rows": [table.rows for table in tables],
+            "dim": [table.dim for table in tables], "pooling": [table.pooling for table in tables], "forward_s": alone[0],
+            "backward_s": alone[1], "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1), "memory_bytes": cost.tables[:, MEMORY],
+        }),
+        candidates=listed,
+        explanation=tuple(_sentences(cost, per_rank, listed, best.method, proven)),
+        cost=cost,
+    )  # fmt: skip
+
+
+def _per_rank(cost: Cost, tables: Sequence[Table], placement: Sequence[int]) -> pd.DataFrame:
+    sums, at = cost.sums(placement), np.asarray(placement)
+    forward_s, backward_s = cost.lookup_seconds(sums)
+    slowest = np.full(cost.ranks, "", object)
+    for word, values in (("forward", forward_s), ("backward", backward_s), ("all-to-all", sums[:, SENT])):
+        rank = int(values.argmax())
+        slowest[rank] = ", ".join(filter(None, (slowest[rank], word)))
+    held = [[table for table, where in zip(tables, at, strict=True) if where == rank] for rank in range(cost.ranks)]
+    return pd.DataFrame({
+        "rank": np.arange(cost.ranks), "node": np.arange(cost.ranks) // (cost.ranks // cost.nodes), "tables": list(map(len, held)),
+        "lookups": [sum(table.pooling for table in some) for some in held], "forward_s": forward_s, "backward_s": backward_s,
+        "sent_bytes": sums[:, SENT] * (cost.ranks - 1), "memory_bytes": sums[:, MEMORY], "memory_share": sums[:, MEMORY] / cost.limit_bytes,
+        "slowest": slowest, "names": [" ".join(table.name for table in some) for some in held],
+    })  # fmt: skip
+
+
+def _candidates(cost: Cost, found: Sequence[Candidate]) -> pd.DataFrame:
+    rows = []
+    for one in found:
+        if one.placement is None:
+            rows.append({"method": one.method, "step_s": np.nan, "fits": False, "note": "found no rank with room for a table"})
+            continue
+        sums = cost.sums(one.placement)
+        parts, fits = cost.of_ranks(sums), cost.fits(one.placement)
+        rows.append({
+            "method": one.method, "step_s": float(parts.step_s), "forward_s": float(parts.forward_s), "backward_s": float(parts.backward_s),
+            "alltoall_s": float(parts.alltoall_s), "fullest_bytes": float(sums[:, MEMORY].max()), "fits": fits,
+            "note": "" if fits else "exceeds the memory of a rank",
+        })  # fmt: skip
+    columns = ["method", "step_s", "forward_s", "backward_s", "alltoall_s", "fullest_bytes", "fits", "note"]
+    frame = pd.DataFrame(rows).reindex(columns=columns)
+    return frame.sort_values(["fits", "step_s"], ascending=[False, True], kind="stable").reset_index(drop=True)
+
+
+def _sentences(cost: Cost, per_rank: pd.DataFrame, listed: pd.DataFrame, method: str, proven: bool) -> list[str]:
+    chosen = listed[listed["method"] == method].iloc[0]
+    step_s = float(chosen["step_s"])
+    forward, backward, sender = (per_rank.loc[per_rank[name].idxmax()] for name in ("forward_s", "backward_s", "sent_bytes"))
+    said = [
+        f"What placement decides of a step takes {_ms(step_s)}: the slowest lookup forward {_ms(forward['forward_s'])}"
+        f" (rank {forward['rank']}), backward {_ms(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
+        f" {_ms(chosen['alltoall_s'])}, for which rank {sender['rank']} sends the most, {sender['sent_bytes'] / 1e6:.4g} MB."
+    ]
+    rules = listed[listed["method"].isin(greedy.GREEDY) & listed["fits"]]
+    if len(rules) and method not in greedy.GREEDY:
+        other = rules.iloc[0]
+        apart = {
+            "its slowest lookup forward": other["forward_s"] - chosen["forward_s"],
+            "its slowest lookup backward": other["backward_s"] - chosen["backward_s"],
+            "its all-to-alls": 2 * (other["alltoall_s"] - chosen["alltoall_s"]),
+        }
+        most = max(apart, key=lambda name: apart[name])
+        gain = other["step_s"] / step_s - 1
+        said.append(
+            f"The best greedy rule, {other['method']}, takes {_ms(other['step_s'])}, "
+            + (f"{gain:.1%} more, most of it by {most} (+{_ms(apart[most])})." if gain > 1e-4 else "as long.")
+        )
+    bound = cost.bound_s()
+    said.append(
+        "No placement of whole tables is faster: proven by branch and bound." if proven
+        else f"No placement of whole tables takes less than {_ms(bound)}; this one is within {step_s / bound - 1:.1%} of that."
+    )  # fmt: skip
+    if forward["tables"] == 1 and cost.ranks > 1 and forward["forward_s"] > 1.05 * per_rank["forward_s"].mean():
+        said.append(
+            f"Table {forward['names']} alone makes rank {forward['rank']} the slowest: only splitting it would help"
+            f" (--split {forward['names']}=column:2)."
+        )
+    fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
+    said.append(
+        f"Rank {fullest['rank']} is the fullest, {fullest['memory_bytes'] / 1e9:.4g} GB of {float(cost.limit_bytes) / 1e9:.4g}"
+        f" ({fullest['memory_share']:.0%})."
+    )
+    return said
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"

@@ -1,0 +1,55 @@
+"""What a model says of each table's lookup, in the parts that add up when a rank looks up all its tables in one fused kernel.
+
+The calibrated form of `roofline.py` prices a kernel by floor + pnorm(core, memory) + serial. Core (compute, scattered lines), memory
+(bytes at the level their reuse finds them) and serial seconds of several tables in one kernel add up; the floor is paid once. What was
+learned beyond the closed form of a table's lookup multiplies its parts.
+
+Axes: T tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridperf.hardware import Device
+from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
+from hybridperf.roofline import Work, op_parts
+from hybridperf.sharding.standin import Table, lookup_calls
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookups:
+    """One direction's lookups of some tables."""
+
+    parts: np.ndarray  # [T, 3] core, memory and serial seconds
+    floor_s: float
+    smoothing: float  # q of the p-norm
+
+
+def lookups(model: PerfModel, tables: Sequence[Table], batch: float, direction: str, optimizer: str) -> Lookups:
+    """Each table's lookup of `batch` bags on the model's device."""
+    how = {"optimizer": optimizer} if direction == "backward" else {}
+    calls = [lookup_calls([table], batch, direction, **how) for table in tables]
+    table, platform = model.table(calls), model.platform()
+    parts = np.stack(_parts(canonical(table), canonical(platform)), -1).astype(np.float64)
+    parts *= np.exp(table.correction)[:, None]
+    group = int(table.group[0])
+    return Lookups(parts, float(platform.knobs.floor_s[group]), float(platform.knobs.smoothing[group]))
+
+
+@jax.jit
+def _parts(table: OpTable, platform: Platform) -> Any:
+    """Core, memory and serial seconds of each row, [U] each, without what was learned beyond the closed form."""
+
+    def one(work: Work, peak: Any, group: Any) -> Any:
+        knobs = dataclasses.replace(platform.knobs, **{name: getattr(platform.knobs, name)[group] for name in GROUP_KNOBS})
+        return op_parts(work, Device(peak * platform.peak_flops_scale, platform.memory_bytes_per_s, platform.level_bytes), knobs)
+
+    return jax.vmap(one)(table.work, table.peak_flops_per_s, table.group)

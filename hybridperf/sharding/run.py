@@ -1,0 +1,163 @@
+"""Sharding from tables to a result: check, split, price, try every candidate, improve the best, explain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hybridperf.collectives.fit import collectives_by_name
+from hybridperf.io import InputError, unknown
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.sharding import chunks, exact, explain, greedy, local, relaxed
+from hybridperf.sharding.cost import STATE_BYTES, Cost, cost_of, table_bytes
+from hybridperf.sharding.result import Candidate, ShardResult
+from hybridperf.sharding.splits import least_pieces, split
+from hybridperf.sharding.standin import Table
+from hybridperf.sharding.tables import checked, read_embedding_tables
+
+CHUNKS, RELAXED, EXACT = "chunks", "relaxed", "exact"
+METHODS = ("best", *greedy.RULES, CHUNKS, RELAXED, EXACT)
+MEMORY_SHARE = 0.8  # of a device that tables may take where nothing else is said: Lin's tasks leave a fifth for the rest
+_STARTS = 8  # descents
+_MOST_NUMBERS = 4e6  # of all descents' logits together
+_POLISHED = 4  # placements improved by moves
+_KICKS_WORK, _MOST_KICKS = 3e5, 40  # of the best one: moves times swaps looked at
+
+
+def shard(
+    tables: Sequence[Table] | str | Path,
+    ranks: int,
+    *,
+    model: PerfModel | str | Path,
+    batch: float,
+    memory_bytes: float | None = None,
+    nodes: int = 1,
+    method: str = "best",
+    seed: int = 0,
+    system: str = "",
+    optimizer: str = "sgd",
+    splits: Mapping[str, str] | None = None,
+) -> ShardResult:
+    """The best placement of embedding tables on ranks, by predicted seconds under a memory limit.
+
+    `tables`: or a file of them, see `sharding.tables`. `batch`: samples of a step over all ranks together. `memory_bytes`: what tables may
+    take of a rank, four fifths of the device if not given. `method`: one of METHODS; `best` tries all. `splits`: tables to be cut,
+    `row`, `column` or `row:4`. `InputError` in one sentence for what cannot be, naming the table.
+    """
+    if method not in METHODS:
+        raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
+    if optimizer not in STATE_BYTES:
+        raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
+    if not (np.isfinite(batch) and batch > 0):
+        raise InputError(f"expected a batch of one sample or more, got {batch:g}")
+    if ranks < 1 or nodes < 1 or ranks % nodes:
+        raise InputError(f"expected ranks that divide into nodes evenly, got {ranks} ranks on {nodes} nodes")
+    given = read_embedding_tables(tables) if isinstance(tables, str | Path) else checked(tables)
+    priced = model if isinstance(model, PerfModel) else model_or_datasheet(model)
+    if system:
+        priced = dataclasses.replace(priced, collectives=collectives_by_name(system))
+    limit = MEMORY_SHARE * priced.device.memory_bytes if memory_bytes is None else float(memory_bytes)
+    if not limit > 0:
+        raise InputError(f"expected memory of more than zero bytes for each rank, got {limit:g}")
+    pieces, owners = split(given, splits or {}, limit, optimizer)
+    _check_room(pieces, ranks, limit, optimizer)
+    cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer)
+    found, proven = candidates(cost, pieces, batch, method, seed)
+    fitting = [one for one in found if one.placement is not None and cost.fits(one.placement)]
+    if not fitting:
+        raise _fits_nowhere(pieces, ranks, limit, optimizer, method)
+    best = min(fitting, key=lambda one: cost.step_s(one.placement))  # type: ignore[arg-type]
+    return explain.result(cost, pieces, owners, found, best, proven)
+
+
+def candidates(cost: Cost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0) -> tuple[list[Candidate], bool]:
+    """What each method comes to, and whether the last is proven to be the best there is."""
+    rules = [Candidate(rule, greedy.by_rule(rule, cost, tables, batch, seed)) for rule in greedy.RULES]
+    if method in greedy.RULES:
+        return [one for one in rules if one.method == method], False
+    order = np.arange(len(tables))
+    rules.append(Candidate(CHUNKS, chunks.best_chunks(cost, order)))
+    if method == CHUNKS:
+        return rules[-1:], False
+    starts = [one.placement for one in rules if one.placement is not None]
+    best = relaxed_and_polished(cost, starts, seed)
+    found = [*rules, Candidate(RELAXED, best.placement)]
+    if method == RELAXED:
+        return found[-1:], False
+    known = best.placement if best.over_bytes == 0 else None
+    if known is not None and best.step_s <= cost.bound_s() * (1 + 1e-9):
+        placement, proven = known, True
+    else:
+        placement, proven = exact.prove(cost, known)
+    if proven:
+        found.append(Candidate(EXACT, placement))
+    elif method == EXACT:
+        raise InputError(
+            f"{len(tables)} tables on {cost.ranks} ranks are too many to prove a placement the best, the first of them {tables[0].name};"
+            " ask for the method best"
+        )
+    return (found[-1:] if method == EXACT else found), proven
+
+
+def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0) -> local.Local:
+    """Gradient through relaxed placements, rounded, polished by moves and swaps; never worse than any of `starts`, placements [T].
+
+    Half of the descents lean towards the best start, which is polished too.
+    """
+    rules = [local.Local(one, cost.step_s(one), 0.0 if cost.fits(one) else np.inf) for one in starts]
+    near: local.Local | None = None
+    for one in rules:
+        near = one if local.better(one, near) else near
+    size = len(cost.tables) * cost.ranks
+    count = int(np.clip(_MOST_NUMBERS // size, 2, _STARTS))
+    ended = list(relaxed.descend(cost, count, None if near is None else near.placement, seed))
+    if near is not None:
+        ended.append(near.placement)
+    ended = [np.asarray(one) for one in dict.fromkeys(map(tuple, ended))]
+    ended = sorted(ended, key=lambda one: (not cost.fits(one), cost.step_s(one)))[:_POLISHED]
+    best: local.Local | None = None
+    for at, one in enumerate(ended):
+        found = local.polish(cost, one, seed=seed + at)
+        best = found if local.better(found, best) else best
+    assert best is not None
+    if best.step_s <= cost.bound_s() * (1 + 1e-9) and best.over_bytes == 0:
+        return best
+    work = len(cost.tables) * (len(cost.tables) + cost.ranks)
+    return local.polish(cost, best.placement, kicks=int(np.clip(_KICKS_WORK / work, 2, _MOST_KICKS)), seed=seed)
+
+
+def _check_room(tables: Sequence[Table], ranks: int, limit: float, optimizer: str) -> None:
+    needs = np.array([table_bytes(table, optimizer) for table in tables])
+    largest = tables[int(needs.argmax())]
+    if needs.max() > limit:
+        count = least_pieces(largest, limit, optimizer)
+        raise InputError(
+            f"table {largest.name} needs {_gb(needs.max())}, more than the {_gb(limit)} of any rank; split it by rows or by columns"
+            f" (--split {largest.name}=row:{count} or {largest.name}=column:{count})"
+        )
+    if needs.sum() > ranks * limit:
+        raise InputError(
+            f"{len(tables)} tables need {_gb(needs.sum())} together, {ranks} ranks of {_gb(limit)} hold {_gb(ranks * limit)}"
+            f" (the largest is {largest.name} with {_gb(needs.max())}); use at least {int(np.ceil(needs.sum() / limit))} ranks"
+        )
+    if ranks > len(tables):
+        raise InputError(
+            f"{ranks} ranks are more than the {len(tables)} tables, so {ranks - len(tables)} would hold none; split the largest"
+            f" (--split {largest.name}=column:{ranks - len(tables) + 1}) or use {len(tables)} ranks"
+        )
+
+
+def _fits_nowhere(tables: Sequence[Table], ranks: int, limit: float, optimizer: str, method: str) -> InputError:
+    needs = [table_bytes(table, optimizer) for table in tables]
+    largest = int(np.argmax(needs))
+    return InputError(
+        f"{method} found no placement of {len(tables)} tables on {ranks} ranks within {_gb(limit)} each, the largest being"
+        f" {tables[largest].name} with {_gb(needs[largest])}; ask for the method best, split that one or give more memory"
+    )
+
+
+def _gb(bytes_: float) -> str:
+    return f"{bytes_ / 1e9:.4g} GB"
