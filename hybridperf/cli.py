@@ -435,7 +435,10 @@ def shard(
 
 @app.command()
 def validate(
-    what: Annotated[str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows), collectives")],
+    what: Annotated[
+        str,
+        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (over two processes), ops (held-out rows), collectives"),
+    ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
     cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
@@ -445,12 +448,16 @@ def validate(
     quick: Annotated[bool, typer.Option("--quick", help="of `--data`: a small part, a minute")] = False,
     families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
-    tasks: Annotated[str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas")] = "",
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas; of `sharded`: how many models")
+    ] = "",
+    placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 24,
+    passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that all is measured", min=1)] = 2,
 ) -> None:
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
-    if what not in (known := ["here", "ops", "collectives"]):
+    if what not in (known := ["here", "sharded", "ops", "collectives"]):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
     if what == "collectives":
         from hybridperf.validate import collectives as of_collectives
@@ -475,6 +482,14 @@ def validate(
         loaded = _model(model)
         _compilation_cache()
         held_out.run(loaded, Path(model), out)
+        return
+    if what == "sharded":
+        from hybridperf.validate import sharded_here
+
+        if tasks and not tasks.isdecimal():
+            raise InputError(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
+        _compilation_cache()
+        sharded_here.run(_model(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes, shard_passes=passes)
         return
     from hybridperf.validate import here
 

@@ -183,6 +183,17 @@ def measure_steps(
     ]
 
 
+def measure_sharded(
+    folder: str | os.PathLike, tasks: str | os.PathLike, *, processes: int = 2, passes: int = 2, profile: bool = True
+) -> None:
+    """Run sharded recommendation models, a file of tasks, on as many cores; leaves `steps.csv` and the programs in `folder`. Resumes.
+
+    `hybridperf_calibration.workloads.sharded_tasks` says what a task is.
+    """
+    options = ["--tasks", str(tasks), "--out", str(folder), "--processes", str(processes), "--passes", str(passes)]
+    _run("hybridperf_calibration.workloads.sharded_dlrm", [*options, *([] if profile else ["--no-profile"])])
+
+
 def default_backend() -> str:
     """The kind of device that JAX uses here: `cpu`, `gpu` or `tpu`. Asked in a process of its own: JAX takes most of a GPU as it starts."""
     asked = subprocess.run([sys.executable, "-c", "import jax; print(jax.default_backend())"], capture_output=True, text=True)

@@ -108,11 +108,16 @@ def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) ->
 
 def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Workload:
     """Workload of a program file."""
+    return from_program(load_content(path), ignore=ignore)
+
+
+def load_content(path: str | os.PathLike) -> dict[str, Any]:
+    """What a program file holds, as `program` made it."""
     content = read_json(path, "program", PROGRAM_SCHEMA_VERSION)
-    try:
-        return from_program(content, ignore=ignore)
-    except KeyError as error:
-        raise InputError(f"{path} is damaged: it has no field {error}; write the program again") from error
+    for field in ("name", "backend", "temporary_bytes", "result_bytes", "hlo"):
+        if field not in content:
+            raise InputError(f"{path} is damaged: it has no field {field!r}; write the program again")
+    return content
 
 
 def from_hlo(

@@ -20,6 +20,7 @@ from typing import Any
 from hybridperf.graph import GraphBuilder
 from hybridperf.importers.hlo_collectives import matched
 from hybridperf.importers.jax_program import Chain, Rows, read_program
+from hybridperf.importers.table_access import RankTables, with_access
 from hybridperf.io import InputError
 from hybridperf.workload import Call, CollectiveCall, Workload
 
@@ -27,17 +28,25 @@ Segments = list[list[tuple[str, Call]]]  # what a rank runs before, between and 
 
 
 def from_rank_programs(
-    contents: Sequence[Mapping[str, Any]], *, name: str = "", loop: bool = True, ignore: Collection[str] = ()
+    contents: Sequence[Mapping[str, Any]],
+    *,
+    name: str = "",
+    loop: bool = True,
+    tables: Sequence[RankTables] = (),
+    ignore: Collection[str] = (),
 ) -> Workload:
     """Workload of ranks 0, 1, ... that run these programs (see `jax_program.program`); one given alone is run by all its ranks.
 
-    `InputError` where their collectives do not fit together.
+    `tables`: of each rank, where their access distributions are known (`table_access`). `InputError` where the programs' collectives do
+    not fit together.
     """
     if not contents:
         raise InputError("expected the program of each rank, got none")
     if len({content["backend"] for content in contents}) > 1:
         raise InputError("the ranks' programs were compiled for different kinds of devices; compile them on one")
     chains = [read_program(content, ignore=ignore) for content in contents]
+    if tables:
+        chains = [with_access(chain, held) for chain, held in zip(chains, tables, strict=True)]
     if len(chains) == 1:
         ranks = max((call.ranks for _, call in chains[0].nodes if isinstance(call, CollectiveCall)), default=1)
         chains, contents = chains * ranks, [contents[0]] * ranks

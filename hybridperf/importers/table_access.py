@@ -1,0 +1,52 @@
+"""Lookups of a compiled program, priced with what batches look up.
+
+A program says how many rows it gathers from how large a table and not which: its lookups count as uniform. Where the tables of a rank are
+known with their access distributions, its gathers into bags and its scatters of gradients are found by their sizes and priced together as
+one embedding bag over all the tables, which knows how far apart the lookups of a row lie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hybridperf.embedding import Table
+from hybridperf.importers.jax_program import Chain
+from hybridperf.io import InputError
+from hybridperf.ops import Gather, OpCall, ScatterAdd
+from hybridperf.ops.embedding_bag import lookup_calls
+from hybridperf.workload import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class RankTables:
+    """Tables that lie on one rank, and the samples of a batch of all ranks together."""
+
+    tables: Sequence[Table]
+    batch: float
+
+
+def with_access(chain: Chain, held: RankTables) -> Chain:
+    """The chain with the lookups and updates of its tables in one op each; `InputError` that names a table it does not look up."""
+    if not held.tables:
+        return chain
+    nodes = list(chain.nodes)
+    for kind, direction, more in ((Gather, "forward", {}), (ScatterAdd, "backward", {"duplicates": "each"})):
+        taken: list[int] = []
+        for table in held.tables:
+            taken.append(_find(nodes, kind, table, held.batch, taken))
+        fused = lookup_calls(list(held.tables), held.batch, direction, **more)
+        first = min(taken)
+        nodes[first] = (nodes[first][0], fused)
+        nodes = [node for at, node in enumerate(nodes) if at == first or at not in taken]
+    return dataclasses.replace(chain, nodes=tuple(nodes))
+
+
+def _find(nodes: Sequence[tuple[str, Call]], kind: type[Gather | ScatterAdd], table: Table, batch: float, taken: Sequence[int]) -> int:
+    """The node that is a table's, by its sizes; of two alike the first that is not taken."""
+    sizes = (float(batch * table.pooling), float(table.dim), float(table.rows))
+    for at, (_, call) in enumerate(nodes):
+        if at not in taken and isinstance(call, OpCall) and isinstance(call.op, kind):
+            if (float(call.op.rows), float(call.op.cols), float(call.op.vocab)) == sizes:
+                return at
+    raise InputError(f"the program has no {kind.__name__} of {sizes[0]:g} rows of table {table.name}; give the tables that it looks up")
