@@ -53,6 +53,7 @@ _FAMILY = "family/"
 _UNKNOWN_SLOT_OCTAVES = 1.0  # an implementation never met counts as so far outside what was measured
 _WIDEST_OCTAVES = 3.0
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
+_LATER_FIELDS = frozenset({"reuse_spread"})  # models from before it had rows of one distance only: zero, wherever they were measured
 
 
 @functools.partial(
@@ -504,8 +505,9 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
             arrays[name][at] = float(entry[name])
         half_width = None if entry["half_width"] is None else float(entry["half_width"])
         names = list(entry["lowest"])
-        if not set(_WORK_FIELDS) <= set(names) and (names or group not in by_prior):  # no names: its family keeps the range
-            raise ValueError(f"the range of {group} lacks {min(set(_WORK_FIELDS) - set(names))}")
+        missing = set(_WORK_FIELDS) - _LATER_FIELDS - set(names)
+        if missing and (names or group not in by_prior):  # no names: its family keeps the range
+            raise ValueError(f"the range of {group} lacks {min(missing)}")
         lowest, highest = ({name: float(entry[end][name]) for name in names} for end in ("lowest", "highest"))
         errors = tuple(map(float, entry["errors"]))
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():

@@ -56,7 +56,7 @@ _HYPER_ROWS, _HYPER_STEPS = 300, 60
 _WORTH_IT = 0.05
 
 _WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
-_NOT_A_DISTANCE = ("tail", "reuse_bytes")  # how vectors are filled, and where data lies: inputs, but no size to go beyond
+_NOT_A_DISTANCE = ("tail", "reuse_")  # how vectors are filled, and where data lies: inputs, but no size to go beyond
 
 
 class CorrectionNet(nn.Module):

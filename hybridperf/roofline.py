@@ -12,7 +12,8 @@ Real devices keep more than two resources busy, and a measured time rounds the c
     t       = floor + pnorm(compute + strided, memory; q) + steps * step
 
 `f_l` is the share of accesses that finds its data in level l: a cache of C bytes (what others leave of it: a knob) still holds what was
-last touched `d` bytes of other traffic ago with the smooth probability 1 / (1 + (d/C)^4). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is
+last touched `d` bytes of other traffic ago with the smooth probability 1 / (1 + (d/C)^4), a flatter curve where distances scatter
+(rows of a table, some looked up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is
 max(a, b) at q = 0 and a + b at q = 1. With neutral knobs (`Knobs.neutral()`) the second form is exactly the first.
 
 Everything here takes one op on one device; callers `vmap`.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -35,9 +37,11 @@ _CACHE_SHARPNESS = 4.0  # exponent of the residency curve: 6 % resident at twice
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["flops", "transcendentals", "bytes", "reuse_bytes", "strided_reads", "strided_bytes", "scattered_reads", "steps"],
+    data_fields=[
+        "flops", "transcendentals", "bytes", "reuse_bytes", "strided_reads", "strided_bytes", "scattered_reads", "steps", "reuse_spread",
+    ],
     meta_fields=[],
-)
+)  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What an op does, whatever it runs on. Works add up (`a + b`: one after the other) and scale (`3 * a`)."""
@@ -50,9 +54,10 @@ class Work:
     strided_bytes: Any = 0.0  # memory spanned between reading a line and its neighbours' turn
     scattered_reads: Any = 0.0  # element reads at random places, a line each, last touched `reuse_bytes` ago: rows looked up
     steps: Any = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
+    reuse_spread: Any = 0.0  # how far distances scatter around `reuse_bytes`: standard deviation of their natural log
 
     def __add__(self, other: Work) -> Work:
-        """Both, one after the other. Distances are averaged in the log, weighted by what they are the distance of."""
+        """Both, one after the other. Distances are averaged in the log, weighted by what they are the distance of; so are their spreads."""
         return Work(
             flops=self.flops + other.flops,
             transcendentals=self.transcendentals + other.transcendentals,
@@ -62,6 +67,7 @@ class Work:
             strided_bytes=_log_mean(self.strided_bytes, self.strided_reads, other.strided_bytes, other.strided_reads),
             scattered_reads=self.scattered_reads + other.scattered_reads,
             steps=self.steps + other.steps,
+            reuse_spread=_mean(self.reuse_spread, self.bytes, other.reuse_spread, other.bytes),
         )
 
     def __mul__(self, times: Any) -> Work:
@@ -138,7 +144,7 @@ def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
     level_bytes = jnp.asarray(device.level_bytes)
     bounded = jnp.isfinite(level_bytes)  # main memory need not be, and infinity has no gradient
     held_bytes = jnp.where(bounded, jnp.where(bounded, level_bytes, 1.0) * knobs.level_capacity, level_bytes)
-    at_reuse = level_shares(work.reuse_bytes, held_bytes)
+    at_reuse = level_shares(work.reuse_bytes, held_bytes, work.reuse_spread)
     saved = jnp.sum(at_reuse * (1.0 - 1.0 / knobs.level_speedup))
     memory_s = work.bytes / (knobs.memory_efficiency * device.memory_bytes_per_s) * (1.0 - saved)
     line_s, scattered_line_s = (jnp.sum(at * knobs.line_s) for at in (level_shares(work.strided_bytes, held_bytes), at_reuse))
@@ -146,12 +152,14 @@ def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
     return compute_s + strided_s, memory_s, work.steps * knobs.step_s
 
 
-def level_shares(distance_bytes: Any, level_bytes: Any) -> Any:
-    """Share of accesses served by each memory level [L] at one reuse distance; they sum to one."""
+def level_shares(distance_bytes: Any, level_bytes: Any, spread: Any = 0.0) -> Any:
+    """Share of accesses served by each memory level [L] at one reuse distance, or at normally scattered logs of it; they sum to one."""
     capacity = jnp.asarray(level_bytes)
     caches, has = capacity[:-1], capacity[:-1] > 0
     distance = jnp.log(jnp.maximum(distance_bytes, 1.0))
-    resident = jnp.where(has, jax.nn.sigmoid(_CACHE_SHARPNESS * (jnp.log(jnp.where(has, caches, 1.0)) - distance)), 0.0)
+    # a logistic curve averaged over a normal distribution is nearly a flatter logistic curve
+    sharpness = _CACHE_SHARPNESS / jnp.sqrt(1.0 + (math.pi / 8) * (_CACHE_SHARPNESS * spread) ** 2)
+    resident = jnp.where(has, jax.nn.sigmoid(sharpness * (jnp.log(jnp.where(has, caches, 1.0)) - distance)), 0.0)
     held = jax.lax.cummax(jnp.append(resident, jnp.ones((), resident.dtype)))  # nearer levels hold a subset of farther ones
     return jnp.diff(held, prepend=jnp.zeros((1,), held.dtype))
 
@@ -164,6 +172,12 @@ def pnorm(a: Any, b: Any, q: Any) -> Any:
     ratio = jnp.where(usable, low / jnp.where(high > 0, high, 1.0), 1.0)
     power = jnp.where(q > 0, q, 1.0)
     return jnp.where(usable, high * jnp.exp(power * jnp.log1p(jnp.exp(jnp.log(ratio) / power))), high)
+
+
+def _mean(x: Any, wx: Any, y: Any, wy: Any) -> Any:
+    total = wx + wy
+    safe = np.where(total > 0, total, 1.0) if isinstance(total, np.ndarray | float | int) else jnp.where(total > 0, total, 1.0)
+    return (wx * x + wy * y) / safe
 
 
 def _log_mean(x: Any, wx: Any, y: Any, wy: Any) -> Any:

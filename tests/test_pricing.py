@@ -65,6 +65,10 @@ CASES: dict[str, dict[str, float]] = {  # every dimension, away from where sizes
     "gather": {"rows": 7000.3, "cols": 90.2, "vocab": 1.1e5, "pooled": 0.0},
     "embedding": {"rows": 7000.3, "cols": 90.2, "vocab": 1.1e5, "pooled": 1.0},
     "scatter_add": {"rows": 7000.3, "cols": 90.2, "vocab": 1.1e5},
+    **{name: {
+        "batch": 700.3, "pooling": 12.3, "rows": 1.1e5, "dim": 90.2, "tables": 3.2, "width": 270.2, "unique": 4000.3, "distance": 9000.2,
+        "spread": 1.3, "once": 0.8, "hot": 0.1,
+    } for name in ("embedding_bag", "embedding_bag_backward")},
     "allocation": {"bytes": 1.3e7},
     "call": {"buffers": 7.0},
     "loop_trip": {"trips": 100.3},

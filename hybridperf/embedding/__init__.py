@@ -1,0 +1,18 @@
+"""Embedding tables: who looks up what, how many different rows that is, and what a cache still holds of them.
+
+    table = Table("clicks", rows=1e6, dim=64, pooling=20, access=Zipf(0.9, 150))
+    table.unique_rows(batch=4096), table.histogram(4096), table.hits(4096, cache_bytes=40e6)
+
+What a lookup costs is an op: `ops.embedding_bag.lookup_calls(tables, batch, "forward")`.
+"""
+
+from hybridperf.embedding.access import Access, Histogram, Indices, Uniform, Zipf, thin
+from hybridperf.embedding.distance import Stream, distances, reuse_distance_bytes
+from hybridperf.embedding.reuse import BINS, bin_names, file_shares, lookups_within
+from hybridperf.embedding.table import Table, check_names
+from hybridperf.embedding.unique import uniform_unique_rows, zipf_unique_rows
+
+__all__ = [
+    "BINS", "Access", "Histogram", "Indices", "Stream", "Table", "Uniform", "Zipf", "bin_names", "check_names", "distances",
+    "file_shares", "lookups_within", "reuse_distance_bytes", "thin", "uniform_unique_rows", "zipf_unique_rows",
+]  # fmt: skip

@@ -1,0 +1,227 @@
+"""Which rows of a table a batch looks up: distributions, and what follows from them.
+
+| access | said by |
+|---|---|
+| `Uniform()` | nothing: every row alike |
+| `Zipf(exponent, shift)` | the row of rank i is looked up in proportion to (i + shift)^-exponent (Zipf-Mandelbrot) |
+| `Histogram(shares, mean_reuse)` | how many of a batch's different rows were looked up once, twice, ... (`reuse.py`) |
+| `Indices(values)` | the rows that were looked up |
+
+All answer the same questions for `lookups` draws from `rows` rows: `unique_rows`, `histogram` (17 shares), `hits` in a cache that holds so
+many rows, and the classes of rows of equal probability that the rest is computed from. Parameters may be traced by JAX: answers are
+differentiable in them. `problem` says in words what is wrong with an access, for the error that names its table.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridperf.either import array_module
+from hybridperf.embedding import distance, reuse
+from hybridperf.embedding.unique import distinct, zipf_classes
+from hybridperf.io.errors import InputError
+
+_SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
+
+
+class Access(abc.ABC):
+    """One table's access distribution."""
+
+    @abc.abstractmethod
+    def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
+        """(rows of each class, probability of each of its rows) [K] that a batch's lookups are drawn from; sum of count * p = 1."""
+
+    def unique_rows(self, lookups: Any, rows: Any) -> Any:
+        """Expected different rows."""
+        return distinct(*self.classes(lookups, rows), lookups)
+
+    def histogram(self, lookups: Any, rows: Any) -> Any:
+        """Shares [17] of the different rows by how often they are looked up (`reuse.py`). Of JAX' tracers the distribution's may pass."""
+        count, p = self.classes(lookups, rows)
+        return reuse.binned(p, count, lookups)
+
+    def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
+        """Share of a batch's lookups found in a cache that holds `held_rows` [...] rows of the table and starts empty.
+
+        `lookups` infinite: of an endless stream, the cache full.
+        """
+        return distance.hits(*self.classes(lookups, rows), lookups, held_rows)
+
+    def problem(self) -> str:
+        """What is wrong, in words that follow "table NAME: "; empty where nothing is."""
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(Access):
+    """Every row alike."""
+
+    def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
+        del lookups
+        module = array_module(rows)
+        rows = module.reshape(module.asarray(rows, float), (1,))
+        return rows, 1.0 / rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Zipf(Access):
+    """Probability in proportion to (rank + shift)^-exponent; the number of rows must be a plain number."""
+
+    exponent: Any
+    shift: Any = 0.0
+
+    def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
+        del lookups
+        return zipf_classes(float(rows), self.exponent, self.shift)
+
+    def problem(self) -> str:
+        for name in ("exponent", "shift"):
+            value = getattr(self, name)
+            if not isinstance(value, jax.core.Tracer) and not 0 <= value < np.inf:
+                return f"expected a Zipf {name} of zero or more, got {value}"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram(Access):
+    """Shares [17] of different rows by how often a batch looked them up, with the mean lookups per row.
+
+    `lookups` is the size of the batch (or file) that was counted; None: of each batch that is asked for. Asked for fewer, it is thinned.
+    Rows that were looked up once are taken for a few of all those of the table that are rarely met.
+    """
+
+    shares: Sequence[float] | Any
+    mean_reuse: Any = None  # None: what the shares tell
+    lookups: Any = None
+
+    def _mean(self) -> Any:
+        return reuse.mean_of(self._shares()) if self.mean_reuse is None else self.mean_reuse
+
+    def _shares(self) -> Any:
+        module = array_module(self.shares)
+        shares = module.asarray(self.shares, float)
+        return shares / module.sum(shares)
+
+    def _at(self, lookups: Any) -> Histogram:
+        """The histogram of a batch of so many lookups."""
+        if self.lookups is None:
+            return self
+        fraction = lookups / self.lookups
+        if not isinstance(fraction, jax.core.Tracer) and fraction > 1 + 1e-9:
+            raise InputError(
+                f"expected at most the {self.lookups:g} lookups that the histogram was counted over, got {lookups:g}; thinning goes one way"
+            )
+        module = array_module(fraction)
+        shares, mean, _ = reuse.thinned(self._shares(), self._mean(), module.minimum(fraction, 1.0))
+        return Histogram(shares, mean)
+
+    def unique_rows(self, lookups: Any, rows: Any) -> Any:
+        del rows
+        return lookups / self._at(lookups)._mean()
+
+    def histogram(self, lookups: Any, rows: Any) -> Any:
+        del rows
+        return self._at(lookups)._shares()
+
+    def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
+        """As `Access.hits`; where everything fits it is what the counted rows say, not a draw from their classes."""
+        module = array_module(self.shares, self.mean_reuse, lookups, held_rows)
+        count, p = self.classes(lookups, rows)
+        found = distance.hits(count, p, lookups, held_rows)
+        if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
+            return found
+        drawn = 1.0 - distinct(count, p, lookups) / lookups
+        said = 1.0 - self.unique_rows(lookups, rows) / lookups
+        return module.where(drawn > 0, said * found / module.where(drawn > 0, drawn, 1.0), 0.0)
+
+    def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
+        if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
+            lookups = self.lookups or rows  # of an endless stream only the ratios count
+        here = self._at(lookups)
+        module = array_module(here.shares, here.mean_reuse, lookups)
+        shares, mean = here._shares(), here._mean()
+        times, weight = reuse.counts(shares, mean)
+        unique = lookups / mean
+        often = unique * weight[1:]  # the first of the counts is one
+        rare = module.maximum(rows - module.sum(often), unique * weight[0])
+        count = module.concatenate([module.reshape(rare, (1,)), often])
+        lookups_of = module.concatenate([module.reshape(unique * weight[0], (1,)), often * times[1:]])
+        keep = np.ones(len(times), bool) if module is not np else (lookups_of > 0) & (count > 0)
+        count, lookups_of = count[keep], lookups_of[keep]
+        return count, lookups_of / module.sum(lookups_of) / module.maximum(count, 1e-9)
+
+    def problem(self) -> str:
+        if isinstance(self.shares, jax.core.Tracer):
+            return ""
+        shares = np.asarray(self.shares, np.float64)
+        if shares.shape != (reuse.BINS,):
+            return f"expected a reuse histogram of {reuse.BINS} shares, got {shares.size}"
+        if not (shares >= 0).all():
+            return f"expected a reuse histogram of shares of zero or more, got {shares.min():g}"
+        if abs(shares.sum() - 1) > _SUM_SLACK:
+            return f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
+        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not self.mean_reuse >= 1:
+            return f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Indices(Access):
+    """The rows that were looked up, in any order: one batch, or many. Asked for fewer lookups, each is kept with the same probability."""
+
+    values: Any  # whole numbers [any shape]
+
+    def _times(self) -> tuple[np.ndarray, np.ndarray]:
+        """(lookups of a row, how many rows have so many)."""
+        _, times = np.unique(np.asarray(self.values).ravel(), return_counts=True)
+        each, rows = np.unique(times, return_counts=True)
+        return each.astype(np.float64), rows.astype(np.float64)
+
+    def _fraction(self, lookups: Any) -> float:
+        fraction = float(lookups) / np.size(self.values)
+        if fraction > 1 + 1e-9:
+            raise InputError(f"expected at most the {np.size(self.values)} lookups that were recorded, got {lookups:g}; give more indices")
+        return min(fraction, 1.0)
+
+    def unique_rows(self, lookups: Any, rows: Any) -> float:
+        del rows
+        each, how_many = self._times()
+        fraction = self._fraction(lookups)
+        return float((how_many * (1.0 - (1.0 - fraction) ** each)).sum())
+
+    def histogram(self, lookups: Any, rows: Any) -> np.ndarray:
+        del rows
+        each, how_many = self._times()
+        more = reuse.more_than(each, np.full(len(each), self._fraction(lookups)))
+        inside = np.concatenate([more[:, :-1] - more[:, 1:], more[:, -1:]], 1)
+        found = how_many @ inside
+        return found / found.sum()
+
+    def classes(self, lookups: Any, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+        del lookups, rows
+        each, how_many = self._times()
+        return how_many, each / np.size(self.values)
+
+    def problem(self) -> str:
+        values = np.asarray(self.values)
+        if values.size == 0:
+            return "expected the rows that were looked up, got none"
+        if values.dtype.kind not in "iu" or values.min() < 0:
+            return "expected rows as whole numbers of zero or more"
+        return ""
+
+
+def thin(histogram: Histogram, fraction: Any) -> Histogram:
+    """The histogram of a batch that holds a share `fraction` of the samples of a file (or batch): binomial thinning."""
+    if not isinstance(fraction, jax.core.Tracer) and not 0 < fraction <= 1:
+        raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
+    if problem := histogram.problem():
+        raise InputError(problem)
+    shares, mean, _ = reuse.thinned(histogram._shares(), histogram._mean(), fraction)
+    return Histogram(shares, mean, None if histogram.lookups is None else histogram.lookups * fraction)

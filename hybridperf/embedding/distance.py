@@ -1,0 +1,105 @@
+"""How many other rows are touched before a row is looked up again, and so which cache still holds it.
+
+Lookups are independent draws from classes of `count` rows of probability `p`. T lookups touch D(T) different rows on average, so a cache
+that holds C rows (the least recently used gives way) keeps a row for the T_C lookups that touch C others, D(T_C) = C: Che's
+approximation. A lookup finds its row if that was looked up at most T_C lookups ago:
+
+    hit(T) = sum over rows of p (1 - (1 - p)^T)        D(T) = sum over rows of 1 - (1 - p)^T = sum of 1 - hit(t) over t below T
+
+Within a batch of n lookups that starts on an empty cache the first T_C lookups have less behind them, which gives in closed form
+
+    hits = hit(T_C) + (T_C (1 - hit(T_C)) - D(T_C)) / n        and 1 - D(n) / n where the batch's rows all fit.
+
+Over endless batches the distance to the last lookup of the same row spreads over orders of magnitude. `distances` gives the mean of its
+log and the spread around it, which is what the roofline's memory levels take. Several tables are looked up one after the other in every
+batch, so a row that was last touched b batches ago has b times all that the other tables touch in between.
+
+Axes: K classes, G grid of elapsed lookups, H cache sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from hybridperf.either import array_module
+from hybridperf.embedding.unique import distinct, log_missed
+
+_GRID = 96  # elapsed times from one lookup to forty times what the rarest row waits: 1.4 to 2 a step
+_WAITS = 40.0
+_NEWTON_STEPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Lookups of one table in every batch."""
+
+    count: Any  # [K] rows of each class
+    p: Any  # [K] probability of each of its rows
+    lookups: Any  # [] a batch
+    row_bytes: Any  # []
+
+
+def reuse_distance_bytes(unique_rows: Any, row_bytes: Any) -> Any:
+    """Bytes touched between two lookups of the same row, for rows that come back: about the footprint of the rows in use."""
+    return unique_rows * row_bytes
+
+
+def found(count: Any, p: Any, elapsed: Any) -> Any:
+    """Share of lookups whose row was looked up at most `elapsed` [...] lookups ago, of an endless stream."""
+    module = array_module(count, p, elapsed)
+    return module.sum(-count * p * module.expm1(log_missed(p) * module.asarray(elapsed)[..., None]), -1)
+
+
+def hits(count: Any, p: Any, lookups: Any, held_rows: Any) -> Any:
+    """Share of a batch's lookups [H] found in a cache of `held_rows` [H] rows that is empty at first. Infinite `lookups`: a full one."""
+    module = array_module(count, p, lookups, held_rows)
+    held = module.asarray(held_rows)
+    touched = distinct(count, p, lookups)
+    at = _elapsed(count, p, module.clip(held, 1.0, None))
+    hit = found(count, p, at)
+    some = hit + (at * (1.0 - hit) - distinct(count, p, at)) / lookups
+    share = module.where(held >= touched, 1.0 - touched / lookups, module.clip(some, 0.0, 1.0))
+    return module.where(held < 1, 0.0, share)
+
+
+def _elapsed(count: Any, p: Any, held: Any) -> Any:
+    """T_C: lookups that touch `held` [H] different rows."""
+    module = array_module(count, p, held)
+    grid = module.exp(module.linspace(0.0, 1.0, _GRID) * module.log(_WAITS / module.min(p)))
+    log_t = module.interp(module.log(held), module.log(distinct(count, p, grid)), module.log(grid))
+    for _ in range(_NEWTON_STEPS):  # D is concave in T: from below Newton does not overshoot, from just above it comes back below
+        t = module.exp(log_t)[..., None]
+        missed = module.exp(log_missed(p) * t)
+        slope = module.maximum(module.sum(-count * log_missed(p) * missed, -1), 1e-30)
+        log_t = log_t + module.clip((held - distinct(count, p, t[..., 0])) / (slope * t[..., 0]), -1.0, 1.0)
+    return module.exp(module.clip(log_t, 0.0, module.log(grid[-1])))
+
+
+def distances(streams: Sequence[Stream]) -> tuple[Any, Any]:
+    """(bytes touched between two lookups of the same row: their geometric mean, standard deviation of their log), over endless batches."""
+    module = array_module(*(value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes)))
+    batches = _batch_grid(module, streams)
+    touched = [distinct(s.count, s.p, batches * s.lookups) * s.row_bytes for s in streams]
+    together = sum(touched)
+    apart = module.minimum(batches, 1.0)  # a row that was touched less than a batch ago was so, as likely, in this one
+    weight, mean, square = 0.0, 0.0, 0.0
+    for stream, own in zip(streams, touched, strict=True):
+        log_bytes = module.log(module.maximum(own + apart * (together - own), stream.row_bytes))
+        held = found(stream.count, stream.p, batches * stream.lookups)
+        ends = module.concatenate([module.zeros(1), held, module.ones(1)])  # what comes later, or never, counts as the last
+        share = stream.lookups * (ends[1:] - ends[:-1])
+        middle = module.concatenate([log_bytes[:1], (log_bytes[1:] + log_bytes[:-1]) / 2, log_bytes[-1:]])
+        weight, mean, square = weight + module.sum(share), mean + module.sum(share * middle), square + module.sum(share * middle**2)
+    mean, square = mean / weight, square / weight
+    variance = module.maximum(square - mean**2, 0.0)
+    spread = module.where(variance > 0, module.sqrt(module.where(variance > 0, variance, 1.0)), 0.0)
+    return module.exp(mean), spread
+
+
+def _batch_grid(module: Any, streams: Sequence[Stream]) -> Any:
+    """Elapsed batches [G], geometric: from one lookup of the busiest table to long after the rarest row's turn."""
+    first = module.min(module.stack([1.0 / module.asarray(s.lookups * 1.0) for s in streams]))
+    last = module.max(module.stack([_WAITS / (module.min(module.asarray(s.p)) * s.lookups) for s in streams]))
+    return first * module.exp(module.linspace(0.0, 1.0, _GRID) * module.log(last / first))

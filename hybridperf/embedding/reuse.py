@@ -1,0 +1,152 @@
+"""Reuse histograms: how many of a batch's different rows were looked up once, twice, three or four times, ...
+
+Bin k of the 17 holds rows of (2^(k-1), 2^k] lookups, the first those of one, the last all beyond 2^15 (Lin et al. 2024, and the locality
+statistics of facebookresearch/dlrm_datasets). A histogram is the shares of the *different rows*; with the mean lookups per row it also
+tells how many different rows there are.
+
+**Thinning.** A batch of a share f of a file's samples keeps each of a row's c lookups with probability f, so a row is looked up
+Binomial(c, f) times in it, and not at all with (1 - f)^c. Inside a bin counts are spread as c^-a, `a` from the slope between the bins'
+neighbours; the mean of the last bin, which has no end, is what is left of the mean lookups per row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from scipy import special
+
+from hybridperf.either import array_module
+
+BINS = 17
+_UPPER = 2.0 ** np.arange(BINS - 1)  # most lookups of a row of each bin but the last
+_LOWER = np.concatenate([[1.0], _UPPER + 1])  # fewest
+_NODES = 24  # counts that stand for a bin, at most
+_LONG_TAIL = 8.0  # the last bin ends so many times its beginning where nothing tells
+
+
+def bin_names() -> list[str]:
+    """Columns of a histogram in a table: `rf_0` to `rf_16`."""
+    return [f"rf_{k}" for k in range(BINS)]
+
+
+def binned(p: Any, count: Any, lookups: Any) -> Any:
+    """The histogram [17] of a batch of `lookups` draws from classes of `count` rows of probability `p` [K]; differentiable in all.
+
+    Where JAX traces the lookups they are Poisson: binomial ones have no slope in their number.
+    """
+    module = array_module(p, count, lookups)
+    if isinstance(lookups, jax.core.Tracer):
+        more = jax.scipy.special.gammainc(_LOWER, module.asarray(p)[:, None] * lookups)
+    else:
+        more = more_than(lookups, p)
+    inside = module.concatenate([more[..., :-1] - more[..., 1:], more[..., -1:]], -1)
+    rows = module.sum(module.asarray(count)[:, None] * inside, 0)
+    return rows / module.sum(rows)
+
+
+def more_than(trials: Any, p: Any) -> Any:
+    """Probability [K, 17] of more than 0, 1, 2, 4, ... 2^15 successes in `trials` [K or none] trials of probability `p` [K].
+
+    `trials` are numbers, not traced: the incomplete beta function has a slope in `p` only.
+    """
+    module = array_module(p)
+    trials = np.broadcast_to(np.asarray(trials, np.float64), np.shape(p))[:, None]
+    possible = trials >= _LOWER  # fewer trials than successes: never, and no such beta function
+    rest = np.where(possible, trials - _LOWER + 1.0, 1.0)
+    beta = special.betainc if module is np else jax.scipy.special.betainc
+    return module.where(possible, beta(_LOWER + 0 * rest, rest, module.asarray(p)[:, None]), 0.0)
+
+
+def counts(shares: Any, mean_reuse: Any = None) -> tuple[np.ndarray, Any]:
+    """(lookups of a row, share of the different rows that have so many), both [M], of a histogram.
+
+    Where `mean_reuse` is known (and nothing is traced) the last bin's mean is what the others leave of it; otherwise it goes on to 2^18.
+    """
+    module = array_module(shares, mean_reuse)
+    slopes = _slopes(shares)
+    places: list[np.ndarray] = []
+    weights: list[Any] = []
+    for k in range(BINS):
+        top = _UPPER[k] if k < BINS - 1 else _LOWER[-1] * _LONG_TAIL
+        if k == BINS - 1 and mean_reuse is not None and module is np and shares[k] > 0:
+            below = float(np.concatenate(places) @ np.concatenate(weights))
+            top = _end_of_tail((mean_reuse - below) / shares[k], float(slopes[k]))
+        at, width = _nodes(_LOWER[k], top)
+        spread = width * at ** -slopes[k]
+        places.append(at)
+        weights.append(shares[k] * (spread / spread.sum()))
+    return np.concatenate(places), module.concatenate(weights)
+
+
+def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any, Any]:
+    """(shares [17], mean lookups per row, different rows per different row before) of a batch of a share `fraction` of the samples."""
+    module = array_module(shares, mean_reuse, fraction)
+    times, weight = counts(shares, mean_reuse)
+    more = more_than(times, fraction + 0.0 * times)
+    inside = module.concatenate([more[:, :-1] - more[:, 1:], more[:, -1:]], 1)
+    rows = module.sum(weight[:, None] * inside, 0)
+    kept = module.sum(rows)
+    return rows / kept, fraction * mean_reuse / kept, kept
+
+
+def mean_of(shares: Any) -> Any:
+    """Mean lookups per different row that a histogram alone tells."""
+    times, weight = counts(shares)
+    return array_module(weight).sum(times * weight)
+
+
+def lookups_within(shares: Any, most: float) -> Any:
+    """Lookups of rows that have at most `most` (up to 32), per different row of all."""
+    times, weight = counts(shares)
+    return array_module(weight).sum(times * weight * (times <= most))
+
+
+def file_shares(unique_shares: np.ndarray, lookup_shares: np.ndarray, mean_reuse: float) -> np.ndarray:
+    """The histogram [17] of a file that gives shares of rows and of lookups, both to a few digits.
+
+    Few rows get very many lookups, so their share of the rows reads 0.000 where that of the lookups has three digits: from the bin on
+    where the lookups say it more exactly, it is taken from them.
+    """
+    shares = np.asarray(unique_shares, np.float64).copy()
+    per_row = np.array([bin_mean(k, slope) for k, slope in enumerate(_slopes(shares))])
+    from_lookups = np.asarray(lookup_shares) * mean_reuse / per_row
+    better = shares < 0.1
+    shares[better] = from_lookups[better]
+    return shares / shares.sum()
+
+
+def bin_mean(k: int, slope: float) -> float:
+    """Mean lookups of a row of a bin."""
+    at, width = _nodes(_LOWER[k], _UPPER[k] if k < BINS - 1 else _LOWER[-1] * _LONG_TAIL)
+    weight = width * at**-slope
+    return float((at * weight).sum() / weight.sum())
+
+
+def _nodes(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """(counts that stand for the whole numbers from low to high, how many each stands for)."""
+    edges = np.unique(np.round(np.geomspace(low, high + 1, min(int(high - low) + 2, _NODES + 1))))
+    edges[-1] = high + 1
+    return (edges[1:] + edges[:-1] - 1) / 2, np.diff(edges)
+
+
+def _slopes(shares: Any) -> Any:
+    """a of c^-a inside each bin [17], from the densities of the bins beside it; steep where there is nothing beyond."""
+    module = array_module(shares)
+    high = np.append(_UPPER, _LOWER[-1] * _LONG_TAIL)
+    density = module.log(module.maximum(module.asarray(shares), 1e-9) / (high - _LOWER + 1))
+    centre = np.log(np.sqrt(_LOWER * high))
+    before, after = np.maximum(np.arange(BINS) - 1, 0), np.minimum(np.arange(BINS) + 1, BINS - 1)
+    return module.clip((density[before] - density[after]) / (centre[after] - centre[before]), 0.0, 4.0)
+
+
+def _end_of_tail(mean: float, slope: float) -> float:
+    """Largest count of the last bin, so that its mean is `mean`; the bin's beginning where that is less."""
+    low, high = _LOWER[-1], _LOWER[-1] * 1e4
+    for _ in range(40):
+        middle = np.sqrt(low * high)
+        at, width = _nodes(_LOWER[-1], middle)
+        weight = width * at**-slope
+        low, high = (middle, high) if (at * weight).sum() / weight.sum() < mean else (low, middle)
+    return float(np.sqrt(low * high))

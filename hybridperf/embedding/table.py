@@ -1,0 +1,93 @@
+"""An embedding table as a model has it: rows of numbers, of which every sample looks up some and sums them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridperf.embedding.access import Access, Uniform
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.io.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table; what is wrong with it is an `InputError` that names it. Sizes may be traced by JAX, `rows` of Zipf access not."""
+
+    name: str
+    rows: Any
+    dim: Any  # numbers of a row
+    pooling: Any  # rows that a sample looks up on average, and sums
+    dtype: str = "fp32"
+    access: Access = dataclasses.field(default_factory=Uniform)
+
+    def __post_init__(self) -> None:
+        for field in ("rows", "dim", "pooling"):
+            value = getattr(self, field)
+            if isinstance(value, jax.core.Tracer):
+                continue
+            if isinstance(value, str | bool) or np.ndim(value):
+                raise InputError(f"table {self.name}: expected a number of {field}, got {value!r}")
+            if not 0 < float(value) < float("inf"):
+                raise InputError(
+                    f"table {self.name}: expected {field} above zero, got {value}; leave the table out if nothing looks into it"
+                )
+        try:
+            object.__setattr__(self, "dtype", canonical_dtype(self.dtype))
+        except InputError as error:
+            raise InputError(f"table {self.name}: {error}") from error
+        if not isinstance(self.access, Access):
+            raise InputError(f"table {self.name}: expected an access distribution (Uniform(), Zipf(...), Histogram(...), Indices(...))")
+        if problem := self.access.problem():
+            raise InputError(f"table {self.name}: {problem}")
+
+    @property
+    def row_bytes(self) -> Any:
+        """Bytes of a row."""
+        return self.dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def bytes(self) -> Any:
+        """Bytes of the whole table, without an optimizer's state."""
+        return self.rows * self.row_bytes
+
+    def lookups(self, batch: Any) -> Any:
+        """Lookups of a batch of so many samples."""
+        return batch * self.pooling
+
+    def unique_rows(self, batch: Any) -> Any:
+        """Expected different rows of a batch."""
+        return self._asked(lambda: self.access.unique_rows(self.lookups(batch), self.rows))
+
+    def histogram(self, batch: Any) -> Any:
+        """Shares [17] of a batch's different rows by how often they are looked up."""
+        return self._asked(lambda: self.access.histogram(self.lookups(batch), self.rows))
+
+    def hits(self, batch: Any, cache_bytes: Any) -> Any:
+        """Share of a batch's lookups found in a cache of so many bytes [...] that this table has for itself and that starts empty."""
+        return self._asked(lambda: self.access.hits(self.lookups(batch), self.rows, cache_bytes / self.row_bytes))
+
+    def classes(self, batch: Any) -> tuple[Any, Any]:
+        """Rows of equal probability (`Access.classes`)."""
+        return self._asked(lambda: self.access.classes(self.lookups(batch), self.rows))
+
+    def _asked(self, answer: Any) -> Any:
+        try:
+            return answer()
+        except InputError as error:
+            raise InputError(f"table {self.name}: {error}") from error
+
+
+def check_names(tables: Sequence[Table]) -> None:
+    """`InputError` where there is no table, or two of one name."""
+    if not tables:
+        raise InputError("expected at least one embedding table, got none")
+    seen: set[str] = set()
+    for table in tables:
+        if table.name in seen:
+            raise InputError(f"table {table.name} is given twice; tables are told apart by name")
+        seen.add(table.name)
