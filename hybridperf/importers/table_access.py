@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from hybridperf.embedding import Table
 from hybridperf.importers.jax_program import Chain
 from hybridperf.io import InputError
@@ -35,18 +37,26 @@ def with_access(chain: Chain, held: RankTables) -> Chain:
         taken: list[int] = []
         for table in held.tables:
             taken.append(_find(nodes, kind, table, held.batch, taken))
-        fused = lookup_calls(list(held.tables), held.batch, direction, **more)
+        fused = _plain(lookup_calls(list(held.tables), held.batch, direction, **more))
         first = min(taken)
         nodes[first] = (nodes[first][0], fused)
         nodes = [node for at, node in enumerate(nodes) if at == first or at not in taken]
     return dataclasses.replace(chain, nodes=tuple(nodes))
 
 
+def _plain(call: OpCall) -> OpCall:
+    """With dimensions as plain numbers: rows of a duration table are told apart by them."""
+    sizes = {field.name: getattr(call.op, field.name) for field in dataclasses.fields(call.op)}
+    numbers = {name: value if isinstance(value, str) else float(np.asarray(value).item()) for name, value in sizes.items()}
+    return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
+
+
 def _find(nodes: Sequence[tuple[str, Call]], kind: type[Gather | ScatterAdd], table: Table, batch: float, taken: Sequence[int]) -> int:
     """The node that is a table's, by its sizes; of two alike the first that is not taken."""
     sizes = (float(batch * table.pooling), float(table.dim), float(table.rows))
     for at, (_, call) in enumerate(nodes):
-        if at not in taken and isinstance(call, OpCall) and isinstance(call.op, kind):
-            if (float(call.op.rows), float(call.op.cols), float(call.op.vocab)) == sizes:
-                return at
+        if at in taken or not (isinstance(call, OpCall) and isinstance(call.op, kind)):
+            continue
+        if (float(call.op.rows), float(call.op.cols), float(call.op.vocab)) == sizes:
+            return at
     raise InputError(f"the program has no {kind.__name__} of {sizes[0]:g} rows of table {table.name}; give the tables that it looks up")

@@ -88,6 +88,8 @@ def run(
         "date": datetime.date.today().isoformat(),
         "model": {"device": model.device.id, **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")}},
     }
+    if not knows_access(model):
+        say("note: the model was calibrated without embedding bags, so lookups are predicted as if all rows of a table were alike")
     if tasks:
         summary["steps"] = _steps(model, out / "models", tasks, passes, say)
     if to_shard:
@@ -130,19 +132,24 @@ def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compa
             if key not in rows.index:
                 raise InputError(f"{folder} has no measurement of task {key[0]} on {key[1]}; its rows in steps.jsonl say why")
             row = rows.loc[key]
-            workload = workload_of(folder / "programs", str(row["program"]), task, placement)
+            workload = workload_of(folder / "programs", str(row["program"]), task, placement, knows_access(model))
             noise = float(row["noise"])
             graph_s = predict(model, eager(task, placement)).time_s
             found.append(Compared(task, tuple(placement), float(row["step_s"]), noise, predict(model, workload), graph_s))
     return found
 
 
-def workload_of(programs: Path, name: str, task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
-    """The programs of all ranks that ran a task, lookups with the access that was drawn."""
+def knows_access(model: PerfModel) -> bool:
+    """Whether the model was calibrated on embedding bags of skewed access, forward and backward."""
+    return {"embedding_bag", "embedding_bag_backward"} <= set(model.groups)
+
+
+def workload_of(programs: Path, name: str, task: Mapping[str, Any], placement: Sequence[int], access: bool) -> Workload:
+    """The programs of all ranks that ran a task; `access`: lookups as they were drawn, not as if all rows were alike."""
     tables, batch = tables_of(task), float(task["batch"])
     held = [RankTables([t for t, at in zip(tables, placement, strict=True) if at == rank], batch) for rank in range(RANKS)]
     contents = [load_content(programs / f"{name}-rank{rank}.json") for rank in range(RANKS)]
-    return from_rank_programs(contents, name=task["name"], tables=held)
+    return from_rank_programs(contents, name=task["name"], tables=held if access else ())
 
 
 def eager(task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
@@ -191,11 +198,11 @@ def _steps(model: PerfModel, folder: Path, count: int, passes: int, say: Callabl
         "programs": sharded_scores.errors([c.programs.time_s for c in compared], measured_s),
         "graph": sharded_scores.errors([c.graph_s for c in compared], measured_s),
         "scaled_roofline": None if factors is None else sharded_scores.errors(list(factors * np.asarray(roofline_s)), measured_s),
-        "noise": float(np.mean([c.noise for c in compared])),
+        "noise": _mean_noise(compared),
         "inside": sum(c.programs.low_s is not None and c.programs.low_s <= c.measured_s <= (c.programs.high_s or 0) for c in compared),
         "models": count,
     }
-    found["bar"] = max(BAR, NOISES * (found["noise"] if math.isfinite(found["noise"]) else 0.0))
+    found["bar"] = max(BAR, NOISES * (found["noise"] or 0.0))
     found["held"] = found["programs"]["mean"] <= found["bar"]
     say("\n" + _steps_text(compared, found))
     names = [f"{c.task['name']}: {len(c.task['tables'])} tables" for c in compared]
@@ -226,11 +233,17 @@ def _placements(model: PerfModel, folder: Path, count: int, passes: int, say: Ca
             )
         )
     found = sharded_scores.judge(contests)
-    found["noise"] = float(np.nanmean([c.noise for c in compared]))
+    found["noise"] = _mean_noise(compared)
     found["programs"] = sharded_scores.errors([c.programs.time_s for c in compared], [c.measured_s for c in compared])
     found["spreads"] = {contest.model: contest.spread for contest in contests}
     say("\n" + _placements_text(found))
     return found
+
+
+def _mean_noise(compared: Sequence[Compared]) -> float | None:
+    """Noise floor; None after a single pass."""
+    known = [c.noise for c in compared if math.isfinite(c.noise)]
+    return float(np.mean(known)) if known else None
 
 
 def _measure(folder: Path, tasks: Sequence[Task], passes: int, *, profile: bool) -> None:
