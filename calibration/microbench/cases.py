@@ -113,6 +113,8 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
         return many, [tuple(x for tables in shared for x in (*tables, *(_argument(rng, a) for a in own))) for _ in range(sets)]
 
     def describe(hlo: str) -> Mapping[str, Any]:
+        if program.lookups is not None:
+            return program.lookups.columns(sets, copies)
         columns = dict(program.columns) if composite else main_op(hlo, copies, bool(program.prelude))
         footprint = sets * call_bytes
         if composite:
@@ -187,6 +189,8 @@ def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
     kind, shape, *below = description
     if kind == "index":
         return rng.integers(0, below[0], shape, dtype=np.int32)
+    if kind == "lookups":
+        return below[0].draw(rng, shape)
     # the same numbers from another place on: drawing hundreds of megabytes anew would take longer than measuring with them
     start = int(rng.integers(_NUMBERS // 2))
     few = _numbers()[start : start + math.prod(shape)]  # np.resize would copy all of them first

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf_calibration.microbench.lookups import Lookups
+
 Array = Any
 FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One op of one shape. Arguments are described, not made: `("float", shape)` or `("index", shape, below)`."""
+    """One op of one shape. Arguments are described, not made: floats, indices or lookups of a shape."""
 
     name: str
     fn: Callable[..., Any]
@@ -29,6 +31,7 @@ class Program:
     shared: int = 0  # leading arguments that all sets have in common: a table that different indices look into
     result_bytes: float | None = None  # of one copy, where larger than its largest argument of its own
     prelude: Callable[..., Any] | None = None  # makes the op's operands inside the program; timed alone and taken off
+    lookups: Lookups | None = None  # of an embedding bag: who looks up what; the row's columns come from it
     alone: bool = False  # one copy to a call: beside copies of itself XLA would fuse it differently
 
     def shared_bytes(self) -> float:
@@ -267,6 +270,53 @@ def _scatter_add(u: np.ndarray) -> Program:
     )
 
 
+def _lookups(u: np.ndarray, direction: str) -> Lookups:
+    """A quarter uniform; the others as skewed as tables of click models, a third of them with a flat head."""
+    rows, dim = size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5])
+    bags, pooling = size(u[2], 32, 2048, u[6]), size(u[3], 1, 64, 0.9)
+    while rows * dim > 5e7:
+        rows //= 2
+    while bags * pooling > 30_000:
+        bags //= 2
+    exponent = 0.0 if u[4] < 0.25 else round(0.3 + 1.2 * (u[4] - 0.25) / 0.75, 2)
+    shift = 0.0 if u[7] < 0.67 else float(size((u[7] - 0.67) / 0.33, 1, 300, 0.9))
+    return Lookups(rows, dim, bags, pooling, exponent, shift, direction)
+
+
+def _name(kind: str, of: Lookups) -> str:
+    return f"{kind} {of.rows} {of.dim} {of.bags} {of.pooling} zipf {of.exponent:g} {of.shift:g}"
+
+
+def _embedding_bag(u: np.ndarray) -> Program:
+    of = _lookups(u, "forward")
+    return Program(
+        _name("embedding_bag", of),
+        lambda t, i: t[i].sum(1),
+        [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of)],
+        shared=1,
+        result_bytes=4.0 * of.bags * of.dim,
+        lookups=of,
+    )
+
+
+def _embedding_bag_backward(u: np.ndarray) -> Program:
+    import jax.numpy as jnp
+
+    of = _lookups(u, "backward")
+
+    def update(t: Array, i: Array, g: Array) -> tuple[Array]:
+        return (t.at[i].add(-0.01 * jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))),)
+
+    return Program(
+        _name("embedding_bag_backward", of),
+        update,
+        [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of), floats(of.bags, of.dim)],
+        carry=1,
+        shared=1,
+        lookups=of,
+    )
+
+
 def _concatenate(u: np.ndarray) -> Program:
     import jax.numpy as jnp
 
@@ -407,6 +457,8 @@ FAMILIES = (
     Family("loop_reduction", 5, quick=12, full=140, build=_loop_reduction),
     Family("gather", 7, quick=22, full=200, build=_gather),
     Family("scatter_add", 5, quick=20, full=110, build=_scatter_add),
+    Family("embedding_bag", 8, quick=24, full=160, build=_embedding_bag),
+    Family("embedding_bag_backward", 8, quick=24, full=120, build=_embedding_bag_backward),
     Family("copy", 5, quick=8, full=60, build=_concatenate),
     Family("sort", 3, quick=4, full=24, build=_sort),
     Family("cumulative", 3, quick=4, full=40, build=_cumulative),

@@ -51,6 +51,13 @@ def distinct(count: Any, p: Any, lookups: Any) -> Any:
     return module.sum(-count * module.expm1(missed), -1)
 
 
+def met(count: Any, p: Any, lookups: Any) -> tuple[Any, Any]:
+    """Classes of the rows that so many lookups have met, as those lookups met them: what a loop over recorded batches draws from."""
+    module = array_module(count, p, lookups)
+    seen = -module.expm1(log_missed(p) * lookups)
+    return count * seen, p / seen
+
+
 def log_missed(p: Any) -> Any:
     """Log of the probability that one lookup is of another row; kept finite for the only row of a table."""
     module = array_module(p)

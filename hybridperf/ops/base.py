@@ -27,7 +27,7 @@ GROUPS = (
     "reduction", "window_reduction", "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy",
     "gather", "pooled_gather", "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
     "grouped_convolution", "padded_library_reduction", "prefill_attention", "decode_attention", "encoder_attention", "moe", "quantise",
-    "embedding_bag", "embedding_bag_backward",
+    "embedding_bag", "embedding_bag_backward", "embedding_bag_scatter",
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from scipy import special
 from hybridperf.either import array_module, floats
 from hybridperf.embedding import Stream, Table, check_names, distances, lookups_within
 from hybridperf.io.errors import InputError
-from hybridperf.ops.base import Gpu, Op, OpCall, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.base import GROUPS, Gpu, Op, OpCall, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
 from hybridperf.roofline import Work
 
@@ -163,6 +163,13 @@ class EmbeddingBagBackward(_Bags):
         if value not in known:
             raise InputError(f"unknown {name} {value!r} of embedding tables: known are {', '.join(known)}")
         return value
+
+    def group_index(self) -> int:
+        """Adding as gradients come and sorting them first are two kernels: other knobs."""
+        return GROUPS.index(self.possible_groups()[0])
+
+    def possible_groups(self) -> tuple[str, ...]:
+        return ("embedding_bag_scatter" if self.duplicates == "each" else "embedding_bag_backward",)
 
     def work(self) -> Work:
         said, lookups = self.said(), self.lookups()
