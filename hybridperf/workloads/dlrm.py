@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from hybridperf.embedding import Table
 from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
 from hybridperf.io import InputError, unknown
+from hybridperf.ops import OpCall
+from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.workload import CollectiveCall, Workload
 from hybridperf.workloads.eager import Eager, Parameter, loop
 from hybridperf.workloads.issue import HostOp, Issue
 from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
-from hybridperf.workloads.tables import Table, lookup_calls
 
-INDEX_BYTES = 8.0  # int64, as frameworks hold them
 _LOOKUP = ("LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag")
 _LOOKUP_BACKWARD = ("LookupFunctionBackward", "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>", "EmbeddingBagBackward0")
 _ALL_TO_ALL = ("All2All_Pooled_Req", "c10d::alltoall_base_", "nccl:all_to_all")
@@ -46,6 +47,7 @@ class DlrmConfig:
     interaction: Literal["dot", "cat"] = "dot"
     loss: Literal["bce", "mse"] = "bce"
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"  # of the tables; MLPs take SGD or Adagrad
+    duplicates: Literal["merged", "each"] = "merged"  # how the tables' update treats a row looked up twice
     dtype: str = "fp32"
     ranks: int = 1
     nodes: int = 1
@@ -53,9 +55,11 @@ class DlrmConfig:
     bucket_bytes: float = 25e6  # gradients that are all-reduced together
     load_s: float | tuple[float, ...] = 0.0  # until a rank's host has its batch, of all or of each
     host_bytes_per_s: float | None = None  # rate at which batches are copied to devices; None: they lie there
+    index_bytes: float = 8.0  # int64
     blocking_copies: bool = True
     lookup_first: bool = True  # before the bottom MLP, which then hides the all-to-all
     exchange_indices: bool = False  # each rank reads its own samples' indices and sends them to where the tables are
+    reads_loss: bool = False  # the host waits for the loss before it goes on
     eager: Eager | None = None
 
     @property
@@ -142,8 +146,13 @@ class _Step:
         self.await_bags()
         self.every(self.interact())
         self.every(self.eager.mlp(self.b, self.top, "sigmoid"))
-        self.every(self.eager.loss(self.b, c.loss))
+        forward, *backward = self.eager.loss(self.b, c.loss)
+        self.every([forward])
+        if c.reads_loss:
+            for rank in self.all:
+                self.issue.fetch(rank)
         self.every([op for op in [self.eager.zero_grad(self.dense_parameters())] if op.kernels])
+        self.every(backward)
         self.backward(self.eager.mlp_backward(self.b, self.top, "sigmoid", inputs_too=True))
         self.every(self.interact_backward())
         if c.lookup_first:
@@ -187,9 +196,9 @@ class _Step:
     def index_bytes(self, rank: int) -> float:
         """Of the indices that a rank reads: of its own samples, or of all samples for the tables that it holds."""
         if self.c.exchange_indices:
-            return self.b * sum(table.pooling for table in self.c.tables) * INDEX_BYTES
+            return self.b * sum(table.pooling for table in self.c.tables) * self.c.index_bytes
         mine = [shard for shard in self.held if shard.rank == rank]
-        return sum((self.b if s.kind == "data" else self.c.batch) * s.table.pooling for s in mine) * INDEX_BYTES
+        return sum((self.b if s.kind == "data" else self.c.batch) * s.table.pooling for s in mine) * self.c.index_bytes
 
     def lookup(self) -> None:
         """Indices to where the tables are, lookups, and bags on their way back."""
@@ -200,7 +209,7 @@ class _Step:
             for kind, samples in (("away", c.batch), ("data", self.b)):
                 tables = [s.table for s in self.held if s.rank == rank and (s.kind == "data") == (kind == "data")]
                 if tables:
-                    self.issue.op(rank, HostOp(_LOOKUP, (lookup_calls(tables, samples, "forward"),)))
+                    self.issue.op(rank, HostOp(_LOOKUP, (self.lookups(tables, samples, "forward"),)))
         self.bags: dict[int, int] | None = None
         t = self.traffic
         for node, size in enumerate(t.node_bytes):
@@ -211,6 +220,12 @@ class _Step:
         if (call := self.all_to_all(t.pairs)) is not None:
             self.bags = self.meet(call, _ALL_TO_ALL)
 
+    def lookups(self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"]) -> OpCall:
+        """One fused op, of plain numbers: equal ones are one row of the duration table."""
+        call = lookup_calls(tables, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates)
+        numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
+        return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
+
     def exchange(self) -> None:
         """Lengths, which the hosts must see to know how many indices come; then the indices."""
         c = self.c
@@ -218,8 +233,8 @@ class _Step:
         tables = np.zeros((c.ranks, c.ranks))
         for shard in self.held:
             if shard.kind != "data":
-                each[:, shard.rank] += self.b * shard.table.pooling * INDEX_BYTES
-                tables[:, shard.rank] += self.b * INDEX_BYTES
+                each[:, shard.rank] += self.b * shard.table.pooling * self.c.index_bytes
+                tables[:, shard.rank] += self.b * self.c.index_bytes
         for size, blocking in ((tables, True), (each, False)):
             if (call := self.all_to_all(size)) is not None:
                 nodes = self.meet(call, ("c10d::alltoall_base_", "nccl:all_to_all"))
@@ -262,7 +277,7 @@ class _Step:
         c = self.c
         copied = [s.table for s in self.held if s.kind == "data" and s.rank == 0]
         if copied:
-            self.every([HostOp(_LOOKUP_BACKWARD, (lookup_calls(copied, self.b, "backward", optimizer=c.optimizer),))])
+            self.every([HostOp(_LOOKUP_BACKWARD, (self.lookups(copied, self.b, "backward"),))])
             for table in copied:
                 self.ready(Parameter(float(table.rows), float(table.dim)))
         for rank in self.all:
@@ -271,7 +286,7 @@ class _Step:
                 continue
             if self.bags is not None and rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "gradients of bags")
-            self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (lookup_calls(tables, c.batch, "backward", optimizer=c.optimizer),)))
+            self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (self.lookups(tables, c.batch, "backward"),)))
 
     def backward(self, ops: Sequence[tuple[HostOp, tuple[Parameter, ...]]]) -> None:
         for op, parameters in ops:

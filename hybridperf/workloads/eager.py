@@ -1,6 +1,7 @@
 """Kernels of an eager framework's layers, one host op after the other, forward and backward.
 
-b samples; a layer of i inputs and o outputs. What old PyTorch (1.8, 2021) did besides is a switch of `Eager`: a bias copied into the output
+b samples; a layer of i inputs and o outputs. Libraries of GPUs multiply either layout at one rate, and add the bias as they write: products
+are plain ones. What old PyTorch (1.8, 2021) did besides is a switch of `Eager`: a bias copied into the output
 before each product, gradients set to zero by a fill and added to, not replaced.
 """
 
@@ -10,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, op_by_name
+from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
 from hybridperf.workloads.issue import HostOp
 
 
@@ -46,7 +47,7 @@ class Eager:
     accumulates: bool = False  # gradients are filled with zeros and added to
 
     def linear(self, b: float, i: float, o: float) -> HostOp:
-        product = OpCall(Gemm(self.dtype, float(b), float(o), float(i), 0.0 if self.bias_copy else 1.0, 0.0, 1.0))
+        product = OpCall(Gemm(self.dtype, float(b), float(o), float(i)))
         copy = (loop(self.dtype, "addu", b, o),) if self.bias_copy else ()
         return HostOp(("aten::linear", "aten::addmm"), (*copy, product))
 
@@ -67,7 +68,7 @@ class Eager:
     def linear_backward(self, b: float, i: float, o: float, inputs_too: bool) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
         """Host ops with the parameters whose gradients each leaves behind."""
         back = (OpCall(Gemm(self.dtype, float(b), float(i), float(o))),) if inputs_too else ()
-        weight = OpCall(Gemm(self.dtype, float(o), float(i), float(b), 0.0, 1.0))
+        weight = OpCall(Gemm(self.dtype, float(o), float(i), float(b)))
         bias = OpCall(Reduction(self.dtype, float(o), float(b)))
         return [
             (HostOp(_backward("AddmmBackward"), (*back, weight)), ()),
@@ -113,10 +114,13 @@ class Eager:
     def dot_backward(self, b: float, vectors: int, dim: float) -> list[HostOp]:
         pairs = vectors * (vectors - 1) // 2
         whole = loop(self.dtype, "fill", b, vectors * vectors)
+        slots = (loop(self.dtype, "addu", 1, pairs),) * 6 + (OpCall(Sort("int64", 1.0, float(pairs))),) if self.accumulates else ()
+        first = HostOp(_backward("SliceBackward"), (whole, OpCall(Copy(self.dtype, float(b), float(vectors * vectors)))))
         product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors)))
         added = loop(self.dtype, "add", b, vectors * dim)
         return [
-            HostOp(_backward("IndexBackward"), (whole, loop(self.dtype, "addu", b, pairs))),
+            HostOp(_backward("IndexBackward"), (whole, *slots, loop(self.dtype, "add", b, pairs))),
+            *((first,) if self.accumulates else ()),
             HostOp(_backward("BmmBackward"), (product, product)),
             HostOp(("aten::add", "aten::add_"), (added,)),
             HostOp(("aten::add", "aten::add_"), (loop(self.dtype, "add", b, dim),)),

@@ -57,9 +57,15 @@ class Issue:
     def copy(self, rank: int, seconds: float, label: str, *, names: tuple[str, ...] = ("aten::to",), blocking: bool) -> int:
         """A copy from the host to the device on the copy stream; a blocking one holds the host up."""
         self.spend(rank, self._between_ops_s() + self._of("before_launch_s", names) + self._of("launch_call_s", (COPY_CALL,)))
-        node = self._node(rank, COPY, Seconds(seconds, "copy"), label, (), blocking)
+        node = self._node(rank, COPY, Seconds(seconds, label), names[0], (), blocking)
         self.spend(rank, self._of("after_launch_s", names))
         return node
+
+    def fetch(self, rank: int, *, names: tuple[str, ...] = ("aten::to",)) -> None:
+        """The host reads one number of the device's: it goes on when everything before it on the compute stream has run."""
+        self.spend(rank, self._between_ops_s() + self._of("before_launch_s", names) + self._of("launch_call_s", (COPY_CALL,)))
+        launch = self._row(self._owed_s.pop(rank, 0.0))
+        self._last[rank, COMPUTE] = self.graph.op(0, label=names[0], rank=rank, launch_row=launch, blocking=True)
 
     def collective(self, call: CollectiveCall, op: HostOp, ranks: Sequence[int], *, after: Sequence[int] = ()) -> dict[int, int]:
         """Nodes by rank on the communication streams, which begin when the `ranks`, having issued it, are all at it."""

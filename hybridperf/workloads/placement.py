@@ -18,8 +18,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from hybridperf.embedding import Table
 from hybridperf.io import InputError
-from hybridperf.workloads.tables import Table
 
 Kind = Literal["table", "row", "column", "data", "table_row"]
 
