@@ -1,15 +1,16 @@
 """Dynamic programming: tables in a row, cut into one piece per rank so that the slowest piece is fastest.
 
-    worst(k, j) = min over i <= j of max( worst(k - 1, i), seconds of tables i ... j - 1 in one kernel )
+    worst(k, j) = min over i <= j of max( worst(k - 1, i), seconds of a rank with tables i ... j - 1 )
 
-Exact among placements that keep an order, with fused seconds and memory; all-to-all is looked at afterwards. Axes: T tables.
+Exact among placements that keep an order, for the slowest rank: its lookups and the all-to-alls as if it were the one that sends most.
+Axes: T tables, R ranks, C columns.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.sharding.cost import MEMORY, Cost
+from hybridperf.sharding.cost import MEMORY, SENT, Cost
 
 
 def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
@@ -17,7 +18,7 @@ def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
     count = len(order)
     until = np.concatenate([np.zeros((1, cost.tables.shape[1])), np.cumsum(cost.tables[order], 0)])
     piece = np.maximum(until[None, :] - until[:, None], 0)  # [T + 1, T + 1, C] tables i ... j - 1
-    seconds = np.sum(cost.lookup_seconds(piece), 0)
+    seconds = piece_seconds(cost, piece)
     seconds = np.where(piece[..., MEMORY] <= cost.limit_bytes, seconds, np.inf)
     seconds[np.tril_indices(count + 1, -1)] = np.inf
     np.fill_diagonal(seconds, 0.0)
@@ -34,3 +35,11 @@ def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
         out[order[start:end]] = rank
         end = start
     return out
+
+
+def piece_seconds(cost: Cost, sums: np.ndarray) -> np.ndarray:
+    """Seconds of ranks [...] from what each holds [..., C], as if each sent the most."""
+    forward_s, backward_s = cost.lookup_seconds(sums)
+    sent = sums[..., SENT]
+    even = cost.tables[:, SENT].sum() / cost.nodes
+    return np.asarray(cost.parts(forward_s, backward_s, sent, np.maximum(sent, even)).step_s)
