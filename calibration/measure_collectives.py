@@ -84,6 +84,8 @@ def _start_all(options: argparse.Namespace) -> int:
         raise InputError(f"expected --process-ids like 8-15, got {options.process_ids!r}") from error
     if not all(rank < options.processes for rank in ranks) or len(set(ranks)) < len(ranks):
         raise InputError(f"expected each of --process-ids once and below --processes {options.processes}, got {options.process_ids!r}")
+    if options.cores_each < 1:
+        raise InputError(f"expected --cores-each of at least 1, got {options.cores_each}")
     if len(ranks) < options.processes and not options.coordinator:
         raise InputError("expected --coordinator HOST:PORT, the machine of process 0, with --process-ids of a part of the job; got none")
     collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))  # refuses wrong names and sizes here, once

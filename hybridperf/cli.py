@@ -89,10 +89,11 @@ def calibrate(
         bool, typer.Option("--collectives", help="collectives between processes instead of ops, one to six minutes")
     ] = False,
     processes: Annotated[int, typer.Option("--processes", help="of --collectives: how many, one device each")] = 2,
+    cores_each: Annotated[int | None, typer.Option("--cores-each", help="of --collectives: cores that each process is pinned to")] = None,
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
     if collectives:
-        _calibrate_collectives(out, processes, quick, _seconds(budget) if budget else None)
+        _calibrate_collectives(out, processes, quick, _seconds(budget) if budget else None, cores_each)
         return
     import time
 
@@ -129,12 +130,14 @@ def calibrate(
     print("\n".join(f"  {names:38}  {meaning}" for names, meaning in left.items()))
 
 
-def _calibrate_collectives(out: Path, processes: int, quick: bool, budget_s: float | None) -> None:
+def _calibrate_collectives(out: Path, processes: int, quick: bool, budget_s: float | None, cores_each: int | None) -> None:
     from hybridperf.here import calibrate_collectives
     from hybridperf.report import collective_plots, text
 
     _compilation_cache()
-    model, report = calibrate_collectives(out, processes=processes, setting="quick" if quick else "full", budget_s=budget_s)
+    model, report = calibrate_collectives(
+        out, processes=processes, setting="quick" if quick else "full", budget_s=budget_s, cores_each=cores_each
+    )
     collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     print(text.collective_report(report))
     print(f"collectives between {processes} processes of this machine in {out}: collectives.json, collectives.csv, collectives.png")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from hybridperf.embedding import Table
 from hybridperf.importers.jax_program import Chain
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd
-from hybridperf.ops.embedding_bag import lookup_calls
+from hybridperf.ops.embedding_bag import Direction, lookup_calls
 from hybridperf.workload import Call
+
+_LOOKED_UP: tuple[tuple[type[Gather | ScatterAdd], Direction], ...] = ((Gather, "forward"), (ScatterAdd, "backward"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +36,11 @@ def with_access(chain: Chain, held: RankTables) -> Chain:
     if not held.tables:
         return chain
     nodes = list(chain.nodes)
-    for kind, direction, more in ((Gather, "forward", {}), (ScatterAdd, "backward", {"duplicates": "each"})):
+    for kind, direction in _LOOKED_UP:
         taken: list[int] = []
         for table in held.tables:
             taken.append(_find(nodes, kind, table, held.batch, taken))
-        fused = _plain(lookup_calls(list(held.tables), held.batch, direction, **more))
+        fused = _plain(lookup_calls(list(held.tables), held.batch, direction, duplicates="each"))
         first = min(taken)
         nodes[first] = (nodes[first][0], fused)
         nodes = [node for at, node in enumerate(nodes) if at == first or at not in taken]
@@ -47,7 +50,7 @@ def with_access(chain: Chain, held: RankTables) -> Chain:
 def _plain(call: OpCall) -> OpCall:
     """With dimensions as plain numbers: rows of a duration table are told apart by them."""
     sizes = {field.name: getattr(call.op, field.name) for field in dataclasses.fields(call.op)}
-    numbers = {name: value if isinstance(value, str) else float(np.asarray(value).item()) for name, value in sizes.items()}
+    numbers: dict[str, Any] = {name: value if isinstance(value, str) else float(np.asarray(value).item()) for name, value in sizes.items()}
     return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
 
 

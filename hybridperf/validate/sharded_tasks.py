@@ -77,7 +77,7 @@ def _model(rng: np.random.Generator, limits: Limits, heavy: bool, name: str, see
     interaction = "dot" if rng.random() < 0.5 else "cat"
     count = round(_between(rng, *limits.tables))
     width = int(rng.choice(_DIMS))
-    tables = []
+    tables: list[dict[str, Any]] = []
     for number in range(count):
         skew = 0.0 if rng.random() < _UNIFORM_SHARE else float(np.clip(rng.normal(_SKEW, _SKEW_SPREAD), 0.05, _MOST_SKEW))
         tables.append({
