@@ -217,7 +217,9 @@ def test_relaxed_and_polished_is_within_two_percent_of_the_optimum(ranks: int, s
 def test_relaxed_and_polished_is_never_worse_than_the_best_greedy(count: int, ranks: int, nodes: int) -> None:
     cost = made_cost(count, ranks, nodes, seed=ranks)
     rng = np.random.default_rng(0)
-    starts = [greedy.greedy(one, cost) for one in (np.sum(cost.lookup_seconds(cost.tables), 0), cost.tables[:, SENT], rng.uniform(size=count))]
+    starts = [
+        greedy.greedy(one, cost) for one in (np.sum(cost.lookup_seconds(cost.tables), 0), cost.tables[:, SENT], rng.uniform(size=count))
+    ]
     fitting = [one for one in starts if one is not None and cost.fits(one)]
     found = run.relaxed_and_polished(cost, fitting)
     assert found.over_bytes == 0

@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives.unequal import AllToAll
+from hybridperf.embedding import Table
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel
 from hybridperf.sharding.lookups import Lookups, lookups
-from hybridperf.sharding.standin import Table
 
 COLUMNS = ("forward_core_s", "forward_memory_s", "forward_serial_s", "backward_core_s", "backward_memory_s", "backward_serial_s",
            "sent_bytes", "memory_bytes")  # fmt: skip

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from hybridperf.embedding import Table
 from hybridperf.sharding import greedy
 from hybridperf.sharding.cost import MEMORY, SENT, Cost
 from hybridperf.sharding.result import Candidate, ShardResult
-from hybridperf.sharding.standin import Table
 
 
 def result(

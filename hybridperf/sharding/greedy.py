@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from hybridperf.embedding import Table
 from hybridperf.sharding.cost import MEMORY, Cost
-from hybridperf.sharding.standin import Table
 
 TableCost = Callable[[Table, float], float]  # of a table and a batch
 GREEDY: dict[str, TableCost] = {
     "size": lambda table, batch: table.rows * table.dim,
     "lookup": lambda table, batch: table.dim * table.pooling,
-    "norm_lookup": lambda table, batch: table.dim * float(table.access.unique_rows(batch * table.pooling, table.rows)) / batch,
+    "norm_lookup": lambda table, batch: table.dim * float(table.unique_rows(batch)) / batch,
     "size_lookup": lambda table, batch: table.dim * table.pooling * np.log10(max(table.rows, 10)),
 }
 RULES = ("naive", "naive_chunk", "random", *GREEDY)

@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from hybridperf.embedding import Table
 from hybridperf.hardware import Device
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
+from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.roofline import Work, op_parts
-from hybridperf.sharding.standin import Table, lookup_calls
 
 DIRECTIONS = ("forward", "backward")
 

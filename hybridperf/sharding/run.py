@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
+from hybridperf.embedding import Table, check_names
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.sharding import chunks, exact, explain, greedy, local, relaxed
 from hybridperf.sharding.cost import STATE_BYTES, Cost, cost_of, table_bytes
 from hybridperf.sharding.result import Candidate, ShardResult
 from hybridperf.sharding.splits import least_pieces, split
-from hybridperf.sharding.standin import Table
-from hybridperf.sharding.tables import checked, read_embedding_tables
+from hybridperf.sharding.tables import read_embedding_tables
 
 CHUNKS, RELAXED, EXACT = "chunks", "relaxed", "exact"
 METHODS = ("best", *greedy.RULES, CHUNKS, RELAXED, EXACT)
@@ -55,7 +55,8 @@ def shard(
         raise InputError(f"expected a batch of one sample or more, got {batch:g}")
     if ranks < 1 or nodes < 1 or ranks % nodes:
         raise InputError(f"expected ranks that divide into nodes evenly, got {ranks} ranks on {nodes} nodes")
-    given = read_embedding_tables(tables) if isinstance(tables, str | Path) else checked(tables)
+    given = read_embedding_tables(tables) if isinstance(tables, str | Path) else list(tables)
+    check_names(given)
     priced = model if isinstance(model, PerfModel) else model_or_datasheet(model)
     if system:
         priced = dataclasses.replace(priced, collectives=collectives_by_name(system))

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hybridperf.embedding import Table, Zipf
 from hybridperf.io import InputError, unknown
 from hybridperf.sharding.cost import table_bytes
-from hybridperf.sharding.standin import Table, Zipf
 
 KINDS = ("row", "column")
 
