@@ -455,7 +455,7 @@ def validate(
         str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas; of `sharded`: how many models")
     ] = "",
     placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 24,
-    passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that all is measured", min=1)] = 2,
+    passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1)] = 2,
 ) -> None:
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
@@ -492,7 +492,7 @@ def validate(
         if tasks and not tasks.isdecimal():
             raise InputError(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
         _compilation_cache()
-        sharded_here.run(_model(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes, shard_passes=passes)
+        sharded_here.run(_model(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes)
         return
     from hybridperf.validate import here
 

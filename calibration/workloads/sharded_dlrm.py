@@ -34,14 +34,17 @@ import pandas as pd
 
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf_calibration.microbench import job, machine
+from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.workloads.sharded_tasks import Task, read_tasks
 
 if TYPE_CHECKING:
     from hybridperf_calibration.microbench.collectives import Team
     from hybridperf_calibration.microbench.store import Row
 
-BATCHES = 16  # of data, for the calls to rotate through
+BATCHES = 8  # of data, for the calls to rotate through
 FEWEST_CALLS, MOST_CALLS = 6, 200
+_LONGEST_WAIT_S = 3.0  # for a disturbed machine, before one round of one step
+_WAITED_PER_STEP_S = 3.0  # in all
 PROFILED_CALLS = 6
 STALLED_S = 60.0
 LOSSES = 3  # of the first calls, kept: what a reference can be held against
@@ -142,27 +145,31 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         order = [(task, pass_no) for pass_no in range(1, options.last_pass + 1) for task in tasks]
         stored = team.exchange([float(store is not None and store.has(task.key, pass_no)) for task, pass_no in order])[0]
         todo = [one for one, there in zip(order, stored, strict=True) if not there]
+        yardstick = Yardstick(allowance_s=_WAITED_PER_STEP_S * len(todo))
         groups = list(dict.fromkeys((task.name, pass_no) for task, pass_no in todo))
         start_s = time.perf_counter()
         for number, (name, pass_no) in enumerate(groups, start=1):
             same = [task for task, of_pass in todo if (task.name, of_pass) == (name, pass_no)]
-            for row in _measure_model(same, team, options, watch, pass_no):
+            for row in _measure_model(same, team, options, watch, pass_no, yardstick):
                 if store is not None:
                     store.append({**row, "pass_no": pass_no})
             left_s = (time.perf_counter() - start_s) / number * (len(groups) - number)
             say(f"pass {pass_no} of {options.passes}: model {name} measured, {number} of {len(groups)}, {left_s:.0f} s of this pass left")
         if store is not None:
-            _leave(options.out, store.rows, team)
+            _leave(options.out, store.rows, team, yardstick)
     return 0
 
 
-def _measure_model(same: Sequence[Task], team: Team, options: argparse.Namespace, watch: Any, pass_no: int) -> list[Row]:
+def _measure_model(
+    same: Sequence[Task], team: Team, options: argparse.Namespace, watch: Any, pass_no: int, yardstick: Yardstick
+) -> list[Row]:
     """Rows of one model's placements, in turns."""
     running = []
     for task in same:
         running.append(Running(task, team, options.out / "programs", watch, pass_no))
     for _ in range(options.rounds):
         for step in running:
+            yardstick.wait(_LONGEST_WAIT_S)  # each rank looks at its own core, and waits for the others in the next call
             step.measure(options.seconds)
     return [step.result(profile=not options.no_profile) for step in running]
 
@@ -183,13 +190,14 @@ class Running:
         self._compiled = jax.jit(self._step.fn, donate_argnums=self._step.donate_argnums).lower(*self._args).compile()
         self._compile_s = time.perf_counter() - start_s
         content = program(self._compiled, f"{task.key} rank {team.rank}")
+        content["phases"] = sharded_step.phase_of(content["hlo"])
         names = sharded_step.collectives_in(content["hlo"])
         if sorted(names) != sorted(sharded_step.COLLECTIVES):
             raise RuntimeError(f"{task.key}: expected the collectives {sharded_step.COLLECTIVES} in the program, found {names}")
         orders = team.exchange([float(name == "all-reduce") for name in names])
         if (orders != orders[0]).any():
             raise RuntimeError(f"{task.key}: the processes' programs run their collectives in different orders; this JAX changes the step")
-        self._phase_of = sharded_step.phase_of(content["hlo"])
+        self._phase_of = content["phases"]
         self.program = re.sub(r"[^\w.,-]", "_", task.key)
         write_json(programs / f"{self.program}-rank{team.rank}.json", "program", PROGRAM_SCHEMA_VERSION, content)
         self._calls = 0
@@ -266,7 +274,9 @@ class Running:
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """One row per task and placement: of several passes the quietest; `noise` is how far the others lie above it (empty after one)."""
+    """One row per task and placement: of several passes the quietest; `noise` is how far the others lie above it (empty after one),
+    `rounds_noise` how far a usual round of that pass lies above its quietest.
+    """
     by_key: dict[str, list[Row]] = {}
     for row in rows:
         if "error" not in row:
@@ -277,6 +287,7 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
         best = passes[int(np.argmin(times_s))]
         out = {name: best[name] for name in ("task", "placement", "step_s")}
         out["noise"] = max(times_s) / min(times_s) - 1 if len(passes) > 1 else np.nan
+        out["rounds_noise"] = statistics.median(best["round_s"]) / min(best["round_s"]) - 1
         out |= {f"rank{rank}_s": seconds for rank, seconds in enumerate(best["rank_s"])}
         out |= {f"{phase}_s_rank{rank}": s for phase, of_rank in best.get("phases_s", {}).items() for rank, s in enumerate(of_rank)}
         out |= {
@@ -290,14 +301,14 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(merged)
 
 
-def _leave(folder: Path, rows: Sequence[Row], team: Team) -> None:
+def _leave(folder: Path, rows: Sequence[Row], team: Team, yardstick: Yardstick) -> None:
     """Write the table and the machine's facts."""
     found = table(rows)
     if found.empty:
         raise RuntimeError(f"none of the steps could be measured; the rows in {folder / 'steps.jsonl'} say why.")
     write_table(found, folder / "steps.csv")
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    facts = {**machine.machine_facts(), "processes": team.n, "library": team.library(), "date": date}
+    facts = {**machine.machine_facts(), **yardstick.facts(), "processes": team.n, "library": team.library(), "date": date}
     write_json(folder / "steps.machine.json", "machine", 1, facts)
 
 

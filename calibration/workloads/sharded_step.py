@@ -16,6 +16,7 @@ narrower bags sends is filled up with zeros: bytes are those of the widest proce
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -28,7 +29,7 @@ from jax.flatten_util import ravel_pytree
 
 from hybridperf_calibration.microbench.collectives import Team
 from hybridperf_calibration.workloads import Step
-from hybridperf_calibration.workloads.sharded_tasks import Task
+from hybridperf_calibration.workloads.sharded_tasks import Table, Task
 
 LEARNING_RATE = 0.05
 PHASES = ("lookup", "all_to_all", "mlp", "backward", "all_to_all_backward", "all_reduce", "update")
@@ -172,14 +173,19 @@ def dense_batch(task: Task, batch: int) -> tuple[np.ndarray, np.ndarray]:
 
 def looked_up(task: Task, number: int, batches: int) -> list[np.ndarray]:
     """Rows of a table that each of `batches` batches of data looks up, int32 [B, pooling]."""
-    table = task.tables[number]
-    rng = np.random.default_rng([task.seed, 3, number])
-    shape = (batches, task.batch, table.pooling)
+    return list(_drawn(task.tables[number], task.batch, task.seed, number, batches))
+
+
+@functools.lru_cache(maxsize=64)  # placements of one model look up the same rows
+def _drawn(table: Table, batch: int, seed: int, number: int, batches: int) -> np.ndarray:
+    """[batches, B, pooling]."""
+    rng = np.random.default_rng([seed, 3, number])
+    shape = (batches, batch, table.pooling)
     if not table.skew:
-        return list(rng.integers(0, table.rows, shape, dtype=np.int32))
+        return rng.integers(0, table.rows, shape, dtype=np.int32)
     cumulative = np.cumsum((np.arange(1, table.rows + 1) + table.shift) ** -table.skew)
     order = np.searchsorted(cumulative, rng.random(shape) * cumulative[-1]).clip(0, table.rows - 1)
-    return list((order.astype(np.uint64) * _SCATTERER % table.rows).astype(np.int32))
+    return (order.astype(np.uint64) * _SCATTERER % table.rows).astype(np.int32)
 
 
 def collectives_in(hlo: str) -> list[str]:

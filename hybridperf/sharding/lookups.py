@@ -36,7 +36,9 @@ class Lookups:
 
 def lookups(model: PerfModel, tables: Sequence[Table], batch: float, direction: str, optimizer: str) -> Lookups:
     """Each table's lookup of `batch` bags on the model's device."""
-    how = {"optimizer": optimizer} if direction == "backward" else {}
+    # XLA on a CPU adds every lookup's gradient where it falls; fused GPU kernels merge those of a row first
+    duplicates = "each" if model.device.kind == "cpu" and optimizer == "sgd" else "merged"
+    how = {"optimizer": optimizer, "duplicates": duplicates} if direction == "backward" else {}
     calls = [lookup_calls([table], batch, direction, **how) for table in tables]
     table, platform = model.table(calls), model.platform()
     parts = np.stack(_parts(canonical(table), canonical(platform)), -1).astype(np.float64)

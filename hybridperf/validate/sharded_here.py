@@ -36,7 +36,7 @@ from hybridperf.report import plots, text
 from hybridperf.sharding.cost import cost_of
 from hybridperf.sharding.greedy import GREEDY
 from hybridperf.sharding.run import candidates
-from hybridperf.validate import sharded_scores
+from hybridperf.validate import sharded_phases, sharded_scores
 from hybridperf.validate.comparison import best_factors
 from hybridperf.validate.sharded_scores import Contest
 from hybridperf.validate.sharded_tasks import (
@@ -67,7 +67,7 @@ def run(
     tasks: int = 30,
     to_shard: int = 24,
     passes: int = 2,
-    shard_passes: int = 2,
+    shard_passes: int = 1,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
     """Measure `tasks` models and `to_shard` models on several placements each, predict all, leave tables and `summary.json` in `out`.
@@ -109,6 +109,7 @@ class Compared:
     measured_s: float
     noise: float
     programs: Prediction
+    phases: pd.DataFrame  # see `sharded_phases`
     graph_s: float
 
     def record(self) -> dict[str, Any]:
@@ -132,10 +133,12 @@ def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compa
             if key not in rows.index:
                 raise InputError(f"{folder} has no measurement of task {key[0]} on {key[1]}; its rows in steps.jsonl say why")
             row = rows.loc[key]
-            workload = workload_of(folder / "programs", str(row["program"]), task, placement, knows_access(model))
-            noise = float(row["noise"])
+            contents = [load_content(folder / "programs" / f"{row['program']}-rank{rank}.json") for rank in range(RANKS)]
+            predicted = predict(model, workload_of(contents, task, placement, knows_access(model)))
+            split = sharded_phases.phases(predicted, contents, row.to_dict())
+            noise = float(row["noise"] if math.isfinite(row["noise"]) else row["rounds_noise"])
             graph_s = predict(model, eager(task, placement)).time_s
-            found.append(Compared(task, tuple(placement), float(row["step_s"]), noise, predict(model, workload), graph_s))
+            found.append(Compared(task, tuple(placement), float(row["step_s"]), noise, predicted, split, graph_s))
     return found
 
 
@@ -144,11 +147,10 @@ def knows_access(model: PerfModel) -> bool:
     return {"embedding_bag", "embedding_bag_backward"} <= set(model.groups)
 
 
-def workload_of(programs: Path, name: str, task: Mapping[str, Any], placement: Sequence[int], access: bool) -> Workload:
+def workload_of(contents: Sequence[Mapping[str, Any]], task: Mapping[str, Any], placement: Sequence[int], access: bool) -> Workload:
     """The programs of all ranks that ran a task; `access`: lookups as they were drawn, not as if all rows were alike."""
     tables, batch = tables_of(task), float(task["batch"])
     held = [RankTables([t for t, at in zip(tables, placement, strict=True) if at == rank], batch) for rank in range(RANKS)]
-    contents = [load_content(programs / f"{name}-rank{rank}.json") for rank in range(RANKS)]
     return from_rank_programs(contents, name=task["name"], tables=held if access else ())
 
 
@@ -163,6 +165,7 @@ def eager(task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
             tables=tuple(tables_of(task)),
             interaction=task["interaction"],
             ranks=RANKS,
+            duplicates="each",  # as XLA scatters them
             placement=tuple(Placement("table", (rank,)) for rank in placement),
         )
     )
@@ -204,7 +207,9 @@ def _steps(model: PerfModel, folder: Path, count: int, passes: int, say: Callabl
     }
     found["bar"] = max(BAR, NOISES * (found["noise"] or 0.0))
     found["held"] = found["programs"]["mean"] <= found["bar"]
-    say("\n" + _steps_text(compared, found))
+    split = sharded_phases.summary([c.phases for c in compared], measured_s)
+    found["phases"] = {row.pop("phase"): {k: v if math.isfinite(v) else None for k, v in row.items()} for row in split.to_dict("records")}
+    say("\n" + _steps_text(compared, found) + "\n\n" + sharded_phases.summary_text(split))
     names = [f"{c.task['name']}: {len(c.task['tables'])} tables" for c in compared]
     intervals = [(c.programs.low_s, c.programs.high_s) for c in compared]
     plots.measured_plot(names, measured_s, [c.programs.time_s for c in compared], folder.parent / "steps.png", intervals)
