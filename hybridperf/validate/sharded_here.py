@@ -25,12 +25,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.embedding import Table
 from hybridperf.here import default_backend, measure_sharded
 from hybridperf.importers.jax_program import load_content
 from hybridperf.importers.rank_programs import from_rank_programs
 from hybridperf.importers.table_access import RankTables
 from hybridperf.io import InputError, read_json, write_json, write_table
 from hybridperf.model import PerfModel
+from hybridperf.ops import GROUPS
+from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.prediction import Prediction, predict
 from hybridperf.report import plots, text
 from hybridperf.sharding.cost import cost_of
@@ -143,8 +146,10 @@ def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compa
 
 
 def knows_access(model: PerfModel) -> bool:
-    """Whether the model was calibrated on embedding bags of skewed access, forward and backward."""
-    return {"embedding_bag", "embedding_bag_backward"} <= set(model.groups)
+    """Whether the model was calibrated on embedding bags of skewed access, forward and as XLA scatters gradients."""
+    tables = [Table("any", 2, 1, 1)]
+    calls = (lookup_calls(tables, 1, "forward"), lookup_calls(tables, 1, "backward", duplicates="each"))
+    return all(GROUPS[int(call.op.group_index())] in model.groups for call in calls)
 
 
 def workload_of(contents: Sequence[Mapping[str, Any]], task: Mapping[str, Any], placement: Sequence[int], access: bool) -> Workload:
