@@ -440,7 +440,7 @@ def shard(
 def validate(
     what: Annotated[
         str,
-        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (over two processes), ops (held-out rows), collectives"),
+        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (over two processes), ops (held-out rows), collectives, lin"),
     ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
@@ -460,8 +460,16 @@ def validate(
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
-    if what not in (known := ["here", "sharded", "ops", "collectives"]):
+    if what not in (known := ["here", "sharded", "ops", "collectives", "lin"]):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
+    if what == "lin":
+        from hybridperf.validate import lin
+
+        if data is None:
+            raise InputError("expected --data FOLDER, got none; `validate lin` judges on what Lin et al. published")
+        _compilation_cache()
+        lin.run(data, out, model or lin.MODEL)
+        return
     if what == "collectives":
         from hybridperf.validate import collectives as of_collectives
 

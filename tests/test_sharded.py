@@ -1,5 +1,6 @@
 """Sharded recommendation models: the step is the one-process step, runs resume, mistakes are sentences, and what is predicted meets."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -16,8 +17,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.collectives.model import CollectiveModel
 from hybridperf.embedding import Table, Zipf
 from hybridperf.evaluate import timeline
+from hybridperf.hardware import load_device, load_system, this_cpu
 from hybridperf.importers.hlo import parse
 from hybridperf.importers.hlo_collectives import collective_calls, group_size
 from hybridperf.importers.jax_program import from_hlo, load_content
@@ -25,7 +28,11 @@ from hybridperf.importers.rank_programs import from_rank_programs
 from hybridperf.importers.table_access import RankTables
 from hybridperf.io import InputError
 from hybridperf.lower import lower
+from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
+from hybridperf.prediction import predict
+from hybridperf.validate import sharded_here
+from hybridperf.validate.sharded_phases import phases
 from hybridperf.validate.sharded_scores import Contest, errors, judge
 from hybridperf.validate.sharded_tasks import DLRMS, TO_SHARD, distinct_placements, random_models, random_placement
 from hybridperf.workload import CollectiveCall
@@ -354,3 +361,24 @@ def test_errors_are_of_each_step():
 
 def test_a_program_name_is_a_file_name(measured):
     assert all(re.fullmatch(r"[\w.,-]+", row["program"]) for row in rows_of(measured))
+
+
+def test_phases_add_up_and_a_collective_counts_without_its_waiting(measured):
+    contents = [load_content(measured / "programs" / f"a_0,1,0-rank{rank}.json") for rank in range(2)]
+    row = pd.read_csv(measured / "steps.csv").set_index("placement").loc["0,1,0"].to_dict()
+    model = PerfModel.datasheet(load_device("t4")).with_collectives(CollectiveModel.datasheet(load_system("aic_a100_sxm")))
+    predicted = predict(model, dataclasses.replace(from_rank_programs(contents), backend=None))  # a device that is known everywhere
+    found = phases(predicted, contents, row).set_index("phase")
+    assert set(sharded_step.PHASES) <= set(found.index)
+    nodes = predicted.op_s[predicted.workload.graph.row - 1]
+    assert found["predicted_s"].sum() * 2 == pytest.approx(nodes.sum())
+    assert found.loc["all_reduce", "measured_s"] == pytest.approx(min(row["all_reduce_s_rank0"], row["all_reduce_s_rank1"]))
+    assert found.loc["mlp", "measured_s"] == pytest.approx((row["mlp_s_rank0"] + row["mlp_s_rank1"]) / 2)
+
+
+def test_a_model_that_cannot_say_anything_of_sharded_steps_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"is of .*, a gpu, and JAX runs on a cpu here"):
+        sharded_here.run(PerfModel.datasheet(load_device("t4")), tmp_path / "out")
+    with pytest.raises(InputError, match="knows no collectives and sharded steps have three"):
+        sharded_here.run(PerfModel.datasheet(this_cpu(1)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -140,19 +140,20 @@ class _Step:
         self.read()
         if c.lookup_first:
             self.lookup()
-        self.every(self.eager.mlp(self.b, self.bottom, "relu"))
+        self.every([*self.eager.mark(), *self.eager.mlp(self.b, self.bottom, "relu")])
         if not c.lookup_first:
             self.lookup()
         self.await_bags()
-        self.every(self.interact())
-        self.every(self.eager.mlp(self.b, self.top, "sigmoid"))
+        self.every([*self.eager.mark(), *self.interact()])
+        self.every([*self.eager.mark(), *self.eager.mlp(self.b, self.top, "sigmoid")])
+        self.every(self.eager.mark())
         forward, *backward = self.eager.loss(self.b, c.loss)
         self.every([forward])
         if c.reads_loss:
             for rank in self.all:
                 self.issue.fetch(rank)
         self.every([op for op in [self.eager.zero_grad(self.dense_parameters())] if op.kernels])
-        self.every(backward)
+        self.every([*self.eager.mark(), *backward])
         self.backward(self.eager.mlp_backward(self.b, self.top, "sigmoid", inputs_too=True))
         self.every(self.interact_backward())
         if c.lookup_first:
@@ -203,6 +204,7 @@ class _Step:
     def lookup(self) -> None:
         """Indices to where the tables are, lookups, and bags on their way back."""
         c = self.c
+        self.every(self.eager.mark())
         if c.exchange_indices and c.ranks > 1:
             self.exchange()
         for rank in self.all:

@@ -45,6 +45,7 @@ class Eager:
     dtype: str
     bias_copy: bool = False  # a product's bias is copied into its result first
     accumulates: bool = False  # gradients are filled with zeros and added to
+    views: bool = False  # ops that launch nothing (views, marks) are issued, too: they cost a host its time
 
     def linear(self, b: float, i: float, o: float) -> HostOp:
         product = OpCall(Gemm(self.dtype, float(b), float(o), float(i)))
@@ -74,7 +75,16 @@ class Eager:
             (HostOp(_backward("AddmmBackward"), (*back, weight)), ()),
             (HostOp(("aten::sum",), (bias,)), ()),
             *((self.keep(p), (p,)) for p in (Parameter(1, o), Parameter(o, i))),
+            *((op, ()) for op in self.silent("TBackward")),
         ]
+
+    def silent(self, *names: str) -> list[HostOp]:
+        """Ops that launch nothing, where they are asked for."""
+        return [HostOp((name, f"{name}0")) for name in names] if self.views else []
+
+    def mark(self) -> list[HostOp]:
+        """What a profiler's mark around a part of the model issues."""
+        return self.silent("aten::zeros", "aten::empty")
 
     def keep(self, parameter: Parameter) -> HostOp:
         """A gradient is put where the optimizer finds it."""
@@ -105,8 +115,11 @@ class Eager:
         pairs = vectors * (vectors - 1) // 2
         product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(vectors), float(dim)))
         return [
+            *self.silent("aten::view", "aten::view"),
             self.concat(b, vectors * dim),
+            *self.silent("aten::transpose"),
             HostOp(("aten::bmm",), (product,)),
+            *self.silent("aten::zeros", "aten::unbind", "aten::slice"),
             HostOp(("aten::index",), (loop(self.dtype, "addu", b, pairs),)),
             self.concat(b, dim + pairs),
         ]
@@ -119,9 +132,11 @@ class Eager:
         product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors)))
         added = loop(self.dtype, "add", b, vectors * dim)
         return [
+            *self.silent("CatBackward"),
             HostOp(_backward("IndexBackward"), (whole, *slots, loop(self.dtype, "add", b, pairs))),
             *((first,) if self.accumulates else ()),
             HostOp(_backward("BmmBackward"), (product, product)),
+            *self.silent("TransposeBackward", "CatBackward", "ViewBackward", "ViewBackward", "ViewBackward"),
             HostOp(("aten::add", "aten::add_"), (added,)),
             HostOp(("aten::add", "aten::add_"), (loop(self.dtype, "add", b, dim),)),
         ]
