@@ -440,7 +440,7 @@ def shard(
 def validate(
     what: Annotated[
         str,
-        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (over two processes), ops (held-out rows), collectives, lin"),
+        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (on two processes), ops (held-out rows), collectives, lin"),
     ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),

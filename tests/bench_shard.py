@@ -53,8 +53,8 @@ def large(seeds: int = 2) -> None:
             best = min(map(cost.step_s, starts))
             proven = exact.prove(cost, found.placement)[1]
             print(
-                f"{count} tables on {ranks} ranks: best greedy {best / found.step_s - 1:+.1%}, bound {cost.bound_s() / found.step_s - 1:+.1%}"
-                f"{', proven' if proven else ''}, {took_s:.1f} s",
+                f"{count} tables on {ranks} ranks: best greedy {best / found.step_s - 1:+.1%},"
+                f" bound {cost.bound_s() / found.step_s - 1:+.1%}{', proven' if proven else ''}, {took_s:.1f} s",
                 flush=True,
             )
 

@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 CALIBRATE = next(path for path in NOTEBOOKS if path.stem == "01_calibrate")
 EVALUATE_GRID = next(path for path in NOTEBOOKS if path.stem == "02_evaluate_grid")
+SHARD_TABLES = next(path for path in NOTEBOOKS if path.stem == "04_shard_tables")
 FAMILIES = "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
 
 
@@ -62,6 +63,22 @@ def test_evaluate_grid_runs_and_its_front_holds_what_it_says(tmp_path: Path, mon
         assert not ((cloud["time_s"] < machine["time_s"]) & (cloud["cost"] < machine["cost"])).any()
     parts = cloud[[name for name in cloud if name.startswith("critical_")]].sum(axis=1)
     np.testing.assert_allclose(parts, cloud["time_s"], rtol=1e-4)
+
+
+def test_shard_tables_runs_and_its_placement_is_the_best_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SETTING": "quick", "OUT": "sharding"}.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(SHARD_TABLES, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 2
+    tables, placed = (pd.read_csv(tmp_path / "sharding" / f"{name}.csv") for name in ("tables", "placement"))
+    assert list(placed["table"]) == list(tables["name"])
+    listed = pd.read_csv(tmp_path / "sharding" / "candidates.csv")
+    fitting = listed[listed["fits"]]
+    assert listed["sums_s"].iloc[0] <= fitting["sums_s"].min() * 1.01
+    said = next(text for text in map(printed, ran.cells) if "best of the random ones" in text)
+    assert float(re.search(r"random ones ([\d.]+) times ours", said).group(1)) >= 1, said
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

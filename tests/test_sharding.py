@@ -1,5 +1,6 @@
 """Sharding: what a placement costs, what each method comes to, what is said about it."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -22,12 +23,11 @@ from hybridperf.sharding.cost import COLUMNS, MEMORY, SENT, Cost, cost_of, place
 from hybridperf.sharding.splits import pieces, split
 
 SYSTEM = "aws_p4de_a100"
+ALIKE = [Table(f"t{at}", 1e6, 64.0, 1.0) for at in range(9)]
 
 
 @pytest.fixture(scope="module")
 def model() -> PerfModel:
-    import dataclasses
-
     sheet = PerfModel.datasheet(load_device("a100_sxm4_80g"))
     return dataclasses.replace(sheet, collectives=CollectiveModel.datasheet(load_system(SYSTEM)))
 
@@ -202,8 +202,7 @@ def test_branch_and_bound_gives_up_rather_than_take_for_ever(monkeypatch: pytest
     assert found is known
 
 
-@pytest.mark.parametrize("ranks", [8, 16, 128])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("ranks", "seed"), [(8, 0), (8, 1), (16, 2), (128, 3)])
 def test_relaxed_and_polished_is_within_two_percent_of_the_optimum(ranks: int, seed: int) -> None:
     cost = made_cost(9, ranks, seed=seed, room=3)
     seconds, over = placement_seconds(cost, all_placements(9, ranks))
@@ -213,7 +212,7 @@ def test_relaxed_and_polished_is_within_two_percent_of_the_optimum(ranks: int, s
     assert found.step_s <= 1.02 * least
 
 
-@pytest.mark.parametrize(("count", "ranks", "nodes"), [(60, 8, 1), (100, 16, 2), (160, 64, 8), (260, 128, 16)])
+@pytest.mark.parametrize(("count", "ranks", "nodes"), [(60, 8, 1), (130, 64, 8), (200, 128, 16)])
 def test_relaxed_and_polished_is_never_worse_than_the_best_greedy(count: int, ranks: int, nodes: int) -> None:
     cost = made_cost(count, ranks, nodes, seed=ranks)
     rng = np.random.default_rng(0)
@@ -317,8 +316,8 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
     [
         ([Table("a", 1e6, 64.0, 2.0)] * 2, 2, {}, "table a is given twice"),
         (made_tables(3), 8, {}, r"8 ranks are more than the 3 tables, so 5 would hold none; split the largest \(--split t\d=column:6"),
-        ([Table(f"t{at}", 1e6, 64.0, 1.0) for at in range(9)], 2, {"memory_bytes": 1e9}, "9 tables need 2.304 GB together, 2 ranks .* t0 with"),
-        ([Table(f"t{at}", 1e6, 64.0, 1.0) for at in range(3)], 2, {"memory_bytes": 4e8}, "found no placement of 3 tables .*largest being t0"),
+        (ALIKE, 2, {"memory_bytes": 1e9}, "9 tables need 2.304 GB together, 2 ranks .* t0 with"),
+        (ALIKE[:3], 2, {"memory_bytes": 4e8}, "found no placement of 3 tables .*largest being t0"),
         (made_tables(4), 3, {"nodes": 2}, "3 ranks on 2 nodes"),
         (made_tables(4), 2, {"method": "gready"}, "unknown method 'gready'"),
         (made_tables(4), 2, {"batch": 0}, "expected a batch"),
@@ -335,6 +334,22 @@ def test_what_cannot_be_is_said_in_one_sentence(model: PerfModel, tables: list, 
 def test_a_model_without_collectives_is_told_what_it_lacks() -> None:
     with pytest.raises(InputError, match="knows none; name the system"):
         hp.shard(made_tables(4), 2, model=PerfModel.datasheet(load_device("a100_sxm4_80g")), batch=512)
+
+
+def test_what_comes_out_is_priced_as_ranks_run_it(model: PerfModel) -> None:
+    """Where caches count, rows of other tables come between; the answer's seconds are those of whole kernels."""
+    knobs = dataclasses.replace(
+        model.knobs, level_speedup=np.array([8.0, 5.0, 2.0, 1.0]), line_s=np.array([1e-11, 2e-11, 5e-11, 2e-10])
+    )
+    caching = dataclasses.replace(model, knobs=knobs)
+    tables = made_tables(10, 7)
+    found = hp.shard(tables, 2, model=caching, batch=1024)
+    for rank, row in found.per_rank.set_index("rank").iterrows():
+        held = [table for table, where in zip(tables, found.placement, strict=True) if where == rank]
+        for direction in ("forward", "backward"):
+            said = caching.op_seconds(caching.table([lookup_calls(held, 1024, direction)]))[0]
+            assert row[f"{direction}_s"] == pytest.approx(said, rel=1e-6)
+    assert found.step_s == pytest.approx(found.candidates.loc[found.candidates["fused"], "step_s"].min())
 
 
 # command

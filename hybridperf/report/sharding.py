@@ -32,7 +32,7 @@ def shard_report(result: ShardResult) -> str:
         ["candidate", "step", "forward", "backward", "all-to-all", "fullest rank", "note"],
         [
             [row.method, seconds(row.step_s), seconds(row.forward_s), seconds(row.backward_s), seconds(row.alltoall_s),
-             quantity(row.fullest_bytes, "B"), row.note]
+             quantity(row.fullest_bytes, "B"), row.note or ("" if row.fused else "not priced as one kernel")]
             for row in result.candidates.itertuples()
         ],
     )]  # fmt: skip

@@ -117,8 +117,8 @@ class Cost:
         shared = self.lookup_seconds(even)
         sent = max(self.tables[:, SENT].max(), even[SENT])
         by_node = max(self.tables[:, SENT].max(), even[SENT] * (self.ranks // self.nodes))
-        highest = [np.float64(max(one.max(), all_)) for one, all_ in zip(each, shared, strict=True)]
-        return float(self.parts(*highest, np.float64(sent), np.float64(by_node)).step_s)
+        forward_s, backward_s = (np.float64(max(one.max(), all_)) for one, all_ in zip(each, shared, strict=True))
+        return float(self.parts(forward_s, backward_s, np.float64(sent), np.float64(by_node)).step_s)
 
 
 def placement_seconds(cost: Cost, placements: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -9,20 +9,23 @@ import pandas as pd
 
 from hybridperf.embedding import Table
 from hybridperf.sharding import greedy
-from hybridperf.sharding.cost import MEMORY, SENT, Cost
+from hybridperf.sharding.cost import MEMORY, SENT, Cost, Parts
+from hybridperf.sharding.fused import Fused
 from hybridperf.sharding.result import Candidate, ShardResult
 
 
 def result(
-    cost: Cost, tables: Sequence[Table], owners: Sequence[str], found: Sequence[Candidate], best: Candidate, proven: bool
-) -> ShardResult:
-    """Everything about the best of some candidates."""
-    assert best.placement is not None
+    cost: Cost, fused: Fused, tables: Sequence[Table], owners: Sequence[str], found: Sequence[Candidate], few: Sequence[Candidate],
+    best: Candidate, proven: bool,
+) -> ShardResult:  # fmt: skip
+    """Everything about the best of some candidates, of which `few` were priced kernel by kernel."""
     placement = tuple(int(rank) for rank in best.placement)
-    per_rank = _per_rank(cost, tables, placement)
-    listed = _candidates(cost, found)
-    parts = cost.of_ranks(cost.sums(placement))
+    per_rank = _per_rank(cost, fused, tables, placement)
+    listed = _candidates(cost, fused, found, few)
+    parts = fused.parts(placement)
     alone = cost.lookup_seconds(cost.tables)
+    apart = cost.step_s(placement) / cost.bound_s() - 1
+    proven = proven and cost.step_s(placement) <= float(listed.loc[listed["fits"], "sums_s"].min()) * (1 + 1e-9)
     return ShardResult(
         tables=tuple(table.name for table in tables),
         placement=placement,
@@ -41,14 +44,14 @@ def result(
             "backward_s": alone[1], "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1), "memory_bytes": cost.tables[:, MEMORY],
         }),
         candidates=listed,
-        explanation=tuple(_sentences(cost, per_rank, listed, best.method, proven)),
+        explanation=tuple(_sentences(cost, per_rank, parts, listed, best.method, proven, apart)),
         cost=cost,
     )  # fmt: skip
 
 
-def _per_rank(cost: Cost, tables: Sequence[Table], placement: Sequence[int]) -> pd.DataFrame:
+def _per_rank(cost: Cost, fused: Fused, tables: Sequence[Table], placement: Sequence[int]) -> pd.DataFrame:
     sums, at = cost.sums(placement), np.asarray(placement)
-    forward_s, backward_s = cost.lookup_seconds(sums)
+    forward_s, backward_s = fused.lookup_seconds(placement)
     slowest = np.full(cost.ranks, "", object)
     for word, values in (("forward", forward_s), ("backward", backward_s), ("all-to-all", sums[:, SENT])):
         rank = int(values.argmax())
@@ -62,51 +65,56 @@ def _per_rank(cost: Cost, tables: Sequence[Table], placement: Sequence[int]) -> 
     })  # fmt: skip
 
 
-def _candidates(cost: Cost, found: Sequence[Candidate]) -> pd.DataFrame:
+def _candidates(cost: Cost, fused: Fused, found: Sequence[Candidate], few: Sequence[Candidate]) -> pd.DataFrame:
     rows = []
+    priced = {tuple(one.placement) for one in few}
     for one in found:
         if one.placement is None:
-            rows.append({"method": one.method, "step_s": np.nan, "fits": False, "note": "found no rank with room for a table"})
+            rows.append({"method": one.method, "fits": False, "note": "found no rank with room for a table"})
             continue
-        sums = cost.sums(one.placement)
-        parts, fits = cost.of_ranks(sums), cost.fits(one.placement)
+        sums, fits = cost.sums(one.placement), cost.fits(one.placement)
+        by_sums = cost.of_ranks(sums)
+        parts = fused.parts(one.placement) if tuple(one.placement) in priced else by_sums
         rows.append({
             "method": one.method, "step_s": float(parts.step_s), "forward_s": float(parts.forward_s), "backward_s": float(parts.backward_s),
-            "alltoall_s": float(parts.alltoall_s), "fullest_bytes": float(sums[:, MEMORY].max()), "fits": fits,
-            "note": "" if fits else "exceeds the memory of a rank",
+            "alltoall_s": float(parts.alltoall_s), "sums_s": float(by_sums.step_s), "fullest_bytes": float(sums[:, MEMORY].max()),
+            "fits": fits, "fused": tuple(one.placement) in priced, "note": "" if fits else "exceeds the memory of a rank",
         })  # fmt: skip
-    columns = ["method", "step_s", "forward_s", "backward_s", "alltoall_s", "fullest_bytes", "fits", "note"]
+    columns = ["method", "step_s", "forward_s", "backward_s", "alltoall_s", "sums_s", "fullest_bytes", "fits", "fused", "note"]
     frame = pd.DataFrame(rows).reindex(columns=columns)
-    return frame.sort_values(["fits", "step_s"], ascending=[False, True], kind="stable").reset_index(drop=True)
+    frame["fits"], frame["fused"] = frame["fits"].astype(bool), frame["fused"].eq(True)
+    return frame.sort_values(["fits", "fused", "step_s"], ascending=[False, False, True], kind="stable").reset_index(drop=True)
 
 
-def _sentences(cost: Cost, per_rank: pd.DataFrame, listed: pd.DataFrame, method: str, proven: bool) -> list[str]:
-    chosen = listed[listed["method"] == method].iloc[0]
-    step_s = float(chosen["step_s"])
+def _sentences(
+    cost: Cost, per_rank: pd.DataFrame, parts: Parts, listed: pd.DataFrame, method: str, proven: bool, apart: float
+) -> list[str]:
+    step_s = float(parts.step_s)
+    chosen = {name: float(value) for name, value in parts._asdict().items()}
     forward, backward, sender = (per_rank.loc[per_rank[name].idxmax()] for name in ("forward_s", "backward_s", "sent_bytes"))
     said = [
         f"What placement decides of a step takes {_ms(step_s)}: the slowest lookup forward {_ms(forward['forward_s'])}"
         f" (rank {forward['rank']}), backward {_ms(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
         f" {_ms(chosen['alltoall_s'])}, for which rank {sender['rank']} sends the most, {sender['sent_bytes'] / 1e6:.4g} MB."
     ]
-    rules = listed[listed["method"].isin(greedy.GREEDY) & listed["fits"]]
+    rules = listed[listed["method"].isin(greedy.GREEDY) & listed["fits"] & listed["fused"]]
     if len(rules) and method not in greedy.GREEDY:
         other = rules.iloc[0]
-        apart = {
+        later = {
             "its slowest lookup forward": other["forward_s"] - chosen["forward_s"],
             "its slowest lookup backward": other["backward_s"] - chosen["backward_s"],
             "its all-to-alls": 2 * (other["alltoall_s"] - chosen["alltoall_s"]),
         }
-        most = max(apart, key=lambda name: apart[name])
+        most = max(later, key=lambda name: later[name])
         gain = other["step_s"] / step_s - 1
         said.append(
             f"The best greedy rule, {other['method']}, takes {_ms(other['step_s'])}, "
-            + (f"{gain:.1%} more, most of it by {most} (+{_ms(apart[most])})." if gain > 1e-4 else "as long.")
+            + (f"{gain:.1%} more, most of it by {most} (+{_ms(later[most])})." if gain > 1e-4 else "as long.")
         )
-    bound = cost.bound_s()
     said.append(
-        "No placement of whole tables is faster: proven by branch and bound." if proven
-        else f"No placement of whole tables takes less than {_ms(bound)}; this one is within {step_s / bound - 1:.1%} of that."
+        "By the sums of tables' lookups no placement of whole tables is faster: proven by branch and bound." if proven
+        else f"By the sums of tables' lookups no placement of whole tables takes less than {_ms(cost.bound_s())}; this one is within"
+        f" {apart:.1%} of that."
     )  # fmt: skip
     if forward["tables"] == 1 and cost.ranks > 1 and forward["forward_s"] > 1.05 * per_rank["forward_s"].mean():
         said.append(

@@ -20,7 +20,7 @@ from hybridperf.sharding.cost import MEMORY, SENT, Cost
 
 _HEAVY = 10.0  # of memory beyond the limit, in shares of the limit
 _EVEN, _POWER = 0.01, 8
-_LEAST_GAIN = 1e-9
+_LEAST_GAIN = 1e-7
 _NEAR_MOST = 1 - 1e-6
 _MOST_ROUNDS = 2000
 _KICKED = 3
@@ -44,9 +44,9 @@ def better(one: Local, other: Local | None) -> bool:
 def polish(cost: Cost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> Local:
     """The best found from a placement [T]: never worse than it, unless it exceeded memory."""
     rng = np.random.default_rng(seed)
-    best = _down(cost, start)
+    best, enough_s = _down(cost, start), cost.bound_s() * (1 + _NEAR_BOUND)
     for _ in range(kicks if cost.ranks > 1 else 0):
-        if best.over_bytes == 0 and best.step_s <= cost.bound_s() * (1 + _NEAR_BOUND):
+        if best.over_bytes == 0 and best.step_s <= enough_s:
             break
         kicked = best.placement.copy()
         critical = np.flatnonzero(_matters(cost, cost.sums(kicked))[kicked])
@@ -61,7 +61,10 @@ def _down(cost: Cost, start: np.ndarray) -> Local:
     placement = np.array(start, int)
     scale = _Scale.of(cost, placement)
     best = _seen(cost, placement)
+    enough_s = cost.bound_s() * (1 + _NEAR_BOUND)
     for _ in range(_MOST_ROUNDS):
+        if best.over_bytes == 0 and best.step_s <= enough_s:
+            break
         sums = cost.sums(placement)
         some = np.flatnonzero(_matters(cost, sums)[placement])
         now = scale.merit(cost, sums)

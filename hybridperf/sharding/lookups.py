@@ -19,10 +19,10 @@ import numpy as np
 from hybridperf.embedding import Table
 from hybridperf.hardware import Device
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
-from hybridperf.ops.embedding_bag import lookup_calls
+from hybridperf.ops.embedding_bag import Direction, lookup_calls
 from hybridperf.roofline import Work, op_parts
 
-DIRECTIONS = ("forward", "backward")
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,17 +34,23 @@ class Lookups:
     smoothing: float  # q of the p-norm
 
 
-def lookups(model: PerfModel, tables: Sequence[Table], batch: float, direction: str, optimizer: str) -> Lookups:
+def lookups(model: PerfModel, tables: Sequence[Table], batch: float, direction: Direction, optimizer: str) -> Lookups:
     """Each table's lookup of `batch` bags on the model's device."""
-    # XLA on a CPU adds every lookup's gradient where it falls; fused GPU kernels merge those of a row first
-    duplicates = "each" if model.device.kind == "cpu" and optimizer == "sgd" else "merged"
-    how = {"optimizer": optimizer, "duplicates": duplicates} if direction == "backward" else {}
-    calls = [lookup_calls([table], batch, direction, **how) for table in tables]
+    calls = [lookup_calls([table], batch, direction, **options(model, direction, optimizer)) for table in tables]
     table, platform = model.table(calls), model.platform()
     parts = np.stack(_parts(canonical(table), canonical(platform)), -1).astype(np.float64)
     parts *= np.exp(table.correction)[:, None]
     group = int(table.group[0])
     return Lookups(parts, float(platform.knobs.floor_s[group]), float(platform.knobs.smoothing[group]))
+
+
+def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str, str]:
+    """What a call of `lookup_calls` is told besides.
+
+    XLA on a CPU adds every lookup's gradient where it falls; fused GPU kernels merge those of a row first.
+    """
+    duplicates = "each" if model.device.kind == "cpu" and optimizer == "sgd" else "merged"
+    return {"optimizer": optimizer, "duplicates": duplicates} if direction == "backward" else {}
 
 
 @jax.jit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from hybridperf.io import write_json, write_table
@@ -19,7 +19,7 @@ class Candidate:
     """A placement that one method came to; None: it found none that fits."""
 
     method: str
-    placement: np.ndarray | None
+    placement: Any  # [T]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,13 @@ class ShardResult:
     method: str  # that found it
     step_s: float  # what placement decides of a step: lookups and all-to-alls
     parts: Parts
-    bound_s: float  # no placement takes less
+    bound_s: float  # by the sums of tables' lookups no placement takes less
     proven: bool  # that none is better, by branch and bound
     per_rank: pd.DataFrame  # `rank, node, tables, lookups, forward_s, backward_s, sent_bytes, memory_bytes, memory_share, slowest, names`
     per_table: pd.DataFrame  # `table, of, rank, rows, dim, pooling, forward_s, backward_s, sent_bytes, memory_bytes`, alone each
-    candidates: pd.DataFrame  # `method, step_s, forward_s, backward_s, alltoall_s, fullest_bytes, fits, note`, the best first
+    # `method, step_s, forward_s, backward_s, alltoall_s, sums_s, fullest_bytes, fits, fused, note`, the best first; `fused`: priced kernel
+    # by kernel, else by the sums of tables' lookups as in `sums_s`
+    candidates: pd.DataFrame
     explanation: tuple[str, ...]  # sentences
     cost: Cost
 

@@ -14,15 +14,18 @@ from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.sharding import chunks, exact, explain, greedy, local, relaxed
 from hybridperf.sharding.cost import STATE_BYTES, Cost, cost_of, table_bytes
+from hybridperf.sharding.fused import Fused
 from hybridperf.sharding.result import Candidate, ShardResult
 from hybridperf.sharding.splits import least_pieces, split
 from hybridperf.sharding.tables import read_embedding_tables
 
-CHUNKS, RELAXED, EXACT = "chunks", "relaxed", "exact"
+CHUNKS, RELAXED, EXACT, AGAIN = "chunks", "relaxed", "exact", "relaxed, scaled"
 METHODS = ("best", *greedy.RULES, CHUNKS, RELAXED, EXACT)
 MEMORY_SHARE = 0.8  # of a device that tables may take where nothing else is said: Lin's tasks leave a fifth for the rest
 _STARTS = 8  # descents
 _MOST_NUMBERS = 4e6  # of all descents' logits together
+_GREEDY_PRICED = 2
+_ALIKE = 0.01  # ranks whose kernels take so nearly the same share of the sums
 _POLISHED = 4  # placements improved by moves
 _KICKS_WORK, _MOST_KICKS = 3e5, 40  # of the best one: moves times swaps looked at
 
@@ -67,11 +70,35 @@ def shard(
     _check_room(pieces, ranks, limit, optimizer)
     cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer)
     found, proven = candidates(cost, pieces, batch, method, seed)
-    fitting = [one for one in found if one.placement is not None and cost.fits(one.placement)]
-    if not fitting:
+    fused = Fused(cost, pieces, priced, batch, optimizer)
+    few = final_few(cost, found)
+    if not few:
         raise _fits_nowhere(pieces, ranks, limit, optimizer, method)
-    best = min(fitting, key=lambda one: cost.step_s(one.placement))  # type: ignore[arg-type]
-    return explain.result(cost, pieces, owners, found, best, proven)
+    if method in ("best", RELAXED) and ranks > 1 and (again := _again(cost, fused, few[0], seed)) is not None:
+        found, few = [*found, again], [*few, again]
+    best = min(few, key=lambda one: float(fused.parts(one.placement).step_s))
+    return explain.result(cost, fused, pieces, owners, found, few, best, proven)
+
+
+def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that fit and are worth pricing kernel by kernel: the best, and the two best greedy rules; each placement once."""
+    fitting = [one for one in found if one.placement is not None and cost.fits(one.placement)]
+    fitting.sort(key=lambda one: cost.step_s(one.placement))
+    chosen = [*fitting[:1], *[one for one in fitting if one.method in greedy.GREEDY][:_GREEDY_PRICED]]
+    return list({tuple(one.placement): one for one in reversed(chosen)}.values())[::-1]
+
+
+def _again(cost: Cost, fused: Fused, best: Candidate, seed: int) -> Candidate | None:
+    """The best one improved once more with each table's parts scaled by what its rank's fused kernel takes of their sum; None: as good."""
+    ratio = fused.lookup_seconds(best.placement) / np.maximum(cost.lookup_seconds(cost.sums(best.placement)), 1e-30)
+    if np.ptp(ratio[ratio > 0]) < _ALIKE:
+        return None
+    tables = cost.tables.copy()
+    tables[:, :3] *= ratio[0][best.placement][:, None]
+    tables[:, 3:6] *= ratio[1][best.placement][:, None]
+    scaled = dataclasses.replace(cost, tables=tables)
+    found = local.polish(scaled, best.placement, seed=seed)
+    return Candidate(AGAIN, found.placement) if cost.fits(found.placement) else None
 
 
 def candidates(cost: Cost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0) -> tuple[list[Candidate], bool]:
@@ -88,7 +115,8 @@ def candidates(cost: Cost, tables: Sequence[Table], batch: float, method: str = 
     found = [*rules, Candidate(RELAXED, best.placement)]
     if method == RELAXED:
         return found[-1:], False
-    known = best.placement if best.over_bytes == 0 else None
+    known: np.ndarray | None = best.placement if best.over_bytes == 0 else None
+    placement: np.ndarray | None
     if known is not None and best.step_s <= cost.bound_s() * (1 + 1e-9):
         placement, proven = known, True
     else:

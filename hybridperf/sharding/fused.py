@@ -1,0 +1,53 @@
+"""A placement priced as its ranks run it: one fused kernel over all tables of a rank, whose rows share the caches.
+
+The sums of `cost.py` take each table's reuse as if it were alone; in one kernel the rows of the others come between. So the search goes by
+the sums and what it comes to is priced here, kernel by kernel.
+
+Axes: T tables, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridperf.embedding import Table
+from hybridperf.model import PerfModel
+from hybridperf.ops.embedding_bag import lookup_calls
+from hybridperf.sharding.cost import SENT, Cost, Parts
+from hybridperf.sharding.lookups import DIRECTIONS, options
+
+
+class Fused:
+    """Prices placements of some tables; a rank that holds the same tables again is not priced again."""
+
+    def __init__(self, cost: Cost, tables: Sequence[Table], model: PerfModel, batch: float, optimizer: str):
+        self._cost, self._tables, self._model, self._batch, self._optimizer = cost, list(tables), model, batch, optimizer
+        self._known: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, 0.0)}
+
+    def lookup_seconds(self, placement: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Forward and backward of each rank [2, R]."""
+        at = np.asarray(placement)
+        held = [tuple(np.flatnonzero(at == rank).tolist()) for rank in range(self._cost.ranks)]
+        if new := [some for some in dict.fromkeys(held) if some not in self._known]:
+            self._price(new)
+        return np.array([self._known[some] for some in held]).T
+
+    def parts(self, placement: Sequence[int] | np.ndarray) -> Parts:
+        """What a step consists of."""
+        forward_s, backward_s = self.lookup_seconds(placement)
+        sent = self._cost.sums(placement)[:, SENT]
+        return self._cost.parts(forward_s.max(), backward_s.max(), sent.max(), sent.reshape(self._cost.nodes, -1).sum(1).max())
+
+    def _price(self, held: Sequence[tuple[int, ...]]) -> None:
+        calls, owner = [], []
+        for number, some in enumerate(held):
+            for dtype in dict.fromkeys(self._tables[at].dtype for at in some):  # a kernel is of one number format
+                tables = [self._tables[at] for at in some if self._tables[at].dtype == dtype]
+                for direction in DIRECTIONS:
+                    calls.append(lookup_calls(tables, self._batch, direction, **options(self._model, direction, self._optimizer)))
+                    owner.append((number, DIRECTIONS.index(direction)))
+        out = np.zeros((len(held), len(DIRECTIONS)))
+        np.add.at(out, tuple(np.array(owner).T), self._model.op_seconds(self._model.table(calls)))
+        self._known |= {some: (float(both[0]), float(both[1])) for some, both in zip(held, out, strict=True)}
