@@ -440,7 +440,7 @@ def shard(
 def validate(
     what: Annotated[
         str,
-        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (on two processes), ops (held-out rows), collectives, lin"),
+        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out rows), collectives, lin"),
     ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
@@ -454,7 +454,7 @@ def validate(
     tasks: Annotated[
         str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas; of `sharded`: how many models")
     ] = "",
-    placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 24,
+    placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 28,
     passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1)] = 2,
 ) -> None:
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""

@@ -324,7 +324,7 @@ def test_random_models_stay_within_their_limits_and_are_the_same_again():
             assert model["batch"] % 2 == 0
             assert not heavy or min(t["pooling"] for t in tables) >= limits.least_pooling
         assert len({len(model["tables"]) for model in models}) > 5
-        assert len({model["batch"] for model in models}) > 1
+        assert {model["batch"] for model in models} <= {256, 512, 1024, 2048, 128, 64}
 
 
 def test_random_models_are_tasks_that_can_be_run(tmp_path):

@@ -36,9 +36,9 @@ from hybridperf.ops import GROUPS
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.prediction import Prediction, predict
 from hybridperf.report import plots, text
-from hybridperf.sharding.cost import cost_of
-from hybridperf.sharding.greedy import GREEDY
-from hybridperf.sharding.run import candidates
+from hybridperf.sharding.fused import Fused
+from hybridperf.sharding.greedy import GREEDY, RULES, by_rule
+from hybridperf.sharding.run import shard
 from hybridperf.validate import sharded_phases, sharded_scores
 from hybridperf.validate.comparison import best_factors
 from hybridperf.validate.sharded_scores import Contest
@@ -61,6 +61,7 @@ _SAME_SEEDS = {"models": 11, "shard": 23}
 _SUMMARY_SCHEMA_VERSION = 1
 _WAYS = ("programs", "graph", "cost")
 OURS = "ours"
+_MOST_RANDOM = 100  # placements drawn until there are enough different ones
 
 
 def run(
@@ -68,7 +69,7 @@ def run(
     out: str | os.PathLike,
     *,
     tasks: int = 30,
-    to_shard: int = 24,
+    to_shard: int = 28,
     passes: int = 2,
     shard_passes: int = 1,
     say: Callable[[str], None] = print,
@@ -177,18 +178,18 @@ def eager(task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
 
 
 def with_candidates(model: PerfModel, task: Task, seed: int) -> tuple[Task, dict[tuple[int, ...], list[str]], dict[tuple[int, ...], float]]:
-    """A task with the placements that compete, their names, and what each costs by `hp.shard`'s formula."""
-    tables = tables_of(task)
-    cost = cost_of(tables, RANKS, model=model, batch=task["batch"], memory_bytes=math.inf)
-    found, _ = candidates(cost, tables, task["batch"], "best", seed)
-    named = [(one.method, one.placement.tolist()) for one in found if one.placement is not None]
-    best = min(named, key=lambda one: cost.step_s(one[1]))
-    named.append((OURS, best[1]))
+    """A task with the placements that compete, their names, and what each costs as `hp.shard` prices its final few."""
+    tables, batch = tables_of(task), task["batch"]
+    best = shard(tables, RANKS, model=model, batch=batch, seed=seed)
+    by_rules = [(rule, by_rule(rule, best.cost, tables, batch, seed)) for rule in RULES]
+    named = [(OURS, list(best.placement)), *((rule, placement.tolist()) for rule, placement in by_rules if placement is not None)]
     more = 0
-    while len(distinct := distinct_placements(named)) < PLACEMENTS and more < 100:
+    while len(distinct := distinct_placements(named)) < PLACEMENTS and more < _MOST_RANDOM:
         more += 1
         named.append((f"random {more}", random_placement(task, RANKS, seed + more)))
-    return {**task, "placements": [list(one) for one in distinct]}, distinct, {one: cost.step_s(one) for one in distinct}
+    fused = Fused(best.cost, tables, model, batch, "sgd")
+    cost_s = {placement: float(fused.parts(placement).step_s) for placement in distinct}
+    return {**task, "placements": [list(placement) for placement in distinct]}, distinct, cost_s
 
 
 def _steps(model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]) -> dict[str, Any]:

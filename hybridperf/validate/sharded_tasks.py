@@ -19,7 +19,6 @@ from hybridperf.embedding import Table, Uniform, Zipf
 
 Task = dict[str, Any]
 
-_BATCHES = (256, 512, 1024, 2048)
 _DIMS = (8, 16, 32, 64)
 _SHIFTS = (0.0, 10.0, 100.0)
 _WIDTHS = (32, 512)
@@ -36,11 +35,13 @@ class Limits:
     lookups: float  # of a step
     table_bytes: float  # of all tables
     layers: int
+    batches: tuple[int, ...]
     least_pooling: int  # of heavy models
 
 
-DLRMS = Limits(tables=(4, 20), rows=(1e3, 1e6), lookups=4e5, table_bytes=5e8, layers=3, least_pooling=8)
-TO_SHARD = Limits(tables=(8, 16), rows=(1e3, 5e5), lookups=3e5, table_bytes=1.2e8, layers=2, least_pooling=8)
+DLRMS = Limits(tables=(4, 20), rows=(1e3, 1e6), lookups=4e5, table_bytes=5e8, layers=3, batches=(256, 512, 1024, 2048), least_pooling=8)
+# lookups outweigh what all placements have in common
+TO_SHARD = Limits(tables=(8, 16), rows=(1e3, 5e5), lookups=5e5, table_bytes=1.2e8, layers=2, batches=(1024, 2048), least_pooling=8)
 
 
 def random_models(count: int, limits: Limits, seed: int, *, heavy: bool | None = None, prefix: str = "m") -> list[Task]:
@@ -89,7 +90,7 @@ def _model(rng: np.random.Generator, limits: Limits, heavy: bool, name: str, see
     while sum(4 * t["rows"] * t["dim"] for t in tables) > limits.table_bytes:
         for table in tables:
             table["rows"] = max(table["rows"] // 2, 100)
-    batch = int(rng.choice(_BATCHES))
+    batch = int(rng.choice(limits.batches))
     while batch * sum(t["pooling"] for t in tables) > limits.lookups and batch > 64:
         batch //= 2
     bottom = [round(_between(rng, *_WIDTHS)) for _ in range(rng.integers(0, limits.layers))]
