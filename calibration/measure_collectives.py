@@ -8,7 +8,8 @@ with its own numbers; the coordinator is a free port of the machine that has pro
 
 Each process has one device: an accelerator where JAX sees one (process i of those started here takes number i), else the CPU. Each is
 pinned to two cores of its own where there are enough, else to none: gloo receives in a thread of its own, which on a single core waits
-for the caller's time slice to end (with other programs running, medians were 2 to 50 times those of unpinned processes).
+for the caller's time slice to end (with other programs running, medians were 2 to 50 times those of unpinned processes). `--cores-each 1`
+pins each to one all the same: what a training step meets that runs on one core per process.
 
 DIR gets the store (`collectives.jsonl`, by which a stopped run is resumed), the table (`collectives.csv`), the machine's facts
 (`collectives.machine.json`) and each process's output (`collectives_logs/`).
@@ -25,19 +26,14 @@ import argparse
 import contextlib
 import datetime
 import os
-import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from hybridperf.io import InputError, write_json, write_table
-from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.collective_cases import SIZES, collective_cases
 
 if TYPE_CHECKING:
@@ -46,14 +42,7 @@ if TYPE_CHECKING:
 
 PASSES = {"quick": 1, "full": 2, "long": 3}
 BUDGET_S = {"quick": 50.0, "full": 330.0, "long": None}  # between two processes the sizes of `full` take less; starting takes seconds
-BUDGET_RAN_OUT = 4  # exit statuses
-SENTENCE_SAID = 2
-STALLED = 5  # of process 0, see microbench.collectives
-BUSY = 0.3  # of a core; where others keep more of it busy, small collectives meet their time slices
 CORES_EACH = 2  # one for the caller, one for the library's thread
-_DEATHS_EVERY_S = 0.02  # looked for
-_AFTER_DEATH_S = 0.3  # an error in one process is an error in the others a moment later: this long after it, the first is found to be first
-_BUSY_SAMPLE_S = 0.3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,26 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--coordinator", default="", help="host:port of process 0, for a job on several machines")
     parser.add_argument("--process-ids", default="", help="those to start here, such as 8-15; all if not given")
     parser.add_argument("--unpinned", action="store_true", help="let every process use all cores")
+    parser.add_argument("--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned")
     for name in ("--rank", "--local-device", "--last-pass"):  # how this program starts itself
         parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--cores", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.rank is not None:
-        return _be_one(options)
+        return job.be_one(lambda say: _measure(options, say), options.cores)
     try:
         return _start_all(options)
     except (RuntimeError, ValueError) as error:
         print(f"hybridperf: {error}", file=sys.stderr)
-        return SENTENCE_SAID
+        return job.SENTENCE_SAID
     except KeyboardInterrupt:
         return 130  # the command that started this program says so
-
-
-@dataclass(frozen=True)
-class _Process:
-    rank: int
-    popen: subprocess.Popen
-    log: Path
 
 
 def _start_all(options: argparse.Namespace) -> int:
@@ -101,14 +84,16 @@ def _start_all(options: argparse.Namespace) -> int:
         raise InputError(f"expected --process-ids like 8-15, got {options.process_ids!r}") from error
     if not all(rank < options.processes for rank in ranks) or len(set(ranks)) < len(ranks):
         raise InputError(f"expected each of --process-ids once and below --processes {options.processes}, got {options.process_ids!r}")
+    if options.cores_each < 1:
+        raise InputError(f"expected --cores-each of at least 1, got {options.cores_each}")
     if len(ranks) < options.processes and not options.coordinator:
         raise InputError("expected --coordinator HOST:PORT, the machine of process 0, with --process-ids of a part of the job; got none")
     collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))  # refuses wrong names and sizes here, once
-    logs = _folders(Path(options.out))
-    cores, remark = _cores(len(ranks), unpinned=options.unpinned)
-    for line in (remark, _busy_remark()):
+    logs = job.make_folders(Path(options.out), "collectives_logs")
+    cores, remark = _cores(len(ranks), unpinned=options.unpinned, each=options.cores_each)
+    for line in (remark, job.busy_remark("collectives")):
         if line:
-            _say(line)
+            job.say(line)
     budget_s = BUDGET_S[options.setting] if options.budget_s is None else options.budget_s
     start_s = time.perf_counter()
     passes = options.passes or PASSES[options.setting]
@@ -116,8 +101,8 @@ def _start_all(options: argparse.Namespace) -> int:
     while True:
         left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - start_s), 0.0)
         status = _job(options, ranks, cores, logs, last, left_s)
-        if status == STALLED and not options.coordinator:
-            _say("a collective did not return (its row says which); starting the processes again to go on with the others")
+        if status == job.STALLED and not options.coordinator:
+            job.say("a collective did not return (its row says which); starting the processes again to go on with the others")
         elif status == 0 and last < passes:
             last += 1
         else:
@@ -126,107 +111,19 @@ def _start_all(options: argparse.Namespace) -> int:
 
 def _job(options: argparse.Namespace, ranks: Sequence[int], cores: Sequence[str], logs: Path, last: int, budget_s: float | None) -> int:
     """Start the processes once, to measure up to pass `last`, and wait for them; returns their exit status."""
-    coordinator = options.coordinator or f"127.0.0.1:{_free_port()}"
-    with _killed_in_the_end() as processes:
-        for local, (rank, share) in enumerate(zip(ranks, cores, strict=True)):
-            log = logs / f"process-{rank}.log"
-            command = [sys.executable, "-m", "hybridperf_calibration.measure_collectives", *_own_arguments(options, budget_s)]
-            command += ["--coordinator", coordinator, "--last-pass", str(last), "--rank", str(rank), "--local-device", str(local)]
-            command += ["--cores", share] if share else []
-            with log.open("wb") as handle:
-                # What rank 0 has to tell goes straight to our output; gloo's own lines, in its log, would not be understood.
-                output = sys.stderr if rank == 0 else handle
-                popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=handle, start_new_session=True, env=_quiet())
-            processes.append(_Process(rank, popen, log))
-        return _wait(processes, options.processes)
+    coordinator = options.coordinator or f"127.0.0.1:{job.free_port()}"
+    commands = []
+    for local, (rank, share) in enumerate(zip(ranks, cores, strict=True)):
+        command = [sys.executable, "-m", "hybridperf_calibration.measure_collectives", *_own_arguments(options, budget_s)]
+        command += ["--coordinator", coordinator, "--last-pass", str(last), "--rank", str(rank), "--local-device", str(local)]
+        commands.append([*command, "--cores", share] if share else command)
+    return job.start(commands, ranks, logs, options.processes)
 
 
-def _wait(processes: Sequence[_Process], n: int) -> int:
-    """Until all ended well, or the first one did not: then its sentence."""
-    while True:
-        statuses = [process.popen.poll() for process in processes]
-        if STALLED in statuses:
-            return STALLED
-        for process, status in zip(processes, statuses, strict=True):
-            if status not in (None, 0, BUDGET_RAN_OUT):
-                raise RuntimeError(_death(process, status, n))
-        if None not in statuses:
-            return max(status for status in statuses if status is not None)
-        time.sleep(_DEATHS_EVERY_S)
-
-
-def _death(process: _Process, status: int | None, n: int) -> str:
-    lines = [line for line in process.log.read_text(errors="replace").splitlines() if line.strip()]
-    last = lines[-1].strip() if lines else "(nothing)"
-    if status == SENTENCE_SAID and last.startswith("hybridperf: "):
-        return last.removeprefix("hybridperf: ")
-    how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
-    return (
-        f"process {process.rank} of {n} {how}, its last line was: {last[:300]}; what was measured is kept, all it said is in {process.log}"
-    )
-
-
-@contextlib.contextmanager
-def _killed_in_the_end() -> Iterator[list[_Process]]:
-    """A list of processes, none of which outlives the block. A request to terminate ends the block, too."""
-    processes: list[_Process] = []
-
-    def terminate(signal_no: int, frame: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            if process.popen.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.popen.pid, signal.SIGKILL)  # each leads a group of its own
-        for process in processes:
-            process.popen.wait()
-            if process.popen.stdin:
-                process.popen.stdin.close()
-        signal.signal(signal.SIGTERM, before)
-
-
-def _be_one(options: argparse.Namespace) -> int:
+def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """One process of the job."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    progress = os.fdopen(os.dup(1), "w")  # what we have to tell; gloo writes to the standard output, which joins the log
-    os.dup2(2, 1)
-    status = 1
-    try:
-        if options.cores:
-            machine.pin(machine.parse_cores(options.cores))
-        machine.steady_cpu()
-        status = _measure(options, progress)
-    except (InputError, RuntimeError, OSError) as error:
-        # JAX raises subclasses of RuntimeError, some with several lines; what the user can mend comes from us.
-        text = " ".join(str(error).split())
-        ours = isinstance(error, InputError) or type(error).__module__.startswith("hybridperf") or type(error) is RuntimeError
-        status = SENTENCE_SAID if ours else 1
-        print(f"hybridperf: {text}" if ours else f"{type(error).__name__}: {text}", file=sys.stderr, flush=True)
-    except Exception:
-        import traceback
-
-        traceback.print_exc()
-    if status in (0, BUDGET_RAN_OUT):
-        import jax
-
-        jax.distributed.shutdown()  # waits for the others
-        return status
-    sys.stderr.flush()
-    if status == 1:
-        time.sleep(_AFTER_DEATH_S)
-    os._exit(status)  # not through the interpreter's end, where JAX waits for the other processes
-
-
-def _measure(options: argparse.Namespace, progress: Any) -> int:
     from hybridperf_calibration.microbench import collectives
     from hybridperf_calibration.microbench.store import RowStore
-
-    def say(line: str) -> None:
-        print(f"hybridperf: {line}", file=progress, flush=True)
 
     start_s = time.perf_counter()
     team = collectives.Team(options.coordinator, options.processes, options.rank, options.local_device)
@@ -246,7 +143,7 @@ def _measure(options: argparse.Namespace, progress: Any) -> int:
             _leave(Path(options.out), store, team, nodes, pinned=bool(pinned))
             if report.stopped or options.last_pass == passes:
                 say(report.sentence())
-    return BUDGET_RAN_OUT if report.stopped else 0
+    return job.BUDGET_RAN_OUT if report.stopped else 0
 
 
 def _leave(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: bool) -> None:
@@ -281,54 +178,16 @@ def _leave(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: boo
     write_json(folder / "collectives.machine.json", "machine", 1, facts)
 
 
-def _die_with_parent() -> None:
-    """End this process at once when the one that started it has ended, however that was."""
-    while os.read(0, 1):  # returns nothing when the pipe's other end closes
-        pass
-    os._exit(1)
-
-
-def _cores(n: int, *, unpinned: bool) -> tuple[list[str], str]:
+def _cores(n: int, *, unpinned: bool, each: int = CORES_EACH) -> tuple[list[str], str]:
     """Cores for each of this machine's `n` processes as `machine.parse_cores` reads them, "" for all of them, and a sentence about that."""
     if unpinned or not hasattr(os, "sched_getaffinity"):
         return [""] * n, "the processes are not pinned to cores"
     usable = sorted(os.sched_getaffinity(0))
     if n > len(usable):
         return [""] * n, f"{n} processes share {len(usable)} cores here: they wait for each other, which is part of what is measured"
-    if CORES_EACH * n > len(usable):
-        return [""] * n, f"{n} processes share {len(usable)} cores here and are not pinned: each would want {CORES_EACH} of its own"
-    return [",".join(map(str, usable[CORES_EACH * i : CORES_EACH * (i + 1)])) for i in range(n)], ""
-
-
-def _busy_remark() -> str:
-    """A sentence if other programs use the cores that are to be measured, or "". Empty where the system does not say (not Linux)."""
-    try:
-        before = _idle_s()
-        time.sleep(_BUSY_SAMPLE_S)
-        busy = machine.cores_available() - (_idle_s() - before) / _BUSY_SAMPLE_S
-    except (OSError, KeyError, ValueError):
-        return ""
-    if busy <= BUSY:
-        return ""
-    return f"other programs keep {busy:.1f} of {machine.cores_available()} cores busy: collectives can come out many times too long"
-
-
-def _idle_s() -> float:
-    """Seconds that the usable cores were idle since the machine started, together (proc(5): /proc/stat, fifth and sixth word)."""
-    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
-    idle = {words[0]: float(words[4]) + float(words[5]) for words in lines if words[0].startswith("cpu")}
-    return sum(idle[f"cpu{core}"] for core in os.sched_getaffinity(0)) / os.sysconf("SC_CLK_TCK")
-
-
-def _folders(folder: Path) -> Path:
-    """Make the folder of results and that of logs, which is returned."""
-    logs = folder / "collectives_logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        (logs / "process-0.log").touch()
-    except OSError as error:
-        raise InputError(f"cannot write into the folder {folder}: {error.strerror}; choose another --out") from error
-    return logs
+    if each * n > len(usable):
+        return [""] * n, f"{n} processes share {len(usable)} cores here and are not pinned: each would want {each} of its own"
+    return [",".join(map(str, usable[each * i : each * (i + 1)])) for i in range(n)], ""
 
 
 def _sizes(options: argparse.Namespace) -> tuple[int, ...]:
@@ -349,20 +208,6 @@ def _own_arguments(options: argparse.Namespace, budget_s: float | None) -> list[
     arguments += ["--passes", str(options.passes)] if options.passes is not None else []
     arguments += ["--budget-s", str(budget_s)] if budget_s is not None else []
     return arguments
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _quiet() -> dict[str, str]:
-    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-
-
-def _say(line: str) -> None:
-    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

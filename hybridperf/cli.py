@@ -89,10 +89,11 @@ def calibrate(
         bool, typer.Option("--collectives", help="collectives between processes instead of ops, one to six minutes")
     ] = False,
     processes: Annotated[int, typer.Option("--processes", help="of --collectives: how many, one device each")] = 2,
+    cores_each: Annotated[int | None, typer.Option("--cores-each", help="of --collectives: cores that each process is pinned to")] = None,
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
     if collectives:
-        _calibrate_collectives(out, processes, quick, _seconds(budget) if budget else None)
+        _calibrate_collectives(out, processes, quick, _seconds(budget) if budget else None, cores_each)
         return
     import time
 
@@ -129,12 +130,14 @@ def calibrate(
     print("\n".join(f"  {names:38}  {meaning}" for names, meaning in left.items()))
 
 
-def _calibrate_collectives(out: Path, processes: int, quick: bool, budget_s: float | None) -> None:
+def _calibrate_collectives(out: Path, processes: int, quick: bool, budget_s: float | None, cores_each: int | None) -> None:
     from hybridperf.here import calibrate_collectives
     from hybridperf.report import collective_plots, text
 
     _compilation_cache()
-    model, report = calibrate_collectives(out, processes=processes, setting="quick" if quick else "full", budget_s=budget_s)
+    model, report = calibrate_collectives(
+        out, processes=processes, setting="quick" if quick else "full", budget_s=budget_s, cores_each=cores_each
+    )
     collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     print(text.collective_report(report))
     print(f"collectives between {processes} processes of this machine in {out}: collectives.json, collectives.csv, collectives.png")
@@ -436,7 +439,8 @@ def shard(
 @app.command()
 def validate(
     what: Annotated[
-        str, typer.Argument(help="whose accuracy: here (training steps on this machine), ops (held-out rows), collectives, lin")
+        str,
+        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out rows), collectives, lin"),
     ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
@@ -447,12 +451,16 @@ def validate(
     quick: Annotated[bool, typer.Option("--quick", help="of `--data`: a small part, a minute")] = False,
     families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
-    tasks: Annotated[str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas")] = "",
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas; of `sharded`: how many models")
+    ] = "",
+    placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 28,
+    passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1)] = 2,
 ) -> None:
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
-    if what not in (known := ["here", "ops", "collectives", "lin"]):
+    if what not in (known := ["here", "sharded", "ops", "collectives", "lin"]):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
     if what == "lin":
         from hybridperf.validate import lin
@@ -485,6 +493,14 @@ def validate(
         loaded = _model(model)
         _compilation_cache()
         held_out.run(loaded, Path(model), out)
+        return
+    if what == "sharded":
+        from hybridperf.validate import sharded_here
+
+        if tasks and not tasks.isdecimal():
+            raise InputError(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
+        _compilation_cache()
+        sharded_here.run(_model(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes)
         return
     from hybridperf.validate import here
 

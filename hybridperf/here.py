@@ -128,13 +128,24 @@ def calibrate(
 
 
 def calibrate_collectives(
-    folder: str | os.PathLike, *, processes: int, setting: str, budget_s: float | None = None, say: Callable[[str], None] = to_stderr
+    folder: str | os.PathLike,
+    *,
+    processes: int,
+    setting: str,
+    budget_s: float | None = None,
+    cores_each: int | None = None,
+    say: Callable[[str], None] = to_stderr,
 ) -> tuple[CollectiveModel, CollectiveReport]:
-    """Measure collectives between processes of this machine, fit them, and leave rows, model and report in `folder`. Resumes."""
+    """Measure collectives between processes of this machine, fit them, and leave rows, model and report in `folder`. Resumes.
+
+    `cores_each`: how many cores each process is pinned to; None: two where there are enough, else none. Sharded steps that run on one core
+    per process meet collectives measured on one.
+    """
     if processes < 2:
         raise InputError(f"expected --processes of 2 or more, got {processes}: a collective needs two ranks")
     options = ["--out", str(folder), "--processes", str(processes), "--setting", setting]
     options += ["--budget-s", str(budget_s)] if budget_s is not None else []
+    options += ["--cores-each", str(cores_each)] if cores_each is not None else []
     complete = _run("hybridperf_calibration.measure_collectives", options)
     rows = read_table(Path(folder) / "collectives.csv")
     facts = read_json(Path(folder) / "collectives.machine.json", "machine", 1)
@@ -181,6 +192,17 @@ def measure_steps(
         )
         for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]
     ]
+
+
+def measure_sharded(
+    folder: str | os.PathLike, tasks: str | os.PathLike, *, processes: int = 2, passes: int = 2, profile: bool = True
+) -> None:
+    """Run sharded recommendation models, a file of tasks, on as many cores; leaves `steps.csv` and the programs in `folder`. Resumes.
+
+    `hybridperf_calibration.workloads.sharded_tasks` says what a task is.
+    """
+    options = ["--tasks", str(tasks), "--out", str(folder), "--processes", str(processes), "--passes", str(passes)]
+    _run("hybridperf_calibration.workloads.sharded_dlrm", [*options, *([] if profile else ["--no-profile"])])
 
 
 def default_backend() -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from hybridperf.io import InputError
 from hybridperf_calibration import measure_collectives
+from hybridperf_calibration.microbench import job
 from hybridperf_calibration.microbench.collective_cases import COLLECTIVES, SIZES, collective_cases, count_collectives
 from hybridperf_calibration.microbench.collectives import STALLED, summarize, table
 
@@ -183,20 +184,20 @@ from hybridperf_calibration.microbench.collectives import Watch
 from hybridperf_calibration.microbench.store import RowStore
 case, other = collective_cases(2, "cpu", [256], ["all_reduce", "sendrecv"])
 watch = Watch(RowStore(sys.argv[1], {}), limit_s=0.3)
-watch.begin(case, 1)
+watch.begin({"key": case.key, "pass_no": 1})
 watch.end()
 time.sleep(0.5)
-watch.begin(other, 1)
+watch.begin({"key": other.key, "pass_no": 1})
 time.sleep(30)
 """
     path = tmp_path / "collectives.jsonl"
-    assert subprocess.run([sys.executable, "-c", hangs, str(path)], timeout=20).returncode == STALLED == measure_collectives.STALLED
+    assert subprocess.run([sys.executable, "-c", hangs, str(path)], timeout=20).returncode == STALLED == job.STALLED
     (row,) = rows_of(tmp_path)
     assert (row["key"], row["pass_no"], row["error"]) == ("sendrecv float 256", 1, "did not return within 0.3 s")
 
 
 def test_the_job_is_started_again_after_a_collective_that_did_not_return(tmp_path, monkeypatch, capfd):
-    statuses, budgets_s = [measure_collectives.STALLED, 0], []
+    statuses, budgets_s = [job.STALLED, 0], []
     monkeypatch.setattr(measure_collectives, "_job", lambda *arguments: budgets_s.append(arguments[-1]) or statuses.pop(0))
     assert measure_collectives.main(["--out", str(tmp_path), "--processes", "2", "--budget-s", "50"]) == 0
     assert 50 >= budgets_s[0] > budgets_s[1] > 0  # the time budget is that of all starts together
@@ -204,7 +205,7 @@ def test_the_job_is_started_again_after_a_collective_that_did_not_return(tmp_pat
 
 
 def test_two_processes_get_the_right_numbers():
-    port = str(measure_collectives._free_port())
+    port = str(job.free_port())
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     ranks = [
         subprocess.Popen([sys.executable, "-c", CHECK, port, str(r)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)

@@ -86,9 +86,14 @@ class Team:
         """A program of one rank's parts, compiled for arrays like these; `donate` numbers those whose memory it may take."""
         import jax
 
+        return jax.jit(self.mapped(program), donate_argnums=donate, keep_unused=True).lower(*arrays).compile()
+
+    def mapped(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """A program of one rank's parts as one of arrays over all ranks."""
+        import jax
+
         # check_vma: the parts of an all-gather's result are alike on all ranks and still count as this rank's own
-        on_all = jax.shard_map(program, mesh=self._mesh, in_specs=jax.P("ranks"), out_specs=jax.P("ranks"), check_vma=False)
-        return jax.jit(on_all, donate_argnums=donate, keep_unused=True).lower(*arrays).compile()
+        return jax.shard_map(program, mesh=self._mesh, in_specs=jax.P("ranks"), out_specs=jax.P("ranks"), check_vma=False)
 
     def barrier(self) -> None:
         """Return when all ranks are here; they leave within some 10 us of each other."""
@@ -158,29 +163,28 @@ class CollectiveReport:
 
 
 class Watch:
-    """Ends the process with status `STALLED` when a case does not come to its end; the case's row in the store says so first."""
+    """Ends the process with status `STALLED` when a case does not come to its end; a row in the store says so first."""
 
     def __init__(self, store: RowStore, limit_s: float = STALLED_S) -> None:
         self._store, self._limit_s = store, limit_s
-        self._case: tuple[CollectiveCase, int] | None = None
+        self._row: Row | None = None
         self._since_s = 0.0
         threading.Thread(target=self._look, daemon=True).start()
 
-    def begin(self, case: CollectiveCase, pass_no: int) -> None:
-        """A case starts now."""
-        self._since_s, self._case = time.perf_counter(), (case, pass_no)
+    def begin(self, row: Row) -> None:
+        """A case starts now; `row` has its key, the pass and its columns."""
+        self._since_s, self._row = time.perf_counter(), row
 
     def end(self) -> None:
         """It came to its end."""
-        self._case = None
+        self._row = None
 
     def _look(self) -> None:
         while True:
             time.sleep(self._limit_s / 10)
-            if self._case and time.perf_counter() - self._since_s > self._limit_s:
-                case, pass_no = self._case
-                error = f"did not return within {self._limit_s:g} s"
-                self._store.append({"key": case.key, "pass_no": pass_no, **_columns(case), "error": error})
+            row = self._row
+            if row and time.perf_counter() - self._since_s > self._limit_s:
+                self._store.append({**row, "error": f"did not return within {self._limit_s:g} s"})
                 os._exit(STALLED)
 
 
@@ -225,7 +229,7 @@ def run(
             stopped = True
             break
         if watch:
-            watch.begin(case, pass_no)
+            watch.begin({"key": case.key, "pass_no": pass_no, **_columns(case)})
         row, took_s = _measure(case, team, cap_s, ready)
         if watch:
             watch.end()

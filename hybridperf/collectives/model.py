@@ -109,7 +109,7 @@ class CollectiveModel:
         `roofline_s`: bytes at the datasheet's rates, and its latency. A row that cannot be priced keeps its place with empty numbers and
         the reason in `note`.
         """
-        good, problem, assumed = checked(frame, self.system)
+        good, problem, assumed = checked(self._with_library(frame), self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
         in_range, note = np.zeros(len(frame), bool), problem
         if len(good):
@@ -123,7 +123,7 @@ class CollectiveModel:
                 for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
                     out[name][at] = np.exp(log_s)
                 in_range[at] = self._in_range(rows)
-                remarks = self._remarks(good, rows, in_range[at])
+                remarks = self._remarks(frame.reset_index(drop=True).loc[good.index], rows, in_range[at])
             note[at] = joined([*((text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text), *remarks])
             for name in good["collective"].unique():
                 here = at[(good["collective"] == name).to_numpy()]
@@ -169,15 +169,26 @@ class CollectiveModel:
         nothing = np.full(len(rows), not self.adapted.rows)
         return [
             (f"prior alone: no collective of {self.system.id} was measured", nothing),
-            (f"no lib given: taken for {DEFAULT_IMPLEMENTATION}", lib.isna().to_numpy()),
+            (f"no lib given: taken for {self.library}", lib.isna().to_numpy()),
             ("no such collective, library and link was measured: made of what others share with it", ~met),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
             (f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", crowded),
         ]
 
+    @property
+    def library(self) -> str:
+        """What a row that names none is of: the only library that was measured, else the usual one."""
+        measured = {one.group.split("|")[1] for one in self.measured}
+        return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
+
+    def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
+        if self.library == DEFAULT_IMPLEMENTATION:
+            return frame
+        return frame.assign(lib=frame["lib"].fillna(self.library) if "lib" in frame else self.library)
+
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """The rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
-        good, problem, _ = checked(frame)
+        good, problem, _ = checked(self._with_library(frame))
         if len(good) < len(frame):
             at = int(np.flatnonzero(problem != "")[0])
             raise InputError(f"row {at + 1}: {problem[at]}")

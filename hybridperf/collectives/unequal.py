@@ -116,6 +116,7 @@ class AllToAll:
             octaves = xp.log2(xp.maximum(message, 1.0))
             beyond = xp.maximum(octaves - LOG2_BYTES[-1], 0.0)
             learned = xp.exp(xp.interp(octaves, LOG2_BYTES, self.log_s) + np.log(2.0) * beyond)
+        calibrated, learned = self._calibrated(traffic, xp)
         if links is None:
             return learned
         return form.seconds(self.theta, self._work(*traffic, links, xp), xp) * (learned / calibrated)

@@ -5,6 +5,7 @@ must match the device (a CPU's fusions are not a GPU's). One entry computation i
 
     call, [fresh memory], instruction, instruction, ...
 
+Collectives are priced as the model's links carry them; ranks meet in them where all ranks' programs are given (`rank_programs`).
 While loops count their body times the trip count that XLA found. A CPU calls the ops of a body back to back, 10 to 20 ns each (or has
 compiled a small loop into one kernel): they pay no launch floor. Of a conditional the costlier branch is taken, and a note says so.
 An instruction nobody knows is an error that names it, unless the caller lists its opcode (or custom-call target) in `ignore`.
@@ -20,13 +21,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hybridperf.graph import GraphBuilder
-from hybridperf.importers import hlo_ops
+from hybridperf.importers import hlo_collectives, hlo_ops
 from hybridperf.importers.hlo import NAME, Computation, Instruction, Module, parse
 from hybridperf.importers.hlo_cost import KNOWN, Costs, Count
 from hybridperf.importers.reuse import Step, Touch, in_loop, with_reuse
 from hybridperf.io import InputError, read_json
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, ScatterAdd
-from hybridperf.workload import OpCall, Workload
+from hybridperf.workload import Call as Row
+from hybridperf.workload import CollectiveCall, OpCall, Workload
 
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic mmap threshold ends at 32 MiB);
 # smaller ones come back from its own free lists, already touched.
@@ -106,11 +108,16 @@ def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) ->
 
 def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Workload:
     """Workload of a program file."""
+    return from_program(load_content(path), ignore=ignore)
+
+
+def load_content(path: str | os.PathLike) -> dict[str, Any]:
+    """What a program file holds, as `program` made it."""
     content = read_json(path, "program", PROGRAM_SCHEMA_VERSION)
-    try:
-        return from_program(content, ignore=ignore)
-    except KeyError as error:
-        raise InputError(f"{path} is damaged: it has no field {error}; write the program again") from error
+    for field in ("name", "backend", "temporary_bytes", "result_bytes", "hlo"):
+        if field not in content:
+            raise InputError(f"{path} is damaged: it has no field {field!r}; write the program again")
+    return content
 
 
 def from_hlo(
@@ -123,8 +130,61 @@ def from_hlo(
     ignore: Collection[str] = (),
 ) -> Workload:
     """Workload of one optimized HLO module in text form."""
+    read = read_hlo(text, backend=backend, fresh_bytes=fresh_bytes, temporary_bytes=temporary_bytes, ignore=ignore)
+    builder, calls = GraphBuilder(), Rows()
+    for label, call in read.nodes:
+        builder.op(calls.row(call), label=label)
+    return Workload(
+        name=name,
+        graph=builder.build(),
+        calls=calls.calls,
+        backend=backend,
+        flops=read.count.flops,
+        transcendentals=read.count.transcendentals,
+        notes=read.notes,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """One program as read: what it runs, one after the other, as (label, row)."""
+
+    nodes: tuple[tuple[str, Row], ...]
+    count: Count
+    notes: tuple[str, ...]
+
+
+class Rows:
+    """Unique rows of a duration table, in the order they are first met."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Row, int] = {}
+
+    def row(self, call: Row) -> int:
+        """Number of a row, from 1."""
+        return self._rows.setdefault(call, len(self._rows) + 1)
+
+    @property
+    def calls(self) -> tuple[Row, ...]:
+        return tuple(self._rows)
+
+
+def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Chain:
+    """What a program that `program` made runs."""
+    blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
+    return read_hlo(
+        content["hlo"],
+        backend=content["backend"],
+        fresh_bytes=sum(block for block in blocks if block >= FRESH_BLOCK_BYTES),
+        temporary_bytes=blocks[0],
+        ignore=ignore,
+    )
+
+
+def read_hlo(text: str, *, backend: str | None, fresh_bytes: float, temporary_bytes: float, ignore: Collection[str] = ()) -> Chain:
+    """What an optimized HLO module runs."""
     module = parse(text)
-    reader = _Reader(module, frozenset([ignore] if isinstance(ignore, str) else ignore), backend)
+    reader = _Reader(module, frozenset([ignore] if isinstance(ignore, str) else ignore), backend, hlo_collectives.partitions(text))
     steps = reader.read(module.entry, 1.0)
     reader.refuse_unknown()
     steps = with_reuse(steps, temporary_bytes)
@@ -132,31 +192,21 @@ def from_hlo(
     leading = [Step("call", Call("fp32", buffers=float(buffers)))]
     if fresh_bytes > 0 and backend == "cpu":
         leading.append(Step("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
-
-    builder, calls = GraphBuilder(), []
-    rows: dict[OpCall, int] = {}
+    nodes: list[tuple[str, Row]] = []
     for step in [*leading, *steps]:
-        call = OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined)
-        if call not in rows:
-            rows[call] = len(rows) + 1
-            calls.append(call)
-        builder.op(rows[call], label=step.name)
-    return Workload(
-        name=name,
-        graph=builder.build(),
-        calls=tuple(calls),
-        backend=backend,
-        flops=reader.count.flops,
-        transcendentals=reader.count.transcendentals,
-        notes=tuple(reader.notes),
-    )
+        if isinstance(step.op, CollectiveCall):
+            nodes += [(step.name, step.op)] * round(step.times)
+        else:
+            nodes.append((step.name, OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined)))
+    return Chain(tuple(nodes), reader.count, tuple(reader.notes))
 
 
 class _Reader:
     """Walks computations in schedule order and collects steps, arithmetic, notes and what it could not name."""
 
-    def __init__(self, module: Module, ignore: frozenset[str], backend: str | None):
+    def __init__(self, module: Module, ignore: frozenset[str], backend: str | None, ranks: int):
         self.module = module
+        self.ranks = ranks
         self.ignore = ignore
         self.backend = backend
         self.costs = Costs(module)
@@ -182,6 +232,10 @@ class _Reader:
                 steps += _as_one_kernel(called) if _SMALL_CALL in instruction.attributes else called
             elif opcode == "conditional":
                 steps += self._conditional(instruction, times)
+            elif opcode in hlo_collectives.OPCODES:
+                steps += self._collective(instruction, computation, times)
+            elif opcode in hlo_collectives.HALVES_DONE:
+                continue
             elif opcode not in KNOWN or opcode == "custom-call":  # a library routine: nothing tells what it costs
                 self.unknown.setdefault(target, instruction.name)
             elif unknown := self._unknown_inside(instruction):
@@ -243,6 +297,14 @@ class _Reader:
         self.count = before + count
         self.notes.append(f"{instruction.name}: priced its costlier branch {name}, by counts of flops and bytes")
         return branch
+
+    def _collective(self, instruction: Instruction, computation: Computation, times: float) -> list[Step]:
+        """Its calls; what it reads and writes was touched, whoever wrote it."""
+        operands = [computation.by_name[name] for name in instruction.operands]
+        calls = hlo_collectives.collective_calls(instruction, [o.shape for o in operands], self.ranks, self.backend)
+        reads = tuple(Touch(self._buffer(o, computation.by_name), o.bytes, o.bytes) for o in operands)
+        writes = tuple(Touch(f"{instruction.name}{at}", shape.bytes, shape.bytes) for at, shape in enumerate(instruction.shapes))
+        return [Step(instruction.name, call, times, reads if at == 0 else (), writes if at == 0 else ()) for at, call in enumerate(calls)]
 
     def _priced(self, instruction: Instruction, computation: Computation, times: float) -> list[Step]:
         within = computation.by_name

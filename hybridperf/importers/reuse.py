@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hybridperf.ops import Op
+from hybridperf.workload import CollectiveCall
 
 
 class Touch(NamedTuple):
@@ -27,7 +28,7 @@ class Step:
     """One priced instruction; `table` is the buffer and size of a table looked up at random."""
 
     name: str
-    op: Op
+    op: Op | CollectiveCall
     times: float = 1.0
     reads: tuple[Touch, ...] = ()
     writes: tuple[Touch, ...] = ()

@@ -46,7 +46,7 @@ class Fused:
             for dtype in dict.fromkeys(self._tables[at].dtype for at in some):  # a kernel is of one number format
                 tables = [self._tables[at] for at in some if self._tables[at].dtype == dtype]
                 for direction in DIRECTIONS:
-                    calls.append(lookup_calls(tables, self._batch, direction, **options(direction, self._optimizer)))
+                    calls.append(lookup_calls(tables, self._batch, direction, **options(self._model, direction, self._optimizer)))
                     owner.append((number, DIRECTIONS.index(direction)))
         out = np.zeros((len(held), len(DIRECTIONS)))
         np.add.at(out, tuple(np.array(owner).T), self._model.op_seconds(self._model.table(calls)))
