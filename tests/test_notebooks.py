@@ -87,9 +87,14 @@ def test_gradient_search_runs_and_its_checks_hold(tmp_path: Path, monkeypatch: p
     kept = json.loads((tmp_path / "search" / "search.json").read_text())
     assert kept["objective"]["value"] == pytest.approx(searched, abs=0.5)
     assert kept["columns"]["time_s"] <= 2e-3
+
+
 def test_shard_tables_runs_and_its_placement_is_the_best_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SETTING": "quick", "OUT": "sharding"}.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
     ran = executed(SHARD_TABLES, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
     assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 2
     tables, placed = (pd.read_csv(tmp_path / "sharding" / f"{name}.csv") for name in ("tables", "placement"))
     assert list(placed["table"]) == list(tables["name"])

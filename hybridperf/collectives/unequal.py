@@ -99,23 +99,11 @@ class AllToAll:
         """Seconds [] for `bytes_` [n, n]; `links`: other rates than the calibrated ones, under the correction that belongs to those."""
         if rule not in RULES:
             raise unknown("rule", rule, RULES, f"known are {', '.join(RULES)}")
-        traffic = RULES[rule](bytes_, self.ranks_per_node, xp)
-        calibrated, learned = self._calibrated(traffic, xp)
         return self.of_traffic(*RULES[rule](bytes_, self.ranks_per_node, xp), links, xp)
 
     def of_traffic(self, inside: Any, across: Any, talking: Any, links: Links | None = None, xp: ModuleType = jnp) -> Any:
         """Seconds [...] of what `pair_traffic` counts, [...] each."""
         traffic = inside, across, talking
-        calibrated = form.seconds(self.theta, work := self._work(*traffic, self.links, xp), xp)
-        if self.log_s is None:
-            learned = calibrated
-        else:
-            plain, g, nodes = COLLECTIVES["alltoall"], self.ranks_per_node, self.nodes
-            of_a_byte = self._work(plain.inside(g, nodes), plain.across(g, nodes), g, self.links, xp)
-            message = form.carried_seconds(self.theta, work, xp) / form.carried_seconds(self.theta, of_a_byte, xp)
-            octaves = xp.log2(xp.maximum(message, 1.0))
-            beyond = xp.maximum(octaves - LOG2_BYTES[-1], 0.0)
-            learned = xp.exp(xp.interp(octaves, LOG2_BYTES, self.log_s) + np.log(2.0) * beyond)
         calibrated, learned = self._calibrated(traffic, xp)
         if links is None:
             return learned
