@@ -31,7 +31,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from hybridperf.batches import knob_names
 from hybridperf.collectives.fit import collectives_by_name
@@ -96,8 +95,7 @@ class StepTarget(Target):
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         rows = len(next(iter(columns.values())))
         values = {name: np.asarray(columns[name], np.float64) for name in sorted(self.known() & set(columns))}
-        in_range, note, ops = self._believed(values, rows)
-        seconds = {name: ops[name].to_numpy().reshape(rows, -1) for name in ("predicted_s", "low_s", "high_s")}
+        in_range, note, seconds = self._believed(values, rows)
         same, _ = trust.of_platform(self._model, self._system, values, rows)
         times = np.stack([op.times(values, rows) for op in self._ops], 1)
         # what no one knows the width of may be little, never much
@@ -111,12 +109,14 @@ class StepTarget(Target):
                 out[name] = np.where(told, np.asarray(makespan(program, jnp.asarray(each.T))), np.nan)
         return out
 
-    def _believed(self, values: Mapping[str, np.ndarray], rows: int) -> tuple[np.ndarray, np.ndarray, pd.DataFrame]:
-        """Whether each point lies within what was measured, what to say of it, and what is said of its ops."""
-        ops = trust.of_ops(self._ops, self._model, self._system, values, rows)
+    def _believed(self, values: Mapping[str, np.ndarray], rows: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Whether each point lies within what was measured, what to say of it, and seconds of its ops [points, ops] by name."""
+        sizes = {name: value for name, value in values.items() if name in set().union(*(op.names() for op in self._ops))}
+        distinct, which = trust.distinct(sizes, rows)  # many points differ in knobs alone
+        count = len(next(iter(distinct.values()))) if distinct else 1
+        ops = {name: found[which] for name, found in trust.of_ops(self._ops, self._model, self._system, distinct, count).items()}
         same, moved = trust.of_platform(self._model, self._system, values, rows)
-        note = trust.notes_of(self._ops, ops["note"].to_numpy().reshape(rows, -1))
-        return same & ops["in_range"].to_numpy().reshape(rows, -1).all(1), trust.joined([moved, note], rows), ops
+        return same & ops.pop("in_range").all(1), trust.joined([moved, ops.pop("note")], rows), ops
 
     def _times(self, values: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         # what is the same at all points is priced once: most sizes of a step are

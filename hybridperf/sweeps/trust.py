@@ -48,9 +48,22 @@ def of_platform(model: PerfModel, system: CollectiveModel | None, columns: Mappi
     return same, joined(said, rows)
 
 
-def of_ops(ops: Sequence[StepOp], model: PerfModel, system: CollectiveModel | None, columns: Mapping[str, Any], rows: int) -> pd.DataFrame:
-    """What the model says of each op alone at each point: a table of `predicted_s, low_s, high_s, in_range, note`, ops within points
-    (row `point * len(ops) + op`). Sizes are rounded to whole numbers, and what is the same is asked once."""
+def distinct(columns: Mapping[str, np.ndarray], rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Columns of the points that differ in some of them, and which of these each of all points is [rows]."""
+    varied = {name: values for name, values in columns.items() if not (values == values[0]).all()}
+    if not varied:
+        return {name: values[:1] for name, values in columns.items()}, np.zeros(rows, int)
+    _, first, which = np.unique(np.stack(list(varied.values()), 1), axis=0, return_index=True, return_inverse=True)
+    return {name: values[first] for name, values in columns.items()}, np.ravel(which)
+
+
+def of_ops(
+    ops: Sequence[StepOp], model: PerfModel, system: CollectiveModel | None, columns: Mapping[str, Any], rows: int
+) -> dict[str, np.ndarray]:
+    """What the model says of each op alone at each point: `predicted_s, low_s, high_s, in_range` [points, ops], and one `note` [points].
+
+    Sizes are rounded to whole numbers, and what is the same is asked once.
+    """
     out = {name: np.empty((rows, len(ops)), object if name == "note" else bool if name == "in_range" else float) for name in _ANSWERS}
     for at, op in enumerate(ops):
         sizes = np.stack([np.rint(formula(columns, rows)) for formula in op.sizes.values()], 1)
@@ -60,7 +73,7 @@ def of_ops(ops: Sequence[StepOp], model: PerfModel, system: CollectiveModel | No
         answer = asked(frame)
         for name in _ANSWERS:
             out[name][:, at] = answer[name].to_numpy()[np.ravel(which)]
-    return pd.DataFrame({name: values.ravel() for name, values in out.items()})
+    return {**out, "note": notes_of(ops, out["note"])}
 
 
 def notes_of(ops: Sequence[StepOp], note: np.ndarray) -> np.ndarray:
