@@ -26,7 +26,7 @@ import pandas as pd
 
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import CollectiveModel, load_collectives
-from hybridperf.families import by_family, family_rows, groups_of, with_defaults
+from hybridperf.families import by_family, family_rows, framework_of, groups_of, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, device_id, load_device, load_host
 from hybridperf.io import InputError, closest, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.ops import GROUPS, Op, OpCall
@@ -201,7 +201,7 @@ class PerfModel:
         known = self._known(family, rows)
         unknown_slot = np.full(len(rows.slot), "", object)
         for slot in dict.fromkeys(rows.slot[~known]):
-            meant = _closest_words(str(slot), adapted.knobs.slots)
+            meant = _closest_framework(str(slot), adapted.knobs.slots)
             unknown_slot[rows.slot == slot] = f"no such {family} was measured{meant}: usual knobs of the family"
         return ["; ".join(filter(None, (alone, *said))) for said in zip(assumed, unknown_slot, strict=True)]
 
@@ -327,14 +327,11 @@ class PerfModel:
         return f"no {group} measurements in this model: datasheet roofline"
 
 
-def _closest_words(slot: str, known: Sequence[str]) -> str:
-    """What words of an unknown implementation may be misspelt for: those that stand at their place in known ones."""
-    said = []
-    for at, word in enumerate(slot.split("|")):
-        there = {other.split("|")[at] for other in known if other.count("|") >= at} - {""}
-        if word and word not in there:
-            said.append(closest(word, there))
-    return "".join(said)
+def _closest_framework(slot: str, known: Sequence[str]) -> str:
+    """What the framework of an unknown implementation may be misspelt for; other words are checked where tables are read."""
+    frameworks = {framework_of(other) for other in known} - {""}
+    given = framework_of(slot)
+    return "" if not given or given in frameworks else closest(given, frameworks)
 
 
 def op_table(part: OpRows) -> OpTable:

@@ -126,3 +126,15 @@ def test_a_step_on_the_measured_machine_has_an_interval():
     assert not moved.trust.in_range
     assert "memory_bytes_per_s is 0.2" in moved.trust.note
     assert "in the measured range" in hp.search_report(moved)
+
+
+def test_a_whole_number_is_stopped_by_what_it_presses_and_nothing_else():
+    """max n / (1 + x) with n <= 3 m: n = 30 and m = 10 whole; the bound limit of x has no part in that."""
+    result = search({
+        "knobs": {"n": {"min": 1, "max": 100, "integer": True}, "m": {"min": 1, "max": 10, "integer": True}, "x": {"min": 0.1, "max": 9}},
+        "constraints": {"keep_up": "n <= 3 * m", "least": "x >= 2"},
+        "objective": {"maximise": "n / (1 + x)"},
+    })  # fmt: skip
+    assert {one.name: one.value for one in result.knobs} == pytest.approx({"n": 30, "m": 10, "x": 2}, rel=CLOSE)
+    assert {(stop.name, stop.knob) for stop in result.stops} == {("keep_up", "n")}
+    assert [one.name for one in result.active] == ["least"]

@@ -115,8 +115,7 @@ class CollectiveModel:
         """The rows of a table with `predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range, note`.
 
         `roofline_s`: bytes at the datasheet's rates, and its latency; no bound: small collectives can be quicker than that latency. A row
-        that cannot be priced keeps its place with empty numbers and
-        the reason in `note`.
+        that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
         good, problem, assumed = checked(frame, self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}

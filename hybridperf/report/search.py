@@ -28,6 +28,7 @@ def search_report(result: SearchResult) -> str:
     others = {name: value for name, value in result.columns.items() if name not in {one.name for one in result.knobs}}
     rows = [[name, _number(value)] for name, value in others.items()] + _trusted(result)
     lines += ["", table(["evaluated anew at the optimum", "value"], rows)] if rows else []
+    lines += [f"note: {result.trust.note}"] if result.trust is not None and result.trust.note else []
     lines += ["", _held_back(result)] if result.active or not result.stops else []
     lines += ["", _stopped(result.stops)] if result.stops else []
     for one in result.active:
@@ -65,7 +66,7 @@ def _trusted(result: SearchResult) -> list[list[str]]:
     low_s, high_s = result.trust.low_s, result.trust.high_s
     interval = "not known" if low_s is None or high_s is None else f"{_number(low_s)} to {_number(high_s)}"
     said = [["time_s, 90 % of measurements", interval], ["in the measured range", "yes" if result.trust.in_range else "no"]]
-    return [*said, *([["note", result.trust.note]] if result.trust.note else [])]
+    return said
 
 
 def _held_back(result: SearchResult) -> str:
