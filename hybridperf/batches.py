@@ -36,9 +36,9 @@ _LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndarray:
     """Seconds [B] of one step on B variations of the platform.
 
-    `knobs` are arrays [B] by name: `memory_bytes_per_s`, `peak_flops_scale`, or any of the model's knobs, for a group as
-    `gemm__compute_efficiency` or for all groups as `compute_efficiency` (a factor on each group's own value); of a step with collectives
-    also the rates of links, `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`.
+    `knobs` are arrays [B], or numbers that hold for all of B, by name: `memory_bytes_per_s`, `peak_flops_scale`, or any of the
+    model's knobs, for a group as `gemm__compute_efficiency` or for all groups as `compute_efficiency` (a factor on each group's own value);
+    of a step with collectives also the rates of links, `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`.
     """
     return BatchPredictor(model, workload)(**knobs)
 
@@ -166,6 +166,9 @@ def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         raise InputError(f"knobs must be arrays [B] of at least one number, got shapes { {n: v.shape for n, v in values.items()} }")
     if not values:
         raise InputError("expected at least one knob as an array, such as memory_bytes_per_s=[...]; got none")
+    most = max(len(value) for value in values.values())
+    numbers = {name for name, value in knobs.items() if np.ndim(value) == 0}  # the same in all configurations
+    values = {name: np.repeat(value, most) if name in numbers else value for name, value in values.items()}
     sizes = {name: len(value) for name, value in values.items()}
     if len(set(sizes.values())) > 1:
         raise InputError(f"all knobs need the same length, got {sizes}")

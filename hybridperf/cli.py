@@ -352,7 +352,9 @@ def sweep(
     spec: Annotated[Path, typer.Argument(help="what to sweep: a .toml file, or the name of one that is shipped")],
     out: Out,
     top: Annotated[int | None, typer.Option("--top", help="also write the K points with the least time")] = None,
-    by: Annotated[str | None, typer.Option("--by", help="of --top: least in this column")] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="needs --top: the K points least in this column, a number; time_s if not given")
+    ] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="share the work among this many local processes (Dask)")] = None,
     scheduler: Annotated[str | None, typer.Option("--scheduler", help="share the work among the workers of a Dask scheduler")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="throw away what an earlier run did, and another sweep in --out")] = False,
@@ -364,10 +366,15 @@ def sweep(
     _compilation_cache()
     done = run_sweep(spec, out, top=top, by=by, workers=workers, scheduler=scheduler, restart=restart)
     rate = f", {done.computed / done.seconds:,.0f} points/s" if done.computed else ", all done before"
+    if done.computed and done.seconds / 2 < done.compiling_s < done.seconds:
+        at_work_s = done.seconds - done.compiling_s
+        rate += f" (of which compiling {done.compiling_s:.1f} s; without it {done.computed / at_work_s:,.0f} points/s)"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
             best_rows.print_table(path, f"{what} in {path}")
+    if done.empty_because:
+        print(f"hybridperf: {done.empty_because}; the file has its columns and no row", file=sys.stderr)
     if done.unpredicted:
         print(f"hybridperf: {done.unpredicted:,} rows not predicted, their note says why", file=sys.stderr)
         return SOME_ROWS_UNPREDICTED
@@ -384,9 +391,12 @@ def search(
     seed: Annotated[int | None, typer.Option("--seed", help="of the starts")] = None,
 ) -> None:
     """Find the best point within bounds: least cost, most throughput, under constraints. Says what holds it back."""
+    from hybridperf.io import check_folder_writable
     from hybridperf.report import search as reports
     from hybridperf.searches.run import search as run_search
 
+    if out:
+        check_folder_writable(out)  # before minutes of work
     _compilation_cache()
     result = run_search(spec, starts=starts, seed=seed, quiet=False)
     print(reports.search_report(result))

@@ -15,6 +15,7 @@ import pandas as pd
 
 from hybridperf.batches import gradient
 from hybridperf.hardware import LEVELS
+from hybridperf.io import InputError
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, Platform
 from hybridperf.ops import GROUPS
 from hybridperf.prediction import Prediction
@@ -22,6 +23,8 @@ from hybridperf.prediction import Prediction
 
 def elasticities(prediction: Prediction) -> pd.DataFrame:
     """A row per knob that matters, the strongest first: `knob, value, elasticity`."""
+    if not isinstance(prediction, Prediction):
+        raise InputError(f"elasticities are of a prediction, what hp.predict gives; got {type(prediction).__name__}")
     platform = prediction.model.platform()
     slopes = gradient(prediction.model, prediction.workload)
     rows = [

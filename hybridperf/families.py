@@ -142,6 +142,11 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     return _flagged(dataclasses.replace(rows, slot=slots), rows.slot), assumed
 
 
+def framework_of(slot: str) -> str:
+    """The framework that a slot names; the empty string for none."""
+    return slot.split(_SEPARATOR)[_FRAMEWORK]
+
+
 def _stands_for(slot: str, known: Sequence[str]) -> str:
     """The known slot that a slot means: under its own name before another, without framework before one; itself where there is none."""
     name, framework, *rest = slot.split(_SEPARATOR)

@@ -282,12 +282,21 @@ def _aliases() -> dict[str, dict[str, str]]:
     return tomllib.loads(resources.files("hybridperf").joinpath("presets", "aliases.toml").read_text())
 
 
+def device_id(name: str | os.PathLike) -> str | None:
+    """The id of a device that is known by this name or alias; None for any other name."""
+    return _known_id(str(name), "devices")
+
+
+def _known_id(text: str, which: str) -> str | None:
+    return text if text in _presets(which) else _aliases()[which].get(_plain(text))
+
+
 def _load(name: str | os.PathLike, which: str, spec: type, what: str, where: str) -> Any:
     text = str(name)
     if text.endswith(".toml"):
         return _load_file(Path(text), spec, what)
     presets, aliases = _presets(which), _aliases()[which]
-    key = text if text in presets else aliases.get(_plain(text))
+    key = _known_id(text, which)
     if key is None:
         raise unknown(what, text, [*presets, *aliases], where)
     return spec(id=key, **presets[key])

@@ -27,9 +27,9 @@ import pandas as pd
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import CollectiveModel, load_collectives
-from hybridperf.families import by_family, family_rows, groups_of, with_defaults
-from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, load_device, load_host
-from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
+from hybridperf.families import by_family, family_rows, framework_of, groups_of, with_defaults
+from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, device_id, load_device, load_host
+from hybridperf.io import InputError, closest, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.ops import GROUPS, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
 from hybridperf.prior import Adapted, FamilyRows
@@ -206,7 +206,11 @@ class PerfModel:
     def _remarks(self, family: str, rows: FamilyRows, assumed: np.ndarray) -> list[str]:
         adapted = self.families[family]
         alone = "" if adapted.rows else f"prior alone: no {family} of {self.device.id} was measured"
-        unknown_slot = np.where(self._known(family, rows), "", f"no such {family} was measured: usual knobs of the family")
+        known = self._known(family, rows)
+        unknown_slot = np.full(len(rows.slot), "", object)
+        for slot in dict.fromkeys(rows.slot[~known]):
+            meant = _closest_framework(str(slot), adapted.knobs.slots)
+            unknown_slot[rows.slot == slot] = f"no such {family} was measured{meant}: usual knobs of the family"
         return ["; ".join(filter(None, (alone, *said))) for said in zip(assumed, unknown_slot, strict=True)]
 
     def _known(self, family: str, rows: FamilyRows) -> np.ndarray:
@@ -227,6 +231,12 @@ class PerfModel:
         # the same compiled function with neutral knobs: another one may round differently (XLA divides by a scalar its own way)
         bare = dataclasses.replace(table, correction=np.zeros_like(table.correction))
         return _in_bucket(_durations, bare, dataclasses.replace(self.platform(), knobs=neutral_knobs()))
+
+    def shortcomings(self) -> list[str]:
+        """What is to be known before any number is read, in sentences; empty for a model that was measured."""
+        if self.groups:
+            return []
+        return [f"{self.device.id} is priced by its datasheet: no calibration of it is known, and real machines are slower"]
 
     def predict_ops(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a measurement table with `predicted_s, low_s, high_s, roofline_s, in_range, note` (units: seconds).
@@ -325,6 +335,13 @@ class PerfModel:
         return f"no {group} measurements in this model: datasheet roofline"
 
 
+def _closest_framework(slot: str, known: Sequence[str]) -> str:
+    """What the framework of an unknown implementation may be misspelt for; other words are checked where tables are read."""
+    frameworks = {framework_of(other) for other in known} - {""}
+    given = framework_of(slot)
+    return "" if not given or given in frameworks else closest(given, frameworks)
+
+
 def op_table(part: OpRows) -> OpTable:
     """Rows of one op as arrays."""
     n = len(part.rows)
@@ -373,11 +390,15 @@ def _correction(report: GroupReport, inputs: Inputs) -> np.ndarray:
 
 
 def load_model(name: str | Path) -> PerfModel:
-    """A model by folder, or by name among those shipped with the calibration package, with the collectives and host that lie in its folder.
+    """A model by folder, or by name (any name of the device) among those shipped with the calibration package, with the collectives and
+    host that lie in its folder.
 
-    A folder with collectives alone is a model of the system's device by its datasheet.
+    A folder with collectives alone is a model of the system's device by its datasheet. `here` is this machine by its datasheet: what
+    measuring it made lies in the folder that was given then.
     """
     folder = Path(name)
+    if str(name) == "here" and not folder.exists():
+        return PerfModel.datasheet(load_device("here"))
     if not folder.exists() and (shipped := _shipped(str(name))) is not None:
         folder = shipped
     fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
@@ -422,6 +443,11 @@ def check_folder(name: str | Path) -> None:
         raise InputError(f"{name} holds no model.json; did you mean {inner}?")
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a calibration of a device of this name (any of its names) is shipped."""
+    return _shipped(name) is not None
+
+
 def shipped_models() -> list[str]:
     """Names of the calibrations installed with `hybridperf_calibration`."""
     root = installed_hardware()
@@ -429,8 +455,10 @@ def shipped_models() -> list[str]:
 
 
 def _shipped(name: str) -> Path | None:
-    root = installed_hardware()
-    return root / name if root and name in shipped_models() else None
+    """The folder of the shipped calibration of a device by any of its names."""
+    root, known = installed_hardware(), shipped_models()
+    found = next((one for one in (name, device_id(name)) if one in known), None)
+    return root / found if root and found else None
 
 
 _durations = jax.jit(durations)

@@ -21,7 +21,7 @@ from hybridperf.sweeps.steps import StepTarget
 
 CLOSE = 1e-3  # a tenth of a percent: what is promised of optima
 STEP = {
-    "kind": "step", "model": "v100", "ops": [
+    "kind": "step", "model": "a100_sxm4_40g", "ops": [
         {"name": "left", "op": "gemm", "dtype": "fp32", "m": "size", "n": 4096, "k": 4096},
         {"name": "copy", "op": "relu", "dtype": "fp32", "rows": "size", "cols": 65536, "stream": "other", "times": 3},
         {"name": "last", "op": "relu", "dtype": "fp32", "rows": 1024, "cols": 4096, "after": ["copy"]},
@@ -173,7 +173,7 @@ def test_a_step_is_its_ops_on_their_streams(step):
         {"op": "relu", "dtype": "fp32", "rows": 512, "cols": 65536},
         {"op": "relu", "dtype": "fp32", "rows": 1024, "cols": 4096},
     ])  # fmt: skip
-    left, copy, last = model_or_datasheet("v100").predict_ops(rows)["predicted_s"]
+    left, copy, last = model_or_datasheet("a100_sxm4_40g").predict_ops(rows)["predicted_s"]
     got = step.evaluate({"size": np.array([512.0, 512.0])})["time_s"]
     assert got == pytest.approx([max(left, 3 * copy) + last] * 2, rel=1e-5)
 
@@ -205,10 +205,10 @@ def test_smoothing_is_above_the_exact_step_and_goes_to_it(step):
 @pytest.mark.parametrize("smoothing", [{}, {"smoothing": 0.2}])
 def test_a_step_is_searched(smoothing):
     """The memory bandwidth at which a step of one copy takes as long as allowed: bytes over seconds, from the datasheet."""
-    bandwidth = model_or_datasheet("v100").device.memory_bytes_per_s
+    bandwidth = model_or_datasheet("a100_sxm4_40g").device.memory_bytes_per_s
     ops = [{"op": "relu", "dtype": "fp32", "rows": 8192, "cols": 8192}]
     spec = {
-        "target": {"kind": "step", "model": "v100", "ops": ops},
+        "target": {"kind": "step", "model": "a100_sxm4_40g", "ops": ops},
         "knobs": {"memory_bytes_per_s": {"min": bandwidth / 30, "max": 30 * bandwidth}},
         "constants": {"limit_s": 1e-3},
         "constraints": {"fast": "time_s <= limit_s"},
@@ -217,7 +217,7 @@ def test_a_step_is_searched(smoothing):
     }  # fmt: skip
     result = search(spec)
     assert result.columns["time_s"] == pytest.approx(1e-3, rel=CLOSE)
-    target = StepTarget.read({"model": "v100", "ops": ops}, Path(), {})
+    target = StepTarget.read({"model": "a100_sxm4_40g", "ops": ops}, Path(), {})
     slower = target.evaluate({"memory_bytes_per_s": np.array([result.objective * (1 - CLOSE)])})["time_s"]
     assert slower[0] > 1e-3
 

@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said_before_anything_is_compiled(said, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-STEP = {"kind": "step", "model": "v100", "ops": [{"op": "relu", "dtype": "fp32", "rows": "x", "cols": "y"}]}
+STEP = {"kind": "step", "model": "a100_sxm4_40g", "ops": [{"op": "relu", "dtype": "fp32", "rows": "x", "cols": "y"}]}
 WRONG_STEPS = {
     "needs either op or collective": {"ops": [{"dtype": "fp32"}]},
     "must be a list": {"ops": 3},
@@ -94,7 +94,7 @@ def test_results_cannot_be_asked_for_what_is_below_nothing():
 
 
 def test_targets_without_gradients_are_not_searched():
-    ops = {"kind": "ops", "model": "v100"}
+    ops = {"kind": "ops", "model": "a100_sxm4_40g"}
     with pytest.raises(InputError):
         search({**GOOD, "target": ops})
 

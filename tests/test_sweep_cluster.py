@@ -17,7 +17,7 @@ from hybridperf.sweeps.spec import read_spec
 
 SPEC = {
     "chunk": 50,
-    "target": {"kind": "ops", "model": "v100"},
+    "target": {"kind": "ops", "model": "a100_sxm4_40g"},
     "parameters": {"op": "gemm", "dtype": ["fp16", "fp32"], "m": {"sobol": [16, 4096], "integer": True}, "n": 512, "k": [64, 96, 128]},
     "design": {"count": 250},
     "constraints": {"large": "m > 100"},

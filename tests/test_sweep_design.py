@@ -149,7 +149,7 @@ def test_contradictory_constraints_are_refused():
         check_not_empty(spec)
 
 
-OPS = {"kind": "ops", "model": "v100"}
+OPS = {"kind": "ops", "model": "a100_sxm4_40g"}
 GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
 
 
@@ -203,7 +203,7 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
         ({"target": OPS, "parameters": GEMM | {"m": [4, -1]}}, "m must be numbers above zero, got -1"),
         ({"target": OPS, "parameters": {"op": "gemm", "dtype": "fp16", "m": 1, "n": 1}}, "needs a parameter 'k'"),
         ({"target": OPS, "parameters": GEMM | {"mm": 3}}, "unknown parameter 'mm'"),
-        ({"target": {"kind": "program", "program": "no.json", "model": "v100"}, "parameters": {"floor_s": 1}}, "no.json"),
+        ({"target": {"kind": "program", "program": "no.json", "model": "a100_sxm4_40g"}, "parameters": {"floor_s": 1}}, "no.json"),
     ],
 )  # fmt: skip
 def test_what_a_spec_may_not_say(document, said):

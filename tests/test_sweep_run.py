@@ -28,7 +28,7 @@ from hybridperf.sweeps.store import Store
 
 GEMMS = {
     "chunk": 500,
-    "target": {"kind": "ops", "model": "v100"},
+    "target": {"kind": "ops", "model": "a100_sxm4_40g"},
     "parameters": {
         "op": "gemm", "dtype": ["fp16", "fp32"], "m": {"powers_of_two": [16, 4096]}, "n": {"log": [16, 4096], "count": 30, "integer": True},
         "k": {"random": [8, 8192], "scale": "log", "integer": True},
@@ -103,7 +103,7 @@ def test_ops_are_priced_as_a_table(tmp_path):
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", top=10, quiet=True)
     rows = pd.read_parquet(done.out)
     assert rows["point"].tolist() == list(range(done.points))
-    expected = PerfModel.datasheet(load_device("v100")).predict_ops(rows[["op", "dtype", "m", "n", "k"]])
+    expected = PerfModel.datasheet(load_device("a100_sxm4_40g")).predict_ops(rows[["op", "dtype", "m", "n", "k"]])
     np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-6)
     assert rows["note"].tolist() == expected["note"].tolist()
     assert rows["in_range"].dtype == bool
@@ -132,7 +132,7 @@ def test_the_file_says_what_it_is(tmp_path):
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
     said = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
     assert said["spec"]["parameters"] == GEMMS["parameters"]
-    assert said["target"] == PerfModel.datasheet(load_device("v100")).fingerprint()
+    assert said["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
     assert said["versions"]["jax"] == jax.__version__
     assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]

@@ -103,11 +103,19 @@ class CollectiveModel:
         """Bytes at the datasheet's rates after its latency."""
         return CollectiveModel(system, None, {"made_by": "datasheet"})
 
+    def shortcomings(self) -> list[str]:
+        """What is to be known before any number is read, in sentences; empty for a system that was measured."""
+        if self.adapted is None:
+            return [f"collectives of {self.system.id} are priced by its datasheet: nothing was measured, and real ones are slower"]
+        return (
+            [] if self.adapted.rows else [f"collectives of {self.system.id} are priced by what other systems showed: none of it is known"]
+        )
+
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a table with `predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range, note`.
 
-        `roofline_s`: bytes at the datasheet's rates, and its latency. A row that cannot be priced keeps its place with empty numbers and
-        the reason in `note`.
+        `roofline_s`: bytes at the datasheet's rates, and its latency; no bound: small collectives can be quicker than that latency. A row
+        that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
         good, problem, assumed = checked(self._with_library(frame), self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}

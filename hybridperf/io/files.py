@@ -69,6 +69,16 @@ def read_json(path: str | os.PathLike, kind: str, version: int) -> dict[str, Any
     return document
 
 
+def check_folder_writable(folder: str | os.PathLike) -> None:
+    """`InputError` where a folder could not be written into, or not be made; nothing is made yet."""
+    path = Path(folder)
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise InputError(f"cannot write into {path}: {there} is no folder; choose another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write into {path}: permission denied at {there}; choose another --out")
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -17,7 +17,7 @@ from hybridperf.collectives.fit import CollectiveReport
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, device_names, load_device, load_system, system_names
 from hybridperf.io import InputError, unknown
-from hybridperf.model import GroupReport, PerfModel, load_model, shipped_models
+from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.prediction import Prediction
 from hybridperf.residual import LEAST_ROWS
@@ -179,7 +179,7 @@ def difference(first: str, second: str) -> str:
 
 def _holds_a_model(name: str) -> bool:
     # a folder with a model comes before a device of the same name, as it does for `--model`
-    return (Path(name) / "model.json").exists() or Path(name).suffix == ".json" or name in shipped_models()
+    return (Path(name) / "model.json").exists() or Path(name).suffix == ".json" or (is_shipped(name) and not Path(name).exists())
 
 
 def _model_or_datasheet(name: str) -> PerfModel:

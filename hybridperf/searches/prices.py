@@ -20,6 +20,7 @@ from typing import Any
 import pydantic
 
 from hybridperf.io import InputError
+from hybridperf.sweeps.document import check_version
 
 SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).parent.parent / "presets" / "prices.toml"
@@ -62,10 +63,14 @@ def _read(path: Path) -> dict[str, Price]:
     if document.pop("schema", None) != "hybridperf/prices":
         raise InputError(f'expected schema = "hybridperf/prices" at the head of {path}')
     version = document.pop("schema_version", None)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise InputError(f"{path} has schema_version {version}, this hybridperf reads up to {SCHEMA_VERSION}; upgrade hybridperf")
+    check_version(version, SCHEMA_VERSION, path)
     prices = {}
     for name, said in document.items():
+        if not isinstance(said, dict):
+            raise InputError(
+                f"{path}: price {name} is {said!r} alone; expected a section [{name}] of value, unit, date and source (a number alone can"
+                " stand under [prices] of a search)"
+            )
         try:
             prices[name] = Price.model_validate(said)
         except pydantic.ValidationError as error:

@@ -20,6 +20,7 @@ import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.searches.spec import SearchSpec
+from hybridperf.sweeps.expression import Expression
 from hybridperf.sweeps.smooth import SoftModule
 
 _LEAST = 1e-300  # logs of nothing
@@ -95,11 +96,27 @@ class Problem:
             numbers = np.isfinite(less - more)
         for at, what in enumerate(["the objective", *(f"constraint {one.text}" for one in self.constraints)]):
             if not numbers[:, at].any():
-                raise InputError(f"{what} is no number anywhere within the knobs' bounds; check its formula, or narrow the bounds")
+                raise InputError(
+                    f"{what} is no number anywhere within the knobs' bounds{self._why(at, u)}; check its formula, or narrow the bounds"
+                )
         less, more = (np.where(numbers, side, np.nan) for side in (less, more))
         log = (np.nanmin(less, 0) > 0) & (np.nanmin(more, 0) > 0)
         apart = np.nanmedian(np.abs(less - np.where(np.arange(less.shape[1]) == 0, np.nanmedian(less, 0), more)), 0)
         self.scaling = Scaling(log, np.where(apart > 0, apart, np.maximum(np.nanmax(np.abs(less), 0), _LEAST)))
+
+    def _why(self, at: int, u: np.ndarray) -> str:
+        """The divisor in a side's formulas that is zero at all probes, said."""
+        spec, (low, high) = self.spec, self._bounds.T
+        formulas = [spec.objective] if not at else [self.constraints[at - 1].sides.less, self.constraints[at - 1].sides.more]
+        columns = dict(zip((knob.name for knob in spec.knobs), np.exp(low + u * (high - low)).T, strict=True))
+        columns |= {name: np.full(len(u), value) for name, value in spec.constants.items()}
+        for name, formula in spec.before.items():
+            columns[name] = formula(columns, len(u))
+        for formula in (*formulas, *spec.before.values(), *spec.after.values()):
+            for divisor in formula.divisors():
+                if divisor.names <= set(columns) and not divisor(columns, len(u)).any():
+                    return f": {formula.text!r} divides by {divisor.text!r}, which is zero"
+        return ""
 
     def values(self, u: np.ndarray, held: np.ndarray) -> Values:
         """At points [B, K]; not a number is worse than anything."""
@@ -171,4 +188,20 @@ def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]
         columns |= spec.target.evaluate(columns)
     for name, formula in spec.after.items():
         columns[name] = formula(columns, 1)
-    return {name: float(value[0]) for name, value in columns.items() if np.asarray(value).dtype.kind in "fiub"}
+    return {name: float(value[0]) for name, value in columns.items() if np.asarray(value).dtype.kind in "fiu"}
+
+
+def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, Any]:
+    """How far to believe the target's results at one point: `low_s, high_s` (None where nobody can say), `in_range, note`."""
+    assert spec.target is not None
+    columns = {name: np.array([value]) for name, value in (*knobs.items(), *spec.constants.items())}
+    for name, formula in spec.before.items():
+        columns[name] = formula(columns, 1)
+    said = {name: values[0] for name, values in spec.target.trust(columns).items()}
+    low_s, high_s = (float(said[name]) if np.isfinite(said[name]) else None for name in ("low_s", "high_s"))
+    return {"low_s": low_s, "high_s": high_s, "in_range": bool(said["in_range"]), "note": str(said["note"])}
+
+
+def value_of(formula: Expression, columns: Mapping[str, float]) -> float:
+    """A formula at one point."""
+    return float(formula({name: np.array([value]) for name, value in columns.items()}, 1)[0])

@@ -40,8 +40,10 @@ class Active:
     text: str
     less: float  # its two sides at the optimum
     more: float
-    multiplier: float  # percent of the objective (its scale, where it can be zero or less) for one percent more of the limit
-    objective_then: float  # with one percent more of the limit, searched again from here
+    limit: str | None  # the side that no knob moves; None where knobs move both, or where it is zero
+    what_if: str  # what is asked about: one percent more of the limit, or that the constraint is loosened by one percent
+    multiplier: float  # percent of the objective (its scale, where it can be zero or less) for that
+    objective_then: float  # with that, searched again from here
     knobs_then: dict[str, float]
 
 
@@ -59,6 +61,16 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trust:
+    """How far to believe the target's seconds at the optimum."""
+
+    low_s: float | None  # 90 % interval; None where nothing that was measured says how wide it is
+    high_s: float | None
+    in_range: bool
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchResult:
     """The optimum of a search."""
 
@@ -69,6 +81,9 @@ class SearchResult:
     columns: dict[str, float]  # every column at the optimum, evaluated anew by the exact functions a sweep uses
     active: tuple[Active, ...]  # what holds knobs back that are no whole numbers
     stops: tuple[Stop, ...]  # what holds whole numbers back
+    plateaus: dict[str, tuple[float, float]]  # knobs that may stand anywhere in a range for the same objective, the others as they are
+    trust: Trust | None  # None: no target
+    notes: tuple[str, ...]  # what is to be known before the optimum is believed
     relaxed_objective: float | None  # before whole numbers were made of knobs; None where none had to be
     convergence: pd.DataFrame  # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
     prices: dict[str, Price]  # that formulas named
@@ -85,6 +100,9 @@ class SearchResult:
             "columns": self.columns,
             "active": [dataclasses.asdict(one) for one in self.active],
             "stops": [dataclasses.asdict(one) for one in self.stops],
+            "plateaus": {name: {"from": low, "to": high} for name, (low, high) in self.plateaus.items()},
+            "trust": None if self.trust is None else dataclasses.asdict(self.trust),
+            "notes": list(self.notes),
             "prices": {name: price.model_dump() for name, price in self.prices.items()},
             "evaluations": self.evaluations,
             "convergence": [

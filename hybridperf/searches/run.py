@@ -13,19 +13,18 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError
+from hybridperf.searches.around import plateaus, poles
 from hybridperf.searches.descent import FEASIBLE, Descended, descend, violation
-from hybridperf.searches.polish import MARGIN, Polished, multipliers, polish
-from hybridperf.searches.problem import FREE, Problem, columns_at
-from hybridperf.searches.result import Active, Found, SearchResult, Stop
+from hybridperf.searches.limits import active_constraints, stopped
+from hybridperf.searches.polish import MARGIN, Polished, polish
+from hybridperf.searches.problem import FREE, Problem, columns_at, trust_at, value_of
+from hybridperf.searches.result import Found, SearchResult, Trust
 from hybridperf.searches.spec import Constraint, SearchSpec, read_search, with_method
-from hybridperf.searches.whole import better, rounded, stops
+from hybridperf.searches.whole import better, rounded
 
 _PROBES = 256
 _POLISHED = 4  # starts, the best and far from each other
 _APART = 0.02  # of the cube's side: nearer ones are the same
-_ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
-_WORTH = 1e-6  # a smaller multiplier is none
-_MORE = np.log(1.01)
 
 
 def search(
@@ -36,6 +35,8 @@ def search(
     `InputError` for a spec that cannot be, and where no point that meets the constraints was found.
     """
     begun_s = time.monotonic()
+    if not isinstance(spec, str | os.PathLike | Mapping | SearchSpec):
+        raise InputError(f"a search needs a spec: a .toml file, the name of a shipped example, or a dict; got {type(spec).__name__}")
     asked = spec if isinstance(spec, SearchSpec) else read_search(spec if isinstance(spec, Mapping) else os.fspath(spec))
     asked = with_method(asked, starts=starts, seed=seed)
     with jax.enable_x64(True):
@@ -45,6 +46,8 @@ def search(
 def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     problem, free = Problem(spec), np.full(len(spec.knobs), FREE)
     say = _quiet if quiet else _say
+    for remark in spec.remarks():
+        say(remark)
     probes = _probes(spec)
     problem.probe(probes)
     say(f"descending from {spec.method.starts} starts")
@@ -64,11 +67,14 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         before = problem.evaluations
         best, held = rounded(problem, relaxed)
         history.append(_polish_history(best, before, problem.evaluations, "whole numbers"))
+        if better(best, relaxed):  # from here what need not be whole cannot end up worse
+            relaxed = polish(problem, best.u, free, seed=spec.method.seed)
     if best.violation > 0:
         _refuse(problem, best, held)
     knobs = problem.knob_values(best.u, held)
-    columns = columns_at(spec, dict(zip((knob.name for knob in spec.knobs), map(float, knobs), strict=True)))
-    objective = _exact(spec.objective, columns)
+    here = dict(zip((knob.name for knob in spec.knobs), map(float, knobs), strict=True))
+    columns = columns_at(spec, here)
+    objective = value_of(spec.objective, columns)
     for rule in problem.constraints:  # the sweep's functions have the last word
         short = _shortfall(rule, columns)
         if short > FEASIBLE:
@@ -81,15 +87,23 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         Found(knob.name, float(value), knob.least, knob.most, knob.integer, float(sign * slope / width))
         for knob, value, slope, width in zip(spec.knobs, knobs, slopes, widths, strict=True)
     )
+    say("looking around")
+    better_beside = poles(problem, best, held)
+    sense = "no largest value" if spec.maximise else "no least value"
+    at = ", ".join(f"{name} = {here[name]:.6g}" for name in better_beside)
+    notes = [*spec.remarks(), *([f"the objective has {sense} near {at}: it grows without bound there"] if better_beside else [])]
     return SearchResult(
         objective_name=spec.objective.text,
         maximise=spec.maximise,
         objective=objective,
         knobs=found,
         columns=columns,
-        active=_active(problem, best, held, columns),
-        stops=_stops(problem, best, held),
-        relaxed_objective=None if best is relaxed else float(problem.objective(relaxed.f)),
+        active=active_constraints(problem, best, held, columns),
+        stops=stopped(problem, best, held),
+        plateaus={} if better_beside else plateaus(problem, best, held),
+        trust=None if spec.target is None else Trust(**trust_at(spec, here)),
+        notes=tuple(notes),
+        relaxed_objective=None if best is relaxed or better(best, relaxed) else float(problem.objective(relaxed.f)),
         convergence=_convergence(history, problem),
         prices=dict(spec.prices),
         evaluations=problem.evaluations,
@@ -133,7 +147,7 @@ def _refuse(problem: Problem, best: Polished, held: np.ndarray) -> None:
     columns = columns_at(problem.spec, dict(zip((knob.name for knob in problem.spec.knobs), map(float, knobs), strict=True)))
     missed = np.where(problem.equal, np.abs(best.g), np.maximum(0, best.g))
     worst = problem.constraints[int(missed.argmax())]
-    sides = [_exact(side, columns) for side in (worst.sides.less, worst.sides.more)]
+    sides = [value_of(side, columns) for side in (worst.sides.less, worst.sides.more)]
     at = ", ".join(f"{knob.name} = {value:.4g}" for knob, value in zip(problem.spec.knobs, knobs, strict=True))
     raise InputError(
         f"no point was found that meets all constraints: nearest, at {at}, {worst.text} fails by {_shortfall(worst, columns):.2%}"
@@ -143,41 +157,9 @@ def _refuse(problem: Problem, best: Polished, held: np.ndarray) -> None:
 
 def _shortfall(one: Constraint, columns: Mapping[str, float]) -> float:
     """By which part of its limit a constraint fails, zero where it holds."""
-    less, more = (_exact(side, columns) for side in (one.sides.less, one.sides.more))
+    less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
     apart = abs(less - more) if one.sides.equal else max(0.0, less - more)
     return apart / max(abs(less), abs(more), 1e-300)
-
-
-def _exact(formula: Any, columns: Mapping[str, float]) -> float:
-    return float(formula({name: np.array([value]) for name, value in columns.items()}, 1)[0])
-
-
-def _active(problem: Problem, best: Polished, held: np.ndarray, columns: Mapping[str, float]) -> tuple[Active, ...]:
-    near = np.abs(best.g) <= _ACTIVE
-    worth = multipliers(problem, best, held, near)
-    names = [knob.name for knob in problem.spec.knobs]
-    out = []
-    for c in np.flatnonzero(near & (np.abs(worth) > _WORTH)):
-        problem.shifts = np.where(np.arange(len(near)) == c, _MORE if problem.scaling.log[1 + c] else 0.01, 0.0)
-        then = polish(problem, best.u, held, radius=_MORE)
-        problem.shifts = np.zeros(len(near))
-        one = problem.constraints[c]
-        less, more = (_exact(side, columns) for side in (one.sides.less, one.sides.more))
-        knobs_then = dict(zip(names, map(float, problem.knob_values(then.u, held)), strict=True))
-        multiplier = float(worth[c]) * (1 if problem.spec.maximise else -1)
-        out.append(Active(one.name, one.text, less, more, multiplier, float(problem.objective(then.f)), knobs_then))
-    return tuple(sorted(out, key=lambda one: -abs(one.multiplier)))
-
-
-def _stops(problem: Problem, best: Polished, held: np.ndarray) -> tuple[Stop, ...]:
-    spec, names = problem.spec, [knob.name for knob in problem.spec.knobs]
-    here = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
-    out = []
-    for c, (k, value) in sorted(stops(problem, best, held).items()):
-        one, columns = problem.constraints[c], columns_at(spec, here | {names[k]: float(value)})
-        less, more = (_exact(side, columns) for side in (one.sides.less, one.sides.more))
-        out.append(Stop(one.name, one.text, less, more, names[k], float(value), _exact(spec.objective, columns)))
-    return tuple(out)
 
 
 _Part = tuple[str, Sequence[int], Sequence[float], Sequence[float]]  # phase, evaluations, f, violation

@@ -33,7 +33,6 @@ smoothing = 0.1                                 # temperature of maxima in log s
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -45,6 +44,7 @@ import numpy as np
 from hybridperf.io import InputError, unknown
 from hybridperf.searches.box import check_not_contradictory
 from hybridperf.searches.prices import Price, read_prices
+from hybridperf.sweeps.document import check_names, check_plain, check_version, section
 from hybridperf.sweeps.expression import Comparison, Expression, parse
 from hybridperf.sweeps.target import Target, read_target
 
@@ -98,6 +98,22 @@ class SearchSpec:
     objective: Expression
     maximise: bool
     method: Method
+    shadowed: tuple[str, ...] = ()  # names that are prices elsewhere, in sentences
+
+    def knobs_behind(self, names: Collection[str]) -> set[str]:
+        """Knobs that some names hang on, through formulas and the target."""
+        formulas, reads = {**self.before, **self.after}, set() if self.target is None else self.target.known()
+        results = () if self.target is None else self.target.results
+        todo, seen = set(names), set[str]()
+        while todo:
+            name = todo.pop()
+            seen.add(name)
+            todo |= (set(formulas[name].names) if name in formulas else reads if name in results else set()) - seen
+        return seen & {knob.name for knob in self.knobs}
+
+    def remarks(self) -> list[str]:
+        """What is to be known before anything is searched."""
+        return [*([] if self.target is None else self.target.remarks()), *self.shadowed]
 
 
 def read_search(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> SearchSpec:
@@ -114,8 +130,7 @@ def read_search(source: str | Path | Mapping[str, Any], folder: str | Path = "."
     if document.get("schema") != "hybridperf/search":
         raise InputError(f'expected schema = "hybridperf/search" at the head of {path}, found {document.get("schema", "none")}')
     version = document.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise InputError(f"{path} has schema_version {version}, this hybridperf reads up to {SCHEMA_VERSION}; upgrade hybridperf")
+    check_version(version, SCHEMA_VERSION, path)
     return _spec(document, path.parent)
 
 
@@ -139,17 +154,15 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     for name in document:
         if name not in _MAY_HOLD:
             raise unknown("section", name, _MAY_HOLD, f"a search has {', '.join(_MAY_HOLD)}")
-    try:
-        json.dumps(document)
-    except TypeError as error:
-        raise InputError(f"a search holds numbers, words and lists of them: {error}") from error
-    parts = {name: _section(document, name) for name in _SECTIONS}
+    check_plain(document)
+    parts = {name: section(document, name) for name in _SECTIONS}
     knobs = tuple(_knob(name, said) for name, said in parts["knobs"].items())
     if not knobs:
         raise InputError("a search needs at least one of [knobs], such as batch = { min = 1, max = 512, integer = true }")
     constants = {name: _number(f"constant {name}", value) for name, value in parts["constants"].items()}
     own = {*parts["knobs"], *constants, *parts["derived"]}  # the spec's own names go before those of prices
-    prices = {name: price for name, price in read_prices(parts["prices"], folder).items() if name not in own}
+    every_price = read_prices(parts["prices"], folder)
+    prices = {name: price for name, price in every_price.items() if name not in own}
     extremes = {knob.name: np.array([knob.least, knob.most]) for knob in knobs} | {n: np.array([v]) for n, v in constants.items()}
     target = read_target(parts["target"], folder, extremes) if parts["target"] else None
     results = [] if target is None else [name for name, kind in target.results.items() if kind is float]
@@ -183,18 +196,33 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
         objective=objective,
         maximise=maximise,
         method=_method(parts["method"]),
+        shadowed=tuple(
+            f"{name} is the spec's own, not the price of that name ({price.value:g} {price.unit})"
+            for name, price in every_price.items()
+            if name in own and name in used
+        ),
     )
+    if not spec.knobs_behind(objective.names):
+        raise InputError(f"no knob changes the objective {objective.text!r}; name a knob in it, or something that hangs on one")
+    for one in constraints:
+        if not spec.knobs_behind(one.sides.less.names | one.sides.more.names) and _fails(one, spec):
+            raise InputError(f"constraint {one.name}, {one.text!r}, fails and hangs on no knob; change its constants or leave it out")
     ranges = {knob.name: (knob.least, knob.most) for knob in knobs}
     formulas = {**before, **after}
     check_not_contradictory([(one.text, one.sides) for one in constraints], ranges, spec.constants, formulas, results)
     return spec
 
 
-def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = document.get(name, {})
-    if not isinstance(value, Mapping):
-        raise InputError(f"[{name}] must be a section of keys and values, got {str(value)[:60]!r}")
-    return dict(value)
+def _fails(one: Constraint, spec: SearchSpec) -> bool:
+    """Whether a constraint that hangs on constants alone fails; False where results stand in it."""
+    values = {name: np.array([value]) for name, value in spec.constants.items()}
+    for name, formula in {**spec.before, **spec.after}.items():
+        if formula.names <= set(values):
+            values[name] = formula(values, 1)
+    if not one.sides.less.names | one.sides.more.names <= set(values):
+        return False
+    less, more = float(one.sides.less(values, 1)[0]), float(one.sides.more(values, 1)[0])
+    return not (less == more if one.sides.equal else less <= more)
 
 
 def _knob(name: str, said: Any) -> Knob:
@@ -240,30 +268,24 @@ def _derived(said: Mapping[str, Any], givens: Sequence[str], results: Sequence[s
     before: dict[str, Expression] = {}
     after: dict[str, Expression] = {}
     for name, text in said.items():
-        formula = _formula(text, f"derived {name}", [*givens, *before, *results, *after])
+        formula = _formula(text, f"derived {name}", [*givens, *before, *results, *after], said)
         (before if formula.names <= {*givens, *before} else after)[name] = formula
     return before, after
 
 
-def _formula(text: Any, where: str, known: Sequence[str]) -> Expression:
+def _formula(text: Any, where: str, known: Sequence[str], later: Collection[str] = ()) -> Expression:
     formula = parse(text, where)
     if formula.is_condition:
         raise InputError(f"{where} must be a number, got the condition {formula.text!r}; conditions go under [constraints]")
-    _check_names(formula, where, known)
+    check_names(formula, where, known, later)
     return formula
-
-
-def _check_names(formula: Expression, where: str, known: Sequence[str]) -> None:
-    for name in sorted(formula.names):
-        if name not in known:
-            raise unknown(f"name in {where}:", name, known, f"there are {', '.join(known)}")
 
 
 def _constraint(name: str, text: Any, known: Sequence[str]) -> list[Constraint]:
     formula = parse(text, f"constraint {name}")
     if not formula.is_condition:
         raise InputError(f"constraint {name} must be a condition such as a <= b, got the number {formula.text!r}")
-    _check_names(formula, f"constraint {name}", known)
+    check_names(formula, f"constraint {name}", known)
     parts = formula.comparisons(f"constraint {name}")
     return [Constraint(name, one.text if len(parts) > 1 else formula.text, one) for one in parts]
 
@@ -272,6 +294,8 @@ def _objective(said: Mapping[str, Any], known: Sequence[str]) -> tuple[Expressio
     if len(said) != 1 or next(iter(said)) not in ("minimise", "maximise"):
         raise InputError(f"[objective] needs minimise or maximise, a name or formula, got {', '.join(said) or 'nothing'}")
     (sense, text), *_ = said.items()
+    if text == "time_s" and "time_s" not in known:
+        raise InputError("time_s is a result of a [target], of which this search has none; add [target], or derive time_s by a formula")
     return _formula(text, f"[objective] {sense}", known), sense == "maximise"
 
 

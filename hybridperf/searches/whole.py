@@ -74,7 +74,9 @@ def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple
     at = problem.values(np.stack([_moved(problem, best.u, one) for one in to]), to)
     found: dict[int, tuple[int, float]] = {}
     seen: set[tuple[int, int]] = set()
-    for (k, sign, value), f, over in zip(moves, at.f, excess(at.g, problem.equal), strict=True):
+    # what the optimum already leans on and the number does not press harder is no reason
+    pressed = np.where(excess(at.g, problem.equal) > excess(best.g, problem.equal) + _GAIN, excess(at.g, problem.equal), 0.0)
+    for (k, sign, value), f, over in zip(moves, at.f, pressed, strict=True):
         if f < best.f - _GAIN and over.any() and (k, sign) not in seen:  # farther numbers break what would not matter
             seen.add((k, sign))
             for c in np.flatnonzero(over):

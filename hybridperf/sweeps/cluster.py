@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from hybridperf.sweeps.store import parquet_bytes, sweep_identity
 
 _RETRIES = 3
 _AHEAD = 3  # chunks on their way per worker: enough to keep it busy, few enough to hold
-_PATIENCE_S = 30
+_PATIENCE_S = 10
 
 
 def check_installed() -> None:
@@ -93,6 +94,20 @@ def _pin(cores: list[int]) -> None:
                 os.sched_setaffinity(int(thread), core)
 
 
+def _check_answers(scheduler: str) -> None:
+    """`InputError` where nobody listens: found out before Dask's client is made, which complains again when it is thrown away."""
+    scheme, _, rest = scheduler.rpartition("://")
+    if scheme not in ("", "tcp", "tls"):  # others Dask knows best
+        return
+    host, _, port = rest.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InputError(f"expected --scheduler HOST:PORT, such as tcp://10.0.0.1:8786, got {scheduler!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"no Dask scheduler answers at {scheduler} ({type(error).__name__}); check the address") from error
+
+
 @contextlib.contextmanager
 def _client(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any, list[int] | None]]:
     """A cluster, and the cores that its workers share if it is our own."""
@@ -101,6 +116,7 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any, l
 
     logging.getLogger("distributed").setLevel(logging.ERROR)
     if scheduler is not None:
+        _check_answers(scheduler)
         try:
             client = Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:

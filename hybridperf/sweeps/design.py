@@ -48,6 +48,7 @@ class Values(Axis):
     """The columns of a list or of a table, one place after the other."""
 
     held: Mapping[str, np.ndarray]  # [size] each
+    flags: bool = False  # they were written as true and false, and are held as 1 and 0
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -60,7 +61,7 @@ class Values(Axis):
         return {name: values[place] for name, values in self.held.items()}
 
     def extremes(self) -> dict[str, np.ndarray]:
-        return dict(self.held)
+        return {name: values.astype(bool) if self.flags else values for name, values in self.held.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,6 +82,11 @@ class Expression:
         low, high = (value.low, value.high) if isinstance(value, intervals.Interval) else (value, value)
         return np.asarray(low, np.float64), np.asarray(high, np.float64)
 
+    def divisors(self) -> list[Expression]:
+        """What it divides by, the innermost last."""
+        kinds = (ast.Div, ast.FloorDiv, ast.Mod)
+        return [_side(node.right) for node in ast.walk(self._tree) if isinstance(node, ast.BinOp) and isinstance(node.op, kinds)]
+
     def comparisons(self, where: str) -> list[Comparison]:
         """A condition as sides that must not be above others, all of them; `InputError` for what has no distance (or, not, !=)."""
         return _comparisons(self._tree, where)

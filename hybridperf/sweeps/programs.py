@@ -18,8 +18,9 @@ from hybridperf.io import InputError, unknown
 from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.outputs import OUTPUTS, outputs_of
-from hybridperf.prediction import check_backend
+from hybridperf.prediction import Prediction, check_backend, predict
 from hybridperf.step_table import step_table
+from hybridperf.sweeps import trust
 from hybridperf.sweeps.platforms import with_knobs
 from hybridperf.sweeps.target import Target, check_positive, place, register
 from hybridperf.workload import KINDS, Workload, kind_of
@@ -40,7 +41,7 @@ class ProgramTarget(Target):
         self._outputs = ["time_s", *outputs] if outputs else None
         groups = [KINDS[kind_of(call)] for call in workload.calls]
         columns = outputs_of(lower(workload.graph), groups, self._outputs).columns if self._outputs else ("time_s",)
-        self.results = dict.fromkeys(columns, float)
+        self.results = {**dict.fromkeys(columns, float), "in_range": bool, "note": str}
 
     @functools.cached_property
     def _predictor(self) -> BatchPredictor:
@@ -73,7 +74,29 @@ class ProgramTarget(Target):
         padding = batch_size(rows) - rows
         answers = self._predictor(**{name: np.pad(v, (0, padding), mode="edge") for name, v in knobs.items()})
         columns = answers if isinstance(answers, dict) else {"time_s": answers}
-        return {name: values[:rows] for name, values in columns.items()}
+        in_range, note, _ = self._believed(knobs, rows)
+        return {**{name: values[:rows] for name, values in columns.items()}, "in_range": in_range, "note": note}
+
+    def remarks(self) -> list[str]:
+        return self._model.shortcomings()
+
+    def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        rows = len(next(iter(columns.values())))
+        in_range, note, same = self._believed(columns, rows)
+        said, out = self._as_calibrated, {"in_range": in_range, "note": note}
+        for name, value in (("low_s", said.low_s), ("high_s", said.high_s)):
+            out[name] = np.where(same, np.nan if value is None else value, np.nan)
+        return out
+
+    @functools.cached_property
+    def _as_calibrated(self) -> Prediction:
+        return predict(self._model, self._workload)
+
+    def _believed(self, columns: Mapping[str, np.ndarray], rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Whether each point lies within what was measured, what to say of it, and whether its machine is the measured one."""
+        same, moved = trust.of_platform(self._model, None, columns, rows)
+        always = np.full(rows, "; ".join(self._as_calibrated.notes), object)
+        return same & self._as_calibrated.in_range, trust.joined([moved, always], rows), same
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         program, table = lower(self._workload.graph).program, step_table(self._model, self._workload.calls)

@@ -15,9 +15,9 @@ _WIDTH = 130  # covers a longer line that was there before
 class Progress:
     """Counts points as they are done. `quiet` says nothing."""
 
-    def __init__(self, points: int, *, already: int = 0, quiet: bool = False):
+    def __init__(self, points: int, *, already: int = 0, quiet: bool = False, doing: str = ""):
         self._points, self._already, self._done, self._quiet = points, already, 0, quiet
-        self._best = ""
+        self._best, self._doing = "", doing
         self._on_terminal = sys.stderr.isatty()
         self._start_s = self._said_s = time.monotonic()
         if already and not quiet:
@@ -46,7 +46,8 @@ class Progress:
         total = self._already + self._done
         rate = self._done / max(self.seconds, 1e-9)
         left = (self._points - total) / rate if rate else 0.0
-        said = f"{total:,} of {self._points:,} points ({total / self._points:.0%}), {rate:,.0f} points/s, {_duration(left)} left"
+        doing = f" {self._doing}" if self._doing else ""
+        said = f"{total:,} of {self._points:,} points{doing} ({total / self._points:.0%}), {rate:,.0f} points/s, {_duration(left)} left"
         return f"{said}; {self._best}" if self._best else said
 
 

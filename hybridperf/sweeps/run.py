@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hybridperf.io import InputError, write_table
 from hybridperf.sweeps import cluster
-from hybridperf.sweeps.chunk import bounds, check_not_empty, chunks, evaluate
+from hybridperf.sweeps.chunk import MET, bounds, check_divisors, check_not_empty, chunks, evaluate
+from hybridperf.sweeps.compiling import compiling_time
 from hybridperf.sweeps.front import Best, Kept
 from hybridperf.sweeps.progress import Progress
 from hybridperf.sweeps.spec import Spec, read_spec, with_top
@@ -30,6 +35,8 @@ class SweepResult:
     seconds: float
     top: Path | None  # tables beside `out`
     front: Path | None
+    compiling_s: float = 0.0  # of `seconds`, in this process
+    empty_because: str = ""  # which constraints on results left no row
 
 
 def sweep(
@@ -48,6 +55,8 @@ def sweep(
     Stopped at any moment, the same call goes on where it was. `workers` local Dask processes or those of a `scheduler` share the chunks.
     `top` points with the least of column `by` are written beside it.
     """
+    if not isinstance(spec, str | os.PathLike | Mapping):
+        raise InputError(f"a sweep needs a spec: a .toml file, the name of a shipped one, or a dict; got {type(spec).__name__}")
     if workers is not None and scheduler is not None:
         raise InputError("expected one of --workers and --scheduler, got both")
     if workers is not None and workers < 1:
@@ -59,14 +68,19 @@ def sweep(
     store = Store(out, sweep_identity(asked.identity()))
     start_s = time.monotonic()
     kept, computed, rows, unpredicted = Kept(asked.best), 0, 0, 0
-    check_not_empty(asked)
-    with store.open(restart=restart):
+    check_divisors(asked)
+    check_not_empty(asked, quiet=quiet)
+    met = np.zeros(len(asked.accept), int)
+    with store.open(restart=restart), compiling_time() as compiling:
+        for remark in () if quiet else asked.target.remarks():
+            print(f"sweep: {remark}", file=sys.stderr, flush=True)
         if store.is_complete():
             tables = store.read()
         else:
             computed = _do(asked, store, workers, scheduler, quiet=quiet)
             tables = store.merge(chunks(asked))
         for table in tables:
+            met += json.loads((table.schema.metadata or {}).get(MET, b"[]")) or 0
             rows += table.num_rows
             if "time_s" in table.column_names:
                 times = table["time_s"]
@@ -83,7 +97,18 @@ def sweep(
         seconds=time.monotonic() - start_s,
         top=written.get("top"),
         front=written.get("front"),
+        compiling_s=compiling.seconds,
+        empty_because=_why_empty(asked, met, counted=computed == asked.design.size) if not rows else "",
     )
+
+
+def _why_empty(spec: Spec, met: np.ndarray, *, counted: bool) -> str:
+    """Which constraints on results left no row; `counted`: `met` is of all points, not of none as where all was done before."""
+    alone = [condition.text for condition, count in zip(spec.accept, met, strict=True) if counted and not count]
+    if alone:
+        return f"no point meets {', nor any '.join(alone)}"
+    some = ", though some meet each" if counted and len(spec.accept) > 1 else ""
+    return f"no point meets {' and '.join(condition.text for condition in spec.accept)}{some}"
 
 
 def _do(spec: Spec, store: Store, workers: int | None, scheduler: str | None, *, quiet: bool) -> int:

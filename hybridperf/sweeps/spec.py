@@ -40,7 +40,7 @@ import dataclasses
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ import numpy as np
 import hybridperf.presets
 from hybridperf.io import InputError, closest, read_table, require_columns, unknown
 from hybridperf.sweeps.design import Axis, Design, Joint, Range, Values, checked
+from hybridperf.sweeps.document import check_names, check_plain, check_version, section
 from hybridperf.sweeps.expression import Expression, parse
 from hybridperf.sweeps.front import Best
 from hybridperf.sweeps.target import Target, read_target
@@ -104,8 +105,7 @@ def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") 
     if document.get("schema") != "hybridperf/sweep":
         raise InputError(f'expected schema = "hybridperf/sweep" at the head of {path}, found {document.get("schema", "none")}')
     version = document.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise InputError(f"{path} has schema_version {version}, this hybridperf reads up to {SCHEMA_VERSION}; upgrade hybridperf")
+    check_version(version, SCHEMA_VERSION, path)
     return _spec(document, path.parent)
 
 
@@ -131,11 +131,8 @@ def _spec(document: dict[str, Any], folder: Path) -> Spec:
     for name in document:
         if name not in _SECTIONS:
             raise unknown("section", name, _SECTIONS, f"a spec has {', '.join(_SECTIONS)}")
-    try:
-        json.dumps(document)
-    except TypeError as error:
-        raise InputError(f"a spec holds numbers, words and lists of them: {error}") from error
-    parts = {name: _section(document, name) for name in ("target", "parameters", "design", "derived", "constraints", "top", "front")}
+    check_plain(document)
+    parts = {name: section(document, name) for name in ("target", "parameters", "design", "derived", "constraints", "top", "front")}
     tables: dict[str, Any] = {}
     design = _design(parts["parameters"], parts["design"], folder, tables)
     extremes = design.extremes()
@@ -163,7 +160,7 @@ def _spec(document: dict[str, Any], folder: Path) -> Spec:
         keep=[c for c in conditions if c.names <= given],
         accept=[c for c in conditions if not c.names <= given],
         chunk=_whole(document.get("chunk", DEFAULT_CHUNK), "chunk", 1, _LARGEST_CHUNK),
-        best=_best(parts["top"], parts["front"], [*parameters, *before, *results, *after]),
+        best=_best(parts["top"], parts["front"], [*parameters, *before, *results, *after], _words(extremes, target)),
         inputs=hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:12],
     )
 
@@ -172,16 +169,16 @@ def with_top(spec: Spec, count: int | None, by: str | None) -> Spec:
     """The spec with another `[top]`."""
     if count is None and by is None:
         return spec
-    top = {**_section(dict(spec.document), "top"), **({} if count is None else {"count": count}), **({} if by is None else {"by": by})}
+    top = {**section(dict(spec.document), "top"), **({} if count is None else {"count": count}), **({} if by is None else {"by": by})}
     known = [*spec.design.names(), *spec.before, *spec.target.results, *spec.after]
-    return dataclasses.replace(spec, best=_best(top, _section(dict(spec.document), "front"), known))
+    words = _words(spec.design.extremes(), spec.target)
+    return dataclasses.replace(spec, best=_best(top, section(dict(spec.document), "front"), known, words))
 
 
-def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
-    value = document.get(name, {})
-    if not isinstance(value, Mapping):
-        raise InputError(f"[{name}] must be a section of keys and values, got {str(value)[:60]!r}")
-    return dict(value)
+def _words(extremes: Mapping[str, np.ndarray], target: Target) -> set[str]:
+    """Columns of words."""
+    said = {name for name, values in extremes.items() if values.dtype.kind == "O"}
+    return said | {name for name, kind in target.results.items() if kind is str}
 
 
 def _design(parameters: Mapping[str, Any], joint: Mapping[str, Any], folder: Path, tables: dict[str, Any]) -> Design:
@@ -203,11 +200,12 @@ def _design(parameters: Mapping[str, Any], joint: Mapping[str, Any], folder: Pat
             frame = read_table(path)
             require_columns(frame, [column], f"parameter {name}")
             values = frame[column].to_numpy()
-            columns.setdefault(f"table {path}", {})[name] = _plain(name, values.tolist())
+            columns.setdefault(f"table {path}", {})[name] = _plain(name, values.tolist(), f"in row {{}} of {path}")
             axes[f"table {path}"] = Values(columns[f"table {path}"])
             tables[name] = hashlib.sha256(repr(values.tolist()).encode()).hexdigest()[:16]
         else:
-            axes[f"grid {name}"] = Values({name: _grid(name, said, kind)})
+            flags = isinstance(said, list | bool) and all(isinstance(value, bool) for value in np.atleast_1d(np.array(said, object)))
+            axes[f"grid {name}"] = Values({name: _grid(name, said, kind)}, flags)
     if "joint" in axes:
         if "count" not in joint:
             raise InputError("random and Sobol parameters need a [design] with count, the number of their points")
@@ -268,16 +266,22 @@ def _range(name: str, said: Mapping[str, Any], kind: str) -> Range:
 
 
 def _ends(name: str, said: Any) -> tuple[float, float]:
-    if not (isinstance(said, list | tuple) and len(said) == 2 and all(_is_number(end) for end in said) and said[0] <= said[1]):
+    pair = isinstance(said, list | tuple) and len(said) == 2 and all(_is_number(end) for end in said)
+    if pair and said[0] > said[1]:
+        raise InputError(f"parameter {name}: the range {said} goes from the greater to the lesser number; exchange them")
+    if not pair:
         raise InputError(f"parameter {name} needs a range [least, most] of two numbers, got {said}")
     return float(said[0]), float(said[1])
 
 
-def _plain(name: str, values: list[Any]) -> np.ndarray:
-    """Numbers or words as an array; `InputError` for anything else or a mixture."""
+def _plain(name: str, values: list[Any], place: str = "at place {} of its list") -> np.ndarray:
+    """Numbers or words as an array; `InputError` for anything else or a mixture, `place` saying where."""
     values = [int(value) if isinstance(value, bool) else value for value in values]
     if values and all(isinstance(value, str) for value in values):
         return np.array(values, object)
+    for at, value in enumerate(values, 1):
+        if isinstance(value, float) and not np.isfinite(value):
+            raise InputError(f"parameter {name} must be finite numbers, got {value} {place.format(at)}")
     if not all(_is_number(value) for value in values):
         odd = next(value for value in values if not _is_number(value))
         raise InputError(f"parameter {name} must be numbers or words, all of one kind, got {odd!r}")
@@ -315,7 +319,7 @@ def _derived(
         formula = parse(text, f"derived {name}")
         if formula.is_condition:
             raise InputError(f"derived {name} must be a number, got the condition {formula.text!r}; conditions go under [constraints]")
-        _check_names(formula, f"derived {name}", [*parameters, *before, *results, *after])
+        check_names(formula, f"derived {name}", [*parameters, *before, *results, *after], said)
         (before if formula.names <= {*parameters, *before} else after)[name] = formula
     return before, after
 
@@ -326,15 +330,9 @@ def _conditions(said: Mapping[str, Any], known: Sequence[str]) -> list[Expressio
         formula = parse(text, f"constraint {name}")
         if not formula.is_condition:
             raise InputError(f"constraint {name} must be a condition such as a == b, got the number {formula.text!r}")
-        _check_names(formula, f"constraint {name}", known)
+        check_names(formula, f"constraint {name}", known)
         out.append(formula)
     return out
-
-
-def _check_names(formula: Expression, where: str, known: Sequence[str]) -> None:
-    for name in sorted(formula.names):
-        if name not in known:
-            raise unknown(f"name in {where}:", name, known, f"there are {', '.join(known)}")
 
 
 def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarray]) -> None:
@@ -356,11 +354,11 @@ def _check_parameters(
             raise unknown("parameter", name, known, f"the target reads {', '.join(short)}, and no formula names it")
 
 
-def _best(top: Mapping[str, Any], front: Mapping[str, Any], columns: Sequence[str]) -> Best:
-    for section, said, keys in (("top", top, ("count", "by")), ("front", front, ("minimise", "maximise"))):
+def _best(top: Mapping[str, Any], front: Mapping[str, Any], columns: Sequence[str], words: Collection[str]) -> Best:
+    for where, said, keys in (("top", top, ("count", "by")), ("front", front, ("minimise", "maximise"))):
         for key in said:
             if key not in keys:
-                raise unknown(f"key of [{section}]", key, keys, f"it takes {' and '.join(keys)}")
+                raise unknown(f"key of [{where}]", key, keys, f"it takes {' and '.join(keys)}")
     count = _whole(top["count"], "the number of top points", 1, 10**6) if "count" in top else 0
     by = top.get("by", "time_s")
     if top and not count:
@@ -372,6 +370,9 @@ def _best(top: Mapping[str, Any], front: Mapping[str, Any], columns: Sequence[st
         for name in names:
             if name not in columns and (top or names != [by]):
                 raise unknown("column", name, columns, f"there are {', '.join(columns)}")
+            if name in words:
+                numbers = ", ".join(column for column in columns if column not in words)
+                raise InputError(f"column {name!r} holds words, which have no least; choose one of {numbers}")
     if front and not (minimise or maximise):
         raise InputError("[front] needs minimise or maximise, lists of columns")
     return Best(count, by, tuple(minimise), tuple(maximise))

@@ -34,6 +34,7 @@ class StepOp:
     sizes: Mapping[str, Expression]  # dimensions of an op; `bytes` of a collective
     is_collective: bool
     kind: tuple[Any, ...]  # ops of one kind have one price function
+    words: Mapping[str, Any]  # the columns that a table has of it besides sizes
     price: Callable[..., Any]  # of the platform or of links, and the sizes by name
 
     def names(self) -> set[str]:
@@ -113,7 +114,8 @@ def _op(name: str, where: str, entry: Mapping[str, Any], model: PerfModel, syste
         if key not in given:
             raise InputError(f"{where} needs a dimension {key!r}{closest(key, given)}")
     kind = (str(entry["op"]), str(entry["dtype"]), *sorted({**text, **labels}.items()), *sorted(given))
-    return _entry(name, where, entry, given, "compute", pricer, kind, is_collective=False)
+    words = {"op": str(entry["op"]), "dtype": str(entry["dtype"]), **text, **labels}
+    return _entry(name, where, entry, given, "compute", pricer, kind, words, is_collective=False)
 
 
 def _collective(name: str, where: str, entry: Mapping[str, Any], model: PerfModel, system: CollectiveModel | None) -> StepOp:
@@ -133,7 +135,8 @@ def _collective(name: str, where: str, entry: Mapping[str, Any], model: PerfMode
     group = {key: entry[key] for key in _GROUP if key in entry}
     pricer = CollectivePricer.of(system, str(entry["collective"]), n_gpus=entry["n_gpus"], n_nodes=entry.get("n_nodes", 1), **words)
     kind = (str(entry["collective"]), *sorted(group.items()), *sorted(words.items()))
-    return _entry(name, where, entry, {"bytes": entry["bytes"]}, "comm", pricer, kind, is_collective=True)
+    columns = {"collective": str(entry["collective"]), "n_nodes": 1, **group, **words}
+    return _entry(name, where, entry, {"bytes": entry["bytes"]}, "comm", pricer, kind, columns, is_collective=True)
 
 
 def _entry(
@@ -144,6 +147,7 @@ def _entry(
     stream: str,
     price: Callable[..., Any],
     kind: tuple[Any, ...],
+    words: Mapping[str, Any],
     *,
     is_collective: bool,
 ) -> StepOp:
@@ -155,6 +159,7 @@ def _entry(
         sizes={key: _formula(value, f"{key} of {where}") for key, value in sizes.items()},
         is_collective=is_collective,
         kind=kind,
+        words=words,
         price=price,
     )
 

@@ -40,12 +40,14 @@ from hybridperf.evaluate import makespan
 from hybridperf.graph import Graph
 from hybridperf.lower import lower
 from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.sweeps import trust
 from hybridperf.sweeps.platforms import LINK_KNOBS, with_knobs
 from hybridperf.sweeps.programs import batch_size
 from hybridperf.sweeps.smooth import soft_end
 from hybridperf.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
 from hybridperf.sweeps.target import Target, check_positive, place, register
 
+_UNKNOWN_SHARE = 0.05  # of a step, with no interval of its own
 _LARGEST_BATCH = 4096  # points evaluated together
 
 
@@ -55,7 +57,7 @@ class StepTarget(Target):
 
     keys = {"model": str, "system": str, "ops": list}  # noqa: RUF012  (a ClassVar of the interface)
     required = ("model", "ops")
-    results = {"time_s": float}  # noqa: RUF012
+    results = {"time_s": float, "in_range": bool, "note": str}  # noqa: RUF012
 
     def __init__(self, model: PerfModel, system: CollectiveModel | None, ops: tuple[StepOp, ...], graph: Graph):
         self._model, self._system, self._ops, self._graph = model, system, ops, graph
@@ -78,15 +80,51 @@ class StepTarget(Target):
         for name in {*knob_names(), *LINK_KNOBS} & set(extremes):
             check_positive(name, extremes[name])
 
+    def remarks(self) -> list[str]:
+        ops = any(not op.is_collective for op in self._ops)
+        collectives = self._system is not None and any(op.is_collective for op in self._ops)
+        return [*(self._model.shortcomings() if ops else []), *(self._system.shortcomings() if collectives and self._system else [])]
+
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         rows = len(next(iter(columns.values())))
         values = {name: np.asarray(columns[name], np.float64) for name in sorted(self.known() & set(columns))}
+        time_s = self._times(values, rows)
+        in_range, note, _ = self._believed(values, rows)
+        return {"time_s": time_s, "in_range": in_range, "note": note}
+
+    def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        rows = len(next(iter(columns.values())))
+        values = {name: np.asarray(columns[name], np.float64) for name in sorted(self.known() & set(columns))}
+        in_range, note, seconds = self._believed(values, rows)
+        same, _ = trust.of_platform(self._model, self._system, values, rows)
+        times = np.stack([op.times(values, rows) for op in self._ops], 1)
+        # what no one knows the width of may be little, never much
+        unknown = np.isnan(seconds["low_s"])
+        share = np.where(unknown, seconds["predicted_s"] * times, 0).sum(1) / (seconds["predicted_s"] * times).sum(1)
+        told = same & (share <= _UNKNOWN_SHARE)
+        program, out = lower(self._graph).program, {"in_range": in_range, "note": note}
+        with jax.enable_x64(True):
+            for name in ("low_s", "high_s"):
+                each = np.where(unknown, seconds["predicted_s"], seconds[name]) * times
+                out[name] = np.where(told, np.asarray(makespan(program, jnp.asarray(each.T))), np.nan)
+        return out
+
+    def _believed(self, values: Mapping[str, np.ndarray], rows: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Whether each point lies within what was measured, what to say of it, and seconds of its ops [points, ops] by name."""
+        sizes = {name: value for name, value in values.items() if name in set().union(*(op.names() for op in self._ops))}
+        distinct, which = trust.distinct(sizes, rows)  # many points differ in knobs alone
+        count = len(next(iter(distinct.values()))) if distinct else 1
+        ops = {name: found[which] for name, found in trust.of_ops(self._ops, self._model, self._system, distinct, count).items()}
+        same, moved = trust.of_platform(self._model, self._system, values, rows)
+        return same & ops.pop("in_range").all(1), trust.joined([moved, ops.pop("note")], rows), ops
+
+    def _times(self, values: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         # what is the same at all points is priced once: most sizes of a step are
         same = {name: value[0] for name, value in values.items() if (value == value[0]).all()}
         varied = {name: value for name, value in values.items() if name not in same}
         with jax.enable_x64(True):
             if not varied:
-                return {"time_s": np.repeat(np.asarray(self._batched((), tuple(same))({}, same), np.float64), rows)}
+                return np.repeat(np.asarray(self._batched((), tuple(same))({}, same), np.float64), rows)
             batched, seconds = self._batched(tuple(varied), tuple(same)), []
             for start in range(0, rows, _LARGEST_BATCH):
                 size = min(_LARGEST_BATCH, rows - start)
@@ -94,7 +132,7 @@ class StepTarget(Target):
                 some = {name: value[start : start + size] for name, value in varied.items()}
                 padded = {name: np.pad(value, (0, padding), mode="edge") for name, value in some.items()}
                 seconds.append(np.asarray(batched(padded, same))[:size])
-        return {"time_s": np.concatenate(seconds)}
+        return np.concatenate(seconds)
 
     @functools.cache  # noqa: B019  (a target lives as long as its spec)
     def _batched(self, varied: tuple[str, ...], same: tuple[str, ...]) -> Callable:

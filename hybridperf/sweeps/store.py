@@ -129,8 +129,11 @@ class Store:
         if restart:
             return
         if self.out.exists() and _hash_in(self.out) != self.hash:
-            what = "holds another sweep" if _hash_in(self.out) else "is there already and is no sweep"
-            raise InputError(f"{self.out} {what}: spec, model or versions differ; choose another --out, or give --restart to replace it")
+            if _hash_in(self.out) is None:
+                raise InputError(f"{self.out} is there already and is no sweep; choose another --out, or give --restart to replace it")
+            raise InputError(
+                f"{self.out} holds another sweep: spec, model or versions differ; choose another --out, or give --restart to replace it"
+            )
         if (self.folder / "sweep.json").exists() and not self.is_complete() and not self._describes_us():
             raise InputError(
                 f"{self.folder} holds parts of another sweep: spec, model or versions differ; choose another --out, or give --restart"

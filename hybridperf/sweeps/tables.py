@@ -44,6 +44,9 @@ class OpsTarget(Target):
         ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
         return cls(model_or_datasheet(place(given["model"], folder)), ops)
 
+    def remarks(self) -> list[str]:
+        return self._model.shortcomings()
+
     def known(self) -> set[str]:
         of_ops = ({*cls.dimensions(), *cls.synonyms, *cls.text} for cls, _ in self._ops.values())
         return {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
@@ -88,6 +91,9 @@ class CollectivesTarget(Target):
     def read(cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]) -> CollectivesTarget:
         del extremes
         return cls(collectives_by_name(place(given["model"], folder)))
+
+    def remarks(self) -> list[str]:
+        return self._model.shortcomings()
 
     def known(self) -> set[str]:
         return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}

@@ -44,6 +44,15 @@ class Target(abc.ABC):
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Results [n] by name at n points; `columns` may hold more than it reads."""
 
+    def remarks(self) -> list[str]:
+        """What is to be known before any result is read, in sentences: that a datasheet stands in for measurements, for instance."""
+        return []
+
+    def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """`low_s, high_s, in_range, note` [n] at a few points; it may take its time. NaN where nothing measured says how wide it is."""
+        said = self.evaluate(columns)
+        return {name: said[name] for name in ("low_s", "high_s", "in_range", "note")}
+
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """Changes with whatever could change a result."""
@@ -101,6 +110,8 @@ def place(name: str, folder: Path) -> str:
 
 def check_positive(name: str, values: np.ndarray, *, zero: bool = False) -> None:
     """`InputError` unless all values are finite numbers above zero (or zero, if that is allowed)."""
+    if values.dtype.kind == "b":
+        raise InputError(f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got true or false")
     wrong = values if values.dtype.kind not in "iuf" else values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
     if len(wrong):
         raise InputError(f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got {wrong[0]!s}")
