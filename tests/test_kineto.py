@@ -251,11 +251,79 @@ def test_quotes_that_kineto_leaves_in_names(read):
     assert len(trace.host) == 8
 
 
-def test_several_devices_in_one_trace_keep_their_streams_apart(read):
-    second = x("kernel", "on the second", 9, 4, {"pid": 1, "tid": 7}, correlation=2, stream=7, device=1)
-    trace = read([device("kernel", "on the first", 8, 4, 1), second])
-    assert len(set(trace.device_events.stream.tolist())) == 2
-    assert any("2 devices in one trace" in note for note in trace.notes)
+def on(cat, name, ts, dur, number, pid, launched):
+    return x(cat, name, ts, dur, {"pid": pid, "tid": 7}, correlation=launched, stream=7, device=number)
+
+
+def test_several_devices_in_one_trace_are_ranks(tmp_path):
+    """One host for both; no idle time of one device is work of the other. A device that ran no kernel is none."""
+    calls = [x("cuda_runtime", "cudaLaunchKernel", at, 1, HOST, correlation=at) for at in (1, 2, 3)]
+    events = [on("kernel", "a", 8, 4, 0, 0, 1), on("kernel", "b", 9, 4, 1, 1, 2), on("gpu_memcpy", "c", 10, 1, 2, 2, 3)]
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps({"traceEvents": [*calls, *events]}))
+    first, second = read_traces([path])
+    assert [(one.rank, len(one.host), one.device_name(0)) for one in (first, second)] == [(0, 3, "a"), (1, 3, "b")]
+    assert [len(one.device_events) for one in (first, second)] == [1, 1]
+    assert first.notes == (
+        "1 events of device 2 left out: no kernels ran there",
+        "2 devices in one trace: each is a rank of its own here, launched by the same host",
+    )
+    path.write_text(json.dumps({"traceEvents": [*calls, *events], "distributedInfo": {"rank": 3, "world_size": 4}}))
+    (alone,) = read_traces([path])  # a rank is one device
+    assert (alone.rank, len(alone.device_events)) == (3, 1)
+    assert "2 events of devices 1, 2 left out" in alone.notes[0]
+
+
+def test_ranks_merged_into_one_timeline_are_taken_apart(tmp_path):
+    """Each process has its device; their correlations may be the same numbers."""
+    events = []
+    for rank, pid in enumerate((11, 22)):
+        host = {"pid": pid, "tid": pid}
+        events += [x("cuda_runtime", "cudaLaunchKernel", 100 * rank + at, 1, host, correlation=at) for at in (1, 2)]
+        events += [on("kernel", f"k{rank}", 100 * rank + 5 * at, 4, rank, rank, at) for at in (1, 2)]
+    events += [x("cuda_runtime", "cudaLaunchKernel", 190, 1, {"pid": 22, "tid": 22}, correlation=3), on("kernel", "k1", 195, 4, 1, 1, 3)]
+    path = tmp_path / "merged.json"
+    path.write_text(json.dumps(events[:-2]))  # but for the last, the kernels may be of either
+    with pytest.raises(InputError, match="nothing that says who launched"):
+        read_traces([path])
+    path.write_text(json.dumps(events))
+    first, second = read_traces([path])
+    assert [(one.rank, len(one.host), len(one.device_events)) for one in (first, second)] == [(0, 2, 2), (1, 3, 3)]
+    assert (first.device_events.call != NONE).all()
+    assert (second.device_events.call != NONE).all()
+
+
+def test_what_collectives_say_of_their_group(read):
+    """By the kernel, else by the op around its launch; long lists of ranks are cut off and said by first, stride and size."""
+    nccl = "ncclDevKernel_AllGather_RING_LL(x)"
+    said = {"Collective name": "_allgather_base", "In msg nelems": 8, "Out msg nelems": 16, "dtype": "bfloat16", "Group size": 2}
+    strided = {**said, "Process Group Ranks": "[0, 4, ...]", "Global rank start": 0, "Global rank stride": 4, "Group size": 3}
+    launch = x("cuda_runtime", "cudaLaunchKernel", 2, 1, HOST, correlation=1)
+    around = x("cpu_op", "record_param_comms", 1, 5, HOST, **strided)
+    document = {
+        "distributedInfo": {"rank": 0, "world_size": 16, "pg_config": [{"pg_name": "dp", "ranks": [0, 8]}]},
+        "traceEvents": [
+            around, launch, device("kernel", nccl, 5, 2, 1, 20),
+            device("kernel", nccl, 8, 2, 2, 20, **said, **{"Process Group Name": "dp"}),
+            device("kernel", nccl, 11, 2, 3, 20, **said, **{"Process Group Ranks": [0, 1], "Process Group Name": "tp"}),
+            device("kernel", nccl, 14, 2, 4, 20),
+        ],
+    }  # fmt: skip
+    trace = read(document)
+    assert {at: (one.group, one.ranks, one.size, one.kind, one.out_bytes) for at, one in trace.messages.items()} == {
+        0: ("", (0, 4, 8), 3, "_allgather_base", 32.0),
+        1: ("dp", (0, 8), 2, "_allgather_base", 32.0),
+        2: ("tp", (0, 1), 2, "_allgather_base", 32.0),
+    }
+    np.testing.assert_array_equal(trace.device_events.bytes, [16, 16, 16, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each"), [("BFloat16", 2), ("bfloat16", 2), ("c10::Half", 2), ("Float", 4), ("float32", 4), ("Float8_e4m3fn", 1)]
+)
+def test_types_as_versions_write_them(read, dtype, each):
+    kernel = device("kernel", "ncclKernel_AllReduce", 8, 4, 1, 20, **{"In msg nelems": 100, "dtype": dtype})
+    assert read([kernel]).device_events.bytes.tolist() == [100 * each]
 
 
 def test_a_few_damaged_times_are_left_out_and_said_more_are_refused(read, refused):

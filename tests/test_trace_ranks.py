@@ -8,7 +8,9 @@ import pytest
 from made_traces import made_trace
 
 from hybridperf.importers.kineto import read_traces
-from hybridperf.traces.ranks import collectives, kind_of, match
+from hybridperf.traces.events import Message
+from hybridperf.traces.kinds import kind_of
+from hybridperf.traces.ranks import collectives, match
 from hybridperf.traces.steps import steps
 from hybridperf.traces.summary import summarise
 
@@ -67,16 +69,103 @@ def test_ranks_that_ran_different_collectives_are_not_matched_with_each_other():
     odd = rank_of(2, [(GATHER, 20, 10, 50)], world=3)
     found = matched(a, b, odd)
     assert [(one.kind, one.rank.tolist()) for one in found.collectives] == [("all_reduce", [0, 1]), ("all_gather", [2])]
-    assert "different collectives on communication stream 1 (ranks 0, 1: 1; rank 2: 1)" in found.notes[0]
+    assert found.notes == (
+        "only ranks that ran the same collectives in the same order are matched: in communication stream 1 ranks 0, 1 ran 1 all_reduce;"
+        " rank 2 ran 1 all_gather",
+    )
+    assert np.isnan(found.collectives[1].wait_s).all()
     assert not matched(a, b, c).notes
 
 
 def test_missing_ranks_are_said():
     a, b = rank_of(0, [(REDUCE, 20, 100, 200)], world=4), rank_of(2, [(REDUCE, 20, 170, 200)], world=4)
-    assert matched(a, b).notes == ("ranks 1, 3 of 4 not among the traces: waiting for them counts as wire time",)
+    assert matched(a, b).notes == ("no traces of ranks 1, 3 of 4: waiting for them counts as wire time",)
     (alone,) = matched(a).collectives
-    assert alone.wait_s == [0]
+    assert np.isnan(alone.wait_s).all()  # nobody knows
     assert "one rank of 4" in matched(a).notes[0]
+
+
+def in_groups(number, device, messages, world=4, host=()):
+    """The same rank with what each kernel says of its group."""
+    trace = rank_of(number, device, world, host)
+    return dataclasses.replace(trace, messages=dict(enumerate(messages)))
+
+
+@pytest.mark.parametrize("by", ["ranks", "name"])
+def test_ranks_wait_for_members_of_their_group_only(by):
+    """Two groups run the same on the same streams, one of them much shorter."""
+    ranks = []
+    for rank, long_us in enumerate((200, 230, 100, 120)):
+        group = (0, 1) if rank < 2 else (2, 3)
+        said = Message(ranks=group, size=2) if by == "ranks" else Message(group=f"tp{rank // 2}", size=2)
+        ranks.append(in_groups(rank, [(REDUCE, 20, 500 - long_us, 500)], [said]))
+    found = matched(*ranks)
+    assert [one.rank.tolist() for one in found.collectives] == [[0, 1], [2, 3]]
+    assert np.concatenate([one.wait_s for one in found.collectives]) == pytest.approx([0, 30e-6, 0, 20e-6])
+    assert len({str(one) for one in found.collectives}) == 2
+    assert not found.notes
+    said = summarise(ranks, [steps(trace)[0] for trace in ranks])
+    assert [row.waiting_s for row in said.rows] == pytest.approx([0, 30e-6, 0, 20e-6])
+    strangers = [ranks[0], ranks[2]]
+    said = summarise(strangers, [steps(trace)[0] for trace in strangers])
+    assert np.isnan([row.waiting_s for row in said.rows]).all()
+    assert said.matched.notes == ("no traces of ranks 1, 3 of 4: what others waited in collectives with only them is not known",)
+    assert matched(*ranks[:2]).notes == ("no traces of ranks 2, 3 of 4",)  # which does no harm
+
+
+def test_groups_of_the_same_ranks_are_told_apart_by_name():
+    """Each rank starts one group's first; in the order of launch they would be taken for each other."""
+    one, other = Message(ranks=(0, 1), group="a"), Message(ranks=(0, 1), group="b")
+    a = in_groups(0, [(REDUCE, 20, 10, 50), (REDUCE, 24, 20, 90)], [one, other], world=2)
+    b = in_groups(1, [(REDUCE, 24, 10, 90), (REDUCE, 20, 20, 50)], [other, one], world=2)
+    waits = [found.wait_s for found in matched(a, b).collectives]
+    assert np.concatenate(waits) == pytest.approx([10e-6, 0, 0, 10e-6])
+    c = in_groups(1, [(REDUCE, 24, 10, 50), (REDUCE, 20, 20, 90)], [dataclasses.replace(one, group="c")] * 2, world=2)
+    assert [len(found.trace) for found in matched(a, c).collectives] == [2, 2]  # names that differ tell nothing
+
+
+def test_more_ranks_than_a_group_has_are_not_matched():
+    ranks = [rank_of(at, [(REDUCE, 20, 10 * at, 50)], world=4) for at in range(4)]
+    ranks = [dataclasses.replace(trace, messages={0: Message(size=2)}) for trace in ranks]
+    found = matched(*ranks)
+    assert all(np.isnan(one.wait_s).all() for one in found.collectives)
+    assert found.notes == ("ranks 0, 1, 2, 3 ran collectives of groups of 2 ranks without saying which: what they waited is not known",)
+
+
+@pytest.mark.parametrize("group", [(), (0, 1), (4, 6)])
+def test_sends_and_receives_are_pairs(group):
+    """Ranks in marks count within the group, where its ranks are recorded."""
+    kernel = "ncclDevKernel_SendRecv"
+    first, second = group or (0, 1)
+    said = [Message("send", ranks=group, size=2)]
+    a = in_groups(first, [(kernel, 20, 100, 120)], said, 8, [("mark", "nccl:send 0->1", 0, 0.8)])
+    b = in_groups(second, [(kernel, 20, 100, 400)], said, 8, [("mark", "nccl:recv 1<-0", 0, 0.8)])
+    (found,) = matched(a, b).collectives
+    assert str(found) == f"send {first}->{second} #0"
+    assert found.wait_s == pytest.approx([0, 280e-6])
+    (alone,) = matched(b).collectives
+    assert np.isnan(alone.wait_s).all()
+    if group == (4, 6):  # without the group's ranks nobody knows who 0 and 1 are
+        lost = [dataclasses.replace(trace, messages={0: Message("send", size=2)}) for trace in (a, b)]
+        assert all(np.isnan(one.wait_s).all() for one in matched(*lost).collectives)
+
+
+@pytest.mark.parametrize(
+    ("mark", "said", "kernel", "kind"),
+    [
+        ("nccl:all_gather_into_tensor_coalesced", "", "AllGather_RING", "all_gather"),
+        ("nccl:all_reduce_barrier", "allreduce", "AllReduce_RING", "all_reduce"),
+        ("nccl:reduce_scatter_tensor_coalesced", "", "ReduceScatter_RING", "reduce_scatter"),
+        ("nccl:coalesced", "", "ReduceScatter_RING", "reduce_scatter"),
+        ("nccl:coalesced", "", "SendRecv", "messages"),
+        ("step", "_reduce_scatter_base", "Generic_1", "reduce_scatter"),
+        ("step", "all_to_allv", "SendRecv", "all_to_all"),
+        ("nccl:recv 1<-0", "recv", "SendRecv", "recv"),
+    ],
+)
+def test_words_for_collectives(mark, said, kernel, kind):
+    trace = in_groups(0, [(f"ncclDevKernel_{kernel}", 20, 5, 9)], [Message(said)], host=[("mark", mark, 0, 0.8)])
+    assert kind_of(trace, np.arange(1)) == [kind]
 
 
 def test_the_frameworks_mark_names_the_collective():

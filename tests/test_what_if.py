@@ -17,6 +17,7 @@ from hybridperf.model import PerfModel
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
 from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_device, other_links
+from hybridperf.traces.events import Message
 from hybridperf.traces.replay import replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE
 from hybridperf.traces.steps import steps
@@ -181,6 +182,36 @@ def test_other_links_by_models_of_both_systems():
     assert other_links(known, old, new).factor[known.rows.kind == WIRE] == pytest.approx([ratio])
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "row"),
+    [
+        ("allreduce", {"ranks": tuple(range(8)), "size": 8}, ("all_reduce", 1e8, 8, 1)),
+        ("allreduce", {"ranks": (0, 8, 16, 24), "size": 4}, ("all_reduce", 1e8, 4, 4)),  # a rank on each node
+        ("all_reduce_barrier", {"size": 16}, ("all_reduce", 1e8, 16, 2)),
+        ("_allgather_base", {"size": 8}, ("all_gather", 8e8, 8, 1)),
+        ("allgather_into_tensor_coalesced", {"size": 8, "out_bytes": 7e8}, ("all_gather", 7e8, 8, 1)),
+        ("reduce_scatter_tensor_coalesced", {"size": 8}, ("reduce_scatter", 1e8, 8, 1)),
+        ("allreduce", {}, ("all_reduce", 1e8, 64, 8)),  # the run's ranks, where no group is recorded
+    ],
+)
+def test_other_links_go_by_the_group(kind, said, row):
+    """Its size and where its ranks are, not the run's 64 ranks; an all-gather counts what all have at the end."""
+    (trace,) = with_collective().traces
+    event = int(np.flatnonzero(trace.device_events.communicates)[0])
+    size = np.where(trace.device_events.communicates, 1e8, np.nan)
+    trace = dataclasses.replace(
+        trace, world=64, messages={event: Message(kind, **said)}, device_events=dataclasses.replace(trace.device_events, bytes=size)
+    )
+    found = replay_step([trace], [steps(trace)[0]])
+    old, new = (CollectiveModel.datasheet(load_system(name)) for name in ("dgx_a100", "dgx_h100"))
+    table = pd.DataFrame([row], columns=["collective", "bytes", "n_gpus", "n_nodes"])
+    ratio = float(new.predict(table)["predicted_s"][0] / old.predict(table)["predicted_s"][0])
+    change = other_links(found, old, new)
+    assert not change.unknown
+    assert change.factor[found.rows.kind == WIRE] == pytest.approx([ratio])
+    assert ratio != 1
+
+
 @pytest.fixture(scope="module", params=[DLRM, A100])
 def real(request, data_dir):
     return replay(read_traces([data_dir / "traces" / request.param]))
@@ -235,8 +266,9 @@ def test_the_command_replays_and_answers(run, files, tmp_path):
     assert "aten::mm 2 times faster, links of 2 times the bandwidth" in out
     assert "waiting at collectives" in out
     assert "would not help" in out
-    (after,) = read_traces([tmp_path / "t.json"])
-    assert after.device_events.end_s.max() < 401e-6
+    after = read_traces([tmp_path / "t.json"])
+    assert [one.rank for one in after] == [0, 1]
+    assert max(one.device_events.end_s.max() for one in after) < 401e-6
     rows = [line.split() for line in out.splitlines() if line.strip().startswith("ProfilerStep#1")]
     assert [row[1] for row in rows] == ["0", "1"]
 
@@ -253,8 +285,8 @@ def test_the_command_exports_all_ranks(run, files, tmp_path):
     status, out, _ = run("trace", "export", *files, "--out", tmp_path / "all.json")
     assert status == 0
     assert "12 events of 2 ranks" in out
-    (back,) = read_traces([tmp_path / "all.json"])
-    assert len(back.device_events) == 4
+    back = read_traces([tmp_path / "all.json"])
+    assert [len(one.device_events) for one in back] == [2, 2]
 
 
 @pytest.mark.parametrize(

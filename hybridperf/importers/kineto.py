@@ -7,7 +7,6 @@ the same correlation, or in its absence are the ends of one flow. Marks are peop
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Hashable, Sequence
@@ -15,10 +14,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from hybridperf.importers.kineto_json import Document, Event, WrongKind, clipped, decoded
+from hybridperf.importers.kineto_devices import Part, correlation, device_number, parts
+from hybridperf.importers.kineto_json import Document, Event, WrongKind, as_number, as_text, as_whole, clipped, decoded
+from hybridperf.importers.kineto_messages import groups_by_name, input_bytes, message
 from hybridperf.importers.trace_files import trace_files
 from hybridperf.io import InputError
-from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, MARK, NONE, OP, DeviceEvents, HostEvents, RankTrace
+from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, MARK, NONE, OP, DeviceEvents, HostEvents, Message, RankTrace
 from hybridperf.traces.nesting import nesting_order, parents
 
 _HOST = {
@@ -31,13 +32,8 @@ _PYTHON = ("python", "python_function")
 _STEP = "ProfilerStep#"  # an op in the versions that knew no annotations
 _COLLECTIVE = re.compile(r"nccl|rccl|cross_device_reduce|multimem_|nvshmem|msccl|oneccl", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?<![a-z])(?:rank|worker)[-_]?(\d{1,7})(?!\d)(?:[-_]?of[-_]?(\d{1,7}))?", re.IGNORECASE)
-_ELEMENT_BYTES = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Int": 4, "Long": 8, "Half": 2, "BFloat16": 2, "Float": 4, "Double": 8,
-    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1,
-}  # fmt: skip
 _TOGETHER_US = 86400e6  # events of one recording lie within a day; others have damaged times
 _FEW = 0.01  # share of events that may be unusable before the file as a whole is
-_STREAMS = 1_000_000  # streams of the n-th of several devices count from n times this
 
 
 def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple[RankTrace, ...]:
@@ -50,7 +46,7 @@ def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple
     left_out: list[WrongKind] = []
     for file in trace_files(paths):
         try:
-            traces.append(rank_trace(decoded(file.text, file.source), file.source))
+            traces += rank_traces(decoded(file.text, file.source), file.source)
         except WrongKind as error:
             if not file.among_others:
                 raise
@@ -74,34 +70,48 @@ class _Names(dict[_Key, int]):
         return number
 
 
-def rank_trace(document: Document, source: str) -> RankTrace:
-    """One decoded file as columns. `InputError`: no profiler events in it, or times that cannot be."""
+def rank_traces(document: Document, source: str) -> list[RankTrace]:
+    """One decoded file as columns: of one rank, or of several where it has kernels of several devices.
+
+    `InputError`: no profiler events in it, times that cannot be, or devices of which nobody can say who launched their kernels.
+    """
     host, device, flows, python = _sorted_out(document.traceEvents or [], source)
     if not host and not device:
         raise WrongKind(
             f"expected ops, calls or kernels of PyTorch's profiler in {source}, found none; check which file the profiler wrote"
         )
+    rank, world = _rank(document, source)
+    said = _whole_rank(document)
+    found = parts(host, device, document.traceEvents or [], said, source)
     notes = [f"calls of Python functions ({python}) are not read"] if python else []
-    (host, host_us), (device, device_us), origin_us = _usable(host, device, source, notes)
+    return [
+        _rank_trace(document, source, part, flows, part.rank if len(found) > 1 else rank, world, [*notes, *part.notes]) for part in found
+    ]
+
+
+def _rank_trace(
+    document: Document, source: str, part: Part, flows: list[Event], rank: int | None, world: int | None, notes: list[str]
+) -> RankTrace:
+    (host, host_us), (device, device_us), origin_us = _usable(part.host, part.device, source, notes)
     names: _Names[str] = _Names()
     shapes: _Names[tuple[str, str]] = _Names()
     threads: _Names[tuple[str, str]] = _Names()
     host_events, host_order = _host_events(host, host_us, names, shapes, threads)
-    device_events, on_device = _device_events(device, device_us, names, notes)
+    device_events, on_device = _device_events(device, device_us, names)
     number = np.empty(len(host), np.int64)
     number[host_order] = np.arange(len(host))
     device_events.call[:] = _calls(host, number, on_device, flows)
+    messages = _messages(document, host, host_order, host_events, device_events, on_device)
     if len(device) and (without := int((device_events.call == NONE).sum())):
         notes.append(f"{without} of {len(device)} device events have no recorded call that launched them")
     if not len(device):
         notes.append("no device events: only the host was recorded")
-    rank, world = _rank(document, source)
-    base_us = (_number(document.baseTimeNanoseconds) or 0.0) / 1e3
+    base_us = (as_number(document.baseTimeNanoseconds) or 0.0) / 1e3
     one_process = len({pid for pid, _ in threads}) < 2
     return RankTrace(
         source, rank, world, _device_name(document, on_device), base_us + origin_us, tuple(names),
         tuple(clipped(tid) if one_process else f"{clipped(pid)}/{clipped(tid)}" for pid, tid in threads),
-        tuple(dims for dims, _ in shapes), host_events, device_events, tuple(notes), tuple(types for _, types in shapes),
+        tuple(dims for dims, _ in shapes), host_events, device_events, tuple(notes), tuple(types for _, types in shapes), messages,
     )  # fmt: skip
 
 
@@ -128,7 +138,7 @@ def _sorted_out(events: list[Event], source: str) -> tuple[list[tuple[int, Event
 
 def _usable(host: list, device: list, source: str, notes: list[str]) -> tuple[tuple[list, np.ndarray], tuple[list, np.ndarray], float]:
     """Events with sane times, their [start, end] in µs from the first one, and that one's time. Says how many are left out."""
-    times = np.array([(_number(e.ts), _number(e.dur)) for _, e in (*host, *device)], float)  # None becomes NaN
+    times = np.array([(as_number(e.ts), as_number(e.dur)) for _, e in (*host, *device)], float)  # None becomes NaN
     with np.errstate(invalid="ignore", over="ignore"):
         good = np.isfinite(times).all(axis=1)
         if good.any():
@@ -154,8 +164,8 @@ def _usable(host: list, device: list, source: str, notes: list[str]) -> tuple[tu
 
 def _host_events(host: list, spans_us: np.ndarray, names: _Names[str], shapes: _Names, threads: _Names) -> tuple[HostEvents, np.ndarray]:
     """Columns, and the order that they are in."""
-    kind = np.array([MARK if kind == OP and _text(e.name).startswith(_STEP) else kind for kind, e in host], np.int8)
-    name = np.array([names[_text(e.name)] for _, e in host], np.int32)
+    kind = np.array([MARK if kind == OP and as_text(e.name).startswith(_STEP) else kind for kind, e in host], np.int8)
+    name = np.array([names[as_text(e.name)] for _, e in host], np.int32)
     thread = np.array([threads[_thread(e)] for _, e in host], np.int32)
     shape = np.full(len(host), NONE, np.int32)
     for i, (of, event) in enumerate(host):
@@ -167,53 +177,69 @@ def _host_events(host: list, spans_us: np.ndarray, names: _Names[str], shapes: _
     return HostEvents(name, kind, thread, start_s, end_s, parents(thread, start_s, end_s, kind), shape), order
 
 
-def _device_events(device: list, spans_us: np.ndarray, names: _Names[str], notes: list[str]) -> tuple[DeviceEvents, list[Event]]:
+def _device_events(device: list, spans_us: np.ndarray, names: _Names[str]) -> tuple[DeviceEvents, list[Event]]:
     """Columns, their `call` still NONE, and the events in the same order."""
     start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
     order = np.lexsort((-end_s, start_s))
     ordered = [device[i] for i in order]
     events = [event for _, event in ordered]
-    stream = np.array([_stream(event) for event in events], np.int64)
-    if len(numbers := sorted({_device_number(event) for event in events})) > 1:
-        notes.append(f"{len(numbers)} devices in one trace: the streams of the n-th (from 0) count from n x {_STREAMS}")
-        stream += _STREAMS * np.array([numbers.index(_device_number(event)) for event in events], np.int64)
-    texts = [_text(event.name) for event in events]
+    texts = [as_text(event.name) for event in events]
     columns = DeviceEvents(
         np.array([names[text] for text in texts], np.int32),
         np.array([kind for kind, _ in ordered], np.int8),
-        stream,
+        np.array([_stream(event) for event in events], np.int64),
         start_s[order],
         end_s[order],
         np.full(len(events), NONE, np.int32),
-        np.array([_bytes(event) for event in events], float),
+        np.array([input_bytes(event.args) for event in events], float),
         np.array([kind == KERNEL and _COLLECTIVE.search(text) is not None for (kind, _), text in zip(ordered, texts, strict=True)], bool),
     )
     return columns, events
+
+
+def _messages(
+    document: Document, host: list, host_order: np.ndarray, host_events: HostEvents, device_events: DeviceEvents, on_device: list[Event]
+) -> dict[int, Message]:
+    """What kernels that communicate say of their collective, else what the op around their launch does; fills in missing sizes."""
+    by_name = groups_by_name(document.distributedInfo)
+    found: dict[int, Message] = {}
+    for event in np.flatnonzero(device_events.communicates).tolist():
+        args = [on_device[event].args]
+        at = int(device_events.call[event])
+        while at != NONE:
+            if host_events.kind[at] == OP:
+                args.append(host[host_order[at]][1].args)
+            at = int(host_events.parent[at])
+        if (said := message(args, by_name)) is not None:
+            found[event] = said
+        if np.isnan(device_events.bytes[event]):
+            device_events.bytes[event] = next((size for one in args if np.isfinite(size := input_bytes(one))), np.nan)
+    return found
 
 
 def _calls(host: list, number: np.ndarray, device: list[Event], flows: list[Event]) -> np.ndarray:
     """For each device event the host event that launched it: by correlation, else by the flow that ends at its start."""
     launched_by: dict[int, int] = {}
     for i, (kind, event) in enumerate(host):
-        if kind == CALL and (correlation := _correlation(event)) is not None:
-            launched_by.setdefault(correlation, int(number[i]))
-    found = np.array([launched_by.get(_correlation(event) or 0, NONE) for event in device], np.int32)  # no call has 0  # type: ignore[arg-type]
+        if kind == CALL and (of := correlation(event)) is not None:
+            launched_by.setdefault(of, int(number[i]))
+    found = np.array([launched_by.get(correlation(event) or 0, NONE) for event in device], np.int32)  # no call has 0  # type: ignore[arg-type]
     if flows and (found == NONE).any():
         begins = {_place(flow): flow.id for flow in flows if flow.ph == "s"}
         ends = {_place(flow): flow.id for flow in flows if flow.ph == "f"}
         by_flow = {
-            _text(begins[at]): int(number[i]) for i, (kind, event) in enumerate(host) if kind == CALL and (at := _place(event)) in begins
+            as_text(begins[at]): int(number[i]) for i, (kind, event) in enumerate(host) if kind == CALL and (at := _place(event)) in begins
         }
         for i in np.flatnonzero(found == NONE).tolist():
-            if _correlation(device[i]) is None and (at := _place(device[i])) in ends:
-                found[i] = by_flow.get(_text(ends[at]), NONE)
+            if correlation(device[i]) is None and (at := _place(device[i])) in ends:
+                found[i] = by_flow.get(as_text(ends[at]), NONE)
     return found
 
 
 def _rank(document: Document, source: str) -> tuple[int | None, int | None]:
     """(rank, ranks of the run) as the profiler wrote them, else as the file is named, else None."""
     info = document.distributedInfo if isinstance(document.distributedInfo, dict) else {}
-    rank, world = _whole(info.get("rank")), _whole(info.get("world_size"))
+    rank, world = _whole_rank(document), as_whole(info.get("world_size"))
     if rank is None:
         places = re.split(r"[/\\!]", source)[:-3:-1]  # the file's name, then its folder's
         if (named := next((match for place in places if (match := _RANK_IN_NAME.search(place))), None)) is not None:
@@ -221,68 +247,28 @@ def _rank(document: Document, source: str) -> tuple[int | None, int | None]:
     return (rank if rank is not None and rank >= 0 else None), (world if world is not None and world > 0 else None)
 
 
+def _whole_rank(document: Document) -> int | None:
+    """The rank as the profiler wrote it."""
+    return as_whole(document.distributedInfo.get("rank")) if isinstance(document.distributedInfo, dict) else None
+
+
 def _device_name(document: Document, events: list[Event]) -> str:
     """The model of the device that most events ran on, as the profiler wrote it."""
     properties = document.deviceProperties if isinstance(document.deviceProperties, list) else []
-    by_id = {_whole(each.get("id")): each.get("name") for each in properties if isinstance(each, dict)}
-    numbers = [_device_number(event) for event in events]
+    by_id = {as_whole(each.get("id")): each.get("name") for each in properties if isinstance(each, dict)}
+    numbers = [device_number(event) for event in events]
     most = max(sorted(set(numbers)), key=numbers.count, default=0)
     return clipped(by_id.get(most) or "")
 
 
-def _device_number(event: Event) -> int:
-    device = _whole(event.args.device) if event.args is not None else None
-    return device if device is not None else _whole(event.pid) or 0  # the timeline's process is the device
-
-
 def _stream(event: Event) -> int:
-    stream = _whole(event.args.stream) if event.args is not None else None
-    return stream if stream is not None else _whole(event.tid) or 0  # the timeline's row is the stream
-
-
-def _bytes(event: Event) -> float:
-    """Of a copy or fill; of a collective the input, where its sizes were recorded."""
-    if event.args is None:
-        return np.nan
-    size = _number(event.args.bytes)
-    if size is None and event.args.elements is not None:
-        elements, each = _number(event.args.elements), _ELEMENT_BYTES.get(_text(event.args.elements_type))
-        size = elements * each if elements is not None and each is not None else None
-    return np.nan if size is None or not math.isfinite(size) else size
-
-
-def _correlation(event: Event) -> int | None:
-    """None also for 0, which calls have that start nothing."""
-    return _whole(event.args.correlation) or None if event.args is not None else None
+    stream = as_whole(event.args.stream) if event.args is not None else None
+    return stream if stream is not None else as_whole(event.tid) or 0  # the timeline's row is the stream
 
 
 def _place(event: Event) -> tuple[str, str, str]:
-    return _text(event.pid), _text(event.tid), _text(event.ts)
+    return as_text(event.pid), as_text(event.tid), as_text(event.ts)
 
 
 def _thread(event: Event) -> tuple[str, str]:
-    return _text(event.pid), _text(event.tid)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
-
-
-def _number(value: object) -> float | None:
-    """As given, or in quotes; None for anything else."""
-    if isinstance(value, (int, float)):
-        try:
-            return float(value)
-        except OverflowError:
-            return None
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return None
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None and abs(number) < 2**53 else None
+    return as_text(event.pid), as_text(event.tid)

@@ -34,6 +34,14 @@ class Args(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     elements: Any = msgspec.field(default=None, name="In msg nelems")
     elements_type: Any = msgspec.field(default=None, name="dtype")
+    elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    first_rank: Any = msgspec.field(default=None, name="Global rank start")
+    rank_stride: Any = msgspec.field(default=None, name="Global rank stride")
+    name: Any = None  # of a process, in metadata
 
 
 class Event(msgspec.Struct, gc=False):
@@ -137,3 +145,29 @@ def clipped(found: object, characters: int = 80) -> str:
     """Something from a file on one short line."""
     line = " ".join(str(found).split())
     return line if len(line) <= characters else line[: characters - 3] + "..."
+
+
+def as_text(value: object) -> str:
+    """A field as text, whatever its type."""
+    return value if isinstance(value, str) else str(value)
+
+
+def as_number(value: object) -> float | None:
+    """As given, or in quotes; None for anything else."""
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return None
+
+
+def as_whole(value: object) -> int | None:
+    """The same as a whole number."""
+    found = as_number(value)
+    return int(found) if found is not None and abs(found) < 2**53 else None

@@ -18,8 +18,9 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.ranks import kind_of
+from hybridperf.traces.events import NONE, Message, RankTrace
+from hybridperf.traces.kinds import kind_of, pair_of
+from hybridperf.traces.ranks import rank_numbers
 from hybridperf.traces.recorded_ops import recorded_op
 from hybridperf.traces.recorded_tensors import arguments, flat
 from hybridperf.traces.replay import Replay
@@ -73,18 +74,24 @@ def links_scaled(replay: Replay, times: float) -> Change:
 
 
 def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> Change:
-    """Collectives of known kind and size as long as `new` predicts, relative to what `old` does; the others keep their time."""
+    """Collectives of known kind and size as long as `new` predicts, relative to what `old` does; the others keep their time.
+
+    They run over the ranks of their group, which sit on the nodes of each system as they are numbered.
+    """
     rows = replay.rows
-    at = np.flatnonzero(rows.kind == WIRE)
-    frame = pd.DataFrame([_collective(replay, int(row)) for row in at], columns=["collective", "bytes", "n_gpus", "n_nodes"])
+    wire = [_OnWire.of(replay, int(row)) for row in np.flatnonzero(rows.kind == WIRE)]
+    wire = [one for one in wire if one.ranks != 1]  # one rank sends nothing
+    at = np.array([one.row for one in wire], int)
     factor = np.ones(len(rows))
     unknown: dict[str, float] = {}
     if len(at):
-        for model, side in ((old, "old"), (new, "new")):
-            per_node = model.system.accelerators_per_node
-            nodes = np.maximum(1, np.ceil(pd.to_numeric(frame["n_gpus"]) / per_node))
-            frame[side] = model.predict(frame.assign(n_nodes=nodes)[["collective", "bytes", "n_gpus", "n_nodes"]])["predicted_s"]
-        ratio = (frame["new"] / frame["old"]).to_numpy()
+        frame = pd.DataFrame({"collective": [one.kind for one in wire], "bytes": [one.bytes for one in wire]})
+        frame["n_gpus"] = [float(one.ranks) for one in wire]
+        predicted = []
+        for model in (old, new):
+            nodes = [float(one.nodes(model.system.accelerators_per_node)) for one in wire]
+            predicted.append(model.predict(frame.assign(n_nodes=nodes))["predicted_s"])
+        ratio = (predicted[1] / predicted[0]).to_numpy()
         factor[at] = np.where(np.isfinite(ratio), ratio, 1.0)
         for row in at[~np.isfinite(ratio)].tolist():
             name = replay.op_of_row(row)
@@ -200,18 +207,37 @@ def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
     return True
 
 
-def _collective(replay: Replay, row: int) -> tuple[str | None, float, float, float]:
-    """Kind, bytes as tables of collectives count them, ranks; nodes are left open."""
-    rows = replay.rows
-    trace, event, call = replay.traces[rows.trace[row]], int(rows.event[row]), int(rows.call[row])
-    kind = kind_of(trace, np.array([event]))[0]
-    ranks = trace.world or len(replay.traces)
-    size = float(trace.device_events.bytes[event])
-    if not np.isfinite(size):
-        size = _input_bytes(trace, call)
-    if kind == "all_gather":  # tables count the whole output
-        size *= ranks
-    return kind, size, float(ranks), np.nan
+@dataclass(frozen=True)
+class _OnWire:
+    """A row's collective as tables of collectives count them."""
+
+    row: int
+    kind: str | None
+    bytes: float
+    ranks: int
+    members: tuple[int, ...]  # which ranks; () where not recorded
+
+    @classmethod
+    def of(cls, replay: Replay, row: int) -> _OnWire:
+        rows = replay.rows
+        trace, event, call = replay.traces[rows.trace[row]], int(rows.event[row]), int(rows.call[row])
+        kind, said = kind_of(trace, np.array([event]))[0], trace.messages.get(event, Message())
+        ranks, members = said.size or trace.world or len(replay.traces), said.ranks
+        if kind in ("send", "recv"):
+            members = pair_of(trace, event, int(rank_numbers(replay.traces)[rows.trace[row]])) or ()
+            ranks, kind = 2, "sendrecv" if members else None  # between whom says over which links
+        size = float(trace.device_events.bytes[event])
+        if not np.isfinite(size):
+            size = _input_bytes(trace, call)
+        if kind == "all_gather":  # tables count the whole output
+            size = said.out_bytes if np.isfinite(said.out_bytes) else size * ranks
+        return cls(row, kind, size, ranks, members)
+
+    def nodes(self, per_node: int) -> int:
+        """How many nodes its ranks are on."""
+        if self.members:
+            return len({rank // per_node for rank in self.members})
+        return -(-self.ranks // per_node)
 
 
 def _input_bytes(trace: RankTrace, call: int) -> float:

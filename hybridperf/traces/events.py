@@ -7,6 +7,7 @@ of a machine. Axes: H host events and D device events, each ordered by start.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,6 +50,17 @@ class DeviceEvents:
         return len(self.name)
 
 
+@dataclass(frozen=True)
+class Message:
+    """What a trace says of a kernel that communicates, beside its input's bytes (`DeviceEvents.bytes`)."""
+
+    kind: str = ""  # the collective as the framework calls it, "" where not recorded
+    group: str = ""  # name of the process group, "" where not recorded
+    ranks: tuple[int, ...] = ()  # of the group, in the group's order; () where not recorded
+    size: int | None = None  # ranks in the group
+    out_bytes: float = float("nan")  # of the output
+
+
 @dataclass(frozen=True, eq=False)
 class RankTrace:
     """The events of one rank."""
@@ -65,6 +77,7 @@ class RankTrace:
     device_events: DeviceEvents
     notes: tuple[str, ...] = field(default=())  # what the trace lacks or was assumed
     types: tuple[str, ...] = field(default=())  # input types as JSON, "" where not recorded; indexed as `shapes`
+    messages: Mapping[int, Message] = field(default_factory=dict)  # by device event, of those that communicate and say anything
 
     def with_notes(self, *notes: str) -> RankTrace:
         """The same trace with more notes."""

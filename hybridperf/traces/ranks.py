@@ -2,34 +2,34 @@
 
 A kernel of a collective starts when its own rank has come to it and ends when all ranks are done, so its measured duration is mostly
 waiting. The shortest duration over the ranks is the wire time: the last rank to arrive waits for nobody. All that compares durations, so
-the clocks of the ranks need not agree.
+the clocks of the ranks need not agree. Of a single rank's collective nobody knows how much of it was waiting.
 
-Ranks issue the collectives of a group in the same order. A framework gives each group a stream of its own: the n-th communication stream
-of one rank (in order of first launch) goes with the n-th of the others where both ran the same kinds of collectives in the same order.
-Several groups that run the same collectives (rows of a grid of ranks) cannot be told apart by that: a note says so where their ends differ.
+Ranks issue the collectives of a group in the same order, so the n-th of one member goes with the n-th of the others, where both ran the
+same kinds in the same order. Which group a kernel is of:
+
+    recorded ranks, or name    as PyTorch writes them from 2.4 on
+    send 0->1, recv 1<-0       the two ranks, as the framework's mark names them: in the group's own count where its ranks are recorded
+    none recorded              a framework gives each group a stream of its own: the n-th communication stream of one rank (in order of
+                               first launch) goes with the n-th of the others. Groups that run the same collectives (rows of a grid of
+                               ranks) cannot be told apart by that: a note says so where their ends differ
 """
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.idle import call_start_s, op_around
+from hybridperf.traces.events import NONE, Message, RankTrace
+from hybridperf.traces.idle import call_start_s
+from hybridperf.traces.kinds import MESSAGES, kind_of, marks, pair_of
 from hybridperf.traces.steps import Step
 
-# what the names of collectives' kernels have in them; nccl's `SendRecv` carries an all-to-all as well as single messages
-_KINDS = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "sendrecv": "all_to_all",
-    "alltoall": "all_to_all", "broadcast": "broadcast", "crossdevicereduce": "all_reduce", "reduce": "reduce",
-}  # fmt: skip
 _NAMED = 8  # ranks that a sentence names
-_KERNEL = re.compile("|".join(_KINDS))
-_UNNAMED = "collective"  # what its kernel's name does not tell
 _APART_S = 1e-3  # ranks of one group end a collective within microseconds of each other
+_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +44,19 @@ class Collective:
     start_s: np.ndarray  # on each rank's own clock [R]
     end_s: np.ndarray
     input_dims: str  # of the first rank, as JSON; "" where not recorded
+    size: int | None = None  # ranks that took part, with a trace or without; None: not known
+    group: str = ""  # for people: the group, where it is not all ranks
 
     @property
     def wire_s(self) -> float:
-        """Seconds without waiting."""
+        """Seconds without waiting; with, for a single one of several ranks."""
         return float((self.end_s - self.start_s).min())
 
     @property
     def wait_s(self) -> np.ndarray:
-        """Seconds each rank waited [R]."""
+        """Seconds each rank waited [R]; NaN where the trace of no other rank says it."""
+        if len(self.trace) == 1 and self.size != 1:
+            return np.full(1, np.nan)
         return self.end_s - self.start_s - self.wire_s
 
     @property
@@ -61,7 +65,7 @@ class Collective:
         return int(self.rank[np.argmin(self.end_s - self.start_s)])
 
     def __str__(self) -> str:
-        return f"{self.kind} #{self.order}"
+        return f"{self.kind} #{self.order}" + (f" of {self.group}" if self.group else "")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,14 @@ class Matched:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What one rank ran of one group, in order of launch."""
+
+    kinds: tuple[str, ...]
+    event: np.ndarray
+
+
 def collectives(traces: Sequence[RankTrace], steps: Sequence[Step]) -> list[Collective]:
     """Collectives of one step, `steps` giving each trace's, in order of launch; those of a single rank have no waits."""
     return list(match(traces, steps).collectives)
@@ -80,31 +92,41 @@ def collectives(traces: Sequence[RankTrace], steps: Sequence[Step]) -> list[Coll
 def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
     """The same with what is missing, in sentences."""
     ranks = rank_numbers(traces)
-    streams = [_streams(trace, step) for trace, step in zip(traces, steps, strict=True)]
+    world = max((trace.world or 0 for trace in traces), default=0)
+    by_key: dict[_Key, dict[int, _Run]] = {}
+    for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
+        for key, run in _runs(trace, step, int(ranks[at])).items():
+            by_key.setdefault(key, {})[at] = run
     found: list[tuple[float, Collective]] = []
-    notes = list(_missing(traces, ranks))
-    for nth in range(max(map(len, streams), default=0)):
-        alike: dict[tuple[str, ...], list[int]] = {}
-        for at, of_trace in enumerate(streams):
-            if nth < len(of_trace):
-                alike.setdefault(of_trace[nth][0], []).append(at)
-        if len(alike) > 1:
-            parts = "; ".join(f"{_ranks([int(ranks[at]) for at in members])}: {len(kinds)}" for kinds, members in alike.items())
+    notes: list[str] = []
+    for key, members in _by_name_where_all_agree(by_key).items():
+        size, group = _size(key, world), _group(key, world)
+        alike: dict[_Key, list[int]] = {}
+        ambiguous = key[0] == "alone" or (size is not None and len(members) > size)
+        for at, run in members.items():
+            alike.setdefault((at,) if ambiguous else run.kinds, []).append(at)
+        if ambiguous and len(members) > 1 and key[0] != "alone":
             notes.append(
-                f"ranks ran different collectives on communication stream {nth + 1} ({parts}) and are matched only where they agree"
+                f"{_ranks(ranks[list(members)].tolist())} ran collectives of groups of {size} ranks without saying which: what they waited"
+                " is not known"
             )
-        for kinds, members in alike.items():
-            events = np.array([streams[at][nth][1] for at in members])
-            matched = [_collective(traces, ranks, members, kind, events[:, i]) for i, kind in enumerate(kinds)]
+        elif len(alike) > 1:
+            parts = "; ".join(f"{_ranks(ranks[those].tolist())} ran {_counted(members[those[0]].kinds)}" for those in alike.values())
+            where = group or (f"communication stream {int(str(key[1])) + 1}" if key[0] == "stream" else "the group of all ranks")
+            notes.append(f"only ranks that ran the same collectives in the same order are matched: in {where} {parts}")
+        for those in alike.values():
+            events = np.array([members[at].event for at in those])
+            matched = [_collective(traces, ranks, those, kind, events[:, i], size, group) for i, kind in enumerate(members[those[0]].kinds)]
             apart_s = float(np.median([_end_spread_s(traces, one) for _, one in matched]))
-            if apart_s > _APART_S:
+            if apart_s > _APART_S and key[0] == "stream":
                 notes.append(
-                    f"{_ranks(ranks[members].tolist())} end their collectives {1e3 * apart_s:.3g} ms apart: their clocks disagree, which"
+                    f"{_ranks(ranks[those].tolist())} end their collectives {1e3 * apart_s:.3g} ms apart: their clocks disagree, which"
                     " does no harm, or they are of several groups, which must be given one by one"
                 )
             found += matched
     found.sort(key=lambda one: one[0])
-    return Matched(tuple(_numbered(one for _, one in found)), tuple(notes))
+    numbered = tuple(_numbered(one for _, one in found))
+    return Matched(numbered, (*_missing(traces, ranks, world, by_key, numbered), *notes))
 
 
 def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
@@ -112,57 +134,84 @@ def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
     return np.array([at if trace.rank is None else trace.rank for at, trace in enumerate(traces)], int)
 
 
-def kind_of(trace: RankTrace, event: np.ndarray) -> list[str | None]:
-    """Which collective device events run [N], by the mark the framework sets around the launch or by the kernel's name; None: none."""
-    mark = _marks(trace, event)
-    kinds: list[str | None] = []
-    for one, at in zip(event, mark, strict=True):
-        if at != NONE:
-            kinds.append(trace.host_name(at).removeprefix("nccl:").strip("_").removesuffix("_base"))
-        else:
-            named = _KERNEL.search(trace.device_name(one).lower().replace("_", ""))
-            kind = _KINDS[named[0]] if named else _UNNAMED
-            kinds.append(kind if trace.device_events.communicates[one] else None)
-    return kinds
-
-
-def _marks(trace: RankTrace, event: np.ndarray) -> np.ndarray:
-    """The `nccl:...` mark around the launch of device events that communicate [N], NONE where there is none."""
-    device = trace.device_events
-    mark = np.full(len(event), NONE)
-    known = (device.call[event] != NONE) & device.communicates[event]
-    around = op_around(trace, device.call[event[known]])
-    mark[known] = [at if at != NONE and trace.host_name(at).startswith("nccl:") else NONE for at in around]
-    return mark
-
-
-def _streams(trace: RankTrace, step: Step) -> list[tuple[tuple[str, ...], np.ndarray]]:
-    """(kinds, device events) of each communication stream in order of launch; streams in order of their first launch."""
+def _runs(trace: RankTrace, step: Step, rank: int) -> dict[_Key, _Run]:
+    """What one rank ran, by group."""
     device = trace.device_events
     event = np.asarray(step.device)[device.communicates[step.device]]
-    kinds = kind_of(trace, event)
-    keep = [at for at, kind in enumerate(kinds) if kind is not None]
     called_s = call_start_s(trace, event)
-    order = sorted(keep, key=lambda at: float(device.start_s[event[at]] if np.isnan(called_s[at]) else called_s[at]))
-    by_stream: dict[int, list[int]] = {}
-    for at in order:
-        by_stream.setdefault(int(device.stream[event[at]]), []).append(at)
-    return [(tuple(str(kinds[at]) for at in members), event[members]) for members in by_stream.values()]
+    event = event[np.argsort(np.where(np.isnan(called_s), device.start_s[event], called_s), kind="stable")]
+    streams: dict[int, int] = {}
+    parts: dict[_Key, list[tuple[str, int]]] = {}
+    for one, kind in zip(event.tolist(), kind_of(trace, event), strict=True):
+        said = trace.messages.get(one, Message())
+        key: _Key
+        if kind in ("send", "recv", MESSAGES):
+            pair = pair_of(trace, one, rank)
+            key = ("pair", *pair, said.group) if pair else ("alone", rank)
+            kind = "send {}->{}".format(*pair) if pair else kind
+        elif said.ranks:
+            key = ("ranks", tuple(sorted(said.ranks)), said.group)
+        elif said.group:
+            key = ("name", said.group, said.size)
+        else:
+            key = ("stream", streams.setdefault(int(device.stream[one]), len(streams)), said.size)
+        parts.setdefault(key, []).append((str(kind), one))
+    return {key: _Run(tuple(kind for kind, _ in those), np.array([one for _, one in those])) for key, those in parts.items()}
+
+
+def _by_name_where_all_agree(by_key: dict[_Key, dict[int, _Run]]) -> dict[_Key, dict[int, _Run]]:
+    """Groups of the same ranks (or pairs) apart by name only where all members have the same names: else the order alone tells."""
+    same: dict[_Key, list[_Key]] = {}
+    for key in by_key:
+        same.setdefault(key[:-1] if key[0] in ("ranks", "pair") else key, []).append(key)
+    found: dict[_Key, dict[int, _Run]] = {}
+    for keys in same.values():
+        if len(keys) == 1 or len({frozenset(by_key[key]) for key in keys}) == 1:
+            found.update((key, by_key[key]) for key in keys)
+            continue
+        joined: dict[int, list[tuple[int, str]]] = {}
+        for key in keys:
+            for at, run in by_key[key].items():
+                joined.setdefault(at, []).extend(zip(run.event.tolist(), run.kinds, strict=True))
+        found[keys[0]] = {
+            at: _Run(tuple(kind for _, kind in sorted(those)), np.array([one for one, _ in sorted(those)])) for at, those in joined.items()
+        }
+    return found
+
+
+def _size(key: _Key, world: int) -> int | None:
+    """Ranks of a group."""
+    if key[0] == "alone":
+        return None
+    if key[0] == "pair":
+        return 2
+    size = len(key[1]) if key[0] == "ranks" else key[2]  # type: ignore[arg-type]
+    return size or world or None  # type: ignore[return-value]
+
+
+def _group(key: _Key, world: int) -> str:
+    """For people: the name or ranks of a group; "" for all ranks and pairs, whose kind says them."""
+    if key[0] == "name":
+        return "" if key[2] == world else f"group {key[1]}"
+    if key[0] != "ranks" or len(key[1]) == world:  # type: ignore[arg-type]
+        return ""
+    return f"group {key[2]}" if key[2] and not str(key[2]).isdecimal() else _ranks(key[1])  # type: ignore[arg-type]
 
 
 def _collective(
-    traces: Sequence[RankTrace], ranks: np.ndarray, members: Sequence[int], kind: str, event: np.ndarray
+    traces: Sequence[RankTrace], ranks: np.ndarray, members: Sequence[int], kind: str, event: np.ndarray, size: int | None, group: str
 ) -> tuple[float, Collective]:
     of = [traces[at] for at in members]
     start_s, end_s = (
         np.array([getattr(trace.device_events, side)[one] for trace, one in zip(of, event, strict=True)]) for side in ("start_s", "end_s")
     )
     called_s = float(call_start_s(of[0], event[:1])[0])
-    mark = int(_marks(of[0], event[:1])[0])
+    mark = int(marks(of[0], event[:1])[0])
     shape = of[0].host.shapes[mark] if mark != NONE else NONE
     dims = of[0].shapes[shape] if shape != NONE else ""
     when = start_s[0] if np.isnan(called_s) else called_s
-    return of[0].origin_us * 1e-6 + float(when), Collective(kind, 0, np.array(members), ranks[list(members)], event, start_s, end_s, dims)
+    found = Collective(kind, 0, np.array(members), ranks[list(members)], event, start_s, end_s, dims, size, group)
+    return of[0].origin_us * 1e-6 + float(when), found
 
 
 def _end_spread_s(traces: Sequence[RankTrace], one: Collective) -> float:
@@ -181,14 +230,26 @@ def _numbered(found: Iterable[Collective]) -> list[Collective]:
     return out
 
 
-def _missing(traces: Sequence[RankTrace], ranks: np.ndarray) -> list[str]:
-    world = max((trace.world or 0 for trace in traces), default=0)
-    absent = sorted(set(range(min(world, 1 << 20))) - set(ranks.tolist()))
-    if not absent or world == 1:
+def _missing(traces: Sequence[RankTrace], ranks: np.ndarray, world: int, groups: Iterable[_Key], found: Sequence[Collective]) -> list[str]:
+    """Ranks without a trace and what that means for the collectives: one sentence."""
+    given = set(ranks.tolist())
+    absent = set(range(min(world, 1 << 20))) - given
+    for key in groups:
+        absent |= set(key[1] if key[0] == "ranks" else key[1:3] if key[0] == "pair" else ()) - given  # type: ignore[arg-type]
+    if not absent or world == 1 or all(trace.rank is None for trace in traces):
         return []
     if len(traces) == 1:
-        return [f"one rank of {world} is given: its collectives are wire time and waiting together"]
-    return [f"{_ranks(absent)} of {world} not among the traces: waiting for {'it' if len(absent) == 1 else 'them'} counts as wire time"]
+        return [f"one rank of {world or len(absent) + 1} is given: its collectives are wire time and waiting together"]
+    unknown = any(np.isnan(one.wait_s).any() for one in found)
+    partly = any(len(one.trace) > 1 and one.size is not None and len(one.trace) < one.size for one in found)
+    means = ["waiting for them counts as wire time"] if partly else []
+    means += ["what others waited in collectives with only them is not known"] if unknown else []
+    of = f" of {world}" if world else ""
+    return [f"no traces of {_ranks(sorted(absent))}{of}" + (f": {', and '.join(means)}" if means else "")]
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())
 
 
 def _ranks(numbers: Sequence[int]) -> str:

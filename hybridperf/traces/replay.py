@@ -10,7 +10,7 @@ What the evaluator adds to durations is the order of things, and that is what a 
 
 Two constants are taken from each trace, launch latency and the gap between events of a stream; no event has slack of its own, so what is
 left over between measured and replayed step is how well this picture holds. Times are seconds from the earliest start of the step on any
-rank. Axes: N nodes, U rows of the duration table, R ranks (traces).
+rank; ranks that no collective ties to each other begin together. Axes: N nodes, U rows of the duration table, R ranks (traces).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from hybridperf.graph import Graph
 from hybridperf.io import InputError
 from hybridperf.lower import Lowered, lower
 from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.ranks import Collective, kind_of, match
+from hybridperf.traces.kinds import kind_of
+from hybridperf.traces.ranks import Collective, match
 from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE, Meeting, Nodes, RankStep, Rows, StepGraph
 from hybridperf.traces.steps import Step, common_steps, typical
 from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
@@ -141,7 +142,8 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
     late_s = _clocks_late_s(zero_s, together)
     zero_s = zero_s - late_s
     begin_s = zero_s + np.array([step.start_s for step in steps])
-    zero_s, start_s = zero_s - begin_s.min(), begin_s - begin_s.min()
+    first_s = _first_s(begin_s, together)
+    zero_s, start_s = zero_s - first_s, begin_s - first_s
     ranks = [RankStep(at, trace, step, float(zero_s[at])) for at, (trace, step) in enumerate(zip(traces, steps, strict=True))]
     for device in dict.fromkeys(trace.device for trace in traces):
         alike = [rank for rank in ranks if rank.trace.device == device]
@@ -169,14 +171,33 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
     )
 
 
+def _first_s(begin_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
+    """The first beginning among the ranks that each rank meets, if only by way of others [R]: nothing else says whose clock is whose."""
+    meets = np.arange(len(begin_s))
+    for one in together:
+        joined = np.isin(meets, meets[one.trace])
+        meets[joined] = meets[joined].min()
+    return np.array([begin_s[meets == those].min() for those in meets])
+
+
 def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
-    """How late each rank's clock is [R], the median over its collectives: all ranks leave a collective at once."""
-    apart: list[list[float]] = [[0.0] if not together else [] for _ in zero_s]
+    """How late each rank's clock is [R]: all ranks leave a collective at once.
+
+    In each set of ranks that meet, the median over their collectives; where sets overlap, least squares over all of them. Ranks that meet
+    nowhere, not even by way of others, keep their clocks.
+    """
+    sets: dict[tuple[int, ...], list[np.ndarray]] = {}
     for one in together:
         end_s = one.end_s + zero_s[one.trace]
-        for trace, off_s in zip(one.trace.tolist(), end_s - np.median(end_s), strict=True):
-            apart[trace].append(float(off_s))
-    return np.array([np.median(those) if those else 0.0 for those in apart])
+        order = np.argsort(one.trace)
+        sets.setdefault(tuple(one.trace[order].tolist()), []).append((end_s - np.median(end_s))[order])
+    coefficients, off_s = np.zeros((len(zero_s), len(zero_s))), np.zeros(len(zero_s))
+    for members, apart_s in sets.items():
+        at = list(members)
+        centred = (np.eye(len(at)) - 1 / len(at)) * len(apart_s)  # each set knows its own differences only
+        coefficients[np.ix_(at, at)] += centred
+        off_s[at] += centred @ np.median(apart_s, axis=0)
+    return np.asarray(np.linalg.lstsq(coefficients, off_s, rcond=1e-9)[0])
 
 
 def _said_late(late_s: np.ndarray) -> list[str]:

@@ -40,7 +40,7 @@ class CommonStep:
 
     name: str
     steps: tuple[Step, ...]
-    note: str = ""  # ranks and steps that are missing
+    note: str = ""  # steps that only some ranks have
 
 
 def steps(trace: RankTrace) -> tuple[Step, ...]:
@@ -105,7 +105,7 @@ def typical(trace: RankTrace, steps: Sequence[Step]) -> Step:
 def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
     """The steps that all ranks recorded, in order. One trace may be without a rank, several may not.
 
-    Missing ranks, and steps that only some have, are said in each note. `InputError`: two traces of one rank, ranks of runs of different
+    Steps that only some have are said in each note. `InputError`: two traces of one rank, ranks of runs of different
     sizes, ranks that have no step in common.
     """
     if not traces:
@@ -123,7 +123,6 @@ def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
     worlds = sorted({trace.world for trace in traces if trace.world is not None})
     if len(worlds) > 1:
         raise InputError(f"expected the ranks of one run, got ranks of runs of {_listed(map(str, worlds))} ranks; give traces of one run")
-    notes = _missing_ranks(by_rank, worlds)
     per_trace = [{step.name: step for step in steps(trace)} for trace in traces]
     shared = list(per_trace[0])
     for trace, found in zip(traces, per_trace, strict=True):
@@ -134,16 +133,8 @@ def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
                 f"{trace.source}; give traces of the same steps"
             )
     partly = [name for name in dict.fromkeys(name for found in per_trace for name in found) if name not in shared]
-    if partly:
-        notes.append(f"left out for not being in every rank: {_listed(partly)}")
-    return [CommonStep(name, tuple(found[name] for found in per_trace), "; ".join(notes)) for name in shared]
-
-
-def _missing_ranks(ranks: dict[int | None, RankTrace], worlds: list[int]) -> list[str]:
-    if not worlds or None in ranks:
-        return []
-    missing = [str(rank) for rank in range(min(worlds[0], 1 << 20)) if rank not in ranks]
-    return [f"traces of {len(missing)} of the run's {worlds[0]} ranks are missing: {_listed(missing)}"] if missing else []
+    note = f"left out for not being in every rank: {_listed(partly)}" if partly else ""
+    return [CommonStep(name, tuple(found[name] for found in per_trace), note) for name in shared]
 
 
 def _signature(trace: RankTrace, step: Step) -> bytes:

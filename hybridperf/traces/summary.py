@@ -8,7 +8,7 @@ Times of a device are unions over its streams, of the events that the step's hos
     idle_s = gpu_span_s - gpu_busy_s = launch_bound_s + synchronisation_s + host_copy_s + dependency_s + unrecorded_s + other_step_s
 
 (`idle.py` says what those mean; `other_step_s`: the device ran another step's events). `waiting_s` is the part of exposed communication in
-which this rank waited for a later one, known where there are traces of several ranks.
+which this rank waited for a later one, known where there are traces of the ranks that it ran collectives with.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Row:
     compute_s: float
     comm_s: float
     exposed_comm_s: float
-    waiting_s: float  # NaN: the other ranks are not known
+    waiting_s: float  # NaN: not known of all of its collectives, for want of the other ranks
     idle_s: float
     launch_bound_s: float
     synchronisation_s: float
@@ -97,9 +97,8 @@ def _summary(traces: Sequence[RankTrace], steps: Sequence[Step], gaps_of: Sequen
     rows, losses = [], []
     for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
         waits = [loss for loss in waiting if loss.rank == ranks[at]]
-        row, idle = _row(
-            trace, step, gaps_of[at], float(sum(loss.seconds for loss in waits)) if len(traces) > 1 or trace.world == 1 else float("nan")
-        )
+        known = _waits_known(traces, at, matched)
+        row, idle = _row(trace, step, gaps_of[at], float(sum(loss.seconds for loss in waits)) if known else float("nan"))
         rows.append(row)
         losses += waits
         losses += [Loss(int(ranks[at]), *said) for said in by_cause(idle)]
@@ -172,6 +171,14 @@ def _no_less_than_zero(seconds: float) -> float:
     return seconds if seconds > 1e-9 else 0.0  # rounding of sums of times
 
 
+def _waits_known(traces: Sequence[RankTrace], at: int, matched: Matched) -> bool:
+    """Whether all collectives of one rank have known waits; a lone rank without any is as little known as its run."""
+    mine = [one for one in matched.collectives if at in one.trace]
+    if not mine:
+        return len(traces) > 1 or traces[at].world == 1
+    return not any(np.isnan(one.wait_s).any() for one in mine)
+
+
 def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matched) -> list[Loss]:
     """Exposed waiting of each rank at each collective: the kernel runs, nothing is computed beside it, and a later rank is awaited."""
     computing = []
@@ -181,6 +188,8 @@ def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matche
         computing.append(merged(device.start_s[of], device.end_s[of]))
     losses = []
     for one in matched.collectives:
+        if np.isnan(one.wait_s).any():
+            continue
         until_s = one.start_s + one.wait_s
         for at, rank, start_s, end_s in zip(one.trace, one.rank, one.start_s, until_s, strict=True):
             exposed_s = float(end_s - start_s - covered_s(computing[at], start_s, end_s))
