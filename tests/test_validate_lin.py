@@ -10,7 +10,8 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.validate import lin_data, lin_ranks, lin_single
+from hybridperf.traces.recorded_graph import RecordedGraph, RecordedNode
+from hybridperf.validate import lin_data, lin_profiler, lin_ranks, lin_single
 from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
 from hybridperf.workload import CollectiveCall, Seconds
 from hybridperf.workloads.eager import loop
@@ -74,7 +75,45 @@ def test_published_cells(data_dir, prices):
     assert lin_single.geomean(v100["active_error"]) <= 0.027
     assert lin_single.geomean(v100["own_error"]) <= 0.075
     plain = lin_single.cells(data_dir, {"V100": prices})
-    assert lin_single.geomean(plain["shared_error"]) < lin_single.geomean(plain["kernels_only_error"]) / 2
+    shared, profiled = (lin_single.geomean(plain[f"{name}_error"]) for name in ("shared", "profiled"))
+    assert shared <= 0.11  # the bar is 6.9 %: batches of 512 and 1024 stay too slow
+    assert shared < lin_single.geomean(plain["kernels_only_error"]) / 2
+    assert shared < profiled  # the profiler's cost was in it
+
+
+def _graph(*nodes: tuple[str, int | None]) -> RecordedGraph:
+    """Ops by name and position of what they run inside of."""
+    return RecordedGraph("made", "1.0.0", tuple(RecordedNode(at, name, parent=parent) for at, (name, parent) in enumerate(nodes)))
+
+
+def test_records_around_launches_by_hand():
+    linear = [("aten::linear", None), ("aten::t", 0), ("aten::transpose", 1), ("aten::addmm", 0), ("aten::expand", 3)]
+    backward = [("autograd::engine::evaluate_function: AddmmBackward0", None), ("AddmmBackward0", 5), ("aten::t", 6), ("aten::mm", 6),
+                ("aten::t", 6), ("aten::mm", 6), ("aten::t", 6)]  # fmt: skip
+    found = lin_profiler.records(_graph(*linear, *backward, ("aten::zeros", None), ("aten::empty", 12), ("aten::view", None)))
+    assert found["aten::linear"] == lin_profiler.Records(before=4.0, between=0.0, after=0.0, inside=4.0)  # addmm launches after its expand
+    assert found["AddmmBackward"] == lin_profiler.Records(before=2.0, between=2.0, after=1.0, inside=5.0)
+    assert found["aten::zeros"].inside == 1.0
+
+    def left_us(op: str, part: str, mean_us: float, gaps: float = 1.0) -> float:
+        return lin_profiler.without_records_us(found, op, part, mean_us, gaps)
+
+    assert [left_us("AddmmBackward", part, 10.0) for part in ("t2", "t3", "t5")] == pytest.approx([6.0, 8.0, 6.0])
+    assert left_us("AddmmBackward", "t5", 10.0, gaps=2.0) == pytest.approx(8.0)  # a gap that the graph does not know of holds no record
+    assert left_us("aten::zeros", "t5", 10.0, gaps=0.0) == pytest.approx(8.0)
+    assert left_us("aten::zeros", "t5", 1.0, gaps=0.0) == 0.0
+    assert left_us("aten::unheard_of", "t3", 10.0) == 10.0
+
+
+def test_hosts_are_pooled_as_lin_says(data_dir):
+    """Their pooled T1 is 12.7 us, that of the DLRMs alone 9.8; what is taken off T3 is 2 us of each nested op."""
+    inside = lin_data.shared_host(data_dir)
+    assert inside.between_ops_s.mean_s * 1e6 == pytest.approx(12.7, abs=0.05)
+    assert lin_data.shared_host(data_dir, family="DLRM").between_ops_s.mean_s * 1e6 == pytest.approx(9.81, abs=0.01)
+    host = lin_data.shared_host(data_dir, records=lin_profiler.read_records(data_dir))
+    taken_s = inside.after_launch_s.of("AddmmBackward").mean_s - host.after_launch_s.of("AddmmBackward").mean_s
+    assert taken_s == pytest.approx(3 * 2e-6)  # t, transpose, as_strided
+    assert host.before_launch_s.of("aten::linear") == inside.before_launch_s.of("aten::linear")  # of 2022: taken off already
 
 
 def test_a_step_is_never_shorter_than_its_kernels(data_dir, prices):

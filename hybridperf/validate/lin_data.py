@@ -7,6 +7,7 @@ Table rows of DLRM_MLPerf, one lookup each, hardly count: all its lookups are 3 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pandas as pd
 from hybridperf.embedding import Table
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
+from hybridperf.validate.lin_profiler import Records, without_records_us
 from hybridperf.workloads.dlrm import DlrmConfig
 from hybridperf.workloads.eager import Eager
 
@@ -86,49 +88,83 @@ def cells(data: Path) -> pd.DataFrame:
     return frame
 
 
-def shared_host(data: Path) -> Host:
-    """Overheads of all workloads together: T1 and T2 of 2022, T3 and T5 of 2021 (which count per launch only on one of its dates)."""
+def shared_host(data: Path, *, records: Mapping[str, Records] | None = None, family: str = "") -> Host:
+    """Raw samples of all workloads pooled, as Lin et al. share overheads: T1, T2 of 2022 (CNNs, DeepFM, NCF too), T3, T5 of 2021 (DLRMs).
+
+    `records`: nested in each op, whose cost is taken off T2, T3 and T5 of 2021; None: the profiler's cost stays inside. `family`: only
+    workloads whose names begin so.
+    """
     late = _read(data, "overheads_t1_t2_daisy.csv")
-    early = _read(data, "overheads_t1_t5_v100_2021.csv")
-    return _host("shared", late, early[early["notebook_date"] == "2021-05-04"])
+    return _host("shared", late[late["workload"].str.startswith(family)], profiled(data, records or {}))
 
 
-def own_host(data: Path, workload: str, batch: int) -> Host | None:
+def own_host(data: Path, workload: str, batch: int, records: Mapping[str, Records] | None = None) -> Host | None:
     """Overheads of one workload and batch, None where T3 and T5 are not given for it."""
-    early = _read(data, "overheads_t1_t5_v100_2021.csv")
+    early = profiled(data, records or {})
     early = early[(early["workload"] == workload) & (early["batch_size"] == batch)]
     late = _read(data, "overheads_t1_t2_daisy.csv")
     late = late[(late["workload"] == workload) & (late["batch_size"] == batch)]
     if early.empty or late.empty:
         return None
-    if workload == "DLRM_MLPerf":  # there T5 is of an op's launches together
-        rows = _read(data, "v100_dlrm_kernel_sequence.csv")
-        rows = rows[rows["notebook_date"] == early["notebook_date"].iloc[0]]
-        launches = rows.groupby("op")["launch_count"].sum() / _PER_ITERATION
-        calls = {"AddmmBackward": 8, "aten::linear": 8, "torch::autograd::AccumulateGrad": 16}
-        gaps = [max(launches.get(op, 1.0) / calls.get(op, 1) - 1, 1.0) for op in early["op_or_runtime_call"]]
-        early = early.assign(mean_us=np.where(early["type"] == "t5", early["mean_us"] / gaps, early["mean_us"]))
     return _host(f"{workload} at {batch}", late, early)
+
+
+def profiled(data: Path, records: Mapping[str, Records]) -> pd.DataFrame:
+    """T2, T3 and T5 of 2021: `workload, batch_size, type, op, mean_us, count`, T5 of ops that launch more than once by gap."""
+    early = _read(data, "overheads_t1_t5_v100_2021.csv")
+    early = early[early["type"].isin(["t2", "t3", "t5"])]
+    early = early.assign(op=early["op_or_runtime_call"].map(plain))
+    rows = _read(data, "v100_dlrm_kernel_sequence.csv")
+    rows = rows[rows["kernel"] != "Memset (Device)"]  # no launch of a kernel
+    launches = rows.assign(op=rows["op"].map(plain)).groupby(["notebook_date", "op"])["launch_count"].sum() / _PER_ITERATION
+    launching = set(early.loc[early["type"] != "t5", "op"])
+    means, counts = [], []
+    for one in early.itertuples():
+        calls = _calls(config(one.workload, int(one.batch_size)), one.op)
+        gaps = max(round(launches.get((one.notebook_date, one.op), 1.0)) / calls - 1, 0.0) if one.op in launching else 0.0
+        mean_us = one.mean_us
+        if one.type == "t5" and one.op in launching:
+            gaps = max(gaps, 1.0)
+            if one.workload == "DLRM_MLPerf":  # there T5 is of an op's gaps together
+                mean_us /= gaps
+        means.append(without_records_us(records, one.op, one.type, mean_us, gaps))
+        counts.append(_PER_ITERATION * calls * (gaps if one.type == "t5" and gaps else 1.0))
+    return early.assign(mean_us=means, count=counts)
+
+
+def _calls(made: DlrmConfig, op: str) -> int:
+    """How often a step calls an op of 2021."""
+    layers = len(made.bottom_mlp) + len(made.top_mlp)
+    of_layers = {
+        "AddmmBackward": layers, "aten::linear": layers, "aten::sum": layers, "TBackward": layers,
+        "torch::autograd::AccumulateGrad": 2 * layers, "aten::relu": layers - 1, "ReluBackward": layers - 1, "aten::cat": 2, "aten::add": 2,
+    }  # fmt: skip
+    return of_layers.get(op, 1)
 
 
 def _host(source: str, late: pd.DataFrame, early: pd.DataFrame) -> Host:
     t1 = late[late["overhead_type"] == "t1"]
     t2 = late[late["overhead_type"] == "t2"].assign(op=lambda frame: frame["op_name"].map(plain))
-    before = {op: _spread(part["mean_us"], part["count"]) for op, part in t2.groupby("op")}
-    t3, t5 = (early[early["type"] == kind].assign(op=lambda f: f["op_or_runtime_call"].map(plain)) for kind in ("t3", "t5"))
+    before = _by_op(t2)
+    t3, t5 = (early[early["type"] == kind] for kind in ("t3", "t5"))
     t3 = t3[t3["op"] != "aten::to"]  # it holds the wait for the copy, which is the device's time
     launches = set(before) | set(t3["op"])
-    older = early[early["type"] == "t2"].assign(op=lambda frame: frame["op_or_runtime_call"].map(plain))
-    for op, part in older.groupby("op"):
-        before.setdefault(op, _spread(part["mean_us"]))
+    before = _by_op(early[early["type"] == "t2"]) | before  # PyTorch of 2022 has no outermost `aten::sum` any more
+    after = _by_op(t3) | {"aten::to": _spread(pd.Series([0.0]))}
     return Host(
-        source=source, profiler_s=0.0, between_ops_s=_spread(t1["mean_us"], t1["count"]),
+        source=source,
+        profiler_s=0.0,
+        between_ops_s=_spread(t1["mean_us"], t1["count"]),
         before_launch_s=_overhead(before),
-        after_launch_s=_overhead({op: _spread(part["mean_us"]) for op, part in t3.groupby("op")} | {"aten::to": _spread(pd.Series([0.0]))}),
+        after_launch_s=_overhead(after),
         launch_call_s=_overhead({"cudaLaunchKernel": _spread(pd.Series([LAUNCH_CALL_S * 1e6]))}),
-        between_launches_s=_overhead({op: _spread(part["mean_us"]) for op, part in t5.groupby("op") if op in launches}),
-        without_launch_s=_overhead({op: _spread(part["mean_us"]) for op, part in t5.groupby("op") if op not in launches}),
-    )  # fmt: skip
+        between_launches_s=_overhead(_by_op(t5[t5["op"].isin(launches)])),
+        without_launch_s=_overhead(_by_op(t5[~t5["op"].isin(launches)])),
+    )
+
+
+def _by_op(rows: pd.DataFrame) -> dict[str, Spread]:
+    return {str(op): _spread(part["mean_us"], part["count"]) for op, part in rows.groupby("op")}
 
 
 def _overhead(by_kind: dict[str, Spread]) -> Overhead:

@@ -16,6 +16,7 @@ from hybridperf.lower import lower
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
 from hybridperf.validate.lin_kernels import KernelPrices
+from hybridperf.validate.lin_profiler import read_records
 from hybridperf.workload import Seconds, Workload
 from hybridperf.workloads.dlrm import DlrmConfig, dlrm
 
@@ -84,10 +85,15 @@ def kernels(data: Path, prices: KernelPrices, borrowed: bool = True) -> pd.DataF
 
 
 def cells(data: Path, prices: Mapping[str, KernelPrices], borrowed: bool = True, added_s: float = 0.0) -> pd.DataFrame:
-    """Published cells with predictions and errors, `note` where one is not judged. `prices` by GPU."""
+    """Published cells with predictions and errors, `note` where one is not judged. `prices` by GPU.
+
+    Hosts: `shared`, `own`; on the V100 also `profiled`, the shared one with the profiler's cost inside, and `dlrms`, shared by DLRMs only.
+    """
     found = lin.cells(data)
-    shared, rates = lin.shared_host(data), lin.index_rates(data)
-    columns: dict[str, list[float]] = {name: [] for name in ("predicted_active_s", "shared_s", "own_s")}
+    rates, records = lin.index_rates(data), read_records(data)
+    shared = lin.shared_host(data, records=records)
+    others = {"profiled": lin.shared_host(data), "dlrms": lin.shared_host(data, records=records, family="DLRM")}
+    columns: dict[str, list[float]] = {name: [] for name in ("predicted_active_s", "shared_s", "profiled_s", "dlrms_s", "own_s")}
     notes = []
     for gpu, workload, batch in found[["gpu", "workload", "batch_size"]].itertuples(index=False):
         row = dict.fromkeys(columns, np.nan)
@@ -96,7 +102,9 @@ def cells(data: Path, prices: Mapping[str, KernelPrices], borrowed: bool = True,
             config, rate = lin.config(workload, int(batch)), rates[workload] if borrowed else None
             one = step(config, prices[gpu], shared, rate, added_s)
             row |= {"predicted_active_s": one.active_s, "shared_s": one.time_s}
-            if (own := lin.own_host(data, workload, int(batch))) is not None and gpu == "V100":
+            if gpu == "V100":
+                row |= {f"{name}_s": step(config, prices[gpu], host, rate, added_s).time_s for name, host in others.items()}
+            if (own := lin.own_host(data, workload, int(batch), records)) is not None and gpu == "V100":
                 row["own_s"] = step(config, prices[gpu], own, rate, added_s).time_s
         for name, value in row.items():
             columns[name].append(value)
@@ -104,7 +112,8 @@ def cells(data: Path, prices: Mapping[str, KernelPrices], borrowed: bool = True,
     judged = found["actual_s"].where((found["gpu"] == "V100") & (found["note"] == ""))
     found["constant_error"] = (judged.sum() - judged) / (judged.count() - 1) / judged - 1  # null model: the mean of the other cells
     for name, predicted, actual in (
-        ("active", "predicted_active_s", "active_s"), ("shared", "shared_s", "actual_s"), ("own", "own_s", "actual_s"),
+        ("active", "predicted_active_s", "active_s"), ("shared", "shared_s", "actual_s"),
+        ("profiled", "profiled_s", "actual_s"), ("dlrms", "dlrms_s", "actual_s"), ("own", "own_s", "actual_s"),
         ("kernels_only", "predicted_active_s", "actual_s"),
     ):  # fmt: skip
         found[f"{name}_error"] = found[predicted] / found[actual] - 1
