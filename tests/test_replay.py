@@ -213,6 +213,18 @@ def test_clocks_are_set_by_way_of_ranks_in_between():
     assert len(found.meetings) == 3
 
 
+def test_a_message_sent_before_it_is_received_sets_no_clock():
+    """Where a collective does; the sender leaves 200 µs before the receiver."""
+    traces = []
+    for rank, mark, end in ((0, "nccl:send 0->1", 200), (1, "nccl:recv 1<-0", 400)):
+        host = [("mark", "ProfilerStep#1", 0, 900), *launches([150, 650]), ("mark", mark, 149, 156)]
+        kernels = [("ncclDevKernel_SendRecv", 20, 157, end, "launch 150"), (REDUCE, 20, 657 + 10 * rank, 700, "launch 650")]
+        traces.append(made_trace(host, kernels, rank=rank, world=2, origin_us=300.0 * rank))
+    found = replay_step(traces, [steps(trace)[0] for trace in traces])
+    assert len(found.meetings) == 2
+    assert found.start_s == pytest.approx([0, 0], abs=1e-9)
+
+
 def test_collectives_in_different_orders_go_by_their_own_times():
     """Two groups that two ranks enter in opposite order: no order of the graph fits both."""
     device = [(REDUCE, 20, 107, 300, "launch 100"), ("ncclKernel_AllGather", 21, 207, 400, "launch 200")]
