@@ -1,12 +1,14 @@
 """Replay: a made-up step comes out by hand, real steps come out as measured."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from made_traces import made_trace
 
 from hybridperf.importers.kineto import read_traces
 from hybridperf.io import InputError
-from hybridperf.traces.events import COPY
+from hybridperf.traces.events import COPY, Message
 from hybridperf.traces.host_line import QUEUE, host_line
 from hybridperf.traces.replay import replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, HOST, IDLE, WIRE
@@ -188,6 +190,39 @@ def test_ranks_that_start_apart_and_clocks_that_disagree():
     assert found.start_s == pytest.approx([0, 200e-6])
     assert found.replayed_s == pytest.approx([900e-6, 700e-6])
     assert any("clocks of ranks up to 7000 us apart" in note for note in found.notes)
+
+
+def test_clocks_are_set_by_way_of_ranks_in_between():
+    """Ranks 0 and 2 meet in no group: rank 1 is in one with each. Ranks 3 and 4 meet none of them, and keep their own time."""
+    late_us = (0.0, 300.0, -500.0, 9000.0, 9100.0)
+    groups = [[(0, 1)], [(0, 1), (1, 2)], [(1, 2)], [(3, 4)], [(3, 4)]]
+    ends = {(0, 1): 300, (1, 2): 600, (3, 4): 400}
+    traces = []
+    for rank, mine in enumerate(groups):
+        came = [ends[group] - 50 - 10 * rank for group in mine]
+        kernels = [(REDUCE, 20, at, ends[group], f"launch {at - 7}") for at, group in zip(came, mine, strict=True)]
+        host = [("mark", "ProfilerStep#1", 0, 900), *launches([at - 7 for at in came])]
+        trace = made_trace(host, kernels, rank=rank, world=5, origin_us=late_us[rank])
+        traces.append(dataclasses.replace(trace, messages={at: Message(ranks=group) for at, group in enumerate(mine)}))
+    found = replay_step(traces, [steps(trace)[0] for trace in traces])
+    assert found.start_s == pytest.approx([0] * 5, abs=1e-9)  # all began at once by the ends of what they ran together
+    assert found.replayed_s == pytest.approx([900e-6] * 5)
+    assert found.measured_s == pytest.approx([900e-6] * 5)
+    for one, measured_s, replayed_s in found.waits_s():
+        assert replayed_s == pytest.approx(measured_s, abs=1e-6), str(one)
+    assert len(found.meetings) == 3
+
+
+def test_a_message_sent_before_it_is_received_sets_no_clock():
+    """Where a collective does; the sender leaves 200 µs before the receiver."""
+    traces = []
+    for rank, mark, end in ((0, "nccl:send 0->1", 200), (1, "nccl:recv 1<-0", 400)):
+        host = [("mark", "ProfilerStep#1", 0, 900), *launches([150, 650]), ("mark", mark, 149, 156)]
+        kernels = [("ncclDevKernel_SendRecv", 20, 157, end, "launch 150"), (REDUCE, 20, 657 + 10 * rank, 700, "launch 650")]
+        traces.append(made_trace(host, kernels, rank=rank, world=2, origin_us=300.0 * rank))
+    found = replay_step(traces, [steps(trace)[0] for trace in traces])
+    assert len(found.meetings) == 2
+    assert found.start_s == pytest.approx([0, 0], abs=1e-9)
 
 
 def test_collectives_in_different_orders_go_by_their_own_times():

@@ -35,6 +35,7 @@ class Args(msgspec.Struct, gc=False):
     elements: Any = msgspec.field(default=None, name="In msg nelems")
     elements_type: Any = msgspec.field(default=None, name="dtype")
     elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
+    bytes_out: Any = msgspec.field(default=None, name="Out bytes")  # as our own timelines have it
     collective: Any = msgspec.field(default=None, name="Collective name")
     group: Any = msgspec.field(default=None, name="Process Group Name")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")

@@ -35,7 +35,10 @@ def message(args: Iterable[Args | None], by_name: Mapping[str, tuple[int, ...]])
         size = size if size is not None and 0 < size <= _MOST_RANKS else None
         ranks = _ranks(one, size) or by_name.get(group, ())
         kind = "" if one.collective is None else as_text(one.collective)
-        return Message(kind, group, ranks, len(ranks) or size, _bytes(one.elements_out, one.elements_type))
+        out_bytes = as_number(one.bytes_out)
+        if out_bytes is None or not math.isfinite(out_bytes):
+            out_bytes = _bytes(one.elements_out, one.elements_type)
+        return Message(kind, group, ranks, len(ranks) or size, out_bytes)
     return None
 
 

@@ -145,6 +145,7 @@ def write_traces(traces: Sequence[RankTrace], path: str | os.PathLike, replays: 
                 args["correlation"] = number[call]
             if np.isfinite(size):
                 args["bytes"] = size
+            args |= _group(trace, event)
             start_s, end_s = zero_s + float(device.start_s[event]), zero_s + float(device.end_s[event])
             if event in events:
                 marked.append((at, start_s, end_s, trace.device_name(event)))
@@ -200,6 +201,16 @@ def _shapes(trace: RankTrace, event: int) -> dict[str, Any]:
     return args
 
 
+def _group(trace: RankTrace, event: int) -> dict[str, Any]:
+    """What was recorded of a collective's group, as PyTorch's profiler writes it."""
+    said = trace.messages.get(event)
+    if said is None:
+        return {}
+    args: dict[str, Any] = {"Collective name": said.kind, "Process Group Name": said.group, "Process Group Ranks": list(said.ranks)}
+    args |= {"Group size": said.size or 0, "Out bytes": said.out_bytes if np.isfinite(said.out_bytes) else 0}
+    return {name: value for name, value in args.items() if value}
+
+
 def _value(text: str) -> Any:
     """What JSON says; the text itself where it is none."""
     try:
@@ -213,10 +224,13 @@ def _rank_name(trace: RankTrace, at: int) -> str:
 
 
 def _rank(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """Which rank a file of one is of, as PyTorch's profiler writes it."""
-    if len(traces) != 1 or traces[0].rank is None:
-        return {}
-    return {"distributedInfo": {"rank": traces[0].rank, **({"world_size": traces[0].world} if traces[0].world else {})}}
+    """Which rank a file of one is of, and of how many, as PyTorch's profiler writes it."""
+    info: dict[str, int] = {}
+    if len(traces) == 1 and traces[0].rank is not None:
+        info["rank"] = traces[0].rank
+    if (info or len(traces) > 1) and traces[0].world:
+        info["world_size"] = traces[0].world
+    return {"distributedInfo": info} if info else {}
 
 
 def _devices(ranks: Iterable[int], names: Sequence[str]) -> list[dict[str, Any]]:

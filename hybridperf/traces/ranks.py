@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from hybridperf.traces.steps import Step
 
 _NAMED = 8  # ranks that a sentence names
 _APART_S = 1e-3  # ranks of one group end a collective within microseconds of each other
-_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +76,44 @@ class Matched:
     notes: tuple[str, ...]
 
 
+class _Key(NamedTuple):
+    """Whom a collective is of, as one rank's trace says it; two ranks ran it together where theirs are equal."""
+
+    by: str  # "ranks", "pair", "name", "stream", or "alone": nobody knows
+    ranks: tuple[int, ...] = ()  # of a pair sender and receiver, of one alone itself
+    name: str = ""
+    stream: int = 0  # n-th of the rank
+    size: int | None = None
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        if self.by == "ranks":
+            return f"group {self.name}" if self.name and not self.name.isdecimal() else _ranks(self.ranks)
+        return f"group {self.name}" if self.by == "name" else f"communication stream {self.stream + 1}"
+
+    def ranks_in_all(self, world: int) -> int | None:
+        """Ranks of the group, where that is known."""
+        if self.by == "alone":
+            return None
+        return (len(self.ranks) if self.by in ("ranks", "pair") else self.size) or world or None
+
+
 @dataclass(frozen=True, eq=False)
 class _Run:
     """What one rank ran of one group, in order of launch."""
 
     kinds: tuple[str, ...]
     event: np.ndarray
+    place: np.ndarray  # among all that the rank ran
+
+    @classmethod
+    def joined(cls, runs: Sequence[_Run]) -> _Run:
+        """Several as one, in order of launch."""
+        place = np.concatenate([run.place for run in runs])
+        order = np.argsort(place)
+        kinds = [kind for run in runs for kind in run.kinds]
+        return cls(tuple(kinds[at] for at in order), np.concatenate([run.event for run in runs])[order], place[order])
 
 
 def collectives(traces: Sequence[RankTrace], steps: Sequence[Step]) -> list[Collective]:
@@ -100,25 +132,25 @@ def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
     found: list[tuple[float, Collective]] = []
     notes: list[str] = []
     for key, members in _by_name_where_all_agree(by_key).items():
-        size, group = _size(key, world), _group(key, world)
-        alike: dict[_Key, list[int]] = {}
-        ambiguous = key[0] == "alone" or (size is not None and len(members) > size)
+        size = key.ranks_in_all(world)
+        group = "" if key.by not in ("ranks", "name") or size == world else key.where
+        alike: dict[tuple[str | int, ...], list[int]] = {}
+        ambiguous = key.by == "alone" or (size is not None and len(members) > size)
         for at, run in members.items():
             alike.setdefault((at,) if ambiguous else run.kinds, []).append(at)
-        if ambiguous and len(members) > 1 and key[0] != "alone":
+        if ambiguous and len(members) > 1 and key.by != "alone":
             notes.append(
                 f"{_ranks(ranks[list(members)].tolist())} ran collectives of groups of {size} ranks without saying which: what they waited"
                 " is not known"
             )
         elif len(alike) > 1:
             parts = "; ".join(f"{_ranks(ranks[those].tolist())} ran {_counted(members[those[0]].kinds)}" for those in alike.values())
-            where = group or (f"communication stream {int(str(key[1])) + 1}" if key[0] == "stream" else "the group of all ranks")
-            notes.append(f"only ranks that ran the same collectives in the same order are matched: in {where} {parts}")
+            notes.append(f"only ranks that ran the same collectives in the same order are matched: in {key.where} {parts}")
         for those in alike.values():
             events = np.array([members[at].event for at in those])
             matched = [_collective(traces, ranks, those, kind, events[:, i], size, group) for i, kind in enumerate(members[those[0]].kinds)]
             apart_s = float(np.median([_end_spread_s(traces, one) for _, one in matched]))
-            if apart_s > _APART_S and key[0] == "stream":
+            if apart_s > _APART_S and key.by == "stream":
                 notes.append(
                     f"{_ranks(ranks[those].tolist())} end their collectives {1e3 * apart_s:.3g} ms apart: their clocks disagree, which"
                     " does no harm, or they are of several groups, which must be given one by one"
@@ -141,61 +173,40 @@ def _runs(trace: RankTrace, step: Step, rank: int) -> dict[_Key, _Run]:
     called_s = call_start_s(trace, event)
     event = event[np.argsort(np.where(np.isnan(called_s), device.start_s[event], called_s), kind="stable")]
     streams: dict[int, int] = {}
-    parts: dict[_Key, list[tuple[str, int]]] = {}
-    for one, kind in zip(event.tolist(), kind_of(trace, event), strict=True):
+    parts: dict[_Key, list[tuple[str, int, int]]] = {}
+    for place, (one, kind) in enumerate(zip(event.tolist(), kind_of(trace, event), strict=True)):
         said = trace.messages.get(one, Message())
-        key: _Key
         if kind in ("send", "recv", MESSAGES):
             pair = pair_of(trace, one, rank)
-            key = ("pair", *pair, said.group) if pair else ("alone", rank)
+            key = _Key("pair", pair, said.group) if pair else _Key("alone", (rank,))
             kind = "send {}->{}".format(*pair) if pair else kind
         elif said.ranks:
-            key = ("ranks", tuple(sorted(said.ranks)), said.group)
+            key = _Key("ranks", tuple(sorted(said.ranks)), said.group)
         elif said.group:
-            key = ("name", said.group, said.size)
+            key = _Key("name", name=said.group, size=said.size)
         else:
-            key = ("stream", streams.setdefault(int(device.stream[one]), len(streams)), said.size)
-        parts.setdefault(key, []).append((str(kind), one))
-    return {key: _Run(tuple(kind for kind, _ in those), np.array([one for _, one in those])) for key, those in parts.items()}
+            key = _Key("stream", stream=streams.setdefault(int(device.stream[one]), len(streams)), size=said.size)
+        parts.setdefault(key, []).append((str(kind), one, place))
+    columns = {key: tuple(zip(*those, strict=True)) for key, those in parts.items()}
+    return {key: _Run(kinds, np.array(events), np.array(places)) for key, (kinds, events, places) in columns.items()}
 
 
 def _by_name_where_all_agree(by_key: dict[_Key, dict[int, _Run]]) -> dict[_Key, dict[int, _Run]]:
     """Groups of the same ranks (or pairs) apart by name only where all members have the same names: else the order alone tells."""
     same: dict[_Key, list[_Key]] = {}
     for key in by_key:
-        same.setdefault(key[:-1] if key[0] in ("ranks", "pair") else key, []).append(key)
+        same.setdefault(key._replace(name="") if key.ranks else key, []).append(key)
     found: dict[_Key, dict[int, _Run]] = {}
     for keys in same.values():
         if len(keys) == 1 or len({frozenset(by_key[key]) for key in keys}) == 1:
             found.update((key, by_key[key]) for key in keys)
             continue
-        joined: dict[int, list[tuple[int, str]]] = {}
+        joined: dict[int, list[_Run]] = {}
         for key in keys:
             for at, run in by_key[key].items():
-                joined.setdefault(at, []).extend(zip(run.event.tolist(), run.kinds, strict=True))
-        found[keys[0]] = {
-            at: _Run(tuple(kind for _, kind in sorted(those)), np.array([one for one, _ in sorted(those)])) for at, those in joined.items()
-        }
+                joined.setdefault(at, []).append(run)
+        found[keys[0]] = {at: _Run.joined(those) for at, those in joined.items()}
     return found
-
-
-def _size(key: _Key, world: int) -> int | None:
-    """Ranks of a group."""
-    if key[0] == "alone":
-        return None
-    if key[0] == "pair":
-        return 2
-    size = len(key[1]) if key[0] == "ranks" else key[2]  # type: ignore[arg-type]
-    return size or world or None  # type: ignore[return-value]
-
-
-def _group(key: _Key, world: int) -> str:
-    """For people: the name or ranks of a group; "" for all ranks and pairs, whose kind says them."""
-    if key[0] == "name":
-        return "" if key[2] == world else f"group {key[1]}"
-    if key[0] != "ranks" or len(key[1]) == world:  # type: ignore[arg-type]
-        return ""
-    return f"group {key[2]}" if key[2] and not str(key[2]).isdecimal() else _ranks(key[1])  # type: ignore[arg-type]
 
 
 def _collective(
@@ -235,7 +246,7 @@ def _missing(traces: Sequence[RankTrace], ranks: np.ndarray, world: int, groups:
     given = set(ranks.tolist())
     absent = set(range(min(world, 1 << 20))) - given
     for key in groups:
-        absent |= set(key[1] if key[0] == "ranks" else key[1:3] if key[0] == "pair" else ()) - given  # type: ignore[arg-type]
+        absent |= set(key.ranks) - given
     if not absent or world == 1 or all(trace.rank is None for trace in traces):
         return []
     if len(traces) == 1:

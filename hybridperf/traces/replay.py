@@ -32,6 +32,7 @@ from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE, Meeting, Nodes, R
 from hybridperf.traces.steps import Step, common_steps, typical
 from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
 
+_PAIR_WEIGHT = 1e-6  # of a message against a collective in telling clocks
 _CLOCKS_S = 20e-6  # clocks further apart are worth a note
 
 
@@ -184,17 +185,18 @@ def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.nda
     """How late each rank's clock is [R]: all ranks leave a collective at once.
 
     In each set of ranks that meet, the median over their collectives; where sets overlap, least squares over all of them. Ranks that meet
-    nowhere, not even by way of others, keep their clocks.
+    nowhere, not even by way of others, keep their clocks. A sender may leave before its message is received, so pairs count where nothing
+    else ties two ranks.
     """
-    sets: dict[tuple[int, ...], list[np.ndarray]] = {}
+    sets: dict[tuple[bool | int, ...], list[np.ndarray]] = {}
     for one in together:
         end_s = one.end_s + zero_s[one.trace]
         order = np.argsort(one.trace)
-        sets.setdefault(tuple(one.trace[order].tolist()), []).append((end_s - np.median(end_s))[order])
+        sets.setdefault((one.kind.startswith("send "), *one.trace[order].tolist()), []).append((end_s - np.median(end_s))[order])
     coefficients, off_s = np.zeros((len(zero_s), len(zero_s))), np.zeros(len(zero_s))
-    for members, apart_s in sets.items():
-        at = list(members)
-        centred = (np.eye(len(at)) - 1 / len(at)) * len(apart_s)  # each set knows its own differences only
+    for (pair, *at), apart_s in sets.items():
+        weight = len(apart_s) * (_PAIR_WEIGHT if pair else 1)
+        centred = (np.eye(len(at)) - 1 / len(at)) * weight  # each set knows its own differences only
         coefficients[np.ix_(at, at)] += centred
         off_s[at] += centred @ np.median(apart_s, axis=0)
     return np.asarray(np.linalg.lstsq(coefficients, off_s, rcond=1e-9)[0])
