@@ -232,26 +232,20 @@ def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
 
 
 def _other_device(before: Replay, device: str, model: str, from_model: str) -> list[Change]:
-    from hybridperf.hardware import load_device
-    from hybridperf.io import InputError
+    from hybridperf.hardware import device_called, device_names, load_device
+    from hybridperf.io import InputError, closest
     from hybridperf.model import PerfModel, model_or_datasheet
     from hybridperf.traces.changes import other_device
+
+    new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
 
     if from_model:
         old = model_or_datasheet(from_model)
     else:
         recorded = before.traces[0].device
-        known = _device_called(recorded)
+        known = device_called(recorded)
         if not known:
-            raise InputError(f"no datasheet of {recorded or 'the device, which the trace does not name'}; give --from-model NAME")
+            nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
+            raise InputError(f"no datasheet of {recorded or 'the device, which the trace does not name'}; give --from-model NAME{nearest}")
         old = PerfModel.datasheet(load_device(known))
-    new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
     return [other_device(before, old, new)]
-
-
-def _device_called(name: str) -> str:
-    """The known device that a driver calls so: all parts of its id stand in the name (`v100_sxm2`: "Tesla V100-SXM2-32GB"); "" for none."""
-    from hybridperf.hardware import device_names
-
-    bare = "".join(letter for letter in name.lower() if letter.isalnum())
-    return max((one for one in device_names() if all(part in bare for part in one.split("_"))), key=len, default="")

@@ -43,12 +43,12 @@ _STREAMS = 1_000_000  # streams of the n-th of several devices count from n time
 def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple[RankTrace, ...]:
     """The ranks in files, archives and folders, in order of rank; those that do not say it last.
 
-    JSON of another kind beside traces in a folder or archive is left out, said in a note of the first trace. `InputError`, one sentence:
+    What is of another kind beside traces in a folder or archive is left out, said in a note of the first trace. `InputError`, one sentence:
     nothing there, empty, cut off, damaged, or no Kineto trace.
     """
     traces: list[RankTrace] = []
-    left_out: list[WrongKind] = []
-    for file in trace_files(paths):
+    left_out: list[InputError] = []
+    for file in trace_files(paths, left_out=left_out):
         try:
             traces.append(rank_trace(decoded(file.text, file.source), file.source))
         except WrongKind as error:
