@@ -147,32 +147,33 @@ def replay(
         changes += _other_device(before, device, model, from_model) if device or model else []
         return what_if.what_if(before, changes, overlap_slowdown)
 
-    results = [changed(replay_one(traces, name)) for name in names]
+    measured = [replay_one(traces, name) for name in names]
     # where work of the step before is in the measured time, what the step itself takes is told by several in a row
-    rows = [changed(steady.in_a_row(one.before)) if steady.has_backlog(one.before) else None for one in results]
+    results = [changed(steady.in_a_row(one) if steady.has_backlog(one) else one) for one in measured]
     notes = [note for one in results for note in (*one.before.notes, *one.notes)]
-    notes += [note for one, row in zip(results, rows, strict=True) if row for note in (steady.said(one.before), *row.notes)]
-    notes += [_NO_LAUNCHES for one in results if not one.before.launched]
+    notes += [steady.said(one) for one in measured if steady.has_backlog(one)]
+    notes += [_NO_LAUNCHES for one in measured if not one.launched]
     for note in dict.fromkeys(notes):
         print(f"hybridperf: {note}", file=sys.stderr)
     said = [change.said for change in results[0].changes]
     said += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
     screen = console()
-    screen.print(replay_tables.steps(results, ", ".join(said), rows))
-    for one, row in zip(results, rows, strict=True):
-        alone, of = row or one, f" of {one.before.steps[0].name}" if len(results) > 1 else ""
-        if one.before.meetings:
-            screen.print(replay_tables.waits(one.before, of))
-        after = what_if.critical_by_op(alone.after) if said else None
-        screen.print(replay_tables.critical(what_if.critical_by_op(alone.before), after, of))
-        if one.before.launched:
-            for table in replay_tables.savings(what_if.best_savings(alone.after), of):
+    screen.print(replay_tables.steps(results, ", ".join(said), measured))
+    for one, result in zip(measured, results, strict=True):
+        of = f" of {one.steps[0].name}" if len(results) > 1 else ""
+        if one.meetings:
+            screen.print(replay_tables.waits(one, of))
+        after = what_if.critical_by_op(result.after) if said else None
+        screen.print(replay_tables.critical(what_if.critical_by_op(result.before), after, of))
+        if one.launched:
+            for table in replay_tables.savings(what_if.best_savings(result.after), of):
                 screen.print(table)
-        if any(change.unknown for change in alone.changes):
-            screen.print(replay_tables.unknown(alone.changes, alone.before.device_s, of))
+        if any(change.unknown for change in result.changes):
+            screen.print(replay_tables.unknown(result.changes, result.before.device_s, of))
     if out:
-        perfetto.write_replay(results[0].after, out)
-        print(f"timeline of {results[0].after.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
+        one = measured[0]
+        perfetto.write_replay((changed(one) if steady.has_backlog(one) else results[0]).after, out)
+        print(f"timeline of {one.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
 
 
 @app.command()

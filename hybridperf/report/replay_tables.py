@@ -17,24 +17,22 @@ from hybridperf.traces.what_if import WhatIf
 _MOST = 12  # rows of a table of ops
 
 
-def steps(results: Sequence[WhatIf], changed: str, rows: Sequence[WhatIf | None]) -> Table:
+def steps(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]) -> Table:
     """A row per step and rank: measured, replayed, error, and after `changed`, if anything is.
 
-    `rows`: the same of several turns in a row, where work of the step before is in the measured time; times of a step are then from there.
+    `results` are of the steps as `measured`, or of several turns of them in a row: then the time of a step is from there.
     """
-    a_row = any(row is not None for row in rows)
-    headers = ["step", "rank", "measured", "replayed", "error", *(["a step in a row"] if a_row else [])]
+    in_a_row = any(result.before.shorter is not None for result in results)
+    headers = ["step", "rank", "measured", "replayed", "error", *(["a step in a row"] if in_a_row else [])]
     table = column_table("replay", [*headers, *([changed, "speed-up"] if changed else [])])
-    for result, row in zip(results, rows, strict=True):
-        alone = row or result
-        before_s, after_s = alone.before.step_s, alone.after.step_s
-        for at, trace in enumerate(result.before.traces):
-            before = result.before
-            cells = [seconds(before.measured_s[at]), seconds(before.replayed_s[at]), f"{100 * before.error[at]:+.2f} %"]
-            cells += [seconds(before_s[at])] if a_row else []
+    for result, one in zip(results, measured, strict=True):
+        before_s, after_s = result.before.step_s, result.after.step_s
+        for at, trace in enumerate(one.traces):
+            cells = [seconds(one.measured_s[at]), seconds(one.replayed_s[at]), f"{100 * one.error[at]:+.2f} %"]
+            cells += [seconds(before_s[at])] if in_a_row else []
             if changed:
                 cells += [seconds(after_s[at]), f"x{before_s[at] / after_s[at]:.3f}"]
-            table.add_row(before.steps[at].name, "-" if trace.rank is None else str(trace.rank), *cells)
+            table.add_row(one.steps[at].name, "-" if trace.rank is None else str(trace.rank), *cells)
     return table
 
 
