@@ -160,7 +160,7 @@ def replay(
     screen = console()
     screen.print(replay_tables.steps(results, ", ".join(said), measured))
     for one, result in zip(measured, results, strict=True):
-        of = f" of {one.steps[0].name}" if len(results) > 1 else ""
+        of = f" in {one.steps[0].name}" if len(results) > 1 else ""
         if one.meetings:
             screen.print(replay_tables.waits(one, of))
         after = what_if.critical_by_op(result.after) if said else None

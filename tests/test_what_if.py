@@ -395,7 +395,7 @@ def test_several_steps_have_one_timeline_each(refused, run, tmp_path):
     assert not (tmp_path / "t.json").exists()
     status, out, err = run("trace", "replay", tmp_path / "two.json", "--step", "1,2")
     assert status == 0, err
-    assert "critical path of ProfilerStep#2" in out
+    assert "critical path in ProfilerStep#2" in out
 
 
 def test_an_unknown_device_asked_for_is_said_before_that_of_the_trace(refused, tmp_path):

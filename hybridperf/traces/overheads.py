@@ -158,7 +158,7 @@ def _spread(seconds: np.ndarray) -> Spread | None:
     """Of what lies within 1.5 interquartile ranges of the quartiles; None of nothing."""
     if len(seconds) >= _LEAST_FOR_QUARTILES:
         low, high = np.quantile(seconds, [0.25, 0.75])
-        reach = max(OUTSIDE * (high - low), _TICK_S)
+        reach = max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2  # what lies at the edge is within, however it was rounded
         seconds = seconds[(seconds >= low - reach) & (seconds <= high + reach)]
     if not len(seconds):
         return None

@@ -68,12 +68,14 @@ def best_savings(replay: Replay) -> pd.DataFrame:
     table[known, which[known] + 1] -= changeable_s[known]
     seconds = jnp.asarray(np.maximum(table, 0.0), jnp.float32)
     ends = np.asarray(makespan(replay.lowered.program, seconds), np.float64)
+    rounding_s = 4 * float(np.finfo(np.float32).eps) * ends[0]
     if replay.shorter is not None:
         ends = ends - np.asarray(makespan(replay.shorter.program, seconds), np.float64)
+    saves_s = ends[0] - ends[1:]
     critical_s = critical_by_op(replay).set_index("op")["seconds"]
     frame = pd.DataFrame({
         "op": by_op.index, "seconds": by_op.to_numpy(), "critical_s": critical_s.reindex(by_op.index).fillna(0.0).to_numpy(),
-        "saves_s": np.maximum(ends[0] - ends[1:], 0.0),
+        "saves_s": np.where(saves_s > rounding_s, saves_s, 0.0),
     })  # fmt: skip
     frame["helps"] = frame["saves_s"] >= HELPS * ends[0]
     return frame.sort_values(["saves_s", "seconds"], ascending=False, ignore_index=True)
