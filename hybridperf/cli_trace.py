@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hybridperf.traces.replay import Replay
     from hybridperf.traces.steps import CommonStep
 
+_NO_LAUNCHES = "no launch is recorded: each kernel starts when it did, and what a change would save is not known; record CUDA calls, too"
+
 app = typer.Typer(no_args_is_help=True, help="Read recorded runs (Kineto traces of PyTorch's profiler).")
 
 Files = Annotated[list[Path], typer.Argument(help="traces: .json, .json.gz, archives or folders of them; one per rank")]
@@ -55,7 +57,9 @@ def summary(
         traces = tuple(trace.with_communication(pattern) for trace in traces)
     chosen = choose_steps(common_steps(traces), steps)
     found = summaries(traces, [step.steps for step in chosen])
-    notes = [f"rank {trace.rank}: {note}" if len(traces) > 1 else note for trace in traces for note in trace.notes]
+    notes = [
+        f"rank {trace.rank}: {note}" if len(traces) > 1 and trace.rank is not None else note for trace in traces for note in trace.notes
+    ]
     notes += [note for step, said in zip(chosen, found, strict=True) for note in (step.note, *said.matched.notes)]
     for note in dict.fromkeys(filter(None, notes)):
         print(f"hybridperf: {note}", file=sys.stderr)
@@ -67,11 +71,12 @@ def summary(
     if overheads and host:
         overheads.save(host)
     screen = tables.console()
-    screen.print(tables.steps(rows))
-    screen.print(tables.idle(rows))
-    screen.print(tables.losses(worst(found)))
-    screen.print(tables.top("top ops by device time", top_ops(every_trace, every_step)))
-    screen.print(tables.top("top kernels", top_kernels(every_trace, every_step)))
+    shown = [tables.steps(rows), tables.idle(rows), tables.losses(worst(found), ranks_known=traces[0].rank is not None)]
+    shown.append(tables.top("top ops by device time", top_ops(every_trace, every_step)))
+    shown.append(tables.top("top kernels", top_kernels(every_trace, every_step)))
+    for one in shown:
+        if one.row_count:
+            screen.print(one)
     if out:
         print(f"{len(rows)} rows in {out}")
     if overheads and host:
@@ -104,63 +109,77 @@ def replay(
     links: Annotated[str, typer.Option("--links", help="what if: links of a system, or 2x the bandwidth")] = "",
     from_links: Annotated[str, typer.Option("--from-links", help="of --links SYSTEM: the system that the trace was recorded on")] = "",
     faster: Annotated[
-        list[str] | None, typer.Option("--faster", help="what if: OP=TIMES, such as 'aten::addmm=2'; may be repeated")
+        list[str] | None,
+        typer.Option(
+            "--faster", help="what if: OP=TIMES, such as 'aten::addmm=2'; `host` is the host's work, * any letters; may be repeated"
+        ),
     ] = None,
     overlap_slowdown: Annotated[
         float, typer.Option("--overlap-slowdown", help="what if: computation under a collective takes so much longer")
     ] = 1.0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="write the timeline after all changes here (.json, for ui.perfetto.dev)")
+        Path | None,
+        typer.Option("--out", help="write the timeline after all changes here (.json or .json.gz, for ui.perfetto.dev); of one step"),
     ] = None,
 ) -> None:
     """A recorded step through the evaluator: does it come out as measured, what holds it up, what if something changed."""
     from hybridperf.importers.kineto import read_traces
+    from hybridperf.io import InputError
     from hybridperf.report import perfetto, replay_tables
     from hybridperf.report.trace_tables import console
     from hybridperf.traces import changes as changes_of
-    from hybridperf.traces import what_if
+    from hybridperf.traces import steady, what_if
     from hybridperf.traces.replay import replay as replay_one
     from hybridperf.traces.steps import common_steps
 
     _checked_options(device, model, from_model, links, from_links)
+    if out:
+        _checked_timeline(out)
     wanted = [_times(one) for one in faster or []]
     traces = read_traces(files)
     names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
-    results = []
-    for name in names:
-        before = replay_one(traces, name)
+    if out and len(names) > 1:
+        raise InputError(f"expected one step with --out, got {len(names)}: a file holds the timeline of one; ask for each on its own")
+
+    def changed(before: Replay) -> what_if.WhatIf:
         changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
         changes += _other_links(before, links, from_links) if links else []
         changes += _other_device(before, device, model, from_model) if device or model else []
-        results.append(what_if.what_if(before, changes, overlap_slowdown))
-    for note in dict.fromkeys(note for one in results for note in (*one.before.notes, *one.notes)):
+        return what_if.what_if(before, changes, overlap_slowdown)
+
+    measured = [replay_one(traces, name) for name in names]
+    # where work of the step before is in the measured time, what the step itself takes is told by several in a row
+    results = [changed(steady.in_a_row(one) if steady.has_backlog(one) else one) for one in measured]
+    notes = [note for one in results for note in (*one.before.notes, *one.notes)]
+    notes += [steady.said(one) for one in measured if steady.has_backlog(one)]
+    notes += [_NO_LAUNCHES for one in measured if not one.launched]
+    for note in dict.fromkeys(notes):
         print(f"hybridperf: {note}", file=sys.stderr)
     said = [change.said for change in results[0].changes]
     said += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
     screen = console()
-    screen.print(replay_tables.steps(results, ", ".join(said)))
-    for one in results:
-        if one.before.meetings:
-            screen.print(replay_tables.waits(one.before))
-        after = what_if.critical_by_op(one.after) if said else None
-        screen.print(replay_tables.critical(what_if.critical_by_op(one.before), after))
-        for table in replay_tables.savings(what_if.best_savings(one.after)):
-            screen.print(table)
-        unknown: dict[str, float] = {}
-        for change in one.changes:
-            for op, busy_s in change.unknown.items():
-                unknown[op] = unknown.get(op, 0.0) + busy_s
-        if unknown:
-            screen.print(replay_tables.unknown(unknown, one.before.device_s))
+    screen.print(replay_tables.steps(results, ", ".join(said), measured))
+    for one, result in zip(measured, results, strict=True):
+        of = f" in {one.steps[0].name}" if len(results) > 1 else ""
+        if one.meetings:
+            screen.print(replay_tables.waits(one, of))
+        after = what_if.critical_by_op(result.after) if said else None
+        screen.print(replay_tables.critical(what_if.critical_by_op(result.before), after, of))
+        if one.launched:
+            for table in replay_tables.savings(what_if.best_savings(result.after), of):
+                screen.print(table)
+        if any(change.unknown for change in result.changes):
+            screen.print(replay_tables.unknown(result.changes, result.before.device_s, of))
     if out:
-        perfetto.write_replay(results[0].after, out)
-        print(f"timeline of {results[0].after.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
+        one = measured[0]
+        perfetto.write_replay((changed(one) if steady.has_backlog(one) else results[0]).after, out)
+        print(f"timeline of {one.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
 
 
 @app.command()
 def export(
     files: Files,
-    out: Annotated[Path, typer.Option("--out", help="where to write (.json)")],
+    out: Annotated[Path, typer.Option("--out", help="where to write (.json or .json.gz)")],
     step: Annotated[str, typer.Option("--step", help="steps whose critical path is marked; all if not given")] = "",
 ) -> None:
     """One timeline of all ranks on one clock, with arrows and the critical path, for https://ui.perfetto.dev."""
@@ -170,6 +189,7 @@ def export(
     from hybridperf.traces.replay import replay_step
     from hybridperf.traces.steps import common_steps
 
+    _checked_timeline(out)
     traces = read_traces(files)
     replays = []
     for one in choose_steps(common_steps(traces), step):
@@ -180,6 +200,13 @@ def export(
     perfetto.write_traces(traces, out, replays)
     events = sum(len(trace.host) + len(trace.device_events) for trace in traces)
     print(f"{events:,} events of {len(traces)} {'rank' if len(traces) == 1 else 'ranks'} in {out} (open it at https://ui.perfetto.dev)")
+
+
+def _checked_timeline(out: Path) -> None:
+    from hybridperf.io import InputError
+
+    if not out.name.lower().endswith((".json", ".json.gz")):
+        raise InputError(f"expected a file ending in .json or .json.gz at --out, got {out}; a timeline is JSON")
 
 
 def _checked_options(device: str, model: str, from_model: str, links: str, from_links: str) -> None:
@@ -232,26 +259,20 @@ def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
 
 
 def _other_device(before: Replay, device: str, model: str, from_model: str) -> list[Change]:
-    from hybridperf.hardware import load_device
-    from hybridperf.io import InputError
+    from hybridperf.hardware import device_called, device_names, load_device
+    from hybridperf.io import InputError, closest
     from hybridperf.model import PerfModel, model_or_datasheet
     from hybridperf.traces.changes import other_device
+
+    new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
 
     if from_model:
         old = model_or_datasheet(from_model)
     else:
         recorded = before.traces[0].device
-        known = _device_called(recorded)
+        known = device_called(recorded)
         if not known:
-            raise InputError(f"no datasheet of {recorded or 'the device, which the trace does not name'}; give --from-model NAME")
+            nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
+            raise InputError(f"no datasheet of {recorded or 'the device, which the trace does not name'}; give --from-model NAME{nearest}")
         old = PerfModel.datasheet(load_device(known))
-    new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
     return [other_device(before, old, new)]
-
-
-def _device_called(name: str) -> str:
-    """The known device that a driver calls so: all parts of its id stand in the name (`v100_sxm2`: "Tesla V100-SXM2-32GB"); "" for none."""
-    from hybridperf.hardware import device_names
-
-    bare = "".join(letter for letter in name.lower() if letter.isalnum())
-    return max((one for one in device_names() if all(part in bare for part in one.split("_"))), key=len, default="")

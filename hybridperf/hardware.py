@@ -44,6 +44,7 @@ _DTYPE_ALIASES = {
 
 HOST_FILE = "host.json"
 HOST_SCHEMA_VERSION = 1
+_VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})  # in what drivers call devices
 _LEAST_SEEN = 3  # times that an overhead of one kind of op needs to speak for itself
 
 Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
@@ -215,6 +216,21 @@ def device_names() -> list[str]:
 def system_names() -> list[str]:
     """Names of the systems we ship facts of."""
     return list(_presets("systems"))
+
+
+def device_called(driver_name: str) -> str:
+    """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2`), "" for none that we ship facts of.
+
+    Either an alias says so, or each part of the device's name is a word of the driver's. A part of a device (MIG) is none.
+    """
+    words = [word for word in _plain(driver_name).split("_") if word not in _VENDOR_WORDS]
+    if "mig" in words:
+        return ""
+    bare, aliases = "_".join(words), _aliases()["devices"]
+    if bare in aliases:
+        return aliases[bare]
+    sizes = {re.sub(r"^(\d+)gi?b$", r"\1g", word) for word in words}
+    return max((name for name in device_names() if sizes.issuperset(name.split("_"))), key=len, default="")
 
 
 def load_device(name: str | os.PathLike) -> DeviceSpec:

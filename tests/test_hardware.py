@@ -12,6 +12,7 @@ from hybridperf.hardware import (
     LEVELS,
     _aliases,
     canonical_dtype,
+    device_called,
     device_names,
     load_device,
     load_system,
@@ -217,3 +218,40 @@ def test_this_cpu_is_sane() -> None:
     assert caches == sorted(caches)
     assert "assumed" in spec.note
     assert this_cpu(cores=3).peak("fp32", "vector") == pytest.approx(3 * this_cpu(cores=1).peak("fp32", "vector"))
+
+
+@pytest.mark.parametrize(
+    ("driver", "device"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("NVIDIA H200", "h200_sxm"),
+        ("NVIDIA B200", "b200_sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100_sxm4_80g"),
+        ("A100-SXM4-40GB", "a100_sxm4_40g"),
+        ("NVIDIA A100 80GB PCIe", "a100_pcie_80g"),
+        ("NVIDIA A100-PCIE-40GB", "a100_pcie_40g"),
+        ("Tesla V100-SXM2-32GB", "v100_sxm2"),
+        ("Tesla V100-PCIE-32GB", "v100_pcie_32g"),
+        ("Tesla P100-SXM2-16GB", "p100_sxm2"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA TITAN Xp", "titanxp"),
+        ("NVIDIA GeForce GTX 1080 Ti", "gtx1080ti"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000_server"),
+        ("AMD Instinct MI210", "mi210"),
+        # names that only look like those of devices that we know
+        ("NVIDIA L40", ""),
+        ("Tesla P40", ""),
+        ("NVIDIA RTX A4000", ""),
+        ("NVIDIA T4000", ""),
+        ("AMD Instinct MI250X", ""),
+        ("NVIDIA H100 PCIe", ""),
+        ("NVIDIA GeForce RTX 4090", ""),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", ""),
+        ("", ""),
+    ],
+)
+def test_a_device_is_known_by_what_its_driver_calls_it(driver, device):
+    assert device_called(driver) == device

@@ -214,3 +214,27 @@ def test_published_overheads_know_the_same_ops(data_dir):
             both += 1
             print(f"{symbol} {name:40} published {theirs_us:6.1f} us, here {1e6 * ours[symbol].by_kind[name].mean_s:6.1f} us")
     assert both > 20
+
+
+@pytest.mark.parametrize("origin", [0.0, 0.1, 1e5 + 0.3, 12345.678])
+def test_a_gap_of_just_two_microseconds_counts_wherever_it_lies(origin):
+    """Its length as a difference of seconds is a little more or less than 2e-6, as rounding has it."""
+    host = [("mark", "ProfilerStep#1", origin, origin + 4000), ("call", "launch", origin + 32, origin + 36)]
+    for nth in range(40):  # 40 gaps of 2 us and 40 of 1.999 us
+        at = origin + 50 * nth
+        host += [("op", "aten::a", at, at + 4), ("op", "aten::b", at + 6, at + 20), ("op", "aten::c", at + 21.999, at + 30)]
+        host += [("op", "aten::far", at + 30.5, at + 49.5)]
+    trace = made_trace(host, [("k", 7, origin + 40, origin + 60, "launch")])
+    assert fit_host([trace], [steps(trace)]).between_ops_s.count == 40
+
+
+@pytest.mark.parametrize("origin", [0.0, 0.1, 1e5 + 0.3, 12345.678])
+def test_a_gap_at_the_edge_of_what_is_no_outlier_counts_wherever_it_lies(origin):
+    """Gaps of 2 and 4 us, the quartiles; 7 us is one and a half times their distance above, 8 us is beyond."""
+    at, host = origin, [("mark", "ProfilerStep#1", origin, origin + 4000)]
+    for nth, gap in enumerate([2] * 20 + [4] * 20 + [7] * 3 + [8] * 2 + [2]):
+        host.append(("op", f"aten::{nth}", at, at + 10))
+        at += 10 + gap
+    host += [("op", "aten::last", at, at + 20), ("call", "launch", at + 5, at + 9)]
+    trace = made_trace(host, [("k", 7, at + 12, at + 30, "launch")])
+    assert fit_host([trace], [steps(trace)]).between_ops_s.count == 44

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -437,3 +438,19 @@ def test_public_traces_are_consistent(data_dir):
         for stream in set(device.stream.tolist()):
             of = device.stream == stream
             assert (device.start_s[of][1:] >= device.end_s[of][:-1] - 2e-6).all()
+
+
+def test_strays_beside_traces_are_left_out_and_said(tmp_path):
+    """A web page, a tar of something else: one trace among them is enough, none is not."""
+    (tmp_path / "page.json").write_text("<!DOCTYPE html><html></html>")
+    with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "page.json", "README.md")
+    with pytest.raises(InputError, match="found no"):
+        read_traces([tmp_path])
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "pid": 0, "tid": 7}
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [kernel]}))
+    (trace,) = read_traces([tmp_path])
+    assert "left out 2 of the files" in trace.notes[-1]
+    (tmp_path / "rank1.json").write_text('{"traceEvents": [{"ph"')  # a trace, but damaged: not passed over in silence
+    with pytest.raises(InputError, match="cut off"):
+        read_traces([tmp_path])

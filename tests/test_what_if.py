@@ -18,8 +18,9 @@ from hybridperf.ops import Gemm, OpCall
 from hybridperf.report.perfetto import write_traces
 from hybridperf.traces.changes import LATENCY_S, faster, links_scaled, other_device, other_links
 from hybridperf.traces.events import Message
-from hybridperf.traces.replay import replay, replay_step
+from hybridperf.traces.replay import UNRECORDED, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE
+from hybridperf.traces.steady import has_backlog, in_a_row
 from hybridperf.traces.steps import steps
 from hybridperf.traces.what_if import best_savings, critical_by_op, what_if
 
@@ -265,7 +266,8 @@ def test_the_command_replays_and_answers(run, files, tmp_path):
     assert status == 0, err
     assert "aten::mm 2 times faster, links of 2 times the bandwidth" in out
     assert "waiting at collectives" in out
-    assert "would not help" in out
+    assert "would help" in out
+    assert "would not help" not in out  # both ops help: no table without rows
     after = read_traces([tmp_path / "t.json"])
     assert [one.rank for one in after] == [0, 1]
     assert max(one.device_events.end_s.max() for one in after) < 401e-6
@@ -305,7 +307,133 @@ def test_the_command_exports_all_ranks(run, files, tmp_path):
         (["--overlap-slowdown", "0.5"], "1 or more"),
         (["--step", "7"], "ProfilerStep#7"),
         (["--device", "nothing"], "unknown device 'nothing'"),
+        (["--out", "t.csv"], "expected a file ending in .json or .json.gz"),
     ],
 )
 def test_wrong_options_are_said_in_a_sentence(refused, files, options, said):
     assert said in refused("trace", "replay", *files, *options)
+
+
+def running_ahead(launch_every=10, kernel=50, kernels=20, before=20):
+    """A step whose host launches far ahead: a kernel of 50 µs every 10 µs, and as many of the step before still to run.
+
+    At its end the host waits for the last kernel of the step before.
+    """
+    host, device = [], []
+    for nth in range(before):  # launched before the step, just in time to be ahead
+        host.append(("call", f"old {nth}", nth - 400, nth - 399.5))
+        device.append(("gemm", 7, nth * kernel, (nth + 1) * kernel - 1, f"old {nth}"))
+    host.append(("mark", "ProfilerStep#1", 0, before * kernel + 2))
+    for nth in range(kernels):
+        begin = launch_every * nth
+        host += [("op", "aten::mm", begin, begin + 8), ("call", f"new {nth}", begin + 2, begin + 6)]
+        device.append(("gemm", 7, (before + nth) * kernel, (before + nth + 1) * kernel - 1, f"new {nth}"))
+    host.append(("call", "cudaEventSynchronize", launch_every * kernels, before * kernel + 1))
+    trace = made_trace(host, device)
+    return replay_step([trace], [steps(trace)[0]])
+
+
+def test_a_step_is_told_apart_from_the_one_before_that_its_device_still_works_on():
+    """20 kernels of 50 µs, launched in 200 µs: a step takes 1 ms although its last kernel ends 2 ms after its first call."""
+    found = running_ahead()
+    assert has_backlog(found)
+    assert found.measured_s == pytest.approx([2e-3], rel=0.01)
+    assert found.error == pytest.approx([0], abs=0.03)
+    row = in_a_row(found)
+    assert row.step_s == pytest.approx([1e-3], rel=0.01)
+    # a hundred times faster, the host's 200 µs are left
+    at_most = what_if(row, [faster(row, "aten::mm", 100)]).after
+    assert at_most.step_s == pytest.approx([200e-6], rel=0.05)
+    assert what_if(row, [faster(row, "gemm", 2)]).after.step_s == pytest.approx([510e-6], rel=0.01)
+    assert what_if(row, [faster(row, "host", 100)]).after.step_s == pytest.approx([1e-3], rel=0.01)
+    saved = best_savings(row).set_index("op")
+    assert saved.loc["aten::mm", "seconds"] == pytest.approx(980e-6)
+    assert saved.loc["aten::mm", "saves_s"] == pytest.approx(800e-6, rel=0.05)
+    assert saved.loc["host", "saves_s"] == pytest.approx(0, abs=5e-6)
+    assert critical_by_op(row)["seconds"].sum() == pytest.approx(row.step_s[0])
+
+
+def test_without_work_of_the_step_before_a_row_takes_as_long_as_its_steps():
+    """A step that ends with its device: nothing runs ahead."""
+    host = [("mark", "ProfilerStep#1", 0, 100), ("call", "a", 5, 9), ("call", "cudaDeviceSynchronize", 20, 98)]
+    trace = made_trace(host, [("k", 7, 11, 97, "a")])
+    found = replay_step([trace], [steps(trace)[0]])
+    assert not has_backlog(found)
+    assert in_a_row(found).step_s == pytest.approx(found.replayed_s, rel=0.01)
+
+
+def test_ranks_in_a_row_still_meet():
+    """Two ranks, one with a longer kernel before the all-reduce: both take its time in every turn."""
+    traces = []
+    for rank, kernel in enumerate((100, 300)):
+        host = [("mark", "ProfilerStep#1", 0, 20), ("call", "a", 3, 5), ("call", "r", 10, 12)]
+        device = [("k", 7, 7, 7 + kernel, "a"), (REDUCE, 20, 9 + kernel, 409, "r")]
+        traces.append(made_trace(host, device, rank=rank, world=2))
+    row = in_a_row(replay_step(traces, [steps(trace)[0] for trace in traces]))
+    assert row.step_s == pytest.approx([300e-6, 300e-6], rel=0.02)  # the device of the slower goes on computing beside the all-reduce
+    slower = what_if(row, [faster(row, "k", 0.5)]).after
+    assert slower.step_s == pytest.approx([600e-6, 600e-6], rel=0.02)
+
+
+def test_the_real_step_of_a_device_that_is_behind(data_dir):
+    """Its last kernels end 95.6 ms apart, step after step; from first call to last kernel they take 185 ms."""
+    traces = read_traces([data_dir / "traces" / "hta_ns_resolution_V100_1gpu.json.gz"])
+    found = replay(traces)
+    ends_s = np.array([traces[0].device_events.end_s[step.device].max() for step in steps(traces[0])])
+    assert found.measured_s[0] > 0.18
+    assert in_a_row(found).step_s == pytest.approx([np.median(np.diff(ends_s))], rel=0.005)
+
+
+def test_why_ops_keep_their_time_is_said():
+    found = bound_by_device()
+    change = other_device(found, *(PerfModel.datasheet(load_device(name)) for name in ("v100_sxm2", "h100_sxm")))
+    assert change.why == {"aten::relu": "no shapes recorded"}
+    assert not any("record_shapes" in note for note in change.notes)
+    bare = with_collective()
+    change = other_device(bare, *(PerfModel.datasheet(load_device(name)) for name in ("v100_sxm2", "h100_sxm")))
+    assert set(change.why.values()) == {"launched outside of ops"}
+    assert any("record_shapes=True" in note for note in change.notes)
+
+
+def test_a_slower_op_is_called_slower():
+    assert faster(bound_by_device(), "aten::relu", 0.5).said == "aten::relu 2 times slower"
+
+
+def test_without_launches_the_host_is_not_blamed():
+    trace = made_trace([("mark", "ProfilerStep#1", 0, 1000)], [("k", 7, 100, 200, None), ("k", 7, 700, 900, None)])
+    found = replay_step([trace], [steps(trace)[0]])
+    assert not found.launched
+    shares = critical_by_op(found).set_index("op")["share"]
+    assert shares["launch not recorded"] > 0.5
+    assert UNRECORDED not in set(best_savings(found)["op"])
+
+
+def test_the_command_says_what_is_of_the_step_before(run, tmp_path):
+    write_traces(running_ahead().traces, tmp_path / "ahead.json.gz")
+    status, out, err = run("trace", "replay", tmp_path / "ahead.json.gz", "--faster", "gemm=100")
+    assert status == 0, err
+    assert "works off the step before" in err
+    assert "a step in a row" in out
+    (line,) = [line for line in out.splitlines() if line.strip().startswith("ProfilerStep#1")]
+    assert 4.5 < float(line.split("x")[-1]) < 5.1
+
+
+def test_several_steps_have_one_timeline_each(refused, run, tmp_path):
+    host = [("mark", "ProfilerStep#1", 0, 100), ("call", "a", 5, 9), ("mark", "ProfilerStep#2", 100, 200), ("call", "b", 105, 109)]
+    trace = made_trace(host, [("k", 7, 11, 97, "a"), ("k", 7, 111, 197, "b")])
+    write_traces([trace], tmp_path / "two.json")
+    said = refused("trace", "replay", tmp_path / "two.json", "--step", "1,2", "--out", tmp_path / "t.json")
+    assert "expected one step with --out, got 2" in said
+    assert not (tmp_path / "t.json").exists()
+    status, out, err = run("trace", "replay", tmp_path / "two.json", "--step", "1,2")
+    assert status == 0, err
+    assert "critical path in ProfilerStep#2" in out
+
+
+def test_an_unknown_device_asked_for_is_said_before_that_of_the_trace(refused, tmp_path):
+    trace = dataclasses.replace(bound_by_device().traces[0], device="NVIDIA L40")
+    write_traces([trace], tmp_path / "t.json")
+    assert "unknown device 'nope'" in refused("trace", "replay", tmp_path / "t.json", "--device", "nope")
+    said = refused("trace", "replay", tmp_path / "t.json", "--device", "h100_sxm")
+    assert "no datasheet of NVIDIA L40" in said
+    assert "did you mean 'l40s'" in said

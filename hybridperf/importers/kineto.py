@@ -39,12 +39,12 @@ _FEW = 0.01  # share of events that may be unusable before the file as a whole i
 def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple[RankTrace, ...]:
     """The ranks in files, archives and folders, in order of rank; those that do not say it last.
 
-    JSON of another kind beside traces in a folder or archive is left out, said in a note of the first trace. `InputError`, one sentence:
+    What is of another kind beside traces in a folder or archive is left out, said in a note of the first trace. `InputError`, one sentence:
     nothing there, empty, cut off, damaged, or no Kineto trace.
     """
     traces: list[RankTrace] = []
-    left_out: list[WrongKind] = []
-    for file in trace_files(paths):
+    left_out: list[InputError] = []
+    for file in trace_files(paths, left_out=left_out):
         try:
             traces += rank_traces(decoded(file.text, file.source), file.source)
         except WrongKind as error:

@@ -71,7 +71,7 @@ class Document(msgspec.Struct):
 
 
 class WrongKind(InputError):
-    """JSON, but no Kineto trace."""
+    """No Kineto trace: JSON of another kind, or no JSON."""
 
 
 _OBJECT, _LIST, _ANY = msgspec.json.Decoder(Document), msgspec.json.Decoder(list[Event]), msgspec.json.Decoder()
@@ -124,7 +124,7 @@ def _quotes_escaped(text: bytes) -> bytes:
 
 def _no_json(text: bytes, source: str, error: Exception) -> InputError:
     if text[:1] not in (b"{", b"["):
-        return InputError(f"expected a Kineto trace in {source}, found no JSON; check which file the profiler wrote")
+        return WrongKind(f"expected a Kineto trace in {source}, found no JSON; check which file the profiler wrote")
     if text[-1:] not in (b"}", b"]") or "truncated" in str(error):
         return InputError(f"{source} is cut off: its JSON does not end; record it again or copy it whole")
     return InputError(

@@ -34,7 +34,9 @@ class TraceFile:
     among_others: bool
 
 
-def trace_files(paths: Sequence[str | os.PathLike] | str | os.PathLike, endings: Sequence[str] = _OPENED) -> Iterator[TraceFile]:
+def trace_files(
+    paths: Sequence[str | os.PathLike] | str | os.PathLike, endings: Sequence[str] = _OPENED, left_out: list[InputError] | None = None
+) -> Iterator[TraceFile]:
     """The traces of files, archives and folders, one after the other, so that only one is in memory.
 
     `endings` (lower case) choose what is opened within folders and archives. `InputError`: nothing there, nothing in it, or damaged.
@@ -50,15 +52,15 @@ def trace_files(paths: Sequence[str | os.PathLike] | str | os.PathLike, endings:
             if not inside:
                 raise InputError(f"expected traces in the folder {path}, found no file ending in {', '.join(endings)}; check the path")
             for one in inside:
-                yield from _of_path(one, endings, among_others=True)
+                yield from _of_path(one, endings, True, left_out)
         else:
-            yield from _of_path(path, endings, among_others=False)
+            yield from _of_path(path, endings, False, left_out)
 
 
-def _of_path(path: Path, endings: Sequence[str], among_others: bool) -> Iterator[TraceFile]:
+def _of_path(path: Path, endings: Sequence[str], among_others: bool, left_out: list[InputError] | None) -> Iterator[TraceFile]:
     try:
         with path.open("rb") as handle:
-            yield from _opened(str(path), handle, tuple(endings), among_others, _DEPTH)
+            yield from _opened(str(path), handle, tuple(endings), among_others, left_out, _DEPTH)
     except FileNotFoundError as error:
         raise InputError(f"expected a trace at {path}, found nothing; check the path") from error
     except InputError:
@@ -67,18 +69,21 @@ def _of_path(path: Path, endings: Sequence[str], among_others: bool) -> Iterator
         raise InputError(f"cannot read {path}: {error.strerror or 'it is damaged'}; restore a copy") from error
 
 
-def _opened(source: str, handle: IO[bytes], endings: tuple[str, ...], among_others: bool, depth: int) -> Iterator[TraceFile]:
+def _opened(
+    source: str, handle: IO[bytes], endings: tuple[str, ...], among_others: bool, left_out: list[InputError] | None, depth: int
+) -> Iterator[TraceFile]:
     """Unpack until text is left. Reading errors of any packer become one sentence."""
     if depth < 0:
         raise InputError(f"{source} is packed into more than {_DEPTH} layers; unpack it first")
     head = _guarded(source, lambda: handle.read(512))
     _guarded(source, lambda: handle.seek(0))
     if head[:2] == _GZIP:
-        yield from _opened(source, gzip.GzipFile(fileobj=handle, mode="rb"), endings, among_others, depth - 1)  # type: ignore[arg-type]
+        unpacked = gzip.GzipFile(fileobj=handle, mode="rb")
+        yield from _opened(source, unpacked, endings, among_others, left_out, depth - 1)  # type: ignore[arg-type]
     elif head[:4] == _ZIP:
-        yield from _of_archive(source, _zip_members(source, handle), endings, depth)
+        yield from _of_archive(source, _zip_members(source, handle), endings, among_others, left_out, depth)
     elif head[_TAR_MARK] == b"ustar":
-        yield from _of_archive(source, _tar_members(source, handle), endings, depth)
+        yield from _of_archive(source, _tar_members(source, handle), endings, among_others, left_out, depth)
     else:
         text = _guarded(source, handle.read)
         if not text.strip():
@@ -86,15 +91,25 @@ def _opened(source: str, handle: IO[bytes], endings: tuple[str, ...], among_othe
         yield TraceFile(source, text, among_others)
 
 
-def _of_archive(source: str, members: Iterator[tuple[str, IO[bytes]]], endings: tuple[str, ...], depth: int) -> Iterator[TraceFile]:
+def _of_archive(
+    source: str,
+    members: Iterator[tuple[str, IO[bytes]]],
+    endings: tuple[str, ...],
+    among_others: bool,
+    left_out: list[InputError] | None,
+    depth: int,
+) -> Iterator[TraceFile]:
     found = False
     while (member := _guarded(source, lambda: next(members, None))) is not None:
         name, handle = member
         if name.lower().endswith(endings) and not Path(name).name.startswith("._"):  # macOS puts its own files beside
             found = True
-            yield from _opened(f"{source}!{name}", handle, endings, True, depth - 1)
+            yield from _opened(f"{source}!{name}", handle, endings, True, left_out, depth - 1)
     if not found:
-        raise InputError(f"expected traces in the archive {source}, found no file ending in {', '.join(endings)}; check the path")
+        error = InputError(f"expected traces in the archive {source}, found no file ending in {', '.join(endings)}; check the path")
+        if left_out is None or not among_others:
+            raise error
+        left_out.append(error)
 
 
 def _tar_members(source: str, handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:

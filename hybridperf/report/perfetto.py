@@ -220,7 +220,7 @@ def _value(text: str) -> Any:
 
 
 def _rank_name(trace: RankTrace, at: int) -> str:
-    return f"rank {at if trace.rank is None else trace.rank}"
+    return f"rank {trace.rank}" if trace.rank is not None else f"trace {at}"
 
 
 def _rank(traces: Sequence[RankTrace]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ categories are those of PyTorch's profiler, so that what reads its traces reads 
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -73,10 +74,11 @@ class TraceFile:
         self._events.append({"ph": "f", **common, "pid": second.process, "tid": second.thread, "ts": second.start_us, "bp": "e"})
 
     def write(self, path: str | os.PathLike, **facts: Any) -> None:
-        """Write the file, whole or not at all; `facts` stand beside the events."""
+        """Write the file, whole or not at all, compressed if it ends in .gz; `facts` stand beside the events."""
         document = {"schemaVersion": 1, **facts, "displayTimeUnit": "ms", "traceEvents": self._events}
-        with replacing(path) as handle:
-            json.dump(document, handle, default=float, allow_nan=False)
+        text = json.dumps(document, default=float, allow_nan=False).encode()
+        with replacing(path, "wb") as handle:
+            handle.write(gzip.compress(text, mtime=0) if str(path).lower().endswith(".gz") else text)
 
     def _lane(self, process: int, thread: str, start_us: float, end_us: float) -> int:
         key = process, thread

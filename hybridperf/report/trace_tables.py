@@ -52,13 +52,13 @@ def idle(rows: Sequence[Row]) -> Table:
     return table
 
 
-def losses(found: Iterable[Loss], most: int = 12) -> Table:
+def losses(found: Iterable[Loss], most: int = 12, ranks_known: bool = True) -> Table:
     """Where devices did nothing useful, the longest first."""
     table = column_table("most time lost", ["why", "rank", "time", "times"])
     for loss in list(found)[:most]:
         before = "" if loss.reason in ("waiting", "other_step") else ": "
         detail = "" if loss.reason == "other_step" else f"{before or ' '}{loss.detail}"
-        table.add_row(f"{_REASONS[loss.reason]}{detail}", str(loss.rank), seconds(loss.seconds), str(loss.times))
+        table.add_row(f"{_REASONS[loss.reason]}{detail}", str(loss.rank) if ranks_known else "-", seconds(loss.seconds), str(loss.times))
     return table
 
 

@@ -27,6 +27,8 @@ from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
 
 LATENCY_S = 20e-6  # of a collective's seconds at most so many do not depend on its size
+_NO_SHAPES, _NO_OP = "no shapes recorded", "launched outside of ops"
+_UNKNOWN_OP, _NO_MODEL = "unknown op", "no rate of one of the devices"
 KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of few bytes
 
 
@@ -38,6 +40,7 @@ class Change:
     factor: np.ndarray  # [U]
     unknown: Mapping[str, float] = field(default_factory=dict)  # seconds by op of what keeps its measured time
     notes: tuple[str, ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)  # of the unknown: why
 
 
 def faster(replay: Replay, pattern: str, times: float) -> Change:
@@ -50,11 +53,12 @@ def faster(replay: Replay, pattern: str, times: float) -> Change:
     rows, names = replay.rows, _Names(replay)
     kinds = rows.kind.tolist()
     hit = np.array([kind in (DEVICE, WIRE) and names.any_matches(row, pattern) for row, kind in enumerate(kinds)])
-    hit |= (rows.kind == HOST) & (pattern == "host")
+    hit |= np.array([kind == HOST and pattern == "host" == replay.op_of_row(row) for row, kind in enumerate(kinds)])
     if not hit.any():
         known = sorted({replay.op_of_row(row) for row in range(len(rows)) if rows.kind[row] in (DEVICE, WIRE)})
         raise InputError(f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}; `*` stands for any letters")
-    return Change(f"{pattern} {times:g} times faster", np.where(hit, 1 / times, 1.0))
+    said = f"{times:g} times faster" if times >= 1 else f"{1 / times:g} times slower"
+    return Change(f"{pattern} {said}", np.where(hit, 1 / times, 1.0))
 
 
 def links_scaled(replay: Replay, times: float) -> Change:
@@ -103,12 +107,17 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     """Each op's kernels times predicted new over predicted old, where recorded shapes say what it computes; the others keep their time."""
     rows = replay.rows
     keys: dict[tuple[str, str, str], list[int]] = {}
-    unknown: dict[str, float] = {}
-    for row in np.flatnonzero(rows.kind == DEVICE).tolist():
+    kept: dict[str, dict[str, float]] = {}  # op -> why -> seconds
+
+    def keep(op: str, why: str, members: Sequence[int]) -> None:
+        reasons = kept.setdefault(op, {})
+        reasons[why] = reasons.get(why, 0.0) + float(rows.busy_s[members].sum())
+
+    device_rows = np.flatnonzero(rows.kind == DEVICE).tolist()
+    for row in device_rows:
         key = _recorded(replay, row)
         if key is None:
-            name = replay.op_of_row(row)
-            unknown[name] = unknown.get(name, 0.0) + float(rows.busy_s[row])
+            keep(replay.op_of_row(row), _NO_SHAPES if _op_of(replay, row) != NONE else _NO_OP, [row])
         else:
             keys.setdefault(key, []).append(row)
     calls = {key: _calls(*key) for key in keys}
@@ -118,11 +127,18 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
         if key in ratio:
             factor[members] = ratio[key]
         else:
-            unknown[key[0]] = unknown.get(key[0], 0.0) + float(rows.busy_s[members].sum())
-    total_s = float(rows.busy_s[rows.kind == DEVICE].sum())
-    kept = sum(unknown.values()) / total_s if total_s > 0 else 0.0
-    notes = (f"{kept:.1%} of the device's time is in ops that no model knows and keeps its measured seconds",) if unknown else ()
-    return Change(f"{new.device.name} for {old.device.name}", factor, unknown, notes)
+            keep(key[0], _NO_MODEL if calls[key] else _UNKNOWN_OP, members)
+    unknown = {op: sum(reasons.values()) for op, reasons in kept.items()}
+    total_s = float(rows.busy_s[device_rows].sum())
+    share = sum(unknown.values()) / total_s if total_s > 0 else 0.0
+    notes = []
+    if unknown:
+        notes.append(f"{share:.1%} of the device's time is in ops that keep their measured seconds")
+    if device_rows and not keys:
+        notes.append("no op has shapes in this trace, so no op can be told: record with record_shapes=True")
+    notes.append("kernels change with the device, what the host takes stays as measured")
+    why = {op: ", ".join(sorted(reasons, key=lambda one: -reasons[one])) for op, reasons in kept.items()}
+    return Change(f"{new.device.name} for {old.device.name}", factor, unknown, tuple(notes), why)
 
 
 def _of_links(replay: Replay) -> tuple[str, ...]:
@@ -161,10 +177,15 @@ def _around(trace: RankTrace, call: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _op_of(replay: Replay, row: int) -> int:
+    """The innermost op around the call that launched a row's kernel, NONE where there is none."""
+    call = int(replay.rows.call[row])
+    return replay.traces[replay.rows.trace[row]].op_of_call(call) if call != NONE else NONE
+
+
 def _recorded(replay: Replay, row: int) -> tuple[str, str, str] | None:
     """Name, shapes and types (JSON) of the op that launched a row's kernel; None where they were not recorded."""
-    trace, call = replay.traces[replay.rows.trace[row]], int(replay.rows.call[row])
-    op = trace.op_of_call(call) if call != NONE else NONE
+    trace, op = replay.traces[replay.rows.trace[row]], _op_of(replay, row)
     shape = int(trace.host.shapes[op]) if op != NONE else NONE
     if shape == NONE:
         return None

@@ -8,7 +8,7 @@ in Lin et al. (HiPC 2022) T1; T2, T4, T5, T3. An op that launches nothing costs 
 
 * Writing a record down costs the host time as well: `profiler_s` is taken off for each record within an interval, down to zero.
 * Time in calls that wait for the device is the device's, not the host's: it is taken off, and a launch that waits is left out.
-* Gaps between ops count between 2 and 200 us: shorter ones are the clock, longer ones are the user's own code.
+* Gaps between ops count from 2 us on and below 200 us: shorter ones are the clock, longer ones are the user's own code.
 * What lies more than 1.5 interquartile ranges outside the quartiles is dropped: the first call of a kernel, the garbage collector.
 """
 
@@ -29,6 +29,7 @@ BETWEEN_OPS_S = (2e-6, 200e-6)  # what counts as the gap between two ops
 OUTSIDE = 1.5  # interquartile ranges
 _LEAST_FOR_QUARTILES = 4
 _TICK_S = 1e-6  # of clocks that count whole microseconds: what is that near to the quartiles is no outlier
+_CLOCK_TICK_S = 1e-9  # the finest that traces are written in
 _BACKWARD = "autograd::engine::evaluate_function: "
 
 Samples = dict[str, list[np.ndarray]]  # seconds by kind of op or call
@@ -85,7 +86,9 @@ def _between_ops(trace: RankTrace, step: Step, outermost: np.ndarray) -> np.ndar
     top = top[np.lexsort((host.start_s[top], host.thread[top]))]
     gap_s = host.start_s[top[1:]] - host.end_s[top[:-1]]
     same = host.thread[top[1:]] == host.thread[top[:-1]]
-    return gap_s[same & (gap_s > BETWEEN_OPS_S[0]) & (gap_s < BETWEEN_OPS_S[1])]
+    ticks = np.rint(gap_s / _CLOCK_TICK_S)  # whole ones, so that rounding of seconds decides nothing at the edges
+    least, most = (round(edge_s / _CLOCK_TICK_S) for edge_s in BETWEEN_OPS_S)
+    return gap_s[same & (ticks >= least) & (ticks < most)]
 
 
 def _in_ops(
@@ -155,7 +158,7 @@ def _spread(seconds: np.ndarray) -> Spread | None:
     """Of what lies within 1.5 interquartile ranges of the quartiles; None of nothing."""
     if len(seconds) >= _LEAST_FOR_QUARTILES:
         low, high = np.quantile(seconds, [0.25, 0.75])
-        reach = max(OUTSIDE * (high - low), _TICK_S)
+        reach = max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2  # what lies at the edge is within, however it was rounded
         seconds = seconds[(seconds >= low - reach) & (seconds <= high + reach)]
     if not len(seconds):
         return None

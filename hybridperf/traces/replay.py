@@ -32,6 +32,7 @@ from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE, Meeting, Nodes, R
 from hybridperf.traces.steps import Step, common_steps, typical
 from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
 
+UNRECORDED = "launch not recorded"
 _PAIR_WEIGHT = 1e-6  # of a message against a collective in telling clocks
 _CLOCKS_S = 20e-6  # clocks further apart are worth a note
 
@@ -51,6 +52,8 @@ class Replay:
     start_s: np.ndarray  # of each rank's step on its host, from the earliest [R]
     measured_s: np.ndarray  # from there to the later end of host and device [R]
     notes: tuple[str, ...] = field(default=())
+    ranks: tuple[RankStep, ...] = field(default=(), repr=False)  # what the graph was made of
+    shorter: Lowered | None = None  # of several turns in a row: all but the last
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -76,6 +79,28 @@ class Replay:
         return last_s - self.start_s
 
     @property
+    def launched(self) -> bool:
+        """Whether the trace has the launch of any device event; without, each starts when it did, whatever changes."""
+        return bool((self.rows.call[(self.rows.kind == DEVICE) | (self.rows.kind == WIRE)] != NONE).any())
+
+    @property
+    def backlog_s(self) -> np.ndarray:
+        """Seconds of each rank's measured step in which its device still had work of the step before [R]."""
+        return np.array([rank.backlog_s for rank in self.ranks])
+
+    @property
+    def step_s(self) -> np.ndarray:
+        """Seconds that each rank's step takes: of several turns in a row, by how much the last turn ends after the one before [R]."""
+        if self.shorter is None:
+            return self.replayed_s
+        last_s = np.zeros((2, len(self.traces)))
+        turns = int(self.nodes.turn.max())
+        for at, until in enumerate((turns - 1, turns)):
+            upto = self.nodes.turn <= until
+            np.maximum.at(last_s[at], self.graph.rank[upto], self.end_s[upto])
+        return last_s[1] - last_s[0]
+
+    @property
     def device_s(self) -> float:
         """Seconds of all that devices ran, collectives of several ranks once."""
         return float(self.rows.busy_s[(self.rows.kind == DEVICE) | (self.rows.kind == WIRE)].sum())
@@ -98,12 +123,12 @@ class Replay:
     def op_of_row(self, row: int) -> str:
         """The framework's op that a row belongs to; of an event launched outside of any, its own name.
 
-        "host" for what the host adds, "nccl:..." for collectives.
+        "host" for what the host adds, `UNRECORDED` for when events start whose launches the trace lacks, "nccl:..." for collectives.
         """
         trace = self.traces[self.rows.trace[row]]
         call, event = int(self.rows.call[row]), int(self.rows.event[row])
         if self.rows.kind[row] == HOST:
-            return "host"
+            return "host" if call != NONE or event == NONE else UNRECORDED
         if self.rows.kind[row] == WIRE and (kind := kind_of(trace, np.array([event]))[0]) is not None:
             return f"nccl:{kind}"
         op = trace.op_of_call(call) if call != NONE else NONE
@@ -169,6 +194,7 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
         start_s=start_s,
         measured_s=measured_s,
         notes=tuple(dict.fromkeys(note for note in (*notes, *matched.notes, *_said_late(late_s), *builder.notes) if note)),
+        ranks=tuple(ranks),
     )
 
 

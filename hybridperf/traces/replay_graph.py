@@ -1,7 +1,8 @@
 """The graph of a recorded step: nodes in issue order and rows of seconds, from what each rank's host and device did.
 
 A device event is a node whose launch holds the host's seconds before it; a wait of the host is a blocking node without a row. A collective
-of several ranks is a node per rank where they meet, after a node where each arrives.
+of several ranks is a node per rank where they meet, after a node where each arrives. In a row of several turns of the step, what was still
+running of the step before is what the turn before launched last, and rows are shared between turns.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Nodes:
     event: np.ndarray  # device event it runs, NONE for waits and other marks in time
     row: np.ndarray  # its row, NONE where it takes no time
     carried: np.ndarray  # launched before the step; bool
+    turn: np.ndarray  # which of several turns of the step, from 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,9 @@ class RankStep:
         self.carried = ~inside[self.launched.event] | (self.launched.begin_s < step.start_s)
         last_s = float(device.end_s[step.device].max(initial=step.end_s))
         self.measured_s = max(step.end_s, last_s) - step.start_s
+        before = self.launched.event[self.carried & (self.launched.start_s < step.end_s)]
+        # seconds of the step in which its device still had work of the step before
+        self.backlog_s = max(0.0, float(device.end_s[before].max(initial=step.start_s)) - step.start_s)
 
     def order(self, delays: Delays) -> list[tuple[int, float]]:
         """Decide what waits for what on the device; returns how long streams took to take over from each other (`hand_overs`)."""
@@ -90,26 +95,31 @@ class RankStep:
 class StepGraph:
     """Puts ranks into one graph. Ranks go on in turn, each until it comes to a collective that not all have come to."""
 
-    def __init__(self, ranks: Sequence[RankStep], together: Sequence[Collective]):
+    def __init__(self, ranks: Sequence[RankStep], together: Sequence[Collective], turns: int = 1, between_s: Sequence[float] = ()):
+        """`turns` of the step, with `between_s` on each rank's host between two."""
         self.graph = GraphBuilder()
         self.meetings: list[Meeting] = []
         self.notes: list[str] = []
         self._ranks = ranks
+        self._turns, self._between_s = turns, between_s
         self._collective_of = {
             (int(trace), int(event)): at for at, one in enumerate(together) for trace, event in zip(one.trace, one.event, strict=True)
         }
         self._together = together
         self._rows: list[tuple[int, int, int, int, float, float]] = []
-        self._nodes: list[tuple[int, int, bool]] = []  # event, row or 0, carried
+        self._row_of: dict[tuple, int] = {}  # what it is -> number: turns share rows
+        self._nodes: list[tuple[int, int, bool, int]] = []  # event, row or 0, carried, turn
+        self._turn = [0 for _ in ranks]
+        self._given: list[dict[int, list[int]]] = [{} for _ in ranks]  # stream -> nodes of all it was given so far
         self._node_of: list[dict[int, int]] = [{} for _ in ranks]  # place -> node whose end is its end
         self._met: list[dict[int, int]] = [{} for _ in ranks]  # stream -> node of a meeting that its next event comes after
 
     def run(self) -> None:
         """Add everything."""
-        for rank in self._ranks:
+        for rank in self._ranks if self._turns == 1 else ():
             self._carry(rank)
         waiting: dict[int, dict[int, int]] = {}  # collective -> trace -> arrival
-        goes_on = {rank.at: self._entries(rank) for rank in self._ranks}
+        goes_on = {rank.at: self._all_turns(rank) for rank in self._ranks}
         ready = list(goes_on)
         while goes_on:
             for at in ready:
@@ -137,19 +147,21 @@ class StepGraph:
 
     def nodes(self) -> Nodes:
         """What each node is."""
-        event, row, carried = map(np.array, zip(*self._nodes, strict=True))
-        return Nodes(event, row - 1, carried)
+        event, row, carried, turn = map(np.array, zip(*self._nodes, strict=True))
+        return Nodes(event, row - 1, carried, turn)
 
-    def _row(self, kind: int, rank: RankStep, event: int, call: int, busy_s: float, fixed_s: float = 0.0) -> int:
-        """Number of a new row, from 1; 0 for one that takes no time."""
+    def _row(self, what: tuple, kind: int, rank: RankStep, event: int, call: int, busy_s: float, fixed_s: float = 0.0) -> int:
+        """Number of the row of something, from 1; 0 for one that takes no time."""
         if busy_s <= 0 and fixed_s <= 0:
             return 0
-        self._rows.append((kind, rank.at, event, call, busy_s, fixed_s))
-        return len(self._rows)
+        if (what := (rank.at, *what)) not in self._row_of:
+            self._rows.append((kind, rank.at, event, call, busy_s, fixed_s))
+            self._row_of[what] = len(self._rows)
+        return self._row_of[what]
 
     def _op(self, rank: RankStep, stream: str, row: int = 0, launch_row: int = 0, event: int = NONE, **more) -> int:
         label = rank.trace.device_name(event) if event != NONE else ""
-        self._nodes.append((event, row, bool(more.pop("carried", False))))
+        self._nodes.append((event, row, bool(more.pop("carried", False)), self._turn[rank.at]))
         return self.graph.op(row, label=label, rank=rank.at, stream=stream, launch_row=launch_row, **more)
 
     def _carry(self, rank: RankStep) -> None:
@@ -163,32 +175,58 @@ class StepGraph:
             busy_s = max(0.0, float(launched.end_s[place]) - begin_s - idle_s)
             if stream not in free_s:
                 idle_s += rank.step.start_s + rank.shift_s  # this rank's step begins after the first rank's
-            if idle := self._row(IDLE, rank, event, call, 0.0, idle_s):
+            if idle := self._row(("idle", place), IDLE, rank, event, call, 0.0, idle_s):
                 self._op(rank, f"stream {stream}", idle)
-            row = self._row(WIRE if launched.communicates[place] else DEVICE, rank, event, call, busy_s)
+            row = self._row(("event", place), WIRE if launched.communicates[place] else DEVICE, rank, event, call, busy_s)
             self._node_of[rank.at][place] = self._op(rank, f"stream {stream}", row, event=event, carried=True)
             free_s[stream] = float(launched.end_s[place])
 
-    def _entries(self, rank: RankStep) -> Iterator[tuple[int, int]]:
+    def _all_turns(self, rank: RankStep) -> Iterator[tuple[int, int]]:
         """Adds a rank's nodes; yields (collective, arrival) at each that others take part in and goes on when it has been added."""
-        launched, node_of = rank.launched, self._node_of[rank.at]
         offset_s = rank.step.start_s + rank.shift_s
-        for entry in rank.line.entries:
+        if self._turns == 1:
+            yield from self._entries(rank, offset_s)
+            return
+        for turn in range(self._turns):
+            self._turn[rank.at] = turn
+            own_s, fixed_s = (0.0, offset_s) if turn == 0 else (self._between_s[rank.at], 0.0)
+            self._op(rank, HOST_STREAM, launch_row=self._row(("before", turn == 0), HOST, rank, NONE, NONE, own_s, fixed_s))
+            self._node_of[rank.at] = self._last_given(rank)
+            yield from self._entries(rank, 0.0)
+            for place, node in self._node_of[rank.at].items():
+                if not rank.carried[place]:
+                    self._given[rank.at].setdefault(int(rank.launched.stream[place]), []).append(node)
+
+    def _last_given(self, rank: RankStep) -> dict[int, int]:
+        """For what the step before had launched, the nodes of the turn before that take its place: the last of each stream."""
+        found: dict[int, int] = {}
+        carried = np.flatnonzero(rank.carried)
+        for stream, given in self._given[rank.at].items():
+            here = carried[rank.launched.stream[carried] == stream]
+            here = here[np.argsort(rank.launched.start_s[here], kind="stable")].tolist()
+            count = min(len(here), len(given))
+            found |= dict(zip(here[len(here) - count :], given[len(given) - count :], strict=True))
+        return found
+
+    def _entries(self, rank: RankStep, offset_s: float) -> Iterator[tuple[int, int]]:
+        launched, node_of = rank.launched, self._node_of[rank.at]
+        for nth, entry in enumerate(rank.line.entries):
             waited = entry.launches if entry.launches != NONE else entry.waits_for
             event = int(launched.event[waited])
-            launch_row = self._row(HOST, rank, event, entry.call, entry.host_s, offset_s)
+            launch_row = self._row(("host", nth), HOST, rank, event, entry.call, entry.host_s, offset_s)
             offset_s = 0.0
             if entry.launches == NONE:
-                self._op(rank, HOST_STREAM, launch_row=launch_row, after=[node_of[waited]], blocking=True)
+                after = [node_of[waited]] if waited in node_of else []  # nothing came before the first turn
+                self._op(rank, HOST_STREAM, launch_row=launch_row, after=after, blocking=True)
                 continue
             yield from self._launch(rank, entry, launch_row)
-        rest = self._row(HOST, rank, NONE, NONE, rank.line.rest_s, offset_s)
+        rest = self._row(("rest",), HOST, rank, NONE, NONE, rank.line.rest_s, offset_s)
         self._op(rank, HOST_STREAM, launch_row=rest)
 
     def _launch(self, rank: RankStep, entry: Entry, launch_row: int) -> Iterator[tuple[int, int]]:
         place, launched = entry.launches, rank.launched
         event, stream = int(launched.event[place]), int(launched.stream[place])
-        after = [self._node_of[rank.at][one] for one in rank.waits[place]]
+        after = [self._node_of[rank.at][one] for one in rank.waits[place] if one in self._node_of[rank.at]]
         met = self._met[rank.at].pop(stream, NONE)
         after += [met] if met != NONE else []
         number = self._collective_of.get((rank.at, event))
@@ -200,7 +238,7 @@ class StepGraph:
             return
         busy_s = float(launched.end_s[place] - launched.start_s[place])
         kind = WIRE if launched.communicates[place] else DEVICE
-        row = self._row(kind, rank, event, int(launched.call[place]), busy_s, float(rank.gap_s[place]))
+        row = self._row(("event", place), kind, rank, event, int(launched.call[place]), busy_s, float(rank.gap_s[place]))
         blocking = entry.waits_for != NONE
         node = self._op(rank, f"stream {stream}", row, launch_row, event, after=after, blocking=blocking)
         self._node_of[rank.at][place] = node
@@ -214,12 +252,12 @@ class StepGraph:
         first = ranks[members[0]]
         call = int(first.launched.call[places[first.at]])
         gap_s = float(np.mean([rank.gap_s[places[trace]] for trace, rank in ranks.items()]))
-        row = self._row(WIRE, first, events[first.at], call, one.wire_s, gap_s)
+        row = self._row(("meeting", number), WIRE, first, events[first.at], call, one.wire_s, gap_s)
         # a lane of their own: the numbers of streams need not agree between ranks
         lane = f"{MEETING} {sorted((trace, int(rank.launched.stream[places[trace]])) for trace, rank in ranks.items())}"
         after = [arrivals[trace] for trace in members]
         node = self.graph.collective(row, label=str(one), ranks=members, stream=lane, after=after)
-        self._nodes += [(events[trace], row, False) for trace in members]
+        self._nodes += [(events[trace], row, False, self._turn[trace]) for trace in members]
         for trace, rank in ranks.items():
             self._met[trace][int(rank.launched.stream[places[trace]])] = node[trace]
         self.meetings.append(Meeting(one, dict(arrivals), node))
@@ -230,5 +268,5 @@ class StepGraph:
         place = int(np.flatnonzero(rank.launched.event == event)[0])
         stream, call = int(rank.launched.stream[place]), int(rank.launched.call[place])
         busy_s = float(rank.launched.end_s[place] - rank.launched.start_s[place])
-        row = self._row(WIRE, rank, event, call, busy_s, float(rank.gap_s[place]))
+        row = self._row(("event", place), WIRE, rank, event, call, busy_s, float(rank.gap_s[place]))
         self._met[at][stream] = self._op(rank, f"stream {stream}", row, event=event, after=[arrival])

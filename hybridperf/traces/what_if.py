@@ -19,7 +19,7 @@ from hybridperf.evaluate import makespan
 from hybridperf.io import InputError
 from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
-from hybridperf.traces.replay import Replay
+from hybridperf.traces.replay import UNRECORDED, Replay
 from hybridperf.traces.replay_graph import DEVICE, IDLE, WIRE
 
 HELPS = 0.01  # an op whose whole time is worth less than this share of the step does not help
@@ -60,17 +60,22 @@ def best_savings(replay: Replay) -> pd.DataFrame:
     """
     rows, names = replay.rows, [replay.op_of_row(row) if kind != IDLE else "" for row, kind in enumerate(replay.rows.kind.tolist())]
     changeable_s = replay.seconds - rows.fixed_s
-    by_op = pd.Series(changeable_s).groupby(pd.Series(names)).sum().drop("", errors="ignore").nlargest(_GROUPS)
+    by_op = pd.Series(changeable_s).groupby(pd.Series(names)).sum().drop(["", UNRECORDED], errors="ignore").nlargest(_GROUPS)
     place = {name: at for at, name in enumerate(by_op.index)}
     which = np.array([place.get(name, NONE) for name in names])
     table = np.repeat(replay.seconds[:, None], len(by_op) + 1, axis=1)
     known = np.flatnonzero(which != NONE)
     table[known, which[known] + 1] -= changeable_s[known]
-    ends = np.asarray(makespan(replay.lowered.program, jnp.asarray(np.maximum(table, 0.0), jnp.float32)), np.float64)
+    seconds = jnp.asarray(np.maximum(table, 0.0), jnp.float32)
+    ends = np.asarray(makespan(replay.lowered.program, seconds), np.float64)
+    rounding_s = 4 * float(np.finfo(np.float32).eps) * ends[0]
+    if replay.shorter is not None:
+        ends = ends - np.asarray(makespan(replay.shorter.program, seconds), np.float64)
+    saves_s = ends[0] - ends[1:]
     critical_s = critical_by_op(replay).set_index("op")["seconds"]
     frame = pd.DataFrame({
         "op": by_op.index, "seconds": by_op.to_numpy(), "critical_s": critical_s.reindex(by_op.index).fillna(0.0).to_numpy(),
-        "saves_s": np.maximum(ends[0] - ends[1:], 0.0),
+        "saves_s": np.where(saves_s > rounding_s, saves_s, 0.0),
     })  # fmt: skip
     frame["helps"] = frame["saves_s"] >= HELPS * ends[0]
     return frame.sort_values(["saves_s", "seconds"], ascending=False, ignore_index=True)
@@ -81,8 +86,14 @@ def critical_by_op(replay: Replay) -> pd.DataFrame:
     graph, path = replay.graph, replay.critical
     row = np.where(path.is_launch, graph.launch_row[path.node], graph.row[path.node]) - 1
     row = row[row >= 0]
+    seconds = replay.seconds[row]
+    if replay.shorter is not None:  # the part of the path that lies in the last turn
+        before_s = float(replay.timeline.end_s[replay.nodes.turn < replay.nodes.turn.max()].max())
+        until_s = np.cumsum(seconds)
+        seconds = np.minimum(seconds, np.maximum(until_s - before_s, 0.0))
+        row, seconds = row[seconds > 0], seconds[seconds > 0]
     names = [replay.op_of_row(one) if replay.rows.kind[one] != IDLE else "idle before the first event" for one in row.tolist()]
-    frame = pd.DataFrame({"op": names, "seconds": replay.seconds[row]})
+    frame = pd.DataFrame({"op": names, "seconds": seconds})
     out = frame.groupby("op").agg(seconds=("seconds", "sum"), times=("seconds", "size")).reset_index()
     out.insert(2, "share", out["seconds"] / max(out["seconds"].sum(), 1e-30))
     return out.sort_values("seconds", ascending=False, ignore_index=True)
@@ -96,7 +107,7 @@ def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay
     if not (np.isfinite(slowdown) and slowdown >= 1):
         raise InputError(f"expected an overlap slow-down of 1 or more, got {slowdown}; 1.2 adds a fifth")
     rows = replay.rows
-    own = np.flatnonzero((replay.nodes.row != NONE) & ~replay.nodes.carried)
+    own = np.flatnonzero((replay.nodes.row != NONE) & ~replay.nodes.carried & (replay.nodes.turn == replay.nodes.turn.max()))
     computes = own[rows.kind[replay.nodes.row[own]] == DEVICE]
     at, extra_s = replay, np.zeros(len(rows))
     for turn in range(_ROUNDS):
