@@ -30,7 +30,7 @@ from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.families import by_family, family_rows, framework_of, groups_of, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, device_id, load_device, load_host
 from hybridperf.io import InputError, closest, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
-from hybridperf.ops import GROUPS, Op, OpCall
+from hybridperf.ops import GROUPS, Elementwise, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
 from hybridperf.prior import Adapted, FamilyRows
 from hybridperf.prior import concatenate as join_rows
@@ -50,8 +50,11 @@ GROUP_KNOBS = (
 LEVEL_KNOBS = ("level_speedup", "line_s", "level_capacity")
 WEIGHTS_FILE = "residual.npz"
 _FAMILY = "family/"
+_LOOPS = "elementwise"  # the family of loops
 _UNKNOWN_SLOT_OCTAVES = 1.0  # an implementation never met counts as so far outside what was measured
 _WIDEST_OCTAVES = 3.0
+KERNEL_S = 2.2e-6  # least that a GPU's kernel takes: median of a V100's short elementwise kernels in HolisticTraceAnalysis' test traces
+LONG_LOOP = 2.0**27  # elements: milliseconds, far above what a launch costs, and no more than was measured
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 _LATER_FIELDS = frozenset({"reuse_spread"})  # models from before it had rows of one distance only: zero, wherever they were measured
 
@@ -83,7 +86,7 @@ class OpTable:
     peak_flops_per_s: Any  # [U]
     group: Any  # int32 [U] index into GROUPS
     times: Any  # [U] executions in a row
-    floors: Any  # [U] launch floors that each execution pays: 1, or 0 where the op is compiled into a caller
+    floors: Any  # [U] launch floors that each execution pays: 1, 0 where the op is compiled into a caller, a part where it is issued apart
     correction: Any  # [U] learned log correction, see residual.py; 0 leaves the closed form as it is
 
 
@@ -150,14 +153,44 @@ class PerfModel:
             peak_flops_per_s=np.array([self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]),
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
             times=np.array([call.times for call in calls]),
-            floors=np.array([0.0 if call.inlined else 1.0 for call in calls]),
+            floors=self._floors(calls),
             correction=self._by_group(calls, _correction, 0.0),
         )
         for family, (at, rows, _) in self._by_family(calls).items():
+            if family != _LOOPS:
+                table.floors[at] = 1.0  # as they are, see `_kernels_alone`
             # a correction to the closed form as it stands here, so that knobs keep their meaning
             bare = jax.tree.map(lambda leaf, at=at: leaf[at], dataclasses.replace(table, times=np.ones(len(calls))))
-            table.correction[at] = self.families[family].predict(rows).log_s - np.log(self.op_seconds(bare))
+            log_s = self.families[family].predict(rows).log_s
+            if family == _LOOPS:
+                log_s = self._kernels_alone([calls[i] for i in at], log_s)
+            table.correction[at] = log_s - np.log(self.op_seconds(bare))
         return table
+
+    def _floors(self, calls: Sequence[OpCall]) -> np.ndarray:
+        """Share of its group's floor that each op pays [U]: a kernel issued apart at most the least that a kernel takes."""
+        floor_s = np.asarray(self.knobs.floor_s)[[int(call.op.group_index()) for call in calls]]
+        alone = np.array([call.issued_apart and self.device.kind == "gpu" for call in calls], bool)
+        share = np.where(alone, KERNEL_S / np.maximum(floor_s, KERNEL_S), 1.0)
+        return np.where([call.inlined for call in calls], 0.0, share)
+
+    def _kernels_alone(self, calls: Sequence[OpCall], log_s: np.ndarray) -> np.ndarray:
+        """Log seconds of loops [N] without the launch that tables of one op at a time show, where it is issued apart.
+
+        Loops alone show it: on the V100 of NeuSight's tables none takes less than 28 us, where a profiler sees 2 us. They cost the least
+        that a kernel takes and what each element costs in a long loop. Products take longer than their launch and stay as they are.
+        """
+        loops = {at: call.op for at, call in enumerate(calls) if call.issued_apart and isinstance(call.op, Elementwise)}
+        if not loops or self.device.kind != "gpu":
+            return log_s
+        long = [OpCall(dataclasses.replace(op, rows=LONG_LOOP / 1024.0, cols=1024.0)) for op in loops.values()]
+        _, rows, _ = self._by_family(long)[_LOOPS]
+        element_s = np.exp(self.families[_LOOPS].predict(rows).log_s) / LONG_LOOP
+        elements = np.array([float(op.rows) * float(op.cols) for op in loops.values()])
+        apart = list(loops)
+        alone = np.array(log_s)
+        alone[apart] = np.minimum(alone[apart], np.log(KERNEL_S + element_s * elements))
+        return alone
 
     def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
         """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where its group was not measured."""

@@ -13,12 +13,12 @@ from hybridperf.embedding import Table
 from hybridperf.graph import GraphBuilder
 from hybridperf.hardware import Host, Overhead, Spread, load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel
+from hybridperf.model import KERNEL_S, PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.outputs import OUTPUTS
 from hybridperf.workload import CollectiveCall, Seconds, Workload
 from hybridperf.workloads.dlrm import DlrmConfig
-from hybridperf.workloads.eager import Eager
+from hybridperf.workloads.eager import Eager, loop
 from hybridperf.workloads.placement import Placement, shards, traffic
 
 TABLES = tuple(Table(f"t{i}", 1e6, 64, 20) for i in range(8))
@@ -187,6 +187,34 @@ def test_a_slow_host_is_what_the_step_takes(model):
     silent = 8  # gradients that are only kept launch nothing
     expected = ops * (0.1 + 0.3 + 0.4) + kernels * 0.01 + (kernels - ops) * 0.2 + silent * (0.4 + 0.7)
     assert hp.predict(model, workload).time_s == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_launch_is_paid_once():
+    """NeuSight's V100 takes 28 us and more for any small loop, launch included: where a host issues it, the kernel alone counts."""
+    v100 = load_model("v100_pcie_32g")
+    calls = [loop("fp32", "add", 1, 64), loop("fp32", "add", 2**17, 1024), OpCall(Gemm("fp32", 512.0, 256.0, 256.0))]
+    repeated = v100.op_seconds(v100.table(calls))
+    alone = v100.op_seconds(v100.table([dataclasses.replace(call, issued_apart=True) for call in calls]))
+    assert repeated[0] > 25e-6
+    assert alone[0] == pytest.approx(KERNEL_S, rel=0.01)
+    assert alone[1:] == pytest.approx(repeated[1:], rel=1e-3)  # long loops and products as they are
+    free = hp.predict(v100, hp.dlrm(ONE, _host(launch_call_s=4e-6)))
+    relu = free.ops().query("label == 'aten::relu'")["seconds"]
+    assert len(relu) > 0
+    assert (relu < 5e-6).all()
+    assert all(call.issued_apart for call in free.workload.calls if isinstance(call, OpCall))
+    assert not any(call.issued_apart for call in hp.dlrm(ONE).calls if isinstance(call, OpCall))
+
+
+def test_a_groups_floor_is_at_most_a_kernels_where_issued_apart():
+    """A group's own floor, without a prior: floor + bytes / bandwidth."""
+    bare = PerfModel.datasheet(load_device("v100_sxm2"))
+    slow = dataclasses.replace(bare, knobs=dataclasses.replace(bare.knobs, floor_s=np.full_like(bare.knobs.floor_s, 20e-6)))
+    call = loop("fp32", "add", 1024, 1024)
+    bytes_s = bare.op_seconds(bare.table([call]))[0]
+    given = [call, dataclasses.replace(call, issued_apart=True), dataclasses.replace(call, issued_apart=True, inlined=True)]
+    assert slow.op_seconds(slow.table(given)) == pytest.approx([20e-6 + bytes_s, KERNEL_S + bytes_s, bytes_s], rel=1e-5)
+    assert bare.op_seconds(bare.table(given)) == pytest.approx([bytes_s] * 3)  # a datasheet knows no launch
 
 
 def _ops_in_order(workload):

@@ -4,7 +4,8 @@ The tables that GPU models are calibrated on time one op in a loop: what takes t
 V100 of NeuSight's tables no loop takes less than 31 us, where a profiler sees kernels of 2 us. A step whose host is modelled apart must
 not pay that twice, so of what a model says here counts
 
-    loops       seconds per element of a large one, and the least that a kernel takes; those never measured move their bytes as `add` does
+    loops       as a model prices kernels that are issued apart (`PerfModel.table`): seconds per element of a long one, and the least that a
+                kernel takes; those never measured move their bytes as `add` does
     products    as they are; at the clock that the device ran at
     others      (lookups, reductions, copies) their bytes at the rate of `add`, and the least that a kernel takes
 
@@ -21,12 +22,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel
+from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, columns
 from hybridperf.workload import Call, CollectiveCall, Seconds
 
-KERNEL_S = 2.2e-6  # median of the short elementwise kernels of a V100 in traces of others (HolisticTraceAnalysis' tests)
-_MANY = 2.0**27  # elements: milliseconds, far above what a launch costs, and no more than was measured
 _FAMILY_LOOPS = ("add", "addu", "mul", "mulu", "div", "divu", "relu", "pow", "powu", "gelu", "tanh")  # measured on the V100
 
 
@@ -50,19 +49,19 @@ class KernelPrices:
     def _of(self, op: Op) -> float:
         if isinstance(op, Gemm | BatchedGemm):
             return float(self._priced(op))
-        if isinstance(op, Elementwise) and columns(op)["op"] in _FAMILY_LOOPS:
-            return self.kernel_s + self._priced(dataclasses.replace(op, rows=_MANY / 1024.0, cols=1024.0)) * op.rows * op.cols / _MANY
+        if isinstance(op, Elementwise) and columns(op)["op"] in _FAMILY_LOOPS and "elementwise" in self.model.families:
+            return float(self._priced(op))
         return self.kernel_s + float(op.work().bytes) / self.streaming_bytes_per_s
 
     @functools.cached_property
     def streaming_bytes_per_s(self) -> float:
         """What a long loop moves."""
         inputs = {"inputs": 2.0, "element_flops": 1.0, "element_transcendentals": 0.0}
-        long = Elementwise("fp32", _MANY / 1024.0, 1024.0, **inputs)
+        long = Elementwise("fp32", LONG_LOOP / 1024.0, 1024.0, **inputs)
         return float(long.work().bytes) / self._priced(long)
 
     def _priced(self, op: Op) -> float:
         model = self.model
-        table = model.table([OpCall(op)])
+        table = model.table([OpCall(op, issued_apart=True)])
         scale = 1.0 if self.clock_hz is None or model.device.clock_hz is None else self.clock_hz / model.device.clock_hz
         return float(model.op_seconds(dataclasses.replace(table, peak_flops_per_s=table.peak_flops_per_s * scale))[0])

@@ -4,6 +4,7 @@ A framework's op costs its host, before, between and after its kernels' launches
 
     between_ops  before_launch  [launch_call  between_launches]  launch_call  after_launch
 
+A kernel issued by a host is marked as such (`OpCall.issued_apart`): a GPU's model leaves out the launch that its measurements held.
 Each kernel's launch holds the host's seconds before it; what follows the last launch is added to what the rank issues next. Without a host
 all of this is free.
 """
@@ -11,11 +12,12 @@ all of this is free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hybridperf.graph import GraphBuilder
 from hybridperf.hardware import Host, Overhead
 from hybridperf.io import InputError
+from hybridperf.ops import OpCall
 from hybridperf.workload import Call, CollectiveCall, Seconds
 
 COMPUTE, COMM, COPY = "compute", "comm", "copy"
@@ -101,6 +103,8 @@ class Issue:
             self._settle(rank)
 
     def _node(self, rank: int, stream: str, call: Call, label: str, after: Sequence[int], blocking: bool = False) -> int:
+        if self.host is not None and isinstance(call, OpCall):
+            call = replace(call, issued_apart=True)
         row = self.calls.setdefault(call, len(self.calls) + 1)
         launch = self._row(self._owed_s.pop(rank, 0.0))
         node = self.graph.op(row, label=label, rank=rank, stream=stream, after=list(after), launch_row=launch, blocking=blocking)
