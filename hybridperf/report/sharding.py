@@ -67,7 +67,10 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     words = [kinds.get(row.method, row.method) + ("" if row.fits else " (does not fit)") for row in shown.itertuples()]
     right.set_yticks(place, words, fontsize=7)
     right.set(xlabel="slowest lookups and all-to-alls, ms")
-    right.legend(fontsize=7)
+    right.set_xlim(right=1.5 * start.max())  # room for the words
+    right.legend(fontsize=7, loc="right")
+    for axes in (above, below, last):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in (above, right, below, last):
         axes.grid(alpha=0.2)
     _save(figure, path)
