@@ -12,7 +12,6 @@ source = "our contract"
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import pydantic
 
 from hybridperf.io import InputError
-from hybridperf.sweeps.document import check_version
+from hybridperf.sweeps.document import read_document
 
 SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).parent.parent / "presets" / "prices.toml"
@@ -54,16 +53,8 @@ def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, Price]:
 
 
 def _read(path: Path) -> dict[str, Price]:
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot read prices from {path}: {error.strerror or error}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
-    if document.pop("schema", None) != "hybridperf/prices":
-        raise InputError(f'expected schema = "hybridperf/prices" at the head of {path}')
-    version = document.pop("schema_version", None)
-    check_version(version, SCHEMA_VERSION, path)
+    document = read_document(path, "prices", SCHEMA_VERSION)
+    del document["schema"], document["schema_version"]
     prices = {}
     for name, said in document.items():
         if not isinstance(said, dict):

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ import numpy as np
 from hybridperf.io import InputError, unknown
 from hybridperf.searches.box import check_not_contradictory
 from hybridperf.searches.prices import Price, read_prices
-from hybridperf.sweeps.document import check_names, check_plain, check_version, section
+from hybridperf.sweeps.document import check_names, check_plain, read_document, section
 from hybridperf.sweeps.expression import Comparison, Expression, parse
 from hybridperf.sweeps.target import Target, read_target
 
@@ -121,16 +120,7 @@ def read_search(source: str | Path | Mapping[str, Any], folder: str | Path = "."
     if isinstance(source, Mapping):
         return _spec(dict(source), Path(folder))
     path = _path(source)
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
-    if document.get("schema") != "hybridperf/search":
-        raise InputError(f'expected schema = "hybridperf/search" at the head of {path}, found {document.get("schema", "none")}')
-    version = document.get("schema_version")
-    check_version(version, SCHEMA_VERSION, path)
+    document = read_document(path, "search", SCHEMA_VERSION)
     return _spec(document, path.parent)
 
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import datetime
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hybridperf.io import InputError, unknown
 from hybridperf.sweeps.expression import Expression
 
 
-def check_version(version: Any, most: int, where: Any) -> None:
-    """`InputError` for a `schema_version` that is none, or of a newer hybridperf."""
+def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
+    """A TOML file that says schema = "hybridperf/`kind`" and a schema_version of at most `most`; `InputError` for any other."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read {kind} from {path}: {error.strerror or error}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    if document.get("schema") != f"hybridperf/{kind}":
+        raise InputError(f'expected schema = "hybridperf/{kind}" at the head of {path}, found {document.get("schema", "none")}')
+    version = document.get("schema_version")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise InputError(f"{where} needs a whole number from 1 to {most} as schema_version, got {version!r}; write schema_version = {most}")
+        raise InputError(f"{path} needs a whole number from 1 to {most} as schema_version, got {version!r}; write schema_version = {most}")
     if version > most:
-        raise InputError(f"{where} has schema_version {version}, this hybridperf reads up to {most}; upgrade hybridperf")
+        raise InputError(f"{path} has schema_version {version}, this hybridperf reads up to {most}; upgrade hybridperf")
+    return document
 
 
 def check_plain(document: Any, where: str = "") -> None:

@@ -39,7 +39,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ import numpy as np
 import hybridperf.presets
 from hybridperf.io import InputError, closest, read_table, require_columns, unknown
 from hybridperf.sweeps.design import Axis, Design, Joint, Range, Values, checked
-from hybridperf.sweeps.document import check_names, check_plain, check_version, section
+from hybridperf.sweeps.document import check_names, check_plain, read_document, section
 from hybridperf.sweeps.expression import Expression, parse
 from hybridperf.sweeps.front import Best
 from hybridperf.sweeps.target import Target, read_target
@@ -101,30 +100,17 @@ def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") 
     path = Path(source)
     if not path.exists() and str(source) in shipped_specs():
         path = _SHIPPED / f"{source}.toml"
-    document = _toml(path)
-    if document.get("schema") != "hybridperf/sweep":
-        raise InputError(f'expected schema = "hybridperf/sweep" at the head of {path}, found {document.get("schema", "none")}')
-    version = document.get("schema_version")
-    check_version(version, SCHEMA_VERSION, path)
+    if not path.exists():
+        shipped = shipped_specs()
+        said = f"expected a spec at {path}, found none; check the path or take a shipped one: {', '.join(shipped)}"
+        raise InputError(said + closest(str(path), shipped))
+    document = read_document(path, "sweep", SCHEMA_VERSION)
     return _spec(document, path.parent)
 
 
 def shipped_specs() -> list[str]:
     """Names of the specs that come with hybridperf."""
     return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        shipped = shipped_specs()
-        said = f"expected a spec at {path}, found none; check the path or take a shipped one: {', '.join(shipped)}"
-        raise InputError(said + closest(str(path), shipped)) from error
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
 
 
 def _spec(document: dict[str, Any], folder: Path) -> Spec:
