@@ -16,7 +16,7 @@ from hybridperf.io import InputError
 from hybridperf.lower import Lowered, lower
 from hybridperf.model import PerfModel, widening
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.step_table import StepTable, collective_frame, row_roofline_seconds, row_seconds, split, step_table
+from hybridperf.step_table import StepTable, chained, collective_frame, row_roofline_seconds, row_seconds, split, step_table
 from hybridperf.workload import KINDS, Workload, call_columns, kind_of
 
 COVERAGE = 0.9  # of a step's interval
@@ -49,15 +49,17 @@ class Prediction:
 
     def breakdown(self) -> pd.DataFrame:
         """Seconds by group of ops, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
-        row = _rows_run(self.workload)
+        times = self.workload.times_run()
+        row = np.flatnonzero(times)
+        times = times[row]
         frame = pd.DataFrame({
-            "group": [KINDS[g] for g in self.op_group[row]], "seconds": self.op_s[row], "roofline_s": self.op_roofline_s[row],
-            "in_range": self.op_in_range[row],
+            "group": [KINDS[g] for g in self.op_group[row]], "seconds": times * self.op_s[row], "times": times,
+            "roofline_s": times * self.op_roofline_s[row], "in_range": self.op_in_range[row],
         })  # fmt: skip
         out = frame.groupby("group").agg(
             seconds=("seconds", "sum"),
             roofline_s=("roofline_s", "sum"),
-            ops=("seconds", "size"),
+            ops=("times", "sum"),
             in_range=("in_range", "all"),
         )
         out.insert(1, "share", out["seconds"] / out["seconds"].sum())
@@ -94,7 +96,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
     outside = _outside(model, workload)
-    interval = _interval(model, workload, lowered, group, op_s, outside)
+    interval = _interval(model, workload, table, lowered, group, op_s, outside)
     inside = _inside(model, workload, outside)
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
@@ -129,18 +131,24 @@ def check_backend(model: PerfModel, workload: Workload) -> None:
 
 
 def _interval(
-    model: PerfModel, workload: Workload, lowered: Lowered, group: np.ndarray, op_s: np.ndarray, outside: np.ndarray
+    model: PerfModel,
+    workload: Workload,
+    table: StepTable,
+    lowered: Lowered,
+    group: np.ndarray,
+    op_s: np.ndarray,
+    outside: np.ndarray,
 ) -> tuple[float, float] | None:
     """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, one change of the whole machine's
     slowness (`PerfModel.drift`) for all of them, and both are sent through the evaluator.
 
     An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
     """
-    row = _rows_run(workload)
+    run_s = workload.times_run() * op_s
     spread = _collective_spread(model, workload)
     unknown = [u for u in split(workload.calls)[0] if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None]
     unknown += [*_unmeasured(model, workload), *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u]))]
-    if op_s[row][np.isin(row, unknown)].sum() > _UNKNOWN_SHARE * op_s[row].sum():
+    if run_s[unknown].sum() > _UNKNOWN_SHARE * run_s.sum():
         return None
     rng = np.random.default_rng(0)
     drawn = np.zeros((len(KINDS), _DRAWS))
@@ -156,16 +164,10 @@ def _interval(
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state
     state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
-    seconds = op_s[:, None] * np.exp(np.where((group < len(GROUPS))[:, None], error + state, error))
+    seconds = chained(table, op_s[:, None] * np.exp(np.where((group < len(GROUPS))[:, None], error + state, error)))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
-
-
-def _rows_run(workload: Workload) -> np.ndarray:
-    """The row of each node that takes time, from 0."""
-    row = workload.graph.row
-    return row[row > 0] - 1
 
 
 def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
@@ -221,21 +223,22 @@ def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.nd
         notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")
     if not model.groups:
         return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
-    row = _rows_run(workload)
-    total = op_s[row].sum()
+    times = workload.times_run()
+    run_s = times * op_s
+    total = run_s.sum()
     for group in model.uncalibrated(table.ops) if split(workload.calls)[0] else ():
-        share = op_s[row][group_of[row] == GROUPS.index(group)].sum() / total
+        share = run_s[group_of == GROUPS.index(group)].sum() / total
         notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
     unmeasured = _unmeasured(model, workload)
     for said in sorted(set(unmeasured.values())):
-        share = op_s[row][np.isin(row, [at for at, what in unmeasured.items() if what == said])].sum() / total
+        share = run_s[[at for at, what in unmeasured.items() if what == said]].sum() / total
         notes.append(f"{said}: {share:.1%} of the step is a guess")
     remarks = np.full(len(op_s), "", object)
     ops = split(workload.calls)[0]
     remarks[list(ops)] = model.remarks(list(ops.values()))
-    for said in sorted(set(remarks[row]) - {""}):
-        notes.append(f"{said} ({op_s[row][remarks[row] == said].sum() / total:.0%} of the step)")
-    outside = op_s[row][~inside[row]].sum() / total
+    for said in sorted(set(remarks[times > 0]) - {""}):
+        notes.append(f"{said} ({run_s[remarks == said].sum() / total:.0%} of the step)")
+    outside = run_s[~inside].sum() / total
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")
     return notes

@@ -1,7 +1,8 @@
-"""All rows of a step as arrays: its ops, its collectives and the seconds that are given, priced together.
+"""All rows of a step as arrays: its ops, its collectives, the seconds that are given, and chains of such rows, priced together.
 
-Axes: U rows of the duration table, O of them ops, C collectives, F given seconds. `step_durations(table, platform)` is pure and
-differentiable in every number of the platform, the rates of its links included; a step of ops alone is priced as its `OpTable` is.
+Axes: U rows of the duration table, O of them ops, C collectives, F given seconds; P parts of all chains. `step_durations(table, platform)`
+is pure and differentiable in every number of the platform, the rates of its links included; a step of ops alone is priced as its `OpTable`
+is.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from hybridperf.io import InputError
 from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
 from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
-from hybridperf.workload import Call, CollectiveCall, Seconds
+from hybridperf.workload import Call, Chain, CollectiveCall, Seconds
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["ops", "collectives", "given_s", "place"], meta_fields=[])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["ops", "collectives", "given_s", "place", "parts"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class StepTable:
     """The rows of a step."""
@@ -34,22 +35,26 @@ class StepTable:
     collectives: CollectiveTable | None = None  # [C]
     given_s: Any = None  # [F]
     place: Any = None  # int32 [U] of each row in ops, collectives and given seconds, one after the other; None: ops alone, in order
+    parts: Any = None  # int32 [P, 3] of chains: row of the chain and of its part, from 0, and how often it runs; None: no chains
 
 
 def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
     """Rows as arrays for a model's device and links; `InputError` where it cannot price one."""
     ops, collectives, given = split(calls)
-    if not collectives and not given:
+    chains = {at: call for at, call in enumerate(calls) if isinstance(call, Chain)}
+    if not collectives and not given and not chains:
         return StepTable(model.table(list(ops.values())))
     table = model.table(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
     place = {at: i for i, at in enumerate(ops)}
     place |= {at: max(len(ops), 1) + i for i, at in enumerate((*collectives, *given))}
+    place |= dict.fromkeys(chains, max(len(ops), 1) + len(collectives) + len(given))  # nothing by themselves
     first = next(iter(collectives.values()), None)
     return StepTable(
         ops=table,
         collectives=None if first is None else _collective_rows(fabric_of(model, first), list(collectives.values())),
-        given_s=np.array([call.value for call in given.values()]) if given else None,
+        given_s=np.array([*(call.value for call in given.values()), *([0.0] if chains else [])]) if given or chains else None,
         place=np.array([place[at] for at in range(len(calls))], np.int32),
+        parts=np.array([(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts], np.int32) if chains else None,
     )
 
 
@@ -72,7 +77,22 @@ def step_durations(table: StepTable, platform: Platform) -> Any:
         parts.append(collective_seconds(table.collectives, platform.links))
     if table.given_s is not None:
         parts.append(table.given_s)
-    return jnp.concatenate([jnp.asarray(part, parts[0].dtype) for part in parts])[table.place]
+    seconds = jnp.concatenate([jnp.asarray(part, parts[0].dtype) for part in parts])[table.place]
+    if table.parts is None:
+        return seconds
+    chain, part, times = table.parts.T
+    return seconds.at[chain].add(seconds[part] * times)
+
+
+def chained(table: StepTable, seconds: np.ndarray) -> np.ndarray:
+    """Seconds of all rows [U, ...] by those of rows that are no chains."""
+    if table.parts is None:
+        return seconds
+    chain, part, times = table.parts.T
+    found = seconds.copy()
+    found[chain] = 0.0
+    np.add.at(found, chain, (found[part].T * times).T)
+    return found
 
 
 def batched_step_durations(table: StepTable, platform: Platform, axes: Platform) -> Any:
@@ -119,7 +139,7 @@ def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
         parts.append(np.asarray(_collective_seconds(canonical(table.collectives), canonical(links)), np.float64))
     if table.given_s is not None:
         parts.append(np.asarray(table.given_s, np.float64))
-    return np.concatenate(parts)[table.place]
+    return chained(table, np.concatenate(parts)[table.place])
 
 
 _collective_seconds = jax.jit(collective_seconds)

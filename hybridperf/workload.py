@@ -1,20 +1,22 @@
 """A training step as a model prices it: unique rows, and a graph whose nodes point into them.
 
-Row u of the duration table (from 1; row 0 is always zero) belongs to `calls[u - 1]`: an op, a collective, or seconds that are given. A step
-repeats the same op on the same shapes many times, so the table is far shorter than the graph, and pricing it costs little however deep the
-model is.
+Row u of the duration table (from 1; row 0 is always zero) belongs to `calls[u - 1]`: an op, a collective, seconds that are given, or a
+chain of such rows. A step repeats the same op on the same shapes many times, so the table is far shorter than the graph, and pricing it
+costs little however deep the model is.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.graph import Graph
 from hybridperf.ops import GROUPS, OpCall, columns
 
-GIVEN = "given"
-KINDS = (*GROUPS, *COLLECTIVES, GIVEN)  # what a row's seconds are reported under
+GIVEN, CHAIN = "given", "chain"
+KINDS = (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)  # what a row's seconds are reported under
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +45,24 @@ class Seconds:
     what: str = "host"
 
 
-Call = OpCall | CollectiveCall | Seconds
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Rows one after the other as one row: a part of the step that is composed, not flattened, and one node of the graph."""
+
+    parts: tuple[tuple[int, int], ...]  # (row, counted from 1, that is none of this kind; how often)
+    what: str = CHAIN
+
+
+Call = OpCall | CollectiveCall | Seconds | Chain
 
 
 def kind_of(call: Call) -> int:
     """Index into KINDS of what a row's seconds are reported under."""
     if isinstance(call, OpCall):
         return int(call.op.group_index())
-    return KINDS.index(call.collective if isinstance(call, CollectiveCall) else GIVEN)
+    if isinstance(call, CollectiveCall):
+        return KINDS.index(call.collective)
+    return KINDS.index(CHAIN if isinstance(call, Chain) else GIVEN)
 
 
 def call_columns(call: Call) -> dict[str, object]:
@@ -73,3 +85,13 @@ class Workload:
     flops: float = 0.0  # arithmetic of one step, as counted from the program
     transcendentals: float = 0.0
     notes: tuple[str, ...] = ()  # what was assumed or left out
+
+    def times_run(self) -> np.ndarray:
+        """How often the nodes of the graph run each row [U], rows of chains counted where they stand in."""
+        times = np.bincount(self.graph.row, minlength=len(self.calls) + 1)[1:]
+        for at, call in enumerate(self.calls):
+            if isinstance(call, Chain):
+                for row, often in call.parts:
+                    times[row - 1] += often * times[at]
+                times[at] = 0
+        return times

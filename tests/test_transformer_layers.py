@@ -273,6 +273,18 @@ def test_hybrid_shards_stay_inside_a_node():
     ]
 
 
+def test_experts_are_summed_over_the_ranks_that_hold_the_same():
+    """Whole experts under tp 2 lie on all tp x dp ranks; shared out over 4, on a quarter of them."""
+    settings = {"attention": "fused"}
+    for ep, ranks in ((1, 8), (4, 2)):
+        c = config(MOE, settings=settings, tp=2, dp=4, sequence_parallel=True, expert_tp=1, ep=ep)
+        shared, experts = (step.call for step in gradient_reduction(c))
+        assert (shared.ranks, experts.ranks) == (4, ranks)
+        assert experts.bytes == 2.0 * MOE.layers * 3 * MOE.hidden * MOE.ffn * MOE.experts / ep
+    cut = config(MOE, settings=settings, tp=2, dp=4)
+    assert [step.call.ranks for step in gradient_reduction(cut)] == [4]
+
+
 def test_weights_of_all_stages_are_the_models():
     for name in ("gpt3-1.3b", "llama3-8b", "mixtral-8x7b", "bert-large", "vit-l-16", "t5-base"):
         shape = load_shape(name)
@@ -331,6 +343,19 @@ def test_eight_bit_products_keep_activations_wide():
     assert {step.op.quant for step in narrow.forward if isinstance(step.op, Gemm)} == {"fp8"}
     assert launches(narrow.forward) == launches(layer_passes(config(settings={})).forward) + 4
     assert all(step.op.quant == "" for step in head_passes(config(settings={"quant": "fp8"})).forward if isinstance(step.op, Gemm))
+
+
+def test_layouts_that_differ_elsewhere_share_their_passes():
+    """Stages, replicas and micro-batches change no layer, so its passes are made once; shards and experts do."""
+    assert layer_passes(config(tp=2, dp=4, pp=2, accumulation=8)) is layer_passes(config(tp=2, dp=1, pp=8, accumulation=16))
+    assert layer_passes(config(tp=2, dp=4, zero=3)) is not layer_passes(config(tp=2, dp=8, zero=3))
+    assert layer_passes(config(order=("dp", "tp", "cp", "ep", "pp"), dp=8, tp=2)) != layer_passes(config(dp=8, tp=2))
+
+
+def test_ranks_that_share_a_head_of_keys_and_values_hold_all_of_it():
+    llama = load_shape("llama3-8b")
+    attention = [step.op for step in layer_passes(config(llama, settings={}, tp=16)).forward if step.name == "attention"]
+    assert (attention[0].heads, attention[0].kv_heads) == (2.0, 1.0)
 
 
 def test_equal_steps_are_one_row():

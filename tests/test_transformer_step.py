@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import hybridperf as hp
@@ -15,9 +16,10 @@ from hybridperf.lower import lower
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
 from hybridperf.schedules import closed_form_s, schedule, stage_max_s
 from hybridperf.schedules.order import BACKWARD, FORWARD, Task
-from hybridperf.workload import CollectiveCall, Seconds, Workload
+from hybridperf.workload import Chain, CollectiveCall, Seconds, Workload
 from hybridperf.workloads.transformer import Layout, TransformerShape, step
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.line import Lines, Run
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, optimizer_passes
 from hybridperf.workloads.transformer.passes import flops, launches
 from hybridperf.workloads.transformer.step import transformer
@@ -38,10 +40,15 @@ def seconds(workload: Workload, collectives: dict[str, float] | None = None) -> 
     for call in workload.calls:
         if isinstance(call, Seconds):
             found.append(call.value)
+        elif isinstance(call, Chain):
+            found.append(0.0)
         elif isinstance(call, CollectiveCall):
             found.append((collectives or {}).get(call.collective, 0.0))
         else:
             found.append(op_s(call))
+    for at, call in enumerate(workload.calls):
+        if isinstance(call, Chain):
+            found[at] = sum(found[row - 1] * often for row, often in call.parts)
     return np.array(found)
 
 
@@ -169,7 +176,7 @@ def test_merged_kernels_take_as_long_as_each_by_itself(layout, monkeypatch):
 
 
 def test_a_step_too_large_for_a_graph_is_refused():
-    with pytest.raises(InputError, match=r"at most \d+ nodes, got about \d+ .*`hybridperf steps` prices such steps"):
+    with pytest.raises(InputError, match=r"at most \d+ tasks, got \d+ .*`hybridperf steps` prices such steps"):
         transformer(config(dataclasses.replace(GPT, layers=64), pp=64, accumulation=4096))
 
 
@@ -316,6 +323,37 @@ def test_the_graph_names_a_rank_for_each_stage():
     assert [int(graph.rank[node]) for node in tied] == [0, 3]
     assert all(isinstance(call, OpCall | CollectiveCall | Seconds) for call in workload.calls)
     assert flops([]) == 0.0
+
+
+def test_a_composed_step_says_what_the_flat_one_says(model, monkeypatch):
+    """Seconds, interval, breakdown, variations and slopes: chains of rows are priced by their rows."""
+    c = config(pp=2, accumulation=4, tp=2, dp=2, settings={})
+    flat = transformer(c)
+    monkeypatch.setattr(step, "KERNEL_NODES", 0)
+    composed = transformer(c)
+    assert any(isinstance(call, Chain) for call in composed.calls)
+    one, other = hp.predict(model, flat), hp.predict(model, composed)
+    assert other.time_s == pytest.approx(one.time_s, rel=1e-6)
+    assert other.roofline_s == pytest.approx(one.roofline_s, rel=1e-6)
+    pd.testing.assert_frame_equal(one.breakdown(), other.breakdown(), rtol=1e-6)
+    assert set(one.notes) == set(other.notes)
+    rates = model.device.memory_bytes_per_s * np.array([0.5, 1.0, 2.0])
+    varied = [hp.predict_batch(model, workload, memory_bytes_per_s=rates) for workload in (flat, composed)]
+    np.testing.assert_allclose(varied[1], varied[0], rtol=1e-5)
+    slopes = [hp.elasticities(found).set_index("knob")["elasticity"] for found in (one, other)]
+    np.testing.assert_allclose(slopes[1], slopes[0][slopes[1].index], rtol=1e-3, atol=1e-6)
+
+
+def test_intervals_of_composed_steps(model, monkeypatch):
+    """Products alone have an interval here: errors of their rows go through the chain."""
+    steps = tuple(one for one in layer_passes(config(BARE, settings={})).forward if isinstance(one.op, Gemm))
+    found = []
+    for each in (True, False):
+        lines = Lines(None, each_kernel=each)
+        lines.run(0, (Run(steps, 3, backward=False),), "forward")
+        found.append(hp.predict(model, Workload("products", lines.graph.build(), tuple(lines.calls))))
+    assert found[0].low_s < found[0].time_s < found[0].high_s
+    assert (found[1].low_s, found[1].high_s) == pytest.approx((found[0].low_s, found[0].high_s), rel=1e-6)
 
 
 @pytest.mark.parametrize(

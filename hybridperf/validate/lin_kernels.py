@@ -24,7 +24,7 @@ import numpy as np
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, columns
-from hybridperf.workload import Call, CollectiveCall, Seconds
+from hybridperf.workload import Call, Chain, CollectiveCall, Seconds
 
 _FAMILY_LOOPS = ("add", "addu", "mul", "mulu", "div", "divu", "relu", "pow", "powu", "gelu", "tanh")  # measured on the V100
 
@@ -43,6 +43,8 @@ class KernelPrices:
         for call in calls:
             if isinstance(call, CollectiveCall):
                 raise InputError(f"expected the kernels of one rank, got an {call.collective} over {call.ranks}")
+            if isinstance(call, Chain):
+                raise InputError("expected each kernel by itself, got a chain of them")
             found.append(call.value if isinstance(call, Seconds) else self._of(call.op))
         return np.array(found)
 

@@ -110,6 +110,12 @@ class TransformerConfig:
         return Group(span.ranks, span.nodes)
 
     @property
+    def experts_apart(self) -> bool:
+        """Whether other ranks hold the same experts than hold the same of all else."""
+        layout = self.layout
+        return bool(self.shape.experts) and (layout.ep > 1 or layout.expert_tp not in (None, layout.tp))
+
+    @property
     def stages(self) -> int:
         """Pieces that the layers are cut into: stages, each of `vp` chunks."""
         return self.layout.pp * self.layout.vp

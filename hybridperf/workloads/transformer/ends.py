@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 
 from hybridperf.ops import Gather, OpCall, Reduction, ScatterAdd, Softmax
-from hybridperf.workloads.transformer import ratios
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.kernels import Kernels
-from hybridperf.workloads.transformer.passes import Piece, Step
+from hybridperf.workloads.transformer.passes import Piece, Step, Steps
 
 _WIDE = "fp32"  # a loss' number format
+LOSS_KERNELS = 10  # Megatron's on a number per token: targets masked and shifted, logarithm, difference, mask, sums, mean
+LOSS_BACKWARD_KERNELS = 4  # and back: mean, mask, the target's share
 
 
 def embedding(config: TransformerConfig) -> Piece:
@@ -50,11 +51,13 @@ def _added(config: TransformerConfig, name: str, tokens: float, rows: int) -> Pi
 
 
 def _looked_up(kernels: Kernels, name: str, tokens: float, cols: float, rows: float, split: bool = False) -> Piece:
+    """Rows of a table; backward the table's gradient, of which most rows are zero."""
     numbers = (kernels.dtype, float(tokens), float(cols), float(rows))
-    tensor = ("vocab",) if split else ()
+    tensor, over = (("vocab",), "rows") if split else ((), "")
     forward = Step(OpCall(Gather(*numbers)), "memory", name, tensor=tensor, tokens="rows")
-    back = Step(OpCall(ScatterAdd(*numbers)), "memory", f"{name} gradient", tensor=tensor, tokens="rows")
-    return Piece((forward,), (back,))
+    zeros = kernels.loop(f"{name} gradient zeroed", rows, cols, like="fill", tensor=over, tokens="", weight_gradient=True)
+    back = Step(OpCall(ScatterAdd(*numbers)), "memory", f"{name} gradient", tensor=tensor, tokens="rows", weight_gradient=True)
+    return Piece((forward,), (zeros, back, *kernels.keep(name, rows, cols, over)))
 
 
 def head(config: TransformerConfig) -> Piece:
@@ -81,11 +84,11 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
     """Cross-entropy of logits tokens x vocab."""
     kernels = config.kernels
     if config.fused_loss:  # logits read and their gradients written in place; backward scales them
-        return Piece((_rows(kernels, "loss", tokens, vocab, moved=3.0),), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
+        once = Step(OpCall(Softmax(kernels.dtype, float(tokens), float(vocab))), "memory", "loss", tensor=("cols",), tokens="rows")
+        return Piece((once,), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
     if config.framework != "megatron":
         return _plain_loss(kernels, tokens, vocab, tensor=True)
-    wide = dataclasses.replace(kernels, dtype=_WIDE)
-    widened = kernels.element_bytes / wide.element_bytes
+    wide, widened, narrowed = _casts(kernels, tokens, vocab, tensor=True)
 
     def over(name: str) -> Step:
         op = Reduction(_WIDE, float(tokens), float(vocab))
@@ -94,38 +97,47 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
     targets = Step(OpCall(Gather(_WIDE, float(tokens), 1.0, float(vocab))), "memory", "target logits", tensor=("vocab",), tokens="rows")
     return Piece(
         (
-            _rows(wide, "logits in fp32", tokens, vocab, like="cast", moved=1 + widened),
+            *widened,
             over("largest logit"),
             _rows(wide, "logits shifted", tokens, vocab, moved=2.0),
             targets,
             _rows(wide, "exponentials", tokens, vocab, like="exp"),
             over("sum of exponentials"),
             _rows(wide, "probabilities", tokens, vocab, moved=2.0),
-            wide.loop("loss", 1.0, tokens, tokens="cols"),
+            _small(wide, "loss", tokens, LOSS_KERNELS),
         ),
         (
+            _small(wide, "loss gradient of tokens", tokens, LOSS_BACKWARD_KERNELS),
             _rows(wide, "loss gradient", tokens, vocab, moved=2.0),
-            _rows(kernels, "loss gradient narrowed", tokens, vocab, like="cast", moved=1 + 1 / widened),
+            *narrowed,
         ),
     )
 
 
 def _plain_loss(kernels: Kernels, tokens: float, vocab: float, tensor: bool = False) -> Piece:
     """Cast to fp32, log-softmax, loss; and back."""
-    wide = dataclasses.replace(kernels, dtype=_WIDE)
-    widened = kernels.element_bytes / wide.element_bytes
+    wide, widened, narrowed = _casts(kernels, tokens, vocab, tensor)
     op, split = Softmax(_WIDE, float(tokens), float(vocab)), ("cols",) if tensor else ()
-
-    def softmax(name: str, ratio: float) -> Step:
-        return Step(OpCall(op, times=ratio), "memory", name, tensor=split, tokens="rows")
-
+    log_softmax = Step(OpCall(op), "memory", "log-softmax", tensor=split, tokens="rows")
     return Piece(
-        (_rows(wide, "logits in fp32", tokens, vocab, like="cast", moved=1 + widened, tensor=tensor), softmax("log-softmax", 1.0)),
-        (
-            softmax("log-softmax gradient", ratios.SOFTMAX.value),
-            _rows(kernels, "loss gradient narrowed", tokens, vocab, like="cast", moved=1 + 1 / widened, tensor=tensor),
-        ),
+        (*widened, log_softmax, _small(wide, "loss", tokens, 1)),
+        (_rows(wide, "log-softmax gradient", tokens, vocab, moved=3.0, tensor=tensor), *narrowed),
     )
+
+
+def _casts(kernels: Kernels, tokens: float, vocab: float, tensor: bool) -> tuple[Kernels, Steps, Steps]:
+    """Kernels of a loss' number format, logits cast to it, and their gradients cast back; none where all is of that format."""
+    wide = dataclasses.replace(kernels, dtype=_WIDE)
+    share = kernels.element_bytes / wide.element_bytes
+    if share == 1:
+        return wide, (), ()
+    widened = _rows(wide, "logits in fp32", tokens, vocab, like="cast", moved=1 + share, tensor=tensor)
+    return wide, (widened,), (_rows(kernels, "loss gradient narrowed", tokens, vocab, like="cast", moved=1 + 1 / share, tensor=tensor),)
+
+
+def _small(kernels: Kernels, name: str, tokens: float, launched: int) -> Step:
+    """Kernels on a number per token."""
+    return dataclasses.replace(kernels.loop(name, 1.0, tokens, tokens="cols"), kernels=launched)
 
 
 def _rows(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.ops import EncoderAttention, Gather, Gemm, Moe, PrefillAttention, Reduction, ScatterAdd
+from hybridperf.ops import EncoderAttention, Gather, Gemm, Moe, PrefillAttention, Reduction, ScatterAdd, Softmax
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.passes import Part, Passes, Step, Steps
 
@@ -58,6 +58,8 @@ def partial_sums_bytes(step: Step) -> float:
         return float(op.rows * op.cols * size)
     if isinstance(op, Reduction) and "cols" in step.tensor:
         return float(op.rows * SUM_BYTES)
+    if isinstance(op, Softmax) and "cols" in step.tensor:
+        return float(2 * op.rows * SUM_BYTES)  # the largest number and the sum of exponentials of each row
     return 0.0
 
 
@@ -71,17 +73,19 @@ def split_tensor(passes: Passes, group: Group) -> Passes:
             if step.is_op and isinstance(step.op, Moe):
                 yield step.with_op(moe_tp=float(group.ranks)) if step.tensor else step
             else:
-                yield step.divided(step.tensor, group.ranks)
+                part = step.divided(step.tensor, group.ranks)
+                shared = step.is_op and "kv_heads" in step.tensor and part.op.kv_heads < 1
+                yield part.with_op(kv_heads=1.0) if shared else part  # ranks that share a head of keys and values hold all of it
             if size := partial_sums_bytes(step):
                 summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
-                yield dataclasses.replace(summed, tokens="" if isinstance(step.op, Reduction) or _one_number(step) else "bytes")
+                yield dataclasses.replace(summed, tokens="bytes" if _is_vector(step) else "")
 
     return rewritten(passes, split)
 
 
-def _one_number(step: Step) -> bool:
-    """Whether a token's sum is a number and not its vector, as a loss' is."""
-    return isinstance(step.op, Gather) and step.op.cols == 1
+def _is_vector(step: Step) -> bool:
+    """Whether a token's sum is its vector, and not a number as a loss' is."""
+    return isinstance(step.op, Gemm | Moe) or (isinstance(step.op, Gather) and step.op.cols > 1)
 
 
 def sequence_parallel(passes: Passes, group: Group) -> Passes:
@@ -112,10 +116,8 @@ def _gathered_bytes(step: Step) -> float:
     """Size of the tokens' vectors that a divided step takes in; 0 for one that takes what is divided as itself."""
     op = step.op
     size = DTYPE_BYTES[op.dtype]
-    if step.weight_gradient:
-        return 0.0
     if isinstance(op, Gemm):
-        return float(op.m * op.k * size)
+        return 0.0 if step.weight_gradient else float(op.m * op.k * size)
     if isinstance(op, Moe):
         return float(op.tokens * op.hidden * size)
     return float(op.rows * op.cols * size) if isinstance(op, ScatterAdd) else 0.0

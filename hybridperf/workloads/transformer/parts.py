@@ -12,37 +12,73 @@ A step's number of launches is `launches(steps)`; equal calls compare equal, so 
 
 from __future__ import annotations
 
+import functools
+
 from hybridperf.io import InputError
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer import ends, layers
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.layout import ORDER, Layout
 from hybridperf.workloads.transformer.parallel import context_parallel, expert_parallel, sequence_parallel, split_tensor
 from hybridperf.workloads.transformer.passes import Passes
 from hybridperf.workloads.transformer.recompute import recompute
 from hybridperf.workloads.transformer.sharding import shard_parameters
 from hybridperf.workloads.transformer.update import gradient_reduction, optimizer_passes
-from hybridperf.workloads.transformer.weights import Weights, embedding_weights, head_weights, layer_weights
+from hybridperf.workloads.transformer.weights import embedding_weights, head_weights, layer_weights
 
 __all__ = ["embedding_passes", "gradient_reduction", "head_passes", "layer_passes", "optimizer_passes", "send_call"]
 
 
 def layer_passes(config: TransformerConfig, kind: int = -1) -> Passes:
     """One layer of a kind (index into `shape.blocks`; -1, the last, is the only one of most models) on one rank."""
-    block = config.shape.blocks[kind]
-    passes = divided(layers.layer(config, block).passes(), config)
-    if config.attention == "unfused" and config.kernels.framework.fused_softmax:
-        passes = config.kernels.fallback(passes, (config.decoder_tokens if block.cross else config.tokens) / config.layout.micro_batch)
-    return sharded(recompute(passes, config.layout.recompute), layer_weights(config, kind), config)
+    return _layer_passes(cell(config), kind)
 
 
 def embedding_passes(config: TransformerConfig) -> Passes:
     """What the first stage does before its layers."""
-    return sharded(divided(ends.embedding(config).passes(), config), embedding_weights(config), config)
+    return _embedding_passes(cell(config))
 
 
 def head_passes(config: TransformerConfig) -> Passes:
     """What the last stage does behind its layers."""
-    return sharded(divided(ends.head(config).passes(), config), head_weights(config), config)
+    return _head_passes(cell(config))
+
+
+_OF_PASSES = (
+    "dtype", "quant", "gpus_per_node", "attention", "framework", "dropout", "fused_loss", "vocab_multiple", "gradient_bytes",
+)  # fmt: skip
+
+
+def cell(config: TransformerConfig) -> TransformerConfig:
+    """What passes depend on, all else as usual: many layouts have one cell, whose passes are made once."""
+    layout = config.layout
+    inner = layout.tp * layout.cp  # the fastest ranks: where they lie does not hang on what is slower
+    aligned = config.gpus_per_node % inner == 0 or inner % config.gpus_per_node == 0
+    if layout.order == ORDER and aligned and layout.zero < 2 and layout.ep == 1:
+        layout = Layout(
+            layout.tp, layout.sequence_parallel, cp=layout.cp, expert_tp=layout.expert_tp, micro_batch=layout.micro_batch,
+            accumulation=min(layout.accumulation, 2), recompute=layout.recompute,
+        )  # fmt: skip
+    return TransformerConfig(config.shape, layout, **{name: getattr(config, name) for name in _OF_PASSES})
+
+
+@functools.lru_cache(maxsize=4096)
+def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
+    block = config.shape.blocks[kind]
+    passes = divided(layers.layer(config, block).passes(), config)
+    if config.attention == "unfused" and config.kernels.framework.fused_softmax:
+        passes = config.kernels.fallback(passes, (config.decoder_tokens if block.cross else config.tokens) / config.layout.micro_batch)
+    return shard_parameters(recompute(passes, config.layout.recompute), layer_weights(config, kind), config)
+
+
+@functools.lru_cache(maxsize=4096)
+def _embedding_passes(config: TransformerConfig) -> Passes:
+    return shard_parameters(divided(ends.embedding(config).passes(), config), embedding_weights(config), config)
+
+
+@functools.lru_cache(maxsize=4096)
+def _head_passes(config: TransformerConfig) -> Passes:
+    return shard_parameters(divided(ends.head(config).passes(), config), head_weights(config), config)
 
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:
@@ -51,11 +87,6 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     if config.layout.sequence_parallel:
         passes = sequence_parallel(passes, config.group("tp"))
     return expert_parallel(passes, config.group("ep"))
-
-
-def sharded(passes: Passes, weights: Weights, config: TransformerConfig) -> Passes:
-    """With weights in shards."""
-    return shard_parameters(passes, weights, config)
 
 
 def send_call(config: TransformerConfig) -> CollectiveCall | None:

@@ -104,7 +104,7 @@ class Piece:
 
 
 def flops(steps: Iterable[Step], parts: tuple[str, ...] = ("gemm", "attention")) -> float:
-    """Arithmetic of the products among steps, as Transformers are counted: loops are left out."""
+    """Arithmetic that products among steps run, loops left out: what fused attention computes again backward is in it."""
     return sum(float(step.op.work().flops) * step.call.times for step in steps if isinstance(step.call, OpCall) and step.part in parts)
 
 

@@ -40,7 +40,7 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
 def _sharded(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, Group], ...]:
     """Weights of a rank and the ranks that they are sharded over, the experts' apart."""
     shard = config.group("shard")
-    if config.layout.ep == 1:
+    if not config.experts_apart:
         return ((weights.total, shard),)
     return ((weights.shared, shard), (weights.experts, config.group("expert_data")))
 

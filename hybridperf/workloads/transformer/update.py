@@ -29,7 +29,7 @@ def updated_weights(config: TransformerConfig, stage: int) -> float:
     if not config.layout.zero:
         return weights.total
     shard = config.group("shard").ranks
-    if config.layout.ep == 1:
+    if not config.experts_apart:
         return weights.total / shard
     return weights.shared / shard + weights.experts / config.group("expert_data").ranks
 
@@ -88,7 +88,7 @@ def gathered(config: TransformerConfig, stage: int) -> Steps:
 
 def _shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, Group], ...]:
     group = config.group("shard" if config.layout.zero else "data")
-    if config.layout.ep == 1:
+    if not config.experts_apart:
         return ((weights.total, group),)
     return ((weights.shared, group), (weights.experts, config.group("expert_data")))
 
