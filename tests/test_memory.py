@@ -315,6 +315,18 @@ def test_columns_on_every_stage_where_the_peak_may_be_anywhere(name):
     np.testing.assert_allclose(memory(shape, Layouts.of(layouts), **OPTIONS).peak_bytes, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("depth", [32, 33, 35, 39])
+def test_chimeras_fullest_worker_is_found(depth):
+    """Without weights to speak of, so that activations decide; depths that deal layers out unequally."""
+    shape = LLAMA.replace(layers=depth, vocab=8)
+    layouts = [Layout(pp=pp, schedule="chimera", accumulation=m, dp=64, zero=3) for pp in (2, 4, 8, 10, 16, 32) for m in (2, 4, 16, 64)]
+    expected = [memory(shape, layout).peak_bytes for layout in layouts]
+    np.testing.assert_allclose(memory(shape, Layouts.of(layouts)).peak_bytes, expected, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(lambda x: memory(shape, x).peak_bytes)(Layouts.of(layouts)), expected, rtol=2e-6)
+    with pytest.raises(InputError, match="chimera's stages are split evenly"):
+        memory(shape, layouts[0], split="cost")
+
+
 def test_columns_under_jax():
     layouts = Layouts.of(columns())
     knobs = MemoryKnobs(hidden=1.3, ffn=0.8, embedding=0.5, head=2.0, stale_bytes=3.0)
