@@ -52,6 +52,7 @@ BROKEN = [
     ),
     (GPT3, {"pp": 3, "schedule": "chimera", "accumulation": 4}, {}, "chimera needs an even number of stages, got pp 3"),
     (GPT3, {"pp": 4, "schedule": "chimera", "accumulation": 5}, {}, "an even number of micro-batches, half for each direction, got"),
+    (GPT3, {"pp": 4, "schedule": "chimera", "accumulation": 6}, {}, "chimera needs up to pp micro-batches or a multiple of pp, got"),
     (GPT3, {"cp": 3}, {}, "seq must be divisible by cp, got seq 2048, cp 3"),
     (GPT3, {"ep": 2, "dp": 2}, {}, "ep needs a model with experts, got ep 2 for gpt3-175b"),
     (MIXTRAL, {"ep": 3, "dp": 3}, {}, "experts must be divisible by ep, got 8 experts, ep 3"),

@@ -11,6 +11,7 @@ import pytest
 
 from hybridperf.io import InputError
 from hybridperf.memory import MEMORY_PRIORS, MemoryKnobs, ModelStates, in_flight, layer_activations, memory, model_states, sharded_bytes
+from hybridperf.schedules import NAMES, schedule
 from hybridperf.workloads.transformer import Layout, Layouts, load_shape
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.stages import stage_layers
@@ -170,8 +171,8 @@ def test_experts_are_sharded_over_the_ranks_that_hold_the_same_ones():
 def test_in_flight_by_hand():
     """formulas.md 3.2: N, min(D, N), D (1 + (p-1)/(pv)), D/2 + 1 .. D."""
 
-    def held(schedule, p, m, v=1):
-        return in_flight(SCHEDULES.index(schedule), p, v, m, np.arange(p)).tolist()
+    def held(name, p, m, v=1):
+        return sum(in_flight(SCHEDULES.index(name), p, v, m, np.arange(p))).tolist()
 
     assert held("gpipe", 4, 8) == [8, 8, 8, 8]
     assert held("1f1b", 4, 8) == [4, 3, 2, 1]
@@ -181,6 +182,20 @@ def test_in_flight_by_hand():
     one = memory(LLAMA, Layout(), knobs=NO_GUESS).activations_bytes.sum() / 32  # of a layer
     chimera = memory(LLAMA, Layout(pp=8, schedule="chimera", accumulation=8)).activations_bytes / (one * 4)
     assert chimera.tolist() == [5, 6, 7, 8, 8, 7, 6, 5]
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 8), (8, 2), (6, 12), (2, 2)])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_in_flight_is_what_the_orders_of_schedules_keep(name, p, m):
+    v = 3 if name == "interleaved" and m % p == 0 else 1
+    if name == "interleaved" and v == 1:
+        return
+    found = sum(in_flight(SCHEDULES.index(name), p, v, m, np.arange(p)))
+    np.testing.assert_allclose(found, np.array(schedule(name, p, m, v).in_flight()) / v)
+
+
+def test_every_schedule_that_has_an_order_has_a_code():
+    assert set(SCHEDULES) == set(NAMES)
 
 
 def test_chimera_holds_two_stages():

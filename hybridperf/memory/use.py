@@ -22,7 +22,7 @@ import numpy as np
 from hybridperf.either import array_module
 from hybridperf.io import InputError
 from hybridperf.memory.activations import layer_activations
-from hybridperf.memory.in_flight import in_flight, in_flight_up
+from hybridperf.memory.in_flight import in_flight
 from hybridperf.memory.knobs import MemoryKnobs
 from hybridperf.memory.states import ModelStates, element_bytes, model_states, sharded_bytes
 from hybridperf.workloads.transformer import counts
@@ -93,7 +93,9 @@ def memory(
     if isinstance(layout, Layout):
         return _Priced(shape, layout.columns, np.arange(layout.pp), split).use(states, options, knobs)
     columns = Layouts(*(column[..., None] for column in layout))
-    return _Priced(shape, columns, _stages(shape, layout, stages), split).use(states, options, knobs)
+    stage = _stages(shape, layout, stages)
+    found = _Priced(shape, columns, array_module(*layout).minimum(stage, columns.pp - 1), split).use(states, options, knobs)
+    return MemoryUse(*(part * (stage < columns.pp) for part in found))
 
 
 def _columns(layout: Layout | Layouts) -> Layouts:
@@ -129,23 +131,22 @@ class _Priced:
     split: str
 
     def use(self, states: ModelStates, options: dict[str, Any], knobs: MemoryKnobs) -> MemoryUse:
-        x, xp = self.x, array_module(*self.x, self.stage, *vars(knobs).values())
-        exists = self.stage < x.pp
+        x = self.x
+        xp = array_module(*x)
         dense, experts = self._parameters()
         expert_shards = xp.maximum(x.expert_data_ranks * x.shard_ranks / x.data_ranks, 1)
         of_dense = sharded_bytes(dense, states, x.zero, x.shard_ranks)
         of_experts = sharded_bytes(experts, states, x.zero, expert_shards)
-        kept = [xp.where(exists, one + other, 0.0) for one, other in zip(of_dense, of_experts, strict=True)]
+        kept = [one + other for one, other in zip(of_dense, of_experts, strict=True)]
         activations, workspace = self._activations(options, knobs)
-        workspace = workspace + self._gathered(options["element_bytes"], states)
         return MemoryUse(
             knobs.weights * kept[0],
             knobs.gradients * kept[1],
             knobs.optimizer * kept[2],
-            xp.where(exists, activations, 0.0),
-            xp.where(exists, self._ends(options, knobs), 0.0),
-            xp.where(exists, knobs.workspace * workspace, 0.0),
-            xp.where(exists, knobs.fixed_bytes, 0.0),
+            activations,
+            self._ends(options, knobs),
+            knobs.workspace * (workspace + self._gathered(options["element_bytes"], states)) + 0.0 * self.stage,
+            knobs.fixed_bytes + 0.0 * self.stage,
         )
 
     def _layers(self, stage: Any) -> list[Any]:
@@ -164,14 +165,11 @@ class _Priced:
     def _pieces(self) -> list[tuple[Any, Any, Any]]:
         """What a rank holds: (stage, micro-batches in flight, 1 or 0). Chimera's ranks hold a second stage, of the other direction."""
         x = self.x
-        down = in_flight(x.schedule, x.pp, x.vp, x.accumulation, self.stage)
-        pieces = [(self.stage, down, 1.0)]
-        if array_module(x.schedule) is not np or np.any(x.schedule == CHIMERA):
-            xp = array_module(*x)
-            pieces.append(
-                (x.pp - 1 - self.stage, in_flight_up(x.pp, x.accumulation, self.stage), xp.where(x.schedule == CHIMERA, 1.0, 0.0))
-            )
-        return pieces
+        xp = array_module(*x, self.stage)
+        own, second = in_flight(x.schedule, x.pp, x.vp, x.accumulation, self.stage)
+        if xp is np and not np.any(x.schedule == CHIMERA):
+            return [(self.stage, own, 1.0)]
+        return [(self.stage, own, 1.0), (x.pp - 1 - self.stage, second, xp.where(x.schedule == CHIMERA, 1.0, 0.0))]
 
     def _rank_parameters(self, part: counts.Parameters) -> tuple[Any, Any]:
         """Parameters of one rank of some that are shared: (dense, of experts)."""
