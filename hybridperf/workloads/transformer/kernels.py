@@ -33,6 +33,7 @@ Split = Literal["", "outputs", "inputs"]  # of a linear layer: which dimension o
 _LAST_SUMS = 64.0  # partial sums per column that the second kernel of a sum over tokens adds up
 MASK_BYTES = 1.0  # of a dropped element
 FUSED_ATTENTION_BACKWARD_KERNELS = 3  # gradient x result per row, the products, the queries' gradient to the op's dtype
+QUANTISED_KERNELS = 2  # an operand is made narrow, then multiplied
 SOFTMAX, SOFTMAX_GRADIENT = "softmax", "softmax gradient"
 SOFTMAX_KERNEL_BATCH = 4  # Megatron's fused softmax takes multiples of so many heads x samples
 
@@ -50,6 +51,7 @@ class Kernels:
     dropout: bool
     gradient_bytes: float  # of a number in the buffer that gradients are added to
     micro_batches: int = 1  # of a step: gradients are added up from the second on
+    quant: str = ""  # scheme of `ops/quantise.py` that products with weights multiply in
 
     @property
     def element_bytes(self) -> float:
@@ -92,8 +94,9 @@ class Kernels:
         by_outputs, by_inputs = split == "outputs", split == "inputs"
 
         def product(what: str, m: float, n: float, k: float, on: str, counts: str, weight_gradient: bool = False) -> Step:
-            call = OpCall(Gemm(self.dtype, float(m), float(n), float(k)))
-            return Step(call, part, what, tensor=(on,) if on else (), tokens=counts, weight_gradient=weight_gradient)
+            call = OpCall(Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant))
+            launched = QUANTISED_KERNELS if self.quant else 1
+            return Step(call, part, what, launched, tensor=(on,) if on else (), tokens=counts, weight_gradient=weight_gradient)
 
         def on(outputs: str, inputs: str) -> str:
             return outputs if by_outputs else inputs if by_inputs else ""
