@@ -39,11 +39,9 @@ def with_access(chain: Chain, held: RankTables) -> Chain:
     for kind, direction in _LOOKED_UP:
         taken: list[int] = []
         for table in held.tables:
-            taken.append(_find(nodes, kind, table, held.batch, taken))
-        fused = _plain(lookup_calls(list(held.tables), held.batch, direction, duplicates="each"))
-        first = min(taken)
-        nodes[first] = (nodes[first][0], fused)
-        nodes = [node for at, node in enumerate(nodes) if at == first or at not in taken]
+            at = _find(nodes, kind, table, held.batch, taken)
+            taken.append(at)
+            nodes[at] = (nodes[at][0], _plain(lookup_calls([table], held.batch, direction, duplicates="each")))
     return dataclasses.replace(chain, nodes=tuple(nodes))
 
 
