@@ -6,7 +6,7 @@ import pytest
 
 from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
-from hybridperf.ops import BatchedGemm, Gemm, OpCall
+from hybridperf.ops import BatchedGemm, Gemm, OpCall, columns
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape, shape_names
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -356,6 +356,18 @@ def test_ranks_that_share_a_head_of_keys_and_values_hold_all_of_it():
     llama = load_shape("llama3-8b")
     attention = [step.op for step in layer_passes(config(llama, settings={}, tp=16)).forward if step.name == "attention"]
     assert (attention[0].heads, attention[0].kv_heads) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "eager", "compiled"])
+@pytest.mark.parametrize("shape", [GPT, MOE, load_shape("bert-large"), load_shape("vit-l-16"), load_shape("deepseek-v3")])
+def test_every_op_goes_by_a_name_of_tables(shape, framework):
+    """What a table calls it is how a model of measured ops knows it."""
+    for dtype in ("fp32", "bf16"):
+        settings = {"framework": framework, "dtype": dtype, "dropout": True, "attention": "fused" if shape.latent else "unfused"}
+        c = config(shape, settings=settings, micro_batch=1)
+        parts = [*(layer_passes(c, kind) for kind in range(len(shape.blocks))), embedding_passes(c), head_passes(c)]
+        steps = [*(one for p in parts for one in (*p.forward, *p.backward)), *optimizer_passes(c)]
+        assert all(columns(step.op)["dtype"] in (dtype, "fp32") for step in steps if step.is_op)
 
 
 def test_equal_steps_are_one_row():

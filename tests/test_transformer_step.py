@@ -288,6 +288,7 @@ def test_predicting_a_step_with_a_shipped_model(model):
     groups = set(found.breakdown()["group"])
     assert {"gemm", "prefill_attention", "all_reduce", "sendrecv", "elementwise", "norm"} <= groups
     assert any("no host" in note for note in found.notes)
+    assert len(found.ops()) == len(found.workload.graph)  # each kernel has a row for people
 
 
 def test_more_of_the_same_takes_longer(model):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import OpCall, OptimizerUpdate, Reduction
+from hybridperf.ops import OpCall, OptimizerUpdate, Reduction, op_by_name
 from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import Group
@@ -37,11 +37,12 @@ def updated_weights(config: TransformerConfig, stage: int) -> float:
 def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     """The optimizer of one rank of a stage."""
     n = updated_weights(config, stage)
-    wide, moments = DTYPE_BYTES[_WIDE], _MOMENTS[config.optimizer]
-    kept = wide * (1 + moments)
+    wide = DTYPE_BYTES[_WIDE]
+    kept = wide * (1 + _MOMENTS[config.optimizer])  # fp32 weight and moments, read and written
     copy = config.element_bytes if config.element_bytes < wide else 0.0
-    flops = {"adam": (12.0, 1.0), "sgd": (2.0, 0.0)}[config.optimizer]
-    update = OptimizerUpdate(_WIDE, n, (kept + config.reduced_bytes) / wide, (kept + copy) / wide, *flops)
+    _, counts = op_by_name(config.optimizer)
+    moved = (2 * kept + config.reduced_bytes + copy) / (wide * (counts["reads"] + counts["writes"]))  # against the op all in fp32
+    update = OptimizerUpdate(_WIDE, n * moved, **counts)
     tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
     launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
     norm = Reduction(_WIDE, max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS), _NORM_COLUMNS)
