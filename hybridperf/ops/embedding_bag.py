@@ -199,8 +199,10 @@ def lookup_calls(
 ) -> OpCall:  # fmt: skip
     """The lookups of a batch in all tables as one fused op, forward or backward. Tables of one number format; `InputError` names the table.
 
-    `beside`: tables that other ops of the step look up, whose rows come between. `in_step`: a backward op finds the rows that the step's own
-    forward op has just touched; else it is taken for one that runs again and again by itself, as when it is measured. Differentiable in the batch, the tables' sizes and their distributions' parameters (tracers pass through).
+    `beside`: tables that other ops of the step look up, whose rows come between. `in_step`: a backward op finds the rows that the step's
+    own forward op has just touched; else it is taken for one that runs again and again by itself, as when it is measured.
+
+    Differentiable in the batch, the tables' sizes and their distributions' parameters (tracers pass through).
     """
     if direction not in ("forward", "backward"):
         raise InputError(f"expected a direction of forward or backward, got {direction!r}")

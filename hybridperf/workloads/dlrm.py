@@ -235,7 +235,7 @@ class _Step:
 
     def lookups(self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"]) -> OpCall:
         """One fused op, of plain numbers: equal ones are one row of the duration table."""
-        call = lookup_calls(tables, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates)
+        call = lookup_calls(tables, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates, in_step=True)
         numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
         return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
 
