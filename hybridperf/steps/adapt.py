@@ -30,8 +30,8 @@ from hybridperf.steps.compose import Features, step_seconds
 from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, theta_of
 
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
-SPREAD = np.array([0.12, 0.2])  # s of layers and of ends
-LENGTH = np.array([1.5, 1.5, 1.5])  # l: doublings of hidden size, tp and micro-batch
+SPREAD = np.array([0.14, 0.2])  # s of layers and of ends
+LENGTH = np.array([2.5, 0.7, 1.5])  # l: doublings of hidden size, tp and micro-batch; collectives make each tp a case of its own
 MOST_CORRECTION = 0.5
 _FAR = 5.0  # noises beyond which a row counts linearly
 _STEP = 1e-4  # in logs, of differences

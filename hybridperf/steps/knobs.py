@@ -55,7 +55,7 @@ class Knobs:
     )
     backward_launch: Any = _knob(1.0, 0.2, "a launch of the backward pass over one of the forward in those traces: 0.5 to 2, mean 0.9")
     collective_launch_s: Any = _knob(60e-6, 0.7, "host seconds of issuing a collective in the same traces: several ops of its framework")
-    exposed_kernel_s: Any = _knob(3e-6, 1.0, "between two kernels of a busy stream: traces of a V100 that never waits for its host")
+    exposed_kernel_s: Any = _knob(5e-6, 1.5, "the least that a kernel of measured tables takes, and the gap between two in a trace that never waits for its host: 2 to 6 us")
     tp: Any = _knob(1.2, 0.4, "collectives of tables start with all ranks ready")
     tp_arrival_s: Any = _knob(15e-6, 1.0, "spread of ranks at a collective in traces of 8 V100")
     tp_across: Any = _knob(1.0, 0.3, "the links' own model, between nodes")
