@@ -1,0 +1,229 @@
+"""Memory of a training step, per stage of its pipeline, for one layout or for columns of them.
+
+    weights, gradients, optimizer   parameters of a rank x bytes each, divided over data ranks from their ZeRO stage on (`states.py`)
+    activations                     layers of the stage x micro-batches in flight (`in_flight.py`) x bytes of a layer (`activations.py`)
+    ends                            embedding's dropout mask on the first stage; final norm, logits and loss on the last
+    workspace                       one layer's recomputed activations; ZeRO-3's gathered weights of two layers and one layer's gradients;
+                                    what a pipeline receives
+    overhead                        driver, libraries, communicators: a knob
+
+The first stage holds the embedding, the last the head, and a copy of the embedding where the two are tied. Stages hold ever fewer layers
+and micro-batches, so the peak is on the first or on the last one, and columns of layouts are priced on those two; on all stages where
+layers are of several kinds or the schedule is Chimera's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hybridperf.either import array_module
+from hybridperf.io import InputError
+from hybridperf.memory.activations import layer_activations
+from hybridperf.memory.in_flight import in_flight, in_flight_up
+from hybridperf.memory.knobs import MemoryKnobs
+from hybridperf.memory.states import ModelStates, element_bytes, model_states, sharded_bytes
+from hybridperf.workloads.transformer import counts
+from hybridperf.workloads.transformer.codes import CHIMERA
+from hybridperf.workloads.transformer.layout import Layout, Layouts
+from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.stages import layers_before
+
+
+class MemoryUse(NamedTuple):
+    """Bytes on a rank of each stage; [S] for one layout, [N, S] for columns of N. Stages that a layout has not are 0."""
+
+    weights_bytes: Any
+    gradients_bytes: Any
+    optimizer_bytes: Any
+    activations_bytes: Any
+    ends_bytes: Any
+    workspace_bytes: Any
+    overhead_bytes: Any
+
+    @property
+    def stage_bytes(self) -> Any:
+        """Everything on a rank of each stage."""
+        total = self[0]
+        for part in self[1:]:
+            total = total + part
+        return total
+
+    @property
+    def peak_bytes(self) -> Any:
+        """On the fullest rank: a number, or [N]."""
+        return self.stage_bytes.max(-1)
+
+    def fits(self, capacity_bytes: Any) -> Any:
+        """Whether the fullest rank has room."""
+        return self.peak_bytes <= capacity_bytes
+
+    def spare_bytes(self, capacity_bytes: Any) -> Any:
+        """Room left on the fullest rank; below zero where it does not fit."""
+        return capacity_bytes - self.peak_bytes
+
+
+def memory(
+    shape: TransformerShape,
+    layout: Layout | Layouts,
+    *,
+    dtype: str = "bf16",
+    grad_bytes: float | None = None,
+    optimizer: str = "adam",
+    attention: Literal["fused", "unfused"] = "fused",
+    dropout: bool = False,
+    split: str = "even",
+    states: ModelStates | None = None,
+    stages: int | None = None,
+    knobs: MemoryKnobs | None = None,
+) -> MemoryUse:
+    """Bytes per stage. `grad_bytes`, `optimizer`: see `model_states`, or give `states` themselves; `split`: see `stages.py`.
+
+    Columns whose layers are of several kinds, or with Chimera, are priced on every stage: under JAX `stages` says how many there may be.
+    """
+    if attention not in ("fused", "unfused"):
+        raise InputError(f"attention must be fused or unfused, got {attention!r}")
+    knobs = knobs or MemoryKnobs()
+    states = states or model_states(dtype, optimizer, grad_bytes)
+    options = {"element_bytes": element_bytes(dtype), "fused": attention == "fused", "dropout": dropout}
+    if isinstance(layout, Layout):
+        columns = layout.columns
+        return _Priced(shape, columns, np.arange(layout.pp), split).use(states, options, knobs)
+    columns = Layouts(*(column[..., None] for column in layout))
+    return _Priced(shape, columns, _stages(shape, layout, stages), split).use(states, options, knobs)
+
+
+def _stages(shape: TransformerShape, layouts: Layouts, stages: int | None) -> Any:
+    """Indices of the stages to price, [N, S] or [S]."""
+    xp = array_module(*layouts)
+    if stages is not None:
+        return np.arange(stages)
+    if xp is np and (len(shape.blocks) > 1 or np.any(layouts.schedule == CHIMERA)):
+        return np.arange(np.max(layouts.pp))
+    if len(shape.blocks) > 1:
+        raise InputError(f"layers of {shape.name} are of several kinds: under JAX, say how many `stages` there may be")
+    return xp.stack([0 * layouts.pp, layouts.pp - 1], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Priced:
+    """Columns [N, 1] (or numbers) against the indices of stages [N, S] or [S]."""
+
+    shape: TransformerShape
+    x: Layouts
+    stage: Any
+    split: str
+
+    def use(self, states: ModelStates, options: dict[str, Any], knobs: MemoryKnobs) -> MemoryUse:
+        x, xp = self.x, array_module(*self.x, self.stage, *vars(knobs).values())
+        exists = self.stage < x.pp
+        dense, experts = self._parameters()
+        expert_shards = xp.maximum(x.expert_data_ranks * x.shard_ranks / x.data_ranks, 1)
+        of_dense = sharded_bytes(dense, states, x.zero, x.shard_ranks)
+        of_experts = sharded_bytes(experts, states, x.zero, expert_shards)
+        kept = [xp.where(exists, one + other, 0.0) for one, other in zip(of_dense, of_experts, strict=True)]
+        activations, workspace = self._activations(options, knobs)
+        workspace = workspace + self._gathered(states)
+        return MemoryUse(
+            knobs.weights * kept[0],
+            knobs.gradients * kept[1],
+            knobs.optimizer * kept[2],
+            xp.where(exists, activations, 0.0),
+            xp.where(exists, self._ends(options, knobs), 0.0),
+            xp.where(exists, knobs.workspace * workspace, 0.0),
+            xp.where(exists, knobs.fixed_bytes, 0.0),
+        )
+
+    def _layers(self, stage: Any) -> list[Any]:
+        """Layers of each kind on a stage."""
+        shape, pp = self.shape, self.x.pp
+        xp = array_module(*self.x, stage)
+        head_layers = shape.vocab * shape.hidden / shape.layer_parameters
+        before, after = (layers_before(shape.depth, pp, at, self.split, head_layers) for at in (stage, stage + 1))
+        found, start = [], 0
+        for block in shape.blocks:
+            end = start + block.count
+            found.append(xp.clip(xp.minimum(after, end) - xp.maximum(before, start), 0, None))
+            start = end
+        return found
+
+    def _pieces(self) -> list[tuple[Any, Any, Any]]:
+        """What a rank holds: (stage, micro-batches in flight, 1 or 0). Chimera's ranks hold a second stage, of the other direction."""
+        x = self.x
+        down = in_flight(x.schedule, x.pp, x.vp, x.accumulation, self.stage)
+        pieces = [(self.stage, down, 1.0)]
+        if array_module(x.schedule) is not np or np.any(x.schedule == CHIMERA):
+            xp = array_module(*x)
+            pieces.append(
+                (x.pp - 1 - self.stage, in_flight_up(x.pp, x.accumulation, self.stage), xp.where(x.schedule == CHIMERA, 1.0, 0.0))
+            )
+        return pieces
+
+    def _rank_parameters(self, part: counts.Parameters) -> tuple[Any, Any]:
+        """Parameters of one rank of some that are shared: (dense, of experts)."""
+        x = self.x
+        xp = array_module(*x)
+        kv_share = xp.maximum(1 / x.tp, 1 / self.shape.key_heads)
+        dense = (part.heads + part.ffn + part.vocab) / x.tp + part.kv * kv_share + part.whole
+        return dense, part.experts / (x.ep * x.expert_tp) + part.experts_whole / x.ep
+
+    def _parameters(self) -> tuple[Any, Any]:
+        """Parameters of one rank of each stage: (dense, of experts)."""
+        x, shape = self.x, self.shape
+        xp = array_module(*x, self.stage)
+        dense, experts = 0.0, 0.0
+        first, last = counts.embedding(shape), counts.head(shape)
+        shared = counts.Parameters(vocab=first.vocab if shape.tied and shape.head in ("lm", "mlm") else 0)
+        for stage, _, held in self._pieces():
+            for block, layers in zip(shape.blocks, self._layers(stage), strict=True):
+                one = self._rank_parameters(block.parameters)
+                dense, experts = dense + held * layers * one[0], experts + held * layers * one[1]
+            dense = dense + held * xp.where(stage == 0, self._rank_parameters(first)[0], 0.0)
+            dense = dense + held * xp.where(stage == x.pp - 1, self._rank_parameters(last)[0], 0.0)
+            # Chimera's last stage lies where the first of the other direction lies
+            copied = (stage == x.pp - 1) & (x.pp > 1) & (x.schedule != CHIMERA)
+            dense = dense + held * xp.where(copied, self._rank_parameters(shared)[0], 0.0)
+        return dense, experts
+
+    def _activations(self, options: dict[str, Any], knobs: MemoryKnobs) -> tuple[Any, Any]:
+        """Bytes kept for backward passes, and bytes that are back while one layer is recomputed; with what the pipeline receives."""
+        x, total = self.x, 0.0
+        xp = array_module(*x, self.stage, *vars(knobs).values())
+        by_kind = [layer_activations(self.shape, x, block, **options) for block in self.shape.blocks]
+        for stage, batches, held in self._pieces():
+            for one, layers in zip(by_kind, self._layers(stage), strict=True):
+                total = total + held * layers * batches * one.kept(x.recompute, knobs)
+        again = by_kind[0].recomputed(x.recompute, knobs)
+        for one in by_kind[1:]:
+            again = xp.maximum(again, one.recomputed(x.recompute, knobs))
+        return total, again + xp.where(x.pp > 1, 2 * by_kind[0].input, 0.0)
+
+    def _gathered(self, states: ModelStates) -> Any:
+        """ZeRO-3: whole weights of the layer that is computed and of the next, whole gradients of one."""
+        x = self.x
+        xp = array_module(*x)
+        largest = self.shape.blocks[0].parameters
+        for block in self.shape.blocks[1:]:
+            largest = max(largest, block.parameters, key=lambda one: one.total)
+        dense, experts = self._rank_parameters(largest)
+        return xp.where((x.zero >= 3) & (x.shard_ranks > 1), (2 * states.weight + states.gradient) * (dense + experts), 0.0)
+
+    def _ends(self, options: dict[str, Any], knobs: MemoryKnobs) -> Any:
+        """Before the first and after the last layer."""
+        x, shape = self.x, self.shape
+        xp = array_module(*x, self.stage, knobs.loss_bytes)
+        e = options["element_bytes"]
+        between = xp.where(x.sequence_parallel > 0, x.tp, 1)
+        source = x.micro_batch * shape.seq / x.cp
+        tokens = x.micro_batch * (shape.decoder_seq or shape.seq) / x.cp if shape.decoder_layers else source
+        logits = {"classes": x.micro_batch, "none": 0.0}.get(shape.head, tokens) * shape.vocab / x.tp
+        per_head = 2 * e * tokens * shape.hidden / between + (e + knobs.loss_bytes) * logits
+        per_embedding = source * shape.hidden / between if options["dropout"] else 0.0  # a mask of one byte each
+        total = 0.0
+        for stage, batches, held in self._pieces():
+            total = total + held * xp.where(stage == 0, batches * per_embedding, 0.0)
+            # only GPipe's last stage has more than one micro-batch in its loss
+            total = total + held * xp.where(stage == x.pp - 1, xp.where(x.schedule == 1, batches, 1.0) * per_head, 0.0)
+        return total

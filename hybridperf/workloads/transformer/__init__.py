@@ -1,0 +1,7 @@
+"""Transformers by their sizes: what a model is (`shape`, `zoo`), how it is spread over ranks (`layout`, `rules`, `groups`, `stages`)."""
+
+from hybridperf.workloads.transformer.layout import Layout, Layouts
+from hybridperf.workloads.transformer.shape import Latent, TransformerShape
+from hybridperf.workloads.transformer.zoo import load_shape, shape_names
+
+__all__ = ["Latent", "Layout", "Layouts", "TransformerShape", "load_shape", "shape_names"]

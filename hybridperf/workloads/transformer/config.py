@@ -1,0 +1,114 @@
+"""A training step of a Transformer: the model, its layout, and how a framework runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.io import InputError, unknown
+from hybridperf.workloads.transformer.framework import FRAMEWORKS, Framework, framework_called
+from hybridperf.workloads.transformer.kernels import Kernels
+from hybridperf.workloads.transformer.layout import Layout
+from hybridperf.workloads.transformer.parallel import Group
+from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.stages import SPLITS, layers_before
+
+_WORDS = {"attention": ("fused", "unfused"), "optimizer": ("adam", "sgd"), "framework": tuple(FRAMEWORKS), "stage_split": SPLITS}
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """What `layer_passes`, `head_passes` ... and `hp.transformer` take. Equal configs are equal and hash alike."""
+
+    shape: TransformerShape
+    layout: Layout = dataclasses.field(default_factory=Layout)
+    dtype: str = "bf16"
+    gpus_per_node: int = 8
+    attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
+    framework: str = "megatron"  # which kernels are launched, `framework.py`
+    dropout: bool = False
+    fused_loss: bool = False  # one kernel per direction, not one per operation
+    vocab_multiple: int = 128  # the vocabulary is padded to multiples of tp times this; 1: of tp alone
+    optimizer: Literal["adam", "sgd"] = "adam"
+    gradient_bytes: float | None = None  # of a gradient between ranks and in the buffer; None: as the dtype
+    bucket_bytes: float = 25e6  # gradients reduced together
+    overlap_gradients: bool = True  # reductions run beside the last micro-batch's backward, gathers of weights ahead of their layer
+    overlap_sends: bool = False  # a stage computes on while its result travels to the next
+    scatter_gather: bool = False  # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
+    stage_split: Literal["even", "cost"] = "even"  # how layers are dealt out to stages, `stages.py`
+    head_layers: float = 0.0  # the head's cost in layers, for stage_split "cost"
+
+    def __post_init__(self) -> None:
+        for name, allowed in _WORDS.items():
+            if getattr(self, name) not in allowed:
+                raise unknown(name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
+        canonical_dtype(self.dtype)
+        for name in ("gpus_per_node", "vocab_multiple"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= 1):
+                raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        for name in ("bucket_bytes", "gradient_bytes"):
+            value = getattr(self, name)
+            if not (value is None or value > 0):
+                raise InputError(f"{name} must be above zero, got {value!r}")
+
+    def replace(self, **changes: Any) -> TransformerConfig:
+        """The same step with other settings."""
+        return dataclasses.replace(self, **changes)
+
+    # sizes ----------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def element_bytes(self) -> float:
+        return DTYPE_BYTES[canonical_dtype(self.dtype)]
+
+    @property
+    def tokens(self) -> float:
+        """Of a micro-batch, before any of it is shared out; the decoder's where there is one."""
+        return float(self.layout.micro_batch * self.shape.seq)
+
+    @property
+    def decoder_tokens(self) -> float:
+        """Of a micro-batch in the stack that ends in the head."""
+        return float(self.layout.micro_batch * (self.shape.decoder_seq or self.shape.seq))
+
+    @property
+    def reduced_bytes(self) -> float:
+        """Of one gradient as ranks exchange it."""
+        return self.element_bytes if self.gradient_bytes is None else float(self.gradient_bytes)
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding in memory."""
+        multiple = self.vocab_multiple * self.layout.tp
+        return -(-self.shape.vocab // multiple) * multiple
+
+    # parts ----------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def kernels(self) -> Kernels:
+        """Pieces as this framework runs them."""
+        framework: Framework = framework_called(self.framework)
+        return Kernels(canonical_dtype(self.dtype), framework, self.dropout, self.reduced_bytes, self.layout.accumulation)
+
+    def group(self, dim: str) -> Group:
+        """Ranks and nodes of a dimension's collectives."""
+        span = self.layout.group(dim, self.gpus_per_node)
+        return Group(span.ranks, span.nodes)
+
+    @property
+    def stages(self) -> int:
+        """Pieces that the layers are cut into: stages, each of `vp` chunks."""
+        return self.layout.pp * self.layout.vp
+
+    def layers_of(self, stage: int) -> tuple[int, ...]:
+        """How many layers of each kind (`shape.blocks`) lie on a stage, or chunk of one."""
+        first, end = (
+            int(layers_before(self.shape.depth, self.stages, at, self.stage_split, self.head_layers)) for at in (stage, stage + 1)
+        )
+        counts, start = [], 0
+        for block in self.shape.blocks:
+            counts.append(max(0, min(end, start + block.count) - max(first, start)))
+            start += block.count
+        return tuple(counts)

@@ -1,0 +1,134 @@
+"""What stands before the first layer and behind the last: embedding of words or patches, final norm, logits and loss.
+
+Tensor parallelism divides the vocabulary: a rank looks up the words it has, and the sum over ranks is each token's vector; a loss needs
+the largest logit, the target's and the sum of exponentials of each token over all ranks (Megatron's vocab-parallel cross-entropy).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hybridperf.ops import Gather, OpCall, Reduction, ScatterAdd, Softmax
+from hybridperf.workloads.transformer import ratios
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.kernels import Kernels
+from hybridperf.workloads.transformer.passes import Piece, Step
+
+_WIDE = "fp32"  # a loss' number format
+
+
+def embedding(config: TransformerConfig) -> Piece:
+    """Up to the first layer; of two stacks both of theirs."""
+    s, kernels = config.shape, config.kernels
+    if s.family == "vit":
+        patches = config.layout.micro_batch * (s.seq - 1)
+        found = kernels.linear("patches", patches, s.channels * s.patch**2, s.hidden, bias=True)
+        return found + kernels.moved("class tokens", config.tokens, s.hidden) + _added(config, "positions", config.tokens, s.seq)
+    found = _embedded(config, config.tokens)
+    return found + _embedded(config, config.decoder_tokens) if s.decoder_layers else found
+
+
+def _embedded(config: TransformerConfig, tokens: float) -> Piece:
+    s, kernels = config.shape, config.kernels
+    found = _looked_up(kernels, "words", tokens, s.hidden, config.padded_vocab, split=True)
+    if s.positions == "learned":
+        found += _added(config, "positions", tokens, s.max_positions or s.seq)
+    if s.token_types:
+        found += _added(config, "token types", tokens, s.token_types)
+    if s.embedding_norm:
+        found += kernels.norm("embedding norm", s.norm, tokens, s.hidden)
+    if config.dropout:
+        dropped = kernels.loop("embedding dropout", tokens, s.hidden, like="mulu", inputs=1 + kernels.mask)
+        found += Piece((dropped,), (dataclasses.replace(dropped, name="embedding dropout gradient"),))
+    return found
+
+
+def _added(config: TransformerConfig, name: str, tokens: float, rows: int) -> Piece:
+    """A table of one vector per position, looked up and added."""
+    kernels, h = config.kernels, config.shape.hidden
+    return _looked_up(kernels, name, tokens, h, rows) + Piece((kernels.loop(f"{name} added", tokens, h),))
+
+
+def _looked_up(kernels: Kernels, name: str, tokens: float, cols: float, rows: float, split: bool = False) -> Piece:
+    numbers = (kernels.dtype, float(tokens), float(cols), float(rows))
+    tensor = ("vocab",) if split else ()
+    forward = Step(OpCall(Gather(*numbers)), "memory", name, tensor=tensor, tokens="rows")
+    back = Step(OpCall(ScatterAdd(*numbers)), "memory", f"{name} gradient", tensor=tensor, tokens="rows")
+    return Piece((forward,), (back,))
+
+
+def head(config: TransformerConfig) -> Piece:
+    """From the last layer to the loss."""
+    s, kernels, tokens = config.shape, config.kernels, config.decoder_tokens
+    batch = float(config.layout.micro_batch)
+    found = Piece() if s.family == "bert" else kernels.norm("final norm", s.norm, tokens, s.hidden)
+    if s.pooler:
+        found += kernels.linear("pooler", batch, s.hidden, s.hidden, bias=True)
+    if s.head == "none":
+        return found
+    if s.head == "classes":
+        return found + kernels.linear("classes", batch, s.hidden, s.vocab, bias=True) + _plain_loss(kernels, batch, s.vocab)
+    if s.head == "mlm":
+        found += kernels.linear("transform", tokens, s.hidden, s.hidden, bias=True)
+        gelu = kernels.loop("transform gelu", tokens, s.hidden, like="gelu")
+        found += Piece((gelu,), (kernels.loop("transform gelu gradient", tokens, s.hidden, like="gelu", inputs=2),))
+        found += kernels.norm("transform norm", s.norm, tokens, s.hidden)
+    vocab = config.padded_vocab
+    return found + kernels.linear("logits", tokens, s.hidden, vocab, split="outputs") + loss(config, tokens, vocab)
+
+
+def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
+    """Cross-entropy of logits tokens x vocab."""
+    kernels = config.kernels
+    if config.fused_loss:  # logits read and their gradients written in place; backward scales them
+        return Piece((_rows(kernels, "loss", tokens, vocab, inputs=2.0),), (_rows(kernels, "loss gradient", tokens, vocab, inputs=1.0),))
+    if config.framework != "megatron":
+        return _plain_loss(kernels, tokens, vocab, tensor=True)
+    wide = dataclasses.replace(kernels, dtype=_WIDE)
+    widened = kernels.element_bytes / wide.element_bytes
+
+    def over(name: str) -> Step:
+        op = Reduction(_WIDE, float(tokens), float(vocab))
+        return Step(OpCall(op), "memory", name, tensor=("cols",), tokens="rows")
+
+    targets = Step(OpCall(Gather(_WIDE, float(tokens), 1.0, float(vocab))), "memory", "target logits", tensor=("vocab",), tokens="rows")
+    return Piece(
+        (
+            _rows(wide, "logits in fp32", tokens, vocab, inputs=widened),
+            over("largest logit"),
+            _rows(wide, "logits shifted", tokens, vocab, inputs=1.0),
+            targets,
+            _rows(wide, "exponentials", tokens, vocab, like="exp"),
+            over("sum of exponentials"),
+            _rows(wide, "probabilities", tokens, vocab, inputs=1.0),
+            wide.loop("loss", 1.0, tokens, tokens="cols"),
+        ),
+        (
+            _rows(wide, "loss gradient", tokens, vocab, inputs=1.0),
+            _rows(kernels, "loss gradient narrowed", tokens, vocab, inputs=1 / widened),
+        ),
+    )
+
+
+def _plain_loss(kernels: Kernels, tokens: float, vocab: float, tensor: bool = False) -> Piece:
+    """Cast to fp32, log-softmax, loss; and back."""
+    wide = dataclasses.replace(kernels, dtype=_WIDE)
+    widened = kernels.element_bytes / wide.element_bytes
+    op, split = Softmax(_WIDE, float(tokens), float(vocab)), ("cols",) if tensor else ()
+
+    def softmax(name: str, ratio: float) -> Step:
+        return Step(OpCall(op, times=ratio), "memory", name, tensor=split, tokens="rows")
+
+    return Piece(
+        (_rows(wide, "logits in fp32", tokens, vocab, inputs=widened, tensor=tensor), softmax("log-softmax", 1.0)),
+        (
+            softmax("log-softmax gradient", ratios.SOFTMAX.value),
+            _rows(kernels, "loss gradient narrowed", tokens, vocab, inputs=1 / widened, tensor=tensor),
+        ),
+    )
+
+
+def _rows(
+    kernels: Kernels, name: str, tokens: float, vocab: float, *, like: str = "mulu", inputs: float | None = None, tensor: bool = True
+) -> Step:
+    return kernels.loop(name, tokens, vocab, like=like, inputs=inputs, tensor="cols" if tensor else "")

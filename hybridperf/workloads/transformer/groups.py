@@ -1,0 +1,92 @@
+"""Which ranks talk to each other in a collective, and how many nodes they lie on.
+
+Ranks are counted in mixed radix: the dimensions of `order`, fastest first, are its digits. A group is all values of some digits with the
+others fixed. Nodes hold `gpus_per_node` neighbouring ranks. So a dimension of stride st (the product of the faster sizes) and size n has
+clip(gpus_per_node / st, 1, n) of its ranks on one node where sizes divide each other. Where they do not, groups differ: the one on the
+most nodes is meant, found by counting.
+
+Expert parallelism has no digit of its own: its ranks are the fastest of those that share the tokens' layers (cp and dp; tp too where
+experts are not cut), and the rest of these hold the same experts (`expert_data`). In the same way `shard` are the fastest of the data
+ranks and `replica` the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hybridperf.io import InputError, unknown
+
+if TYPE_CHECKING:
+    from hybridperf.workloads.transformer.layout import Layouts
+
+DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "data", "expert_data", "shard", "replica")
+
+
+class Span(NamedTuple):
+    """Ranks of a collective and where they lie."""
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int  # most that lie on one
+
+
+def span(layout: Layouts, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:
+    """The span of one dimension's groups of one layout."""
+    if dim not in DIMENSIONS:
+        raise unknown("dimension", dim, DIMENSIONS, f"known are {', '.join(DIMENSIONS)}")
+    if gpus_per_node < 1:
+        raise InputError(f"gpus_per_node must be 1 or more, got {gpus_per_node}")
+    digits = [(name, int(getattr(layout, name))) for name in order if name != "ep"]
+    return _counted(_members(layout, dim, digits), gpus_per_node)
+
+
+def _members(layout: Layouts, dim: str, digits: list[tuple[str, int]]) -> tuple[tuple[int, bool], ...]:
+    """Digits (size, whether the group runs over it), fastest first; a digit that a group shares with another is cut in two."""
+    if dim in ("tp", "cp", "pp", "dp"):
+        return tuple((size, name == dim) for name, size in digits)
+    data = ("cp", "dp")
+    if dim == "data":
+        return tuple((size, name in data) for name, size in digits)
+    if dim in ("shard", "replica"):
+        return _cut(digits, data, int(layout.shard_ranks), dim == "shard")
+    return _cut(digits, data if layout.expert_tp == layout.tp else ("tp", *data), int(layout.ep), dim == "ep")
+
+
+def _cut(digits: list[tuple[str, int]], of: tuple[str, ...], ranks: int, fast: bool) -> tuple[tuple[int, bool], ...]:
+    """Digits of the fastest `ranks` of some dimensions (`fast`), or of the rest of them."""
+    left, cut = ranks, []
+    for name, size in digits:
+        inner = math.gcd(left, size) if name in of else 1
+        left //= inner
+        cut += [(inner, fast), (size // inner, name in of and not fast)]
+    if left != 1:
+        raise InputError(f"a group of {ranks} ranks must divide the {' x '.join(of)} ranks, got {', '.join(f'{n} {s}' for n, s in digits)}")
+    return tuple(cut)
+
+
+@functools.lru_cache(maxsize=4096)
+def _counted(digits: tuple[tuple[int, bool], ...], gpus_per_node: int) -> Span:
+    ranks, per_node, stride, aligned = 1, 1, 1, True
+    for size, member in digits:
+        if member:
+            ranks *= size
+            per_node *= min(max(gpus_per_node // stride, 1), size)
+        stride *= size
+        aligned &= stride % gpus_per_node == 0 or gpus_per_node % stride == 0
+    return Span(ranks, ranks // per_node, per_node) if aligned else _enumerated(digits, ranks, gpus_per_node)
+
+
+def _enumerated(digits: tuple[tuple[int, bool], ...], ranks: int, gpus_per_node: int) -> Span:
+    sizes = [size for size, _ in reversed(digits)]
+    members = [member for _, member in reversed(digits)]
+    node = np.arange(math.prod(sizes)).reshape(sizes) // gpus_per_node
+    axes = sorted(range(len(sizes)), key=lambda axis: members[axis])  # the group's digits last
+    groups = np.sort(node.transpose(axes).reshape(-1, ranks), axis=1)  # [groups, ranks]
+    starts = np.ones(groups.shape, bool)
+    starts[:, 1:] = groups[:, 1:] != groups[:, :-1]
+    runs = np.diff(np.append(np.flatnonzero(starts), starts.size))
+    return Span(ranks, int(starts.sum(1).max()), int(runs.max()))

@@ -1,0 +1,173 @@
+"""Parallelism inside a layer: functions that rewrite the passes of one device into those of one rank of a group.
+
+* tensor (Shoeybi et al. 2019): fields that a step names are divided. An op that sums over a divided dimension, or looks up in a divided
+  table, leaves partial sums, which an all-reduce completes: so the projections of attention and MLP forward, and the input gradients of
+  what feeds them backward, 4 all-reduces a layer of b s h numbers each (formulas.md 3.3).
+* sequence (Korthikanti et al. 2022): what tensor parallelism leaves whole is divided by tokens; each all-reduce becomes a reduce-scatter
+  behind the partial sums and an all-gather before the next divided step. The gather that a weight gradient needs of its input travels
+  beside the product of the input's gradient and is not counted.
+* context: tokens are divided, keys and values gathered for attention (their gradients scattered back); causal work is shared out evenly.
+* expert: each rank keeps E_p-th of the experts and its tokens travel there and back, twice forward and twice backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.io import InputError
+from hybridperf.ops import EncoderAttention, Gather, Gemm, Moe, PrefillAttention, Reduction, ScatterAdd
+from hybridperf.workload import CollectiveCall
+from hybridperf.workloads.transformer.passes import Part, Passes, Step, Steps
+
+SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32
+
+
+class Group(NamedTuple):
+    """Ranks that talk to each other, and the nodes they lie on."""
+
+    ranks: int
+    nodes: int
+
+    def call(self, collective: str, size: float) -> CollectiveCall:
+        """A collective among them; `size` as in tables of collectives."""
+        return CollectiveCall(collective, float(size), self.ranks, self.nodes)
+
+    def step(self, collective: str, size: float, part: Part, name: str) -> Step:
+        return Step(self.call(collective, size), part, name)
+
+
+def rewritten(passes: Passes, change: Callable[[Steps], Iterable[Step]]) -> Passes:
+    """Each pass rewritten as a whole."""
+    return Passes(*(tuple(change(getattr(passes, field.name))) for field in dataclasses.fields(passes)))
+
+
+def partial_sums_bytes(step: Step) -> float:
+    """Size of a result that is only one rank's share of a sum; 0 where it is whole."""
+    if not step.is_op or not step.tensor:
+        return 0.0
+    op = step.op
+    size = DTYPE_BYTES[op.dtype]
+    if isinstance(op, Gemm) and "k" in step.tensor:
+        return float(op.m * op.n * size)
+    if isinstance(op, Moe):
+        return float(op.tokens * op.hidden * size)
+    if isinstance(op, Gather) and "vocab" in step.tensor:
+        return float(op.rows * op.cols * size)
+    if isinstance(op, Reduction) and "cols" in step.tensor:
+        return float(op.rows * SUM_BYTES)
+    return 0.0
+
+
+def split_tensor(passes: Passes, group: Group) -> Passes:
+    """Tensor parallelism over a group."""
+    if group.ranks == 1:
+        return passes
+
+    def split(steps: Steps) -> Iterator[Step]:
+        for step in steps:
+            if step.is_op and isinstance(step.op, Moe):
+                yield step.with_op(moe_tp=float(group.ranks)) if step.tensor else step
+            else:
+                yield step.divided(step.tensor, group.ranks)
+            if size := partial_sums_bytes(step):
+                summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
+                yield dataclasses.replace(summed, tokens="" if isinstance(step.op, Reduction) or _one_number(step) else "bytes")
+
+    return rewritten(passes, split)
+
+
+def _one_number(step: Step) -> bool:
+    """Whether a token's sum is a number and not its vector, as a loss' is."""
+    return isinstance(step.op, Gather) and step.op.cols == 1
+
+
+def sequence_parallel(passes: Passes, group: Group) -> Passes:
+    """Sequence parallelism of passes that `split_tensor` has split."""
+    if group.ranks == 1:
+        return passes
+
+    def split(steps: Steps) -> Iterator[Step]:
+        scattered = True  # what a pass begins with
+        for step in steps:
+            if step.part == "tp" and step.tokens:
+                yield group.step("reduce_scatter", step.collective.bytes, "tp", step.name)
+                scattered = True
+            elif not step.is_op:
+                yield step
+            elif step.tensor:
+                if scattered and (size := _gathered_bytes(step)):
+                    yield group.step("all_gather", size, "tp", f"{step.name} gathered")
+                    scattered = False
+                yield step
+            else:
+                yield step.divided((step.tokens,), group.ranks) if step.tokens else step
+
+    return rewritten(passes, split)
+
+
+def _gathered_bytes(step: Step) -> float:
+    """Size of the tokens' vectors that a divided step takes in; 0 for one that takes what is divided as itself."""
+    op = step.op
+    size = DTYPE_BYTES[op.dtype]
+    if step.weight_gradient:
+        return 0.0
+    if isinstance(op, Gemm):
+        return float(op.m * op.k * size)
+    if isinstance(op, Moe):
+        return float(op.tokens * op.hidden * size)
+    return float(op.rows * op.cols * size) if isinstance(op, ScatterAdd) else 0.0
+
+
+def context_parallel(passes: Passes, group: Group) -> Passes:
+    """Tokens divided over a group; before tensor parallelism."""
+    if group.ranks == 1:
+        return passes
+
+    def split(steps: Steps) -> Iterator[Step]:
+        for step in steps:
+            if not step.core:
+                yield step.divided((step.tokens,), group.ranks) if step.tokens and step.is_op else step
+                continue
+            if not isinstance(step.op, PrefillAttention | EncoderAttention):
+                raise InputError('context parallelism of unfused attention is not modelled: take attention="fused", or cp = 1')
+            op = step.op
+            kv_bytes = 2 * op.batch * op.q_len * op.kv_heads * op.head_dim * DTYPE_BYTES[op.dtype]
+            tensor = "kv_heads" in step.tensor
+            yield dataclasses.replace(
+                group.step("all_gather", kv_bytes, "cp", "keys and values gathered"), tensor=("bytes",) if tensor else ()
+            )
+            yield step.on(_share_of_attention(op, group.ranks))
+            if "gradient" in step.name:
+                scattered = group.step("reduce_scatter", kv_bytes, "cp", "gradients of keys and values summed")
+                yield dataclasses.replace(scattered, tensor=("bytes",) if tensor else ())
+
+    return rewritten(passes, split)
+
+
+def _share_of_attention(op: PrefillAttention | EncoderAttention, ranks: int) -> PrefillAttention:
+    """One rank's: its queries on all keys, of which a causal query sees half in the mean, as tokens are dealt out to make it so."""
+    causal = isinstance(op, PrefillAttention) and op.causal > 0
+    keys = op.q_len / 2 if causal else op.q_len
+    return PrefillAttention(op.dtype, op.batch, op.q_len / ranks, op.heads, op.head_dim, op.kv_heads, kv_len=keys, causal=0.0)
+
+
+def expert_parallel(passes: Passes, group: Group) -> Passes:
+    """Experts divided over a group; after all that divides tokens."""
+    if group.ranks == 1:
+        return passes
+
+    def split(steps: Steps) -> Iterator[Step]:
+        for step in steps:
+            if not (step.is_op and isinstance(step.op, Moe)):
+                yield step
+                continue
+            op = step.op
+            sent = op.topk * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
+            yield group.step("alltoall", sent, "ep", f"tokens to {step.name}")
+            yield step.with_op(tokens=op.tokens * group.ranks, moe_ep=float(group.ranks))
+            yield group.step("alltoall", sent, "ep", f"tokens from {step.name}")
+
+    return rewritten(passes, split)

@@ -1,0 +1,119 @@
+"""What one rank runs for a part of a model: steps forward and backward, each one row of a duration table.
+
+A `Step` is a call with what transformations must know of it. A layer is written for one device, and parallelism rewrites its passes
+(`parallel.py`, `sharding.py`, `recompute.py`); so a step says which field of its op tensor parallelism divides, and which counts tokens.
+
+`Piece` pairs steps with their own backward: adding pieces lines up their forwards and lines up their backwards from the last to the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from hybridperf.collectives.traffic import bus_factor
+from hybridperf.ops import OpCall
+from hybridperf.workload import CollectiveCall
+
+Part = Literal["gemm", "attention", "memory", "tp", "cp", "ep", "dp", "pp", "zero"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One call, where it belongs and how it is divided."""
+
+    call: OpCall | CollectiveCall
+    part: Part
+    name: str
+    kernels: int = 1  # launches: a call may stand for several (fused attention's backward), or one that runs many tensors
+    tensor: tuple[str, ...] = ()  # fields of the op that tensor parallelism divides; empty: every rank does all of it
+    tokens: str = ""  # field of the op that counts tokens: what sequence and context parallelism divide
+    core: bool = False  # of the attention core, which selective recompute runs again
+    weight_gradient: bool = False  # needs no gathered gradient beside it, and nobody waits for it in the layer
+
+    @property
+    def is_op(self) -> bool:
+        return isinstance(self.call, OpCall)
+
+    @property
+    def op(self) -> Any:
+        """The op of a step that is none of communication."""
+        assert isinstance(self.call, OpCall), self.name
+        return self.call.op
+
+    @property
+    def collective(self) -> CollectiveCall:
+        """The collective of a step that is one."""
+        assert isinstance(self.call, CollectiveCall), self.name
+        return self.call
+
+    def on(self, op: Any) -> Step:
+        """The same of another op."""
+        assert isinstance(self.call, OpCall), self.name
+        return dataclasses.replace(self, call=dataclasses.replace(self.call, op=op))
+
+    def with_op(self, **changes: Any) -> Step:
+        """The same with other sizes."""
+        return self.on(dataclasses.replace(self.op, **changes))
+
+    def divided(self, fields: Iterable[str], by: float) -> Step:
+        """The same with these sizes divided."""
+        if isinstance(self.call, CollectiveCall):
+            return dataclasses.replace(self, call=dataclasses.replace(self.call, bytes=self.call.bytes / by))
+        return self.with_op(**{name: getattr(self.op, name) / by for name in fields})
+
+
+Steps = tuple[Step, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """One part of a model (a layer, an end) on one rank for one micro-batch."""
+
+    forward: Steps = ()
+    backward: Steps = ()  # gradients of inputs and of weights, without what is recomputed
+    recomputed: Steps = ()  # forward steps run again before the backward
+
+    @property
+    def backward_with_recompute(self) -> Steps:
+        """All that a backward task runs."""
+        return (*self.recomputed, *self.backward)
+
+    def map(self, change: Callable[[Step], Step]) -> Passes:
+        """Every step changed by itself."""
+        return Passes(*(tuple(map(change, getattr(self, field.name))) for field in dataclasses.fields(self)))
+
+    def __add__(self, behind: Passes) -> Passes:
+        """This part and the one behind it."""
+        return Passes(self.forward + behind.forward, behind.backward + self.backward, behind.recomputed + self.recomputed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Steps with their backward."""
+
+    forward: Steps = ()
+    backward: Steps = ()
+
+    def __add__(self, behind: Piece) -> Piece:
+        return Piece(self.forward + behind.forward, behind.backward + self.backward)
+
+    def passes(self) -> Passes:
+        return Passes(self.forward, self.backward)
+
+
+def flops(steps: Iterable[Step], parts: tuple[str, ...] = ("gemm", "attention")) -> float:
+    """Arithmetic of the products among steps, as Transformers are counted: loops are left out."""
+    return sum(float(step.op.work().flops) * step.call.times for step in steps if isinstance(step.call, OpCall) and step.part in parts)
+
+
+def launches(steps: Iterable[Step]) -> int:
+    """Launches of a pass, collectives left out."""
+    return sum(step.kernels for step in steps if step.is_op)
+
+
+def collective_bytes(steps: Iterable[Step], part: str) -> float:
+    """Bytes on the wire per rank of the collectives of one part: bus factor times size (formulas.md 3.3)."""
+    found = (step.collective for step in steps if step.part == part and not step.is_op)
+    return float(sum(bus_factor(call.collective, call.ranks) * call.bytes for call in found))

@@ -1,0 +1,57 @@
+"""Weights and gradients in shards (ZeRO, Rajbhandari et al. 2020; FSDP, HSDP): collectives around a part's passes.
+
+    ZeRO-3   weights gathered before forward and before backward, gradients scattered behind it: 3 (d - 1) / d of the weights' bytes on the
+             wire, 1.5 times an all-reduce; recompute shares the gather of the backward
+    ZeRO-2   as FSDP's SHARD_GRAD_OP: gathered before forward and kept, gradients scattered: as many bytes as an all-reduce
+    ZeRO-1   nothing here: gradients and weights are exchanged once a step (`update.py`)
+
+All of it for every micro-batch. HSDP shards over some of the data ranks; the rest hold copies, whose shards of gradients are all-reduced.
+Experts are sharded over the ranks that hold the same ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parallel import Group
+from hybridperf.workloads.transformer.passes import Passes, Steps
+from hybridperf.workloads.transformer.weights import Weights
+
+
+def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig) -> Passes:
+    """Passes of a part whose weights lie in shards."""
+    zero = config.layout.zero
+    if zero < 2:
+        return passes
+    gathers = tuple(
+        group.step("all_gather", count * config.element_bytes, "zero", "weights gathered")
+        for count, group in _sharded(weights, config)
+        if count and group.ranks > 1
+    )
+    return dataclasses.replace(
+        passes,
+        forward=(*gathers, *passes.forward),
+        recomputed=(*gathers, *passes.recomputed) if zero == 3 and passes.recomputed else passes.recomputed,
+        backward=(*(gathers if zero == 3 and not passes.recomputed else ()), *passes.backward, *_scattered(weights, config)),
+    )
+
+
+def _sharded(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, Group], ...]:
+    """Weights of a rank and the ranks that they are sharded over, the experts' apart."""
+    shard = config.group("shard")
+    if config.layout.ep == 1:
+        return ((weights.total, shard),)
+    return ((weights.shared, shard), (weights.experts, config.group("expert_data")))
+
+
+def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
+    steps = []
+    replicas = config.group("replica")
+    for count, group in _sharded(weights, config):
+        size = count * config.reduced_bytes
+        if count and group.ranks > 1:
+            steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
+        if count and replicas.ranks > 1:
+            steps.append(replicas.step("all_reduce", size / group.ranks, "zero", "shards of gradients summed"))
+    return tuple(steps)

@@ -1,0 +1,107 @@
+"""Once a step: gradients summed over replicas, the optimizer, weights exchanged.
+
+Adam in mixed precision reads a gradient and fp32 weight and moments and writes the latter and the weight in the op's dtype: 12 + g + 12 + e
+bytes a number, 28 with 16-bit gradients, and the gradient once more for its norm.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.ops import OpCall, OptimizerUpdate, Reduction
+from hybridperf.workloads.transformer import counts
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parallel import Group
+from hybridperf.workloads.transformer.passes import Step, Steps
+from hybridperf.workloads.transformer.weights import Weights, copies_embedding, on_rank, stage_weights
+
+_WIDE = "fp32"
+_NORM_COLUMNS = 65536.0  # numbers that one block adds up
+TENSORS_PER_KERNEL = 36  # that one launch of a fused optimizer takes
+TENSORS_PER_LAYER = 12  # scales, shifts, weights and biases of a GPT's layer
+_MOMENTS = {"adam": 2, "sgd": 0}
+
+
+def updated_weights(config: TransformerConfig, stage: int) -> float:
+    """Numbers that one rank updates: its shard of them from ZeRO-1 on."""
+    weights = stage_weights(config, stage)
+    if not config.layout.zero:
+        return weights.total
+    shard = config.group("shard").ranks
+    if config.layout.ep == 1:
+        return weights.total / shard
+    return weights.shared / shard + weights.experts / config.group("expert_data").ranks
+
+
+def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
+    """The optimizer of one rank of a stage."""
+    n = updated_weights(config, stage)
+    wide, moments = DTYPE_BYTES[_WIDE], _MOMENTS[config.optimizer]
+    kept = wide * (1 + moments)
+    copy = config.element_bytes if config.element_bytes < wide else 0.0
+    flops = {"adam": (12.0, 1.0), "sgd": (2.0, 0.0)}[config.optimizer]
+    update = OptimizerUpdate(_WIDE, n, (kept + config.reduced_bytes) / wide, (kept + copy) / wide, *flops)
+    tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
+    launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
+    norm = Reduction(_WIDE, max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS), _NORM_COLUMNS)
+    return (
+        Step(OpCall(norm), "memory", "gradient norm", kernels=launches),
+        Step(OpCall(update), "memory", config.optimizer, kernels=launches),
+    )
+
+
+def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
+    """What a stage's ranks exchange once a step: sums of gradients, weights from ZeRO-1 on, the tied embedding's gradient.
+
+    ZeRO-2 and 3 exchange theirs around each layer (`sharding.py`).
+    """
+    return (*_tied(config, stage), *summed(config, stage_weights(config, stage)), *gathered(config, stage))
+
+
+def summed(config: TransformerConfig, weights: Weights) -> Steps:
+    """Sums of so many gradients, in one piece."""
+    if config.layout.zero >= 2:
+        return ()
+    collective = "reduce_scatter" if config.layout.zero else "all_reduce"
+    steps = []
+    for count, group in _shared_out(weights, config):
+        if count and group.ranks > 1:
+            steps.append(group.step(collective, count * config.reduced_bytes, "dp", "gradients summed"))
+            replicas = config.group("replica")
+            if config.layout.zero and replicas.ranks > 1:
+                steps.append(replicas.step("all_reduce", count * config.reduced_bytes / group.ranks, "dp", "shards of gradients summed"))
+    return tuple(steps)
+
+
+def gathered(config: TransformerConfig, stage: int) -> Steps:
+    """Weights that were updated in shards."""
+    if config.layout.zero != 1:
+        return ()
+    shared = _shared_out(stage_weights(config, stage), config)
+    return tuple(
+        group.step("all_gather", count * config.element_bytes, "dp", "weights gathered")
+        for count, group in shared
+        if count and group.ranks > 1
+    )
+
+
+def _shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, Group], ...]:
+    group = config.group("shard" if config.layout.zero else "data")
+    if config.layout.ep == 1:
+        return ((weights.total, group),)
+    return ((weights.shared, group), (weights.experts, config.group("expert_data")))
+
+
+def tied_reduction(config: TransformerConfig) -> Step | None:
+    """The embedding's gradient, summed over the first and the last stage."""
+    if not copies_embedding(config):
+        return None
+    size = on_rank(counts.Parameters(vocab=config.padded_vocab * config.shape.hidden), config).shared * config.reduced_bytes
+    nodes = 2 if config.group("pp").nodes > 1 else 1
+    return Group(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")
+
+
+def _tied(config: TransformerConfig, stage: int) -> Steps:
+    step = tied_reduction(config)
+    return (step,) if step is not None and stage in (0, config.stages - 1) else ()

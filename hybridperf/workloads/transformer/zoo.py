@@ -1,0 +1,97 @@
+"""Published models by name: their sizes lie in presets/transformers.toml, each with where it was published and how many parameters.
+
+A name is looked up in lower case with every run of other characters as one hyphen, so "LLAMA3_70B" and "llama3-70b" are one. A path to a
+.toml or .json file describes a model of one's own in the same fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hybridperf.io import InputError, unknown
+from hybridperf.workloads.transformer.shape import Latent, TransformerShape
+
+_FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
+_NEEDED = [field.name for field in dataclasses.fields(TransformerShape) if field.default is dataclasses.MISSING]
+
+
+def shape_names() -> list[str]:
+    """Names of the models whose sizes we ship."""
+    return [name for name in _entries() if name not in _aliases()]
+
+
+def load_shape(name: str | os.PathLike) -> TransformerShape:
+    """A model's sizes by its published name, or from a .toml or .json file; `InputError` names the nearest where there is none."""
+    text = str(name)
+    if text.endswith((".toml", ".json")):
+        return _shape(*_read(Path(text)), f"{text}: ")
+    key = _plain(text)
+    key = _aliases().get(key, key)
+    if key not in _entries():
+        raise unknown("model", text, [*_entries(), *_aliases()], f"one of {len(shape_names())} published shapes, or a .toml file of sizes")
+    return _shape(key, _entries()[key], "")
+
+
+@functools.cache
+def _entries() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(resources.files("hybridperf").joinpath("presets", "transformers.toml").read_text())
+
+
+@functools.cache
+def _aliases() -> dict[str, str]:
+    return {_plain(alias): name for name, entry in _entries().items() for alias in entry.get("aliases", ())}
+
+
+@functools.cache
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
+    fields = {"name": name, **{key: value for key, value in entry.items() if key != "aliases"}}
+    for field in fields:
+        if field not in _FIELDS:
+            raise unknown(f"{where}field", field, sorted(_FIELDS), "the fields are those of TransformerShape")
+    if isinstance(fields.get("latent"), dict):
+        try:
+            fields["latent"] = Latent(**{"query_rank": None, **fields["latent"]})
+        except TypeError as error:
+            raise InputError(f"{where}latent of {name} has the fields of Latent: {error}") from error
+    if missing := [field for field in _NEEDED if field not in fields]:
+        raise InputError(f"{where}{name} lacks {', '.join(missing)}; every model says {', '.join(_NEEDED)}")
+    try:
+        return TransformerShape(**fields)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from error
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text()
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise InputError(f"expected a file of a model's sizes at {path}, found none; check the path") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} is not {path.suffix[1:].upper()} ({error}); see hybridperf/presets/transformers.toml for the fields"
+        ) from error
+    sections = (
+        {name: entry for name, entry in content.items() if isinstance(entry, dict) and name != "latent"}
+        if isinstance(content, dict)
+        else {}
+    )
+    if not isinstance(content, dict) or len(sections) > 1:
+        raise InputError(f"expected the sizes of one model in {path}, found {len(sections) or 'none'}; split the file")
+    if sections:
+        return next(iter(sections.items()))
+    return str(content.get("name", path.stem)), content
