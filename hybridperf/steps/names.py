@@ -1,6 +1,6 @@
 """Names in rows of training steps: which device, fabric, framework, precision a row's words mean.
 
-Everything lies in `aliases.toml`; here it is only looked up. A row says its accelerator in `gpu`, as a driver, a datasheet, a cluster or a
+Everything lies in `presets/step_rows.toml`; here it is only looked up. A row says its accelerator in `gpu`, as a driver, a datasheet, a cluster or a
 submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb", "System: DGX-GB200"), and its network, if at all, somewhere in its other words.
 """
 
@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 @functools.cache
 def aliases() -> Mapping[str, Any]:
     """The whole alias file."""
-    return tomllib.loads(resources.files("hybridperf.steps").joinpath("aliases.toml").read_text())
+    return tomllib.loads(resources.files("hybridperf").joinpath("presets", "step_rows.toml").read_text())
 
 
 @functools.lru_cache(4096)

@@ -1,7 +1,7 @@
 """What rows of measured or planned training steps say: a model, a layout, a machine, and what is missing or contradicts itself.
 
 Both schemas are read (`data/README.md`): that of published steps and vTrain's. A row's own words come first, then its framework's
-habits (`aliases.toml`), and each habit that was used stands in the row's notes. What cannot be predicted is refused with one sentence that
+habits (`presets/step_rows.toml`), and each habit that was used stands in the row's notes. What cannot be predicted is refused with one sentence that
 names the row and the rule; what contradicts itself is predicted by its layout and flagged. N rows.
 """
 
@@ -18,7 +18,8 @@ import pandas as pd
 from hybridperf.io import InputError
 from hybridperf.steps import contradictions
 from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
-from hybridperf.workloads.transformer import Layout, TransformerConfig, TransformerShape, load_shape
+from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
+from hybridperf.workloads.transformer.config import TransformerConfig
 
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk")
 _CONTEXT = ("source", "section", "system_detail", "gpu")
@@ -298,4 +299,6 @@ def _config(
     shape: TransformerShape, layout: Layout, dtype: str, fields: tuple[tuple[str, Any], ...], gpus_per_node: int
 ) -> TransformerConfig:
     """One object for all rows that say the same."""
-    return TransformerConfig(shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields))
+    found = TransformerConfig(shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields))
+    # nanotron weighs the head by its matrix against a layer's
+    return found if found.stage_split == "even" else found.replace(head_layers=shape.vocab * shape.hidden / shape.layer_parameters)
