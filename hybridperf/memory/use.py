@@ -26,7 +26,7 @@ from hybridperf.memory.in_flight import in_flight, in_flight_up
 from hybridperf.memory.knobs import MemoryKnobs
 from hybridperf.memory.states import ModelStates, element_bytes, model_states, sharded_bytes
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.codes import CHIMERA
+from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE
 from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import layers_before
@@ -213,17 +213,20 @@ class _Priced:
     def _ends(self, options: dict[str, Any], knobs: MemoryKnobs) -> Any:
         """Before the first and after the last layer."""
         x, shape = self.x, self.shape
-        xp = array_module(*x, self.stage, knobs.loss_bytes)
+        xp = array_module(*x, self.stage, *vars(knobs).values())
         e = options["element_bytes"]
         between = xp.where(x.sequence_parallel > 0, x.tp, 1)
         source = x.micro_batch * shape.seq / x.cp
         tokens = x.micro_batch * (shape.decoder_seq or shape.seq) / x.cp if shape.decoder_layers else source
         logits = {"classes": x.micro_batch, "none": 0.0}.get(shape.head, tokens) * shape.vocab / x.tp
-        per_head = 2 * e * tokens * shape.hidden / between + (e + knobs.loss_bytes) * logits
-        per_embedding = source * shape.hidden / between if options["dropout"] else 0.0  # a mask of one byte each
+        stale = knobs.stale_bytes * xp.where((x.pp == 1) & (x.accumulation > 1), 1.0, 0.0)
+        per_head = e * tokens * shape.hidden * (2 / between + knobs.head) + (e + knobs.loss_bytes + stale) * logits
+        per_embedding = e * source * shape.hidden * knobs.embedding
+        if options["dropout"]:
+            per_embedding = per_embedding + source * shape.hidden / between  # a mask of one byte each
         total = 0.0
         for stage, batches, held in self._pieces():
             total = total + held * xp.where(stage == 0, batches * per_embedding, 0.0)
             # only GPipe's last stage has more than one micro-batch in its loss
-            total = total + held * xp.where(stage == x.pp - 1, xp.where(x.schedule == 1, batches, 1.0) * per_head, 0.0)
+            total = total + held * xp.where(stage == x.pp - 1, xp.where(x.schedule == GPIPE, batches, 1.0) * per_head, 0.0)
         return total
