@@ -149,7 +149,7 @@ def _resolve(row: _Row, device: str | None, system: str | None, host: str | None
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
         row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
         dtype, fields = _habits(row, habits)
-        flags = contradictions.of(row.record, shape, layout, found, dtype, global_batch)
+        flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
     except (_Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}")
@@ -218,10 +218,10 @@ def _layout(row: _Row, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
     if gpus is not None and tp * pp * cp * dp != gpus:
         raise _Refused(f"expected tp x pp x cp x dp to be n_gpus, got {tp} x {pp} x {cp} x {dp} = {tp * pp * cp * dp} for {gpus} GPUs")
     micro_batch, accumulation = _batches(row, dp, pp)
-    vp = row.count("vp") or 1
+    vp, ep = row.count("vp") or 1, row.count("ep") or 1
     zero = _zero(row, habits)
     return Layout(
-        tp=tp, pp=pp, dp=dp, cp=cp, ep=row.count("ep") or 1, vp=vp, micro_batch=micro_batch, accumulation=accumulation, zero=zero,
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch, accumulation=accumulation, zero=zero,
         sequence_parallel=tp > 1 and _yes(row, "seq_parallel", habits.get("sequence_parallel", False)),
         shard_ranks=gpus_per_node if plain(row.text("sharding")) in ("hsdp", "hybrid_shard") and dp > gpus_per_node else None,
         recompute=_recompute(row, habits), schedule=_schedule(row, vp, habits),
@@ -231,8 +231,6 @@ def _layout(row: _Row, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
 def _batches(row: _Row, dp: int, pp: int) -> tuple[int, int]:
     """(micro-batch, accumulation); what is missing follows from the global batch."""
     micro_batch, accumulation, whole = row.count("micro_batch"), row.count("grad_accum"), row.count("global_batch")
-    if accumulation == 1 and pp > 1 and whole is not None and micro_batch is not None and whole > dp * micro_batch:
-        accumulation = None  # of rows that count the whole pipeline as one
     if micro_batch is not None and accumulation is not None:
         return micro_batch, accumulation
     if whole is None:
@@ -291,7 +289,14 @@ def _habits(row: _Row, habits: Mapping[str, Any]) -> tuple[str, tuple[tuple[str,
     if dtype is None:
         raise _Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
-    return dtype, tuple((name, value) for name, value in habits.items() if name in names)
+    quant = word("quant", said) or ""
+    return dtype, tuple((name, value) for name, value in ({**habits, "quant": quant}).items() if name in names)
+
+
+def _peak_dtype(dtype: str, fields: tuple[tuple[str, Any], ...]) -> str:
+    """The dtype whose peak MFU is a share of."""
+    quant = dict(fields)["quant"]
+    return {"nvfp4": "fp4"}.get(quant, quant.removesuffix("_block")) or dtype
 
 
 @functools.lru_cache(65536)
