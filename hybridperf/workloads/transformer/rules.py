@@ -78,6 +78,10 @@ RULES = (
         lambda s, x: f"chimera needs an even number of micro-batches, half for each direction, got accumulation {x.accumulation}",
     ),
     Rule(
+        "chimera units", "never", lambda s, x: (x.schedule != CHIMERA) | (x.accumulation <= x.pp) | _divides(x.pp, x.accumulation),
+        lambda s, x: f"chimera needs up to pp micro-batches or a multiple of pp, got accumulation {x.accumulation}, pp {x.pp}",
+    ),
+    Rule(
         "full pipeline", "note", lambda s, x: x.accumulation >= x.pp - 1,
         lambda s, x: f"accumulation {x.accumulation} leaves stages of pp {x.pp} empty: a pipeline needs pp - 1 micro-batches or more",
     ),
