@@ -48,13 +48,12 @@ class Knobs:
         " 50257 (its author, 2023), whose head is about a fifth of the step: (0.2 + 0.25) / 0.2",
     )
     attention: Any = _knob(1.0, 0.3, "the op model; few backward passes of attention are measured")
-    memory: Any = _knob(1.0, 0.15, "the op model: bytes at the share of bandwidth that loops reach")
-    forward_launch_s: Any = _knob(
-        45e-6, 0.5, "host seconds per launched kernel in the forward passes of shared PyTorch traces"
+    memory: Any = _knob(1.25, 0.15, "measured loops, norms and softmax of an A100 reach 75 to 86 % of its bandwidth (NeuSight's tables)")
+    launch_s: Any = _knob(
+        45e-6, 0.5, "host seconds between launches in shared PyTorch traces: A100 45 and 30 (forward, backward), V100 47 and 93, 42 and 36,"
+        " 30 and 22, RTX 2080 Ti 82 and 60: geometric mean 44",
     )
-    backward_launch_s: Any = _knob(
-        45e-6, 0.5, "the same of backward passes, which a thread of their own issues"
-    )
+    backward_launch: Any = _knob(1.0, 0.2, "a launch of the backward pass over one of the forward in those traces: 0.5 to 2, mean 0.9")
     collective_launch_s: Any = _knob(60e-6, 0.7, "host seconds of issuing a collective in the same traces: several ops of its framework")
     exposed_kernel_s: Any = _knob(3e-6, 1.0, "between two kernels of a busy stream: traces of a V100 that never waits for its host")
     tp: Any = _knob(1.2, 0.4, "collectives of tables start with all ranks ready")
@@ -65,6 +64,7 @@ class Knobs:
     gather: Any = _knob(1.2, 0.3, "gathers of sharded parameters run beside kernels that use the same memory")
     p2p: Any = _knob(1.0, 0.5, "the links' own model")
     slot_s: Any = _knob(100e-6, 1.0, "each micro-batch of a pipeline: posting and awaiting its messages")
+    input_s: Any = _knob(1e-3, 0.7, "each micro-batch: some 25 small ops for batch, masks, positions and the loss' mean")
     reduction: Any = _knob(1.0, 0.15, "the links' own model")
     optimizer: Any = _knob(1.0, 0.3, "the op model: bytes at the share of bandwidth that loops reach")
     fixed_s: Any = _knob(5e-3, 1.0, "a step's own host work: reading a batch, the loss, gradient norm, logging")
