@@ -24,7 +24,7 @@ from hybridperf.memory import MEMORY_PRIORS, MemoryKnobs, memory
 from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.config import TransformerConfig
 
-USABLE = 0.94  # of a device's memory: what its driver, its context and gaps between blocks leave
+USABLE = 0.93  # of a device's memory: what its driver, its context and gaps between blocks leave
 _SCALE = 0.08  # log error beyond which a row counts less and less
 _NAMES = tuple(field.name for field in dataclasses.fields(MemoryKnobs))
 _DEFAULTS = np.array([getattr(MemoryKnobs(), name) for name in _NAMES], float)
