@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["weights", "gradients", "optimizer", "hidden", "ffn", "scores", "workspace", "loss_bytes", "fixed_bytes"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MemoryKnobs:
     """Factors on counted bytes, and bytes no count gives. The defaults are counts, but for `fixed_bytes`, which is a guess."""
@@ -25,12 +20,15 @@ class MemoryKnobs:
     scores: float = 1.0  # what attention keeps per pair of tokens, or per token where it is fused
     workspace: float = 1.0  # what lives only while one layer is computed
     loss_bytes: float = 4.0  # per logit, beside the logit itself: the loss's copy in fp32
+    stale_bytes: float = 0.0  # per logit of the micro-batch before, where no pipeline puts other work between them
+    embedding: float = 0.0  # tensors as wide as the hidden state that the embedding keeps per micro-batch, whole on every rank
+    head: float = 0.0  # and that the head needs
     fixed_bytes: float = 1.0e9  # of the driver, libraries and communicators; assumed
 
 
-# Knob: standard deviation of its logarithm around the default, before any measured peak is seen. Counts of states are near-certain;
-# frameworks differ by a tensor or two per layer; the fixed part is known to a factor of two.
+# Knob: standard deviation before any measured peak is seen, of its logarithm, or of itself where the default is zero. Counts of states are
+# near-certain; frameworks differ by a tensor or two per layer; the fixed part is known to a factor of two.
 MEMORY_PRIORS = {
     "weights": 0.05, "gradients": 0.1, "optimizer": 0.05, "hidden": 0.3, "ffn": 0.3, "scores": 0.3, "workspace": 0.5, "loss_bytes": 0.4,
-    "fixed_bytes": 0.7,
+    "stale_bytes": 4.0, "embedding": 1.0, "head": 4.0, "fixed_bytes": 0.7,
 }  # fmt: skip

@@ -8,8 +8,8 @@
     overhead                        driver, libraries, communicators: a knob
 
 The first stage holds the embedding, the last the head, and a copy of the embedding where the two are tied. Stages hold ever fewer layers
-and micro-batches, so the peak is on the first or on the last one, and columns of layouts are priced on those two; on all stages where
-layers are of several kinds or the schedule is Chimera's.
+and micro-batches, so the peak is on the first or on the last one, and columns of layouts are priced on those two. Chimera's workers also
+peak where two stages hold most layers or most micro-batches; models of several kinds of layer are priced on every stage.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from hybridperf.either import array_module
 from hybridperf.io import InputError
 from hybridperf.memory.activations import layer_activations
-from hybridperf.memory.in_flight import in_flight, in_flight_up
+from hybridperf.memory.in_flight import in_flight
 from hybridperf.memory.knobs import MemoryKnobs
 from hybridperf.memory.states import ModelStates, element_bytes, model_states, sharded_bytes
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.codes import CHIMERA
+from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE
 from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import layers_before
@@ -81,30 +81,44 @@ def memory(
 ) -> MemoryUse:
     """Bytes per stage. `grad_bytes`, `optimizer`: see `model_states`, or give `states` themselves; `split`: see `stages.py`.
 
-    Columns whose layers are of several kinds, or with Chimera, are priced on every stage: under JAX `stages` says how many there may be.
+    Columns whose layers are of several kinds are priced on every stage: under JAX `stages` says how many there may be.
     """
     if attention not in ("fused", "unfused"):
         raise InputError(f"attention must be fused or unfused, got {attention!r}")
+    if split != "even" and array_module(*_columns(layout)) is np and np.any(_columns(layout).schedule == CHIMERA):
+        raise InputError(f"chimera's stages are split evenly over both directions, got split {split!r}")
     knobs = knobs or MemoryKnobs()
     states = states or model_states(dtype, optimizer, grad_bytes)
     options = {"element_bytes": element_bytes(dtype), "fused": attention == "fused", "dropout": dropout}
     if isinstance(layout, Layout):
-        columns = layout.columns
-        return _Priced(shape, columns, np.arange(layout.pp), split).use(states, options, knobs)
+        return _Priced(shape, layout.columns, np.arange(layout.pp), split).use(states, options, knobs)
     columns = Layouts(*(column[..., None] for column in layout))
-    return _Priced(shape, columns, _stages(shape, layout, stages), split).use(states, options, knobs)
+    stage = _stages(shape, layout, stages)
+    found = _Priced(shape, columns, array_module(*layout).minimum(stage, columns.pp - 1), split).use(states, options, knobs)
+    return MemoryUse(*(part * (stage < columns.pp) for part in found))
+
+
+def _columns(layout: Layout | Layouts) -> Layouts:
+    return layout.columns if isinstance(layout, Layout) else layout
 
 
 def _stages(shape: TransformerShape, layouts: Layouts, stages: int | None) -> Any:
     """Indices of the stages to price, [N, S] or [S]."""
-    xp = array_module(*layouts)
+    xp, pp = array_module(*layouts), layouts.pp
     if stages is not None:
         return np.arange(stages)
-    if xp is np and (len(shape.blocks) > 1 or np.any(layouts.schedule == CHIMERA)):
-        return np.arange(np.max(layouts.pp))
     if len(shape.blocks) > 1:
-        raise InputError(f"layers of {shape.name} are of several kinds: under JAX, say how many `stages` there may be")
-    return xp.stack([0 * layouts.pp, layouts.pp - 1], -1)
+        if xp is not np:
+            raise InputError(f"layers of {shape.name} are of several kinds: under JAX, say how many `stages` there may be")
+        return np.arange(np.max(pp))
+    ends = [0 * pp, pp - 1]
+    if xp is np and not np.any(layouts.schedule == CHIMERA):
+        return xp.stack(ends, -1)
+    # A Chimera worker's layers and its micro-batches are linear in its place between these; the other half mirrors them
+    extra = shape.depth % pp
+    fewer = xp.minimum(extra, pp - extra)
+    between = [xp.clip(place, 0, pp - 1) for place in (fewer - 1, fewer, pp // 2 - 1)]
+    return xp.stack(ends + between, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,23 +131,22 @@ class _Priced:
     split: str
 
     def use(self, states: ModelStates, options: dict[str, Any], knobs: MemoryKnobs) -> MemoryUse:
-        x, xp = self.x, array_module(*self.x, self.stage, *vars(knobs).values())
-        exists = self.stage < x.pp
+        x = self.x
+        xp = array_module(*x)
         dense, experts = self._parameters()
         expert_shards = xp.maximum(x.expert_data_ranks * x.shard_ranks / x.data_ranks, 1)
         of_dense = sharded_bytes(dense, states, x.zero, x.shard_ranks)
         of_experts = sharded_bytes(experts, states, x.zero, expert_shards)
-        kept = [xp.where(exists, one + other, 0.0) for one, other in zip(of_dense, of_experts, strict=True)]
+        kept = [one + other for one, other in zip(of_dense, of_experts, strict=True)]
         activations, workspace = self._activations(options, knobs)
-        workspace = workspace + self._gathered(states)
         return MemoryUse(
             knobs.weights * kept[0],
             knobs.gradients * kept[1],
             knobs.optimizer * kept[2],
-            xp.where(exists, activations, 0.0),
-            xp.where(exists, self._ends(options, knobs), 0.0),
-            xp.where(exists, knobs.workspace * workspace, 0.0),
-            xp.where(exists, knobs.fixed_bytes, 0.0),
+            activations,
+            self._ends(options, knobs),
+            knobs.workspace * (workspace + self._gathered(options["element_bytes"], states)) + 0.0 * self.stage,
+            knobs.fixed_bytes + 0.0 * self.stage,
         )
 
     def _layers(self, stage: Any) -> list[Any]:
@@ -152,14 +165,11 @@ class _Priced:
     def _pieces(self) -> list[tuple[Any, Any, Any]]:
         """What a rank holds: (stage, micro-batches in flight, 1 or 0). Chimera's ranks hold a second stage, of the other direction."""
         x = self.x
-        down = in_flight(x.schedule, x.pp, x.vp, x.accumulation, self.stage)
-        pieces = [(self.stage, down, 1.0)]
-        if array_module(x.schedule) is not np or np.any(x.schedule == CHIMERA):
-            xp = array_module(*x)
-            pieces.append(
-                (x.pp - 1 - self.stage, in_flight_up(x.pp, x.accumulation, self.stage), xp.where(x.schedule == CHIMERA, 1.0, 0.0))
-            )
-        return pieces
+        xp = array_module(*x, self.stage)
+        own, second = in_flight(x.schedule, x.pp, x.vp, x.accumulation, self.stage)
+        if xp is np and not np.any(x.schedule == CHIMERA):
+            return [(self.stage, own, 1.0)]
+        return [(self.stage, own, 1.0), (x.pp - 1 - self.stage, second, xp.where(x.schedule == CHIMERA, 1.0, 0.0))]
 
     def _rank_parameters(self, part: counts.Parameters) -> tuple[Any, Any]:
         """Parameters of one rank of some that are shared: (dense, of experts)."""
@@ -200,7 +210,7 @@ class _Priced:
             again = xp.maximum(again, one.recomputed(x.recompute, knobs))
         return total, again + xp.where(x.pp > 1, 2 * by_kind[0].input, 0.0)
 
-    def _gathered(self, states: ModelStates) -> Any:
+    def _gathered(self, element_bytes: float, states: ModelStates) -> Any:
         """ZeRO-3: whole weights of the layer that is computed and of the next, whole gradients of one."""
         x = self.x
         xp = array_module(*x)
@@ -208,22 +218,25 @@ class _Priced:
         for block in self.shape.blocks[1:]:
             largest = max(largest, block.parameters, key=lambda one: one.total)
         dense, experts = self._rank_parameters(largest)
-        return xp.where((x.zero >= 3) & (x.shard_ranks > 1), (2 * states.weight + states.gradient) * (dense + experts), 0.0)
+        return xp.where((x.zero >= 3) & (x.shard_ranks > 1), (2 * element_bytes + states.gradient) * (dense + experts), 0.0)
 
     def _ends(self, options: dict[str, Any], knobs: MemoryKnobs) -> Any:
         """Before the first and after the last layer."""
         x, shape = self.x, self.shape
-        xp = array_module(*x, self.stage, knobs.loss_bytes)
+        xp = array_module(*x, self.stage, *vars(knobs).values())
         e = options["element_bytes"]
         between = xp.where(x.sequence_parallel > 0, x.tp, 1)
         source = x.micro_batch * shape.seq / x.cp
         tokens = x.micro_batch * (shape.decoder_seq or shape.seq) / x.cp if shape.decoder_layers else source
         logits = {"classes": x.micro_batch, "none": 0.0}.get(shape.head, tokens) * shape.vocab / x.tp
-        per_head = 2 * e * tokens * shape.hidden / between + (e + knobs.loss_bytes) * logits
-        per_embedding = source * shape.hidden / between if options["dropout"] else 0.0  # a mask of one byte each
+        stale = knobs.stale_bytes * xp.where((x.pp == 1) & (x.accumulation > 1), 1.0, 0.0)
+        per_head = e * tokens * shape.hidden * (2 / between + knobs.head) + (e + knobs.loss_bytes + stale) * logits
+        per_embedding = e * source * shape.hidden * knobs.embedding
+        if options["dropout"]:
+            per_embedding = per_embedding + source * shape.hidden / between  # a mask of one byte each
         total = 0.0
         for stage, batches, held in self._pieces():
             total = total + held * xp.where(stage == 0, batches * per_embedding, 0.0)
             # only GPipe's last stage has more than one micro-batch in its loss
-            total = total + held * xp.where(stage == x.pp - 1, xp.where(x.schedule == 1, batches, 1.0) * per_head, 0.0)
+            total = total + held * xp.where(stage == x.pp - 1, xp.where(x.schedule == GPIPE, batches, 1.0) * per_head, 0.0)
         return total

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
+from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer.framework import FRAMEWORKS, Framework, framework_called
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
@@ -14,6 +15,7 @@ from hybridperf.workloads.transformer.parallel import Group
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import SPLITS, layers_before
 
+_DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _WORDS = {"attention": ("fused", "unfused"), "optimizer": ("adam", "sgd"), "framework": tuple(FRAMEWORKS), "stage_split": SPLITS}
 
 
@@ -23,7 +25,8 @@ class TransformerConfig:
 
     shape: TransformerShape
     layout: Layout = dataclasses.field(default_factory=Layout)
-    dtype: str = "bf16"
+    dtype: str = "bf16"  # of activations and of the weights that layers read
+    quant: str = ""  # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
     framework: str = "megatron"  # which kernels are launched, `framework.py`
@@ -43,7 +46,11 @@ class TransformerConfig:
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
                 raise unknown(name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
-        canonical_dtype(self.dtype)
+        if canonical_dtype(self.dtype) not in _DTYPES:
+            raise InputError(
+                f'dtype is that of activations, one of {", ".join(_DTYPES)}, got {self.dtype}; quant="fp8" multiplies in 8 bits'
+            )
+        known_scheme(self.quant)
         for name in ("gpus_per_node", "vocab_multiple"):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
@@ -85,6 +92,11 @@ class TransformerConfig:
         return -(-self.shape.vocab // multiple) * multiple
 
     # parts ----------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def layer_kernels(self) -> Kernels:
+        """Pieces of layers, whose products may multiply in fewer bits."""
+        return dataclasses.replace(self.kernels, quant=self.quant)
 
     @property
     def kernels(self) -> Kernels:

@@ -38,7 +38,7 @@ def _embedded(config: TransformerConfig, tokens: float) -> Piece:
     if s.embedding_norm:
         found += kernels.norm("embedding norm", s.norm, tokens, s.hidden)
     if config.dropout:
-        dropped = kernels.loop("embedding dropout", tokens, s.hidden, like="mulu", inputs=1 + kernels.mask)
+        dropped = kernels.loop("embedding dropout", tokens, s.hidden, like="mulu", moved=2 + kernels.mask)
         found += Piece((dropped,), (dataclasses.replace(dropped, name="embedding dropout gradient"),))
     return found
 
@@ -71,7 +71,7 @@ def head(config: TransformerConfig) -> Piece:
     if s.head == "mlm":
         found += kernels.linear("transform", tokens, s.hidden, s.hidden, bias=True)
         gelu = kernels.loop("transform gelu", tokens, s.hidden, like="gelu")
-        found += Piece((gelu,), (kernels.loop("transform gelu gradient", tokens, s.hidden, like="gelu", inputs=2),))
+        found += Piece((gelu,), (kernels.loop("transform gelu gradient", tokens, s.hidden, like="gelu", moved=3),))
         found += kernels.norm("transform norm", s.norm, tokens, s.hidden)
     vocab = config.padded_vocab
     return found + kernels.linear("logits", tokens, s.hidden, vocab, split="outputs") + loss(config, tokens, vocab)
@@ -81,7 +81,7 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
     """Cross-entropy of logits tokens x vocab."""
     kernels = config.kernels
     if config.fused_loss:  # logits read and their gradients written in place; backward scales them
-        return Piece((_rows(kernels, "loss", tokens, vocab, inputs=2.0),), (_rows(kernels, "loss gradient", tokens, vocab, inputs=1.0),))
+        return Piece((_rows(kernels, "loss", tokens, vocab, moved=3.0),), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
     if config.framework != "megatron":
         return _plain_loss(kernels, tokens, vocab, tensor=True)
     wide = dataclasses.replace(kernels, dtype=_WIDE)
@@ -94,18 +94,18 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Piece:
     targets = Step(OpCall(Gather(_WIDE, float(tokens), 1.0, float(vocab))), "memory", "target logits", tensor=("vocab",), tokens="rows")
     return Piece(
         (
-            _rows(wide, "logits in fp32", tokens, vocab, inputs=widened),
+            _rows(wide, "logits in fp32", tokens, vocab, like="cast", moved=1 + widened),
             over("largest logit"),
-            _rows(wide, "logits shifted", tokens, vocab, inputs=1.0),
+            _rows(wide, "logits shifted", tokens, vocab, moved=2.0),
             targets,
             _rows(wide, "exponentials", tokens, vocab, like="exp"),
             over("sum of exponentials"),
-            _rows(wide, "probabilities", tokens, vocab, inputs=1.0),
+            _rows(wide, "probabilities", tokens, vocab, moved=2.0),
             wide.loop("loss", 1.0, tokens, tokens="cols"),
         ),
         (
-            _rows(wide, "loss gradient", tokens, vocab, inputs=1.0),
-            _rows(kernels, "loss gradient narrowed", tokens, vocab, inputs=1 / widened),
+            _rows(wide, "loss gradient", tokens, vocab, moved=2.0),
+            _rows(kernels, "loss gradient narrowed", tokens, vocab, like="cast", moved=1 + 1 / widened),
         ),
     )
 
@@ -120,15 +120,15 @@ def _plain_loss(kernels: Kernels, tokens: float, vocab: float, tensor: bool = Fa
         return Step(OpCall(op, times=ratio), "memory", name, tensor=split, tokens="rows")
 
     return Piece(
-        (_rows(wide, "logits in fp32", tokens, vocab, inputs=widened, tensor=tensor), softmax("log-softmax", 1.0)),
+        (_rows(wide, "logits in fp32", tokens, vocab, like="cast", moved=1 + widened, tensor=tensor), softmax("log-softmax", 1.0)),
         (
             softmax("log-softmax gradient", ratios.SOFTMAX.value),
-            _rows(kernels, "loss gradient narrowed", tokens, vocab, inputs=1 / widened, tensor=tensor),
+            _rows(kernels, "loss gradient narrowed", tokens, vocab, like="cast", moved=1 + 1 / widened, tensor=tensor),
         ),
     )
 
 
 def _rows(
-    kernels: Kernels, name: str, tokens: float, vocab: float, *, like: str = "mulu", inputs: float | None = None, tensor: bool = True
+    kernels: Kernels, name: str, tokens: float, vocab: float, *, like: str = "mulu", moved: float | None = None, tensor: bool = True
 ) -> Step:
-    return kernels.loop(name, tokens, vocab, like=like, inputs=inputs, tensor="cols" if tensor else "")
+    return kernels.loop(name, tokens, vocab, like=like, moved=moved, tensor="cols" if tensor else "")

@@ -7,6 +7,7 @@ Notation: T tokens of a micro-batch, i inputs, o outputs of a linear layer. C[T,
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 from hybridperf.hardware import DTYPE_BYTES
@@ -32,8 +33,13 @@ Split = Literal["", "outputs", "inputs"]  # of a linear layer: which dimension o
 _LAST_SUMS = 64.0  # partial sums per column that the second kernel of a sum over tokens adds up
 MASK_BYTES = 1.0  # of a dropped element
 FUSED_ATTENTION_BACKWARD_KERNELS = 3  # gradient x result per row, the products, the queries' gradient to the op's dtype
+QUANTISED_KERNELS = 2  # an operand is made narrow, then multiplied
 SOFTMAX, SOFTMAX_GRADIENT = "softmax", "softmax gradient"
 SOFTMAX_KERNEL_BATCH = 4  # Megatron's fused softmax takes multiples of so many heads x samples
+
+
+def _floats(counts: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in counts.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Kernels:
     dropout: bool
     gradient_bytes: float  # of a number in the buffer that gradients are added to
     micro_batches: int = 1  # of a step: gradients are added up from the second on
+    quant: str = ""  # scheme of `ops/quantise.py` that products with weights multiply in
 
     @property
     def element_bytes(self) -> float:
@@ -56,16 +63,19 @@ class Kernels:
         return MASK_BYTES / self.element_bytes
 
     def loop(
-        self, name: str, rows: float, cols: float, *, like: str = "add", inputs: float | None = None, tensor: str = "",
+        self, name: str, rows: float, cols: float, *, like: str = "add", moved: float | None = None, tensor: str = "",
         tokens: str = "rows", core: bool = False, weight_gradient: bool = False,
     ) -> Step:  # fmt: skip
-        """One elementwise kernel over rows x cols; `inputs`: tensors read, in numbers of the dtype per element."""
+        """One elementwise kernel over rows x cols: an op that tables know, of more rows where it moves more.
+
+        `moved`: what is read and written per element, in numbers of the dtype; None: as the op does.
+        """
         _, counts = op_by_name(like)
-        counts = counts if inputs is None else counts | {"inputs": float(inputs)}
-        call = OpCall(Elementwise(self.dtype, float(rows), float(cols), **{key: float(value) for key, value in counts.items()}))
+        tensors = counts["inputs"] + 1.0
+        op = Elementwise(self.dtype, float(rows) * (moved or tensors) / tensors, float(cols), **_floats(counts))
         return Step(
-            call, "memory", name, tensor=(tensor,) if tensor else (), tokens=tokens, core=core, weight_gradient=weight_gradient
-        )  # fmt: skip
+            OpCall(op), "memory", name, tensor=(tensor,) if tensor else (), tokens=tokens, core=core, weight_gradient=weight_gradient
+        )
 
     def column_sums(self, name: str, tokens: float, cols: float, tensor: bool = False, times: float = 1.0) -> Step:
         """A vector of column sums over tokens: a bias' gradient."""
@@ -76,17 +86,17 @@ class Kernels:
         """A parameter's gradient is added to what earlier micro-batches left."""
         if self.framework.gradients == "never" or (self.framework.gradients == "repeated" and self.micro_batches == 1):
             return ()
-        moved = self.element_bytes + 2 * self.gradient_bytes  # gradient read; sum read and written
-        inputs = moved / self.element_bytes - 1
-        return (self.loop(f"{name} kept", rows, cols, inputs=inputs, tensor=tensor, tokens="", weight_gradient=True),)
+        moved = 1 + 2 * self.gradient_bytes / self.element_bytes  # gradient read; sum read and written
+        return (self.loop(f"{name} kept", rows, cols, moved=moved, tensor=tensor, tokens="", weight_gradient=True),)
 
     def linear(self, name: str, tokens: float, i: float, o: float, *, split: Split = "", bias: bool = False, part: Part = "gemm") -> Piece:
         """A linear layer, its bias added here."""
         by_outputs, by_inputs = split == "outputs", split == "inputs"
 
         def product(what: str, m: float, n: float, k: float, on: str, counts: str, weight_gradient: bool = False) -> Step:
-            call = OpCall(Gemm(self.dtype, float(m), float(n), float(k)))
-            return Step(call, part, what, tensor=(on,) if on else (), tokens=counts, weight_gradient=weight_gradient)
+            call = OpCall(Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant))
+            launched = QUANTISED_KERNELS if self.quant else 1
+            return Step(call, part, what, launched, tensor=(on,) if on else (), tokens=counts, weight_gradient=weight_gradient)
 
         def on(outputs: str, inputs: str) -> str:
             return outputs if by_outputs else inputs if by_inputs else ""
@@ -128,11 +138,11 @@ class Kernels:
             (), (*((self.column_sums(f"{name} bias gradient", tokens, cols),) if bias else ()), *self._bias_kept(name, cols, bias))
         )
         mask = self.mask if self.dropout else 0.0
-        back = (self.loop(f"{name} dropout gradient", tokens, cols, like="mulu", inputs=1 + mask),) if self.dropout else ()
+        back = (self.loop(f"{name} dropout gradient", tokens, cols, like="mulu", moved=2 + mask),) if self.dropout else ()
         if self.framework.fused_residual:
-            return into + Piece((self.loop(f"{name} residual", tokens, cols, inputs=2 + mask),), back)
+            return into + Piece((self.loop(f"{name} residual", tokens, cols, moved=3 + mask),), back)
         biases = (self.loop(f"{name} bias", tokens, cols, like="addu"),) if bias and self.framework.bias_apart else ()
-        dropped = (self.loop(f"{name} dropout", tokens, cols, like="mulu", inputs=1 + mask),) if self.dropout else ()
+        dropped = (self.loop(f"{name} dropout", tokens, cols, like="mulu", moved=2 + mask),) if self.dropout else ()
         return into + Piece((*biases, *dropped, self.loop(f"{name} residual", tokens, cols)), back)
 
     def activation(self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool) -> Piece:
@@ -141,14 +151,14 @@ class Kernels:
         sums = (self.column_sums(f"{name} bias gradient", tokens, wide, tensor=True),) if bias else ()
         kept = self._bias_kept(name, wide, bias, tensor="cols")
 
-        def loop(what: str, like: str, inputs: float | None = None) -> Step:
-            return self.loop(f"{name} {what}", tokens, cols, like=like, inputs=inputs, tensor="cols")
+        def loop(what: str, like: str, moved: float | None = None) -> Step:
+            return self.loop(f"{name} {what}", tokens, cols, like=like, moved=moved, tensor="cols")
 
         if not gated:
             biases = (loop("bias", "addu"),) if bias and self.framework.bias_apart and not self.framework.fused_activation else ()
-            return Piece((*biases, loop("gelu", "gelu")), (loop("gelu gradient", "gelu", 2), *sums, *kept))
+            return Piece((*biases, loop("gelu", "gelu")), (loop("gelu gradient", "gelu", 3), *sums, *kept))
         if self.framework.fused_activation:  # backward: gate, value and gradient read, two gradients written
-            return Piece((loop("gated", "silu_mul"),), (loop("gated gradient", "silu_mul", 4), *sums, *kept))
+            return Piece((loop("gated", "silu_mul"),), (loop("gated gradient", "silu_mul", 5), *sums, *kept))
         return Piece(
             (loop("silu", "sigmoid"), loop("gate", "mul")),
             (loop("gate gradient", "mul"), loop("value gradient", "mul"), loop("silu gradient", "silu_mul"), *sums, *kept),
@@ -182,8 +192,8 @@ class Kernels:
 
     def weighted(self, name: str, tokens: float, cols: float, terms: float) -> Piece:
         """Each token's sum of so many results; backward: each result's gradient, and its weight's."""
-        forward = self.loop(name, tokens, cols, inputs=terms)
-        return Piece((forward,), (self.loop(f"{name} back", tokens * terms, cols, inputs=1 + 1 / terms),))
+        forward = self.loop(name, tokens, cols, moved=terms + 1)
+        return Piece((forward,), (self.loop(f"{name} back", tokens * terms, cols, moved=2 + 1 / terms),))
 
     def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Piece:
         """A norm over each head of each token."""
@@ -221,13 +231,13 @@ class Kernels:
 
             return Piece((one(name, m, n, k),), (one(f"{name} left gradient", m, k, n), one(f"{name} right gradient", k, n, m)))
 
-        def rows(name: str, like: str, inputs: float | None = None) -> Step:
-            return self.loop(name, pairs * queries, keys, like=like, inputs=inputs, tensor="rows", tokens="", core=True)
+        def rows(name: str, like: str, moved: float | None = None) -> Step:
+            return self.loop(name, pairs * queries, keys, like=like, moved=moved, tensor="rows", tokens="", core=True)
 
         dropout = Piece()
         if self.dropout:
             dropout = Piece(
-                (rows("attention dropout", "mulu", 1 + self.mask),), (rows("attention dropout gradient", "mulu", 1 + self.mask),)
+                (rows("attention dropout", "mulu", 2 + self.mask),), (rows("attention dropout gradient", "mulu", 2 + self.mask),)
             )
         scaled = tuple(
             self.loop("scale gradient", pairs * length, head_dim, like="mulu", tensor="rows", tokens="", core=True)
@@ -268,17 +278,17 @@ class Kernels:
             before, after = ("mask", "scale") if back else ("scale", "mask")
             wide = dataclasses.replace(self, dtype="fp32")
 
-            def rows(kernels: Kernels, what: str, like: str, inputs: float | None = None) -> Step:
+            def rows(kernels: Kernels, what: str, like: str, moved: float | None = None) -> Step:
                 name = f"{what} gradient" if back else what
-                return kernels.loop(name, step.op.rows, step.op.cols, like=like, inputs=inputs, tokens="", core=True)
+                return kernels.loop(name, step.op.rows, step.op.cols, like=like, moved=moved, tokens="", core=True)
 
             narrow = self.element_bytes / wide.element_bytes
             return (
-                rows(wide, "softmax input in fp32", "cast", narrow),
+                rows(wide, "softmax input in fp32", "cast", 1 + narrow),
                 *((rows(wide, before, "mulu"), rows(wide, after, "addu")) if not back else ()),
                 dataclasses.replace(step, call=dataclasses.replace(step.call, op=dataclasses.replace(step.op, dtype="fp32"))),
                 *((rows(wide, before, "mulu"), rows(wide, after, "mulu")) if back else ()),
-                rows(self, "softmax result narrowed", "cast", 1 / narrow),
+                rows(self, "softmax result narrowed", "cast", 1 + 1 / narrow),
             )
 
         def all_of(steps: Steps) -> Steps:

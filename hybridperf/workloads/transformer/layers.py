@@ -32,7 +32,7 @@ def layer(config: TransformerConfig, block: Block) -> Piece:
 
 def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
     """Attention of a sequence to itself."""
-    s, kernels, batch = config.shape, config.kernels, config.layout.micro_batch
+    s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     length = tokens / batch
     into = kernels.branch(tokens, s.hidden) + kernels.norm("attention norm", s.norm, tokens, s.hidden)
     if s.latent is not None:
@@ -56,7 +56,7 @@ def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Pi
 
 def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
     """Attention of a decoder's sequence to the encoder's output."""
-    s, kernels, batch = config.shape, config.kernels, config.layout.micro_batch
+    s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     if config.attention == "fused":
         raise InputError(f'fused attention to an encoder is not modelled ({s.name}): take attention="unfused"')
     return (
@@ -71,7 +71,7 @@ def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
 
 
 def _out(config: TransformerConfig, tokens: float) -> Piece:
-    s, kernels = config.shape, config.kernels
+    s, kernels = config.shape, config.layer_kernels
     return kernels.linear("attention output", tokens, s.context_width, s.hidden, split="inputs") + kernels.residual(
         "attention output", tokens, s.hidden, s.biases
     )
@@ -79,7 +79,7 @@ def _out(config: TransformerConfig, tokens: float) -> Piece:
 
 def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
     """Multi-head latent attention: down to small vectors, which every tensor-parallel rank makes, and up to the heads."""
-    s, kernels, latent = config.shape, config.kernels, config.shape.latent
+    s, kernels, latent = config.shape, config.layer_kernels, config.shape.latent
     assert latent is not None
     if config.attention != "fused":
         raise InputError(f'unfused latent attention is not modelled ({s.name}): take attention="fused"')
@@ -101,7 +101,7 @@ def _latent(config: TransformerConfig, tokens: float, causal: bool) -> Piece:
 
 def mlp(config: TransformerConfig, block: Block, tokens: float) -> Piece:
     """The MLP, or the experts and what all tokens take beside them."""
-    s, kernels = config.shape, config.kernels
+    s, kernels = config.shape, config.layer_kernels
     into = kernels.branch(tokens, s.hidden) + kernels.norm("mlp norm", s.norm, tokens, s.hidden)
     for at in range(s.norms_per_layer - 2):
         into += kernels.norm(f"norm {at + 3}", s.norm, tokens, s.hidden)
@@ -114,7 +114,7 @@ def mlp(config: TransformerConfig, block: Block, tokens: float) -> Piece:
 
 
 def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Piece:
-    s, kernels = config.shape, config.kernels
+    s, kernels = config.shape, config.layer_kernels
     return (
         kernels.linear("mlp in", tokens, s.hidden, ffn * (2 if s.gated else 1), split="outputs")
         + kernels.activation("mlp inner", tokens, ffn, gated=s.gated, bias=bias)
@@ -124,8 +124,9 @@ def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Pi
 
 def experts(config: TransformerConfig, block: Block, tokens: float) -> Piece:
     """Router, tokens put in the order of their experts, the experts, and each token's results added up."""
-    s, kernels = config.shape, config.kernels
-    op = Moe(kernels.dtype, float(tokens), float(s.hidden), float(block.ffn), float(block.topk), float(block.experts), gated=float(s.gated))
+    s, kernels = config.shape, config.layer_kernels
+    sizes = (float(each) for each in (tokens, s.hidden, block.ffn, block.topk, block.experts))
+    op = Moe(kernels.dtype, *sizes, gated=float(s.gated), quant=config.quant)
     cut = config.layout.expert_tp is None or config.layout.expert_tp == config.layout.tp
     product = Step(OpCall(op), "gemm", "experts", kernels=EXPERT_KERNELS, tensor=("moe_tp",) if cut else (), tokens="tokens")
     back = Step(
@@ -133,7 +134,7 @@ def experts(config: TransformerConfig, block: Block, tokens: float) -> Piece:
         tokens="tokens",
     )  # fmt: skip
     return (
-        kernels.linear("router", tokens, s.hidden, block.experts, bias=s.router_bias)
+        config.kernels.linear("router", tokens, s.hidden, block.experts, bias=s.router_bias)
         + _routed(kernels, tokens, block)
         + kernels.moved("tokens in order", tokens * block.topk, s.hidden)
         + Piece((product,), (back,))
