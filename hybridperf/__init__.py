@@ -26,6 +26,7 @@ _WHERE = {
     "Prediction": "prediction",
     "SearchResult": "searches.result",
     "Table": "embedding",
+    "TransformerConfig": "workloads.transformer.config",
     "TransformerShape": "workloads.transformer.shape",
     "Workload": "workload",
     "Zipf": "embedding",
@@ -51,6 +52,7 @@ _WHERE = {
     "search_report": "report.search",
     "shard": "sharding.run",
     "sweep": "sweeps.run",
+    "transformer": "workloads.transformer.step",
     "write_timeline": "report.perfetto",
 }
 __all__ = sorted(_WHERE)

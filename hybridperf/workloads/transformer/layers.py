@@ -125,8 +125,10 @@ def _dense(config: TransformerConfig, ffn: int, tokens: float, bias: bool) -> Pi
 def experts(config: TransformerConfig, block: Block, tokens: float) -> Piece:
     """Router, tokens put in the order of their experts, the experts, and each token's results added up."""
     s, kernels = config.shape, config.layer_kernels
-    sizes = (float(each) for each in (tokens, s.hidden, block.ffn, block.topk, block.experts))
-    op = Moe(kernels.dtype, *sizes, gated=float(s.gated), quant=config.quant)
+    op = Moe(
+        kernels.dtype, float(tokens), float(s.hidden), float(block.ffn), float(block.topk), float(block.experts),
+        gated=float(s.gated), quant=config.quant,
+    )  # fmt: skip
     cut = config.layout.expert_tp is None or config.layout.expert_tp == config.layout.tp
     product = Step(OpCall(op), "gemm", "experts", kernels=EXPERT_KERNELS, tensor=("moe_tp",) if cut else (), tokens="tokens")
     back = Step(

@@ -1,0 +1,334 @@
+"""Whole training steps as graphs: schedules, overlap, launches, and `hp.predict` on them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import hybridperf as hp
+from hybridperf.collectives.model import load_collectives
+from hybridperf.evaluate import makespan, timeline
+from hybridperf.graph import Graph
+from hybridperf.hardware import Host, Overhead, Spread
+from hybridperf.io import InputError
+from hybridperf.lower import lower
+from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
+from hybridperf.schedules import closed_form_s, schedule, stage_max_s
+from hybridperf.schedules.order import BACKWARD, FORWARD, Task
+from hybridperf.workload import CollectiveCall, Seconds, Workload
+from hybridperf.workloads.transformer import Layout, TransformerShape, step
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, optimizer_passes
+from hybridperf.workloads.transformer.passes import flops, launches
+from hybridperf.workloads.transformer.step import transformer
+
+GPT = TransformerShape("small", "gpt", hidden=256, heads=4, layers=8, ffn=1024, vocab=1024, seq=128)
+BARE = dataclasses.replace(GPT, head="none", positions="rotary", tied=False)
+MEGATRON = {"dtype": "fp16", "attention": "unfused", "dropout": True}
+FLOPS_PER_S = 1e12
+
+
+def config(shape=GPT, *, settings=MEGATRON, **layout) -> TransformerConfig:
+    return TransformerConfig(shape, Layout(**({"micro_batch": 2} | layout)), **settings)
+
+
+def seconds(workload: Workload, collectives: dict[str, float] | None = None) -> np.ndarray:
+    """Rows priced by hand: products by their FLOPs, collectives as said, a host's as given; all else takes no time."""
+    found = []
+    for call in workload.calls:
+        if isinstance(call, Seconds):
+            found.append(call.value)
+        elif isinstance(call, CollectiveCall):
+            found.append((collectives or {}).get(call.collective, 0.0))
+        else:
+            found.append(op_s(call))
+    return np.array(found)
+
+
+def op_s(call: OpCall) -> float:
+    return float(call.op.work().flops) * call.times / FLOPS_PER_S if isinstance(call.op, Gemm | BatchedGemm | PrefillAttention) else 0.0
+
+
+def step_s(workload: Workload, **priced) -> float:
+    return float(makespan(lower(workload.graph).program, seconds(workload, **priced)[:, None].astype(np.float32))[0])
+
+
+def pass_s(steps) -> float:
+    return sum(op_s(one.call) for one in steps if one.is_op)
+
+
+def launched(c: TransformerConfig) -> int:
+    """Kernels of a step on one stage."""
+    parts = [(layer_passes(c), c.shape.layers), (embedding_passes(c), 1), (head_passes(c), 1)]
+    per_micro_batch = sum(count * (launches(p.forward) + launches(p.backward_with_recompute)) for p, count in parts)
+    return c.layout.accumulation * per_micro_batch + launches(optimizer_passes(c))
+
+
+def stages_s(c: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward seconds of each stage."""
+    forward, backward = np.zeros(c.stages), np.zeros(c.stages)
+    for stage in range(c.stages):
+        parts = [(layer_passes(c), c.layers_of(stage)[0])]
+        parts += [(embedding_passes(c), 1)] if stage == 0 else []
+        parts += [(head_passes(c), 1)] if stage == c.stages - 1 else []
+        forward[stage] = sum(n * pass_s(p.forward) for p, n in parts)
+        backward[stage] = sum(n * pass_s(p.backward_with_recompute) for p, n in parts)
+    return forward, backward
+
+
+# schedules --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("1f1b", {"pp": 1, "accumulation": 3}),
+        ("1f1b", {"pp": 4, "accumulation": 6}),
+        ("gpipe", {"pp": 4, "accumulation": 3}),
+        ("interleaved", {"pp": 2, "accumulation": 4, "vp": 2}),
+        ("interleaved", {"pp": 4, "accumulation": 8, "vp": 2}),
+        ("chimera", {"pp": 4, "accumulation": 4}),
+        ("chimera", {"pp": 4, "accumulation": 8}),
+        ("zero_bubble", {"pp": 4, "accumulation": 8}),
+    ],
+)
+def test_the_graph_is_the_closed_form_for_uniform_stages(name, layout):
+    """Eight layers and nothing else: an embedding moves bytes and has no FLOPs, as rows are priced here."""
+    c = config(BARE, schedule=name, **layout)
+    forward, backward = stages_s(c)
+    assert np.ptp(forward) < 1e-9 * forward[0]
+    v, passes = c.layout.vp, layer_passes(c)
+    weights = pass_s(s for s in passes.backward if s.weight_gradient) * c.layers_of(0)[0]
+    closed = closed_form_s(
+        name,
+        c.layout.pp,
+        c.layout.accumulation,
+        forward[0] * v,
+        backward[0] * v,
+        chunks=v,
+        weight_s=weights if name == "zero_bubble" else 0,
+    )
+    assert step_s(transformer(c)) == pytest.approx(float(closed), rel=1e-5)
+
+
+def test_a_last_stage_with_logits_is_the_one_that_others_wait_for():
+    """(m - 1) max + sum: exact where the last stage is the slowest."""
+    c = config(pp=4, accumulation=8)
+    forward, backward = stages_s(c)
+    assert forward.argmax() == backward.argmax() == 3
+    assert step_s(transformer(c)) == pytest.approx(float(stage_max_s(forward, backward, 8)), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "chimera", "zero_bubble"])
+def test_unlike_stages_take_what_a_replay_of_the_schedule_takes(name):
+    c = config(pp=4, accumulation=8, schedule=name, vp=2 if name == "interleaved" else 1)
+    order = schedule(name, 4, 8, c.layout.vp)
+    forward, backward = stages_s(c)
+    weights = np.zeros(c.stages)
+    if name == "zero_bubble":
+        for stage in range(c.stages):
+            parts = [(layer_passes(c), 2)] + ([(head_passes(c), 1)] if stage == 3 else [])
+            weights[stage] = sum(n * pass_s(s for s in p.backward if s.weight_gradient) for p, n in parts)
+
+    def of(task: Task) -> float:
+        if task.kind == FORWARD:
+            return forward[task.stage]
+        return backward[task.stage] - weights[task.stage] if task.kind == BACKWARD else weights[task.stage]
+
+    expected = max(interval.end_s for interval in order.replay(of).values())
+    assert step_s(transformer(c)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_sends_hold_the_sender_up_or_go_beside():
+    """Between two stages: a pipe of one micro-batch has both transfers on its path either way; of many, only held ones cost more."""
+    priced = {"collectives": {"sendrecv": 1e-3}}
+    for beside in (False, True):
+        c = config(BARE, settings=MEGATRON | {"overlap_sends": beside}, pp=2, accumulation=1)
+        forward, backward = stages_s(c)
+        assert step_s(transformer(c), **priced) == pytest.approx(forward.sum() + backward.sum() + 2e-3, rel=1e-5)
+    held, beside = (
+        step_s(transformer(config(BARE, settings=MEGATRON | {"overlap_sends": overlap}, pp=2, accumulation=8)), **priced)
+        for overlap in (False, True)
+    )
+    assert beside < held
+
+
+# size of the graph ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2, "accumulation": 4, "tp": 2, "dp": 2}, {"dp": 4, "zero": 3}, {"recompute": "full", "tp": 4}])
+def test_merged_kernels_take_as_long_as_each_by_itself(layout, monkeypatch):
+    """Equal calls of a task are one node that runs several times, where the graph would be large."""
+    priced = {"collectives": {"all_reduce": 1e-4, "all_gather": 2e-4, "reduce_scatter": 3e-4, "sendrecv": 5e-5}}
+    each = transformer(config(**layout))
+    monkeypatch.setattr(step, "KERNEL_NODES", 0)
+    merged = transformer(config(**layout))
+    assert len(merged.graph) < len(each.graph)
+    assert step_s(merged, **priced) == pytest.approx(step_s(each, **priced), rel=1e-5)
+    assert merged.flops == pytest.approx(each.flops)
+
+
+def test_a_step_too_large_for_a_graph_is_refused():
+    with pytest.raises(InputError, match=r"at most \d+ nodes, got about \d+ .*`hybridperf steps` prices such steps"):
+        transformer(config(dataclasses.replace(GPT, layers=64), pp=64, accumulation=4096))
+
+
+def test_flops_of_the_step_are_those_of_the_formula():
+    c = config(pp=2, accumulation=4, dp=2)
+    assert transformer(c).flops == pytest.approx(GPT.model_flops(2 * 4 * GPT.seq), rel=1e-9)
+
+
+# overlap ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_reduced_in_buckets_beside_the_last_backward():
+    """One bucket per layer: reductions of all but the last one hide; flat, all of it is exposed."""
+    size = 2.0 * GPT.layer_parameters
+    per_layer = MEGATRON | {"bucket_bytes": size}
+    fast, slow = 1e-7, 1.0
+    alone = step_s(transformer(config()))
+    buckets = transformer(config(settings=per_layer, dp=4))
+    reductions = [row for row in buckets.graph.row if row and isinstance(buckets.calls[row - 1], CollectiveCall)]
+    assert len(reductions) >= GPT.layers
+    hidden = step_s(buckets, collectives={"all_reduce": fast})
+    assert hidden == pytest.approx(alone + fast, rel=1e-4)
+    first = step_s(buckets, collectives={"all_reduce": slow})
+    assert first == pytest.approx(len(reductions) * slow, rel=0.05)  # one after the other, from the first bucket on
+    flat = transformer(config(settings=MEGATRON | {"overlap_gradients": False}, dp=4))
+    assert step_s(flat, collectives={"all_reduce": slow}) == pytest.approx(alone + slow, rel=1e-4)
+
+
+def test_only_the_last_micro_batch_reduces():
+    for accumulation in (1, 4):
+        workload = transformer(config(settings=MEGATRON | {"bucket_bytes": 1e12}, dp=2, accumulation=accumulation))
+        rows = [workload.calls[row - 1] for row in workload.graph.row if row]
+        assert sum(isinstance(call, CollectiveCall) for call in rows) == 1
+        total = next(call.bytes for call in rows if isinstance(call, CollectiveCall))
+        assert total == pytest.approx(2.0 * GPT.parameters)
+
+
+def test_sharded_weights_are_gathered_a_layer_ahead():
+    """Fast gathers: only the first is waited for. Slow ones: as long as all of them, one after the other."""
+    c = config(BARE, settings={"attention": "fused", "overlap_gradients": True}, dp=4, zero=3)
+    alone = step_s(transformer(config(BARE, settings={"attention": "fused"})))
+    sharded = transformer(c)
+    fast = 1e-6
+    assert step_s(sharded, collectives={"all_gather": fast}) == pytest.approx(alone + fast, rel=1e-3)
+    gathers = sum(label == "weights gathered" for label in sharded.graph.labels)
+    assert gathers == 2 * (BARE.layers + 2)  # and of both ends
+    slow = 1.0
+    assert step_s(sharded, collectives={"all_gather": slow}) == pytest.approx(gathers * slow, rel=0.05)
+    at_once = transformer(config(BARE, settings={"attention": "fused", "overlap_gradients": False}, dp=4, zero=3))
+    assert step_s(at_once, collectives={"all_gather": fast}) == pytest.approx(alone + gathers * fast, rel=1e-4)
+
+
+def test_a_gather_waits_until_the_layer_before_the_one_that_runs_is_gone():
+    """Two layers' weights at a time: memory says so."""
+    workload = transformer(config(BARE, settings={"attention": "fused"}, dp=4, zero=3))
+    graph, times = workload.graph, timeline(lower(workload.graph), seconds(workload, collectives={"all_gather": 1e-9}))
+    gathers = [node for node in range(len(graph)) if graph.labels[node] == "weights gathered"]
+    ends = [times.end_s[node] for node in range(len(graph)) if graph.labels[node] == "mlp residual"]
+    for at in range(2, BARE.layers):
+        assert times.start_s[gathers[at + 1]] >= ends[at - 2] - 1e-12  # gather 0 is the embedding's
+
+
+# hosts ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _host(launch_s: float) -> Host:
+    spread = Spread(mean_s=launch_s, std_s=0.0, median_s=launch_s, count=9)
+    one, none = Overhead(shared=spread, by_kind={}), Overhead(shared=None, by_kind={})
+    return Host(
+        source="test", profiler_s=0.0, between_ops_s=None, before_launch_s=none, after_launch_s=none, launch_call_s=one,
+        between_launches_s=none, without_launch_s=none,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_small_layers_are_bound_by_launches(merged, monkeypatch):
+    """A slow host: launches x cost. A fast one: as without. Each launch is counted, whether it is a node or not."""
+    if merged:
+        monkeypatch.setattr(step, "KERNEL_NODES", 0)
+    c = config(accumulation=2)
+    assert step_s(transformer(c, _host(1.0))) == pytest.approx(launched(c), abs=0.1)
+    assert step_s(transformer(c, _host(1e-12))) == pytest.approx(step_s(transformer(c)), rel=1e-4)
+
+
+def test_a_host_bound_step_is_not_the_sum_of_host_and_device():
+    """max, not sum (training_steps.md 2.3)."""
+    c = config(accumulation=4)
+    device = step_s(transformer(c))
+    launch_s = device / launched(c)  # as much for the host to do as for the device
+    both = step_s(transformer(c, _host(launch_s)))
+    assert device <= both < 1.5 * device
+
+
+# predictions ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model():
+    return hp.load_model("h100_sxm").with_collectives(load_collectives("aic_h100_sxm"))
+
+
+def test_predicting_a_step_with_a_shipped_model(model):
+    c = hp.TransformerConfig(hp.load_shape("gpt3-1.3b"), Layout(tp=2, dp=2, pp=2, accumulation=4, micro_batch=2))
+    found = hp.predict(model, hp.transformer(c))
+    tokens = c.layout.global_batch * c.shape.seq
+    mfu = c.shape.model_flops(tokens) / found.time_s / (c.layout.ranks * 989e12)
+    assert 0.1 < mfu < 0.8
+    assert found.roofline_s < found.time_s
+    groups = set(found.breakdown()["group"])
+    assert {"gemm", "prefill_attention", "all_reduce", "sendrecv", "elementwise", "norm"} <= groups
+    assert any("no host" in note for note in found.notes)
+
+
+def test_more_of_the_same_takes_longer(model):
+    """Monotone in depth, in micro-batches and in recompute."""
+    base = config(accumulation=2, settings={})
+
+    def time_s(c: TransformerConfig) -> float:
+        return hp.predict(model, transformer(c)).time_s
+
+    one = time_s(base)
+    assert time_s(base.replace(shape=dataclasses.replace(GPT, layers=16))) > one
+    assert time_s(config(accumulation=4, settings={})) > one
+    assert time_s(config(accumulation=2, settings={}, recompute="full")) > one
+
+
+def test_gradients_reach_the_machines_numbers(model):
+    """Elasticities along the longest path: arithmetic and bandwidth, against a device that has a hundredth more of each."""
+    workload = transformer(config(tp=2, accumulation=2, settings={}))
+    found = hp.predict(model, workload)
+    slopes = hp.elasticities(found).set_index("knob")["elasticity"]
+    assert -1 < slopes["memory_bytes_per_s"] < 0
+    assert -1 < slopes["peak_flops_scale"] < 0
+    around = np.array([0.99, 1.01])
+    times = hp.predict_batch(model, workload, memory_bytes_per_s=around * model.device.memory_bytes_per_s)
+    assert np.diff(np.log(times))[0] / np.diff(np.log(around))[0] == pytest.approx(slopes["memory_bytes_per_s"], abs=0.02)
+
+
+def test_the_graph_names_a_rank_for_each_stage():
+    workload = transformer(config(pp=4, accumulation=4, tp=2, dp=2))
+    graph: Graph = workload.graph
+    assert sorted(set(graph.rank.tolist())) == [0, 1, 2, 3]
+    tied = [node for node in range(len(graph)) if graph.labels[node].startswith("tied embedding")]
+    assert [int(graph.rank[node]) for node in tied] == [0, 3]
+    assert all(isinstance(call, OpCall | CollectiveCall | Seconds) for call in workload.calls)
+    assert flops([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ({"pp": 16}, "pp must not exceed the layers, got pp 16, 8 layers"),
+        ({"tp": 8}, "tp must not exceed the heads"),
+        ({"pp": 2, "schedule": "chimera", "accumulation": 2, "dp": 2, "zero": 1}, "schedule 'chimera' with ZeRO-1 is not modelled"),
+        ({"pp": 2, "schedule": "zero_bubble", "recompute": "full"}, "schedule 'zero_bubble' with recompute is not modelled"),
+        ({"pp": 2, "schedule": "zero_bubble", "dp": 2, "zero": 3}, "schedule 'zero_bubble' with ZeRO-3 is not modelled"),
+    ],
+)
+def test_layouts_that_are_refused(layout, sentence):
+    with pytest.raises(InputError) as refused:
+        transformer(config(**layout))
+    assert sentence in str(refused.value)
