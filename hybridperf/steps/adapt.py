@@ -1,7 +1,7 @@
 """Knobs and block times from measured steps: one Gaussian conditioning, repeated where the composition bends.
 
 The log of a step's time is a known function of the logs theta of the knobs and of corrections of the logs of block times, two per cell
-x = (log2 hidden, log2 tp, log2 micro-batch): one of a layer, one of what stands at the ends (embedding, head):
+x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): one of a layer, one of what stands at the ends (embedding, head):
 
     log measured_i = log step_i(theta, d(x_i)) + noise_i,    theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l))
 
@@ -14,7 +14,7 @@ what a knob explains everywhere costs less than as many corrections. Rows that a
 disturbed ones bends nothing. S says how sure a prediction is, and S, P0 and what is left how likely the rows are (Laplace), by which
 assumptions are compared. Corrections are bounded: none carries a block beyond a factor of 1.6.
 
-Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, B = 2 blocks. All in NumPy, float64, slopes by differences: a
+Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 2 blocks. All in NumPy, float64, slopes by differences: a
 fit takes less time than compiling its derivative would.
 """
 
@@ -26,17 +26,19 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
+from hybridperf.hardware import Host
 from hybridperf.steps.compose import Features, step_seconds
 from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, theta_of
 
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
 SPREAD = np.array([0.14, 0.2])  # s of layers and of ends
-LENGTH = np.array([2.5, 0.7, 1.5])  # l: doublings of hidden size, tp and micro-batch; collectives make each tp a case of its own
+LENGTH = np.array([2.5, 0.7, 1.5, 2.5])  # l [X], in doublings; collectives make each tensor-parallel degree a case of its own
 MOST_CORRECTION = 0.5
 _FAR = 5.0  # noises beyond which a row counts linearly
 _STEP = 1e-4  # in logs, of differences
 _ROUNDS, _DAMPING, _LONGEST_STEP = 15, 0.6, 0.5
 _JITTER = 1e-6
+_HOST_WIDTH = 0.3  # of the launch cost where the host itself was traced: another program on it
 _BLOCKS = 2
 
 
@@ -45,7 +47,7 @@ class Adapted:
     """What is known of knobs and blocks, before or after rows were seen."""
 
     theta: np.ndarray  # [K] logs of knobs
-    cells: np.ndarray  # [C, 3]
+    cells: np.ndarray  # [C, X]
     corrections: np.ndarray  # [B, C] of their blocks
     covariance: np.ndarray  # [K + B C, K + B C] of both
     rows: int = 0
@@ -56,13 +58,13 @@ class Adapted:
         return knobs_of(self.theta)
 
     @staticmethod
-    def before() -> Adapted:
-        """What is believed without rows."""
-        theta, widths = beliefs()
-        return Adapted(theta, np.zeros((0, 3)), np.zeros((_BLOCKS, 0)), np.diag(widths**2))
+    def before(host: Host | None = None) -> Adapted:
+        """What is believed without rows; launching as `host` showed it, where one is given."""
+        theta, widths = beliefs(host)
+        return Adapted(theta, np.zeros((0, len(LENGTH))), np.zeros((_BLOCKS, 0)), np.diag(widths**2))
 
     def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(corrections [B, N] of cells [N, 3], their dependence on the known cells' [N, C], share of variance that those leave [N])."""
+        """(corrections [B, N] of cells [N, X], their dependence on the known cells' [N, C], share of variance that those leave [N])."""
         if not len(self.cells):
             return np.zeros((_BLOCKS, len(cells))), np.zeros((len(cells), 0)), np.ones(len(cells))
         alike = _alike(cells, self.cells)
@@ -81,14 +83,20 @@ class Said:
     corrections: np.ndarray  # [B, N] that were used
 
 
-def beliefs() -> tuple[np.ndarray, np.ndarray]:
+def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(theta_0, widths) [K]."""
-    return np.log([BELIEFS[name].median for name in NAMES]), np.array([BELIEFS[name].width for name in NAMES])
+    medians = np.log([BELIEFS[name].median for name in NAMES])
+    widths = np.array([BELIEFS[name].width for name in NAMES])
+    if host is not None:
+        medians[NAMES.index("launch_s")] = np.log(launch_s(host))
+        widths[NAMES.index("launch_s")] = _HOST_WIDTH
+    return medians, widths
 
 
-def cells_of(hidden: Any, tp: Any, micro_batch: Any) -> np.ndarray:
-    """x of rows [N, 3]."""
-    return np.log2(np.stack([np.asarray(hidden, float), np.asarray(tp, float), np.asarray(micro_batch, float)], 1))
+def launch_s(host: Host) -> float:
+    """Seconds of a host from one launch to the next, an op of one launch after the other: T1 + T2 + T4 + T3 of Lin et al."""
+    parts = (host.between_ops_s, *(one.shared for one in (host.before_launch_s, host.launch_call_s, host.after_launch_s)))
+    return sum(part.median_s for part in parts if part is not None)
 
 
 def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
@@ -100,11 +108,9 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     return Said(log_s, np.sqrt(variance), corrections)
 
 
-def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, start: Adapted | None = None) -> Adapted:
-    """Knobs and corrections after rows that took `measured_s` [n]; `start` moves what is believed of the knobs before."""
-    theta_0, widths = beliefs()
-    if start is not None:
-        theta_0 = start.theta
+def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray = SPREAD) -> Adapted:
+    """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go."""
+    theta_0, widths = beliefs(host)
     knobs = len(theta_0)
     known, of = np.unique(cells, axis=0, return_inverse=True)
     of = of.reshape(-1)
@@ -113,7 +119,7 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, start: Adapted |
     prior[:knobs, :knobs] = np.diag(widths**2)
     alike = _alike(known, known) + _JITTER * np.eye(some)
     places = [knobs + at * some + np.arange(some) for at in range(_BLOCKS)]
-    for place, spread in zip(places, SPREAD, strict=True):
+    for place, spread in zip(places, spread, strict=True):
         prior[np.ix_(place, place)] = spread**2 * alike
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
