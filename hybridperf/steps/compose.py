@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from hybridperf.either import array_module
+from hybridperf.steps.cross_node import across_s, crossing_host_s
 from hybridperf.steps.knobs import Knobs
 
 PHASES = ("forward", "recomputed", "backward")
@@ -73,6 +74,9 @@ class Features:
     optimizer_s: Any
     optimizer_kernels: Any
     tp: Any
+    crossing: Any  # 1: a pipeline over nodes that waits (`cross_node.py`)
+    stalls: Any  # messages of a micro-batch that surely stall
+    gathered_layers: Any  # of a rank, updated in shards and gathered one by one: times doublings of data ranks
 
 
 class Parts(NamedTuple):
@@ -94,6 +98,7 @@ def step_seconds(f: Features, k: Knobs, layer_log: Any = 0.0, ends_log: Any = 0.
     """
     xp = array_module(*jax.tree.leaves(k), layer_log, ends_log)
     layer, comm = _block(f, f.layer, k, xp)
+    layer = layer._replace(host_s=layer.host_s + crossing_host_s(f, k, xp))
     correction = xp.exp(layer_log)
     layer_s = _sharp_max(xp, layer.gpu_s + comm, layer.host_s, layer.beside_s) * correction
     ends = [_block(f, block, k, xp) for block in (f.embedding, f.head)]
@@ -102,7 +107,7 @@ def step_seconds(f: Features, k: Knobs, layer_log: Any = 0.0, ends_log: Any = 0.
         for at, (block, shown) in enumerate(ends)
     )
     alone = f.stages == 1
-    sends_s = xp.where(alone, 0.0, (1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s)
+    sends_s = xp.where(alone, 0.0, (1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s + k.stall_s * f.stalls)
     first_s = f.layers_first * layer_s + embedding_s + sends_s
     last_s = xp.where(alone, first_s + head_s, f.layers_last * layer_s + head_s + sends_s)
     other_s = xp.where(f.stages > 2, f.layers_most * layer_s + sends_s, 0.0)
@@ -114,7 +119,7 @@ def step_seconds(f: Features, k: Knobs, layer_log: Any = 0.0, ends_log: Any = 0.
     reduction_s = k.reduction * f.reduction_s
     reduction_s = xp.maximum(reduction_s - f.reduction_hidden * backward_s, 0.1 * f.reduction_hidden * reduction_s)
     reduction_s = reduction_s + k.collective_launch_s * f.reduction_calls
-    optimizer_s = k.optimizer * k.memory * f.optimizer_s + k.launch_s * f.optimizer_kernels
+    optimizer_s = k.optimizer * k.memory * f.optimizer_s + k.launch_s * f.optimizer_kernels + k.layer_gather_s * f.gathered_layers
     step_s = f.micro_batches * most_s + bubble_s + reduction_s + optimizer_s + k.fixed_s
     at_work = f.layers_most * layer.gpu_s * correction
     comm_s = f.layers_most * comm * correction
@@ -136,7 +141,8 @@ def _block(f: Features, block: Block, k: Knobs, xp: Any) -> tuple[_Times, Any]:
     """(times of a block, communication in it that nothing hides)."""
     gpu_s = sum(_phase_s(block, k, phase) for phase in range(len(PHASES)))
     inside = k.tp * block.tp_s.sum(0) + k.tp_arrival_s * block.tp_calls.sum(0)
-    across = k.tp_across * block.tp_s.sum(0) + k.tp_across_hop_s * (f.tp_nodes - 1) * block.tp_calls.sum(0)
+    latency_s = k.tp_across_node_s * f.tp_nodes * block.tp_calls.sum(0)
+    across = across_s(xp, k.tp_across * block.tp_s.sum(0), latency_s)
     comm_s = xp.where(f.tp_nodes > 1, across, inside) + k.exchange * block.exchange_s.sum(0)
     calls = (block.tp_calls + block.exchange_calls + block.gather_calls).sum(0)
     host_s = k.launch_s * (block.kernels[:BACKWARD].sum(0) + k.backward_launch * block.kernels[BACKWARD]) + k.collective_launch_s * calls
