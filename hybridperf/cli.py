@@ -15,12 +15,13 @@ from typing import Annotated
 
 import typer
 
-from hybridperf import cli_trace
+from hybridperf import cli_steps, cli_trace
 
 # Everything heavy is imported inside the commands: `--help` and wrong options answer at once.
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(cli_trace.app, name="trace")
+app.command()(cli_steps.steps)
 SOME_ROWS_UNPREDICTED = 3
 
 Out = Annotated[Path, typer.Option("--out", help="where to write")]
