@@ -108,7 +108,7 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     return Said(log_s, np.sqrt(variance), corrections)
 
 
-def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray = SPREAD) -> Adapted:
+def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray | None = None) -> Adapted:
     """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go."""
     theta_0, widths = beliefs(host)
     knobs = len(theta_0)
@@ -119,7 +119,7 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
     prior[:knobs, :knobs] = np.diag(widths**2)
     alike = _alike(known, known) + _JITTER * np.eye(some)
     places = [knobs + at * some + np.arange(some) for at in range(_BLOCKS)]
-    for place, spread in zip(places, spread, strict=True):
+    for place, spread in zip(places, SPREAD if spread is None else spread, strict=True):
         prior[np.ix_(place, place)] = spread**2 * alike
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))

@@ -144,9 +144,11 @@ def _block(f: Features, block: Block, k: Knobs, xp: Any) -> tuple[_Times, Any]:
     latency_s = k.tp_across_node_s * f.tp_nodes * block.tp_calls.sum(0)
     across = across_s(xp, k.tp_across * block.tp_s.sum(0), latency_s)
     comm_s = xp.where(f.tp_nodes > 1, across, inside) + k.exchange * block.exchange_s.sum(0)
+    gather_s = k.gather * block.gather_s.sum(0)
+    comm_s = comm_s + k.gather_shown * gather_s
     calls = (block.tp_calls + block.exchange_calls + block.gather_calls).sum(0)
     host_s = k.launch_s * (block.kernels[:BACKWARD].sum(0) + k.backward_launch * block.kernels[BACKWARD]) + k.collective_launch_s * calls
-    return _Times(gpu_s, host_s, k.gather * block.gather_s.sum(0)), comm_s
+    return _Times(gpu_s, host_s, gather_s), comm_s
 
 
 def _phase_s(block: Block, k: Knobs, phase: int) -> Any:

@@ -19,7 +19,8 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Gemm
 from hybridperf.steps.compose import PHASES, Block, Features
-from hybridperf.steps.prices import Prices
+from hybridperf.steps.prices import Priced, Prices
+from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import (
     embedding_passes,
@@ -40,15 +41,16 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     """Features [N] of rows that run on one device and its links; `InputError` where a call cannot be priced."""
     cells = _Unique([_cell(config) for config in configs])
     once = _Unique([_once(config) for config in configs])
-    passes = [_CellPasses.of(config) for config in cells.unique]
-    ends = [_Ends.of(config) for config in once.unique]
-    sends = [send_call(config) for config in once.unique]
+    new = [config for config in cells.unique if config not in prices.cells]
+    passes = [_CellPasses.of(config) for config in new]
+    new_once = [config for config in once.unique if config not in prices.once]
+    ends = [_Ends.of(config) for config in new_once]
     prices.learn(step.call for cell in passes for step in cell.steps())
-    prices.learn(step.call for end in ends for step in (*end.reduction, *end.optimizer))
-    prices.learn(call for call in sends if call is not None)
-    layer, embedding, head = (
-        _blocks([getattr(cell, name) for cell in passes], prices, cells.of) for name in ("layers", "embedding", "head")
-    )  # fmt: skip
+    prices.learn(call for end in ends for call in end.calls())
+    prices.cells.update((config, cell.sums(prices)) for config, cell in zip(new, passes, strict=True))
+    prices.once.update((config, end.sums(prices)) for config, end in zip(new_once, ends, strict=True))
+    sums = np.stack([prices.cells[config] for config in cells.unique], -1)[..., cells.of]  # [blocks, fields, P, N]
+    layer, embedding, head = (Block(*of_block) for of_block in sums)
     stages = np.array([_stages(config) for config in configs], float).T
     columns = np.array([
         (
@@ -59,11 +61,10 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
         for config in configs
     ], float).T  # fmt: skip
     depth, pp, m, fill, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
-    per_end = np.array([end.sums(prices) for end in ends])[once.of].T
-    sends_s = np.array([0.0 if call is None else prices[call] for call in sends])[once.of]
+    reduction_s, reduction_calls, optimizer_s, optimizer_kernels, sends_s = np.array([prices.once[c] for c in once.unique])[once.of].T
     return Features(
-        layer, embedding, head, *stages, depth, pp, m, fill, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1), per_end[0],
-        per_end[1], reduction_hidden, per_end[2], per_end[3], tp, np.zeros_like(tp), np.zeros_like(tp), np.zeros_like(tp),
+        layer, embedding, head, *stages, depth, pp, m, fill, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1), reduction_s,
+        reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, np.zeros_like(tp), np.zeros_like(tp), np.zeros_like(tp),
     )  # fmt: skip
 
 
@@ -129,17 +130,16 @@ class _CellPasses:
         every = (*self.layers, *self.embedding, *self.head)
         return [step for _, passes in every for phase in PHASES for step in getattr(passes, phase)]
 
-
-def _blocks(cells: Sequence[tuple[tuple[float, Passes], ...]], prices: Prices, of: np.ndarray) -> Block:
-    """A block of each row [P, N] from parts of unique cells."""
-    sums = np.zeros((len(_FIELDS), len(PHASES), len(cells)))
-    for at, parts in enumerate(cells):
-        for share, passes in parts:
-            for phase, name in enumerate(PHASES):
-                for step in getattr(passes, name):
-                    for field, amount in _amounts(step, prices):
-                        sums[_FIELDS.index(field), phase, at] += share * amount
-    return Block(*sums[:, :, of])
+    def sums(self, prices: Prices) -> np.ndarray:
+        """Amounts of the fields of a layer, the embedding and the head [3, fields, P]."""
+        sums = np.zeros((3, len(_FIELDS), len(PHASES)))
+        for block, parts in enumerate((self.layers, self.embedding, self.head)):
+            for share, passes in parts:
+                for phase, name in enumerate(PHASES):
+                    for step in getattr(passes, name):
+                        for field, amount in _amounts(step, prices):
+                            sums[block, _FIELDS.index(field), phase] += share * amount
+        return sums
 
 
 def _amounts(step: Step, prices: Prices) -> tuple[tuple[str, float], ...]:
@@ -167,6 +167,7 @@ class _Ends:
 
     reduction: tuple[Step, ...]
     optimizer: tuple[Step, ...]
+    send: CollectiveCall | None  # to the next stage
 
     @staticmethod
     def of(config: TransformerConfig) -> _Ends:
@@ -174,13 +175,17 @@ class _Ends:
             (optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in dict.fromkeys((0, config.stages - 1))
         ]
         optimizer, reduction = max(of_stages, key=lambda both: sum(float(step.op.work().bytes) for step in both[0]))
-        return _Ends(reduction, optimizer)
+        return _Ends(reduction, optimizer, send_call(config))
 
-    def sums(self, prices: Prices) -> tuple[float, float, float, float]:
-        """(seconds of reductions, how many, seconds of the optimizer, its kernels)."""
+    def calls(self) -> list[Priced]:
+        return [*(step.call for step in (*self.reduction, *self.optimizer)), *(() if self.send is None else (self.send,))]
+
+    def sums(self, prices: Prices) -> tuple[float, ...]:
+        """(seconds of reductions, how many, seconds of the optimizer, its kernels, seconds of a message to the next stage)."""
         return (
             sum(prices[step.call] for step in self.reduction), float(len(self.reduction)),
             sum(prices[step.call] for step in self.optimizer), float(sum(step.kernels for step in self.optimizer)),
+            0.0 if self.send is None else prices[self.send],
         )  # fmt: skip
 
 
