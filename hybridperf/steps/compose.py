@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from hybridperf.either import array_module
-from hybridperf.steps.cross_node import across_s, crossing_host_s
+from hybridperf.steps.cross_node import across_s, crossing_host_s, ring_latency_s
 from hybridperf.steps.knobs import Knobs
 
 PHASES = ("forward", "recomputed", "backward")
@@ -74,7 +74,8 @@ class Features:
     optimizer_s: Any
     optimizer_kernels: Any
     tp: Any
-    crossing: Any  # 1: a pipeline over nodes that waits (`cross_node.py`)
+    waiting: Any  # 1: a ring over nodes waits at each of them (`cross_node.py`)
+    crossing: Any  # 1: so does a pipeline over nodes
     stalls: Any  # messages of a micro-batch that surely stall
     gathered_layers: Any  # of a rank, updated in shards and gathered one by one: times doublings of data ranks
 
@@ -141,7 +142,7 @@ def _block(f: Features, block: Block, k: Knobs, xp: Any) -> tuple[_Times, Any]:
     """(times of a block, communication in it that nothing hides)."""
     gpu_s = sum(_phase_s(block, k, phase) for phase in range(len(PHASES)))
     inside = k.tp * block.tp_s.sum(0) + k.tp_arrival_s * block.tp_calls.sum(0)
-    latency_s = k.tp_across_node_s * f.tp_nodes * block.tp_calls.sum(0)
+    latency_s = ring_latency_s(f, k, block.tp_calls.sum(0))
     across = across_s(xp, k.tp_across * block.tp_s.sum(0), latency_s)
     comm_s = xp.where(f.tp_nodes > 1, across, inside) + k.exchange * block.exchange_s.sum(0)
     calls = (block.tp_calls + block.exchange_calls + block.gather_calls).sum(0)

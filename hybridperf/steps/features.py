@@ -63,7 +63,7 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     sends_s = np.array([0.0 if call is None else prices[call] for call in sends])[once.of]
     return Features(
         layer, embedding, head, *stages, depth, pp, m, fill, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1), per_end[0],
-        per_end[1], reduction_hidden, per_end[2], per_end[3], tp, np.zeros_like(tp), np.zeros_like(tp), np.zeros_like(tp),
+        per_end[1], reduction_hidden, per_end[2], per_end[3], tp, *(np.zeros_like(tp) for _ in range(4)),
     )  # fmt: skip
 
 
