@@ -18,7 +18,7 @@ ROOMS = [  # each imports only from those before it
     "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan",
     "pricing", "graph", "lower", "evaluate", "folding", "mixtures", "occupancy", "outputs", "workload", "schedules", "step_table",
     "workloads", "memory", "traces", "importers", "prediction", "batches", "elasticities", "sweeps", "searches", "sharding", "here",
-    "report", "validate", "calibrations", "demo", "cli_trace", "cli",
+    "report", "validate", "calibrations", "demo", "cli_common", "cli_program", "cli_ask", "cli_validate", "cli_trace", "cli",
 ]  # fmt: skip
 
 
