@@ -17,7 +17,7 @@ def validate(
     what: Annotated[
         str,
         typer.Argument(
-            help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out rows), collectives, lin, steps (published)"
+            help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out), collectives, lin, steps (published)"
         ),
     ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
@@ -30,7 +30,8 @@ def validate(
     families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
     tasks: Annotated[
-        str, typer.Option("--tasks", help="of `collectives` and `steps`: which of their tasks, separated by commas; of `sharded`: how many models")
+        str,
+        typer.Option("--tasks", help="of `collectives`, `steps`: which of its tasks, separated by commas; of `sharded`: how many models"),
     ] = "",
     placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 28,
     passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1)] = 2,

@@ -9,7 +9,9 @@ from hybridperf.steps.memory_fit import USABLE, fit_memory, fitted_frameworks, m
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
 
-SMALL = TransformerShape(name="small", family="llama", hidden=1024, heads=16, layers=8, ffn=4096, vocab=32000, seq=2048, gated=True, tied=False)
+SMALL = TransformerShape(
+    name="small", family="llama", hidden=1024, heads=16, layers=8, ffn=4096, vocab=32000, seq=2048, gated=True, tied=False
+)
 WIDE = TransformerShape(name="wide", family="gpt", hidden=4096, heads=32, layers=16, ffn=16384, vocab=50257, seq=1024)
 PAIRS = ((1, 1), (2, 1), (4, 2), (1, 4), (8, 2))
 
@@ -61,7 +63,9 @@ def test_more_memory_never_makes_a_step_fail() -> None:
     assert will_fail(configs[:1], np.array([USABLE * 1e9 * 1.001]), 1e9).all()
 
 
-@pytest.mark.parametrize(("layout", "fails"), [({"pp": 4, "accumulation": 2}, True), ({"pp": 4, "accumulation": 3}, False), ({"pp": 8}, True)])
+@pytest.mark.parametrize(
+    ("layout", "fails"), [({"pp": 4, "accumulation": 2}, True), ({"pp": 4, "accumulation": 3}, False), ({"pp": 8}, True)]
+)
 def test_layouts_that_cannot_run(layout, fails) -> None:
     config = TransformerConfig(SMALL, Layout(**{"accumulation": 16, **layout}))
     assert will_fail([config], np.zeros(1), 80e9)[0] == fails

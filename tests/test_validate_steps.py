@@ -57,7 +57,9 @@ def test_constants_are_the_best_of_their_kind() -> None:
 
 
 def test_trees_learn_what_a_layout_does() -> None:
-    sizes = [{**ROW, "micro_batch": b, "grad_accum": a, "hidden": h} for b in (1, 2, 4, 8) for a in (1, 2, 3, 4) for h in (1024, 2048, 4096)]
+    sizes = [
+        {**ROW, "micro_batch": b, "grad_accum": a, "hidden": h} for b in (1, 2, 4, 8) for a in (1, 2, 3, 4) for h in (1024, 2048, 4096)
+    ]
     rows = resolve(pd.DataFrame(sizes)).rows
     known = step_nulls.null_rows(rows)
     slow = np.where([row["micro_batch"] == 1 for row in sizes], 5.0, 2.0)
@@ -67,7 +69,9 @@ def test_trees_learn_what_a_layout_does() -> None:
 
 
 def test_scores_by_hand() -> None:
-    frame = pd.DataFrame({"step_time_s": [1.0, 2.0, 10.0], "predicted_s": [1.1, 1.8, 2.0], "low_s": [0.9, 1.9, 1.0], "high_s": [1.2, 2.1, 3.0], "flat": 2.0})
+    frame = pd.DataFrame(
+        {"step_time_s": [1.0, 2.0, 10.0], "predicted_s": [1.1, 1.8, 2.0], "low_s": [0.9, 1.9, 1.0], "high_s": [1.2, 2.1, 3.0], "flat": 2.0}
+    )
     found = step_scores.scores(frame, ["flat"])
     assert found.mape == pytest.approx((0.1 + 0.1 + 0.8) / 3)
     assert found.median == pytest.approx(0.1)

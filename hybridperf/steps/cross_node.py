@@ -8,7 +8,8 @@
                              with two stages, 4 with more. With tensor parallelism over four nodes always; below that by chance
 
 The chance is no interval but a second branch: a step is ten times as slow or it is not. `stalled_s` is what it adds, `stall_chance` how
-often that happened. Everything else is an ordinary knob. Rows of frameworks that show none of this (`presets/step_rows.toml`) have zeros in its features.
+often that happened. Everything else is an ordinary knob. Rows of frameworks that show none of this (`presets/step_rows.toml`) have zeros
+in its features.
 
 Axes: N rows.
 """

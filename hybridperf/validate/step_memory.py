@@ -2,8 +2,8 @@
 
 A run is expected to fail where its peak is above what the device can give, or where its layout cannot run: fewer micro-batches than a
 pipeline needs to fill, or no layer for some stage. Beside it memory alone, counts that nothing was fitted to, and trees that see sizes and
-layout, all on the same split. Balanced accuracy: the mean of the shares of failures and of successes that are told. Cells with both outcomes
-and layouts with more stages than layers are left out. Axes: N rows.
+layout, all on the same split. Balanced accuracy: the mean of the shares of failures and of successes that are told. Cells with both
+outcomes and layouts with more stages than layers are left out. Axes: N rows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ def judge(frame: pd.DataFrame, resolved: Resolved, folds: int = FOLDS) -> list[J
         outcomes = [will_fail(configs, one, capacity) for one in (needed, counted)]
         alone = needed > USABLE * capacity
         scores = [balanced(failed[told], one[told]) for one in (outcomes[0], alone, outcomes[1], trees)]
-        found.append(Judged(name, int(ended.sum()), float(error.mean()), float(np.median(error)), float(counts_error.mean()), int(told.sum()), *scores))
+        found.append(
+            Judged(
+                name, int(ended.sum()), float(error.mean()), float(np.median(error)), float(counts_error.mean()), int(told.sum()), *scores
+            )
+        )
     return found
 
 
@@ -90,7 +94,20 @@ def table(found: list[Judged]) -> str:
         ]
         for one in found
     ]  # fmt: skip
-    headers = ["memory", "peaks", "MAPE", "median", "counts alone", "goal", "outcomes", "balanced", "memory alone", "counts", "trees", "goal"]
+    headers = [
+        "memory",
+        "peaks",
+        "MAPE",
+        "median",
+        "counts alone",
+        "goal",
+        "outcomes",
+        "balanced",
+        "memory alone",
+        "counts",
+        "trees",
+        "goal",
+    ]
     return text.table(headers, lines)
 
 

@@ -90,7 +90,9 @@ def read(data: Path) -> Measured:
     if not len(whole):
         raise InputError(f"expected {' and '.join(FILES)} under {data}, found none; give the folder that holds them")
     resolved = resolve(whole)
-    ran = pd.to_numeric(whole["step_time_s"], errors="coerce").gt(0) & ~whole.get("status", pd.Series("ok", whole.index)).fillna("ok").ne("ok")
+    ran = pd.to_numeric(whole["step_time_s"], errors="coerce").gt(0) & ~whole.get("status", pd.Series("ok", whole.index)).fillna("ok").ne(
+        "ok"
+    )
     good = np.array([row.config is not None for row in resolved])
     at = np.flatnonzero(ran.to_numpy() & good)
     frame = whole.iloc[at].reset_index(drop=True).assign(flagged=[bool(resolved.rows[one].flags) for one in at])
