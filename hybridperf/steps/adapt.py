@@ -34,9 +34,12 @@ NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
 SPREAD = np.array([0.14, 0.2])  # s of layers and of ends
 LENGTH = np.array([2.5, 0.7, 1.5, 2.5])  # l [X], in doublings; collectives make each tensor-parallel degree a case of its own
 MOST_CORRECTION = 0.5
-_FAR = 5.0  # noises beyond which a row counts linearly
+_FAR = 0.05  # in logs; beyond it a row counts linearly
+_MOST_ROWS, _DEVIATIONS = 0.8, 1.28  # four rows in five lie within so many deviations: how noisy rows are that scatter more than NOISE
+_CLEARLY_NOISIER = 2.0
 _STEP = 1e-4  # in logs, of differences
 _ROUNDS, _DAMPING, _LONGEST_STEP = 15, 0.6, 0.5
+_NOISE_ROUNDS = 3
 _JITTER = 1e-6
 _HOST_WIDTH = 0.3  # of the launch cost where the host itself was traced: another program on it
 _BLOCKS = 2
@@ -51,6 +54,7 @@ class Adapted:
     corrections: np.ndarray  # [B, C] of their blocks
     covariance: np.ndarray  # [K + B C, K + B C] of both
     rows: int = 0
+    noise: float = NOISE  # of the rows' log times
     evidence: float = 0.0  # log likelihood of the rows, knobs and corrections integrated out
 
     @property
@@ -104,12 +108,28 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     corrections, weights, left = adapted.of_cells(cells)
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
     a = np.concatenate([by_theta, *(slope[:, None] * weights for slope in by_block)], 1)
-    variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ by_block**2 * left + NOISE**2
+    variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ by_block**2 * left + adapted.noise**2
     return Said(log_s, np.sqrt(variance), corrections)
 
 
 def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray = SPREAD) -> Adapted:
-    """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go."""
+    """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go.
+
+    Rows of one run of a machine agree to a percent. Those of a sweep over many nodes and days do not: their own scatter, where it is
+    larger, becomes the noise, so that corrections do not chase it.
+    """
+    adapted, scatter = _fit(f, cells, measured_s, host, spread, NOISE)
+    for _ in range(_NOISE_ROUNDS):
+        if scatter < _CLEARLY_NOISIER * adapted.noise and adapted.noise == NOISE or scatter <= adapted.noise:
+            break
+        adapted, scatter = _fit(f, cells, measured_s, host, spread, scatter)
+    return adapted
+
+
+def _fit(
+    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, spread: np.ndarray, noise_log: float
+) -> tuple[Adapted, float]:
+    """(what rows say at one noise, their scatter about it)."""
     theta_0, widths = beliefs(host)
     knobs = len(theta_0)
     known, of = np.unique(cells, axis=0, return_inverse=True)
@@ -129,7 +149,7 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
     for _ in range(_ROUNDS):
         log_s, by_theta, by_block = slopes(f, z[:knobs], z[knobs:].reshape(_BLOCKS, some)[:, of])
         error = log_measured - log_s
-        noise = NOISE**2 * np.maximum(1.0, np.abs(error) / (_FAR * NOISE))
+        noise = noise_log**2 * np.maximum(1.0, np.abs(error) / _FAR)
         a = np.zeros((len(of), len(z)))
         a[:, :knobs] = by_theta
         for place, slope in zip(places, by_block, strict=True):
@@ -142,7 +162,9 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
     moved = z - z_0
     log_likelihood = -0.5 * ((error**2 / noise).sum() + np.log(noise).sum() + moved @ pull @ moved)
     log_likelihood += 0.5 * np.linalg.slogdet(covariance)[1] - np.log(np.diag(factor[0])).sum()
-    return Adapted(z[:knobs], known, z[knobs:].reshape(_BLOCKS, some), covariance, len(of), float(log_likelihood))
+    scatter = float(np.quantile(np.abs(error), _MOST_ROWS)) / _DEVIATIONS
+    found = Adapted(z[:knobs], known, z[knobs:].reshape(_BLOCKS, some), covariance, len(of), noise_log, float(log_likelihood))
+    return found, scatter
 
 
 def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
