@@ -21,7 +21,7 @@ from hybridperf.report import text
 from hybridperf.steps.memory_fit import USABLE, fit_memory, peak_bytes, will_fail
 from hybridperf.steps.rows import Resolved
 from hybridperf.validate.step_nulls import null_rows
-from hybridperf.validate.step_splits import CELL, FOLDS
+from hybridperf.validate.step_splits import CELL, FOLDS, folds_of
 
 GOAL_BALANCED, GOAL_MEMORY = 0.96, 0.10
 _GIGABYTE = 1e9  # `mem_gb`: a fit in GiB would want 7 % more than the counted bytes per parameter
@@ -124,8 +124,7 @@ def _kept(frame: pd.DataFrame, failed: np.ndarray) -> np.ndarray:
 
 def _splits(frame: pd.DataFrame, folds: int) -> Iterator[tuple[str, list[tuple[np.ndarray, np.ndarray]]]]:
     """(name, pairs of given and judged [N])."""
-    cell = frame.groupby(list(CELL), sort=True).ngroup().to_numpy()
-    fold = np.random.default_rng(0).permutation(cell.max() + 1)[cell] % folds
+    fold = folds_of(frame, folds)
     yield "unseen cells", [(fold != one, fold == one) for one in range(folds)]
     for model in sorted(frame["model"].unique()):
         out = (frame["model"] == model).to_numpy()

@@ -86,9 +86,10 @@ def run(data: Path, out: Path, quick: bool = False, tasks: Sequence[str] | None 
 
 def read(data: Path) -> Measured:
     """All published rows under a folder of measured data."""
-    whole = pd.concat([read_table(data / name) for name in FILES if (data / name).exists()], ignore_index=True)
-    if not len(whole):
-        raise InputError(f"expected {' and '.join(FILES)} under {data}, found none; give the folder that holds them")
+    there = [data / name for name in FILES if (data / name).exists()]
+    if not there:
+        raise InputError(f"expected {' or '.join(FILES)} under {data}, found neither; give the folder that holds them")
+    whole = pd.concat([read_table(path) for path in there], ignore_index=True)
     resolved = resolve(whole)
     ran = pd.to_numeric(whole["step_time_s"], errors="coerce").gt(0) & ~whole.get("status", pd.Series("ok", whole.index)).fillna("ok").ne(
         "ok"
