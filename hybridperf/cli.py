@@ -6,26 +6,24 @@ Exit status: 0 done; 2 input that cannot be used, one sentence on standard error
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hybridperf import cli_steps, cli_trace
+from hybridperf import cli_ask, cli_steps, cli_trace, cli_validate
+from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Cores, Out, compilation_cache, model_named, names_in, seconds_in
+from hybridperf.cli_program import code_of, jax_program
 
 # Everything heavy is imported inside the commands: `--help` and wrong options answer at once.
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.add_typer(cli_ask.app)
+app.add_typer(cli_validate.app)
 app.add_typer(cli_trace.app, name="trace")
 app.command()(cli_steps.steps)
-SOME_ROWS_UNPREDICTED = 3
-
-Out = Annotated[Path, typer.Option("--out", help="where to write")]
-Cores = Annotated[str | None, typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -94,7 +92,7 @@ def calibrate(
 ) -> None:
     """Measure this machine through JAX and fit it. Resumes where it was stopped."""
     if collectives:
-        _calibrate_collectives(out, processes, quick, _seconds(budget) if budget else None, cores_each)
+        _calibrate_collectives(out, processes, quick, seconds_in(budget) if budget else None, cores_each)
         return
     import time
 
@@ -110,8 +108,8 @@ def calibrate(
         out,
         setting="quick" if quick else "full",
         cores=cores,
-        budget_s=_seconds(budget) if budget else None,
-        only=_names(ops),
+        budget_s=seconds_in(budget) if budget else None,
+        only=names_in(ops),
         device=load_device(device) if device else None,
     )
     print(text.fit_report(result.report))
@@ -135,7 +133,7 @@ def _calibrate_collectives(out: Path, processes: int, quick: bool, budget_s: flo
     from hybridperf.here import calibrate_collectives
     from hybridperf.report import collective_plots, text
 
-    _compilation_cache()
+    compilation_cache()
     model, report = calibrate_collectives(
         out, processes=processes, setting="quick" if quick else "full", budget_s=budget_s, cores_each=cores_each
     )
@@ -164,7 +162,7 @@ def fit(
 
     if not device:
         raise InputError("expected --device NAME or --system NAME, got neither; `hybridperf devices` and `hybridperf systems` list them")
-    _compilation_cache()
+    compilation_cache()
     load_device(device)  # a wrong name is said before long tables are read
     provenance = {"made_by": f"hybridperf {hybridperf.__version__} fit", "rows_from": [p.name for p in rows or []]}
     model, report = fit_rows(read_tables(rows) if rows else None, device, prior=prior or None, provenance=provenance)
@@ -193,7 +191,7 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     if device:
         raise InputError("expected one of --device and --system, got both; fit ops and collectives one after the other into one --out")
     spec = load_system(name)  # a wrong name is said before long tables are read
-    _compilation_cache()
+    compilation_cache()
     frame, remarks = read_collectives(rows) if rows else (None, [])
     for remark in remarks:
         print(f"hybridperf: {remark}", file=sys.stderr)
@@ -227,8 +225,8 @@ def plan_measurements(
     from hybridperf.model import load_model
     from hybridperf.report import text
 
-    budget_s, spec = _seconds(budget), load_device(device)
-    _compilation_cache()
+    budget_s, spec = seconds_in(budget), load_device(device)
+    compilation_cache()
     made = plan(
         spec,
         budget_s,
@@ -261,9 +259,9 @@ def ops(
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
     from hybridperf.io import read_table, write_table
 
-    _compilation_cache()
+    compilation_cache()
     frame = read_table(rows)
-    predicted = _model(model).predict_ops(frame)
+    predicted = model_named(model).predict_ops(frame)
     write_table(predicted, out)
     return _say_predicted(predicted, out)
 
@@ -303,7 +301,7 @@ def collectives(
         write_table(frame, out)
         print(f"{len(frame)} rows read, written to {out}")
         return 0
-    _compilation_cache()
+    compilation_cache()
     predicted = loaded.predict(frame)
     write_table(predicted, out)
     return _say_predicted(predicted, out)
@@ -328,8 +326,8 @@ def predict(
     given = bool(jax) + bool(program) + bool(trace)
     if given != 1:
         raise InputError(f"expected one of --jax module:function, --program FILE and --trace FILE, got {given or 'none'} of them")
-    _compilation_cache()
-    loaded = _model(model)
+    compilation_cache()
+    loaded = model_named(model)
     skip = [name for name in ignore.split(",") if name]
     if program:
         workload = load_program(program, ignore=skip)
@@ -337,8 +335,8 @@ def predict(
         workload = recorded_step(trace, ignore=skip)
     else:
         _run_like(loaded)
-        fn, args, donate = _jax_program(jax)
-        with _code_of(jax):
+        fn, args, donate = jax_program(jax)
+        with code_of(jax):
             compiled = compile_program(fn, *args, donate_argnums=donate, name=jax)
         workload = from_program(compiled, ignore=skip)
     result = predict_step(loaded, workload)
@@ -346,180 +344,6 @@ def predict(
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
-
-
-@app.command()
-def sweep(
-    spec: Annotated[Path, typer.Argument(help="what to sweep: a .toml file, or the name of one that is shipped")],
-    out: Out,
-    top: Annotated[int | None, typer.Option("--top", help="also write the K points with the least time")] = None,
-    by: Annotated[
-        str | None, typer.Option("--by", help="needs --top: the K points least in this column, a number; time_s if not given")
-    ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", help="share the work among this many local processes (Dask)")] = None,
-    scheduler: Annotated[str | None, typer.Option("--scheduler", help="share the work among the workers of a Dask scheduler")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="throw away what an earlier run did, and another sweep in --out")] = False,
-) -> int:
-    """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it goes on where it was."""
-    from hybridperf.report import best_rows
-    from hybridperf.sweeps import sweep as run_sweep
-
-    _compilation_cache()
-    done = run_sweep(spec, out, top=top, by=by, workers=workers, scheduler=scheduler, restart=restart)
-    rate = f", {done.computed / done.seconds:,.0f} points/s" if done.computed else ", all done before"
-    if done.computed and done.seconds / 2 < done.compiling_s < done.seconds:
-        at_work_s = done.seconds - done.compiling_s
-        rate += f" (of which compiling {done.compiling_s:.1f} s; without it {done.computed / at_work_s:,.0f} points/s)"
-    print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
-    for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
-        if path:
-            best_rows.print_table(path, f"{what} in {path}")
-    if done.empty_because:
-        print(f"hybridperf: {done.empty_because}; the file has its columns and no row", file=sys.stderr)
-    if done.unpredicted:
-        print(f"hybridperf: {done.unpredicted:,} rows not predicted, their note says why", file=sys.stderr)
-        return SOME_ROWS_UNPREDICTED
-    return 0
-
-
-@app.command()
-def search(
-    spec: Annotated[
-        str, typer.Argument(help="what to search: a .toml file, or a shipped example: cheapest_platform, best_batch, next_dollar")
-    ],
-    out: Annotated[Path | None, typer.Option("--out", help="folder for search.json and convergence.png")] = None,
-    starts: Annotated[int | None, typer.Option("--starts", help="points to descend from")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="of the starts")] = None,
-) -> None:
-    """Find the best point within bounds: least cost, most throughput, under constraints. Says what holds it back."""
-    from hybridperf.io import check_folder_writable
-    from hybridperf.report import search as reports
-    from hybridperf.searches.run import search as run_search
-
-    if out:
-        check_folder_writable(out)  # before minutes of work
-    _compilation_cache()
-    result = run_search(spec, starts=starts, seed=seed, quiet=False)
-    print(reports.search_report(result))
-    if out:
-        written = result.save(out)
-        reports.convergence_plot(result, out / "convergence.png")
-        print(f"result in {written}, how it was found in {out / 'convergence.png'}")
-
-
-@app.command()
-def shard(
-    tables: Annotated[Path, typer.Argument(help="embedding tables: name, rows, dim, pooling; dtype, exponent, shift where known")],
-    ranks: Annotated[int, typer.Option("--ranks", help="how many devices")],
-    batch: Annotated[float, typer.Option("--batch", help="samples of a step, over all ranks together")],
-    model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "here",
-    system: Annotated[str, typer.Option("--system", help="whose collectives: system name or folder; the model's own if not given")] = "",
-    memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each rank for tables; 80 % of the device's")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", help="over which the ranks stand")] = 1,
-    method: Annotated[str, typer.Option("--method", help="best tries all; naive, lookup, relaxed, exact, ... only one")] = "best",
-    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adagrad or rowwise_adagrad")] = "sgd",
-    split: Annotated[list[str] | None, typer.Option("--split", help="cut a table: NAME=row, NAME=column or NAME=row:4; repeatable")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="of random and relaxed placements")] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="folder for shard.json, placement, ranks and candidates .csv, shard.png")
-    ] = None,
-) -> None:
-    """Which rank should hold which embedding table: least predicted step under a memory limit, and why."""
-    from hybridperf.io import InputError
-    from hybridperf.report import sharding as reports
-    from hybridperf.sharding.run import shard as run_shard
-
-    _compilation_cache()
-    splits = {}
-    for one in split or []:
-        name, equals, kind = one.rpartition("=")
-        if not equals:
-            raise InputError(f"expected --split NAME=row or NAME=column, got {one!r}")
-        splits[name] = kind
-    result = run_shard(
-        tables, ranks, model=model, batch=batch, memory_bytes=memory_bytes, nodes=nodes, method=method, seed=seed, system=system,
-        optimizer=optimizer, splits=splits,
-    )  # fmt: skip
-    print(reports.shard_report(result))
-    if out:
-        written = result.save(out)
-        reports.shard_plot(result, out / "shard.png")
-        print(f"\nresult in {written}, tables and ranks in placement.csv and ranks.csv there, picture in {out / 'shard.png'}")
-
-
-@app.command()
-def validate(
-    what: Annotated[
-        str,
-        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out rows), collectives, lin"),
-    ],
-    model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
-    out: Out = Path("validate-out"),
-    cores: Annotated[str | None, typer.Option("--cores", help="cores to pin to; those of the calibration if not given")] = None,
-    steps: Annotated[str, typer.Option("--steps", help="how many of the twelve steps, or all")] = "all",
-    ops: Annotated[bool, typer.Option("--ops", help="also compare the steps op by op")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="folder of measured data: judges devices or systems left out")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="of `--data`: a small part, a minute")] = False,
-    families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
-    leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
-    tasks: Annotated[
-        str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas; of `sharded`: how many models")
-    ] = "",
-    placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 28,
-    passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1)] = 2,
-) -> None:
-    """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
-    from hybridperf.io import InputError, unknown
-
-    if what not in (known := ["here", "sharded", "ops", "collectives", "lin"]):
-        raise unknown("claim", what, known, f"known are {', '.join(known)}")
-    if what == "lin":
-        from hybridperf.validate import lin
-
-        if data is None:
-            raise InputError("expected --data FOLDER, got none; `validate lin` judges on what Lin et al. published")
-        _compilation_cache()
-        lin.run(data, out, model or lin.MODEL)
-        return
-    if what == "collectives":
-        from hybridperf.validate import collectives as of_collectives
-
-        if data is None:
-            raise InputError("expected --data FOLDER, got none; `validate collectives` judges on measured collectives")
-        _compilation_cache()
-        of_collectives.run(data, out, quick=quick, tasks=_names(tasks) or None)
-        return
-    if what == "ops" and data is not None:
-        from hybridperf.families import FAMILIES
-        from hybridperf.validate import gpu_ops
-
-        _compilation_cache()
-        gpu_ops.run(data, out, quick=quick, families=_names(families) or FAMILIES, splits=_names(leave) or None)
-        return
-    if not model:
-        raise InputError("expected --model FOLDER, got none; `hybridperf calibrate --quick --out FOLDER` makes one")
-    if what == "ops":
-        from hybridperf.validate import ops as held_out
-
-        loaded = _model(model)
-        _compilation_cache()
-        held_out.run(loaded, Path(model), out)
-        return
-    if what == "sharded":
-        from hybridperf.validate import sharded_here
-
-        if tasks and not tasks.isdecimal():
-            raise InputError(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
-        _compilation_cache()
-        sharded_here.run(_model(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes)
-        return
-    from hybridperf.validate import here
-
-    if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
-        raise InputError(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
-    _compilation_cache()
-    chosen = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
-    here.run(_model(model), out, cores=cores, steps=chosen, ops=ops)
 
 
 @app.command()
@@ -538,9 +362,9 @@ def calibrations(
 
     if only not in ("", "ops", "collectives"):
         raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
-    _compilation_cache()
+    compilation_cache()
     if only != "collectives":
-        of_devices.run(data, out, families=_names(families) or FAMILIES, devices=_names(devices) or of_devices.DEVICES)
+        of_devices.run(data, out, families=names_in(families) or FAMILIES, devices=names_in(devices) or of_devices.DEVICES)
     if only != "ops" and not (families or devices):
         of_systems.run(data, out)
 
@@ -602,117 +426,12 @@ def show(
     print(text.difference(name, other) if other else text.known(name))
 
 
-def _model(name: str):  # -> PerfModel, imported late
-    from hybridperf.model import model_or_datasheet
-
-    return model_or_datasheet(name)
-
-
-def _jax_program(reference: str) -> tuple:
-    """`module:function` called without arguments: (fn, args, donate_argnums)."""
-    import importlib
-    import inspect
-
-    from hybridperf.io import InputError
-
-    module_name, _, function_name = reference.partition(":")
-    if not function_name:
-        raise InputError(f"expected --jax module:function, got {reference!r}")
-    sys.path.insert(0, os.getcwd())
-    try:
-        with _code_of(reference):
-            module = importlib.import_module(module_name)
-    except InputError as error:
-        missing = getattr(error.__cause__, "name", None) if isinstance(error.__cause__, ModuleNotFoundError) else None
-        if missing and f"{module_name}.".startswith(f"{missing}."):  # the module itself, not one that it imports
-            raise InputError(f"cannot import {module_name!r} for --jax ({error.__cause__}); run where Python finds it") from error
-        raise
-    make = getattr(module, function_name, None)
-    if not callable(make):
-        raise InputError(f"{module_name} has no function {function_name!r}; --jax takes module:function")
-    try:
-        inspect.signature(make).bind()
-    except (TypeError, ValueError) as error:  # ValueError: something built in, which tells no signature
-        raise InputError(f"{reference} must take no arguments and return (fn, args) or (fn, args, donate_argnums): {error}") from error
-    with _code_of(reference):
-        made = make()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise InputError(f"{reference} must return (fn, args) or (fn, args, donate_argnums), got {type(made).__name__}")
-    return made if len(made) == 3 else (*made, ())
-
-
-@contextlib.contextmanager
-def _code_of(reference: str) -> Iterator[None]:
-    """What the user's own code raises is theirs to mend: a sentence that names it and its line."""
-    from hybridperf.io import InputError
-
-    try:
-        yield
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        said = (str(error).splitlines() or [""])[0]
-        raise InputError(f"{reference} raised {type(error).__name__}: {said}{_line_of(error)}; --debug shows all of it") from error
-
-
-def _line_of(error: BaseException) -> str:
-    """` (in FILE line N)`: the innermost line that is neither ours nor an installed package's."""
-    import sysconfig
-    import traceback
-
-    if isinstance(error, SyntaxError):
-        return f" (in {error.filename} line {error.lineno})"
-    installed = (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        str(Path(__file__).parent),
-        "<",
-    )
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(installed):
-            return f" (in {frame.filename} line {frame.lineno})"
-    return ""
-
-
 def _run_like(model) -> None:  # type: ignore[no-untyped-def]
     """Compile for as many cores as the model was measured on: XLA splits work by the cores it sees."""
     cores = model.device.multiprocessors
     if model.device.kind == "cpu" and cores and hasattr(os, "sched_setaffinity"):
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable[: min(cores, len(usable))])
-
-
-def _compilation_cache() -> None:
-    """Keep compiled functions from run to run: the second prediction starts in a fraction of the time."""
-    import jax
-
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hybridperf" / f"jax-{jax.__version__}"
-    folder = Path(os.environ.get("HYBRIDPERF_CACHE", default))
-    with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
-        folder.mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def _names(text: str) -> list[str]:
-    """Names separated by commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _seconds(text: str) -> float:
-    from hybridperf.io import InputError
-
-    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
-    number = text[:-1] if scale else text
-    try:
-        value = float(number) * (scale or 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e7:
-        raise InputError(f"expected a time such as 90s, 20m or 1h, got {text!r}")
-    return value
 
 
 if __name__ == "__main__":

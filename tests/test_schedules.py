@@ -87,7 +87,7 @@ def sized(draw):
     return name, p, draw(st.integers(1, 24)), 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sized(), SECONDS, SECONDS, SECONDS)
 def test_graph_replay_and_closed_form_agree_for_uniform_stages(sizes, forward_s, input_s, weight_s) -> None:
     name, p, m, v = sizes

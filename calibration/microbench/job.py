@@ -67,6 +67,7 @@ def be_one(measure: Callable[[Callable[[str], None]], int], cores: str, *, stead
     try:
         if cores:
             machine.pin(machine.parse_cores(cores))
+        machine.wake_in_turn()
         if steady:
             machine.steady_cpu()
         status = measure(lambda line: print(f"hybridperf: {line}", file=progress, flush=True))

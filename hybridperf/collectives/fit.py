@@ -13,7 +13,7 @@ import pandas as pd
 
 from hybridperf.collectives.links import link_of
 from hybridperf.collectives.model import CollectiveModel, Measured, find_collectives, load_collectives
-from hybridperf.collectives.rows import CollectiveRows, collective_rows, implementations
+from hybridperf.collectives.rows import CollectiveRows, collective_rows, implementations, usual_versions
 from hybridperf.collectives.table import checked
 from hybridperf.hardware import SystemSpec, load_device, load_system
 from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
@@ -89,7 +89,7 @@ def fit_collectives(
     kin = kin_of(spec, known.population.devices) if known else []
     known = known or uninformed(seen)
     adapted = adapt(known, seen, time_s, kin=kin, own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows)
-    model = CollectiveModel(spec, adapted, {**about, "rows": len(usable)}, Measured.of(seen))
+    model = CollectiveModel(spec, adapted, {**about, "rows": len(usable)}, Measured.of(seen), usual_versions(seen))
     report = CollectiveReport(len(usable), dropped, _held_out(model, usable), usable)
     return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
 

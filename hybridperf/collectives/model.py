@@ -97,6 +97,7 @@ class CollectiveModel:
     adapted: Adapted | None
     provenance: Mapping[str, Any]
     measured: tuple[Measured, ...] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the library by group: a row that says none is of this one
 
     @staticmethod
     def datasheet(system: SystemSpec) -> CollectiveModel:
@@ -121,7 +122,7 @@ class CollectiveModel:
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
         in_range, note = np.zeros(len(frame), bool), problem
         if len(good):
-            rows, at = collective_rows(good, self.system), good.index.to_numpy()
+            rows, at = collective_rows(good, self.system, self.versions), good.index.to_numpy()
             out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
             if self.adapted is None:
                 out["predicted_s"][at] = out["roofline_s"][at]
@@ -173,11 +174,14 @@ class CollectiveModel:
         assert self.adapted is not None
         met = known(rows, self.adapted.knobs.slots)
         lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
+        unsaid = good["lib_version"].isna().to_numpy() if "lib_version" in good else np.ones(len(good), bool)
+        version = np.array([self.versions.get(group_of(slot), "") for slot in rows.slot], object)
         crowded = rows.ranks_per_node > self.system.accelerators_per_node
         nothing = np.full(len(rows), not self.adapted.rows)
         return [
             (f"prior alone: no collective of {self.system.id} was measured", nothing),
             (f"no lib given: taken for {self.library}", lib.isna().to_numpy()),
+            *((f"no lib_version given: taken for {one}", unsaid & (version == one)) for one in dict.fromkeys(version[unsaid]) if one),
             ("no such collective, library and link was measured: made of what others share with it", ~met),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
             (f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", crowded),
@@ -200,7 +204,7 @@ class CollectiveModel:
         if len(good) < len(frame):
             at = int(np.flatnonzero(problem != "")[0])
             raise InputError(f"row {at + 1}: {problem[at]}")
-        rows = collective_rows(good, self.system)
+        rows = collective_rows(good, self.system, self.versions)
         g, nodes = rows.ranks_per_node, rows.nodes
         inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
         theta, correction = self._theta(rows), np.zeros(len(rows))
@@ -244,6 +248,7 @@ class CollectiveModel:
             "system": self.system.model_dump(),
             "adapted": None if self.adapted is None else self.adapted.document(),
             "measured": [dataclasses.asdict(one) for one in self.measured],
+            "versions": dict(self.versions),
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
         }
@@ -272,7 +277,9 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         if document["adapted"] is not None:
             adapted = Adapted.read(read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"])
         measured = tuple(Measured(**one) for one in document["measured"])
-        return CollectiveModel(SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured)
+        return CollectiveModel(
+            SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured, dict(document.get("versions", {}))
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / DOCUMENT} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); restore it") from error
 

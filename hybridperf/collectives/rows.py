@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -78,8 +79,8 @@ class CollectiveRows:
         return first, of
 
 
-def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
-    """The rows of a checked table (see `table.checked`) on a system."""
+def collective_rows(frame: pd.DataFrame, system: SystemSpec, versions: Mapping[str, str] | None = None) -> CollectiveRows:
+    """The rows of a checked table (see `table.checked`) on a system; `versions`: by group, of rows that name none."""
     n = len(frame)
     names = frame["collective"].to_numpy(object)
     bytes_, ranks, nodes = (frame[column].to_numpy(np.float64) for column in ("bytes", "n_gpus", "n_nodes"))
@@ -89,6 +90,8 @@ def collective_rows(frame: pd.DataFrame, system: SystemSpec) -> CollectiveRows:
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
     implementation, version = implementations(frame), _text(frame, "lib_version", "")
     group = np.array(["|".join(words) for words in zip(names, implementation, link, strict=True)], object)
+    if versions:
+        version = np.where(version == "", np.array([versions.get(one, "") for one in group], object), version)
     sizes = {
         "log2_bytes": np.log2(bytes_), "log2_ranks_per_node": np.log2(g), "log2_nodes": np.log2(nodes),
         "log2_bytes_per_rank": np.log2(bytes_ / ranks), "three_or_more": ranks > 2,
@@ -119,6 +122,13 @@ def known(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
     """Whether knobs of each row's collective, implementation and link were met, in any version [N]."""
     met = {group_of(slot) for slot in slots}
     return np.array([group_of(slot) in met for slot in rows.slot])
+
+
+def usual_versions(rows: CollectiveRows) -> dict[str, str]:
+    """The library's version that most rows of each group are of; groups whose rows mostly name none are left out."""
+    counts = Counter(rows.slot.astype(str))
+    usual = {group_of(slot): slot.partition("#")[2] for slot, _ in sorted(counts.items(), key=lambda item: item[1])}
+    return {group: version for group, version in usual.items() if version}
 
 
 def _dtypes(frame: pd.DataFrame) -> np.ndarray:

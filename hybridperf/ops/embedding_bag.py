@@ -11,8 +11,8 @@ and the result has `width` numbers a sample. Besides sizes it says how the looku
 A row of a table that says nothing of them (`unique` 0) means uniform access, for which all have closed forms. `lookup_calls` fills them in
 from the tables' access distributions.
 
-Bytes. Forward, every lookup reads a row, from the memory level that its distance leaves it in, and a bag is written once. (`Gather` charges
-a written row per lookup even where it pools.) Backward, gradients of bags are read, and
+Bytes. Forward, every lookup reads a row, from the memory level that its distance leaves it in, and a bag is written once. Backward,
+gradients of bags are read, and
 
     merged     indices are sorted, gradients of a row met twice are summed, and each different row is updated once (fused GPU kernels)
     each       every lookup's gradient is added to its row where it falls (XLA's scatter); plain SGD only

@@ -87,7 +87,7 @@ class Gather(Op):
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes
         unique = uniform_unique_rows(self.rows, self.vocab)
-        moved = self.rows * (2 * row_bytes + INDEX_BYTES)
+        moved = self.rows * ((2 - self.pooled) * row_bytes + INDEX_BYTES)  # sums are few beside the rows: not counted
         return Work(
             bytes=moved,
             reuse_bytes=reuse_distance_bytes(unique, row_bytes),

@@ -1,4 +1,5 @@
-"""A placement priced as its ranks run it: one fused kernel over all tables of a rank, whose rows share the caches.
+"""A placement priced as its ranks run it: one fused kernel over all tables of a rank, whose rows share the caches; on a CPU one table
+after the other, as XLA does it.
 
 The sums of `cost.py` take each table's reuse as if it were alone; in one kernel the rows of the others come between. So the search goes by
 the sums and what it comes to is priced here, kernel by kernel.
@@ -40,11 +41,17 @@ class Fused:
         sent = self._cost.sums(placement)[:, SENT]
         return self._cost.parts(forward_s.max(), backward_s.max(), sent.max(), sent.reshape(self._cost.nodes, -1).sum(1).max())
 
+    def _kernels(self, some: Sequence[int]) -> list[list[Table]]:
+        """Tables that one kernel looks up together: of one number format."""
+        if self._model.device.kind == "cpu":
+            return [[self._tables[at]] for at in some]
+        dtypes = dict.fromkeys(self._tables[at].dtype for at in some)
+        return [[self._tables[at] for at in some if self._tables[at].dtype == dtype] for dtype in dtypes]
+
     def _price(self, held: Sequence[tuple[int, ...]]) -> None:
         calls, owner = [], []
         for number, some in enumerate(held):
-            for dtype in dict.fromkeys(self._tables[at].dtype for at in some):  # a kernel is of one number format
-                tables = [self._tables[at] for at in some if self._tables[at].dtype == dtype]
+            for tables in self._kernels(some):
                 for direction in DIRECTIONS:
                     calls.append(lookup_calls(tables, self._batch, direction, **options(self._model, direction, self._optimizer)))
                     owner.append((number, DIRECTIONS.index(direction)))

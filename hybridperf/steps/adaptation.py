@@ -52,7 +52,12 @@ class Adaptation:
         framework, arch = group.split(" on ")
         ranked = sorted(
             self.groups,
-            key=lambda known: (known != group, not known.startswith(f"{framework} on "), not known.endswith(f" on {arch}"), -self.groups[known].rows),
+            key=lambda known: (
+                known != group,
+                not known.startswith(f"{framework} on "),
+                not known.endswith(f" on {arch}"),
+                -self.groups[known].rows,
+            ),
         )
         for known in ranked:
             if known == group or known.startswith(f"{framework} on ") or known.endswith(f" on {arch}"):
@@ -64,7 +69,8 @@ class Adaptation:
         groups = {
             name: {
                 "knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True)), "cells": one.cells.tolist(),
-                "corrections": one.corrections.tolist(), "covariance": one.covariance.tolist(), "rows": one.rows, "evidence": one.evidence,
+                "corrections": one.corrections.tolist(), "covariance": one.covariance.tolist(), "rows": one.rows,
+                "noise": one.noise, "evidence": one.evidence,
             }
             for name, one in self.groups.items()
         }  # fmt: skip
@@ -97,7 +103,9 @@ def adaptation(frame: pd.DataFrame, bank: Bank, host: Host | None = None, **wher
         ran &= ~frame["status"].fillna("ok").astype(str).str.lower().ne("ok").to_numpy()[batch.at]
     ran &= np.array([not row.flags for row in batch.rows], bool)
     if not ran.any():
-        raise InputError("expected measured steps to fit on, found none that ran and can be priced; see their notes from `hybridperf steps`")
+        raise InputError(
+            "expected measured steps to fit on, found none that ran and can be priced; see their notes from `hybridperf steps`"
+        )
     said = []
     if left := len(frame) - int(ran.sum()):
         said.append(f"{left} of {len(frame)} rows to fit on left out: not measured, not priced, or contradicting themselves")
@@ -111,7 +119,8 @@ def adaptation(frame: pd.DataFrame, bank: Bank, host: Host | None = None, **wher
         if best != label and odds > MUCH_LIKELIER:
             recompute[source] = best
         said.append(
-            f"rows of {source} say recompute {label}; " + (f"{best} is preferred" if source in recompute else "nothing else is preferred")
+            f"rows of {source} say recompute {label}; "
+            + (f"{best} is preferred" if source in recompute else "nothing else is preferred")
             + f" (log likelihood {', '.join(f'{mode} {value - found[label]:+.1f}' for mode, value in found.items())} against the label)"
         )
     if recompute:
@@ -169,9 +178,9 @@ def _labels(batch: Batch, source: str) -> list[str]:
 
 def _read(one: Mapping[str, Any]) -> Adapted:
     theta = np.log([float(one["knobs"][name]) for name in NAMES])
-    cells = np.array(one["cells"], float).reshape(-1, len(adapt.LENGTH))
+    cells = np.array(one["cells"], float).reshape(-1, adapt.LENGTH.shape[1])
     corrections = np.array(one["corrections"], float).reshape(len(adapt.SPREAD), len(cells))
     covariance = np.array(one["covariance"], float)
     if covariance.shape != (len(NAMES) + corrections.size,) * 2 or not np.isfinite(covariance).all() or not np.isfinite(theta).all():
         raise ValueError("the covariance does not have the shape of knobs and corrections")
-    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), float(one["evidence"]))
+    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), float(one["noise"]), float(one["evidence"]))

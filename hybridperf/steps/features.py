@@ -64,7 +64,7 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     reduction_s, reduction_calls, optimizer_s, optimizer_kernels, sends_s = np.array([prices.once[c] for c in once.unique])[once.of].T
     return Features(
         layer, embedding, head, *stages, depth, pp, m, fill, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1), reduction_s,
-        reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, np.zeros_like(tp), np.zeros_like(tp), np.zeros_like(tp),
+        reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, *(np.zeros_like(tp) for _ in range(4)),
     )  # fmt: skip
 
 

@@ -1,0 +1,57 @@
+"""What the commands share: options, the compilation cache, small readers of what the user wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hybridperf.model import PerfModel
+
+SOME_ROWS_UNPREDICTED = 3  # exit status
+
+Out = Annotated[Path, typer.Option("--out", help="where to write")]
+Cores = Annotated[str | None, typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")]
+
+
+def model_named(name: str) -> PerfModel:
+    """A model by its folder, its shipped name or its device's datasheet."""
+    from hybridperf.model import model_or_datasheet
+
+    return model_or_datasheet(name)
+
+
+def compilation_cache() -> None:
+    """Keep compiled functions from run to run: the second prediction starts in a fraction of the time."""
+    import jax
+
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hybridperf" / f"jax-{jax.__version__}"
+    folder = Path(os.environ.get("HYBRIDPERF_CACHE", default))
+    with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def names_in(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def seconds_in(text: str) -> float:
+    from hybridperf.io import InputError
+
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    number = text[:-1] if scale else text
+    try:
+        value = float(number) * (scale or 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e7:
+        raise InputError(f"expected a time such as 90s, 20m or 1h, got {text!r}")
+    return value
