@@ -9,8 +9,8 @@ from hybridperf.steps.rows import resolve
 
 ROW = {
     "id": "abc", "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048, "heads": 32, "layers": 16,
-    "ffn": 8192, "vocab": 131072, "gpu": "H100-SXM5-80GB", "n_gpus": 16, "gpus_per_node": 8, "seq": 4096, "global_batch": 256, "micro_batch": 4,
-    "grad_accum": 16, "tp": 2, "pp": 2, "dp": 4, "sharding": "zero1", "recompute": "none", "precision": "bf16",
+    "ffn": 8192, "vocab": 131072, "gpu": "H100-SXM5-80GB", "n_gpus": 16, "gpus_per_node": 8, "seq": 4096, "global_batch": 256,
+    "micro_batch": 4, "grad_accum": 16, "tp": 2, "pp": 2, "dp": 4, "sharding": "zero1", "recompute": "none", "precision": "bf16",
 }  # fmt: skip
 
 

@@ -58,10 +58,10 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
         found = (known or {}) | {"device": spec.id, "model": device if device.endswith(".toml") else (known or {}).get("model", spec.id)}
         found.pop("memory_bytes", None)
     elif found is None:
-        name = device_id(gpu) or device_called(gpu)
-        if not name:
+        driver = device_id(gpu) or device_called(gpu)
+        if not driver:
             raise unknown("gpu", gpu, [entry["device"] for entry in aliases()["gpu"]], "name it by --device")
-        found = {"device": name, "model": name}
+        found = {"device": driver, "model": driver}
     spec = load_device(device or found["device"])
     if "note" in found:
         notes.append(found["note"])
