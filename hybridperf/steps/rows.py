@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.steps import contradictions
 from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
@@ -85,15 +86,17 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
             raise Refused(f"expected a Transformer, got {row.text('model')}: {why}")
         if framework not in aliases()["framework"]:
             framework = row.assume("framework", "megatron_core")
-        habits = aliases()["framework"][framework]
+            habits = {**aliases()["framework"][framework], "precision": "bf16"}
+        else:
+            habits = aliases()["framework"][framework]
         shape = _shape(row)
         found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
-        gpus_per_node = row.count("gpus_per_node") or found.gpus_per_node
+        gpus_per_node = (None if found.switched else row.count("gpus_per_node")) or found.gpus_per_node
         layout = _layout(row, habits, gpus_per_node)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
         row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
-        dtype, fields = _habits(row, habits, layout)
+        dtype, fields = _habits(row, habits, layout, found)
         flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
     except (Refused, InputError) as error:
@@ -164,7 +167,9 @@ def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int) -> Layou
     if gpus is not None and tp * pp * cp * dp != gpus:
         raise Refused(f"expected tp x pp x cp x dp to be n_gpus, got {tp} x {pp} x {cp} x {dp} = {tp * pp * cp * dp} for {gpus} GPUs")
     micro_batch, accumulation = _batches(row, dp, pp)
-    vp, ep = row.count("vp") or 1, row.count("ep") or 1
+    vp, ep = row.count("vp"), row.count("ep") or 1
+    if vp is None:
+        vp = row.assume("vp", 1) if pp > 1 and habits.get("interleaves") else 1
     zero = _zero(row, habits)
     return Layout(
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch,
@@ -227,12 +232,14 @@ def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per
 # --- the rest ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _habits(row: Record, habits: Mapping[str, Any], layout: Layout) -> tuple[str, tuple[tuple[str, Any], ...]]:
+def _habits(row: Record, habits: Mapping[str, Any], layout: Layout, found: Machine) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """(dtype, the framework's own fields of a config)."""
     said = row.text("precision")
-    dtype = word("precision", said) if said else None
-    if dtype is None:
-        dtype = row.assume("precision", "bf16") if plain(said) in ("", "submission") else None
+    if plain(said) in ("", "submission"):
+        usual = habits.get("precision", "bf16")
+        known = usual in load_device(found.device).peak_flops_per_s
+        said = row.assume("precision", usual if known else "bf16")
+    dtype = word("precision", said)
     if dtype is None:
         raise Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
