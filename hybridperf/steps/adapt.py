@@ -1,7 +1,7 @@
 """Knobs and block times from measured steps: one Gaussian conditioning, repeated where the composition bends.
 
 The log of a step's time is a known function of the logs theta of the knobs and of corrections of the logs of block times, three per cell
-x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer's GPU, of its host, of the ends (embedding, head):
+x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer, of its GPU beyond that, of the ends (embedding, head):
 
     log measured_i = log step_i(theta, d(x_i)) + noise_i,    theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l_b))
 
@@ -31,9 +31,9 @@ from hybridperf.steps.compose import Features, step_seconds
 from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, theta_of
 
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
-SPREAD = np.array([0.14, 0.14, 0.2])  # s of a layer's GPU, of its host, of the ends [B]
-# l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; a host does not see how large kernels are
-LENGTH = np.array([[1.0, 0.7, 1.5, 2.5], [3.0, 0.7, 1.5, 4.0], [1.5, 0.7, 1.5, 2.5]])
+SPREAD = np.array([0.1, 0.1, 0.2])  # s of a layer, of its GPU beyond that, of the ends [B]
+# l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; what only the GPU does changes with sizes sooner
+LENGTH = np.array([[2.5, 0.7, 1.5, 2.5], [0.7, 0.7, 1.5, 2.5], [2.5, 0.7, 1.5, 2.5]])
 MOST_CORRECTION = 0.5
 _FAR = 0.05  # in logs; beyond it a row counts linearly
 _MOST_ROWS, _DEVIATIONS = 0.8, 1.28  # four rows in five lie within so many deviations: how noisy rows are that scatter more than NOISE
@@ -88,7 +88,7 @@ class Said:
 
     log_s: np.ndarray
     deviation: np.ndarray  # of its log
-    corrections: np.ndarray  # [B, N] that were used
+    logs: tuple[np.ndarray, np.ndarray, np.ndarray]  # corrections [N] each, as the composition takes them
 
 
 def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -113,10 +113,10 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
     a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
     variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
-    return Said(log_s, np.sqrt(variance), corrections)
+    return Said(log_s, np.sqrt(variance), _logs(corrections))
 
 
-def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray = SPREAD) -> Adapted:
+def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray | None = None) -> Adapted:
     """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go.
 
     Rows of one run of a machine agree to a percent. Those of a sweep over many nodes and days do not: their own scatter, where it is
@@ -131,7 +131,7 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
 
 
 def _fit(
-    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, spread: np.ndarray, noise_log: float
+    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, spread: np.ndarray | None, noise_log: float
 ) -> tuple[Adapted, float]:
     """(what rows say at one noise, their scatter about it)."""
     theta_0, widths = beliefs(host)
@@ -143,7 +143,7 @@ def _fit(
     prior[:knobs, :knobs] = np.diag(widths**2)
     places = [knobs + at * some + np.arange(some) for at in range(_BLOCKS)]
     for block, place in enumerate(places):
-        prior[np.ix_(place, place)] = spread[block] ** 2 * (_alike(known, known, block) + _JITTER * np.eye(some))
+        prior[np.ix_(place, place)] = (SPREAD if spread is None else spread)[block] ** 2 * (_alike(known, known, block) + _JITTER * np.eye(some))
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
@@ -174,7 +174,7 @@ def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.
     """(log seconds [N], slopes over theta [N, K], slopes over each block's correction [B, N]) by differences."""
 
     def log_s(theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
-        return np.log(np.asarray(step_seconds(f, knobs_of(theta), *corrections).step_s, float))
+        return np.log(np.asarray(step_seconds(f, knobs_of(theta), *_logs(corrections)).step_s, float))
 
     def slope(by_theta: Any, by_block: Any) -> np.ndarray:
         return (log_s(theta + by_theta, corrections + by_block) - log_s(theta - by_theta, corrections - by_block)) / (2 * _STEP)
@@ -182,6 +182,12 @@ def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.
     by_theta = [slope(step, 0.0) for step in _STEP * np.eye(len(theta))]
     by_block = [slope(0.0, step[:, None]) for step in _STEP * np.eye(_BLOCKS)]
     return log_s(theta, corrections), np.stack(by_theta, 1), np.stack(by_block)
+
+
+def _logs(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Corrections [B, N] as the composition takes them: of a layer's GPU, of its host, of the ends."""
+    layer, gpu, ends = corrections
+    return layer + gpu, layer, ends
 
 
 def _alike(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:

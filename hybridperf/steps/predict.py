@@ -114,7 +114,7 @@ class _Times:
             one = adapt.predict(adapted, f, cells)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.remarks[here] = _remarks(group, whose, adapted, cells)
-            parts = step_seconds(f, knobs_of(adapted.theta), *one.corrections)
+            parts = step_seconds(f, knobs_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
                 values[here] = getattr(parts, name)
         return found
