@@ -124,7 +124,7 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
     """
     adapted, scatter = _fit(f, cells, measured_s, host, spread, NOISE)
     for _ in range(_NOISE_ROUNDS):
-        if scatter < _CLEARLY_NOISIER * adapted.noise and adapted.noise == NOISE or scatter <= adapted.noise:
+        if scatter <= adapted.noise or (adapted.noise == NOISE and scatter < _CLEARLY_NOISIER * NOISE):
             break
         adapted, scatter = _fit(f, cells, measured_s, host, spread, scatter)
     return adapted
