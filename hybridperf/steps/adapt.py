@@ -21,6 +21,7 @@ fit takes less time than compiling its derivative would.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, theta_of
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
 SPREAD = np.array([0.1, 0.1, 0.2])  # s of a layer, of its GPU beyond that, of the ends [B]
 # l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; what only the GPU does changes with sizes sooner
-LENGTH = np.array([[2.5, 0.7, 1.5, 2.5], [0.7, 0.7, 1.5, 2.5], [2.5, 0.7, 1.5, 2.5]])
+LENGTH = np.array([[2.5, 0.7, 1.5, 0.8], [0.7, 0.7, 1.5, 0.8], [2.5, 0.7, 1.5, 2.5]])
 MOST_CORRECTION = 0.5
 _FAR = 0.05  # in logs; beyond it a row counts linearly
 _MOST_ROWS, _DEVIATIONS = 0.8, 1.28  # four rows in five lie within so many deviations: how noisy rows are that scatter more than NOISE
@@ -81,6 +82,10 @@ class Adapted:
         corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
         return np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)[:, of], weights[:, of], left[:, of]
 
+    def logs(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Corrections of cells [N, X] as the composition takes them, [N] each: of a layer's GPU, of its host, of the ends."""
+        return _logs(self.of_cells(cells)[0])
+
 
 @dataclasses.dataclass(frozen=True)
 class Said:
@@ -89,6 +94,14 @@ class Said:
     log_s: np.ndarray
     deviation: np.ndarray  # of its log
     logs: tuple[np.ndarray, np.ndarray, np.ndarray]  # corrections [N] each, as the composition takes them
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """How far a fit may go, where it may not go as far as usual."""
+
+    corrections: float = 1.0  # times SPREAD
+    widths: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of knobs, by name
 
 
 def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -116,25 +129,24 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     return Said(log_s, np.sqrt(variance), _logs(corrections))
 
 
-def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray | None = None) -> Adapted:
-    """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go.
+def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, held: Held | None = None) -> Adapted:
+    """Knobs and corrections after rows that took `measured_s` [n].
 
     Rows of one run of a machine agree to a percent. Those of a sweep over many nodes and days do not: their own scatter, where it is
     larger, becomes the noise, so that corrections do not chase it.
     """
-    adapted, scatter = _fit(f, cells, measured_s, host, spread, NOISE)
+    adapted, scatter = _fit(f, cells, measured_s, host, held or Held(), NOISE)
     for _ in range(_NOISE_ROUNDS):
         if scatter <= adapted.noise or (adapted.noise == NOISE and scatter < _CLEARLY_NOISIER * NOISE):
             break
-        adapted, scatter = _fit(f, cells, measured_s, host, spread, scatter)
+        adapted, scatter = _fit(f, cells, measured_s, host, held or Held(), scatter)
     return adapted
 
 
-def _fit(
-    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, spread: np.ndarray | None, noise_log: float
-) -> tuple[Adapted, float]:
+def _fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, held: Held, noise_log: float) -> tuple[Adapted, float]:
     """(what rows say at one noise, their scatter about it)."""
     theta_0, widths = beliefs(host)
+    widths = np.array([held.widths.get(name, width) for name, width in zip(NAMES, widths, strict=True)])
     knobs = len(theta_0)
     known, of = np.unique(cells, axis=0, return_inverse=True)
     of = of.reshape(-1)
@@ -143,7 +155,7 @@ def _fit(
     prior[:knobs, :knobs] = np.diag(widths**2)
     places = [knobs + at * some + np.arange(some) for at in range(_BLOCKS)]
     for block, place in enumerate(places):
-        prior[np.ix_(place, place)] = (SPREAD if spread is None else spread)[block] ** 2 * (_alike(known, known, block) + _JITTER * np.eye(some))
+        prior[np.ix_(place, place)] = (held.corrections * SPREAD[block]) ** 2 * (_alike(known, known, block) + _JITTER * np.eye(some))
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
