@@ -45,6 +45,7 @@ class Browser:
         options = [
             "--headless", "--remote-debugging-pipe", f"--user-data-dir={self._profile}", "--no-first-run", "--disable-gpu", "--no-sandbox",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+            "--hide-scrollbars",
         ]  # fmt: skip
         script = f'exec "$@" 3<&{read} 4>&{write}'  # the browser reads commands from 3 and writes answers to 4
         self._process = subprocess.Popen(
@@ -128,8 +129,10 @@ class Tab:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def settle(self) -> None:
-        """Two frames drawn."""
-        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+        """Two frames drawn, where the page is in front."""
+        self.value(
+            "new Promise(done => { requestAnimationFrame(() => requestAnimationFrame(done)); setTimeout(done, 500); }).then(() => 1)"
+        )
 
     def value(self, expression: str):
         """What an expression is in the page."""

@@ -7,6 +7,7 @@ or the summary of a trace shows is in files of their own, written in terms of `d
     write_page(page, "result.html")
 """
 
+from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     Bar,
     Bars,
@@ -26,11 +27,13 @@ from hybridperf.report.html.document import (
     Track,
     frame_table,
 )
+from hybridperf.report.html.of_model import model_facts
 from hybridperf.report.html.of_prediction import prediction_page
 from hybridperf.report.html.of_trace import trace_page
 from hybridperf.report.html.page import render, write_page
 
 __all__ = [
     "Bar", "Bars", "Cell", "Facts", "Folded", "Notes", "Page", "Plot", "Range", "Ranges", "Section", "Series", "Table", "Text", "Timeline",
-    "Track", "frame_table", "prediction_page", "render", "trace_page", "write_page",
+    "Track", "count_cell", "frame_table", "model_facts", "prediction_page", "rate_cell", "render", "share_cell", "time_cell",
+    "time_words", "trace_page", "write_page",
 ]  # fmt: skip

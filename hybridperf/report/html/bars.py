@@ -13,8 +13,11 @@ _ROOM = 1.04  # beyond the largest value of an axis
 
 
 def legend_html(entries: Sequence[tuple[str, int]]) -> str:
-    """Names of colours."""
-    items = "".join(f'<li><span class="swatch k{colour}"></span>{escaped(name)}</li>' for name, colour in entries)
+    """Names of colours; those of one colour together."""
+    names: dict[int, list[str]] = {}
+    for name, colour in entries:
+        names.setdefault(colour, []).append(name)
+    items = "".join(f'<li><span class="swatch k{colour}"></span>{escaped(", ".join(some))}</li>' for colour, some in names.items())
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
@@ -37,7 +40,7 @@ def ranges_html(block: Ranges) -> str:
     top = _ROOM * max((end for end in ends if end is not None and math.isfinite(end)), default=0.0) or 1.0
     rows = "".join(_range(one, top) for one in block.ranges)
     ticks = "".join(
-        f'<span style="left:{number(100 * at / top)}%">{escaped(block.axis(at))}</span>' for at in linear_ticks(0.0, top, 4) if at < 0.97 * top
+        f'<span style="left:{number(100 * at / top)}%">{escaped(block.axis(at) if at else "0")}</span>' for at in linear_ticks(0.0, top, 4)
     )
     return (
         f'<figure>{_caption(block.caption)}<div class="ranges">{rows}'
@@ -76,7 +79,8 @@ def _range(one: Range, top: float) -> str:
         pieces += f'<span class="interval" style="left:{place(one.low)}%;width:{number(100 * (one.high - one.low) / top)}%"></span>'
     known = [(name, value, words) for name, value, words in one.marks if math.isfinite(value)]
     pieces += "".join(
-        f'<span class="other" style="left:{place(value)}%" title="{escaped(name)}: {escaped(words)}"></span>' for name, value, words in known
+        f'<span class="other" style="left:{place(value)}%" title="{escaped(name)}: {escaped(words)}"></span>'
+        for name, value, words in known
     )
     pieces += f'<span class="point" style="left:{place(one.value)}%"></span>'
     said = escaped(f"{one.label}: " + "; ".join([one.text, *(f"{name} {words}" for name, _, words in known)]))

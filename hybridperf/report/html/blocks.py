@@ -57,6 +57,8 @@ def _cell(cell: Cell | str, kind: str, first: bool) -> str:
     text = escaped(cell.text)
     if cell.share is not None:
         width = number(100 * min(max(cell.share, 0.0), 1.0))
-        text = f'<span class="cellbar"><span class="fill k{cell.colour}" style="width:{width}%"></span></span>{text}'
-        kind += " barred"
+        fill = f'<span class="cellbar"><span class="fill k{cell.colour}" style="width:{width}%"></span></span>'
+        text = f'<div class="barred">{fill}<span>{text}</span></div>'
+    elif kind == "word":
+        text = f'<div class="words">{text}</div>'
     return f'<{tag} class="{kind}"{value}>{text}</{tag.split()[0]}>'

@@ -8,8 +8,9 @@ from typing import Any
 from hybridperf.hardware import DeviceSpec, SystemSpec
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
+from hybridperf.report.html.cells import count_cell, share_cell, time_cell
 from hybridperf.report.html.document import Block, Cell, Folded, Table
-from hybridperf.report.text import percent, quantity, seconds
+from hybridperf.report.text import quantity
 
 _MOST_FACTS = 80  # of a provenance
 
@@ -18,14 +19,15 @@ def model_facts(model: PerfModel) -> list[Block | Folded]:
     """Tables of what a model knows: its device, the system if there is one, what was measured, and where that comes from."""
     blocks: list[Block | Folded] = [_pairs("device", device_rows(model.device))]
     if model.groups:
-        blocks.append(_pairs("model fitted", fact_rows(model.provenance)))
+        blocks.append(Folded("Where the model comes from", [_pairs("model", fact_rows(model.provenance))]))
         blocks.append(Folded("What was measured, by group of ops", [_groups(model)]))
     else:
         blocks.append(_pairs("model", [("", "the datasheet roofline: nothing was measured"), *fact_rows(model.provenance)]))
     if model.collectives is not None:
         blocks.append(_pairs("system", system_rows(model.collectives.system)))
         learned = "datasheet alone" if model.collectives.adapted is None else f"fitted to {model.collectives.adapted.rows:,} rows"
-        blocks.append(_pairs("collectives", [("", learned), *fact_rows(model.collectives.provenance)]))
+        facts = [("collectives", learned), *fact_rows(model.collectives.provenance)]
+        blocks.append(Folded("Where the collectives come from", [_pairs("", facts)]))
     return blocks
 
 
@@ -82,7 +84,7 @@ def _groups(model: PerfModel) -> Table:
         within = Cell("-") if report.half_width is None else Cell(f"x{1 + report.half_width:.2f}", report.half_width)
         floor, compute, memory = (float(getattr(model.knobs, k)[at]) for k in ("floor_s", "compute_efficiency", "memory_efficiency"))
         rows.append([
-            group, Cell(f"{report.rows:,}", report.rows), Cell(seconds(floor), floor), Cell(percent(compute), compute),
-            Cell(percent(memory), memory), within, ", ".join(report.dtypes) or "-",
+            group, count_cell(report.rows), time_cell(floor), share_cell(compute), share_cell(memory), within,
+            ", ".join(report.dtypes) or "-",
         ])  # fmt: skip
     return Table(["group", "rows", "floor", "of peak", "of bandwidth", "90 % within", "number formats"], rows)

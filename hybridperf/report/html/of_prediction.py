@@ -1,4 +1,5 @@
-"""A prediction as a page: how long a step takes and how sure that is, what it goes into, what its ops reach, when they run, what was assumed."""
+"""A prediction as a page: how long a step takes and how sure that is, what it goes into, what its ops reach and when they run, and what
+was assumed."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.prediction import Prediction
+from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     COLOURS,
     OTHER,
@@ -45,7 +47,7 @@ def prediction_page(prediction: Prediction, title: str = "") -> Page:
     rows = _rows(prediction)
     colours = _colours(prediction)
     sections = [
-        Section("Summary", _summary(prediction)),
+        Section("Summary", _summary(prediction, rows)),
         Section("Breakdown", _breakdown(prediction, rows, colours)),
         Section("Roofline", _roofline(prediction, rows, colours)),
         Section("Timeline", [_timeline(prediction, colours)]),
@@ -55,12 +57,12 @@ def prediction_page(prediction: Prediction, title: str = "") -> Page:
     return Page(title or workload.name, sections, f"One step on {device.name}, predicted.", facts=[f"model of {device.id}"])
 
 
-def _summary(prediction: Prediction) -> list[Block | Folded]:
+def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[Block | Folded]:
     time_s, low_s, high_s = prediction.time_s, prediction.low_s, prediction.high_s
     known = low_s is not None and high_s is not None
     interval = f"90 %: {seconds(low_s)} to {seconds(high_s)}" if known else "no interval: too little of it was measured"
-    breakdown = prediction.breakdown()
-    inside = float(breakdown["seconds"][breakdown["in_range"]].sum() / breakdown["seconds"].sum()) if len(breakdown) else 1.0
+    total_s = float(rows["total_s"].sum())
+    inside = float(rows.loc[rows["in_range"], "total_s"].sum()) / total_s if total_s else 1.0
     facts = [
         ("time of a step", seconds(time_s), interval),
         ("datasheet roofline", seconds(prediction.roofline_s), f"{prediction.roofline_s / time_s:.0%} of the prediction" if time_s else ""),
@@ -69,10 +71,10 @@ def _summary(prediction: Prediction) -> list[Block | Folded]:
         facts.append(
             ("arithmetic", quantity(prediction.workload.flops, "FLOP"), quantity(prediction.workload.flops / time_s, "FLOP/s") + " reached")
         )
-    facts.append(("in groups measured throughout", percent(inside), "of the seconds of all ops; the rest reaches beyond what was measured"))
+    facts.append(("within the measured range", percent(inside), "of the seconds of all ops"))
     roofline = ("datasheet roofline", prediction.roofline_s, seconds(prediction.roofline_s))
     said = f"{seconds(time_s)}{f' ({interval})' if known else ''}"
-    return [Facts(facts), Ranges([Range("predicted", time_s, said, low_s, high_s, [roofline])], seconds)]
+    return [Facts(facts), Ranges([Range("predicted", time_s, said, low_s, high_s, [roofline])], time_words)]
 
 
 def _breakdown(prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, int]) -> list[Block | Folded]:
@@ -81,28 +83,37 @@ def _breakdown(prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str,
     for one in prediction.breakdown().itertuples():
         on_path_s = critical_s.get(str(one.group), 0.0)
         groups.append([
-            str(one.group), _seconds(one.seconds), Cell(percent(one.share), one.share, one.share, colours[str(one.group)]),
-            _seconds(on_path_s), _share(on_path_s, prediction.time_s), _seconds(one.roofline_s), Cell(f"{one.ops:,}", one.ops),
+            str(one.group), time_cell(one.seconds), share_cell(one.share, colours[str(one.group)]), time_cell(on_path_s),
+            share_cell(on_path_s / prediction.time_s if prediction.time_s else 0.0), time_cell(one.roofline_s), count_cell(one.ops),
             "yes" if one.in_range else "no",
         ])  # fmt: skip
     if launches_s > 0:
-        groups.append([_LAUNCHES, "-", "-", _seconds(launches_s), _share(launches_s, prediction.time_s), "-", "-", "-"])
+        groups.append([_LAUNCHES, "-", "-", time_cell(launches_s), share_cell(launches_s / prediction.time_s), "-", "-", "-"])
     headers = ["group", "seconds", "share", "on the critical path", "of the step", "datasheet roofline", "ops", "in measured range"]
     several = len(prediction.workload.graph.stream_names) > 1 or bool(prediction.workload.graph.rank.any())
     said = "Seconds and shares are of all ops"
     said += ", those of all ranks and streams added up, whether they run side by side or not" if several else ""
     said += ". What lies on the critical path adds up to the time of the step: it is what holds the step up."
     longest = rows.sort_values("total_s", ascending=False, kind="stable").head(_LONGEST)
-    largest = float(rows["total_s"].sum()) or 1.0
+    total_s = float(rows["total_s"].sum()) or 1.0
     table = [
         [
-            one.label, one.group, one.sizes, Cell(f"{one.nodes:,}", one.nodes), _seconds(one.seconds), _seconds(one.total_s),
-            Cell(percent(one.total_s / largest), one.total_s / largest, one.total_s / largest, colours[one.group]),
-            _seconds(one.roofline_s), "yes" if one.in_range else "no",
+            one.label, one.group, one.sizes, count_cell(one.nodes), time_cell(one.seconds), time_cell(one.total_s),
+            share_cell(one.total_s / total_s, colours[one.group]), time_cell(one.roofline_s), "yes" if one.in_range else "no",
         ]
         for one in longest.itertuples()
     ]  # fmt: skip
-    names = ["what (its first label)", "group", "sizes", "times", "once", "all together", "share", "datasheet roofline, once", "in measured range"]
+    names = [
+        "what (its first label)",
+        "group",
+        "sizes",
+        "times",
+        "once",
+        "all together",
+        "share",
+        "datasheet roofline, once",
+        "in measured range",
+    ]
     return [
         Text(said),
         Table(["group", *headers[1:]], groups),
@@ -125,7 +136,8 @@ def _roofline(prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, 
     for group in _by_seconds(drawn):
         some = drawn[drawn["group"] == group]
         labels = [
-            f"{r.label} ({r.group}; {r.sizes}): {quantity(r.flops_per_s, 'FLOP/s')} at {r.intensity:.3g} flops/B, {seconds(r.total_s)} in all"
+            f"{r.label} ({r.group}; {r.sizes}): {quantity(r.flops_per_s, 'FLOP/s')} at {r.intensity:.3g} flops per byte,"
+            f" {seconds(r.total_s)} all together"
             for r in some.itertuples()
         ]
         points = (some["intensity"].to_numpy(), some["flops_per_s"].to_numpy())
@@ -137,7 +149,9 @@ def _roofline(prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, 
     if len(drawn) < len(placed):
         caption += f" The {len(drawn)} longest of {len(placed):,} are drawn."
     if len(without):
-        caption += f" {percent(float(without['total_s'].sum()) / total_s)} of all seconds have no arithmetic (copies, lookups, collectives)."
+        caption += (
+            f" {percent(float(without['total_s'].sum()) / total_s)} of all seconds have no arithmetic (copies, lookups, collectives)."
+        )
     plot = Plot(
         series, "flops per byte", "FLOP/s", lambda at: f"{at:g}", lambda at: quantity(at, "FLOP/s"), x_log=True, y_log=True, caption=caption
     )
@@ -149,8 +163,8 @@ def _roofline_table(drawn: pd.DataFrame, bandwidth: float) -> Table:
     for r in drawn.itertuples():
         roof = min(float(r.peak_flops_per_s), float(r.intensity) * bandwidth)
         rows.append([
-            r.label, r.group, r.sizes, Cell(f"{r.intensity:.3g}", r.intensity), Cell(quantity(r.flops_per_s, "FLOP/s"), r.flops_per_s),
-            Cell(quantity(roof, "FLOP/s"), roof), Cell(percent(r.flops_per_s / roof), r.flops_per_s / roof), _seconds(r.total_s),
+            r.label, r.group, r.sizes, Cell(f"{r.intensity:.3g}", r.intensity), rate_cell(r.flops_per_s, "FLOP/s"),
+            rate_cell(roof, "FLOP/s"), share_cell(r.flops_per_s / roof), time_cell(r.total_s),
         ])  # fmt: skip
     headers = ["what (its first label)", "group", "sizes", "flops per byte", "predicted rate", "roof there", "of the roof", "all together"]
     return Table(headers, rows, words=3, most=60)
@@ -160,7 +174,12 @@ def _roof(peak: float, bandwidth: float, span: np.ndarray, drawn: pd.DataFrame) 
     corner = np.unique(np.append(span, peak / bandwidth))
     kinds = sorted(set(drawn.loc[drawn["peak_flops_per_s"] == peak, "peak_of"]))
     return Series(
-        f"{', '.join(kinds)}: {quantity(peak, 'FLOP/s')}", corner, np.minimum(peak, corner * bandwidth), colour=OTHER, line=True, at_end=True
+        f"{', '.join(kinds)}: {quantity(peak, 'FLOP/s')}",
+        corner,
+        np.minimum(peak, corner * bandwidth),
+        colour=OTHER,
+        line=True,
+        at_end=True,
     )
 
 
@@ -175,7 +194,9 @@ def _timeline(prediction: Prediction, colours: Mapping[str, int]) -> Timeline:
     taking = np.flatnonzero(times.end_s > times.start_s)
     streams = len(graph.stream_names) + 1  # a rank's host first
     tracks = []
-    for line, host, at in _by_line(graph.rank[launches] * streams, launches, graph.rank[taking] * streams + graph.stream[taking] + 1, taking):
+    for line, host, at in _by_line(
+        graph.rank[launches] * streams, launches, graph.rank[taking] * streams + graph.stream[taking] + 1, taking
+    ):
         rank, stream = divmod(line, streams)
         name = f"{f'rank {rank} ' if several else ''}{graph.stream_names[stream - 1] if stream else 'host'}"
         edges = (times.launch_start_s[at], times.launch_end_s[at]) if host else (times.start_s[at], times.end_s[at])
@@ -265,12 +286,3 @@ def _numbered(words: list[str]) -> tuple[list[str], np.ndarray]:
     place: dict[str, int] = {}
     at = np.array([place.setdefault(word, len(place)) for word in words], int)
     return list(place), at
-
-
-def _seconds(value: float) -> Cell:
-    return Cell(seconds(value), float(value))
-
-
-def _share(part: float, whole: float) -> Cell:
-    share = part / whole if whole else 0.0
-    return Cell(percent(share), share)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
+from hybridperf.report.html.cells import count_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     OTHER,
     Bar,
@@ -93,11 +94,11 @@ def _steps(rows: Sequence[Row]) -> list[Block | Folded]:
     for row in rows:
         times = (row.step_cpu_s, row.gpu_span_s, row.gpu_busy_s, row.compute_s, row.comm_s, row.exposed_comm_s, row.waiting_s, row.idle_s)
         idle = row.idle_s / row.gpu_span_s if row.gpu_span_s else 0.0
-        counts = [Cell(f"{count:,}", count) for count in (row.n_kernels, row.n_comm, row.n_cpu_ops)]
+        counts = [count_cell(count) for count in (row.n_kernels, row.n_comm, row.n_cpu_ops)]
         rank = Cell("-" if row.rank is None else str(row.rank), row.rank)
-        table.append([row.step, rank, *map(_seconds, times), Cell(percent(idle), idle, idle, OTHER), *counts])
+        table.append([row.step, rank, *map(time_cell, times), share_cell(idle, OTHER), *counts])
     idle_rows = [
-        [row.step, "-" if row.rank is None else str(row.rank), _seconds(row.idle_s), *(_seconds(getattr(row, f"{r}_s")) for r in reasons)]
+        [row.step, "-" if row.rank is None else str(row.rank), time_cell(row.idle_s), *(time_cell(getattr(row, f"{r}_s")) for r in reasons)]
         for row in rows
     ]
     blocks: list[Block | Folded] = [
@@ -116,15 +117,22 @@ def _losses(found: Sequence[Loss], ranks_known: bool) -> Block:
     rows = [
         [
             REASONS[loss.reason], "" if loss.reason == "other_step" else loss.detail, str(loss.rank) if ranks_known else "-",
-            Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest, 3), Cell(f"{loss.times:,}", loss.times),
+            Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest, 3), count_cell(loss.times),
         ]
         for loss in found
     ]  # fmt: skip
-    return Table(["why", "where", "rank", "time", "times"], rows, "Seconds in which a device did nothing useful", words=2, most=_MOST_LOSSES)
+    return Table(
+        ["why", "where", "rank", "time", "times"], rows, "Seconds in which a device did nothing useful", words=2, most=_MOST_LOSSES
+    )
 
 
 def _top(what: str, frame: pd.DataFrame, colour: int) -> Table:
-    columns = {"name": (what, str), "device_s": ("device time", seconds), "share": ("share", percent), "events": ("events", _count)}
+    columns = {
+        "name": (what, str),
+        "device_s": ("device time", time_words),
+        "share": ("share", percent),
+        "events": ("events", "{:,}".format),
+    }
     return frame_table(frame, columns, bars={"share": colour}, caption=f"By {what}: the {len(frame)} with the most device time")
 
 
@@ -167,15 +175,7 @@ def _outermost(trace: RankTrace) -> np.ndarray:
 def _sources(traces: Sequence[RankTrace]) -> Table:
     rows = [
         [trace.source, Cell("-" if trace.rank is None else str(trace.rank), trace.rank), "-" if trace.world is None else str(trace.world),
-         Cell(f"{len(trace.host):,}", len(trace.host)), Cell(f"{len(trace.device_events):,}", len(trace.device_events)), trace.device or "-"]
+         count_cell(len(trace.host)), count_cell(len(trace.device_events)), trace.device or "-"]
         for trace in traces
     ]  # fmt: skip
     return Table(["recorded in", "rank", "of ranks", "host events", "device events", "device"], rows)
-
-
-def _seconds(value: float) -> Cell:
-    return Cell(seconds(value), float(value) if math.isfinite(value) else None)
-
-
-def _count(value: int) -> str:
-    return f"{value:,}"

@@ -159,12 +159,12 @@ function timeline(root) {
   function draw() {
     const dense = window.devicePixelRatio || 1, height = TOP + tracks.length * ROW + 4;
     width = root.querySelector(".canvas").clientWidth;
-    gutter = Math.round(Math.min(180, Math.max(72, width * 0.16)));
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(width * dense);
     canvas.height = Math.round(height * dense);
     pen.setTransform(dense, 0, 0, dense, 0, 0);
     pen.font = "12px system-ui, sans-serif";
+    gutter = Math.round(Math.min(180, width * 0.34, 14 + Math.max(...tracks.map((track) => pen.measureText(track.name).width))));
     const hue = colours();
     pen.clearRect(0, 0, width, height);
     axis(hue);

@@ -16,7 +16,7 @@ from hybridperf.report.html.ticks import limits, linear_ticks, log_ticks
 from hybridperf.report.html.words import escaped, number
 
 _WIDTH, _HEIGHT = 760, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 18, 14, 50
+_LEFT, _RIGHT, _TOP, _BOTTOM = 108, 18, 14, 50
 _RADIUS, _LEAST_RADIUS, _MOST_RADIUS = 3.5, 2.5, 15.0
 _SPOT = 1.5  # pixels within which points are one
 _LINE_PIXELS = 14  # between names of lines
@@ -85,7 +85,9 @@ def _grid(block: Plot, x: _Axis, y: _Axis) -> str:
         parts.append(f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{number(at)}" y2="{number(at)}"/>')
         parts.append(f'<text x="{_LEFT - 7}" y="{number(at + 4)}" text-anchor="end">{escaped(block.y_words(value))}</text>')
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
-    parts.append(f'<text class="name" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escaped(block.x)}</text>')
+    parts.append(
+        f'<text class="name" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escaped(block.x)}</text>'
+    )
     turned = f'transform="rotate(-90 14 {middle})"'
     parts.append(f'<text class="name" x="14" y="{middle}" text-anchor="middle" {turned}>{escaped(block.y)}</text>')
     return "".join(parts)

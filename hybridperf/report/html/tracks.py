@@ -15,9 +15,10 @@ import numpy as np
 
 from hybridperf.report.html.bars import legend_html
 from hybridperf.report.html.blocks import table_html
-from hybridperf.report.html.document import Cell, Table, Timeline, Track
+from hybridperf.report.html.cells import count_cell, share_cell, time_cell
+from hybridperf.report.html.document import OTHER, Table, Timeline, Track
 from hybridperf.report.html.words import clean, escaped, json_in_script
-from hybridperf.report.text import percent, seconds
+from hybridperf.report.text import seconds
 
 _FINEST = 1e-6  # of the whole: the first resolution tried
 _TICKS = 1e9  # in the whole
@@ -121,7 +122,8 @@ def timeline_html(block: Timeline) -> str:
         f"{legend_html([block.kinds[kind] for kind in used])}"
         '<div class="timeline"><div class="controls" hidden>'
         '<button type="button" data-do="in">zoom in</button><button type="button" data-do="out">zoom out</button>'
-        '<button type="button" data-do="left" aria-label="earlier">◀</button><button type="button" data-do="right" aria-label="later">▶</button>'
+        '<button type="button" data-do="left" aria-label="earlier">◀</button>'
+        '<button type="button" data-do="right" aria-label="later">▶</button>'
         f'<button type="button" data-do="all">all</button>{choice}</div>'
         f'<div class="canvas"><canvas tabindex="0" role="img" aria-label="{named}; {escaped(keys)}"></canvas></div>'
         f'<output class="detail" aria-live="polite">{escaped(keys)}</output>'
@@ -143,7 +145,7 @@ def _packed(block: Timeline, tracks: Sequence[Track], done: Sequence[Merged], wh
         packed.append({
             "name": clean(track.name), "gap": gap.tolist(), "length": (end - start).tolist(), "kind": one.kind.tolist(),
             "label": [place[int(at)] for at in one.label], "marked": np.flatnonzero(one.marked).tolist(),
-            "several": [[int(i), int(one.count[i]), int(round(one.busy_s[i] / tick_s))] for i in several],
+            "several": [[int(i), int(one.count[i]), round(float(one.busy_s[i]) / tick_s)] for i in several],
         })  # fmt: skip
     kinds = [[clean(name), colour] for name, colour in block.kinds]
     labels = [clean(block.labels[at]) for at in used]
@@ -169,21 +171,16 @@ def _said(tracks: Sequence[Track], shown: Sequence[Track], done: Sequence[Merged
 def _tables(block: Timeline, tracks: Sequence[Track], whole_s: float) -> str:
     """What the drawing shows, for those who read it: how busy each track is, which labels take the longest."""
     rows = [
-        [track.name, _seconds(track.busy_s), Cell(percent(busy := track.busy_s / whole_s if whole_s else 0.0), busy, busy),
-         Cell(f"{len(track.start_s):,}", len(track.start_s))]
+        [track.name, time_cell(track.busy_s), share_cell(track.busy_s / whole_s if whole_s else 0.0, OTHER), count_cell(len(track.start_s))]
         for track in tracks
-    ]  # fmt: skip
+    ]
     together = np.zeros(len(block.labels))
     times = np.zeros(len(block.labels), int)
     for track in tracks:
         together += np.bincount(track.label, weights=track.end_s - track.start_s, minlength=len(block.labels))
         times += np.bincount(track.label, minlength=len(block.labels))
     longest = [at for at in np.argsort(-together, kind="stable")[:_LONGEST].tolist() if together[at] > 0]
-    names = [[block.labels[at], _seconds(together[at]), Cell(f"{times[at]:,}", times[at])] for at in longest]
+    names = [[block.labels[at], time_cell(float(together[at])), count_cell(int(times[at]))] for at in longest]
     busy = table_html(Table(["track", "busy", "share of the whole", "slices"], rows, most=_TRACKS_LISTED))
     taking = table_html(Table(["what takes the longest, all tracks together", "seconds", "slices"], names))
     return f"<details><summary>The timeline as tables</summary>{busy}{taking}</details>"
-
-
-def _seconds(value: float) -> Cell:
-    return Cell(seconds(value), float(value))
