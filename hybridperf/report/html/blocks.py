@@ -5,6 +5,9 @@ from __future__ import annotations
 from hybridperf.report.html.document import Cell, Facts, Notes, Table, Text
 from hybridperf.report.html.words import escaped, number
 
+_FEW = 3  # rows that are not worth a button
+_LONG, _BEGINNING = 160, 110  # characters of a cell: more than so many are folded, so many are seen of them
+
 
 def text_html(block: Text) -> str:
     """A paragraph."""
@@ -43,10 +46,11 @@ def table_html(block: Table) -> str:
     left = len(block.rows) - block.most
     more = f'<p class="quiet">... {left:,} more rows</p>' if left > 0 else ""
     sortable = " sortable" if block.sortable and len(block.rows) > 1 else ""
+    first = f' data-first="{block.first}"' if min(len(block.rows), block.most) > block.first + _FEW else ""
     name = escaped(block.caption or "table")
     return (
         f'<div class="wide" tabindex="0" role="group" aria-label="{name}">'
-        f'<table class="grid{sortable}">{caption}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{more}'
+        f'<table class="grid{sortable}"{first}>{caption}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{more}'
     )
 
 
@@ -60,5 +64,7 @@ def _cell(cell: Cell | str, kind: str, first: bool) -> str:
         fill = f'<span class="cellbar"><span class="fill k{cell.colour}" style="width:{width}%"></span></span>'
         text = f'<div class="barred">{fill}<span>{text}</span></div>'
     elif kind == "word":
-        text = f'<div class="words">{text}</div>'
+        beginning = escaped(cell.text[:_BEGINNING])
+        folded = f"<details><summary>{beginning}…</summary>{text}</details>" if len(cell.text) > _LONG else text
+        text = f'<div class="words">{folded}</div>'
     return f'<{tag} class="{kind}"{value}>{text}</{tag.split()[0]}>'

@@ -16,7 +16,7 @@ import pandas as pd
 
 COLOURS = 7
 OTHER = COLOURS
-MOST_ROWS = 200  # of a table; the rest is counted
+FIRST_ROWS, MOST_ROWS = 15, 500  # of a table: seen before the reader asks for all; in the page at all, the rest is counted
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,9 @@ class Cell:
     colour: int = 0
 
 
+Rows = list[list[Cell | str]]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of cells or of plain text. The first `words` columns stand to the left and may break, the others are numbers."""
@@ -59,7 +62,8 @@ class Table:
     rows: Sequence[Sequence[Cell | str]]
     caption: str = ""
     words: int = 1
-    most: int = MOST_ROWS  # rows shown
+    first: int = FIRST_ROWS
+    most: int = MOST_ROWS
     best: int | None = None  # a row to stand out
     sortable: bool = True
 

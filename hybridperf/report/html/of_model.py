@@ -9,7 +9,7 @@ from hybridperf.hardware import DeviceSpec, SystemSpec
 from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 from hybridperf.report.html.cells import count_cell, share_cell, time_cell
-from hybridperf.report.html.document import Block, Cell, Folded, Table
+from hybridperf.report.html.document import Block, Cell, Folded, Rows, Table
 from hybridperf.report.text import quantity
 
 _MOST_FACTS = 80  # of a provenance
@@ -22,7 +22,7 @@ def model_facts(model: PerfModel) -> list[Block | Folded]:
         blocks.append(Folded("Where the model comes from", [_pairs("model", fact_rows(model.provenance))]))
         blocks.append(Folded("What was measured, by group of ops", [_groups(model)]))
     else:
-        blocks.append(_pairs("model", [("", "the datasheet roofline: nothing was measured"), *fact_rows(model.provenance)]))
+        blocks.append(_pairs("model", [("what it is", "the datasheet roofline: nothing was measured"), *fact_rows(model.provenance)]))
     if model.collectives is not None:
         blocks.append(_pairs("system", system_rows(model.collectives.system)))
         learned = "datasheet alone" if model.collectives.adapted is None else f"fitted to {model.collectives.adapted.rows:,} rows"
@@ -72,11 +72,11 @@ def _flat(facts: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
 
 
 def _pairs(title: str, rows: list[tuple[str, str]]) -> Table:
-    return Table([title, ""], rows, words=2, sortable=False)
+    return Table([title, ""], rows, words=2, first=_MOST_FACTS + 1, sortable=False)
 
 
 def _groups(model: PerfModel) -> Table:
-    rows = []
+    rows: Rows = []
     for at, group in enumerate(GROUPS):
         if group not in model.groups:
             continue

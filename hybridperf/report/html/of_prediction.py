@@ -23,6 +23,7 @@ from hybridperf.report.html.document import (
     Plot,
     Range,
     Ranges,
+    Rows,
     Section,
     Series,
     Table,
@@ -38,7 +39,7 @@ from hybridperf.workload import KINDS, call_columns
 _LONGEST = 20  # rows of the step listed
 _MOST_POINTS = 600  # on the roofline
 _LAUNCHES = "host: launches"
-_WHERE = "`hybridperf predict --timeline FILE` writes every one of them, for https://ui.perfetto.dev."
+_WHERE = "hybridperf predict --timeline FILE writes every one of them, for https://ui.perfetto.dev."
 
 
 def prediction_page(prediction: Prediction, title: str = "") -> Page:
@@ -79,7 +80,7 @@ def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[Block | Folded]
 
 def _breakdown(prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, int]) -> list[Block | Folded]:
     critical_s, launches_s = _critical_s(prediction)
-    groups = []
+    groups: Rows = []
     for one in prediction.breakdown().itertuples():
         on_path_s = critical_s.get(str(one.group), 0.0)
         groups.append([
@@ -96,7 +97,7 @@ def _breakdown(prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str,
     said += ". What lies on the critical path adds up to the time of the step: it is what holds the step up."
     longest = rows.sort_values("total_s", ascending=False, kind="stable").head(_LONGEST)
     total_s = float(rows["total_s"].sum()) or 1.0
-    table = [
+    table: Rows = [
         [
             one.label, one.group, one.sizes, count_cell(one.nodes), time_cell(one.seconds), time_cell(one.total_s),
             share_cell(one.total_s / total_s, colours[one.group]), time_cell(one.roofline_s), "yes" if one.in_range else "no",
@@ -159,7 +160,7 @@ def _roofline(prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, 
 
 
 def _roofline_table(drawn: pd.DataFrame, bandwidth: float) -> Table:
-    rows = []
+    rows: Rows = []
     for r in drawn.itertuples():
         roof = min(float(r.peak_flops_per_s), float(r.intensity) * bandwidth)
         rows.append([
@@ -167,7 +168,7 @@ def _roofline_table(drawn: pd.DataFrame, bandwidth: float) -> Table:
             rate_cell(roof, "FLOP/s"), share_cell(r.flops_per_s / roof), time_cell(r.total_s),
         ])  # fmt: skip
     headers = ["what (its first label)", "group", "sizes", "flops per byte", "predicted rate", "roof there", "of the roof", "all together"]
-    return Table(headers, rows, words=3, most=60)
+    return Table(headers, rows, words=3)
 
 
 def _roof(peak: float, bandwidth: float, span: np.ndarray, drawn: pd.DataFrame) -> Series:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from hybridperf.report.html.document import (
     Folded,
     Notes,
     Page,
+    Rows,
     Section,
     Table,
     Timeline,
@@ -27,17 +29,16 @@ from hybridperf.report.html.document import (
 )
 from hybridperf.report.text import percent, seconds
 from hybridperf.report.trace_tables import REASONS
-from hybridperf.traces.events import COPY, FILL, MARK, NONE, OP, RankTrace
+from hybridperf.traces.events import COPY, FILL, NONE, OP, RankTrace
 from hybridperf.traces.steps import CommonStep
 from hybridperf.traces.summary import Loss, Row, StepSummary, top_kernels, top_ops, worst
 
 _TOP = 30  # ops and kernels listed
-_MOST_LOSSES = 100
 _PARTS = [("computation", 0), ("exposed communication", 1), ("of it waiting for another rank", 3)]
 _IDLE = {"launch_bound": 5, "synchronisation": 4, "host_copy": 6, "dependency": 2, "unrecorded": OTHER, "other_step": OTHER}
 _KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)
 _KINDS = [("computation", 0), ("communication", 1), ("copies and fills", 2), ("host: ops", 4)]
-_WHERE = "`hybridperf trace export --out FILE` writes every one of them, for https://ui.perfetto.dev."
+_WHERE = "hybridperf trace export --out FILE writes every one of them, for https://ui.perfetto.dev."
 
 
 def trace_page(
@@ -90,14 +91,14 @@ def _steps(rows: Sequence[Row]) -> list[Block | Folded]:
         name = row.step if row.rank is None else f"{row.step}, rank {row.rank}"
         bars.append(Bar(name, [(amount, at, seconds(amount)) for at, amount in enumerate(parts)], seconds(row.gpu_span_s)))
     headers = ["step", "rank", "host", "device", "busy", "computation", "communication", "exposed", "of it waiting", "idle", "idle share"]
-    table = []
+    table: Rows = []
     for row in rows:
         times = (row.step_cpu_s, row.gpu_span_s, row.gpu_busy_s, row.compute_s, row.comm_s, row.exposed_comm_s, row.waiting_s, row.idle_s)
         idle = row.idle_s / row.gpu_span_s if row.gpu_span_s else 0.0
         counts = [count_cell(count) for count in (row.n_kernels, row.n_comm, row.n_cpu_ops)]
         rank = Cell("-" if row.rank is None else str(row.rank), row.rank)
-        table.append([row.step, rank, *map(time_cell, times), share_cell(idle, OTHER), *counts])
-    idle_rows = [
+        table.append([row.step, rank, *map(time_cell, times), share_cell(idle), *counts])
+    idle_rows: Rows = [
         [row.step, "-" if row.rank is None else str(row.rank), time_cell(row.idle_s), *(time_cell(getattr(row, f"{r}_s")) for r in reasons)]
         for row in rows
     ]
@@ -114,20 +115,18 @@ def _losses(found: Sequence[Loss], ranks_known: bool) -> Block:
     if not found:
         return Notes([], "No time was lost.")
     largest = found[0].seconds or 1.0
-    rows = [
+    rows: Rows = [
         [
             REASONS[loss.reason], "" if loss.reason == "other_step" else loss.detail, str(loss.rank) if ranks_known else "-",
             Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest, 3), count_cell(loss.times),
         ]
         for loss in found
     ]  # fmt: skip
-    return Table(
-        ["why", "where", "rank", "time", "times"], rows, "Seconds in which a device did nothing useful", words=2, most=_MOST_LOSSES
-    )
+    return Table(["why", "where", "rank", "time", "times"], rows, "Seconds in which a device did nothing useful", words=2)
 
 
 def _top(what: str, frame: pd.DataFrame, colour: int) -> Table:
-    columns = {
+    columns: dict[str, tuple[str, Callable[[Any], str]]] = {
         "name": (what, str),
         "device_s": ("device time", time_words),
         "share": ("share", percent),
@@ -168,12 +167,15 @@ def _outermost(trace: RankTrace) -> np.ndarray:
     host = trace.host
     if not len(host):
         return np.zeros(0, bool)
-    parent = np.maximum(host.parent, 0)
-    return (host.kind == OP) & ((host.parent == NONE) | (host.kind[parent] == MARK))
+    within, above = np.zeros(len(host), bool), host.parent
+    while (above != NONE).any():
+        within |= (above != NONE) & (host.kind[above] == OP)
+        above = np.where(above == NONE, NONE, host.parent[above])
+    return (host.kind == OP) & ~within
 
 
 def _sources(traces: Sequence[RankTrace]) -> Table:
-    rows = [
+    rows: Rows = [
         [trace.source, Cell("-" if trace.rank is None else str(trace.rank), trace.rank), "-" if trace.world is None else str(trace.world),
          count_cell(len(trace.host)), count_cell(len(trace.device_events)), trace.device or "-"]
         for trace in traces

@@ -24,8 +24,28 @@ function sortable(table) {
         return down ? y - x : x - y;
       });
       body.append(...rows);
+      table.dispatchEvent(new Event("sorted"));
     });
   });
+}
+
+// the first rows, and a button for all of them
+function folded(table) {
+  const first = Number(table.dataset.first), rows = table.tBodies[0].rows, button = document.createElement("button");
+  let all = false;
+  const show = () => [...rows].forEach((row, at) => (row.hidden = !all && at >= first));
+  button.type = "button";
+  button.className = "more";
+  const say = () => (button.textContent = all ? `only the first ${first}` : `all ${rows.length} rows`);
+  button.addEventListener("click", () => {
+    all = !all;
+    show();
+    say();
+  });
+  table.addEventListener("sorted", show);
+  table.parentElement.after(button);
+  show();
+  say();
 }
 
 function inSeconds(value, digits = 3) {
@@ -272,4 +292,5 @@ function timeline(root) {
 }
 
 document.querySelectorAll("table.sortable").forEach(sortable);
+document.querySelectorAll("table[data-first]").forEach(folded);
 document.querySelectorAll(".timeline").forEach(timeline);

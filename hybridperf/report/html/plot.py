@@ -65,7 +65,7 @@ def _finite(one: Series, block: Plot) -> Series:
     """The series without what has no place on the axes."""
     x, y = np.asarray(one.x, np.float64), np.asarray(one.y, np.float64)
     good = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not block.x_log)) & ((y > 0) | (not block.y_log))
-    labels = [one.labels[at] for at in np.flatnonzero(good)] if len(one.labels) else ()
+    labels = [one.labels[at] for at in np.flatnonzero(good).tolist()] if len(one.labels) else ()
     share = None if one.share is None else np.nan_to_num(np.asarray(one.share, np.float64)[good]).clip(0, 1)
     fixed = {"colour": one.colour, "line": one.line, "dashed": one.dashed, "mark": one.mark, "at_end": one.at_end}
     return Series(one.name, x[good], y[good], labels=labels, share=share, **fixed)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import numpy as np
 from hybridperf.report.html.bars import legend_html
 from hybridperf.report.html.blocks import table_html
 from hybridperf.report.html.cells import count_cell, share_cell, time_cell
-from hybridperf.report.html.document import OTHER, Table, Timeline, Track
+from hybridperf.report.html.document import OTHER, Rows, Table, Timeline, Track
 from hybridperf.report.html.words import clean, escaped, json_in_script
 from hybridperf.report.text import seconds
 
@@ -24,7 +24,6 @@ _FINEST = 1e-6  # of the whole: the first resolution tried
 _TICKS = 1e9  # in the whole
 _NO_LABEL = -1
 _CLOCK_S = 2e-6  # recorded slices that cross by less do so because of the clock's resolution
-_TRACKS_LISTED = 12
 _LONGEST = 12  # labels listed beneath
 
 
@@ -36,7 +35,7 @@ class Merged(NamedTuple):
     label: np.ndarray  # _NO_LABEL where several slices with different labels are one
     kind: np.ndarray  # the one with the most seconds
     marked: np.ndarray  # any of them
-    count: np.ndarray
+    members: np.ndarray  # how many slices it stands for
     busy_s: np.ndarray
 
 
@@ -141,11 +140,11 @@ def _packed(block: Timeline, tracks: Sequence[Track], done: Sequence[Merged], wh
     for track, one in zip(tracks, done, strict=True):
         start, end = (np.rint(edge / tick_s).astype(np.int64) for edge in (one.start_s, one.end_s))
         gap = start - np.concatenate([[0], end[:-1]])
-        several = np.flatnonzero(one.count > 1)
+        several = np.flatnonzero(one.members > 1)
         packed.append({
             "name": clean(track.name), "gap": gap.tolist(), "length": (end - start).tolist(), "kind": one.kind.tolist(),
             "label": [place[int(at)] for at in one.label], "marked": np.flatnonzero(one.marked).tolist(),
-            "several": [[int(i), int(one.count[i]), round(float(one.busy_s[i]) / tick_s)] for i in several],
+            "several": [[int(i), int(one.members[i]), round(float(one.busy_s[i]) / tick_s)] for i in several],
         })  # fmt: skip
     kinds = [[clean(name), colour] for name, colour in block.kinds]
     labels = [clean(block.labels[at]) for at in used]
@@ -154,7 +153,7 @@ def _packed(block: Timeline, tracks: Sequence[Track], done: Sequence[Merged], wh
 
 def _said(tracks: Sequence[Track], shown: Sequence[Track], done: Sequence[Merged], resolution_s: float, block: Timeline) -> str:
     all_slices, drawn = sum(len(track.start_s) for track in shown), sum(len(one.start_s) for one in done)
-    several = sum(int(one.count[one.count > 1].sum()) for one in done)
+    several = sum(int(one.members[one.members > 1].sum()) for one in done)
     said = [f"{all_slices:,} {'slice' if all_slices == 1 else 'slices'} on {len(shown)} {'track' if len(shown) == 1 else 'tracks'}."]
     if len(tracks) > len(shown):
         said.append(f"The first {len(shown)} of {len(tracks):,} tracks are shown.")
@@ -170,7 +169,7 @@ def _said(tracks: Sequence[Track], shown: Sequence[Track], done: Sequence[Merged
 
 def _tables(block: Timeline, tracks: Sequence[Track], whole_s: float) -> str:
     """What the drawing shows, for those who read it: how busy each track is, which labels take the longest."""
-    rows = [
+    rows: Rows = [
         [track.name, time_cell(track.busy_s), share_cell(track.busy_s / whole_s if whole_s else 0.0, OTHER), count_cell(len(track.start_s))]
         for track in tracks
     ]
@@ -180,7 +179,7 @@ def _tables(block: Timeline, tracks: Sequence[Track], whole_s: float) -> str:
         together += np.bincount(track.label, weights=track.end_s - track.start_s, minlength=len(block.labels))
         times += np.bincount(track.label, minlength=len(block.labels))
     longest = [at for at in np.argsort(-together, kind="stable")[:_LONGEST].tolist() if together[at] > 0]
-    names = [[block.labels[at], time_cell(float(together[at])), count_cell(int(times[at]))] for at in longest]
-    busy = table_html(Table(["track", "busy", "share of the whole", "slices"], rows, most=_TRACKS_LISTED))
+    names: Rows = [[block.labels[at], time_cell(float(together[at])), count_cell(int(times[at]))] for at in longest]
+    busy = table_html(Table(["track", "busy", "share of the whole", "slices"], rows))
     taking = table_html(Table(["what takes the longest, all tracks together", "seconds", "slices"], names))
     return f"<details><summary>The timeline as tables</summary>{busy}{taking}</details>"
