@@ -176,7 +176,7 @@ def test_a_table_says_what_it_leaves_out_and_sorts_by_numbers_not_words():
     page = parsed(Page("t", [Section("s", [Table(["op", "time"], rows, most=7)])]))
     assert not page.tags("details")
     assert len(page.tags("tr")) == 8
-    assert "... 293 more rows" in page.all_text()
+    assert "... 293 more rows are not on this page" in page.all_text()
     assert float(page.tags("td")[3]["data-v"]) == 0.003
 
 

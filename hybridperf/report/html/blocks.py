@@ -44,7 +44,7 @@ def table_html(block: Table) -> str:
         for at, row in enumerate(block.rows[: block.most])
     )
     left = len(block.rows) - block.most
-    more = f'<p class="quiet">... {left:,} more rows</p>' if left > 0 else ""
+    more = f'<p class="quiet">... {left:,} more rows are not on this page</p>' if left > 0 else ""
     sortable = " sortable" if block.sortable and len(block.rows) > 1 else ""
     first = f' data-first="{block.first}"' if min(len(block.rows), block.most) > block.first + _FEW else ""
     name = escaped(block.caption or "table")

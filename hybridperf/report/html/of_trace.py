@@ -34,7 +34,7 @@ from hybridperf.traces.steps import CommonStep
 from hybridperf.traces.summary import Loss, Row, StepSummary, top_kernels, top_ops, worst
 
 _TOP = 30  # ops and kernels listed
-_PARTS = [("computation", 0), ("exposed communication", 1), ("of it waiting for another rank", 3)]
+_PARTS = [("computation", 0), ("communication, exposed", 1), ("waiting for another rank, exposed", 3)]
 _IDLE = {"launch_bound": 5, "synchronisation": 4, "host_copy": 6, "dependency": 2, "unrecorded": OTHER, "other_step": OTHER}
 _KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)
 _KINDS = [("computation", 0), ("communication", 1), ("copies and fills", 2), ("host: ops", 4)]
