@@ -234,13 +234,29 @@ def test_reading_the_loss_makes_the_host_wait(model):
 def test_batches_are_copied_before_they_are_used(model):
     config = dataclasses.replace(ONE, host_bytes_per_s=1e9, blocking_copies=False)
     plain, copied = (hp.predict(model, hp.dlrm(one)).time_s for one in (ONE, config))
-    carried = (512 * 128 * 4 + 512 * 8 * 20 * 8) / 1e9
+    carried = (512 * 128 * 4 + 512 * 8 * 20 * 8 + 512 * 8 * 8 + 512 * 4) / 1e9  # dense features, indices, where bags begin, labels
     assert copied == pytest.approx(plain + carried, rel=1e-5)
 
 
 def test_old_pytorch_launches_more():
     old = hp.dlrm(dataclasses.replace(ONE, eager=Eager("fp32", bias_copy=True, accumulates=True)))
     assert len(old.graph) > len(hp.dlrm(ONE).graph) + 20
+
+
+def test_grouped_backward_launches_the_same_kernels_in_fewer_ops():
+    """PyTorch of 2022 sums gradients within an op of its backward pass: the same kernels, fewer times between ops."""
+    host = _host(between_ops_s=1.0)
+    apart, within = (hp.dlrm(dataclasses.replace(ONE, eager=Eager("fp32", grouped=grouped)), host) for grouped in (False, True))
+    kernels = [sorted(repr(one.calls[row - 1]) for row in one.graph.row if row > 0) for one in (apart, within)]
+    assert kernels[0] == kernels[1]
+    spent_s = [sum(one.calls[row - 1].value for row in one.graph.launch_row if row > 0) for one in (apart, within)]
+    assert spent_s[0] - spent_s[1] == pytest.approx(len(ONE.bottom_mlp) + len(ONE.top_mlp))  # sums of biases are no ops any more
+
+
+def test_pairs_from_the_host_make_it_wait():
+    """Two lists, copied in the forward and in the backward pass."""
+    waits = hp.dlrm(dataclasses.replace(ONE, eager=Eager("fp32", host_pairs=True)), _host(launch_call_s=1e-6)).graph
+    assert waits.blocking.sum() == 4
 
 
 @pytest.mark.parametrize(

@@ -196,3 +196,19 @@ def test_gradients_reach_the_distribution_and_the_sizes(direction: str, argument
         x, step = start[argument], 1e-5 * start[argument]
         difference = (jax.jit(seconds)(x + step) - jax.jit(seconds)(x - step)) / (2 * step)
         assert float(jax.grad(seconds)(x)) == pytest.approx(float(difference), rel=1e-4)
+
+
+def test_tables_beside_come_between_two_lookups_of_a_row() -> None:
+    one, other = Table("one", 5000, 64, 8, access=Zipf(0.9)), Table("other", 9000, 64, 8)
+    alone, beside = (lookup_calls([one], 100, beside=rest).op for rest in ([], [other]))
+    assert beside.distance > 1.5 * alone.distance
+    assert (beside.pooling, beside.unique, beside.rows) == (alone.pooling, alone.unique, alone.rows)
+
+
+def test_an_update_in_a_step_finds_what_its_lookup_touched() -> None:
+    """Rows of a large table hardly come twice: by itself the update waits for memory, after the lookup no batch's rows lie between."""
+    table = Table("large", 10**7, 64, 8)
+    by_itself, in_step = (lookup_calls([table], 100, "backward", duplicates="each", in_step=flag).op for flag in (False, True))
+    assert by_itself.distance > 10**6
+    assert in_step.distance <= in_step.unique * (1 + 1e-6)
+    assert lookup_calls([table], 100, in_step=True).op.distance == lookup_calls([table], 100).op.distance  # forward: another batch's

@@ -9,9 +9,10 @@ import pytest
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
-from hybridperf.ops import Gemm, OpCall
-from hybridperf.traces.recorded_graph import RecordedGraph, RecordedNode
-from hybridperf.validate import lin_data, lin_profiler, lin_ranks, lin_single
+from hybridperf.ops import Gemm, OpCall, Reduction
+from hybridperf.ops.embedding_bag import lookup_calls
+from hybridperf.validate import lin_data, lin_hosts, lin_ranks, lin_single
+from hybridperf.validate.lin_borrowed import Borrowed, borrowed
 from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
 from hybridperf.workload import CollectiveCall, Seconds
 from hybridperf.workloads.eager import loop
@@ -48,9 +49,7 @@ def test_recorded_sequences_are_read_whole(data_dir):
 
 def test_summed_kernel_time(data_dir, prices):
     sums = lin_single.kernels(data_dir, prices).groupby(["workload", "date"])[["measured_s", "predicted_s"]].sum()
-    error = (sums["predicted_s"] / sums["measured_s"] - 1).abs()
-    assert (error["DLRM_MLPerf"] <= 0.06).all()
-    assert (error["DLRM_default"] <= 0.09).all()  # the bar is 6 %: its table update takes a fifth longer than its bytes
+    assert ((sums["predicted_s"] / sums["measured_s"] - 1).abs() <= 0.06).all()
 
 
 def test_every_recorded_op_has_a_prediction(data_dir, prices):
@@ -59,71 +58,90 @@ def test_every_recorded_op_has_a_prediction(data_dir, prices):
     assert (recorded["predicted_s"] > 0).all(), recorded[recorded["predicted_s"] <= 0]
 
 
-def test_the_borrowed_rate_is_of_the_other_workload(data_dir):
+def test_rates_are_borrowed_from_other_workloads(data_dir, prices):
+    """Of MLPerf's model: what the two sequences of the default model show."""
     rows = pd.read_csv(data_dir / "lin" / "v100_dlrm_kernel_sequence.csv")
-    default = rows[(rows["workload"] == "DLRM_default") & (rows["kernel"] == "indexing_backward_kernel")]["runtime_us_sum"].mean()
-    assert lin_data.index_rates(data_dir)["DLRM_MLPerf"] == pytest.approx(2048 * 36 / (default * 1e-6))
+    default = rows[rows["workload"] == "DLRM_default"]
+    found = borrowed(data_dir, prices, "DLRM_MLPerf")
+    index_s = default.loc[default["kernel"] == "indexing_backward_kernel", "runtime_us_sum"].mean() * 1e-6
+    assert found.index_elements_per_s == pytest.approx(2048 * 36 / index_s, rel=0.01)  # a mean of two dates
+    update_s = default.loc[default["op"] == "LookupFunctionBackward", "runtime_us_sum"].mean() * 1e-6
+    rows_bytes, streamed = 2 * 2048 * 800 * 256, 2048 * 8 * (256 + 4 + 400)  # gradients, offsets, indices
+    slow_s = update_s - KERNEL_S - streamed / prices.streaming_bytes_per_s
+    assert found.update_bytes_per_s == pytest.approx(rows_bytes / slow_s, rel=1e-3)
+    assert found.update_bytes_per_s < 0.9 * prices.streaming_bytes_per_s  # what is known of it
+    assert np.isnan(found.dot_columns_per_s)  # the default's 9 vectors say nothing of 27
+    ddp = borrowed(data_dir, prices, "DLRM_DDP")
+    assert ddp.dot_columns_per_s == pytest.approx(2048 * 64 / (39e-6 - KERNEL_S), rel=0.01)  # of 9 vectors, too, not of MLPerf's 27
+    assert min(ddp.update_bytes_per_s, 1e12) > found.update_bytes_per_s  # both models' mean
+
+
+def test_borrowed_rates_price_what_they_are_of(prices):
+    with_rates = dataclasses.replace(prices, borrowed=Borrowed(1.0, 1e9, 2e9, np.nan, np.nan, 1.0))
+    made = lin_data.config("DLRM_default", 16)
+    update = lookup_calls(made.tables, 16, "backward", duplicates="each")
+    merged = lookup_calls(made.tables, 16, "backward")
+    column_sum = OpCall(Reduction("fp32", 1024.0, 2048.0))
+    plain, slow = prices.seconds([update, merged, column_sum]), with_rates.seconds([update, merged, column_sum])
+    rows_bytes = 2 * 16 * 800 * 256
+    assert slow[0] - plain[0] == pytest.approx(rows_bytes * (1e-9 - 1 / prices.streaming_bytes_per_s))
+    assert slow[1] == plain[1]
+    assert slow[2] == pytest.approx(KERNEL_S + column_sum.op.work().bytes / 2e9)
+
+
+def test_active_shares_follow_from_lins_errors(data_dir):
+    """Of arXiv v1 the shares were plotted, too: within two digits they are what its errors make them."""
+    errors = pd.read_csv(data_dir / "lin" / "dlrm_single_gpu_errors_arxiv_v1.csv")
+    found = lin_data.active_share(errors[errors["gpu"] == "V100"]).to_numpy().reshape(3, 4)
+    quoted = [[0.54, 0.70, 0.82, 0.91], [0.54, 0.66, 0.80, 0.91], [0.33, 0.43, 0.61, 0.75]]  # reference/lin.md section 7
+    assert found == pytest.approx(np.array(quoted), abs=0.013)
 
 
 def test_published_cells(data_dir, prices):
-    cells = lin_single.cells(data_dir, {"V100": prices}, added_s=lin_data.ADDED_S)
+    cells = lin_single.cells(data_dir, {"V100": prices})
     v100 = cells[cells["gpu"] == "V100"]
-    assert v100.loc[v100["workload"] == "DLRM_DDP", "note"].str.contains("not given").all()
+    given = v100[v100["given"]]
+    assert v100.loc[v100["workload"] == "DLRM_DDP", "note"].str.contains("not in the data").all()
     assert cells.loc[cells["gpu"] == "Xp", "predicted_active_s"].isna().all()  # no model of it was asked
-    assert v100["active_error"].count() == 8
-    assert v100["own_error"].count() == 2  # where T3 and T5 are given
-    assert lin_single.geomean(v100["active_error"]) <= 0.027
-    assert lin_single.geomean(v100["own_error"]) <= 0.075
-    plain = lin_single.cells(data_dir, {"V100": prices})
-    shared, profiled = (lin_single.geomean(plain[f"{name}_error"]) for name in ("shared", "profiled"))
-    assert shared <= 0.11  # the bar is 6.9 %: batches of 512 and 1024 stay too slow
-    assert shared < lin_single.geomean(plain["kernels_only_error"]) / 2
-    assert shared < profiled  # the profiler's cost was in it
-
-
-def _graph(*nodes: tuple[str, int | None]) -> RecordedGraph:
-    """Ops by name and position of what they run inside of."""
-    return RecordedGraph("made", "1.0.0", tuple(RecordedNode(at, name, parent=parent) for at, (name, parent) in enumerate(nodes)))
-
-
-def test_records_around_launches_by_hand():
-    linear = [("aten::linear", None), ("aten::t", 0), ("aten::transpose", 1), ("aten::addmm", 0), ("aten::expand", 3)]
-    backward = [("autograd::engine::evaluate_function: AddmmBackward0", None), ("AddmmBackward0", 5), ("aten::t", 6), ("aten::mm", 6),
-                ("aten::t", 6), ("aten::mm", 6), ("aten::t", 6)]  # fmt: skip
-    found = lin_profiler.records(_graph(*linear, *backward, ("aten::zeros", None), ("aten::empty", 12), ("aten::view", None)))
-    assert found["aten::linear"] == lin_profiler.Records(before=4.0, between=0.0, after=0.0, inside=4.0)  # addmm launches after its expand
-    assert found["AddmmBackward"] == lin_profiler.Records(before=2.0, between=2.0, after=1.0, inside=5.0)
-    assert found["aten::zeros"].inside == 1.0
-
-    def left_us(op: str, part: str, mean_us: float, gaps: float = 1.0) -> float:
-        return lin_profiler.without_records_us(found, op, part, mean_us, gaps)
-
-    assert [left_us("AddmmBackward", part, 10.0) for part in ("t2", "t3", "t5")] == pytest.approx([6.0, 8.0, 6.0])
-    assert left_us("AddmmBackward", "t5", 10.0, gaps=2.0) == pytest.approx(8.0)  # a gap that the graph does not know of holds no record
-    assert left_us("aten::zeros", "t5", 10.0, gaps=0.0) == pytest.approx(8.0)
-    assert left_us("aten::zeros", "t5", 1.0, gaps=0.0) == 0.0
-    assert left_us("aten::unheard_of", "t3", 10.0) == 10.0
+    assert [given["active_error"].count(), v100["active_error"].count()] == [8, 12]
+    assert given["own_error"].count() == 2  # where T3 and T5 are given
+    assert max(lin_single.geomean(some["active_error"]) for some in (given, v100)) <= 0.027
+    assert lin_single.geomean(given["own_error"]) <= 0.075
+    assert lin_single.geomean(given["dlrms_error"]) <= 0.069
+    shared = lin_single.geomean(given["shared_error"])
+    assert shared <= 0.075  # the bar is 6.9 %, and so is what was found
+    assert shared < lin_single.geomean(given["kernels_only_error"]) / 2
+    assert shared < lin_single.geomean(given["profiled_error"])  # T3 and T5 are no more what they were in 2021
 
 
 def test_hosts_are_pooled_as_lin_says(data_dir):
-    """Their pooled T1 is 12.7 us, that of the DLRMs alone 9.8; what is taken off T3 is 2 us of each nested op."""
-    inside = lin_data.shared_host(data_dir)
-    assert inside.between_ops_s.mean_s * 1e6 == pytest.approx(12.7, abs=0.05)
-    assert lin_data.shared_host(data_dir, family="DLRM").between_ops_s.mean_s * 1e6 == pytest.approx(9.81, abs=0.01)
-    host = lin_data.shared_host(data_dir, records=lin_profiler.read_records(data_dir))
-    taken_s = inside.after_launch_s.of("AddmmBackward").mean_s - host.after_launch_s.of("AddmmBackward").mean_s
-    assert taken_s == pytest.approx(3 * 2e-6)  # t, transpose, as_strided
-    assert host.before_launch_s.of("aten::linear") == inside.before_launch_s.of("aten::linear")  # of 2022: taken off already
+    """Their pooled T1 is 12.7 us, that of the DLRMs alone 9.8."""
+    assert lin_hosts.shared_host(data_dir).between_ops_s.mean_s * 1e6 == pytest.approx(12.7, abs=0.05)
+    assert lin_hosts.shared_host(data_dir, family="DLRM").between_ops_s.mean_s * 1e6 == pytest.approx(9.81, abs=0.01)
+
+
+def test_overheads_of_2021_shrink_as_their_t2(data_dir):
+    early = pd.read_csv(data_dir / "lin" / "overheads_t1_t5_v100_2021.csv")
+    late = pd.read_csv(data_dir / "lin" / "overheads_t1_t2_daisy.csv")
+    made = early[(early["workload"] == "DLRM_default") & (early["op_or_runtime_call"] == "aten::relu")].set_index("type")["mean_us"]
+    now = late[(late["workload"] == "DLRM_default") & (late["batch_size"] == 2048) & (late["op_name"] == "aten::relu")]["mean_us"].item()
+    host = lin_hosts.own_host(data_dir, "DLRM_default", 2048)
+    assert host.after_launch_s.of("aten::relu").mean_s * 1e6 == pytest.approx(made["t3"] * now / made["t2"])
+    assert host.before_launch_s.of("aten::relu").mean_s * 1e6 == pytest.approx(now)
+    found = lin_hosts.in_2022(data_dir)
+    none = found[(found["op"] == "aten::view") & (found["workload"] == "DLRM_default")]["mean_us"].item()
+    assert 0.4 * 5.0 < none < 0.9 * 5.0  # no T2: as all together
+    assert lin_hosts.own_host(data_dir, "DLRM_default", 512) is None  # T3 and T5 of that batch are not given
 
 
 def test_a_step_is_never_shorter_than_its_kernels(data_dir, prices):
-    step = lin_single.step(lin_data.config("DLRM_default", 4096), prices, lin_data.shared_host(data_dir))
+    step = lin_single.step(lin_data.config("DLRM_default", 4096), prices, lin_hosts.shared_host(data_dir))
     assert step.time_s >= step.active_s
 
 
-def test_what_is_not_given_is_not_guessed():
-    with pytest.raises(InputError, match="DLRM_DDP: lookups of a sample per table are not given"):
-        lin_data.config("DLRM_DDP", 512)
+def test_unknown_workloads_are_named():
+    with pytest.raises(InputError, match="unknown workload of Lin et al"):
+        lin_data.config("DLRM_dfault", 512)
 
 
 def test_eight_ranks(data_dir):

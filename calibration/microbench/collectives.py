@@ -1,8 +1,9 @@
 """Times collectives between the processes of a job: several programs that measure together, one device each.
 
-Every rank runs the same cases in the same order. A repeat is a barrier (an all-reduce of one number) and one timed call (see
-`collective_cases`). What a repeat took is the **least over the ranks**: a rank that was late for the barrier makes the others wait, and
-waiting is not the collective. The times of a case's repeats are exchanged after the last of them, so the exchange disturbs none.
+Every rank runs the same cases in the same order. A repeat is a barrier (an all-reduce of one number), on a CPU some work that fills the
+caches, as the ops before a collective do, and one timed call (see `collective_cases`). What a repeat took is the **least over the ranks**:
+a rank that was late for the barrier makes the others wait, and waiting is not the collective. The times of a case's repeats are exchanged
+after the last of them, so the exchange disturbs none.
 
     elapsed_s [ranks, repeats] --least over ranks, - dispatch_s, / chained--> [repeats] --median, least, mean, standard deviation--> row
 
@@ -48,6 +49,7 @@ STALLED_S = 15.0  # a case takes a second, between many more processes than core
 STALLED = 5  # exit status of rank 0 then
 SMALLEST_SHARE = 0.2  # of a call that is the collectives' at least, whatever an empty call took
 DISPATCH_CALLS = 200
+CACHE_BYTES = 2**22  # of a core's own caches, at most
 _SHORTEST_EXCHANGE = 64  # numbers
 
 
@@ -308,12 +310,25 @@ def _measure(case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, _R
         calls_s.append(timed_s())
     usual_s = float(team.exchange([np.median(calls_s)]).max())
     repeats = int(np.clip(cap_s / usual_s, FEWEST_REPEATS, MOST_REPEATS))
+    before = _Work(team.platform)
     elapsed_s = []
     for _ in range(repeats):
         team.barrier()
+        before.run()
         elapsed_s.append(timed_s())
     took_s = time.perf_counter() - begin_s
     return {**columns, **summarize(team.exchange(elapsed_s), case.chained, team.dispatch_s)}, took_s
+
+
+class _Work:
+    """What ops before a collective leave behind on a CPU: caches full of something else. Elsewhere nothing: collectives do not use them."""
+
+    def __init__(self, platform: str) -> None:
+        self._numbers = np.ones(CACHE_BYTES // 8 if platform == "cpu" else 0)
+
+    def run(self) -> None:
+        """Read and write all of them."""
+        np.multiply(self._numbers, 1.0, out=self._numbers)
 
 
 def _columns(case: CollectiveCase) -> Row:

@@ -77,16 +77,22 @@ def _elapsed(count: Any, p: Any, held: Any) -> Any:
     return module.exp(module.clip(log_t, 0.0, module.log(grid[-1])))
 
 
-def distances(streams: Sequence[Stream]) -> tuple[Any, Any]:
-    """(bytes touched between two lookups of the same row: their geometric mean, standard deviation of their log), over endless batches."""
+def distances(streams: Sequence[Stream], own: int | None = None, again: bool = False) -> tuple[Any, Any]:
+    """(bytes touched between two lookups of the same row: their geometric mean, standard deviation of their log), over endless batches.
+
+    Of the lookups of the first `own` streams alone (None: all), among those of the others. `again`: the batch's rows were all touched once
+    before, as by the look-up whose gradients they now take: no more than a batch's rows lie between.
+    """
     module = array_module(*(value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes)))
     batches = _batch_grid(module, streams)
     touched = [distinct(s.count, s.p, batches * s.lookups) * s.row_bytes for s in streams]
     together = sum(touched)
+    most = module.log(sum(distinct(s.count, s.p, module.asarray(s.lookups)) * s.row_bytes for s in streams)) if again else None
     apart = module.minimum(batches, 1.0)  # a row that was touched less than a batch ago was so, as likely, in this one
     weight, mean, square = 0.0, 0.0, 0.0
-    for stream, own in zip(streams, touched, strict=True):
-        log_bytes = module.log(module.maximum(own + apart * (together - own), stream.row_bytes))
+    for stream, alone in zip(streams[:own], touched[:own], strict=True):
+        log_bytes = module.log(module.maximum(alone + apart * (together - alone), stream.row_bytes))
+        log_bytes = log_bytes if most is None else module.minimum(log_bytes, most)
         held = found(stream.count, stream.p, batches * stream.lookups)
         ends = module.concatenate([module.zeros(1), held, module.ones(1)])  # what comes later, or never, counts as the last
         share = stream.lookups * (ends[1:] - ends[:-1])

@@ -42,7 +42,9 @@ def with_access(chain: Chain, held: RankTables) -> Chain:
         for table in held.tables:
             at = _find(nodes, kind, table, held.batch, taken)
             taken.append(at)
-            nodes[at] = (nodes[at][0], _plain(lookup_calls([table], held.batch, direction, duplicates="each")))
+            others = [other for other in held.tables if other is not table]
+            call = lookup_calls([table], held.batch, direction, duplicates="each", beside=others, in_step=True)
+            nodes[at] = (nodes[at][0], _plain(call))
     return dataclasses.replace(chain, nodes=tuple(nodes))
 
 

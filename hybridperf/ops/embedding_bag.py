@@ -194,15 +194,19 @@ class EmbeddingBagBackward(_Bags):
 
 
 def lookup_calls(
-    tables: Sequence[Table], batch: Any, direction: Direction = "forward", *, optimizer: str = "sgd", duplicates: str = "merged"
-) -> OpCall:
+    tables: Sequence[Table], batch: Any, direction: Direction = "forward", *, optimizer: str = "sgd", duplicates: str = "merged",
+    beside: Sequence[Table] = (), in_step: bool = False,
+) -> OpCall:  # fmt: skip
     """The lookups of a batch in all tables as one fused op, forward or backward. Tables of one number format; `InputError` names the table.
+
+    `beside`: tables that other ops of the step look up, whose rows come between. `in_step`: a backward op finds the rows that the step's
+    own forward op has just touched; else it is taken for one that runs again and again by itself, as when it is measured.
 
     Differentiable in the batch, the tables' sizes and their distributions' parameters (tracers pass through).
     """
     if direction not in ("forward", "backward"):
         raise InputError(f"expected a direction of forward or backward, got {direction!r}")
-    check_names(tables)
+    check_names([*tables, *beside])
     for table in tables:
         if table.dtype != tables[0].dtype:
             raise InputError(
@@ -213,21 +217,21 @@ def lookup_calls(
             EmbeddingBagBackward.read_text(name, word, tables[0].dtype)
         if duplicates == "each" and optimizer != "sgd":
             raise InputError(f"expected merged duplicates with {optimizer}: its state needs a row's whole gradient")
-    sums = _summed(tables, batch, direction)
+    sums = _summed(tables, beside, batch, direction, again=in_step and direction == "backward")
     if direction == "forward":
         return OpCall(EmbeddingBag(tables[0].dtype, batch, **sums))
     return OpCall(EmbeddingBagBackward(tables[0].dtype, batch, **sums, optimizer=optimizer, duplicates=duplicates))
 
 
-def _summed(tables: Sequence[Table], batch: Any, direction: Direction) -> dict[str, Any]:
+def _summed(tables: Sequence[Table], beside: Sequence[Table], batch: Any, direction: Direction, again: bool) -> dict[str, Any]:
     """Dimensions of the fused op."""
     lookups = [table.lookups(batch) for table in tables]
     unique = [table.unique_rows(batch) for table in tables]
     shares = [table.histogram(batch) for table in tables]
     moved = lookups if direction == "forward" else unique
     dim = sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved)
-    streams = [Stream(*table.classes(batch), n, table.row_bytes) for table, n in zip(tables, lookups, strict=True)]
-    distance_bytes, spread = distances(streams)
+    streams = [Stream(*table.classes(batch), table.lookups(batch), table.row_bytes) for table in (*tables, *beside)]
+    distance_bytes, spread = distances(streams, len(tables), again)
     cold = [u * lookups_within(s, HOT_LOOKUPS) for u, s in zip(unique, shares, strict=True)]
     hot = 1.0 - sum(cold) / sum(lookups)
     return {

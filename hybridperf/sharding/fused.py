@@ -52,8 +52,10 @@ class Fused:
         calls, owner = [], []
         for number, some in enumerate(held):
             for tables in self._kernels(some):
+                beside = [self._tables[at] for at in some if self._tables[at] not in tables]
                 for direction in DIRECTIONS:
-                    calls.append(lookup_calls(tables, self._batch, direction, **options(self._model, direction, self._optimizer)))
+                    of = options(self._model, direction, self._optimizer)
+                    calls.append(lookup_calls(tables, self._batch, direction, beside=beside, in_step=True, **of))
                     owner.append((number, DIRECTIONS.index(direction)))
         out = np.zeros((len(held), len(DIRECTIONS)))
         np.add.at(out, tuple(np.array(owner).T), self._model.op_seconds(self._model.table(calls)))

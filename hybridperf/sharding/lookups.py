@@ -36,7 +36,7 @@ class Lookups:
 
 def lookups(model: PerfModel, tables: Sequence[Table], batch: float, direction: Direction, optimizer: str) -> Lookups:
     """Each table's lookup of `batch` bags on the model's device."""
-    calls = [lookup_calls([table], batch, direction, **options(model, direction, optimizer)) for table in tables]
+    calls = [lookup_calls([table], batch, direction, in_step=True, **options(model, direction, optimizer)) for table in tables]
     table, platform = model.table(calls), model.platform()
     parts = np.stack(_parts(canonical(table), canonical(platform)), -1).astype(np.float64)
     parts *= np.exp(table.correction)[:, None]
@@ -44,7 +44,7 @@ def lookups(model: PerfModel, tables: Sequence[Table], batch: float, direction: 
     return Lookups(parts, float(platform.knobs.floor_s[group]), float(platform.knobs.smoothing[group]))
 
 
-def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str, str]:
+def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str, Any]:
     """What a call of `lookup_calls` is told besides.
 
     XLA on a CPU adds every lookup's gradient where it falls; fused GPU kernels merge those of a row first.

@@ -9,8 +9,7 @@ not pay that twice, so of what a model says here counts
     products    as they are; at the clock that the device ran at
     others      (lookups, reductions, copies) their bytes at the rate of `add`, and the least that a kernel takes
 
-One kernel is known to be slower than its bytes: PyTorch's backward of `x[:, i, j]` gives a whole warp to each element, so it has a rate of
-elements. It comes from the other of the two models that were traced, never from the one that is judged.
+Some kernels are known to be slower than their bytes; `lin_borrowed` has their rates, from other workloads than the one that is judged.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
-from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, columns
+from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
+from hybridperf.ops.embedding_bag import EmbeddingBagBackward
+from hybridperf.validate.lin_borrowed import Borrowed, updated_bytes
 from hybridperf.workload import Call, CollectiveCall, Seconds
 
 _FAMILY_LOOPS = ("add", "addu", "mul", "mulu", "div", "divu", "relu", "pow", "powu", "gelu", "tanh")  # measured on the V100
@@ -36,6 +37,7 @@ class KernelPrices:
     model: PerfModel
     clock_hz: float | None = None  # that the device ran at; None: its own
     kernel_s: float = KERNEL_S
+    borrowed: Borrowed | None = None  # None: all as their bytes say
 
     def seconds(self, calls: Sequence[Call]) -> np.ndarray:
         """Of each row [U]; given seconds as they are."""
@@ -51,7 +53,13 @@ class KernelPrices:
             return float(self._priced(op))
         if isinstance(op, Elementwise) and columns(op)["op"] in _FAMILY_LOOPS and "elementwise" in self.model.families:
             return float(self._priced(op))
-        return self.kernel_s + float(op.work().bytes) / self.streaming_bytes_per_s
+        moved, slowly, rate = float(op.work().bytes), 0.0, self.streaming_bytes_per_s
+        if self.borrowed is not None and isinstance(op, Reduction):
+            moved, slowly, rate = 0.0, moved, self.borrowed.sum_bytes_per_s
+        elif self.borrowed is not None and isinstance(op, EmbeddingBagBackward) and op.duplicates == "each":
+            slowly, rate = updated_bytes(op), self.borrowed.update_bytes_per_s
+            moved -= slowly
+        return self.kernel_s + moved / self.streaming_bytes_per_s + slowly / rate
 
     @functools.cached_property
     def streaming_bytes_per_s(self) -> float:

@@ -15,10 +15,12 @@ from hybridperf.hardware import Host
 from hybridperf.lower import lower
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
+from hybridperf.validate.lin_borrowed import borrowed
+from hybridperf.validate.lin_hosts import own_host, shared_host
 from hybridperf.validate.lin_kernels import KernelPrices
-from hybridperf.validate.lin_profiler import read_records
 from hybridperf.workload import Seconds, Workload
 from hybridperf.workloads.dlrm import DlrmConfig, dlrm
+from hybridperf.workloads.eager import Eager
 
 BY_LIN = {"active": 0.0269, "shared": 0.0692, "own": 0.0756}  # their V100 cells: geometric mean of the errors' sizes
 GOALS = {"active": 0.027, "shared": 0.069, "own": 0.075}
@@ -51,31 +53,38 @@ class Step:
         return pd.Series(self.node_s, [lin.plain(label) for label in self.workload.graph.labels]).groupby(level=0).sum()
 
 
-def step(config: DlrmConfig, prices: KernelPrices, host: Host | None = None, index_rate: float | None = None, added_s: float = 0.0) -> Step:
-    """`index_rate`: elements per second of the backward of `x[:, i, j]`; None: as its bytes say. `added_s`: to every kernel."""
+def step(config: DlrmConfig, prices: KernelPrices, host: Host | None = None, added_s: float = 0.0) -> Step:
+    """`added_s`: to every kernel."""
     workload = dlrm(config, host)
     row_s = prices.seconds(workload.calls) + np.array([added_s if isinstance(call, OpCall) else 0.0 for call in workload.calls])
-    if index_rate is not None:
-        at = [i for i, label in enumerate(workload.graph.labels) if lin.plain(label) == "IndexBackward"][-1]
-        pairs = (len(config.tables) + 1) * len(config.tables) // 2
-        # a row of its own: other kernels may be as large
-        graph_row = workload.graph.row.copy()
-        graph_row[at] = len(workload.calls) + 1
-        seconds = config.batch * pairs / index_rate + added_s
-        workload = dataclasses.replace(
-            workload, graph=dataclasses.replace(workload.graph, row=graph_row), calls=(*workload.calls, Seconds(seconds, "index backward"))
-        )
-        row_s = np.append(row_s, seconds)
-    return Step(workload, row_s)
+    if (rates := prices.borrowed) is None:
+        return Step(workload, row_s)
+    columns = config.batch * config.bottom_mlp[-1]
+    most_s = {
+        "aten::bmm": prices.kernel_s + columns / rates.dot_columns_per_s,
+        "BmmBackward": prices.kernel_s + columns / rates.dot_backward_columns_per_s,
+    }
+    ops = [lin.plain(label) for label in workload.graph.labels]
+    index = max(node for node, op in enumerate(ops) if op == "IndexBackward")  # the last kernel
+    known = {index: config.batch * lin.pairs(config) / rates.index_elements_per_s + added_s}
+    for node, op in enumerate(ops):
+        if op in most_s and (row := workload.graph.row[node]) > 0:
+            known[node] = float(np.fmin(row_s[row - 1], most_s[op] + added_s))
+    # rows of their own: other kernels may be as large
+    graph_row = workload.graph.row.copy()
+    graph_row[list(known)] = len(workload.calls) + 1 + np.arange(len(known))
+    calls = (*workload.calls, *(Seconds(seconds, ops[node]) for node, seconds in known.items()))
+    workload = dataclasses.replace(workload, graph=dataclasses.replace(workload.graph, row=graph_row), calls=calls)
+    return Step(workload, np.append(row_s, list(known.values())))
 
 
-def kernels(data: Path, prices: KernelPrices, borrowed: bool = True) -> pd.DataFrame:
+def kernels(data: Path, prices: KernelPrices, borrow: bool = True) -> pd.DataFrame:
     """Recorded sequences by op: `date, workload, op, measured_s, predicted_s`."""
-    measured, rates = lin.sequence(data), lin.index_rates(data)
+    measured = lin.sequence(data)
     parts = []
     for (date, workload), part in measured.groupby(["date", "workload"], sort=False):
-        config = lin.config(str(workload), 2048)
-        predicted = step(config, prices, index_rate=rates[str(workload)] if borrowed else None).by_op()
+        priced = _priced(data, prices, prices if borrow else None, str(workload))
+        predicted = step(_config(str(workload), 2048, priced, lin.RECORDED), priced).by_op()
         predicted = predicted[predicted > 0]
         # one of the dates records no sums and additions of the backward pass at all
         predicted = predicted.drop([op for op in ("aten::sum", "aten::add") if op not in part["op"].to_numpy()], errors="ignore")
@@ -84,32 +93,45 @@ def kernels(data: Path, prices: KernelPrices, borrowed: bool = True) -> pd.DataF
     return pd.concat(parts, ignore_index=True)[["date", "workload", "op", "measured_s", "predicted_s"]]
 
 
-def cells(data: Path, prices: Mapping[str, KernelPrices], borrowed: bool = True, added_s: float = 0.0) -> pd.DataFrame:
-    """Published cells with predictions and errors, `note` where one is not judged. `prices` by GPU.
+def _priced(data: Path, prices: KernelPrices, v100: KernelPrices | None, workload: str) -> KernelPrices:
+    """With rates borrowed from the V100's sequences, as much slower as loops of this device move; None: without."""
+    if v100 is None:
+        return dataclasses.replace(prices, borrowed=None)
+    factor = prices.streaming_bytes_per_s / v100.streaming_bytes_per_s
+    return dataclasses.replace(prices, borrowed=borrowed(data, v100, workload).times(factor))
 
-    Hosts: `shared`, `own`; on the V100 also `profiled`, the shared one with the profiler's cost inside, and `dlrms`, shared by DLRMs only.
+
+def _config(workload: str, batch: int, prices: KernelPrices, eager: Eager) -> DlrmConfig:
+    rate = lin.COPY_BYTES_PER_S if prices.borrowed is None else prices.borrowed.copy_bytes_per_s
+    return lin.config(workload, batch, rate, eager)
+
+
+def cells(data: Path, prices: Mapping[str, KernelPrices], borrow: bool = True, added_s: float = 0.0) -> pd.DataFrame:
+    """Published cells with predictions and errors. `prices` by GPU; `given`: whether the data give all of a cell's inputs, else `note`.
+
+    Hosts: `shared`, `own`; on the V100 also `profiled`, the shared one as slow as in 2021, and `dlrms`, shared by DLRMs only.
     """
     found = lin.cells(data)
-    rates, records = lin.index_rates(data), read_records(data)
-    shared = lin.shared_host(data, records=records)
-    others = {"profiled": lin.shared_host(data), "dlrms": lin.shared_host(data, records=records, family="DLRM")}
+    shared = shared_host(data)
+    others = {"profiled": shared_host(data, shrunk=False), "dlrms": shared_host(data, family="DLRM")}
     columns: dict[str, list[float]] = {name: [] for name in ("predicted_active_s", "shared_s", "profiled_s", "dlrms_s", "own_s")}
     notes = []
     for gpu, workload, batch in found[["gpu", "workload", "batch_size"]].itertuples(index=False):
         row = dict.fromkeys(columns, np.nan)
-        notes.append(lin.NOT_GIVEN.get(workload, "" if gpu in prices else f"no model of {gpu}"))
-        if not notes[-1]:
-            config, rate = lin.config(workload, int(batch)), rates[workload] if borrowed else None
-            one = step(config, prices[gpu], shared, rate, added_s)
+        notes.append(lin.NOT_GIVEN.get(workload, "") if gpu in prices else f"no model of {gpu}")
+        if gpu in prices:
+            priced = _priced(data, prices[gpu], prices.get("V100") if borrow else None, workload)
+            config = _config(workload, int(batch), priced, lin.PUBLISHED)
+            one = step(config, priced, shared, added_s)
             row |= {"predicted_active_s": one.active_s, "shared_s": one.time_s}
             if gpu == "V100":
-                row |= {f"{name}_s": step(config, prices[gpu], host, rate, added_s).time_s for name, host in others.items()}
-            if (own := lin.own_host(data, workload, int(batch), records)) is not None and gpu == "V100":
-                row["own_s"] = step(config, prices[gpu], own, rate, added_s).time_s
+                row |= {f"{name}_s": step(config, priced, host, added_s).time_s for name, host in others.items()}
+                if (own := own_host(data, workload, int(batch))) is not None:
+                    row["own_s"] = step(config, priced, own, added_s).time_s
         for name, value in row.items():
             columns[name].append(value)
-    found = found.assign(**columns, note=notes)
-    judged = found["actual_s"].where((found["gpu"] == "V100") & (found["note"] == ""))
+    found = found.assign(**columns, note=notes, given=~found["workload"].isin(lin.NOT_GIVEN))
+    judged = found["actual_s"].where((found["gpu"] == "V100") & found["given"])
     found["constant_error"] = (judged.sum() - judged) / (judged.count() - 1) / judged - 1  # null model: the mean of the other cells
     for name, predicted, actual in (
         ("active", "predicted_active_s", "active_s"), ("shared", "shared_s", "actual_s"),

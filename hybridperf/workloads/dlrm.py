@@ -26,7 +26,7 @@ from hybridperf.ops import OpCall
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.workload import CollectiveCall, Workload
 from hybridperf.workloads.eager import Eager, Parameter, loop
-from hybridperf.workloads.issue import HostOp, Issue
+from hybridperf.workloads.issue import COMPUTE, HostOp, Issue
 from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
 
 _LOOKUP = ("LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag")
@@ -147,6 +147,7 @@ class _Step:
         self.every([*self.eager.mark(), *self.interact()])
         self.every([*self.eager.mark(), *self.eager.mlp(self.b, self.top, "sigmoid")])
         self.every(self.eager.mark())
+        self.read_labels()
         forward, *backward = self.eager.loss(self.b, c.loss)
         self.every([forward])
         if c.reads_loss:
@@ -188,18 +189,28 @@ class _Step:
             if c.host_bytes_per_s is None:
                 continue
             last = None
-            for label, size in (("dense features", self.b * c.dense_features * self.element_bytes), ("indices", self.index_bytes(rank))):
+            indices, offsets = self.index_bytes(rank)
+            dense = self.b * c.dense_features * self.element_bytes
+            for label, size in (("dense features", dense), ("indices", indices), ("offsets", offsets)):
                 if size > 0:
                     last = self.issue.copy(rank, size / c.host_bytes_per_s, label, blocking=c.blocking_copies)
             if last is not None:
                 self.issue.wait(rank, last, "batch")
 
-    def index_bytes(self, rank: int) -> float:
-        """Of the indices that a rank reads: of its own samples, or of all samples for the tables that it holds."""
-        if self.c.exchange_indices:
-            return self.b * sum(table.pooling for table in self.c.tables) * self.c.index_bytes
-        mine = [shard for shard in self.held if shard.rank == rank]
-        return sum((self.b if s.kind == "data" else self.c.batch) * s.table.pooling for s in mine) * self.c.index_bytes
+    def index_bytes(self, rank: int) -> tuple[float, float]:
+        """Of the indices that a rank reads, and of where each bag begins: of its own samples, or of all for the tables that it holds."""
+        c = self.c
+        if c.exchange_indices:
+            bags = [(self.b, table) for table in c.tables]
+        else:
+            bags = [(self.b if s.kind == "data" else c.batch, s.table) for s in self.held if s.rank == rank]
+        return sum(n * table.pooling for n, table in bags) * c.index_bytes, sum(n for n, _ in bags) * c.index_bytes
+
+    def read_labels(self) -> None:
+        """In order with the kernels: a blocking copy lets the host wait for the whole forward pass."""
+        if (rate := self.c.host_bytes_per_s) is not None:
+            for rank in self.all:
+                self.issue.copy(rank, self.b * self.element_bytes / rate, "labels", stream=COMPUTE, blocking=self.c.blocking_copies)
 
     def lookup(self) -> None:
         """Indices to where the tables are, lookups, and bags on their way back."""
@@ -224,7 +235,7 @@ class _Step:
 
     def lookups(self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"]) -> OpCall:
         """One fused op, of plain numbers: equal ones are one row of the duration table."""
-        call = lookup_calls(tables, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates)
+        call = lookup_calls(tables, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates, in_step=True)
         numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
         return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
 

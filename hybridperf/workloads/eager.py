@@ -2,7 +2,8 @@
 
 b samples; a layer of i inputs and o outputs. Libraries of GPUs multiply either layout at one rate, and add the bias as they write: products
 are plain ones. What old PyTorch (1.8, 2021) did besides is a switch of `Eager`: a bias copied into the output
-before each product, gradients set to zero by a fill and added to, not replaced.
+before each product, gradients set to zero by a fill and added to, not replaced. So are what its next versions and DLRM's own program do:
+where a bias's gradient is summed and gradients are added up, and from where the indices of the interaction's pairs come.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
+from hybridperf.workload import Seconds
 from hybridperf.workloads.issue import HostOp
+
+_SMALL_COPY_S = 1e-6  # of some hundred bytes to the device, in the sequences that Lin et al. recorded
 
 
 def loop(dtype: str, name: str, rows: float, cols: float) -> OpCall:
@@ -46,6 +50,8 @@ class Eager:
     bias_copy: bool = False  # a product's bias is copied into its result first
     accumulates: bool = False  # gradients are filled with zeros and added to
     views: bool = False  # ops that launch nothing (views, marks) are issued, too: they cost a host its time
+    grouped: bool = False  # sums and additions of a backward step are launched within its op, not by ops of their own (PyTorch of 2022)
+    host_pairs: bool = False  # which pairs the interaction takes lies on the host: copied at each use, and the host waits for it
 
     def linear(self, b: float, i: float, o: float) -> HostOp:
         product = OpCall(Gemm(self.dtype, float(b), float(o), float(i)))
@@ -71,9 +77,10 @@ class Eager:
         back = (OpCall(Gemm(self.dtype, float(b), float(i), float(o))),) if inputs_too else ()
         weight = OpCall(Gemm(self.dtype, float(o), float(i), float(b)))
         bias = OpCall(Reduction(self.dtype, float(o), float(b)))
+        names = _backward("AddmmBackward")
+        grouped = [HostOp(names, (*back, weight, bias))]
         return [
-            (HostOp(_backward("AddmmBackward"), (*back, weight)), ()),
-            (HostOp(("aten::sum",), (bias,)), ()),
+            *((op, ()) for op in (grouped if self.grouped else [HostOp(names, (*back, weight)), HostOp(("aten::sum",), (bias,))])),
             *((self.keep(p), (p,)) for p in (Parameter(1, o), Parameter(o, i))),
             *((op, ()) for op in self.silent("TBackward")),
         ]
@@ -120,26 +127,42 @@ class Eager:
             *self.silent("aten::transpose"),
             HostOp(("aten::bmm",), (product,)),
             *self.silent("aten::zeros", "aten::unbind", "aten::slice"),
-            HostOp(("aten::index",), (loop(self.dtype, "addu", b, pairs),)),
+            HostOp(("aten::index",), (*self.pairs(), loop(self.dtype, "addu", b, pairs)), waits=tuple(range(len(self.pairs())))),
             self.concat(b, dim + pairs),
         ]
 
     def dot_backward(self, b: float, vectors: int, dim: float) -> list[HostOp]:
         pairs = vectors * (vectors - 1) // 2
         whole = loop(self.dtype, "fill", b, vectors * vectors)
-        slots = (loop(self.dtype, "addu", 1, pairs),) * 6 + (OpCall(Sort("int64", 1.0, float(pairs))),) if self.accumulates else ()
+        copied = self.pairs()
+        waits = tuple(range(1, 1 + len(copied)))
+        small = (loop(self.dtype, "addu", 1, pairs),) * (4 if copied else 6)  # arithmetic on the lists is the host's where they lie there
+        slots = (*small, OpCall(Sort("int64", 1.0, float(pairs)))) if self.accumulates else ()
         first = HostOp(_backward("SliceBackward"), (whole, OpCall(Copy(self.dtype, float(b), float(vectors * vectors)))))
         product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors)))
-        added = loop(self.dtype, "add", b, vectors * dim)
+        all_added, first_added = ((loop(self.dtype, "add", b, width),) for width in (vectors * dim, dim))
+        apart = [
+            *self.silent("TransposeBackward", "CatBackward", "ViewBackward", "ViewBackward", "ViewBackward"),
+            HostOp(("aten::add", "aten::add_"), all_added),
+            HostOp(("aten::add", "aten::add_"), first_added),
+        ]
+        within = [
+            HostOp((*_backward("TransposeBackward"), "aten::add", "aten::add_"), all_added),
+            *self.silent("CatBackward"),
+            HostOp((*_backward("ViewBackward"), "aten::add", "aten::add_"), first_added),
+            *self.silent("ViewBackward", "ViewBackward"),
+        ]
         return [
             *self.silent("CatBackward"),
-            HostOp(_backward("IndexBackward"), (whole, *slots, loop(self.dtype, "add", b, pairs))),
+            HostOp(_backward("IndexBackward"), (whole, *copied, *slots, loop(self.dtype, "add", b, pairs)), waits=waits),
             *((first,) if self.accumulates else ()),
             HostOp(_backward("BmmBackward"), (product, product)),
-            *self.silent("TransposeBackward", "CatBackward", "ViewBackward", "ViewBackward", "ViewBackward"),
-            HostOp(("aten::add", "aten::add_"), (added,)),
-            HostOp(("aten::add", "aten::add_"), (loop(self.dtype, "add", b, dim),)),
+            *(within if self.grouped else apart),
         ]
+
+    def pairs(self) -> tuple[Seconds, ...]:
+        """Copies of the two lists of vectors that the interaction pairs."""
+        return (Seconds(_SMALL_COPY_S, "pairs"),) * 2 if self.host_pairs else ()
 
     def loss(self, b: float, kind: str) -> list[HostOp]:
         forward, name = (("aten::mse_loss",), "sub") if kind == "mse" else (("aten::binary_cross_entropy",), "pow")

@@ -30,6 +30,7 @@ class HostOp:
 
     names: tuple[str, ...]
     kernels: tuple[Call, ...] = ()
+    waits: tuple[int, ...] = ()  # positions of the kernels (copies from the host) whose end the host waits for
 
 
 @dataclass
@@ -52,14 +53,16 @@ class Issue:
         for at, kernel in enumerate(op.kernels):
             self.spend(rank, self._of("between_launches_s" if at else "before_launch_s", op.names))
             self.spend(rank, self._of("launch_call_s", (KERNEL_CALL,)))
-            node = self._node(rank, stream, kernel, op.names[0], after if at == 0 else ())
+            node = self._node(rank, stream, kernel, op.names[0], after if at == 0 else (), blocking=at in op.waits)
         self.spend(rank, self._of("after_launch_s", op.names))
         return node
 
-    def copy(self, rank: int, seconds: float, label: str, *, names: tuple[str, ...] = ("aten::to",), blocking: bool) -> int:
-        """A copy from the host to the device on the copy stream; a blocking one holds the host up."""
+    def copy(
+        self, rank: int, seconds: float, label: str, *, names: tuple[str, ...] = ("aten::to",), stream: str = COPY, blocking: bool
+    ) -> int:
+        """A copy from the host to the device; a blocking one holds the host up."""
         self.spend(rank, self._between_ops_s() + self._of("before_launch_s", names) + self._of("launch_call_s", (COPY_CALL,)))
-        node = self._node(rank, COPY, Seconds(seconds, label), names[0], (), blocking)
+        node = self._node(rank, stream, Seconds(seconds, label), names[0], (), blocking)
         self.spend(rank, self._of("after_launch_s", names))
         return node
 
