@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from hybridperf import cli_ask, cli_steps, cli_trace, cli_validate
-from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Cores, Out, compilation_cache, model_named, names_in, seconds_in
+from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Cores, HtmlPage, Out, compilation_cache, model_named, names_in, seconds_in
 from hybridperf.cli_program import code_of, jax_program
 
 # Everything heavy is imported inside the commands: `--help` and wrong options answer at once.
@@ -315,6 +315,7 @@ def predict(
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "here",
     ignore: Annotated[str, typer.Option("--ignore", help="instructions or ops to leave out, separated by commas")] = "",
     timeline: Annotated[Path | None, typer.Option("--timeline", help="write a Perfetto timeline here")] = None,
+    html: HtmlPage = None,
 ) -> None:
     """Time of one step of a JAX program, or of one that a trace recorded op by op."""
     from hybridperf.importers.jax_program import compile_program, from_program, load_program
@@ -344,6 +345,11 @@ def predict(
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
+    if html:
+        from hybridperf.report.html import prediction_page, write_page
+
+        write_page(prediction_page(result), html)
+        print(f"page in {html} (open it in a browser)")
 
 
 @app.command()

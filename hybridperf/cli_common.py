@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SOME_ROWS_UNPREDICTED = 3  # exit status
 
 Out = Annotated[Path, typer.Option("--out", help="where to write")]
+HtmlPage = Annotated[Path | None, typer.Option("--html", help="write a page for a browser here, one file with everything in it")]
 Cores = Annotated[str | None, typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")]
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hybridperf.cli_common import HtmlPage
+
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
     from hybridperf.traces.replay import Replay
@@ -41,6 +43,7 @@ def summary(
     communication: Annotated[
         str, typer.Option("--communication", help="kernels whose names match this regular expression count as communication, too")
     ] = "",
+    html: HtmlPage = None,
 ) -> None:
     """Where the time of each step and rank went: computation, communication, idle and why; top ops."""
     from hybridperf.hardware import HOST_FILE
@@ -82,6 +85,11 @@ def summary(
     if overheads and host:
         screen.print(tables.host(overheads))
         print(f"host overheads in {host / HOST_FILE}")
+    if html:
+        from hybridperf.report.html import trace_page, write_page
+
+        write_page(trace_page(traces, chosen, found, notes), html)
+        print(f"page in {html} (open it in a browser)")
 
 
 def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:

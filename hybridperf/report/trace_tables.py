@@ -14,7 +14,7 @@ from hybridperf.report.text import percent, seconds
 from hybridperf.traces.summary import Loss, Row
 
 _WIDE = 160  # columns where the output is a file or a pipe
-_REASONS = {
+REASONS = {
     "launch_bound": "launch not called yet",
     "synchronisation": "host waits for the device",
     "host_copy": "host copies",
@@ -44,8 +44,8 @@ def steps(rows: Sequence[Row]) -> Table:
 
 def idle(rows: Sequence[Row]) -> Table:
     """Why devices stood idle, seconds by reason."""
-    reasons = [reason for reason in _REASONS if any(getattr(row, f"{reason}_s", 0.0) > 0 for row in rows) and reason != "waiting"]
-    table = column_table("why idle", ["step", "rank", "idle", *(_REASONS[reason] for reason in reasons)])
+    reasons = [reason for reason in REASONS if any(getattr(row, f"{reason}_s", 0.0) > 0 for row in rows) and reason != "waiting"]
+    table = column_table("why idle", ["step", "rank", "idle", *(REASONS[reason] for reason in reasons)])
     for row in rows:
         said = (getattr(row, f"{reason}_s") for reason in reasons)
         table.add_row(row.step, "-" if row.rank is None else str(row.rank), seconds(row.idle_s), *map(seconds, said))
@@ -58,7 +58,7 @@ def losses(found: Iterable[Loss], most: int = 12, ranks_known: bool = True) -> T
     for loss in list(found)[:most]:
         before = "" if loss.reason in ("waiting", "other_step") else ": "
         detail = "" if loss.reason == "other_step" else f"{before or ' '}{loss.detail}"
-        table.add_row(f"{_REASONS[loss.reason]}{detail}", str(loss.rank) if ranks_known else "-", seconds(loss.seconds), str(loss.times))
+        table.add_row(f"{REASONS[loss.reason]}{detail}", str(loss.rank) if ranks_known else "-", seconds(loss.seconds), str(loss.times))
     return table
 
 
