@@ -108,9 +108,11 @@ def test_on_measured_layers_two_pipes_beat_one(data_dir, device) -> None:
     def forward_s(batch):
         return float(np.interp(batch, rows["micro_batch"], rows["f_s"]))
 
-    options = {"layer_forward_s": forward_s, "batch": 64, "workers": 32}
+    options = {"layer_forward_s": forward_s, "batch": 64, "workers": 32, "largest": False}
     both, one = chosen(**options)[0], chosen(**options, schedule="1f1b")[0]
     assert both.step_s < one.step_s
+    by_rule = {each.stages: each.step_s for each in chosen(**{**options, "largest": True})}
+    assert all(each.step_s <= by_rule[each.stages] for each in chosen(**options))
 
 
 # KAISA ------------------------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Chimera's choice (Li and Hoefler, SC21): how many replicas W of a pipeline of how many stages D, and which micro-batch B?
 
-W D = P workers, B the largest micro-batch that fits, N = batch / (W B) micro-batches per pipeline; of all even D the one with the least
+W D = P workers, B the largest micro-batch that fits (or the fastest), N = batch / (W B) micro-batches per pipeline; of all even D the one
+with the least
 
     T = (F + p2p) C_f + (K + p2p) C_b + unoverlapped
     p2p = alpha + beta L             L bytes between two stages
@@ -62,12 +63,14 @@ def pipelines(
     dtype: str = "fp32",
     schedule: str = "chimera",
     recompute: bool = True,
+    largest: bool = True,
     **options: object,
 ) -> list[Pipeline]:
     """Every D with its best B, fastest first.
 
     `layer_forward_s(b)`: seconds of one layer forward on b samples. `recompute`: whether computing the forward pass again may be the price
-    for a D at which no B fits otherwise. `options`: those of `memory`.
+    for a D at which no B fits otherwise. `largest`: Chimera's rule; False: of all B that fit the fastest, which few micro-batches of 1F1B
+    need to be judged fairly. `options`: those of `memory`.
     """
     if schedule not in ("chimera", "1f1b"):
         raise InputError(f"shapes of pipelines are chosen for chimera or 1f1b, got {schedule!r}")
@@ -76,10 +79,15 @@ def pipelines(
         if workers % stages:
             continue
         for again in ("none", "full")[: 1 + recompute]:
-            fitting, smallest = _largest(shape, workers // stages, stages, batch, capacity_bytes, schedule, again, dtype, options)
-            least = min(least, smallest)
+            every = _shapes(shape, workers // stages, stages, batch, schedule, again, dtype, options)
+            least = min([least, *(each.memory_bytes for each in every)])
+            fitting = [each for each in every if each.memory_bytes <= capacity_bytes]
             if fitting:
-                found.append(_priced(shape, fitting, layer_forward_s, latency_s, bytes_per_s, schedule, dtype))
+                priced = [
+                    _priced(shape, each, layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
+                    for each in (fitting[-1:] if largest else fitting)
+                ]
+                found.append(min(priced, key=lambda each: each.step_s))
                 break
     if not found:
         said = "no pipeline of an even number of stages divides the workers and the batch" if math.isinf(least) else ""
@@ -88,12 +96,11 @@ def pipelines(
     return sorted(found, key=lambda each: each.step_s)
 
 
-def _largest(
-    shape: TransformerShape, replicas: int, stages: int, batch: int, capacity_bytes: float, schedule: str, recompute: str, dtype: str,
-    options: dict,
-) -> tuple[Pipeline | None, float]:  # fmt: skip
-    """The largest micro-batch that fits, if one does; and the bytes that the smallest takes."""
-    found, least = None, math.inf
+def _shapes(
+    shape: TransformerShape, replicas: int, stages: int, batch: int, schedule: str, recompute: str, dtype: str, options: dict
+) -> list[Pipeline]:
+    """All micro-batches that deal the batch out, smallest first, with the bytes they take and no seconds yet."""
+    found = []
     for micro_batch in (b for b in range(1, batch // replicas + 1) if batch % (replicas * b) == 0):
         count = batch // (replicas * micro_batch)
         if schedule == "chimera" and (count % 2 or (count > stages and count % stages)):
@@ -102,10 +109,8 @@ def _largest(
             pp=stages, dp=replicas, micro_batch=micro_batch, accumulation=count, recompute=recompute, schedule=schedule,  # type: ignore[arg-type]
         )  # fmt: skip
         needed = float(memory(shape, layout, dtype=dtype, **options).peak_bytes)
-        least = min(least, needed)
-        if needed <= capacity_bytes:
-            found = Pipeline(replicas, stages, micro_batch, count, recompute, needed, 0.0, 0.0)
-    return found, least
+        found.append(Pipeline(replicas, stages, micro_batch, count, recompute, needed, 0.0, 0.0))
+    return found
 
 
 def _priced(
