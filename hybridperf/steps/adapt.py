@@ -1,7 +1,7 @@
 """Knobs and block times from measured steps: one Gaussian conditioning, repeated where the composition bends.
 
 The log of a step's time is a known function of the logs theta of the knobs and of corrections of the logs of block times, three per cell
-x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer, of its GPU beyond that, of the ends (embedding, head):
+x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer, of its GPU beyond that, of the ends:
 
     log measured_i = log step_i(theta, d(x_i)) + noise_i,    theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l_b))
 
@@ -14,8 +14,8 @@ what a knob explains everywhere costs less than as many corrections. Rows that a
 disturbed ones bends nothing. S says how sure a prediction is, and S, P0 and what is left how likely the rows are (Laplace), by which
 assumptions are compared. Corrections are bounded: none carries a block beyond a factor of 1.6.
 
-Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 3 blocks. All in NumPy, float64, slopes by differences: a
-fit takes less time than compiling its derivative would.
+Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 3 blocks. All in NumPy, float64, slopes by
+differences: a fit takes less time than compiling its derivative would.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from hybridperf.hardware import Host
 from hybridperf.steps.compose import Features, step_seconds
-from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, theta_of
+from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of
 
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
 SPREAD = np.array([0.1, 0.1, 0.2])  # s of a layer, of its GPU beyond that, of the ends [B]
@@ -70,7 +70,7 @@ class Adapted:
         return Adapted(theta, np.zeros((0, LENGTH.shape[1])), np.zeros((_BLOCKS, 0)), np.diag(widths**2))
 
     def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(corrections [B, N] of cells [N, X], their dependence on the known cells' [B, N, C], share of variance that those leave [B, N])."""
+        """Of cells [N, X]: (corrections [B, N], how they depend on the known cells' [B, N, C], share of variance that is left [B, N])."""
         unique, of = np.unique(cells, axis=0, return_inverse=True)
         of = of.reshape(-1)
         weights, left = np.zeros((_BLOCKS, len(unique), len(self.cells))), np.ones((_BLOCKS, len(unique)))

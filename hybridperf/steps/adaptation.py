@@ -93,11 +93,13 @@ class Adaptation:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the rows again") from error
 
 
-def adaptation(frame: pd.DataFrame, bank: Bank, host: Host | None = None, **where: str | None) -> tuple[Adaptation, list[str]]:
-    """(what the measured rows of a table say, sentences on what was left out or preferred). `where`: device, system, host of `resolve`."""
+def adaptation(
+    frame: pd.DataFrame, bank: Bank, host: Host | None = None, device: str | None = None, system: str | None = None
+) -> tuple[Adaptation, list[str]]:
+    """(what the measured rows of a table say, sentences on what was left out or preferred); `device`, `system` as in `resolve`."""
     if "step_time_s" not in frame:
         raise InputError("expected a column step_time_s in the rows to fit on, found none; give measured steps")
-    batch = bank.understand(frame, **where)
+    batch = bank.understand(frame, device, system)
     measured_s = pd.to_numeric(frame["step_time_s"], errors="coerce").to_numpy(float)[batch.at]
     ran = np.isfinite(measured_s) & (measured_s > 0)
     if "status" in frame:

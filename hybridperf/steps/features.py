@@ -63,9 +63,10 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     depth, pp, m, fill, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
     reduction_s, reduction_calls, optimizer_s, optimizer_kernels, sends_s = np.array([prices.once[c] for c in once.unique])[once.of].T
     none = np.zeros_like(tp)  # `cross_node.with_crossings` knows whose these are
+    first, last, most = stages
     return Features(
-        layer, embedding, head, *stages, depth, pp, m, fill, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1), reduction_s,
-        reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, none, none, none, none,
+        layer, embedding, head, first, last, most, depth, pp, m, fill, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1),
+        reduction_s, reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, none, none, none, none,
     )  # fmt: skip
 
 

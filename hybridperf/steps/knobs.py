@@ -5,21 +5,16 @@ fitted and saved as such; beliefs are log-normal: a median, and a width in logs 
 medians was fitted to measured steps; `source` says where each comes from.
 """
 
+# ruff: noqa: RUF009  (`_knob` makes a dataclass field)
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
-
-from hybridperf.io import InputError, read_json, write_json
-
-SCHEMA_VERSION = 1
-_KIND = "step-knobs"
 
 
 @dataclasses.dataclass(frozen=True)
