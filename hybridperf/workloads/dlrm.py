@@ -112,7 +112,7 @@ class DlrmConfig:
 
 
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
-    """The step as a workload. `host`: what issuing costs, of a device's framework; None: nothing."""
+    """The step as a workload. `host`: what issuing costs, of a device's framework; None: nothing, as a replayed CUDA graph."""
     return _Step(config, host).build()
 
 
@@ -346,7 +346,7 @@ class _Step:
         c, calls = self.c, tuple(self.issue.calls)
         where = f", {c.ranks} ranks" + (f" of {c.nodes} nodes" if c.nodes > 1 else "") if c.ranks > 1 else ""
         notes = [] if c.host_bytes_per_s is not None else ["the batch lies on the devices: no copies from the host"]
-        notes += [] if self.issue.host is not None else ["no host: issuing work costs nothing"]
+        notes += [] if self.issue.host is not None else ["no host: launching kernels costs nothing, as when a CUDA graph of the step is replayed"]
         return Workload(
             name=f"dlrm batch {c.batch}, {len(c.tables)} tables{where}",
             graph=self.issue.graph.build(),
