@@ -81,10 +81,14 @@ class Zipf(Access):
         return zipf_classes(float(rows), self.exponent, self.shift)
 
     def problem(self) -> str:
-        for name in ("exponent", "shift"):
+        for name, least in (("exponent", "zero or more"), ("shift", "more than -1")):
             value = getattr(self, name)
-            if not isinstance(value, jax.core.Tracer) and not 0 <= value < np.inf:
-                return f"expected a Zipf {name} of zero or more, got {value}"
+            if isinstance(value, jax.core.Tracer):
+                continue
+            if not _is_number(value):
+                return f"expected a number as Zipf {name}, got {value!r}"
+            if not (value < np.inf and (value >= 0 if name == "exponent" else value > -1)):
+                return f"expected a Zipf {name} of {least}, got {value}"
         return ""
 
 
@@ -215,6 +219,10 @@ class Indices(Access):
         if values.dtype.kind not in "iu" or values.min() < 0:
             return "expected rows as whole numbers of zero or more"
         return ""
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, str | bool) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
 
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:

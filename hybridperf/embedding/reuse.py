@@ -40,7 +40,7 @@ def binned(p: Any, count: Any, lookups: Any) -> Any:
     if isinstance(lookups, jax.core.Tracer):
         more = jax.scipy.special.gammainc(_LOWER, module.asarray(p)[:, None] * lookups)
     else:
-        more = more_than(lookups, p)
+        more = more_than(max(lookups, 1.0), p)  # of less than one lookup, too, each row is looked up once at most
     inside = module.concatenate([more[..., :-1] - more[..., 1:], more[..., -1:]], -1)
     rows = module.sum(module.asarray(count)[:, None] * inside, 0)
     return rows / module.sum(rows)

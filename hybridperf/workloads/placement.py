@@ -4,7 +4,7 @@ R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = 
 
     table      the whole table on one rank: it looks up all B samples and sends rank j its b of them
     column     D_t / n columns on each of n ranks, each as a table of its own
-    row        rows dealt out to n ranks: each sums those of a sample's rows that it holds, and partial sums are added up, on all R ranks by
+    row        rows dealt out to n ranks (`embedding/pieces.py`: the first has the hottest): each sums those of a sample's rows that it holds, and partial sums are added up, on all R ranks by
                a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
     table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with the ranks in the same place of each node
     data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with those of the MLPs
@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from hybridperf.embedding import Table
+from hybridperf.embedding import Table, row_pieces
 from hybridperf.io import InputError
 
 Kind = Literal["table", "row", "column", "data", "table_row"]
@@ -61,12 +61,12 @@ def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, 
         holders = place.ranks or tuple(range(ranks))
         _check(table, place, holders, ranks, nodes)
         n = len(holders)
-        part = table
+        parts = [table] * n
         if place.kind == "column":
-            part = dataclasses.replace(table, dim=table.dim // n)
+            parts = [dataclasses.replace(table, dim=table.dim // n)] * n
         elif place.kind in ("row", "table_row"):
-            part = dataclasses.replace(table, rows=max(1.0, table.rows / n), pooling=table.pooling / n)
-        found += [Shard(part, rank, place.kind, of) for rank in holders]
+            parts = row_pieces(table, n)
+        found += [Shard(part, rank, place.kind, of) for part, rank in zip(parts, holders, strict=True)]
     return found
 
 
