@@ -138,7 +138,28 @@ def test_recorded_indices_say_what_they_are() -> None:
     assert access.unique_rows(6, 100) == 3
     assert access.histogram(6, 100)[:3].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3])  # once, twice, three times
     assert access.unique_rows(3, 100) == pytest.approx((1 - 1 / 8) + (1 - 1 / 4) + 1 / 2)  # each lookup kept with probability 1/2
-    assert access.hits(6, 100, 100) == pytest.approx(1 - 3 / 6, abs=0.2)
+    assert access.hits(6, 100, 100) == pytest.approx(1 - 3 / 6)
+    assert access.hits(3, 100, 100) == pytest.approx(1 - access.unique_rows(3, 100) / 3)
+    assert access.hits(6, 100, 0) == 0
+
+
+@pytest.mark.parametrize(("exponent", "shift"), [(0.0, 0.0), (0.9, 100.0), (1.2, 0.0)])
+def test_recorded_indices_hit_as_their_batch_does(exponent: float, shift: float) -> None:
+    rows, lookups = 20_000, 30_000
+    looked_up = drawn(probabilities(rows, exponent, shift), lookups)
+    held = np.array([30, 300, 3000, 20_000])
+    access = Indices(looked_up)
+    assert access.hits(lookups, rows, held) == pytest.approx([simulated(looked_up, int(size)) for size in held], abs=0.01)
+    part = drawn(probabilities(rows, exponent, shift), lookups // 4, 7)
+    assert access.hits(lookups // 4, rows, held) == pytest.approx([simulated(part, int(size)) for size in held], abs=0.015)
+
+
+def test_recorded_indices_lie_apart_as_those_they_were_drawn_like() -> None:
+    """Rows that were met once stand for all those of the table that are rarely met."""
+    rows, lookups = 100_000, 80_000
+    looked_up = drawn(probabilities(rows, 0.9, 5.0), lookups)
+    told, recorded = (distances([Stream(*a.classes(lookups, rows), lookups, 1.0)]) for a in (Zipf(0.9, 5.0), Indices(looked_up)))
+    assert np.log(float(recorded[0])) == pytest.approx(np.log(float(told[0])), abs=0.2)
 
 
 def test_a_histogram_counts_rows_by_its_mean() -> None:
@@ -316,7 +337,7 @@ def test_pieces_by_row_meet_the_rows_that_dealing_them_out_gives(exponent: float
         assert sum(float(one.pooling) for one in held) == pytest.approx(pooling)
         assert np.mean([float(one.unique_rows(batch)) for one in held]) == pytest.approx(different.mean(), rel=0.01)
         if access is not histogram:  # it tells no row from another: all pieces are alike
-            assert float(held[0].pooling) == pytest.approx(pooling * len(dealt[0]) / len(looked_up), rel=0.01)
+            assert float(held[0].pooling) == pytest.approx(pooling * len(dealt[0]) / len(looked_up), rel=0.02)
             assert [float(one.unique_rows(batch)) for one in held] == pytest.approx(different.tolist(), rel=0.05)
 
 

@@ -15,5 +15,6 @@ from hybridperf.embedding.unique import met, uniform_unique_rows, zipf_classes, 
 
 __all__ = [
     "BINS", "Access", "Histogram", "Indices", "Stream", "Table", "Uniform", "Zipf", "bin_names", "check_names", "distances",
-    "file_shares", "lookups_within", "met", "reuse_distance_bytes", "row_pieces", "thin", "uniform_unique_rows", "zipf_classes", "zipf_unique_rows",
+    "file_shares", "lookups_within", "met", "reuse_distance_bytes", "row_pieces", "thin", "uniform_unique_rows", "zipf_classes",
+    "zipf_unique_rows",
 ]  # fmt: skip

@@ -207,10 +207,20 @@ class Indices(Access):
         found = how_many @ inside
         return found / found.sum()
 
+    def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
+        """As `Access.hits`, of the recorded lookups in random order; with a cache that holds all rows what `unique_rows` leaves."""
+        if np.isinf(lookups):
+            return super().hits(lookups, rows, held_rows)
+        return distance.recorded_hits(*self._times(), self._fraction(lookups), held_rows)
+
     def classes(self, lookups: Any, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-        del lookups, rows
+        """Rows that were looked up once are taken for a few of all those of the table that are rarely met."""
+        del lookups
         each, how_many = self._times()
-        return how_many, each / np.size(self.values)
+        p = each / np.size(self.values)
+        if each[0] == 1 and (rare := float(rows) - how_many[1:].sum()) > how_many[0]:
+            p[0], how_many[0] = p[0] * how_many[0] / rare, rare
+        return how_many, p
 
     def problem(self) -> str:
         values = np.asarray(self.values)

@@ -47,7 +47,8 @@ def row_pieces(table: Table, count: int) -> list[Table]:
         case access:
             made = [(n / whole, access) for n in rows]
     return [
-        dataclasses.replace(table, rows=n, pooling=table.pooling * share, access=access) for n, (share, access) in zip(rows, made, strict=True)
+        dataclasses.replace(table, rows=n, pooling=table.pooling * share, access=access)
+        for n, (share, access) in zip(rows, made, strict=True)
     ]
 
 
@@ -55,7 +56,9 @@ def _recorded(table: Table, values: np.ndarray, count: int) -> list[tuple[Any, A
     """The recorded lookups of each piece, its rows numbered anew."""
     met, place, times = np.unique(values, return_inverse=True, return_counts=True)
     if len(met) < count:
-        raise InputError(f"table {table.name}: its recorded lookups are of {len(met)} rows, too few for {count} pieces by row; split it in fewer")
+        raise InputError(
+            f"table {table.name}: its recorded lookups are of {len(met)} rows, too few for {count} pieces by row; split it in fewer"
+        )
     rank = np.empty(len(met), np.int64)
     rank[np.argsort(-times, kind="stable")] = np.arange(len(met))
     of = rank[place.ravel()]

@@ -43,12 +43,13 @@ def shard(
     system: str = "",
     optimizer: str = "sgd",
     splits: Mapping[str, str] | None = None,
+    dtype: str | None = None,
 ) -> ShardResult:
     """The best placement of embedding tables on ranks, by predicted seconds under a memory limit.
 
     `tables`: or a file of them, see `sharding.tables`. `batch`: samples of a step over all ranks together. `memory_bytes`: what tables may
     take of a rank, four fifths of the device if not given. `method`: one of METHODS; `best` tries all. `splits`: tables to be cut,
-    `row`, `column` or `row:4`. `InputError` in one sentence for what cannot be, naming the table.
+    `row`, `column` or `row:4`. `dtype`: what bags travel in, each table's own if not given (as `hp.dlrm`). `InputError` in one sentence for what cannot be, naming the table.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
@@ -68,7 +69,7 @@ def shard(
         raise InputError(f"expected memory of more than zero bytes for each rank, got {limit:g}")
     pieces, owners = split(given, splits or {}, limit, optimizer)
     _check_room(pieces, ranks, limit, optimizer)
-    cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer)
+    cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer, dtype=dtype)
     found, proven = candidates(cost, pieces, batch, method, seed)
     fused = Fused(cost, pieces, priced, batch, optimizer)
     few = final_few(cost, found)
