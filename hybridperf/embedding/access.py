@@ -27,6 +27,7 @@ from hybridperf.embedding import distance, reuse
 from hybridperf.embedding.unique import distinct, zipf_classes
 from hybridperf.io.errors import InputError
 
+_MEAN_SLACK = 0.05  # shares of three digits leave the mean, which hangs on the rarest bins, open by so much
 _SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
 
 
@@ -55,6 +56,11 @@ class Access(abc.ABC):
 
     def problem(self) -> str:
         """What is wrong, in words that follow "table NAME: "; empty where nothing is."""
+        return ""
+
+    def misfit(self, rows: float) -> str:
+        """What is wrong for a table of so many rows, in the same words."""
+        del rows
         return ""
 
 
@@ -172,7 +178,21 @@ class Histogram(Access):
             return f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
         if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not self.mean_reuse >= 1:
             return f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
+        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer):
+            least, most = reuse.mean_range(shares / shares.sum())
+            if not least * (1 - _MEAN_SLACK) <= self.mean_reuse <= most * (1 + _MEAN_SLACK):
+                return f"expected a mean of {least:.4g} to {most:.4g} lookups per different row, as the shares say, got {self.mean_reuse:g}"
+        if self.lookups is not None and not isinstance(self.lookups, jax.core.Tracer) and not 0 < self.lookups < np.inf:
+            return f"expected a histogram counted over more than zero lookups, got {self.lookups}"
         return ""
+
+    def misfit(self, rows: float) -> str:
+        if self.lookups is None or any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups)):
+            return ""
+        unique = float(self.lookups / self._mean())
+        return (
+            f"expected at most its {rows:g} rows in the histogram, which counted {unique:.0f}" if unique > rows * (1 + _MEAN_SLACK) else ""
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -229,6 +249,12 @@ class Indices(Access):
         if values.dtype.kind not in "iu" or values.min() < 0:
             return "expected rows as whole numbers of zero or more"
         return ""
+
+    def misfit(self, rows: float) -> str:
+        last = int(np.asarray(self.values).max())
+        return (
+            f"expected recorded rows of 0 to {rows - 1:.0f}, got {last}; give the table's rows or mend the indices" if last >= rows else ""
+        )
 
 
 def _is_number(value: Any) -> bool:

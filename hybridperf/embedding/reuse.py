@@ -97,6 +97,12 @@ def mean_of(shares: Any) -> Any:
     return array_module(weight).sum(times * weight)
 
 
+def mean_range(shares: np.ndarray) -> tuple[float, float]:
+    """Least and most mean lookups per different row that a histogram allows; the last bin has no end."""
+    most = np.append(_UPPER, np.inf)
+    return float(shares @ _LOWER), float(shares[shares > 0] @ most[shares > 0])
+
+
 def lookups_within(shares: Any, most: float) -> Any:
     """Lookups of rows that have at most `most` (up to 32), per different row of all."""
     times, weight = counts(shares)
