@@ -77,7 +77,7 @@ def shard(
     tables: Annotated[
         Path,
         typer.Argument(
-            help="embedding tables: name, rows, dim, pooling; where known dtype, exponent and shift, or rf_0 to rf_16 with mean_reuse, counted"
+            help="embedding tables: name, rows, dim, pooling; if known dtype, exponent and shift, or rf_0 to rf_16, mean_reuse, counted"
         ),
     ],
     ranks: Annotated[int, typer.Option("--ranks", help="how many devices")],
@@ -107,7 +107,7 @@ def shard(
     from hybridperf.sharding.run import shard as run_shard
 
     compilation_cache()
-    splits = {}
+    splits: dict[str, str] = {}
     for one in split or []:
         name, equals, kind = one.rpartition("=")
         if not equals:

@@ -50,7 +50,8 @@ def shard(
 
     `tables`: or a file of them, see `sharding.tables`. `batch`: samples of a step over all ranks together. `memory_bytes`: what tables may
     take of a rank, four fifths of the device if not given. `method`: one of METHODS; `best` tries all. `splits`: tables to be cut,
-    `row`, `column` or `row:4`. `dtype`: what bags travel in, each table's own if not given (as `hp.dlrm`). `InputError` in one sentence for what cannot be, naming the table.
+    `row`, `column` or `row:4`. `dtype`: what bags travel in, each table's own if not given (as `hp.dlrm`).
+    `InputError` in one sentence for what cannot be, naming the table.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")

@@ -29,7 +29,9 @@ def read_embedding_tables(path: str | Path) -> list[Table]:
     for column in frame:
         if column not in (*_KNOWN, *_BINS) and (near := closest(column, (*_KNOWN, *_BINS))):
             raise InputError(f"{path}: unknown column {column!r}{near}; rename or drop it")
-    names = frame["name"].fillna("").astype(str) if "name" in frame else pd.Series([f"table{at}" for at in range(len(frame))])
+    names = (
+        frame["name"].astype(object).fillna("").astype(str) if "name" in frame else pd.Series([f"table{at}" for at in range(len(frame))])
+    )
     tables = [_table(str(name), row) for name, (_, row) in zip(names, frame.iterrows(), strict=True)]
     check_names(tables)
     return tables

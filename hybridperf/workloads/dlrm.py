@@ -130,7 +130,7 @@ class DlrmConfig:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
@@ -245,8 +245,8 @@ class _Step:
         for rank in self.all:
             for kind, samples in (("away", c.batch), ("data", self.b)):
                 tables = [s.table for s in self.held if s.rank == rank and (s.kind == "data") == (kind == "data")]
-                for call in self.lookups(tables, samples, "forward"):
-                    self.issue.op(rank, HostOp(_LOOKUP, (call,)))
+                for lookup in self.lookups(tables, samples, "forward"):
+                    self.issue.op(rank, HostOp(_LOOKUP, (lookup,)))
         self.bags: dict[int, int] | None = None
         t = self.traffic
         for node, size in enumerate(t.node_bytes):
@@ -262,8 +262,9 @@ class _Step:
         calls = []
         for dtype in dict.fromkeys(table.dtype for table in tables):
             together, beside = ([t for t in tables if (t.dtype == dtype) == same] for same in (True, False))
-            how = {"optimizer": self.c.optimizer, "duplicates": self.c.duplicates, "beside": beside, "in_step": True}
-            call = lookup_calls(together, samples, direction, **how)
+            call = lookup_calls(
+                together, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates, beside=beside, in_step=True
+            )
             numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
             calls.append(dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers)))
         return calls

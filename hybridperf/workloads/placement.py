@@ -4,8 +4,8 @@ R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = 
 
     table      the whole table on one rank: it looks up all B samples and sends rank j its b of them
     column     D_t / n columns on each of n ranks, each as a table of its own
-    row        rows dealt out to n ranks (`embedding/pieces.py`: the first has the hottest): each sums those of a sample's rows that it holds,
-               and partial sums are added up, on all R ranks by a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
+    row        rows dealt out to n ranks (`embedding/pieces.py`: the first has the hottest): each sums those of a sample that it holds, and
+               partial sums are added up, on all R ranks by a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
     table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with the ranks in the same place of each node
     data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with those of the MLPs
 """
