@@ -449,7 +449,7 @@ GOOD = [1.0, *16 * [0.0]]
         ({"rows": 0.5}, "table ads: expected a whole number of rows, got 0.5"),
         ({"dim": 64.5}, "table ads: expected a whole number of dim, got 64.5"),
         ({"rows": None}, "table ads: expected a number of rows, got None"),
-        ({"name": " "}, "expected a name of each embedding table, got ' '"),
+        ({"name": 7}, "expected a text as name of an embedding table, got 7"),
         ({"access": Zipf("steep")}, "table ads: expected a number as Zipf exponent, got 'steep'"),
         ({"access": Histogram(GOOD, 500.0)}, "table ads: expected a mean of 1 to 1 lookups per different row, as the shares say, got 500"),
         ({"access": Histogram(GOOD, 1.0, 0)}, "table ads: expected a histogram counted over more than zero lookups, got 0"),

@@ -26,8 +26,8 @@ class Table:
     access: Access = dataclasses.field(default_factory=Uniform)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise InputError(f"expected a name of each embedding table, got {self.name!r}")
+        if not isinstance(self.name, str):
+            raise InputError(f"expected a text as name of an embedding table, got {self.name!r}")
         for field in ("rows", "dim", "pooling"):
             value = getattr(self, field)
             if isinstance(value, jax.core.Tracer):

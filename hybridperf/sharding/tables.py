@@ -38,6 +38,8 @@ def read_embedding_tables(path: str | Path) -> list[Table]:
 
 
 def _table(name: str, row: pd.Series) -> Table:
+    if not name.strip():
+        raise InputError("expected a name of each embedding table, got a blank; fill it in")
     sizes = {size: _number(name, row, size) for size in _SIZES}
     for size, value in sizes.items():
         if math.isnan(value):
