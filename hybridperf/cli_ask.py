@@ -74,16 +74,28 @@ def search(
 
 @app.command()
 def shard(
-    tables: Annotated[Path, typer.Argument(help="embedding tables: name, rows, dim, pooling; dtype, exponent, shift where known")],
+    tables: Annotated[
+        Path,
+        typer.Argument(
+            help="embedding tables: name, rows, dim, pooling; if known dtype, exponent and shift, or rf_0 to rf_16, mean_reuse, counted"
+        ),
+    ],
     ranks: Annotated[int, typer.Option("--ranks", help="how many devices")],
     batch: Annotated[float, typer.Option("--batch", help="samples of a step, over all ranks together")],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "here",
     system: Annotated[str, typer.Option("--system", help="whose collectives: system name or folder; the model's own if not given")] = "",
     memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each rank for tables; 80 % of the device's")] = None,
     nodes: Annotated[int, typer.Option("--nodes", help="over which the ranks stand")] = 1,
-    method: Annotated[str, typer.Option("--method", help="best tries all; naive, lookup, relaxed, exact, ... only one")] = "best",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="best tries all; only one: naive, naive_chunk, random, size, lookup, norm_lookup, size_lookup, chunks, relaxed, exact",
+        ),
+    ] = "best",
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adagrad or rowwise_adagrad")] = "sgd",
     split: Annotated[list[str] | None, typer.Option("--split", help="cut a table: NAME=row, NAME=column or NAME=row:4; repeatable")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="what bags travel in; each table's own format if not given")] = None,
     seed: Annotated[int, typer.Option("--seed", help="of random and relaxed placements")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="folder for shard.json, placement, ranks and candidates .csv, shard.png")
@@ -95,15 +107,17 @@ def shard(
     from hybridperf.sharding.run import shard as run_shard
 
     compilation_cache()
-    splits = {}
+    splits: dict[str, str] = {}
     for one in split or []:
         name, equals, kind = one.rpartition("=")
         if not equals:
             raise InputError(f"expected --split NAME=row or NAME=column, got {one!r}")
+        if name in splits:
+            raise InputError(f"table {name} is split twice, by {splits[name]} and by {kind}; expected one --split of each table")
         splits[name] = kind
     result = run_shard(
         tables, ranks, model=model, batch=batch, memory_bytes=memory_bytes, nodes=nodes, method=method, seed=seed, system=system,
-        optimizer=optimizer, splits=splits,
+        optimizer=optimizer, splits=splits, dtype=dtype,
     )  # fmt: skip
     print(reports.shard_report(result))
     if out:

@@ -22,6 +22,7 @@ from hybridperf.embedding import (
     file_shares,
     met,
     reuse_distance_bytes,
+    row_pieces,
     thin,
     uniform_unique_rows,
     zipf_classes,
@@ -137,7 +138,28 @@ def test_recorded_indices_say_what_they_are() -> None:
     assert access.unique_rows(6, 100) == 3
     assert access.histogram(6, 100)[:3].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3])  # once, twice, three times
     assert access.unique_rows(3, 100) == pytest.approx((1 - 1 / 8) + (1 - 1 / 4) + 1 / 2)  # each lookup kept with probability 1/2
-    assert access.hits(6, 100, 100) == pytest.approx(1 - 3 / 6, abs=0.2)
+    assert access.hits(6, 100, 100) == pytest.approx(1 - 3 / 6)
+    assert access.hits(3, 100, 100) == pytest.approx(1 - access.unique_rows(3, 100) / 3)
+    assert access.hits(6, 100, 0) == 0
+
+
+@pytest.mark.parametrize(("exponent", "shift"), [(0.0, 0.0), (0.9, 100.0), (1.2, 0.0)])
+def test_recorded_indices_hit_as_their_batch_does(exponent: float, shift: float) -> None:
+    rows, lookups = 20_000, 30_000
+    looked_up = drawn(probabilities(rows, exponent, shift), lookups)
+    held = np.array([30, 300, 3000, 20_000])
+    access = Indices(looked_up)
+    assert access.hits(lookups, rows, held) == pytest.approx([simulated(looked_up, int(size)) for size in held], abs=0.01)
+    part = drawn(probabilities(rows, exponent, shift), lookups // 4, 7)
+    assert access.hits(lookups // 4, rows, held) == pytest.approx([simulated(part, int(size)) for size in held], abs=0.015)
+
+
+def test_recorded_indices_lie_apart_as_those_they_were_drawn_like() -> None:
+    """Rows that were met once stand for all those of the table that are rarely met."""
+    rows, lookups = 100_000, 80_000
+    looked_up = drawn(probabilities(rows, 0.9, 5.0), lookups)
+    told, recorded = (distances([Stream(*a.classes(lookups, rows), lookups, 1.0)]) for a in (Zipf(0.9, 5.0), Indices(looked_up)))
+    assert np.log(float(recorded[0])) == pytest.approx(np.log(float(told[0])), abs=0.2)
 
 
 def test_a_histogram_counts_rows_by_its_mean() -> None:
@@ -293,6 +315,59 @@ def test_a_loop_over_few_batches_meets_its_own_rows_only() -> None:
     assert float(count.sum()) == pytest.approx(float(Zipf(0.8).unique_rows(5000, 1e6)))
 
 
+def test_less_than_one_lookup_is_of_rows_looked_up_once() -> None:
+    for access in (Uniform(), Zipf(1.0)):
+        assert Table("t", 1000, 8, 0.3, access=access).histogram(1) == pytest.approx([1.0, *16 * [0.0]])
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("exponent", "shift"), [(0.9, 5.0), (1.1, 50.0), (1.3, 0.0)])
+def test_pieces_by_row_meet_the_rows_that_dealing_them_out_gives(exponent: float, shift: float) -> None:
+    rows, batch, pooling, count = 100_000, 4096, 20, 4
+    looked_up = drawn(probabilities(rows, exponent, shift), batch * pooling)  # by rank
+    dealt = [looked_up[looked_up % count == at] for at in range(count)]
+    different = np.array([len(np.unique(one)) for one in dealt])
+    times = np.unique(looked_up, return_counts=True)[1]
+    histogram = Histogram(histogram_of(times), times.mean(), batch * pooling)
+    for access in (Zipf(exponent, shift), Indices(looked_up), histogram):
+        held = row_pieces(Table("t", rows, 64, pooling, access=access), count)
+        assert sum(one.rows for one in held) == rows
+        assert sum(float(one.pooling) for one in held) == pytest.approx(pooling)
+        assert np.mean([float(one.unique_rows(batch)) for one in held]) == pytest.approx(different.mean(), rel=0.01)
+        if access is not histogram:  # it tells no row from another: all pieces are alike
+            assert float(held[0].pooling) == pytest.approx(pooling * len(dealt[0]) / len(looked_up), rel=0.02)
+            assert [float(one.unique_rows(batch)) for one in held] == pytest.approx(different.tolist(), rel=0.05)
+
+
+def test_a_share_of_the_lookups_goes_where_the_hottest_row_is() -> None:
+    weights = np.arange(1, 1001.0) ** -1.3
+    held = row_pieces(Table("t", 1000, 64, 10, access=Zipf(1.3)), 3)
+    assert [float(one.pooling) for one in held] == pytest.approx([10 * weights[at::3].sum() / weights.sum() for at in range(3)], rel=1e-3)
+    assert [one.rows for one in held] == [334, 333, 333]
+    assert row_pieces(held[1], 1) == [held[1]]
+
+
+def test_too_few_rows_for_the_pieces_are_named() -> None:
+    with pytest.raises(InputError, match=r"^table t has 3 rows, expected 1 to 3 pieces of it by row, got 4"):
+        row_pieces(Table("t", 3, 64, 10), 4)
+    with pytest.raises(InputError, match=r"^table t: its recorded lookups are of 2 rows, too few for 3 pieces"):
+        row_pieces(Table("t", 100, 64, 1, access=Indices([5, 5, 7])), 3)
+
+
+@pytest.mark.parametrize(("exponent", "shift"), [(60.0, 0.0), (400.0, 0.0), (400.0, 50.0), (1e4, 0.0), (5.0, 1e300)])
+def test_extreme_exponents_stay_finite(exponent: float, shift: float) -> None:
+    """Nearly all lookups are of the first row: one different row, or as many as the shift leaves alike."""
+    table = Table("t", 1e5, 64, 3, access=Zipf(exponent, shift))
+    assert np.isfinite(table.histogram(4096)).all()
+    assert 0 <= float(table.hits(4096, 1e4)) <= 1
+    assert np.isfinite(distances([Stream(*table.classes(4096), 3.0 * 4096, 256.0)])).all()
+    if shift == 0:
+        assert float(table.unique_rows(4096)) == pytest.approx(1)
+    assert np.isfinite([float(one.unique_rows(4096)) for one in row_pieces(table, 4)]).all()
+
+
 # --- gradients ------------------------------------------------------------------------------------------------------------
 
 
@@ -366,11 +441,20 @@ GOOD = [1.0, *16 * [0.0]]
         ({"dtype": "fp33"}, "table ads: unknown dtype 'fp33'"),
         ({"access": 0.9}, "table ads: expected an access distribution"),
         ({"access": Zipf(-0.5)}, "table ads: expected a Zipf exponent of zero or more, got -0.5"),
-        ({"access": Zipf(0.9, float("inf"))}, "table ads: expected a Zipf shift of zero or more, got inf"),
+        ({"access": Zipf(0.9, float("inf"))}, "table ads: expected a Zipf shift of more than -1, got inf"),
         ({"access": Histogram([0.5, 0.4, *15 * [0.0]])}, "table ads: expected a reuse histogram whose shares sum to one, got a sum of 0.9"),
         ({"access": Histogram([0.5, 0.5])}, "table ads: expected a reuse histogram of 17 shares, got 2"),
         ({"access": Histogram([1.5, -0.5, *15 * [0.0]])}, "table ads: expected a reuse histogram of shares of zero or more, got -0.5"),
         ({"access": Histogram(GOOD, 0.5)}, "table ads: expected a mean of one or more lookups per different row, got 0.5"),
+        ({"rows": 0.5}, "table ads: expected a whole number of rows, got 0.5"),
+        ({"dim": 64.5}, "table ads: expected a whole number of dim, got 64.5"),
+        ({"rows": None}, "table ads: expected a number of rows, got None"),
+        ({"name": 7}, "expected a text as name of an embedding table, got 7"),
+        ({"access": Zipf("steep")}, "table ads: expected a number as Zipf exponent, got 'steep'"),
+        ({"access": Histogram(GOOD, 500.0)}, "table ads: expected a mean of 1 to 1 lookups per different row, as the shares say, got 500"),
+        ({"access": Histogram(GOOD, 1.0, 0)}, "table ads: expected a histogram counted over more than zero lookups, got 0"),
+        ({"access": Histogram(GOOD, 1.0, 1000)}, "table ads: expected at most its 100 rows in the histogram, which counted 1000"),
+        ({"access": Indices([5, 100])}, "table ads: expected recorded rows of 0 to 99, got 100"),
         ({"access": Indices([])}, "table ads: expected the rows that were looked up, got none"),
         ({"access": Indices([1.5])}, "table ads: expected rows as whole numbers"),
     ],

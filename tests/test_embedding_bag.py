@@ -173,6 +173,9 @@ def test_unknown_words_are_refused() -> None:
         lookup_calls(TABLES, 8, "backward", optimizer="adagrad", duplicates="each")
     with pytest.raises(InputError, match="expected a direction of forward or backward, got 'up'"):
         lookup_calls(TABLES, 8, "up")
+    for batch in (0, -1, float("nan"), float("inf"), "x", [1, 2]):
+        with pytest.raises(InputError, match="expected a batch of more than zero samples to look up in small"):
+            lookup_calls(TABLES, batch)
     with pytest.raises(InputError, match="table b: expected fp32 as in a, got fp16"):
         lookup_calls([Table("a", 10, 8, 1), Table("b", 10, 8, 1, dtype="half")], 8)
 
@@ -212,3 +215,11 @@ def test_an_update_in_a_step_finds_what_its_lookup_touched() -> None:
     assert by_itself.distance > 10**6
     assert in_step.distance <= in_step.unique * (1 + 1e-6)
     assert lookup_calls([table], 100, in_step=True).op.distance == lookup_calls([table], 100).op.distance  # forward: another batch's
+
+
+def test_an_update_after_recorded_lookups_has_their_rows_between() -> None:
+    """No more than the recorded batch's different rows, not what an endless stream of its counts would draw."""
+    rows = np.random.default_rng(0).integers(0, 10**6, 4000)
+    op = lookup_calls([Table("t", 10**6, 64, 40, access=Indices(rows))], 100, "backward", duplicates="each", in_step=True).op
+    assert op.unique == len(np.unique(rows))
+    assert op.distance == pytest.approx(op.unique, rel=0.01)

@@ -27,6 +27,7 @@ from hybridperf.embedding import distance, reuse
 from hybridperf.embedding.unique import distinct, zipf_classes
 from hybridperf.io.errors import InputError
 
+_MEAN_SLACK = 0.05  # shares of three digits leave the mean, which hangs on the rarest bins, open by so much
 _SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
 
 
@@ -57,6 +58,11 @@ class Access(abc.ABC):
         """What is wrong, in words that follow "table NAME: "; empty where nothing is."""
         return ""
 
+    def misfit(self, rows: float) -> str:
+        """What is wrong for a table of so many rows, in the same words."""
+        del rows
+        return ""
+
 
 @dataclasses.dataclass(frozen=True)
 class Uniform(Access):
@@ -81,10 +87,14 @@ class Zipf(Access):
         return zipf_classes(float(rows), self.exponent, self.shift)
 
     def problem(self) -> str:
-        for name in ("exponent", "shift"):
+        for name, least in (("exponent", "zero or more"), ("shift", "more than -1")):
             value = getattr(self, name)
-            if not isinstance(value, jax.core.Tracer) and not 0 <= value < np.inf:
-                return f"expected a Zipf {name} of zero or more, got {value}"
+            if isinstance(value, jax.core.Tracer):
+                continue
+            if not _is_number(value):
+                return f"expected a number as Zipf {name}, got {value!r}"
+            if not (value < np.inf and (value >= 0 if name == "exponent" else value > -1)):
+                return f"expected a Zipf {name} of {least}, got {value}"
         return ""
 
 
@@ -168,7 +178,21 @@ class Histogram(Access):
             return f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
         if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not self.mean_reuse >= 1:
             return f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
+        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer):
+            least, most = reuse.mean_range(shares / shares.sum())
+            if not least * (1 - _MEAN_SLACK) <= self.mean_reuse <= most * (1 + _MEAN_SLACK):
+                return f"expected a mean of {least:.4g} to {most:.4g} lookups per different row, as the shares say, got {self.mean_reuse:g}"
+        if self.lookups is not None and not isinstance(self.lookups, jax.core.Tracer) and not 0 < self.lookups < np.inf:
+            return f"expected a histogram counted over more than zero lookups, got {self.lookups}"
         return ""
+
+    def misfit(self, rows: float) -> str:
+        if self.lookups is None or any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups)):
+            return ""
+        unique = float(self.lookups / self._mean())
+        return (
+            f"expected at most its {rows:g} rows in the histogram, which counted {unique:.0f}" if unique > rows * (1 + _MEAN_SLACK) else ""
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -203,10 +227,20 @@ class Indices(Access):
         found = how_many @ inside
         return found / found.sum()
 
+    def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
+        """As `Access.hits`, of the recorded lookups in random order; with a cache that holds all rows what `unique_rows` leaves."""
+        if np.isinf(lookups):
+            return super().hits(lookups, rows, held_rows)
+        return distance.recorded_hits(*self._times(), self._fraction(lookups), held_rows)
+
     def classes(self, lookups: Any, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-        del lookups, rows
+        """Rows that were looked up once are taken for a few of all those of the table that are rarely met."""
+        del lookups
         each, how_many = self._times()
-        return how_many, each / np.size(self.values)
+        p = each / np.size(self.values)
+        if each[0] == 1 and (rare := float(rows) - how_many[1:].sum()) > how_many[0]:
+            p[0], how_many[0] = p[0] * how_many[0] / rare, rare
+        return how_many, p
 
     def problem(self) -> str:
         values = np.asarray(self.values)
@@ -215,6 +249,16 @@ class Indices(Access):
         if values.dtype.kind not in "iu" or values.min() < 0:
             return "expected rows as whole numbers of zero or more"
         return ""
+
+    def misfit(self, rows: float) -> str:
+        last = int(np.asarray(self.values).max())
+        return (
+            f"expected recorded rows of 0 to {rows - 1:.0f}, got {last}; give the table's rows or mend the indices" if last >= rows else ""
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, str | bool) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
 
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:

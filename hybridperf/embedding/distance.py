@@ -23,6 +23,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from hybridperf.either import array_module
 from hybridperf.embedding.unique import distinct, log_missed
 
@@ -39,6 +41,13 @@ class Stream:
     p: Any  # [K] probability of each of its rows
     lookups: Any  # [] a batch
     row_bytes: Any  # []
+    unique: Any = None  # [] different rows of a batch where they are known; None: as the classes draw them
+
+    def touched(self) -> Any:
+        """Different rows of a batch []."""
+        return (
+            distinct(self.count, self.p, array_module(self.p, self.lookups).asarray(self.lookups)) if self.unique is None else self.unique
+        )
 
 
 def reuse_distance_bytes(unique_rows: Any, row_bytes: Any) -> Any:
@@ -64,6 +73,37 @@ def hits(count: Any, p: Any, lookups: Any, held_rows: Any) -> Any:
     return module.where(held < 1, 0.0, share)
 
 
+def recorded_hits(times: np.ndarray, count: np.ndarray, fraction: float, held_rows: Any) -> Any:
+    """Share of a batch's lookups [...] found in a cache of `held_rows` [...] rows that is empty at first, of rows that were counted.
+
+    `count` [K] rows were looked up `times` [K] in a record; the batch keeps each lookup with probability `fraction` = f, in random order. A
+    share x of the batch touches D(x) = sum of 1 - (1 - f x)^times rows, and a row comes back within it
+
+        times f (1 - (1 - x) (1 - f x)^(times - 1)) - 1 + (1 - f x)^times        times on average,
+
+    exact for positions that are independent; the cache keeps a row for the share that touches as many rows as it holds.
+    """
+    module = array_module(held_rows)
+    held = module.asarray(held_rows)
+
+    def left(x: Any) -> Any:
+        return (1.0 - fraction * module.asarray(x)[..., None]) ** times
+
+    def touched(x: Any) -> Any:
+        return module.sum(count * (1.0 - left(x)), -1)
+
+    lookups = fraction * float(times @ count)
+    grid = np.geomspace(min(0.5 / lookups, 0.5), 1.0, _GRID)
+    x = module.exp(module.interp(module.log(module.maximum(held, 1e-9)), module.log(touched(grid)), np.log(grid)))
+    for _ in range(_NEWTON_STEPS):
+        before = (1.0 - fraction * x[..., None]) ** (times - 1)
+        slope = module.maximum(module.sum(count * times * fraction * before, -1), 1e-30)
+        x = module.clip(x + (held - touched(x)) / slope, 0.0, 1.0)
+    before = (1.0 - fraction * x[..., None]) ** (times - 1)
+    back = times * fraction * (1.0 - (1.0 - x[..., None]) * before) - 1.0 + left(x)
+    return module.where(held < 1, 0.0, module.sum(count * back, -1) / lookups)
+
+
 def _elapsed(count: Any, p: Any, held: Any) -> Any:
     """T_C: lookups that touch `held` [H] different rows."""
     module = array_module(count, p, held)
@@ -87,7 +127,7 @@ def distances(streams: Sequence[Stream], own: int | None = None, again: bool = F
     batches = _batch_grid(module, streams)
     touched = [distinct(s.count, s.p, batches * s.lookups) * s.row_bytes for s in streams]
     together = sum(touched)
-    most = module.log(sum(distinct(s.count, s.p, module.asarray(s.lookups)) * s.row_bytes for s in streams)) if again else None
+    most = module.log(sum(s.touched() * s.row_bytes for s in streams)) if again else None
     apart = module.minimum(batches, 1.0)  # a row that was touched less than a batch ago was so, as likely, in this one
     weight, mean, square = 0.0, 0.0, 0.0
     for stream, alone in zip(streams[:own], touched[:own], strict=True):

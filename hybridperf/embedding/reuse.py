@@ -40,7 +40,7 @@ def binned(p: Any, count: Any, lookups: Any) -> Any:
     if isinstance(lookups, jax.core.Tracer):
         more = jax.scipy.special.gammainc(_LOWER, module.asarray(p)[:, None] * lookups)
     else:
-        more = more_than(lookups, p)
+        more = more_than(max(lookups, 1.0), p)  # of less than one lookup, too, each row is looked up once at most
     inside = module.concatenate([more[..., :-1] - more[..., 1:], more[..., -1:]], -1)
     rows = module.sum(module.asarray(count)[:, None] * inside, 0)
     return rows / module.sum(rows)
@@ -95,6 +95,12 @@ def mean_of(shares: Any) -> Any:
     """Mean lookups per different row that a histogram alone tells."""
     times, weight = counts(shares)
     return array_module(weight).sum(times * weight)
+
+
+def mean_range(shares: np.ndarray) -> tuple[float, float]:
+    """Least and most mean lookups per different row that a histogram allows; the last bin has no end."""
+    most = np.append(_UPPER, np.inf)
+    return float(shares @ _LOWER), float(shares[shares > 0] @ most[shares > 0])
 
 
 def lookups_within(shares: Any, most: float) -> Any:

@@ -26,23 +26,27 @@ class Table:
     access: Access = dataclasses.field(default_factory=Uniform)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InputError(f"expected a text as name of an embedding table, got {self.name!r}")
         for field in ("rows", "dim", "pooling"):
             value = getattr(self, field)
             if isinstance(value, jax.core.Tracer):
                 continue
-            if isinstance(value, str | bool) or np.ndim(value):
+            if isinstance(value, str | bool) or np.ndim(value) or np.asarray(value).dtype.kind not in "iuf":
                 raise InputError(f"table {self.name}: expected a number of {field}, got {value!r}")
             if not 0 < float(value) < float("inf"):
                 raise InputError(
                     f"table {self.name}: expected {field} above zero, got {value}; leave the table out if nothing looks into it"
                 )
+            if field != "pooling" and np.asarray(value).dtype.kind == "f" and float(value) != int(value):
+                raise InputError(f"table {self.name}: expected a whole number of {field}, got {value}")
         try:
             object.__setattr__(self, "dtype", canonical_dtype(self.dtype))
         except InputError as error:
             raise InputError(f"table {self.name}: {error}") from error
         if not isinstance(self.access, Access):
             raise InputError(f"table {self.name}: expected an access distribution (Uniform(), Zipf(...), Histogram(...), Indices(...))")
-        if problem := self.access.problem():
+        if problem := self.access.problem() or ("" if isinstance(self.rows, jax.core.Tracer) else self.access.misfit(float(self.rows))):
             raise InputError(f"table {self.name}: {problem}")
 
     @property
@@ -84,8 +88,13 @@ class Table:
 
 def check_names(tables: Sequence[Table]) -> None:
     """`InputError` where there is no table, or two of one name."""
+    if not isinstance(tables, Sequence):
+        raise InputError(f"expected a list of embedding tables, got {type(tables).__name__}")
     if not tables:
         raise InputError("expected at least one embedding table, got none")
+    for table in tables:
+        if not isinstance(table, Table):
+            raise InputError(f"expected embedding tables as Table(...), got {table!r}")
     seen: set[str] = set()
     for table in tables:
         if table.name in seen:

@@ -20,6 +20,7 @@ import numpy as np
 from hybridperf.either import array_module
 
 _EXACT_RANKS = 64  # ranks taken one by one: the head carries most of a skewed distribution
+_LEAST_P = 1e-25
 _BINS = 512  # geometric bins for all other ranks: mean probability within 1 % of the row's own
 
 
@@ -37,11 +38,27 @@ def zipf_unique_rows(lookups: Any, rows: float, exponent: Any, shift: Any = 0.0)
 
 
 def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
-    """(rows of each class, probability of each of its rows) of Zipf-Mandelbrot access [K]."""
+    """(rows of each class, probability of each of its rows) of Zipf-Mandelbrot access [K]. `shift` above -1.
+
+    Probabilities that vanish beside the first row's are kept at a floor that no number of lookups meets, so that all stays finite.
+    """
+    count, weight = _zipf_weights(rows, exponent, shift)
+    module = array_module(weight)
+    return count, module.maximum(weight / module.sum(weight * count), _LEAST_P)
+
+
+def zipf_weight(rows: float, exponent: Any, shift: Any, beside: Any) -> Any:
+    """Sum of (rank + shift)^-exponent over the ranks 1 to `rows`, as so many times what rank 1 has with the shift `beside`."""
+    count, weight = _zipf_weights(rows, exponent, shift)
+    module = array_module(weight)
+    return module.sum(weight * count) * module.exp(-exponent * module.log((1.0 + module.asarray(shift)) / (1.0 + beside)))
+
+
+def _zipf_weights(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
+    """(rows of each class, weight of each of its rows as a share of the first row's) [K]."""
     first, count = _rank_bins(rows)
     module = array_module(exponent, shift)
-    weight = module.exp(-exponent * module.log(first + (count - 1) / 2 + shift))
-    return count, weight / module.sum(weight * count)
+    return count, module.exp(-exponent * (module.log(first + (count - 1) / 2 + shift) - module.log(1.0 + module.asarray(shift))))
 
 
 def distinct(count: Any, p: Any, lookups: Any) -> Any:

@@ -207,6 +207,8 @@ def lookup_calls(
     if direction not in ("forward", "backward"):
         raise InputError(f"expected a direction of forward or backward, got {direction!r}")
     check_names([*tables, *beside])
+    if not isinstance(batch, jax.core.Tracer) and (isinstance(batch, str | bool) or np.ndim(batch) or not 0 < float(batch) < np.inf):
+        raise InputError(f"expected a batch of more than zero samples to look up in {tables[0].name}, got {batch!r}")
     for table in tables:
         if table.dtype != tables[0].dtype:
             raise InputError(
@@ -230,7 +232,7 @@ def _summed(tables: Sequence[Table], beside: Sequence[Table], batch: Any, direct
     shares = [table.histogram(batch) for table in tables]
     moved = lookups if direction == "forward" else unique
     dim = sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved)
-    streams = [Stream(*table.classes(batch), table.lookups(batch), table.row_bytes) for table in (*tables, *beside)]
+    streams = [Stream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch)) for t in (*tables, *beside)]
     distance_bytes, spread = distances(streams, len(tables), again)
     cold = [u * lookups_within(s, HOT_LOOKUPS) for u, s in zip(unique, shares, strict=True)]
     hot = 1.0 - sum(cold) / sum(lookups)

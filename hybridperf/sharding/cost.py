@@ -27,7 +27,7 @@ import numpy as np
 
 from hybridperf.collectives.unequal import AllToAll
 from hybridperf.embedding import Table
-from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel
 from hybridperf.sharding.lookups import Lookups, lookups
@@ -141,9 +141,13 @@ def _scored(cost: Cost, placements: Any) -> tuple[Any, Any]:
 
 
 def cost_of(
-    tables: Sequence[Table], ranks: int, *, model: PerfModel, batch: float, memory_bytes: float, nodes: int = 1, optimizer: str = "sgd"
-) -> Cost:
-    """The cost of placing tables on `ranks` of the model's devices, where each step looks up `batch` bags (of all ranks together)."""
+    tables: Sequence[Table], ranks: int, *, model: PerfModel, batch: float, memory_bytes: float, nodes: int = 1, optimizer: str = "sgd",
+    dtype: str | None = None,
+) -> Cost:  # fmt: skip
+    """The cost of placing tables on `ranks` of the model's devices, where each step looks up `batch` bags (of all ranks together).
+
+    `dtype`: what bags travel in; None: each table's own, as its rows.
+    """
     if optimizer not in STATE_BYTES:
         raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
     if ranks > 1 and model.collectives is None:
@@ -152,15 +156,15 @@ def cost_of(
             " name the system (--system NAME) or fit its collectives into the model's folder"
         )
     forward, backward = (lookups(model, tables, batch, direction, optimizer) for direction in ("forward", "backward"))
-    return from_lookups(tables, ranks, forward, backward, model, batch, memory_bytes, nodes, optimizer)
+    return from_lookups(tables, ranks, forward, backward, model, batch, memory_bytes, nodes, optimizer, dtype)
 
 
 def from_lookups(
     tables: Sequence[Table], ranks: int, forward: Lookups, backward: Lookups, model: PerfModel, batch: float, memory_bytes: float,
-    nodes: int, optimizer: str,
+    nodes: int, optimizer: str, dtype: str | None = None,
 ) -> Cost:  # fmt: skip
     """The same from lookups that are priced already."""
-    own = np.array([[t.dim * DTYPE_BYTES[t.dtype] * batch / ranks, table_bytes(t, optimizer)] for t in tables])
+    own = np.array([[t.dim * DTYPE_BYTES[canonical_dtype(dtype or t.dtype)] * batch / ranks, table_bytes(t, optimizer)] for t in tables])
     return Cost(
         tables=np.concatenate([forward.parts, backward.parts, own], 1),
         floors=np.array([forward.floor_s, backward.floor_s]),

@@ -10,6 +10,7 @@ import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.embedding import Table, check_names
+from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.sharding import chunks, exact, explain, greedy, local, relaxed
@@ -43,22 +44,38 @@ def shard(
     system: str = "",
     optimizer: str = "sgd",
     splits: Mapping[str, str] | None = None,
+    dtype: str | None = None,
 ) -> ShardResult:
     """The best placement of embedding tables on ranks, by predicted seconds under a memory limit.
 
     `tables`: or a file of them, see `sharding.tables`. `batch`: samples of a step over all ranks together. `memory_bytes`: what tables may
     take of a rank, four fifths of the device if not given. `method`: one of METHODS; `best` tries all. `splits`: tables to be cut,
-    `row`, `column` or `row:4`. `InputError` in one sentence for what cannot be, naming the table.
+    `row`, `column` or `row:4`. `dtype`: what bags travel in, each table's own if not given (as `hp.dlrm`).
+    `InputError` in one sentence for what cannot be, naming the table.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
     if optimizer not in STATE_BYTES:
         raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
-    if not (np.isfinite(batch) and batch > 0):
-        raise InputError(f"expected a batch of one sample or more, got {batch:g}")
+    for name, number, least in (("ranks", ranks, 1), ("nodes", nodes, 1), ("seed", seed, 0)):
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or (name == "seed" and number < least):
+            raise InputError(f"{name} must be a whole number of {least} or more, got {number!r}")
+    for name, value in (("batch", batch), ("memory_bytes", memory_bytes)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number | None):
+            raise InputError(f"{name} must be a number, got {value!r}")
+    if batch is None or not (np.isfinite(batch) and batch >= 1):
+        raise InputError(f"expected a batch of one sample or more, got {batch}")
+    if splits is not None and not (isinstance(splits, Mapping) and all(isinstance(how, str) for how in splits.values())):
+        raise InputError(f"splits must be like {{'name': 'row:4'}}, got {splits!r}")
+    if dtype is not None:
+        canonical_dtype(dtype)
     if ranks < 1 or nodes < 1 or ranks % nodes:
-        raise InputError(f"expected ranks that divide into nodes evenly, got {ranks} ranks on {nodes} nodes")
-    given = read_embedding_tables(tables) if isinstance(tables, str | Path) else list(tables)
+        raise InputError(
+            f"expected ranks and nodes of 1 or more, and ranks that divide into nodes evenly, got {ranks} ranks on {nodes} nodes"
+        )
+    if batch % ranks:
+        raise InputError(f"expected a batch of whole samples for each of {ranks} ranks, got {batch:g}")
+    given = read_embedding_tables(tables) if isinstance(tables, str | Path) else tables
     check_names(given)
     priced = model if isinstance(model, PerfModel) else model_or_datasheet(model)
     if system:
@@ -68,7 +85,7 @@ def shard(
         raise InputError(f"expected memory of more than zero bytes for each rank, got {limit:g}")
     pieces, owners = split(given, splits or {}, limit, optimizer)
     _check_room(pieces, ranks, limit, optimizer)
-    cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer)
+    cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer, dtype=dtype)
     found, proven = candidates(cost, pieces, batch, method, seed)
     fused = Fused(cost, pieces, priced, batch, optimizer)
     few = final_few(cost, found)
@@ -163,20 +180,20 @@ def _check_room(tables: Sequence[Table], ranks: int, limit: float, optimizer: st
     largest = tables[int(needs.argmax())]
     if needs.max() > limit:
         count = least_pieces(largest, limit, optimizer)
-        raise InputError(
-            f"table {largest.name} needs {_gb(needs.max())}, more than the {_gb(limit)} of any rank; split it by rows or by columns"
-            f" (--split {largest.name}=row:{count} or {largest.name}=column:{count})"
-        )
+        ways = [f"{largest.name}={kind}:{count}" for kind, most in (("row", largest.rows), ("column", largest.dim)) if count <= most]
+        mend = f"split it by rows or by columns (--split {' or '.join(ways)})" if ways else "give more memory"
+        raise InputError(f"table {largest.name} needs {_gb(needs.max())}, more than the {_gb(limit)} of any rank; {mend}")
     if needs.sum() > ranks * limit:
         raise InputError(
             f"{len(tables)} tables need {_gb(needs.sum())} together, {ranks} ranks of {_gb(limit)} hold {_gb(ranks * limit)}"
             f" (the largest is {largest.name} with {_gb(needs.max())}); use at least {int(np.ceil(needs.sum() / limit))} ranks"
         )
     if ranks > len(tables):
-        raise InputError(
-            f"{ranks} ranks are more than the {len(tables)} tables, so {ranks - len(tables)} would hold none; split the largest"
-            f" (--split {largest.name}=column:{ranks - len(tables) + 1}) or use {len(tables)} ranks"
-        )
+        count, tell = ranks - len(tables) + 1, "1 table" if len(tables) == 1 else f"{len(tables)} tables"
+        ways = [kind for kind, most in (("column", largest.dim), ("row", largest.rows)) if count <= most][:1]
+        mend = "".join(f"split the largest (--split {largest.name}={kind}:{count}) or " for kind in ways)
+        at_most = "1 rank" if len(tables) == 1 else f"{len(tables)} ranks"
+        raise InputError(f"{ranks} ranks are more than the {tell}, so {ranks - len(tables)} would hold none; {mend}use {at_most}")
 
 
 def _fits_nowhere(tables: Sequence[Table], ranks: int, limit: float, optimizer: str, method: str) -> InputError:

@@ -1,7 +1,7 @@
 """A table in pieces that are placed like tables: by rows or by columns.
 
-row      k pieces of rows / k each, pooling / k of the lookups: rows are dealt out, so each piece sees the table's skew thinned; every
-         piece makes partial sums of all columns, so k times the bytes go all-to-all
+row      k pieces of rows / k each, dealt out as `embedding/pieces.py` says: each row keeps its lookups, the first piece has the hottest
+         rows and so the most lookups; every piece makes partial sums of all columns, so k times the bytes go all-to-all
 column   k pieces of dim / k each, all lookups in each: indices are read k times, bytes of pooled rows stay what they were
 """
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from hybridperf.embedding import Table, Zipf
+from hybridperf.embedding import Table, row_pieces
 from hybridperf.io import InputError, unknown
 from hybridperf.sharding.cost import table_bytes
 
@@ -28,11 +27,7 @@ def pieces(table: Table, kind: str, count: int) -> list[Table]:
         raise InputError(f"table {table.name} has {most} {kind}s, expected 1 to {most} pieces of it by {kind}, got {count}")
     names = [f"{table.name}/{kind}{at + 1}of{count}" for at in range(count)]
     if kind == "row":
-        access: Any = table.access
-        if isinstance(access, Zipf):  # every k-th rank: (k i + shift)^-s is as (i + shift / k)^-s
-            access = Zipf(access.exponent, access.shift / count)
-        each = dataclasses.replace(table, rows=table.rows / count, pooling=table.pooling / count, access=access)
-        return [dataclasses.replace(each, name=name) for name in names]
+        return [dataclasses.replace(piece, name=name) for name, piece in zip(names, row_pieces(table, count), strict=True)]
     widths = [most // count + (at < most % count) for at in range(count)]
     return [dataclasses.replace(table, name=name, dim=float(width)) for name, width in zip(names, widths, strict=True)]
 
@@ -58,4 +53,7 @@ def split(tables: Sequence[Table], splits: Mapping[str, str], limit_bytes: float
             made = pieces(table, kind, int(number) if number else least_pieces(table, limit_bytes, optimizer))
         out += made
         owners += [table.name] * len(made)
+    for name, owner in zip((table.name for table in out), owners, strict=True):
+        if name != owner and name in names:
+            raise InputError(f"table {name} has the name of a piece of table {owner}; rename it")
     return out, owners

@@ -9,14 +9,16 @@ rf_0 ... rf_16, mean_reuse          or the reuse histogram of a batch, see `embe
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
 
 from hybridperf.embedding import BINS, Access, Histogram, Table, Uniform, Zipf, check_names
-from hybridperf.io import InputError, read_table, require_columns
+from hybridperf.io import InputError, closest, read_table, require_columns
 
 _SIZES = ("rows", "dim", "pooling")
+_KNOWN = ("name", *_SIZES, "dtype", "exponent", "shift", "mean_reuse", "counted")
 _BINS = tuple(f"rf_{at}" for at in range(BINS))
 
 
@@ -24,19 +26,39 @@ def read_embedding_tables(path: str | Path) -> list[Table]:
     """Tables from a file, see module docstring; `InputError` names what is wrong and with which table."""
     frame = read_table(path)
     require_columns(frame, _SIZES, f"{path}, a table of embedding tables,")
-    names = frame["name"].astype(str) if "name" in frame else pd.Series([f"table{at}" for at in range(len(frame))])
+    for column in frame:
+        if column not in (*_KNOWN, *_BINS) and (near := closest(column, (*_KNOWN, *_BINS))):
+            raise InputError(f"{path}: unknown column {column!r}{near}; rename or drop it")
+    names = (
+        frame["name"].astype(object).fillna("").astype(str) if "name" in frame else pd.Series([f"table{at}" for at in range(len(frame))])
+    )
     tables = [_table(str(name), row) for name, (_, row) in zip(names, frame.iterrows(), strict=True)]
     check_names(tables)
     return tables
 
 
 def _table(name: str, row: pd.Series) -> Table:
+    if not name.strip():
+        raise InputError("expected a name of each embedding table, got a blank; fill it in")
     sizes = {size: _number(name, row, size) for size in _SIZES}
+    for size, value in sizes.items():
+        if math.isnan(value):
+            raise InputError(f"table {name}: expected a number as {size}, got nothing; fill it in")
     return Table(name, **sizes, dtype=str(row["dtype"]) if _given(row, "dtype") else "fp32", access=_access(name, row))
 
 
 def _access(name: str, row: pd.Series) -> Access:
-    if _given(row, _BINS[0]):
+    bins = [column for column in _BINS if _given(row, column)]
+    if bins and _given(row, "exponent"):
+        raise InputError(f"table {name}: expected either an exponent or a reuse histogram, got both; leave one out")
+    if _given(row, "shift") and not _given(row, "exponent"):
+        raise InputError(f"table {name}: expected an exponent beside the shift, got none; give it or leave the shift out")
+    if bins and len(bins) < len(_BINS):
+        lacking = next(column for column in _BINS if column not in bins)
+        raise InputError(f"table {name}: expected all of rf_0 to rf_16, got {len(bins)} of {len(_BINS)}; {lacking} is missing")
+    if not bins and (alone := [column for column in ("mean_reuse", "counted") if _given(row, column)]):
+        raise InputError(f"table {name}: expected rf_0 to rf_16 beside {alone[0]}, got none; give them or leave it out")
+    if bins:
         shares = [_number(name, row, column) for column in _BINS]
         mean, counted = (_number(name, row, column) if _given(row, column) else None for column in ("mean_reuse", "counted"))
         return Histogram(shares, mean, counted)

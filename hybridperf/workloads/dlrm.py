@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hybridperf.embedding import Table
+from hybridperf.embedding import Table, check_names
 from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops import OpCall
@@ -32,6 +32,7 @@ from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, tr
 _LOOKUP = ("LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag")
 _LOOKUP_BACKWARD = ("LookupFunctionBackward", "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>", "EmbeddingBagBackward0")
 _ALL_TO_ALL = ("All2All_Pooled_Req", "c10d::alltoall_base_", "nccl:all_to_all")
+_FLOATS = tuple(name for name in DTYPE_BYTES if not name.startswith("int") and name != "bool")
 _WORDS = {"interaction": ("dot", "cat"), "loss": ("bce", "mse"), "optimizer": ("sgd", "adagrad", "rowwise_adagrad")}
 
 
@@ -48,7 +49,7 @@ class DlrmConfig:
     loss: Literal["bce", "mse"] = "bce"
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"  # of the tables; MLPs take SGD or Adagrad
     duplicates: Literal["merged", "each"] = "merged"  # how the tables' update treats a row looked up twice
-    dtype: str = "fp32"
+    dtype: str | None = None  # of MLPs, interaction and bags on their way; None: fp32, each table's bags as its rows
     ranks: int = 1
     nodes: int = 1
     placement: tuple[Placement, ...] = ()  # of each table; empty: whole tables, dealt out to the ranks in turn
@@ -67,6 +68,11 @@ class DlrmConfig:
         return self.batch / self.ranks
 
     @property
+    def dense_dtype(self) -> str:
+        """Of MLPs and interaction."""
+        return "fp32" if self.dtype is None else self.dtype
+
+    @property
     def interaction_width(self) -> int:
         """Width of the top MLP's input."""
         if self.interaction == "cat":
@@ -77,17 +83,25 @@ class DlrmConfig:
         """`InputError` for sizes that make no model."""
         for name in ("batch", "dense_features", "ranks", "nodes"):
             value = getattr(self, name)
-            if not (isinstance(value, int | np.integer) and value >= 1):
+            if not _is_count(value):
                 raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        for name, kind in (("tables", Table), ("placement", Placement)):
+            value = getattr(self, name)
+            if not isinstance(value, Sequence) or not all(isinstance(one, kind) for one in value):
+                raise InputError(f"{name} must be a tuple of {kind.__name__}(...), got {value!r}")
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
                 raise unknown(name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
         for name, widths in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
-            if not widths or not all(width >= 1 for width in widths):
-                raise InputError(f"{name} needs at least one width, each of 1 or more, got {tuple(widths)}")
-        canonical_dtype(self.dtype)
+            if not isinstance(widths, Sequence) or not widths or not all(map(_is_count, widths)):
+                raise InputError(f"{name} needs at least one width, each a whole number of 1 or more, got {widths!r}")
+        if self.top_mlp[-1] != 1:
+            raise InputError(f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}")
+        if canonical_dtype(self.dense_dtype) not in _FLOATS:
+            raise InputError(f"dtype must be a floating-point format ({', '.join(_FLOATS)}), got {self.dtype!r}")
         if not self.tables:
             raise InputError("expected at least one table, got none; a model without tables is an MLP")
+        check_names(self.tables)
         if self.batch % self.ranks or self.ranks % self.nodes:
             raise InputError(f"expected a batch of whole samples per rank and whole ranks per node, got {self.batch} on {self._where}")
         if self.interaction == "dot":
@@ -97,22 +111,30 @@ class DlrmConfig:
                         f"table {table.name} has {table.dim} columns and the bottom MLP ends in {self.bottom_mlp[-1]}; dot products need"
                         ' as many, interaction="cat" does not'
                     )
+        if np.asarray(self.load_s).dtype.kind not in "iuf":
+            raise InputError(f"load_s must be seconds of 0 or more, got {self.load_s!r}")
         if np.ndim(self.load_s) and len(np.atleast_1d(self.load_s)) != self.ranks:
             raise InputError(f"expected load_s of one number or of each of {self.ranks} ranks, got {len(np.atleast_1d(self.load_s))}")
         if not (np.isfinite(self.load_s).all() and (np.asarray(self.load_s) >= 0).all()):
             raise InputError(f"load_s must be seconds of 0 or more, got {self.load_s}")
-        if self.host_bytes_per_s is not None and not self.host_bytes_per_s > 0:
-            raise InputError(f"host_bytes_per_s must be above zero or None, got {self.host_bytes_per_s}")
-        if not self.bucket_bytes > 0:
-            raise InputError(f"bucket_bytes must be above zero, got {self.bucket_bytes}")
+        for name in ("host_bytes_per_s", "bucket_bytes", "index_bytes"):
+            value = getattr(self, name)
+            if value is None and name == "host_bytes_per_s":
+                continue
+            if not isinstance(value, int | float | np.number) or not value > 0:
+                raise InputError(f"{name} must be above zero{' or None' if name == 'host_bytes_per_s' else ''}, got {value!r}")
 
     @property
     def _where(self) -> str:
         return f"{self.ranks} ranks of {self.nodes} nodes"
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
-    """The step as a workload. `host`: what issuing costs, of a device's framework; None: nothing."""
+    """The step as a workload. `host`: what issuing costs, of a device's framework; None: nothing, as a replayed CUDA graph."""
     return _Step(config, host).build()
 
 
@@ -123,11 +145,13 @@ class _Step:
         config.check()
         self.c, self.b = config, config.local_batch
         self.all = range(config.ranks)
-        self.eager = config.eager or Eager(config.dtype)
-        self.element_bytes = DTYPE_BYTES[canonical_dtype(config.dtype)]
+        self.eager = config.eager or Eager(config.dense_dtype)
+        self.element_bytes = DTYPE_BYTES[canonical_dtype(config.dense_dtype)]
         placement = config.placement or tuple(Placement("table", (at % config.ranks,)) for at in range(len(config.tables)))
         self.held: list[Shard] = shards(config.tables, placement, config.ranks, config.nodes)
-        self.traffic: Traffic = traffic(self.held, config.batch, config.ranks, config.nodes, self.element_bytes)
+        self.traffic: Traffic = traffic(
+            self.held, config.batch, config.ranks, config.nodes, None if config.dtype is None else self.element_bytes
+        )
         self.issue = Issue(host)
         self.dense_optimizer = "sgd" if config.optimizer == "sgd" else "adagrad"
         self.bottom = (config.dense_features, *config.bottom_mlp)
@@ -221,8 +245,8 @@ class _Step:
         for rank in self.all:
             for kind, samples in (("away", c.batch), ("data", self.b)):
                 tables = [s.table for s in self.held if s.rank == rank and (s.kind == "data") == (kind == "data")]
-                if tables:
-                    self.issue.op(rank, HostOp(_LOOKUP, (self.lookups(tables, samples, "forward"),)))
+                for lookup in self.lookups(tables, samples, "forward"):
+                    self.issue.op(rank, HostOp(_LOOKUP, (lookup,)))
         self.bags: dict[int, int] | None = None
         t = self.traffic
         for node, size in enumerate(t.node_bytes):
@@ -233,11 +257,17 @@ class _Step:
         if (call := self.all_to_all(t.pairs)) is not None:
             self.bags = self.meet(call, _ALL_TO_ALL)
 
-    def lookups(self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"]) -> OpCall:
-        """One fused op, of plain numbers: equal ones are one row of the duration table."""
-        call = lookup_calls(tables, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates, in_step=True)
-        numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
-        return dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers))
+    def lookups(self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"]) -> list[OpCall]:
+        """One fused op for each number format, of plain numbers: equal ones are one row of the duration table."""
+        calls = []
+        for dtype in dict.fromkeys(table.dtype for table in tables):
+            together, beside = ([t for t in tables if (t.dtype == dtype) == same] for same in (True, False))
+            call = lookup_calls(
+                together, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates, beside=beside, in_step=True
+            )
+            numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
+            calls.append(dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers)))
+        return calls
 
     def exchange(self) -> None:
         """Lengths, which the hosts must see to know how many indices come; then the indices."""
@@ -259,7 +289,7 @@ class _Step:
             if self.bags is not None and rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "bags")
         if self.traffic.summed_bytes > 0:
-            self.every([HostOp(("aten::add",), (loop(self.c.dtype, "add", 1, self.traffic.summed_bytes / self.element_bytes),))])
+            self.every([HostOp(("aten::add",), (loop(self.c.dense_dtype, "add", 1, self.traffic.summed_bytes / self.element_bytes),))])
 
     def interact(self) -> list[HostOp]:
         c = self.c
@@ -290,7 +320,7 @@ class _Step:
         c = self.c
         copied = [s.table for s in self.held if s.kind == "data" and s.rank == 0]
         if copied:
-            self.every([HostOp(_LOOKUP_BACKWARD, (self.lookups(copied, self.b, "backward"),))])
+            self.every([HostOp(_LOOKUP_BACKWARD, (call,)) for call in self.lookups(copied, self.b, "backward")])
             for table in copied:
                 self.ready(Parameter(float(table.rows), float(table.dim)))
         for rank in self.all:
@@ -299,7 +329,8 @@ class _Step:
                 continue
             if self.bags is not None and rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "gradients of bags")
-            self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (self.lookups(tables, c.batch, "backward"),)))
+            for call in self.lookups(tables, c.batch, "backward"):
+                self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (call,)))
 
     def backward(self, ops: Sequence[tuple[HostOp, tuple[Parameter, ...]]]) -> None:
         for op, parameters in ops:
@@ -311,7 +342,7 @@ class _Step:
         """A gradient is there: into the bucket, which leaves when it is full."""
         if self.c.ranks == 1:
             return
-        self.every([HostOp(("aten::mul",), (loop(self.c.dtype, "mulu", parameter.rows, parameter.cols),))])
+        self.every([HostOp(("aten::mul",), (loop(self.c.dense_dtype, "mulu", parameter.rows, parameter.cols),))])
         self.bucket.append(parameter)
         self.reduce(rest=False)
 
@@ -346,7 +377,11 @@ class _Step:
         c, calls = self.c, tuple(self.issue.calls)
         where = f", {c.ranks} ranks" + (f" of {c.nodes} nodes" if c.nodes > 1 else "") if c.ranks > 1 else ""
         notes = [] if c.host_bytes_per_s is not None else ["the batch lies on the devices: no copies from the host"]
-        notes += [] if self.issue.host is not None else ["no host: issuing work costs nothing"]
+        notes += (
+            []
+            if self.issue.host is not None
+            else ["no host: launching kernels costs nothing, as when a CUDA graph of the step is replayed"]
+        )
         return Workload(
             name=f"dlrm batch {c.batch}, {len(c.tables)} tables{where}",
             graph=self.issue.graph.build(),

@@ -4,9 +4,9 @@ A framework's op costs its host, before, between and after its kernels' launches
 
     between_ops  before_launch  [launch_call  between_launches]  launch_call  after_launch
 
-A kernel issued by a host is marked as such (`OpCall.issued_apart`): a GPU's model leaves out the launch that its measurements held.
-Each kernel's launch holds the host's seconds before it; what follows the last launch is added to what the rank issues next. Without a host
-all of this is free.
+A kernel is marked as issued apart (`OpCall.issued_apart`): a GPU's model leaves out the launch that its measurements held. Each kernel's
+launch holds the host's seconds before it; what follows the last launch is added to what the rank issues next. Without a host all of this
+is free: what remains is what the step takes when a CUDA graph of it is replayed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Issue:
             self._settle(rank)
 
     def _node(self, rank: int, stream: str, call: Call, label: str, after: Sequence[int], blocking: bool = False) -> int:
-        if self.host is not None and isinstance(call, OpCall):
+        if isinstance(call, OpCall):
             call = replace(call, issued_apart=True)
         row = self.calls.setdefault(call, len(self.calls) + 1)
         launch = self._row(self._owed_s.pop(rank, 0.0))

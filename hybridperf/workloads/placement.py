@@ -4,8 +4,8 @@ R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = 
 
     table      the whole table on one rank: it looks up all B samples and sends rank j its b of them
     column     D_t / n columns on each of n ranks, each as a table of its own
-    row        rows dealt out to n ranks: each sums those of a sample's rows that it holds, and partial sums are added up, on all R ranks by
-               a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
+    row        rows dealt out to n ranks (`embedding/pieces.py`: the first has the hottest): each sums those of a sample that it holds, and
+               partial sums are added up, on all R ranks by a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
     table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with the ranks in the same place of each node
     data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with those of the MLPs
 """
@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from hybridperf.embedding import Table
+from hybridperf.embedding import Table, row_pieces
 from hybridperf.io import InputError
 
 Kind = Literal["table", "row", "column", "data", "table_row"]
@@ -61,24 +61,24 @@ def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, 
         holders = place.ranks or tuple(range(ranks))
         _check(table, place, holders, ranks, nodes)
         n = len(holders)
-        part = table
+        parts = [table] * n
         if place.kind == "column":
-            part = dataclasses.replace(table, dim=table.dim // n)
+            parts = [dataclasses.replace(table, dim=table.dim // n)] * n
         elif place.kind in ("row", "table_row"):
-            part = dataclasses.replace(table, rows=max(1.0, table.rows / n), pooling=table.pooling / n)
-        found += [Shard(part, rank, place.kind, of) for rank in holders]
+            parts = row_pieces(table, n)
+        found += [Shard(part, rank, place.kind, of) for part, rank in zip(parts, holders, strict=True)]
     return found
 
 
-def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element_bytes: float) -> Traffic:
-    """What the shards make ranks send in the forward pass."""
+def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element_bytes: float | None = None) -> Traffic:
+    """What the shards make ranks send in the forward pass. `element_bytes` of a bag's numbers; None: those of its table's."""
     pairs, own, per_node = np.zeros((ranks, ranks)), batch / ranks, ranks // nodes
     scattered, summed, by_node = 0.0, 0.0, np.zeros(nodes)
     holders: dict[int, int] = {}
     for shard in held:
         holders[shard.of] = holders.get(shard.of, 0) + 1
     for shard in held:
-        bag = shard.table.dim * element_bytes
+        bag = shard.table.row_bytes if element_bytes is None else shard.table.dim * element_bytes
         if shard.kind in ("table", "column"):
             pairs[shard.rank] += own * bag
         elif shard.kind == "row" and holders[shard.of] == ranks:
@@ -95,7 +95,7 @@ def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element
 def _check(table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int) -> None:
     if place.kind not in get_args(Kind):
         raise InputError(f"table {table.name} is placed {place.kind!r}, expected one of {', '.join(get_args(Kind))}")
-    if len(set(holders)) < len(holders) or not all(0 <= rank < ranks for rank in holders):
+    if len(set(holders)) < len(holders) or not all(isinstance(rank, int | np.integer) and 0 <= rank < ranks for rank in holders):
         raise InputError(f"table {table.name} is placed on ranks {list(holders)}, expected different ones of 0 to {ranks - 1}")
     if place.kind == "table" and len(holders) != 1:
         raise InputError(f"table {table.name} is placed whole on {len(holders)} ranks, expected one; name it as ranks=(r,)")
