@@ -96,6 +96,7 @@ class _Unique:
         self.unique = list(place)
 
 
+@functools.lru_cache(65536)
 def _cell(config: TransformerConfig) -> TransformerConfig:
     """The config with everything equal that a layer's passes do not depend on."""
     layout = config.layout
@@ -108,6 +109,7 @@ def _cell(config: TransformerConfig) -> TransformerConfig:
     return config.replace(shape=shape, layout=layout.replace(**alike), overlap_gradients=True, stage_split="even")
 
 
+@functools.lru_cache(65536)
 def _once(config: TransformerConfig) -> TransformerConfig:
     """The same for what happens once a step, and for messages between stages."""
     return config.replace(layout=config.layout.replace(accumulation=1, recompute="none"))
