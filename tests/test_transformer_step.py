@@ -287,7 +287,7 @@ def test_predicting_a_step_with_a_shipped_model(model):
     assert found.roofline_s < found.time_s
     listed = found.ops()  # ops without a name of their own in tables, too
     assert len(listed) == len(found.workload.graph)
-    assert "optimizer" in set(listed["op"])
+    assert "adam" in set(listed["op"])
     groups = set(found.breakdown()["group"])
     assert {"gemm", "prefill_attention", "all_reduce", "sendrecv", "elementwise", "norm"} <= groups
     assert any("no host" in note for note in found.notes)

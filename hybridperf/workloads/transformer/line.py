@@ -127,7 +127,7 @@ class Lines:
 
     def _row(self, step: Step) -> int:
         call = step.call
-        return self._known(dataclasses.replace(call, issued_apart=self.host is not None) if isinstance(call, OpCall) else call)
+        return self._known(dataclasses.replace(call, issued_apart=True) if isinstance(call, OpCall) else call)
 
     def _known(self, call: Call) -> int:
         return self.calls.setdefault(call, len(self.calls) + 1)

@@ -61,7 +61,7 @@ class _Build:
 
     def __init__(self, config: TransformerConfig, host: Host | None):
         layout = config.layout
-        self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node, strict=False))
+        self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node))
         self.c = config
         self.schedule: Schedule = schedule(layout.schedule, layout.pp, layout.accumulation, layout.vp)
         _refuse(config, self.schedule)
@@ -109,7 +109,7 @@ class _Build:
             graph=self.lines.graph.build(),
             calls=tuple(self.lines.calls),
             flops=self.lines.flops,
-            notes=(*self.notes, *(() if self.lines.host is not None else ("no host: issuing work costs nothing",))),
+            notes=(*self.notes, *(() if self.lines.host is not None else ("no host: launches cost nothing, as in a replayed CUDA graph",))),
         )
 
     # tasks ----------------------------------------------------------------------------------------------------------------------------
