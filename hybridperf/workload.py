@@ -68,10 +68,7 @@ def kind_of(call: Call) -> int:
 def call_columns(call: Call) -> dict[str, object]:
     """A row of the duration table as a row of a table for people."""
     if isinstance(call, OpCall):
-        try:
-            return columns(call.op)
-        except ValueError:  # no table has a name for it, such as an optimizer that also writes weights in fewer bits
-            return {"op": call.op.group, "dtype": call.op.dtype, **{name: getattr(call.op, name) for name in call.op.dimensions()}}
+        return columns(call.op)
     if isinstance(call, CollectiveCall):
         return {"op": call.collective, "bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes}
     return {"op": call.what}

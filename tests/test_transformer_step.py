@@ -364,7 +364,7 @@ def test_intervals_of_composed_steps(model, monkeypatch):
     ("layout", "sentence"),
     [
         ({"pp": 16}, "pp must not exceed the layers, got pp 16, 8 layers"),
-        ({"tp": 8}, "tp must not exceed the heads"),
+        ({"tp": 8}, "heads must be divisible by tp"),
         ({"pp": 2, "schedule": "chimera", "accumulation": 2, "dp": 2, "zero": 1}, "schedule 'chimera' with ZeRO-1 is not modelled"),
         ({"pp": 2, "schedule": "zero_bubble", "recompute": "full"}, "schedule 'zero_bubble' with recompute is not modelled"),
         ({"pp": 2, "schedule": "zero_bubble", "dp": 2, "zero": 3}, "schedule 'zero_bubble' with ZeRO-3 is not modelled"),
