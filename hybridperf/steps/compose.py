@@ -48,6 +48,10 @@ class Block:
     gather_s: Any  # weights gathered and gradients scattered by sharding, beside the computation
     gather_calls: Any
 
+    def plus(self, other: Block) -> Block:
+        """Both, one after the other."""
+        return jax.tree.map(lambda one, more: one + more, self, other)
+
 
 @functools.partial(jax.tree_util.register_dataclass)
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Features:
     stages: Any
     micro_batches: Any
     fill: Any
+    chunks: Any  # of a stage, each of which sends for itself
     sends_s: Any  # one message between neighbouring stages
     sends_hidden: Any  # 1: a stage computes on meanwhile
     tp_nodes: Any  # that a tensor-parallel group lies on
@@ -107,7 +112,7 @@ def step_seconds(f: Features, k: Knobs, layer_log: Any = 0.0, ends_log: Any = 0.
         for at, (block, shown) in enumerate(ends)
     )
     alone = f.stages == 1
-    sends_s = xp.where(alone, 0.0, (1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s + k.stall_s * f.stalls)
+    sends_s = xp.where(alone, 0.0, f.chunks * ((1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s) + k.stall_s * f.stalls)
     first_s = f.layers_first * layer_s + embedding_s + sends_s
     last_s = xp.where(alone, first_s + head_s, f.layers_last * layer_s + head_s + sends_s)
     other_s = xp.where(f.stages > 2, f.layers_most * layer_s + sends_s, 0.0)
