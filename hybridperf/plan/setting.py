@@ -7,7 +7,6 @@ A framework's habits (kernels, attention, bytes of gradients, what overlaps) are
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from hybridperf.hardware import DeviceSpec, load_device, load_system
@@ -18,6 +17,7 @@ from hybridperf.steps.batch import Bank
 from hybridperf.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.steps.names import Machine, aliases, machine
 from hybridperf.steps.prices import Prices
+from hybridperf.steps.rows import config_habits
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
 
@@ -47,7 +47,8 @@ class Setting:
 
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
-        return self.template.replace(layout=layout, gpus_per_node=min(self.gpus_per_node, layout.ranks))
+        padded = int(config_habits(aliases()["framework"][self.framework], layout.tp).get("vocab_multiple", self.template.vocab_multiple))
+        return self.template.replace(layout=layout, gpus_per_node=min(self.gpus_per_node, layout.ranks), vocab_multiple=padded)
 
 
 def setting(
@@ -60,7 +61,9 @@ def setting(
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
     fabric = load_system(system)
     if device is None and fabric.device is None:
-        raise InputError(f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device")
+        raise InputError(
+            f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device"
+        )
     named = device or fabric.device
     assert named is not None
     found = machine(named, "", named, system)
@@ -79,8 +82,3 @@ def setting(
         shape, found, load_device(found.device), framework, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
         memory_knobs(framework), USABLE * capacity, tuple(notes),
     )  # fmt: skip
-
-
-def is_file(name: str) -> bool:
-    """Whether a name is that of a file."""
-    return Path(name).suffix in (".toml", ".json")

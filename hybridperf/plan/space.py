@@ -131,7 +131,9 @@ def _allowed(only: Mapping[str, Sequence[Any]]) -> dict[str, set[Any]]:
         for value in values:
             if words is not None and value not in words:
                 raise InputError(f"{name} can be {', '.join(words)}, got {value!r}")
-            if words is None and not (isinstance(value, bool | int | np.integer) and value >= (1 if name not in ("zero", "sequence_parallel") else 0)):
+            if words is None and not (
+                isinstance(value, bool | int | np.integer) and value >= (1 if name not in ("zero", "sequence_parallel") else 0)
+            ):
                 raise InputError(f"{name} must be a whole number, got {value!r}")
         found[name] = {codes.index(value) if words else int(value) for value in values}
     return found
@@ -167,7 +169,9 @@ def _of_division(
     micro = [] if remainder else _keep("micro_batch", divisors(samples), allowed)
     chunks = [1] + ([v for v in divisors(shape.depth // x["pp"]) if v > 1] if x["pp"] > 1 and shape.depth % x["pp"] == 0 else [])
     plain = [SCHEDULES.index(name) for name in PLANNED_SCHEDULES if name != "interleaved"] if x["pp"] > 1 else [0]
-    pipelines = [(vp, code) for vp in _keep("vp", chunks, allowed) for code in _keep("schedule", plain if vp == 1 else [INTERLEAVED], allowed)]
+    pipelines = [
+        (vp, code) for vp in _keep("vp", chunks, allowed) for code in _keep("schedule", plain if vp == 1 else [INTERLEAVED], allowed)
+    ]
     data = x["dp"] * x["cp"]
     sharded = [data] if data == 1 else list(dict.fromkeys((data, math.gcd(data, gpus_per_node))))
     states = [(0, data)] + ([(zero, ranks) for zero in (1, 2, 3) for ranks in sharded if ranks > 1] if data > 1 else [])

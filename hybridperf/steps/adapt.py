@@ -159,6 +159,16 @@ def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.
     return log_s(theta, corrections), np.stack(by_theta, 1), np.stack(by_block)
 
 
+def alike_left(adapted: Adapted, cells: np.ndarray) -> np.ndarray:
+    """Correlation of what known cells leave open of corrections of others [N, N]: its diagonal is `of_cells`' share."""
+    among = _alike(cells, cells)
+    if not len(adapted.cells):
+        return among
+    known = _alike(adapted.cells, adapted.cells) + _JITTER * np.eye(len(adapted.cells))
+    across = _alike(cells, adapted.cells)
+    return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
+
+
 def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Correlation of the corrections of cells [a, b]."""
     away = np.sqrt(3.0) * np.sqrt((((a[:, None] - b[None]) / LENGTH) ** 2).sum(-1))

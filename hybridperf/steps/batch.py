@@ -17,6 +17,7 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.steps.compose import Features
+from hybridperf.steps.cross_node import with_crossings
 from hybridperf.steps.features import features, joined
 from hybridperf.steps.names import Machine
 from hybridperf.steps.prices import Prices
@@ -93,6 +94,8 @@ class Bank:
         order = {place: i for i, place in enumerate(at)}
         whole = joined([(part, np.array([order[place] for place in places])) for part, places in parts], len(at)) if parts else None
         rows = tuple(resolved.rows[place] for place in at)
+        if whole is not None:
+            whole = with_crossings(whole, rows)
         return Batch(resolved, at, rows, whole, cells_of([_config(row) for row in rows]), problems)
 
     def _features(

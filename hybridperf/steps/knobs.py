@@ -50,14 +50,22 @@ class Knobs:
     attention: Any = _knob(1.0, 0.3, "the op model; few backward passes of attention are measured")
     memory: Any = _knob(1.25, 0.15, "measured loops, norms and softmax of an A100 reach 75 to 86 % of its bandwidth (NeuSight's tables)")
     launch_s: Any = _knob(
-        45e-6, 0.5, "host seconds between launches in shared PyTorch traces: A100 45 and 30 (forward, backward), V100 47 and 93, 42 and 36,"
+        45e-6,
+        0.5,
+        "host seconds between launches in shared PyTorch traces: A100 45 and 30 (forward, backward), V100 47 and 93, 42 and 36,"
         " 30 and 22, RTX 2080 Ti 82 and 60: geometric mean 44",
     )
     backward_launch: Any = _knob(1.0, 0.2, "a launch of the backward pass over one of the forward in those traces: 0.5 to 2, mean 0.9")
     collective_launch_s: Any = _knob(60e-6, 0.7, "host seconds of issuing a collective in the same traces: several ops of its framework")
-    exposed_kernel_s: Any = _knob(5e-6, 1.5, "the least that a kernel of measured tables takes, and the gap between two in a trace that never waits for its host: 2 to 6 us")
-    tp: Any = _knob(1.2, 0.4, "collectives of tables start with all ranks ready")
-    tp_arrival_s: Any = _knob(15e-6, 1.0, "spread of ranks at a collective in traces of 8 V100")
+    exposed_kernel_s: Any = _knob(
+        5e-6,
+        1.5,
+        "the least that a kernel of measured tables takes, and the gap between two in a trace that never waits for its host: 2 to 6 us",
+    )
+    tp: Any = _knob(1.0, 0.15, "the links' own model, inside a node")
+    tp_arrival_s: Any = _knob(
+        40e-6, 1.2, "tables start with all ranks ready; in a step each is fed by its own host, about one launch apart"
+    )
     tp_across: Any = _knob(1.0, 0.3, "the links' own model, between nodes")
     tp_across_node_s: Any = _knob(10e-6, 1.5, "for each node of a collective: twice NCCL's own network latency")
     crossing_tp_s: Any = _knob(1e-3, 1.0, "order of magnitude in the sweep of nanotron, whose rows alone have it (`cross_node.py`)")

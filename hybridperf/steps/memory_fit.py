@@ -71,7 +71,15 @@ class MemoryColumns:
         """Group some configs."""
         places: dict[tuple[object, ...], list[int]] = {}
         for at, config in enumerate(configs):
-            key = (config.shape, config.dtype, config.attention, config.optimizer, config.gradient_bytes, config.dropout, config.stage_split)
+            key = (
+                config.shape,
+                config.dtype,
+                config.attention,
+                config.optimizer,
+                config.gradient_bytes,
+                config.dropout,
+                config.stage_split,
+            )
             places.setdefault(key, []).append(at)
         groups = tuple((np.array(at), configs[at[0]], Layouts.of([configs[one].layout for one in at])) for at in places.values())
         return MemoryColumns(len(configs), groups)

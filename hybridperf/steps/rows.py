@@ -148,7 +148,7 @@ def _resolve(row: _Row, device: str | None, system: str | None, host: str | None
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
         row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
-        dtype, fields = _habits(row, habits)
+        dtype, fields = _habits(row, habits, layout)
         flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
     except (_Refused, InputError) as error:
@@ -280,7 +280,7 @@ def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per
 # --- the rest ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _habits(row: _Row, habits: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, Any], ...]]:
+def _habits(row: _Row, habits: Mapping[str, Any], layout: Layout) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """(dtype, the framework's own fields of a config)."""
     said = row.text("precision")
     dtype = word("precision", said) if said else None
@@ -290,7 +290,15 @@ def _habits(row: _Row, habits: Mapping[str, Any]) -> tuple[str, tuple[tuple[str,
         raise _Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
     quant = word("quant", said) or ""
-    return dtype, tuple((name, value) for name, value in ({**habits, "quant": quant}).items() if name in names)
+    settled = {**config_habits(habits, layout.tp), "quant": quant}
+    return dtype, tuple((name, value) for name, value in settled.items() if name in names)
+
+
+def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded."""
+    if tp > 1 and "vocab_multiple_tp" in habits:
+        return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
+    return dict(habits)
 
 
 def _peak_dtype(dtype: str, fields: tuple[tuple[str, Any], ...]) -> str:
