@@ -76,13 +76,11 @@ class Columns:
         cell, shards, once, message = (index[at] for index in (self.cell, self.shards, self.once, self.message))
         base = self.space.base_of[self.rows[at]]
         vp = self.space.base.vp[base].astype(float)
-        blocks = [_block(getattr(self.f, name), cell, shards) for name in ("layer", "embedding", "head")]
-        return Features(
-            *blocks,
-            **{name: getattr(self.f, name)[once] for name in _ONCE},
-            **{name: getattr(self.f, name)[cell] for name in _OF_CELL},
-            micro_batches=self.space.base.accumulation[base].astype(float), fill=1.0 / vp, chunks=vp, sends_s=self.f.sends_s[message],
-        )  # fmt: skip
+        values: dict[str, Any] = {name: _block(getattr(self.f, name), cell, shards) for name in ("layer", "embedding", "head")}
+        values |= {name: getattr(self.f, name)[once] for name in _ONCE}
+        values |= {name: getattr(self.f, name)[cell] for name in _OF_CELL}
+        accumulation = self.space.base.accumulation[base].astype(float)
+        return Features(**values, micro_batches=accumulation, fill=1.0 / vp, chunks=vp, sends_s=self.f.sends_s[message])
 
 
 def _block(block: Block, cell: np.ndarray, shards: np.ndarray) -> Block:

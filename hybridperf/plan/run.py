@@ -9,9 +9,10 @@ Several numbers of devices or batches make several spaces, ranked together. Obje
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +101,23 @@ def plan(
     if objective == "cost" and rates.usd_per_hour is None:
         raise InputError(f"expected a price to rank by cost, got none of {shared.device.id}; {rates.said[-1]}")
     counts = [gpus] if isinstance(gpus, int) else list(gpus)
-    notes, cases, legal, orders, found = list(shared.notes), [], 0, 0, []
+    notes, cases, legal, orders = list(shared.notes), list[Priced](), 0, 0
+    refused: list[Callable[[], str]] = []  # why numbers of devices and batches have no plan; asked for when none has
     for count in counts:
         batches = _batches(batch, shape, count, notes)
         for samples in batches:
             one = space(shape, count, shared.gpus_per_node, samples, only, shared.strict)
             if not len(one):
-                found.append(lambda count=count, samples=samples: nothing_legal(shared, count, samples, only))
+                refused.append(functools.partial(nothing_legal, shared, count, samples, only))
                 continue
             legal, orders = legal + len(one), orders + one.orders
             needed = memory_of(shared, one)
             if not (needed <= shared.capacity_bytes).any():
-                found.append(lambda count=count, samples=samples, one=one, needed=needed: nothing_fits(shared, one, needed, only))
+                refused.append(functools.partial(nothing_fits, shared, one, needed, only))
                 continue
             cases.append(priced(shared, one, needed))
     if not cases:
-        raise InputError(found[-1]())
+        raise InputError(refused[-1]())
     ranked = _ranked(cases, objective, rates)
     return Plan(
         shared, rates, objective, tokens, tuple(cases), ranked, legal, orders, time.perf_counter() - began, tuple(dict.fromkeys(notes))

@@ -15,6 +15,7 @@ import pyarrow.parquet
 from hybridperf.io import InputError, replacing
 from hybridperf.plan.priced import Priced
 from hybridperf.plan.run import DAY_S, Plan, tokens_of
+from hybridperf.plan.space import Space
 from hybridperf.steps.compose import Parts
 from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
 
@@ -87,7 +88,7 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pa.Tab
         out[name] = column.astype(bool) if name == "sequence_parallel" else column.astype(np.int32)
     for name, words in _WORDS.items():
         out[name] = _coded(np.asarray(getattr(base, name))[base_of], words)
-    out["order"] = _coded(space.place_of[rows], [" ".join(place.order) for place in space.places])
+    out["order"] = _orders(space, rows)
     tokens, gpus = tokens_of(case), space.gpus
     energy = rates.energy_j(gpus, parts.step_s, parts.compute_s)
     flops = case.setting.shape.model_flops(tokens)
@@ -99,6 +100,13 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pa.Tab
         steps = plan.tokens / tokens
         out |= {"days": steps * parts.step_s / DAY_S, "total_usd": steps * out["usd"], "total_energy_j": steps * energy}
     return pa.table({name: column if isinstance(column, pa.Array) else pa.array(column) for name, column in out.items()})
+
+
+def _orders(space: Space, rows: np.ndarray) -> pa.Array:
+    orders = [" ".join(place.order) for place in space.places]
+    words = list(dict.fromkeys(orders))
+    code = {word: at for at, word in enumerate(words)}
+    return _coded(np.array([code[order] for order in orders])[space.place_of[rows]], words)
 
 
 def _same(value: int, rows: np.ndarray) -> np.ndarray:

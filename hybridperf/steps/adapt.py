@@ -1,9 +1,9 @@
 """Knobs and block times from measured steps: one Gaussian conditioning, repeated where the composition bends.
 
-The log of a step's time is a known function of the logs theta of the knobs and of corrections of the logs of block times, two per cell
-x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): one of a layer, one of what stands at the ends (embedding, head):
+The log of a step's time is a known function of the logs theta of the knobs and of corrections of the logs of block times, three per cell
+x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer's GPU, of its host, of the ends (embedding, head):
 
-    log measured_i = log step_i(theta, d(x_i)) + noise_i,    theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l))
+    log measured_i = log step_i(theta, d(x_i)) + noise_i,    theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l_b))
 
 With z = (theta, d at the cells of the rows), A its slopes and R the noise, linearised at z:
 
@@ -14,7 +14,7 @@ what a knob explains everywhere costs less than as many corrections. Rows that a
 disturbed ones bends nothing. S says how sure a prediction is, and S, P0 and what is left how likely the rows are (Laplace), by which
 assumptions are compared. Corrections are bounded: none carries a block beyond a factor of 1.6.
 
-Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 2 blocks. All in NumPy, float64, slopes by differences: a
+Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 3 blocks. All in NumPy, float64, slopes by differences: a
 fit takes less time than compiling its derivative would.
 """
 
@@ -31,15 +31,19 @@ from hybridperf.steps.compose import Features, step_seconds
 from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, theta_of
 
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
-SPREAD = np.array([0.14, 0.2])  # s of layers and of ends
-LENGTH = np.array([2.5, 0.7, 1.5, 2.5])  # l [X], in doublings; collectives make each tensor-parallel degree a case of its own
+SPREAD = np.array([0.14, 0.14, 0.2])  # s of a layer's GPU, of its host, of the ends [B]
+# l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; a host does not see how large kernels are
+LENGTH = np.array([[1.0, 0.7, 1.5, 2.5], [3.0, 0.7, 1.5, 4.0], [1.5, 0.7, 1.5, 2.5]])
 MOST_CORRECTION = 0.5
-_FAR = 5.0  # noises beyond which a row counts linearly
+_FAR = 0.05  # in logs; beyond it a row counts linearly
+_MOST_ROWS, _DEVIATIONS = 0.8, 1.28  # four rows in five lie within so many deviations: how noisy rows are that scatter more than NOISE
+_CLEARLY_NOISIER = 2.0
 _STEP = 1e-4  # in logs, of differences
 _ROUNDS, _DAMPING, _LONGEST_STEP = 15, 0.6, 0.5
+_NOISE_ROUNDS = 3
 _JITTER = 1e-6
 _HOST_WIDTH = 0.3  # of the launch cost where the host itself was traced: another program on it
-_BLOCKS = 2
+_BLOCKS = len(SPREAD)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Adapted:
     corrections: np.ndarray  # [B, C] of their blocks
     covariance: np.ndarray  # [K + B C, K + B C] of both
     rows: int = 0
+    noise: float = NOISE  # of the rows' log times
     evidence: float = 0.0  # log likelihood of the rows, knobs and corrections integrated out
 
     @property
@@ -61,17 +66,20 @@ class Adapted:
     def before(host: Host | None = None) -> Adapted:
         """What is believed without rows; launching as `host` showed it, where one is given."""
         theta, widths = beliefs(host)
-        return Adapted(theta, np.zeros((0, len(LENGTH))), np.zeros((_BLOCKS, 0)), np.diag(widths**2))
+        return Adapted(theta, np.zeros((0, LENGTH.shape[1])), np.zeros((_BLOCKS, 0)), np.diag(widths**2))
 
     def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(corrections [B, N] of cells [N, X], their dependence on the known cells' [N, C], share of variance that those leave [N])."""
-        if not len(self.cells):
-            return np.zeros((_BLOCKS, len(cells))), np.zeros((len(cells), 0)), np.ones(len(cells))
-        alike = _alike(cells, self.cells)
-        among = _alike(self.cells, self.cells) + _JITTER * np.eye(len(self.cells))
-        weights = cho_solve(cho_factor(among, lower=True), alike.T).T
-        left = np.maximum(1.0 - (weights * alike).sum(1), 0.0)
-        return np.clip(self.corrections @ weights.T, -MOST_CORRECTION, MOST_CORRECTION), weights, left
+        """(corrections [B, N] of cells [N, X], their dependence on the known cells' [B, N, C], share of variance that those leave [B, N])."""
+        unique, of = np.unique(cells, axis=0, return_inverse=True)
+        of = of.reshape(-1)
+        weights, left = np.zeros((_BLOCKS, len(unique), len(self.cells))), np.ones((_BLOCKS, len(unique)))
+        for block in range(_BLOCKS if len(self.cells) else 0):
+            alike = _alike(unique, self.cells, block)
+            among = _alike(self.cells, self.cells, block) + _JITTER * np.eye(len(self.cells))
+            weights[block] = cho_solve(cho_factor(among, lower=True), alike.T).T
+            left[block] = np.maximum(1.0 - (weights[block] * alike).sum(1), 0.0)
+        corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
+        return np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)[:, of], weights[:, of], left[:, of]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +111,29 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     """Log seconds of rows and how sure they are."""
     corrections, weights, left = adapted.of_cells(cells)
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
-    a = np.concatenate([by_theta, *(slope[:, None] * weights for slope in by_block)], 1)
-    variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ by_block**2 * left + NOISE**2
+    a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
+    variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
     return Said(log_s, np.sqrt(variance), corrections)
 
 
 def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray = SPREAD) -> Adapted:
-    """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go."""
+    """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go.
+
+    Rows of one run of a machine agree to a percent. Those of a sweep over many nodes and days do not: their own scatter, where it is
+    larger, becomes the noise, so that corrections do not chase it.
+    """
+    adapted, scatter = _fit(f, cells, measured_s, host, spread, NOISE)
+    for _ in range(_NOISE_ROUNDS):
+        if scatter < _CLEARLY_NOISIER * adapted.noise and adapted.noise == NOISE or scatter <= adapted.noise:
+            break
+        adapted, scatter = _fit(f, cells, measured_s, host, spread, scatter)
+    return adapted
+
+
+def _fit(
+    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, spread: np.ndarray, noise_log: float
+) -> tuple[Adapted, float]:
+    """(what rows say at one noise, their scatter about it)."""
     theta_0, widths = beliefs(host)
     knobs = len(theta_0)
     known, of = np.unique(cells, axis=0, return_inverse=True)
@@ -117,10 +141,9 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
     some = len(known)
     prior = np.zeros((knobs + _BLOCKS * some,) * 2)
     prior[:knobs, :knobs] = np.diag(widths**2)
-    alike = _alike(known, known) + _JITTER * np.eye(some)
     places = [knobs + at * some + np.arange(some) for at in range(_BLOCKS)]
-    for place, spread in zip(places, spread, strict=True):
-        prior[np.ix_(place, place)] = spread**2 * alike
+    for block, place in enumerate(places):
+        prior[np.ix_(place, place)] = spread[block] ** 2 * (_alike(known, known, block) + _JITTER * np.eye(some))
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
@@ -129,7 +152,7 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
     for _ in range(_ROUNDS):
         log_s, by_theta, by_block = slopes(f, z[:knobs], z[knobs:].reshape(_BLOCKS, some)[:, of])
         error = log_measured - log_s
-        noise = NOISE**2 * np.maximum(1.0, np.abs(error) / (_FAR * NOISE))
+        noise = noise_log**2 * np.maximum(1.0, np.abs(error) / _FAR)
         a = np.zeros((len(of), len(z)))
         a[:, :knobs] = by_theta
         for place, slope in zip(places, by_block, strict=True):
@@ -142,7 +165,9 @@ def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | Non
     moved = z - z_0
     log_likelihood = -0.5 * ((error**2 / noise).sum() + np.log(noise).sum() + moved @ pull @ moved)
     log_likelihood += 0.5 * np.linalg.slogdet(covariance)[1] - np.log(np.diag(factor[0])).sum()
-    return Adapted(z[:knobs], known, z[knobs:].reshape(_BLOCKS, some), covariance, len(of), float(log_likelihood))
+    scatter = float(np.quantile(np.abs(error), _MOST_ROWS)) / _DEVIATIONS
+    found = Adapted(z[:knobs], known, z[knobs:].reshape(_BLOCKS, some), covariance, len(of), noise_log, float(log_likelihood))
+    return found, scatter
 
 
 def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -169,7 +194,7 @@ def alike_left(adapted: Adapted, cells: np.ndarray) -> np.ndarray:
     return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
 
 
-def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Correlation of the corrections of cells [a, b]."""
-    away = np.sqrt(3.0) * np.sqrt((((a[:, None] - b[None]) / LENGTH) ** 2).sum(-1))
+def _alike(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:
+    """Correlation of a block's corrections of cells [a, b]."""
+    away = np.sqrt(3.0) * np.sqrt((((a[:, None] - b[None]) / LENGTH[block]) ** 2).sum(-1))
     return np.asarray((1 + away) * np.exp(-away))

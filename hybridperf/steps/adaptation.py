@@ -69,7 +69,8 @@ class Adaptation:
         groups = {
             name: {
                 "knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True)), "cells": one.cells.tolist(),
-                "corrections": one.corrections.tolist(), "covariance": one.covariance.tolist(), "rows": one.rows, "evidence": one.evidence,
+                "corrections": one.corrections.tolist(), "covariance": one.covariance.tolist(), "rows": one.rows,
+                "noise": one.noise, "evidence": one.evidence,
             }
             for name, one in self.groups.items()
         }  # fmt: skip
@@ -177,9 +178,9 @@ def _labels(batch: Batch, source: str) -> list[str]:
 
 def _read(one: Mapping[str, Any]) -> Adapted:
     theta = np.log([float(one["knobs"][name]) for name in NAMES])
-    cells = np.array(one["cells"], float).reshape(-1, len(adapt.LENGTH))
+    cells = np.array(one["cells"], float).reshape(-1, adapt.LENGTH.shape[1])
     corrections = np.array(one["corrections"], float).reshape(len(adapt.SPREAD), len(cells))
     covariance = np.array(one["covariance"], float)
     if covariance.shape != (len(NAMES) + corrections.size,) * 2 or not np.isfinite(covariance).all() or not np.isfinite(theta).all():
         raise ValueError("the covariance does not have the shape of knobs and corrections")
-    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), float(one["evidence"]))
+    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), float(one["noise"]), float(one["evidence"]))

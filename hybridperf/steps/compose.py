@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from hybridperf.either import array_module
-from hybridperf.steps.cross_node import across_s, crossing_host_s
+from hybridperf.steps.cross_node import across_s, crossing_host_s, ring_latency_s
 from hybridperf.steps.knobs import Knobs
 
 PHASES = ("forward", "recomputed", "backward")
@@ -50,7 +50,7 @@ class Block:
 
     def plus(self, other: Block) -> Block:
         """Both, one after the other."""
-        return jax.tree.map(lambda one, more: one + more, self, other)
+        return Block(*(getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(Block)))
 
 
 @functools.partial(jax.tree_util.register_dataclass)
@@ -79,7 +79,8 @@ class Features:
     optimizer_s: Any
     optimizer_kernels: Any
     tp: Any
-    crossing: Any  # 1: a pipeline over nodes that waits (`cross_node.py`)
+    waiting: Any  # 1: a ring over nodes waits at each of them (`cross_node.py`)
+    crossing: Any  # 1: so does a pipeline over nodes
     stalls: Any  # messages of a micro-batch that surely stall
     gathered_layers: Any  # of a rank, updated in shards and gathered one by one: times doublings of data ranks
 
@@ -96,16 +97,16 @@ class Parts(NamedTuple):
     host_bound: Any  # host seconds of a layer over its GPU seconds
 
 
-def step_seconds(f: Features, k: Knobs, layer_log: Any = 0.0, ends_log: Any = 0.0) -> Parts:
-    """Times of steps; `layer_log` [N] and `ends_log` [N] correct the logs of the time of a layer, and of embedding and head.
+def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0, ends_log: Any = 0.0) -> Parts:
+    """Times of steps; `gpu_log`, `host_log` [N] correct the logs of a layer's GPU and host seconds, `ends_log` those of embedding and head.
 
     Pure, and differentiable in knobs and corrections.
     """
-    xp = array_module(*jax.tree.leaves(k), layer_log, ends_log)
+    xp = array_module(*jax.tree.leaves(k), gpu_log, host_log, ends_log)
     layer, comm = _block(f, f.layer, k, xp)
     layer = layer._replace(host_s=layer.host_s + crossing_host_s(f, k, xp))
-    correction = xp.exp(layer_log)
-    layer_s = _sharp_max(xp, layer.gpu_s + comm, layer.host_s, layer.beside_s) * correction
+    correction = xp.exp(gpu_log)
+    layer_s = _sharp_max(xp, (layer.gpu_s + comm) * correction, layer.host_s * xp.exp(host_log), layer.beside_s)
     ends = [_block(f, block, k, xp) for block in (f.embedding, f.head)]
     embedding_s, head_s = (
         _sharp_max(xp, block.gpu_s + shown, block.host_s + (k.input_s if at == 0 else 0.0), block.beside_s) * xp.exp(ends_log)
@@ -146,12 +147,14 @@ def _block(f: Features, block: Block, k: Knobs, xp: Any) -> tuple[_Times, Any]:
     """(times of a block, communication in it that nothing hides)."""
     gpu_s = sum(_phase_s(block, k, phase) for phase in range(len(PHASES)))
     inside = k.tp * block.tp_s.sum(0) + k.tp_arrival_s * block.tp_calls.sum(0)
-    latency_s = k.tp_across_node_s * f.tp_nodes * block.tp_calls.sum(0)
+    latency_s = ring_latency_s(f, k, block.tp_calls.sum(0))
     across = across_s(xp, k.tp_across * block.tp_s.sum(0), latency_s)
     comm_s = xp.where(f.tp_nodes > 1, across, inside) + k.exchange * block.exchange_s.sum(0)
+    gather_s = k.gather * block.gather_s.sum(0)
+    comm_s = comm_s + k.gather_shown * gather_s
     calls = (block.tp_calls + block.exchange_calls + block.gather_calls).sum(0)
     host_s = k.launch_s * (block.kernels[:BACKWARD].sum(0) + k.backward_launch * block.kernels[BACKWARD]) + k.collective_launch_s * calls
-    return _Times(gpu_s, host_s, k.gather * block.gather_s.sum(0)), comm_s
+    return _Times(gpu_s, host_s, gather_s), comm_s
 
 
 def _phase_s(block: Block, k: Knobs, phase: int) -> Any:

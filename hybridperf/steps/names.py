@@ -1,7 +1,8 @@
 """Names in rows of training steps: which device, fabric, framework, precision a row's words mean.
 
-Everything lies in `presets/step_rows.toml`; here it is only looked up. A row says its accelerator in `gpu`, as a driver, a datasheet, a cluster or a
-submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb", "System: DGX-GB200"), and its network, if at all, somewhere in its other words.
+Everything lies in `presets/step_rows.toml`; here it is only looked up. A row says its accelerator in `gpu`, as a driver, a datasheet, a
+cluster or a submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb", "System: DGX-GB200"), and its network, if at all, somewhere in its
+other words.
 """
 
 from __future__ import annotations

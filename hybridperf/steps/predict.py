@@ -21,13 +21,14 @@ import pandas as pd
 from hybridperf.hardware import Host, load_device
 from hybridperf.io import InputError
 from hybridperf.steps import adapt
-from hybridperf.steps.adaptation import Adaptation, adaptation, all_fit
+from hybridperf.steps.adaptation import Adaptation, adaptation, all_fit, doubtful
 from hybridperf.steps.batch import Bank, Batch, relabelled
-from hybridperf.steps.compose import Parts, step_seconds
+from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import stall_chance
 from hybridperf.steps.features import picked
 from hybridperf.steps.knobs import knobs_of
 from hybridperf.steps.memory_fit import memory_knobs, peak_bytes, will_fail
+from hybridperf.steps.names import framework_of
 from hybridperf.steps.rows import Resolved
 
 COLUMNS = (
@@ -35,6 +36,8 @@ COLUMNS = (
 )  # fmt: skip
 NINE_OF_TEN = 1.645  # deviations
 _LIKELY_STALL = 0.05
+_COMPONENTS = ("compute_s", "exposed_comm_s", "bubble_s")
+_UNSURE = "recomputation is doubtful: all rows of this source fit in memory without it; halfway between with and without assumed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +64,15 @@ def predict_steps(
         known, said = adaptation(fit_on, bank, host, device=device, system=system)
     batch = bank.understand(frame, device, system)
     batch, notes = _relabelled(batch, known, bank)
+    unsure = [source for source in doubtful(batch) if source not in known.likelihoods and framework_of(source)]
+    other = bank.priced(Resolved(tuple(relabelled(row, dict.fromkeys(unsure, "none")) for row in batch.resolved))) if unsure else None
+    notes |= dict.fromkeys(unsure, _UNSURE)
     out: dict[str, Any] = {name: np.full(len(frame), np.nan) for name in COLUMNS[:-1]}
     note = np.array([row.note for row in batch.resolved], object)
     for at, why in batch.problems.items():
         note[at] = why
     if len(batch):
-        _fill(out, note, batch, known, notes)
+        _fill(out, note, batch, other, known, notes)
     fits = pd.array([pd.NA if np.isnan(one) else bool(one) for one in out["fits"]], "boolean")
     given = {name: f"given_{name}" for name in COLUMNS if name in frame}
     return Predicted(frame.rename(columns=given).assign(**{**out, "fits": fits, "note": note}), known, tuple(said))
@@ -85,26 +91,54 @@ def _relabelled(batch: Batch, known: Adaptation, bank: Bank) -> tuple[Batch, dic
     return bank.priced(Resolved(tuple(relabelled(row, changes) for row in batch.resolved))), notes
 
 
-def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, known: Adaptation, notes: dict[str, str]) -> None:
-    """Predictions of the rows that have one."""
-    assert batch.features is not None
-    names, configs = np.array(batch.groups), batch.configs
-    log_s, deviation, remarks = np.empty(len(batch)), np.empty(len(batch)), np.empty(len(batch), object)
-    parts: dict[str, np.ndarray] = {name: np.empty(len(batch)) for name in Parts._fields}
-    for group in dict.fromkeys(names.tolist()):
-        here = names == group
-        adapted, whose = known.of(group)
-        f, cells = picked(batch.features, here), batch.cells[here]
-        one = adapt.predict(adapted, f, cells)
-        log_s[here], deviation[here] = one.log_s, one.deviation
-        remarks[here] = _remarks(group, whose, adapted, cells)
-        for name, values in step_seconds(f, knobs_of(adapted.theta), *one.corrections)._asdict().items():
-            parts[name][here] = values
-    at, step_s = batch.at, np.exp(log_s)
+@dataclasses.dataclass(frozen=True)
+class _Times:
+    """Of each row of a batch [N]."""
+
+    log_s: np.ndarray
+    deviation: np.ndarray
+    parts: dict[str, np.ndarray]  # COMPONENTS
+    remarks: np.ndarray
+
+    @staticmethod
+    def of(batch: Batch, known: Adaptation) -> _Times:
+        assert batch.features is not None
+        names = np.array(batch.groups)
+        found = _Times(
+            np.empty(len(batch)), np.empty(len(batch)), {name: np.empty(len(batch)) for name in _COMPONENTS}, np.empty(len(batch), object)
+        )
+        for group in dict.fromkeys(names.tolist()):
+            here = names == group
+            adapted, whose = known.of(group)
+            f, cells = picked(batch.features, here), batch.cells[here]
+            one = adapt.predict(adapted, f, cells)
+            found.log_s[here], found.deviation[here] = one.log_s, one.deviation
+            found.remarks[here] = _remarks(group, whose, adapted, cells)
+            parts = step_seconds(f, knobs_of(adapted.theta), *one.corrections)
+            for name, values in found.parts.items():
+                values[here] = getattr(parts, name)
+        return found
+
+    def halfway(self, other: _Times) -> _Times:
+        """Between two assumptions of which neither is known to hold: halfway in logs, as unsure as they are apart."""
+        apart = (self.log_s - other.log_s) / 2
+        parts = {name: (values + other.parts[name]) / 2 for name, values in self.parts.items()}
+        return _Times((self.log_s + other.log_s) / 2, np.hypot(self.deviation, apart), parts, self.remarks)
+
+
+def _fill(
+    out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | None, known: Adaptation, notes: dict[str, str]
+) -> None:
+    """Predictions of the rows that have one; `other`: the same rows under the assumption that a doubtful label does not hold."""
+    times, configs = _Times.of(batch, known), batch.configs
+    if other is not None:
+        times = times.halfway(_Times.of(other, known))
+    at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s
-    out["low_s"][at], out["high_s"][at] = np.exp(log_s - NINE_OF_TEN * deviation), np.exp(log_s + NINE_OF_TEN * deviation)
-    for name in ("compute_s", "exposed_comm_s", "bubble_s"):
-        out[name][at] = parts[name]
+    for name, sign in (("low_s", -1), ("high_s", 1)):
+        out[name][at] = np.exp(times.log_s + sign * NINE_OF_TEN * times.deviation)
+    for name, values in times.parts.items():
+        out[name][at] = values
     tokens = np.array([config.layout.global_batch * config.shape.seq for config in configs], float)
     out["tokens_per_s"][at] = tokens / step_s
     out["mfu"][at] = [
@@ -115,7 +149,7 @@ def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, known: Adaptation
     chance = stall_chance(batch.rows)
     for i, (place, row) in enumerate(zip(at, batch.rows, strict=True)):
         stall = f"one run in {round(1 / chance[i])} like this stalls and takes far longer" if chance[i] > _LIKELY_STALL else ""
-        note[place] = "; ".join(filter(None, (row.note, notes.get(row.source, ""), remarks[i], stall)))
+        note[place] = "; ".join(filter(None, (row.note, notes.get(row.source, ""), times.remarks[i], stall)))
 
 
 def _remarks(group: str, whose: str, adapted: adapt.Adapted, cells: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class Prices:
     links: CollectiveModel
     device: DeviceSpec  # whose bandwidth counts; the model may be of its neighbour
     known: dict[Priced, float] = dataclasses.field(default_factory=dict)
+    cells: dict[Any, Any] = dataclasses.field(default_factory=dict)  # sums over the passes of a cell (`features.py`)
+    once: dict[Any, Any] = dataclasses.field(default_factory=dict)  # the same of what happens once a step
 
     def learn(self, calls: Iterable[Priced]) -> None:
         """Price those that are new."""

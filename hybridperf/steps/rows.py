@@ -1,8 +1,8 @@
 """What rows of measured or planned training steps say: a model, a layout, a machine, and what is missing or contradicts itself.
 
 Both schemas are read (`data/README.md`): that of published steps and vTrain's. A row's own words come first, then its framework's
-habits (`presets/step_rows.toml`), and each habit that was used stands in the row's notes. What cannot be predicted is refused with one sentence that
-names the row and the rule; what contradicts itself is predicted by its layout and flagged. N rows.
+habits (`presets/step_rows.toml`), and each habit that was used stands in the row's notes. What cannot be predicted is refused with one
+sentence that names the row and the rule; what contradicts itself is predicted by its layout and flagged. N rows.
 """
 
 from __future__ import annotations
@@ -221,7 +221,8 @@ def _layout(row: _Row, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
     vp, ep = row.count("vp") or 1, row.count("ep") or 1
     zero = _zero(row, habits)
     return Layout(
-        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch, accumulation=accumulation, zero=zero,
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch,
+        accumulation=accumulation, zero=zero,
         sequence_parallel=tp > 1 and _yes(row, "seq_parallel", habits.get("sequence_parallel", False)),
         shard_ranks=gpus_per_node if plain(row.text("sharding")) in ("hsdp", "hybrid_shard") and dp > gpus_per_node else None,
         recompute=_recompute(row, habits), schedule=_schedule(row, vp, habits),
