@@ -38,7 +38,7 @@ def made():
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, -1), *parts), np.array(cells, float)
 
 
-def measured(features, theta, corrections=(0.0, 0.0), noise=0.0):
+def measured(features, theta, corrections=(0.0, 0.0, 0.0), noise=0.0):
     seconds = step_seconds(features, knobs_of(theta), *corrections).step_s
     return seconds * np.exp(noise * np.random.default_rng(2).standard_normal(len(seconds)))
 
@@ -59,7 +59,7 @@ def test_what_no_knob_explains_becomes_the_correction_of_a_cell(made):
     features, cells = made
     odd = (cells == cells[0]).all(1)
     layer_log = np.where(odd, 0.2, 0.0)
-    seconds = measured(features, theta_of(medians()), (layer_log, 0.0))
+    seconds = measured(features, theta_of(medians()), (layer_log, layer_log, 0.0))
     found = adapt.fit(features, cells, seconds)
     of = {tuple(cell): found.corrections[0, at] for at, cell in enumerate(found.cells)}
     assert of[tuple(cells[0])] > 0.12
@@ -98,11 +98,11 @@ def test_nine_of_ten_rows_of_unseen_cells_lie_in_their_interval(made):
     features, cells = made
     rng = np.random.default_rng(5)
     known, of = np.unique(cells, axis=0, return_inverse=True)
-    alike = adapt._alike(known, known) + 1e-9 * np.eye(len(known))
+    alike = adapt._alike(known, known, 0) + 1e-9 * np.eye(len(known))
     inside = []
     for _ in range(12):
         layer_log = adapt.SPREAD[0] * np.linalg.cholesky(alike) @ rng.standard_normal(len(known))
-        seconds = measured(features, theta_of(medians()), (layer_log[of.reshape(-1)], 0.0))
+        seconds = measured(features, theta_of(medians()), (layer_log[of.reshape(-1)], layer_log[of.reshape(-1)], 0.0))
         train = np.isin(of.reshape(-1), rng.choice(len(known), 8, replace=False))
         said = adapt.predict(adapt.fit(picked(features, train), cells[train], seconds[train]), features, cells)
         away = np.abs(said.log_s - np.log(seconds)) / said.deviation

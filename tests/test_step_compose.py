@@ -92,7 +92,7 @@ def test_recomputation_is_forward_work_again():
 
 def test_corrections_scale_layers_and_ends():
     f = row(head=block(gemm_s=(1, 0, 1)))
-    assert time(f, layer_log=np.log([1.5])) == pytest.approx(20.0)
+    assert time(f, gpu_log=np.log([1.5])) == pytest.approx(20.0)
     assert time(f, ends_log=np.log([1.5])) == pytest.approx(15.0)
 
 

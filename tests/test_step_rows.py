@@ -1,7 +1,5 @@
 """What rows of training steps say: models, layouts, machines; what is assumed, what contradicts itself, what is refused."""
 
-import gzip
-
 import pandas as pd
 import pytest
 
@@ -10,8 +8,8 @@ from hybridperf.steps import names
 from hybridperf.steps.rows import resolve
 
 ROW = {
-    "id": "abc", "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048, "heads": 32, "layers": 16, "ffn": 8192,
-    "vocab": 131072, "gpu": "H100-SXM5-80GB", "n_gpus": 16, "gpus_per_node": 8, "seq": 4096, "global_batch": 256, "micro_batch": 4,
+    "id": "abc", "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048, "heads": 32, "layers": 16,
+    "ffn": 8192, "vocab": 131072, "gpu": "H100-SXM5-80GB", "n_gpus": 16, "gpus_per_node": 8, "seq": 4096, "global_batch": 256, "micro_batch": 4,
     "grad_accum": 16, "tp": 2, "pp": 2, "dp": 4, "sharding": "zero1", "recompute": "none", "precision": "bf16",
 }  # fmt: skip
 
@@ -148,7 +146,7 @@ def test_networks_that_rows_say() -> None:
 def test_published_rows(data_dir) -> None:
     """Every row is either understood or refused with a reason; the ten that contradict themselves are flagged."""
     folder = data_dir / "training_steps"
-    frame = pd.read_csv(gzip.open(folder / "train_steps_dev.csv.gz"), low_memory=False)
+    frame = pd.read_csv(folder / "train_steps_dev.csv.gz", low_memory=False)
     rows = resolve(frame)
     frame["note"], frame["good"] = rows.notes, [row.config is not None for row in rows]
     assert (frame.loc[~frame["good"], "note"].str.len() > 20).all()

@@ -115,12 +115,11 @@ def _joint(plan: Plan, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
         corrections, weights, _ = adapted.of_cells(cell)
         value, by_theta, by_blocks = adapt.slopes(columns.features(at), adapted.theta, corrections)
         log_s.append(value[0])
-        slopes.append(np.concatenate([by_theta[0], *(slope[0] * weights[0] for slope in by_blocks)]))
+        slopes.append(np.concatenate([by_theta[0], *(by_blocks[:, 0, None] * weights[:, 0])]))
         cells.append(cell[0])
         by_block.append(by_blocks[:, 0])
     a, x, b = np.array(slopes), np.array(cells), np.array(by_block)
-    alike = adapt.alike_left(adapted, x)
     covariance = a @ adapted.covariance @ a.T
     for block, spread in enumerate(adapt.SPREAD):
-        covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * alike
-    return np.array(log_s), covariance + adapt.NOISE**2 * np.eye(len(a))
+        covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * adapt.alike_left(adapted, x, block)
+    return np.array(log_s), covariance + adapted.noise**2 * np.eye(len(a))

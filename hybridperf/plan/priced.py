@@ -66,14 +66,14 @@ def times(columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np
     adapted = setting.adapted
     knobs = knobs or adapted.knobs
     corrected = bool(len(adapted.cells))
-    layer_log, ends_log = adapted.of_cells(columns.cells)[0]  # [R]
+    corrections = adapted.of_cells(columns.cells)[0]  # [B, R]
     count = len(columns) if at is None else len(at)
     out = Parts(*(np.empty(count) for _ in Parts._fields))
 
     def one(piece: slice) -> None:
         chosen = piece if at is None else at[piece]
         cell = columns.cell[chosen]
-        logs = (layer_log[cell], ends_log[cell]) if corrected else (0.0, 0.0)
+        logs = corrections[:, cell] if corrected else ()
         for into, values in zip(out, step_seconds(columns.features(chosen), knobs, *logs), strict=True):
             into[piece] = values
 

@@ -184,13 +184,13 @@ def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.
     return log_s(theta, corrections), np.stack(by_theta, 1), np.stack(by_block)
 
 
-def alike_left(adapted: Adapted, cells: np.ndarray) -> np.ndarray:
-    """Correlation of what known cells leave open of corrections of others [N, N]: its diagonal is `of_cells`' share."""
-    among = _alike(cells, cells)
+def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
+    """Correlation of what known cells leave open of a block's corrections of others [N, N]: its diagonal is `of_cells`' share."""
+    among = _alike(cells, cells, block)
     if not len(adapted.cells):
         return among
-    known = _alike(adapted.cells, adapted.cells) + _JITTER * np.eye(len(adapted.cells))
-    across = _alike(cells, adapted.cells)
+    known = _alike(adapted.cells, adapted.cells, block) + _JITTER * np.eye(len(adapted.cells))
+    across = _alike(cells, adapted.cells, block)
     return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,13 @@ class Unique:
     def __init__(self, keys: Sequence[Any], things: Sequence[TransformerConfig]):
         place: dict[Any, int] = {}
         self.of = np.array([place.setdefault(key, len(place)) for key in keys], int)
+        self.keys = list(place)
         first = np.unique(self.of, return_index=True)[1]
         self.unique = [things[at] for at in first]
+
+    def not_in(self, known: Mapping[Any, Any]) -> dict[Any, TransformerConfig]:
+        """Keys that are new, with the thing that stands for each."""
+        return {key: thing for key, thing in zip(self.keys, self.unique, strict=True) if key not in known}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Cell:
         return [_placed(step, self.nodes) for step in self.steps()]
 
 
-def cells_of(configs: Sequence[TransformerConfig]) -> list[Cell]:
+def cells_of(configs: Iterable[TransformerConfig]) -> list[Cell]:
     """A cell of each config, what is sharded apart."""
     built: dict[tuple[Any, ...], Cell] = {}
     found = []
@@ -136,25 +141,28 @@ def shards_of(config: TransformerConfig) -> Cell:
     return Cell(layers, ((1.0, around(embedding_weights(config))),), ((1.0, around(head_weights(config))),))
 
 
-def blocks(cells: Sequence[Cell], name: str, prices: Prices, of: np.ndarray) -> Block:
-    """A block of each row [P, N]: `layers`, `embedding` or `head` of unique cells."""
-    sums = np.zeros((len(cells), len(PHASES), len(_FIELDS)))
+def sums(cells: Sequence[Cell], prices: Prices) -> list[np.ndarray]:
+    """Amounts of the fields of a layer, the embedding and the head, of each cell [3, F, P]."""
+    found = []
     known: dict[int, tuple[Steps, list[float]]] = {}  # by identity: cells share passes
-    for at, cell in enumerate(cells):
-        for share, passes in getattr(cell, name):
-            for phase, called in enumerate(PHASES):
-                steps: Steps = getattr(passes, called)
-                if not steps:
-                    continue
-                if id(steps) not in known:
-                    known[id(steps)] = steps, _computed(steps, prices)
-                sums[at, phase] += share * np.array(known[id(steps)][1])
-                for step in steps:
-                    if not step.is_op:
-                        field = _COLLECTIVE[step.part]
-                        sums[at, phase, _FIELDS.index(f"{field}_s")] += share * prices[_placed(step, cell.nodes)]
-                        sums[at, phase, _FIELDS.index(f"{field}_calls")] += share
-    return Block(*sums[of].transpose(2, 1, 0))
+    for cell in cells:
+        amounts = np.zeros((3, len(_FIELDS), len(PHASES)))
+        for block, parts in enumerate((cell.layers, cell.embedding, cell.head)):
+            for share, passes in parts:
+                for phase, called in enumerate(PHASES):
+                    steps: Steps = getattr(passes, called)
+                    if not steps:
+                        continue
+                    if id(steps) not in known:
+                        known[id(steps)] = steps, _computed(steps, prices)
+                    amounts[block, :, phase] += share * np.array(known[id(steps)][1])
+                    for step in steps:
+                        if not step.is_op:
+                            field = _COLLECTIVE[step.part]
+                            amounts[block, _FIELDS.index(f"{field}_s"), phase] += share * prices[_placed(step, cell.nodes)]
+                            amounts[block, _FIELDS.index(f"{field}_calls"), phase] += share
+        found.append(amounts)
+    return found
 
 
 def _computed(steps: Steps, prices: Prices) -> list[float]:

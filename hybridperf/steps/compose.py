@@ -48,10 +48,6 @@ class Block:
     gather_s: Any  # weights gathered and gradients scattered by sharding, beside the computation
     gather_calls: Any
 
-    def plus(self, other: Block) -> Block:
-        """Both, one after the other."""
-        return Block(*(getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(Block)))
-
 
 @functools.partial(jax.tree_util.register_dataclass)
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridperf.steps.cells import Unique, blocks, cell_key, cells_of, kernels_key, misaligned, shards_key, shards_of
-from hybridperf.steps.compose import Features
+from hybridperf.steps.cells import Unique, cell_key, cells_of, kernels_key, misaligned, shards_key, shards_of, sums
+from hybridperf.steps.compose import Block, Features
 from hybridperf.steps.prices import Prices
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
@@ -29,18 +29,22 @@ __all__ = ["features", "joined", "misaligned", "picked"]
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     """Features [N] of rows that run on one device and its links; `InputError` where a call cannot be priced."""
     cells = Unique([cell_key(config) for config in configs], configs)
-    shards = Unique([shards_key(config) for config in configs], configs)
+    shards = Unique([("shards", *shards_key(config)) for config in configs], configs)
     once = Unique([_once(config) for config in configs], configs)
     messages = Unique([_message(config) for config in configs], configs)
-    passes, gathers = cells_of(cells.unique), [shards_of(config) for config in shards.unique]
-    ends = [_Ends.of(_whole_stages(config)) for config in once.unique]
-    sends = [send_call(config) for config in messages.unique]
-    prices.learn(call for cell in (*passes, *gathers) for call in cell.calls())
+    new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
+    new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
+    passes = [*cells_of(new_cells.values()), *map(shards_of, new_shards.values())]
+    ends = [_Ends.of(_whole_stages(config)) for config in new_once.values()]
+    sends = [send_call(config) for config in new_messages.values()]
+    prices.learn(call for cell in passes for call in cell.calls())
     prices.learn(step.call for end in ends for step in (*end.reduction, *end.optimizer))
     prices.learn(call for call in sends if call is not None)
-    layer, embedding, head = (
-        blocks(passes, name, prices, cells.of).plus(blocks(gathers, name, prices, shards.of)) for name in ("layers", "embedding", "head")
-    )
+    prices.cells.update(zip((*new_cells, *new_shards), sums(passes, prices), strict=True))
+    prices.once.update(zip(new_once, (end.sums(prices) for end in ends), strict=True))
+    prices.once.update(zip(new_messages, ((0.0 if call is None else prices[call],) for call in sends), strict=True))
+    computed, gathered = (np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of] for one in (cells, shards))
+    layer, embedding, head = (Block(*of_block) for of_block in computed + gathered)  # [blocks, fields, P, N]
     stages = np.array([_stages(config) for config in configs], float).T
     columns = np.array([
         (
@@ -51,11 +55,11 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
         for config in configs
     ], float).T  # fmt: skip
     depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
-    per_end = np.array([end.sums(prices) for end in ends])[once.of].T
-    sends_s = np.array([0.0 if call is None else prices[call] for call in sends])[messages.of]
+    reduction_s, reduction_calls, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
+    sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
     return Features(
-        layer, embedding, head, *stages, depth, pp, m, fill, chunks, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1), per_end[0],
-        per_end[1], reduction_hidden, per_end[2], per_end[3], tp, np.zeros_like(tp), np.zeros_like(tp), np.zeros_like(tp),
+        layer, embedding, head, *stages, depth, pp, m, fill, chunks, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1),
+        reduction_s, reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, *(np.zeros_like(tp) for _ in range(4)),
     )  # fmt: skip
 
 
@@ -88,7 +92,7 @@ def _message(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a message to the next stage depends on."""
     x = config.layout
     sizes = (x.tp, x.cp, x.sequence_parallel, x.micro_batch, x.pp > 1, config.group("pp").nodes > 1)
-    return (config.shape, sizes, config.dtype, config.scatter_gather)
+    return ("message", config.shape, sizes, config.dtype, config.scatter_gather)
 
 
 def _whole_stages(config: TransformerConfig) -> TransformerConfig:

@@ -47,7 +47,9 @@ def scores(frame: pd.DataFrame, nulls: Sequence[str] = ()) -> Scores:
 def mean_of(parts: Sequence[Scores]) -> Scores:
     """The mean over draws of the same split."""
     names = parts[0].nulls
-    means = {field: float(np.mean([getattr(part, field) for part in parts])) for field in ("mape", "median", "bias", "coverage", "fast_mape")}
+    means = {
+        field: float(np.mean([getattr(part, field) for part in parts])) for field in ("mape", "median", "bias", "coverage", "fast_mape")
+    }
     return Scores(
         rows=parts[0].rows, slow_rows=round(np.mean([part.slow_rows for part in parts])),
         nulls={name: float(np.mean([part.nulls[name] for part in parts])) for name in names}, **means,

@@ -72,10 +72,16 @@ def _ultra_scale(frame: pd.DataFrame, folds: int) -> Iterator[Split]:
         yield Split("ultra-scale, unseen model", model, _at(ultra & ~out), _at(ultra & out))
     gpus = pd.to_numeric(frame["n_gpus"]).to_numpy()
     yield Split("ultra-scale, unseen GPU count", "256", _at(ultra & (gpus < 256)), _at(ultra & (gpus == 256)))
-    cell = frame.groupby(list(CELL), sort=True).ngroup().to_numpy()
-    fold = np.random.default_rng(0).permutation(cell.max() + 1)[cell] % folds
+    places = _at(ultra)
+    fold = folds_of(frame.iloc[places], max(folds, 2))
     for one in range(folds):
-        yield Split("ultra-scale, unseen cells", f"fold {one}", _at(ultra & (fold != one)), _at(ultra & (fold == one)))
+        yield Split("ultra-scale, unseen cells", f"fold {one}", places[fold != one], places[fold == one])
+
+
+def folds_of(frame: pd.DataFrame, folds: int) -> np.ndarray:
+    """A fold for each row [N], the same for all rows of a cell."""
+    cell = frame.groupby(list(CELL), sort=True).ngroup().to_numpy()
+    return np.asarray(np.random.default_rng(0).permutation(cell.max() + 1)[cell] % folds)
 
 
 def _mosaicml(frame: pd.DataFrame) -> Iterator[Split]:
