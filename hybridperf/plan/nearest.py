@@ -35,8 +35,8 @@ def nothing_fits(setting: Setting, tried: Space, needed: np.ndarray, only: Mappi
     x = {name: int(column[least]) for name, column in tried.base._asdict().items()}
     named = f"tp {x['tp']}, pp {x['pp']}, cp {x['cp']}, dp {x['dp']}, ZeRO-{x['zero']}, micro-batch {x['micro_batch']}"
     said = (
-        f"no layout of {setting.shape.name} fits on {tried.gpus} GPUs with {setting.capacity_bytes / 1e9:.0f} GB to use each: the smallest needs"
-        f" {needed[least] / 1e9:.0f} GB ({named})"
+        f"no layout of {setting.shape.name} fits on {tried.gpus} GPUs with {setting.capacity_bytes / 1e9:.0f} GB to use each: the smallest"
+        f" needs {needed[least] / 1e9:.0f} GB ({named})"
     )
     for doubling in range(1, _DOUBLINGS + 1):
         gpus = tried.gpus * 2**doubling

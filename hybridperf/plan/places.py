@@ -57,6 +57,6 @@ def places(division: Division, gpus_per_node: int) -> tuple[Place, ...]:
     names = _GROUPS + (_SHARDED if division.zero else ())
     found: dict[tuple[Span, ...], list[Order]] = {}
     for chosen in itertools.permutations(wide):
-        order = (*chosen, *(name for name in ORDER if name not in chosen))
+        order = ORDER if chosen == tuple(wide) else (*chosen, *(name for name in ORDER if name not in chosen))
         found.setdefault(tuple(span(columns, name, gpus_per_node, order) for name in names), []).append(order)
     return tuple(Place(division, orders[0], len(orders), dict(zip(names, spans, strict=True))) for spans, orders in found.items())

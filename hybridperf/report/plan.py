@@ -65,8 +65,9 @@ def _best(plan: Plan, count: int) -> str:
     rows = []
     for rank, (_, row) in enumerate(frame.iterrows()):
         layout = plan.layout(plan.choice(rank))
+        order = " ".join(name for name in layout.order if getattr(layout, name) > 1)
         cells = [
-            str(rank + 1), layout_words(layout), " ".join(name for name in layout.order if getattr(layout, name) > 1), text.quantity(row["time_s"], "s"),
+            str(rank + 1), layout_words(layout), order, text.quantity(row["time_s"], "s"),
             text.quantity(row["tokens_per_s"], ""), f"{100 * row['mfu']:.1f} %", text.quantity(row["memory_bytes"], "B"),
             text.quantity(row["energy_j"], "J"), _usd(row["usd"]),
         ]  # fmt: skip
@@ -76,7 +77,8 @@ def _best(plan: Plan, count: int) -> str:
     if plan.tokens is None:
         return table
     first = frame.iloc[0]
-    return f"{table}\n{text.quantity(plan.tokens, '')}tokens: {first['days']:.1f} days, {_usd(first['total_usd'])}, {text.quantity(first['total_energy_j'], 'J')}"
+    run = f"{first['days']:.1f} days, {_usd(first['total_usd'])}, {text.quantity(first['total_energy_j'], 'J')}"
+    return f"{table}\n{text.quantity(plan.tokens, '')}tokens: {run}"
 
 
 def _why(plan: Plan, beside: list[Compared]) -> str:
@@ -101,8 +103,8 @@ def _sure(plan: Plan, beside: list[Compared]) -> str:
     lines = [f"How sure: {text.quantity(beside[0].low_s, 's')} to {text.quantity(beside[0].high_s, 's')}, nine of ten"]
     for one in beside[1:]:
         lines.append(
-            f"  faster than the {one.what} with a chance of {_percent(one.chance)} (their intervals overlap by {100 * one.overlap:.0f} %: most"
-            " of what is unsure is shared)"
+            f"  faster than the {one.what} with a chance of {_percent(one.chance)} (their intervals overlap by {100 * one.overlap:.0f} %:"
+            " most of what is unsure is shared)"
         )
     return "\n".join(lines)
 

@@ -1,8 +1,8 @@
 """Unique cells of many rows and their passes: built once, priced once.
 
 A cell is all that a layer's passes depend on: sizes, dtype, kernels, micro-batch, tensor parallelism, recompute, on how many nodes its
-collectives run. Passes are built once for each kind of layer and micro-batch, which takes milliseconds; what is recomputed, and the nodes of
-collectives, are put in afterwards. Gathers of sharded weights are cells of their own: they know nothing of micro-batches.
+collectives run. Passes are built once for each kind of layer and micro-batch, which takes milliseconds; what is recomputed, and the nodes
+of collectives, are put in afterwards. Gathers of sharded weights are cells of their own: they know nothing of micro-batches.
 
 Axes: N rows, U unique cells, P = 3 phases, F fields of a block.
 """

@@ -1,9 +1,8 @@
 """Does a plan choose well? On measured sweeps: the layout that is predicted to be fastest, and how much slower it was than the fastest.
 
 A case is one model on one number of devices whose layouts were measured, ten or more. Efficiencies are fitted to measured steps of other
-cases, never to the judged one's: of the same model on other numbers of devices, or of other models alone. A step that may stall is ranked by
-its expected time. Beside it stands the best constant rule: of all rules in a list, the one that does best over all cases in hindsight,
-which no rule stated in advance can beat.
+cases, never to the judged one's: of the same model on other numbers of devices, or of other models alone. A step that may stall is ranked
+by its expected time. Beside it stands the best constant rule: of the rules in a list, the one that does best over all cases in hindsight.
 """
 
 from __future__ import annotations
@@ -103,7 +102,8 @@ def _place(rows: pd.DataFrame, keys: tuple[str, ...]) -> np.ndarray:
     """Places of rows by a rule; equal ones share theirs."""
     columns = {
         **{name: rows[name].to_numpy(float) for name in ("tp", "pp", "micro_batch")},
-        "model": (rows["tp"] * rows["pp"]).to_numpy(float), "node": (rows["tp"] == 8).to_numpy(float), "small": (rows["micro_batch"] < 2).to_numpy(float),
+        "model": (rows["tp"] * rows["pp"]).to_numpy(float), "node": (rows["tp"] == 8).to_numpy(float),
+        "small": (rows["micro_batch"] < 2).to_numpy(float),
         **{f"not{n}": (rows["tp"] != n).to_numpy(float) for n in (2, 4, 8)},
     }  # fmt: skip
     table = np.stack([-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys], 1)
