@@ -57,9 +57,13 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
     reduction_s, reduction_calls, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
     sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
+    nothing = np.zeros_like(tp)  # what frameworks add is put in by `with_crossings`
     return Features(
-        layer, embedding, head, *stages, depth, pp, m, fill, chunks, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1),
-        reduction_s, reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, *(np.zeros_like(tp) for _ in range(4)),
+        layer=layer, embedding=embedding, head=head, layers_first=stages[0], layers_last=stages[1], layers_most=stages[2], layers=depth,
+        stages=pp, micro_batches=m, fill=fill, chunks=chunks, sends_s=sends_s, sends_hidden=sends_hidden, tp_nodes=tp_nodes,
+        stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, reduction_hidden=reduction_hidden,
+        optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing, crossing=nothing, stalls=nothing,
+        gathered_layers=nothing,
     )  # fmt: skip
 
 
