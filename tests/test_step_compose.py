@@ -10,7 +10,7 @@ import pytest
 from hybridperf.steps.compose import Block, Features, step_seconds
 from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, medians, theta_of
 
-FREE = Knobs(**{name: 1e-12 if name.endswith("_s") else 1.0 for name in NAMES})  # nothing is launched, awaited or exposed
+FREE = Knobs(**{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES})  # nothing is launched, awaited or exposed
 
 
 def block(**amounts):

@@ -9,8 +9,8 @@ from hybridperf.steps.rows import resolve
 
 ROW = {
     "id": "abc", "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048, "heads": 32, "layers": 16,
-    "ffn": 8192, "vocab": 131072, "gpu": "H100-SXM5-80GB", "n_gpus": 16, "gpus_per_node": 8, "seq": 4096, "global_batch": 256, "micro_batch": 4,
-    "grad_accum": 16, "tp": 2, "pp": 2, "dp": 4, "sharding": "zero1", "recompute": "none", "precision": "bf16",
+    "ffn": 8192, "vocab": 131072, "gpu": "H100-SXM5-80GB", "n_gpus": 16, "gpus_per_node": 8, "seq": 4096, "global_batch": 256,
+    "micro_batch": 4, "grad_accum": 16, "tp": 2, "pp": 2, "dp": 4, "sharding": "zero1", "recompute": "none", "precision": "bf16",
 }  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_options_override_what_rows_say() -> None:
     ("gpu", "device", "per_node"),
     [
         ("XE8640x4H100-SXM-80GB", "h100_sxm", 4),
-        ("System: DGX-GB200", "gb200", 4),
+        ("System: DGX-GB200", "gb200", 64),
         ("h100_80gb", "h100_sxm", 8),
         ("a100_40gb", "a100_sxm4_40g", 8),
         ("A100-SXM4-80GB (Selene)", "a100_sxm4_80g", 8),
@@ -125,6 +125,27 @@ def test_options_override_what_rows_say() -> None:
 def test_accelerators_by_what_clusters_call_them(gpu, device, per_node) -> None:
     found = names.machine(gpu, "")
     assert (found.device, found.gpus_per_node) == (device, per_node)
+
+
+def test_a_rack_is_a_node_and_open_precision_is_the_submitter_s() -> None:
+    rack = {
+        "source": "nemo_megatron_bridge",
+        "gpu": "DGX-GB200",
+        "gpus_per_node": 4,
+        "tp": 1,
+        "pp": 1,
+        "dp": 64,
+        "n_gpus": 64,
+        "precision": None,
+    }
+    row = one(**rack, grad_accum=None, micro_batch=1, sharding=None)
+    assert row.config.group("dp").nodes == 1
+    assert row.config.quant == "fp8"
+    assert "64 GPUs of a rack count as a node" in row.note
+    assert "precision fp8 assumed" in row.note
+    assert one(**{**rack, "source": "mine"}, grad_accum=None, micro_batch=1, sharding=None).config.quant == ""
+    on_ampere = one(**{**rack, "gpu": "a100_80gb", "gpus_per_node": 8}, grad_accum=None, micro_batch=1, sharding=None)
+    assert (on_ampere.config.dtype, on_ampere.config.quant) == ("bf16", "")
 
 
 def test_every_alias_leads_somewhere() -> None:

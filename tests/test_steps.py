@@ -67,7 +67,7 @@ def test_more_work_takes_longer(bank, changes, direction):
 def test_a_vocabulary_that_tensor_cores_cannot_load_whole_costs_a_multiple_of_its_head(bank):
     alone = {"tp": 1, "pp": 1, "dp": 8}
     aligned, not_aligned = predict_steps(rows({**alone, "vocab": 50304}, {**alone, "vocab": 50257}), bank=bank).frame["predicted_s"]
-    assert not_aligned > 1.15 * aligned
+    assert not_aligned > 1.08 * aligned
 
 
 def made_rows(count=40, seed=0):
@@ -181,7 +181,7 @@ def null_error(frame):
 
 def test_one_node_without_any_measured_step(one_node, bank):
     found = predict_steps(one_node.drop(columns="step_time_s"), bank=bank).frame
-    assert error(found, one_node["step_time_s"]) < 0.14
+    assert error(found, one_node["step_time_s"]) < 0.1
     assert null_error(one_node) > 0.5
     inside = (found["low_s"] <= one_node["step_time_s"]) & (one_node["step_time_s"] <= found["high_s"])
     assert inside.mean() > 0.8
@@ -195,7 +195,7 @@ def test_one_node_from_thirty_measured_steps(one_node, bank):
         found = predict_steps(rest, fit_on=one_node.iloc[use], bank=bank).frame
         errors.append(error(found, rest["step_time_s"].to_numpy()))
         covered.append(((found["low_s"] <= rest["step_time_s"]) & (rest["step_time_s"] <= found["high_s"])).mean())
-    assert np.mean(errors) < 0.045
+    assert np.mean(errors) < 0.04
     assert 0.75 < np.mean(covered) < 0.98
 
 
@@ -203,5 +203,6 @@ def test_what_rows_say_of_recomputation_is_tested(one_node, bank):
     """Labelled full, they behave as if nothing was recomputed (training_steps.md 2.4)."""
     adapted, said = adaptations.adaptation(one_node.iloc[::6], bank)
     found = adapted.likelihoods["vtrain_single_node"]
-    assert found["none"] > found["full"]
+    assert max(found, key=lambda mode: found[mode]) != "full"
+    assert adapted.recompute["vtrain_single_node"] != "full"
     assert any("recompute" in sentence for sentence in said)

@@ -66,7 +66,7 @@ def times(columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np
     adapted = setting.adapted
     knobs = knobs or adapted.knobs
     corrected = bool(len(adapted.cells))
-    corrections = adapted.of_cells(columns.cells)[0]  # [B, R]
+    corrections = np.stack(adapted.logs(columns.cells))  # [3, R]
     count = len(columns) if at is None else len(at)
     out = Parts(*(np.empty(count) for _ in Parts._fields))
 

@@ -1,7 +1,7 @@
 """Knobs and block times from measured steps: one Gaussian conditioning, repeated where the composition bends.
 
 The log of a step's time is a known function of the logs theta of the knobs and of corrections of the logs of block times, three per cell
-x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer's GPU, of its host, of the ends (embedding, head):
+x = (log2 hidden, log2 tp, log2 tokens of a micro-batch, log2 sequence): of a layer, of its GPU beyond that, of the ends:
 
     log measured_i = log step_i(theta, d(x_i)) + noise_i,    theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l_b))
 
@@ -14,13 +14,14 @@ what a knob explains everywhere costs less than as many corrections. Rows that a
 disturbed ones bends nothing. S says how sure a prediction is, and S, P0 and what is left how likely the rows are (Laplace), by which
 assumptions are compared. Corrections are bounded: none carries a block beyond a factor of 1.6.
 
-Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 3 blocks. All in NumPy, float64, slopes by differences: a
-fit takes less time than compiling its derivative would.
+Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 3 blocks. All in NumPy, float64, slopes by
+differences: a fit takes less time than compiling its derivative would.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,12 @@ from scipy.linalg import cho_factor, cho_solve
 
 from hybridperf.hardware import Host
 from hybridperf.steps.compose import Features, step_seconds
-from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, theta_of
+from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of
 
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
-SPREAD = np.array([0.14, 0.14, 0.2])  # s of a layer's GPU, of its host, of the ends [B]
-# l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; a host does not see how large kernels are
-LENGTH = np.array([[1.0, 0.7, 1.5, 2.5], [3.0, 0.7, 1.5, 4.0], [1.5, 0.7, 1.5, 2.5]])
+SPREAD = np.array([0.1, 0.1, 0.2])  # s of a layer, of its GPU beyond that, of the ends [B]
+# l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; what only the GPU does changes with sizes sooner
+LENGTH = np.array([[2.5, 0.7, 1.5, 0.8], [0.7, 0.7, 1.5, 0.8], [2.5, 0.7, 1.5, 2.5]])
 MOST_CORRECTION = 0.5
 _FAR = 0.05  # in logs; beyond it a row counts linearly
 _MOST_ROWS, _DEVIATIONS = 0.8, 1.28  # four rows in five lie within so many deviations: how noisy rows are that scatter more than NOISE
@@ -69,7 +70,7 @@ class Adapted:
         return Adapted(theta, np.zeros((0, LENGTH.shape[1])), np.zeros((_BLOCKS, 0)), np.diag(widths**2))
 
     def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(corrections [B, N] of cells [N, X], their dependence on the known cells' [B, N, C], share of variance that those leave [B, N])."""
+        """Of cells [N, X]: (corrections [B, N], how they depend on the known cells' [B, N, C], share of variance that is left [B, N])."""
         unique, of = np.unique(cells, axis=0, return_inverse=True)
         of = of.reshape(-1)
         weights, left = np.zeros((_BLOCKS, len(unique), len(self.cells))), np.ones((_BLOCKS, len(unique)))
@@ -81,6 +82,10 @@ class Adapted:
         corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
         return np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)[:, of], weights[:, of], left[:, of]
 
+    def logs(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Corrections of cells [N, X] as the composition takes them, [N] each: of a layer's GPU, of its host, of the ends."""
+        return _logs(self.of_cells(cells)[0])
+
 
 @dataclasses.dataclass(frozen=True)
 class Said:
@@ -88,7 +93,15 @@ class Said:
 
     log_s: np.ndarray
     deviation: np.ndarray  # of its log
-    corrections: np.ndarray  # [B, N] that were used
+    logs: tuple[np.ndarray, np.ndarray, np.ndarray]  # corrections [N] each, as the composition takes them
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """How far a fit may go, where it may not go as far as usual."""
+
+    corrections: float = 1.0  # times SPREAD
+    widths: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of knobs, by name
 
 
 def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -113,28 +126,27 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
     a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
     variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
-    return Said(log_s, np.sqrt(variance), corrections)
+    return Said(log_s, np.sqrt(variance), _logs(corrections))
 
 
-def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, spread: np.ndarray = SPREAD) -> Adapted:
-    """Knobs and corrections after rows that took `measured_s` [n]; `spread` as SPREAD, of how far corrections may go.
+def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, held: Held | None = None) -> Adapted:
+    """Knobs and corrections after rows that took `measured_s` [n].
 
     Rows of one run of a machine agree to a percent. Those of a sweep over many nodes and days do not: their own scatter, where it is
     larger, becomes the noise, so that corrections do not chase it.
     """
-    adapted, scatter = _fit(f, cells, measured_s, host, spread, NOISE)
+    adapted, scatter = _fit(f, cells, measured_s, host, held or Held(), NOISE)
     for _ in range(_NOISE_ROUNDS):
-        if scatter < _CLEARLY_NOISIER * adapted.noise and adapted.noise == NOISE or scatter <= adapted.noise:
+        if scatter <= adapted.noise or (adapted.noise == NOISE and scatter < _CLEARLY_NOISIER * NOISE):
             break
-        adapted, scatter = _fit(f, cells, measured_s, host, spread, scatter)
+        adapted, scatter = _fit(f, cells, measured_s, host, held or Held(), scatter)
     return adapted
 
 
-def _fit(
-    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, spread: np.ndarray, noise_log: float
-) -> tuple[Adapted, float]:
+def _fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, held: Held, noise_log: float) -> tuple[Adapted, float]:
     """(what rows say at one noise, their scatter about it)."""
     theta_0, widths = beliefs(host)
+    widths = np.array([held.widths.get(name, width) for name, width in zip(NAMES, widths, strict=True)])
     knobs = len(theta_0)
     known, of = np.unique(cells, axis=0, return_inverse=True)
     of = of.reshape(-1)
@@ -143,7 +155,7 @@ def _fit(
     prior[:knobs, :knobs] = np.diag(widths**2)
     places = [knobs + at * some + np.arange(some) for at in range(_BLOCKS)]
     for block, place in enumerate(places):
-        prior[np.ix_(place, place)] = spread[block] ** 2 * (_alike(known, known, block) + _JITTER * np.eye(some))
+        prior[np.ix_(place, place)] = (held.corrections * SPREAD[block]) ** 2 * (_alike(known, known, block) + _JITTER * np.eye(some))
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
@@ -174,7 +186,7 @@ def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.
     """(log seconds [N], slopes over theta [N, K], slopes over each block's correction [B, N]) by differences."""
 
     def log_s(theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
-        return np.log(np.asarray(step_seconds(f, knobs_of(theta), *corrections).step_s, float))
+        return np.log(np.asarray(step_seconds(f, knobs_of(theta), *_logs(corrections)).step_s, float))
 
     def slope(by_theta: Any, by_block: Any) -> np.ndarray:
         return (log_s(theta + by_theta, corrections + by_block) - log_s(theta - by_theta, corrections - by_block)) / (2 * _STEP)
@@ -192,6 +204,12 @@ def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
     known = _alike(adapted.cells, adapted.cells, block) + _JITTER * np.eye(len(adapted.cells))
     across = _alike(cells, adapted.cells, block)
     return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
+
+
+def _logs(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Corrections [B, N] as the composition takes them: of a layer's GPU, of its host, of the ends."""
+    layer, gpu, ends = corrections
+    return layer + gpu, layer, ends
 
 
 def _alike(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:

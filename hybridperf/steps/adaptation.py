@@ -31,7 +31,8 @@ from hybridperf.steps.rows import Resolved, ResolvedRow
 SCHEMA_VERSION = 1
 _KIND = "step-knobs"
 MODES = ("none", "selective", "full")
-_SMALL = 0.3 * adapt.SPREAD  # corrections while labels are compared
+# while labels are compared, knobs stay near op data and corrections small, so that a third more work cannot hide in them
+_HELD = adapt.Held(0.3, {"gemm": 0.05, "attention": 0.15, "memory": 0.1, "exposed_kernel_s": 0.7})
 MUCH_LIKELIER = 3.0  # log likelihood: twenty to one
 _MOST_COMPARED = 200  # rows of a source that are enough to compare by
 _LEAST_ROWS = 3  # of a group, to be fitted by itself
@@ -92,11 +93,13 @@ class Adaptation:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the rows again") from error
 
 
-def adaptation(frame: pd.DataFrame, bank: Bank, host: Host | None = None, **where: str | None) -> tuple[Adaptation, list[str]]:
-    """(what the measured rows of a table say, sentences on what was left out or preferred). `where`: device, system, host of `resolve`."""
+def adaptation(
+    frame: pd.DataFrame, bank: Bank, host: Host | None = None, device: str | None = None, system: str | None = None
+) -> tuple[Adaptation, list[str]]:
+    """(what the measured rows of a table say, sentences on what was left out or preferred); `device`, `system` as in `resolve`."""
     if "step_time_s" not in frame:
         raise InputError("expected a column step_time_s in the rows to fit on, found none; give measured steps")
-    batch = bank.understand(frame, **where)
+    batch = bank.understand(frame, device, system)
     measured_s = pd.to_numeric(frame["step_time_s"], errors="coerce").to_numpy(float)[batch.at]
     ran = np.isfinite(measured_s) & (measured_s > 0)
     if "status" in frame:
@@ -168,7 +171,7 @@ def compared(batch: Batch, measured_s: np.ndarray, source: str, bank: Bank, host
     for mode in MODES:
         other = bank.priced(Resolved(tuple(relabelled(batch.rows[at], {source: mode}) for at in places)))
         assert other.features is not None
-        found[mode] = adapt.fit(other.features, other.cells, measured_s[places], host, _SMALL).evidence
+        found[mode] = adapt.fit(other.features, other.cells, measured_s[places], host, _HELD).evidence
     return found
 
 

@@ -83,20 +83,22 @@ class Bank:
             machine = resolved.rows[at].machine
             assert machine is not None
             by_machine.setdefault((machine.device, machine.model, machine.system.model_dump_json()), []).append(at)
-        parts, problems = [], {}
+        parts: list[tuple[Features, list[int]]] = []
+        problems: dict[int, str] = {}
         for places in by_machine.values():
             machine = resolved.rows[places[0]].machine
             assert machine is not None
             good, failed = self._features([(at, _config(resolved.rows[at])) for at in places], machine)
             parts += good
             problems |= failed
-        at = np.array(sorted(place for _, places in parts for place in places), int)
-        order = {place: i for i, place in enumerate(at)}
-        whole = joined([(part, np.array([order[place] for place in places])) for part, places in parts], len(at)) if parts else None
-        rows = tuple(resolved.rows[place] for place in at)
-        if whole is not None:
+        priced = np.array(sorted(place for _, places in parts for place in places), int)
+        order = {place: i for i, place in enumerate(priced.tolist())}
+        rows = tuple(resolved.rows[place] for place in priced)
+        whole = None
+        if parts:
+            whole = joined([(part, np.array([order[place] for place in places])) for part, places in parts], len(priced))
             whole = with_crossings(whole, rows)
-        return Batch(resolved, at, rows, whole, cells_of([_config(row) for row in rows]), problems)
+        return Batch(resolved, priced, rows, whole, cells_of([_config(row) for row in rows]), problems)
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine

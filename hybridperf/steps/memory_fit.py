@@ -36,7 +36,7 @@ _FROM_ZERO = _DEFAULTS == 0
 def memory_knobs(framework: str) -> MemoryKnobs:
     """A framework's fitted knobs; counts, where none were fitted."""
     said = _fitted().get(framework, {})
-    return MemoryKnobs(**{name: float(value) for name, value in said.items() if name in _NAMES})
+    return MemoryKnobs(**{name: float(str(value)) for name, value in said.items() if name in _NAMES})
 
 
 def fitted_frameworks() -> list[str]:

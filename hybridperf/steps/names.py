@@ -31,6 +31,7 @@ class Machine:
     system: SystemSpec
     gpus_per_node: int
     notes: tuple[str, ...] = ()
+    switched: bool = False  # a switch joins more than one node's GPUs, whatever the row says of nodes
 
 
 def plain(text: str) -> str:
@@ -58,10 +59,10 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
         found = (known or {}) | {"device": spec.id, "model": device if device.endswith(".toml") else (known or {}).get("model", spec.id)}
         found.pop("memory_bytes", None)
     elif found is None:
-        name = device_id(gpu) or device_called(gpu)
-        if not name:
+        driver = device_id(gpu) or device_called(gpu)
+        if not driver:
             raise unknown("gpu", gpu, [entry["device"] for entry in aliases()["gpu"]], "name it by --device")
-        found = {"device": name, "model": name}
+        found = {"device": driver, "model": driver}
     spec = load_device(device or found["device"])
     if "note" in found:
         notes.append(found["note"])
@@ -76,8 +77,12 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
         notes.append(cluster["note"])
     said = _PER_NODE.search(plain(gpu))
     per_node = int(said[1]) if said else fabric.accelerators_per_node
+    domain = None if system else found.get("domain")
+    if domain:
+        fabric, per_node = fabric.model_copy(update={"accelerators_per_node": domain}), domain
+        notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
-    return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes))
+    return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain))
 
 
 def framework_of(source: str) -> str:

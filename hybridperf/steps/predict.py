@@ -114,7 +114,7 @@ class _Times:
             one = adapt.predict(adapted, f, cells)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.remarks[here] = _remarks(group, whose, adapted, cells)
-            parts = step_seconds(f, knobs_of(adapted.theta), *one.corrections)
+            parts = step_seconds(f, knobs_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
                 values[here] = getattr(parts, name)
         return found
@@ -126,9 +126,7 @@ class _Times:
         return _Times((self.log_s + other.log_s) / 2, np.hypot(self.deviation, apart), parts, self.remarks)
 
 
-def _fill(
-    out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | None, known: Adaptation, notes: dict[str, str]
-) -> None:
+def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | None, known: Adaptation, notes: dict[str, str]) -> None:
     """Predictions of the rows that have one; `other`: the same rows under the assumption that a doubtful label does not hold."""
     times, configs = _Times.of(batch, known), batch.configs
     if other is not None:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
+from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.steps import contradictions
 from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
+from hybridperf.steps.record import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk")
+_FAMILIES = ("gpt", "llama", "bert", "t5", "vit", "moe")
 _CONTEXT = ("source", "section", "system_detail", "gpu")
 _LARGEST_ASSUMED_MICRO_BATCH = 4
 
@@ -71,106 +73,52 @@ class Resolved:
 def resolve(frame: pd.DataFrame, device: str | None = None, system: str | None = None, host: str | None = None) -> Resolved:
     """Understand each row of a table of training steps; `device`, `system`, `host` override what rows say."""
     records = frame.to_dict("records")
-    return Resolved(tuple(_resolve(_Row(at, record), device, system, host) for at, record in enumerate(records)))
+    return Resolved(tuple(_resolve(Record(at, record), device, system, host) for at, record in enumerate(records)))
 
 
-class _Refused(Exception):
-    """Why a row cannot be predicted."""
-
-
-@dataclasses.dataclass
-class _Row:
-    """One record of a table, asked for typed values. `notes` fills as things are assumed."""
-
-    at: int
-    record: Mapping[str, Any]
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """How a message calls it: its place, counted from 1, and its id."""
-        said = self.text("id")
-        return f"row {self.at + 1}" + (f" ({said})" if said else "")
-
-    def text(self, field: str) -> str:
-        """What stands there, "" for nothing."""
-        value = self.record.get(field)
-        return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value).strip()
-
-    def number(self, field: str) -> float | None:
-        """A finite number of zero or more, None for nothing."""
-        text = self.text(field)
-        if not text:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < 0:
-            raise _Refused(f"expected a number of zero or more in {field}, got {text!r}")
-        return value
-
-    def count(self, field: str) -> int | None:
-        """A whole number of 1 or more, None for nothing."""
-        value = self.number(field)
-        if value is None:
-            return None
-        if value < 1 or value != int(value):
-            raise _Refused(f"expected a whole number of 1 or more in {field}, got {self.text(field)}")
-        return int(value)
-
-    def yes(self, field: str) -> bool | None:
-        """Yes or no, None for nothing."""
-        text = self.text(field).lower()
-        return None if not text else text in ("1", "1.0", "true", "yes")
-
-    def assume(self, field: str, value: Any) -> Any:
-        """`value`, which the row does not say."""
-        self.notes.append(f"{field} {value} assumed")
-        return value
-
-
-def _resolve(row: _Row, device: str | None, system: str | None, host: str | None) -> ResolvedRow:
+def _resolve(row: Record, device: str | None, system: str | None, host: str | None) -> ResolvedRow:
     source = row.text("source")
     framework = plain(row.text("framework")) or framework_of(source)
     found: Machine | None = None
     try:
         why = _no_transformer(row)
         if why:
-            raise _Refused(f"expected a Transformer, got {row.text('model')}: {why}")
+            raise Refused(f"expected a Transformer, got {row.text('model')}: {why}")
         if framework not in aliases()["framework"]:
             framework = row.assume("framework", "megatron_core")
-        habits = aliases()["framework"][framework]
+            habits = {**aliases()["framework"][framework], "precision": "bf16"}
+        else:
+            habits = aliases()["framework"][framework]
         shape = _shape(row)
         found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
-        gpus_per_node = row.count("gpus_per_node") or found.gpus_per_node
+        gpus_per_node = (None if found.switched else row.count("gpus_per_node")) or found.gpus_per_node
         layout = _layout(row, habits, gpus_per_node)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
         row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
-        dtype, fields = _habits(row, habits, layout)
+        dtype, fields = _habits(row, habits, layout, found)
         flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
-    except (_Refused, InputError) as error:
+    except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}")
     return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags)
 
 
-def _no_transformer(row: _Row) -> str:
+def _no_transformer(row: Record) -> str:
     return str(aliases()["refused"].get(plain(row.text("model")), ""))
 
 
-def _gpu(row: _Row, device: str | None) -> str:
+def _gpu(row: Record, device: str | None) -> str:
     gpu = row.text("gpu")
     if not gpu and not device:
-        raise _Refused("expected an accelerator in gpu, got nothing; name it by --device")
+        raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
     return gpu
 
 
 # --- model ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _shape(row: _Row) -> TransformerShape:
+def _shape(row: Record) -> TransformerShape:
     """The row's own sizes over those of the published model of that name; all of them where no model is known."""
     said = {name: value for name in _SIZES if (value := row.count(name)) is not None}
     return _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
@@ -185,15 +133,16 @@ def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> 
         published = None
         missing = [name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes]
         if missing:
-            raise _Refused(f"expected {', '.join(missing)} or the name of a published model, got {error}") from error
+            raise Refused(f"expected {', '.join(missing)} or the name of a published model, got {error}") from error
     if published is None:
         missing = [name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes]
         if missing:
-            raise _Refused(f"expected {', '.join(missing)} or the name of a published model in model, got neither")
+            raise Refused(f"expected {', '.join(missing)} or the name of a published model in model, got neither")
         gated = family in ("llama", "moe")
         sizes.setdefault("ffn", 4 * sizes["hidden"])
+        kind: Any = family if family in _FAMILIES else "gpt"
         return TransformerShape(
-            name=model or family or "unnamed", family=family if family in ("gpt", "llama", "bert", "t5", "vit", "moe") else "gpt",
+            name=model or family or "unnamed", family=kind,
             gated=gated, tied=not gated, positions="rotary" if gated else "learned", norm="rmsnorm" if gated else "layernorm",
             biases=not gated, **sizes,
         )  # fmt: skip
@@ -203,22 +152,24 @@ def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> 
 # --- layout -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _layout(row: _Row, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
+def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
     tp, pp, cp = row.count("tp"), row.count("pp"), row.count("cp") or 1
     dp, gpus = row.count("dp"), row.count("n_gpus")
     if tp is None and pp is None and dp is None:
-        raise _Refused("expected a layout (tp, pp, dp, or two of them and n_gpus), got none of them")
+        raise Refused("expected a layout (tp, pp, dp, or two of them and n_gpus), got none of them")
     tp, pp = tp or row.assume("tp", 1), pp or row.assume("pp", 1)
     if dp is None:
         if gpus is None:
-            raise _Refused("expected dp or n_gpus, got neither")
+            raise Refused("expected dp or n_gpus, got neither")
         if gpus % (tp * pp * cp):
-            raise _Refused(f"expected n_gpus to be a multiple of tp x pp x cp = {tp * pp * cp}, got {gpus}")
+            raise Refused(f"expected n_gpus to be a multiple of tp x pp x cp = {tp * pp * cp}, got {gpus}")
         dp = gpus // (tp * pp * cp)
     if gpus is not None and tp * pp * cp * dp != gpus:
-        raise _Refused(f"expected tp x pp x cp x dp to be n_gpus, got {tp} x {pp} x {cp} x {dp} = {tp * pp * cp * dp} for {gpus} GPUs")
+        raise Refused(f"expected tp x pp x cp x dp to be n_gpus, got {tp} x {pp} x {cp} x {dp} = {tp * pp * cp * dp} for {gpus} GPUs")
     micro_batch, accumulation = _batches(row, dp, pp)
-    vp, ep = row.count("vp") or 1, row.count("ep") or 1
+    vp, ep = row.count("vp"), row.count("ep") or 1
+    if vp is None:
+        vp = row.assume("vp", 1) if pp > 1 and habits.get("interleaves") else 1
     zero = _zero(row, habits)
     return Layout(
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch,
@@ -229,15 +180,15 @@ def _layout(row: _Row, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
     )  # fmt: skip
 
 
-def _batches(row: _Row, dp: int, pp: int) -> tuple[int, int]:
+def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:
     """(micro-batch, accumulation); what is missing follows from the global batch."""
     micro_batch, accumulation, whole = row.count("micro_batch"), row.count("grad_accum"), row.count("global_batch")
     if micro_batch is not None and accumulation is not None:
         return micro_batch, accumulation
     if whole is None:
-        raise _Refused("expected global_batch, or both micro_batch and grad_accum, got neither")
+        raise Refused("expected global_batch, or both micro_batch and grad_accum, got neither")
     if whole % dp:
-        raise _Refused(f"expected global_batch to be a multiple of dp, got {whole} for dp {dp}")
+        raise Refused(f"expected global_batch to be a multiple of dp, got {whole} for dp {dp}")
     each = whole // dp
     if micro_batch is None and accumulation is None:
         powers = [size for size in (1, 2, 4) if size <= _LARGEST_ASSUMED_MICRO_BATCH and each % size == 0]
@@ -245,30 +196,30 @@ def _batches(row: _Row, dp: int, pp: int) -> tuple[int, int]:
     known = micro_batch or accumulation
     if known is None or each % known:
         what = "micro_batch" if micro_batch else "grad_accum"
-        raise _Refused(f"expected {what} to divide the {each} samples of a replica (global_batch / dp), got {known}")
+        raise Refused(f"expected {what} to divide the {each} samples of a replica (global_batch / dp), got {known}")
     return (micro_batch, each // micro_batch) if micro_batch else (each // known, known)
 
 
-def _zero(row: _Row, habits: Mapping[str, Any]) -> int:
+def _zero(row: Record, habits: Mapping[str, Any]) -> Any:
     said = row.text("sharding")
     found = word("sharding", said) if said else None
     if said and found is None:
-        raise _Refused(f"expected a sharding of {', '.join(aliases()['sharding'])}, got {said!r}")
+        raise Refused(f"expected a sharding of {', '.join(aliases()['sharding'])}, got {said!r}")
     return int(row.assume("ZeRO stage", habits["zero"]) if found is None else found)
 
 
-def _recompute(row: _Row, habits: Mapping[str, Any]) -> str:
+def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
     said = row.text("recompute")
     found = word("recompute", said) if said else None
     return str(row.assume("recompute", habits["recompute"]) if found is None else found)
 
 
-def _schedule(row: _Row, vp: int, habits: Mapping[str, Any]) -> str:
+def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
     said = plain(row.text("schedule"))
     return said or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
 
 
-def _yes(row: _Row, field: str, habit: bool) -> bool:
+def _yes(row: Record, field: str, habit: bool) -> bool:
     said = row.yes(field)
     return habit if said is None else said
 
@@ -281,14 +232,16 @@ def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per
 # --- the rest ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _habits(row: _Row, habits: Mapping[str, Any], layout: Layout) -> tuple[str, tuple[tuple[str, Any], ...]]:
+def _habits(row: Record, habits: Mapping[str, Any], layout: Layout, found: Machine) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """(dtype, the framework's own fields of a config)."""
     said = row.text("precision")
-    dtype = word("precision", said) if said else None
+    if plain(said) in ("", "submission"):
+        usual = habits.get("precision", "bf16")
+        known = usual in load_device(found.device).peak_flops_per_s
+        said = row.assume("precision", usual if known else "bf16")
+    dtype = word("precision", said)
     if dtype is None:
-        dtype = row.assume("precision", "bf16") if plain(said) in ("", "submission") else None
-    if dtype is None:
-        raise _Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
+        raise Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
     quant = word("quant", said) or ""
     settled = {**config_habits(habits, layout.tp), "quant": quant}

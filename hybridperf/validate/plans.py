@@ -87,7 +87,7 @@ def _expected_s(batch: Batch, here: np.ndarray, fit_on: np.ndarray | None, measu
     if fit_on is not None:
         adapted = adapt.fit(picked(batch.features, fit_on), batch.cells[fit_on], measured_s[fit_on])
     f, rows = picked(batch.features, here), [row for row, mine in zip(batch.rows, here, strict=True) if mine]
-    corrections, _, _ = adapted.of_cells(batch.cells[here])
+    corrections = adapted.logs(batch.cells[here])
     knobs = knobs_of(adapted.theta)
     return np.asarray(step_seconds(f, knobs, *corrections).step_s + stall_chance(rows) * stalled_s(f, knobs, rows))
 

@@ -1,7 +1,7 @@
 """`hybridperf validate steps`: Transformer training steps predicted, beside null models fitted on the same rows.
 
     splits       what is given and what is judged: `step_splits.py`
-    sources      every published row, by beliefs alone and with the rows of all other sources given
+    sources      every published row, by beliefs alone and with rows of all other sources given
     memory       peaks and failures of the ultra-scale sweep: `step_memory.py`
     layers       Chimera's profiles: `chimera.py`
 
@@ -30,6 +30,7 @@ from hybridperf.validate.step_splits import DRAWS, FOLDS, GOALS, Split, splits
 
 FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_dev.csv.gz")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
+OTHERS_ROWS = 300  # of other sources: what they share with a source, they say by then
 HOST_BOUND = 0.10  # share of a step that waits for the host
 # what was published beside the rows, for the reader; calculon's and NeuSight's are computed from their own predictions in the rows
 PUBLISHED = {"vtrain_single_node": "vTrain 8.4 %", "vtrain_multi_node": "vTrain 14.7 %"}
@@ -170,13 +171,14 @@ def detail_table(judged: pd.DataFrame) -> str:
 
 
 def judge_sources(measured: Measured, bank: Bank, quick: bool = False) -> pd.DataFrame:
-    """Every measured row by beliefs alone (`predicted_s`) and with all other sources' rows given (`others_s`)."""
+    """Every measured row by beliefs alone (`predicted_s`) and with rows of all other sources given (`others_s`)."""
     frame, parts = measured.frame, []
     for source in frame["source"].unique():
         judged = np.flatnonzero(frame["source"] == source)
         if quick:
             judged = judged[:QUICK_ROWS]
         given = np.flatnonzero((frame["source"] != source) & ~frame["flagged"])
+        given = np.sort(np.random.default_rng(0).permutation(given)[:OTHERS_ROWS])
         part = frame.iloc[judged].reset_index(drop=True)
         alone = predict_steps(part, bank=bank).frame
         if len(given) and not quick:
