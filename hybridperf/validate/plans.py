@@ -1,8 +1,9 @@
 """Does a plan choose well? On measured sweeps: the layout that is predicted to be fastest, and how much slower it was than the fastest.
 
 A case is one model on one number of devices whose layouts were measured, ten or more. Efficiencies are fitted to measured steps of other
-cases, never to the judged one's: of the same model on other numbers of devices, or of other models alone. A step that may stall is ranked
-by its expected time. Beside it stands the best constant rule: of the rules in a list, the one that does best over all cases in hindsight.
+cases, never to the judged one's: of the same model on other numbers of devices, or of other models alone. Layouts are ranked
+by their predicted time, as a plan ranks them; the chance of a stall is no part of it, and ranking by the time expected with it stands
+beside for comparison. So does the best constant rule: of the rules in a list, the one that does best over all cases in hindsight.
 """
 
 from __future__ import annotations
@@ -66,22 +67,28 @@ def judge(frame: pd.DataFrame, bank: Bank | None = None, fits: tuple[str, ...] =
     measured_s = rows["step_time_s"].to_numpy(float)
     found = []
     for fit in fits:
-        slower = {}
+        slower: dict[str, float] = {}
+        with_stalls: dict[str, float] = {}
         for name in names:
             here = case == name
             others = ~here if fit == "other cases" else rows["model"].to_numpy() != rows["model"][np.argmax(here)]
-            slower[name] = _slower(measured_s[here], _expected_s(batch, here, others if fit != "beliefs" else None, measured_s))
+            step_s, expected_s = _predicted_s(batch, here, others if fit != "beliefs" else None, measured_s)
+            slower[name], with_stalls[name] = _slower(measured_s[here], step_s), _slower(measured_s[here], expected_s)
         found.append(Judged(f"plan, {fit}", pd.Series(slower)))
+        found.append(Judged(f"time expected with stalls, {fit}", pd.Series(with_stalls)))
+    planned = len(found)
     for rule, keys in RULES.items():
         order = {name: _place(rows[case == name], keys) for name in names}
         found.append(Judged(rule, pd.Series({name: _slower(measured_s[case == name], order[name]) for name in names})))
     share = {name: (measured_s[case == name] <= CLOSE * measured_s[case == name].min()).mean() for name in names}
-    rules = sorted(found[len(fits) :], key=lambda one: (-one.close, one.slower.median()))
-    return [*found[: len(fits)], *rules, Judged("any layout at random: chance of one within 10 %", pd.Series(share))]
+    rules = sorted(found[planned:], key=lambda one: (-one.close, one.slower.median()))
+    return [*found[:planned], *rules, Judged("any layout at random: chance of one within 10 %", pd.Series(share))]
 
 
-def _expected_s(batch: Batch, here: np.ndarray, fit_on: np.ndarray | None, measured_s: np.ndarray) -> np.ndarray:
-    """Expected seconds of the judged rows, efficiencies from some others."""
+def _predicted_s(
+    batch: Batch, here: np.ndarray, fit_on: np.ndarray | None, measured_s: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(seconds of the judged rows, seconds expected with stalls), efficiencies from some other rows."""
     assert batch.features is not None
     adapted = adapt.Adapted.before()
     if fit_on is not None:
@@ -89,7 +96,8 @@ def _expected_s(batch: Batch, here: np.ndarray, fit_on: np.ndarray | None, measu
     f, rows = picked(batch.features, here), [row for row, mine in zip(batch.rows, here, strict=True) if mine]
     corrections = adapted.logs(batch.cells[here])
     knobs = knobs_of(adapted.theta)
-    return np.asarray(step_seconds(f, knobs, *corrections).step_s + stall_chance(rows) * stalled_s(f, knobs, rows))
+    step_s = np.asarray(step_seconds(f, knobs, *corrections).step_s)
+    return step_s, step_s + stall_chance(rows) * stalled_s(f, knobs, rows)
 
 
 def _slower(measured_s: np.ndarray, score: np.ndarray) -> float:
