@@ -32,8 +32,8 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 
 _OF_SHARDS = ("gather_s", "gather_calls")
 _ONCE = (
-    "layers_first", "layers_last", "layers_most", "layers", "stages", "stage_nodes", "reduction_s", "reduction_calls", "reduction_hidden",
-    "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden",
+    "layers_first", "layers_last", "layers_most", "layers", "stages", "stage_nodes", "reduction_s", "reduction_calls", "updated_s",
+    "reduction_hidden", "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden",
 )  # fmt: skip
 _OF_CELL = ("tp", "tp_nodes")
 

@@ -55,14 +55,14 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
         for config in configs
     ], float).T  # fmt: skip
     depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
-    reduction_s, reduction_calls, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
+    reduction_s, reduction_calls, updated_s, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
     sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
     nothing = np.zeros_like(tp)  # what frameworks add is put in by `with_crossings`
     return Features(
         layer=layer, embedding=embedding, head=head, layers_first=stages[0], layers_last=stages[1], layers_most=stages[2], layers=depth,
         stages=pp, micro_batches=m, fill=fill, chunks=chunks, sends_s=sends_s, sends_hidden=sends_hidden, tp_nodes=tp_nodes,
-        stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, reduction_hidden=reduction_hidden,
-        optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing, crossing=nothing, stalls=nothing,
+        stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
+        reduction_hidden=reduction_hidden,        optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing, crossing=nothing, stalls=nothing,
         gathered_layers=nothing,
     )  # fmt: skip
 
@@ -119,10 +119,12 @@ class _Ends:
         optimizer, reduction = max(of_stages, key=lambda both: sum(float(step.op.work().bytes) for step in both[0]))
         return _Ends(reduction, optimizer)
 
-    def sums(self, prices: Prices) -> tuple[float, float, float, float]:
-        """(seconds of reductions, how many, seconds of the optimizer, its kernels)."""
+    def sums(self, prices: Prices) -> tuple[float, float, float, float, float]:
+        """(seconds of reductions, how many, seconds of weights gathered behind the optimizer, seconds of the optimizer, its kernels)."""
+        gathers = [step for step in self.reduction if step.collective.collective == "all_gather"]
+        updated_s = sum(prices[step.call] for step in gathers)
         return (
-            sum(prices[step.call] for step in self.reduction), float(len(self.reduction)),
+            sum(prices[step.call] for step in self.reduction) - updated_s, float(len(self.reduction)), updated_s,
             sum(prices[step.call] for step in self.optimizer), float(sum(step.kernels for step in self.optimizer)),
         )  # fmt: skip
 
