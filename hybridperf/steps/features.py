@@ -62,8 +62,8 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
         layer=layer, embedding=embedding, head=head, layers_first=stages[0], layers_last=stages[1], layers_most=stages[2], layers=depth,
         stages=pp, micro_batches=m, fill=fill, chunks=chunks, sends_s=sends_s, sends_hidden=sends_hidden, tp_nodes=tp_nodes,
         stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
-        reduction_hidden=reduction_hidden,        optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing, crossing=nothing, stalls=nothing,
-        gathered_layers=nothing,
+        reduction_hidden=reduction_hidden, optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing,
+        crossing=nothing, stalls=nothing, gathered_layers=nothing,
     )  # fmt: skip
 
 
