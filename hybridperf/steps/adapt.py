@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -188,12 +187,10 @@ def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.
     def log_s(theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
         return np.log(np.asarray(step_seconds(f, knobs_of(theta), *_logs(corrections)).step_s, float))
 
-    def slope(by_theta: Any, by_block: Any) -> np.ndarray:
-        return (log_s(theta + by_theta, corrections + by_block) - log_s(theta - by_theta, corrections - by_block)) / (2 * _STEP)
-
-    by_theta = [slope(step, 0.0) for step in _STEP * np.eye(len(theta))]
-    by_block = [slope(0.0, step[:, None]) for step in _STEP * np.eye(_BLOCKS)]
-    return log_s(theta, corrections), np.stack(by_theta, 1), np.stack(by_block)
+    here = log_s(theta, corrections)
+    by_theta = [(log_s(theta + step, corrections) - here) / _STEP for step in _STEP * np.eye(len(theta))]
+    by_block = [(log_s(theta, corrections + step[:, None]) - here) / _STEP for step in _STEP * np.eye(_BLOCKS)]
+    return here, np.stack(by_theta, 1), np.stack(by_block)
 
 
 def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:

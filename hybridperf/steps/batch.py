@@ -6,7 +6,9 @@ Axes: R rows of a table, N of them that can be predicted, X inputs of a correcti
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,6 +50,12 @@ class Batch:
     def groups(self) -> list[str]:
         """What knobs are shared by [N]: a framework on one architecture of devices."""
         return [group_of(row) for row in self.rows]
+
+
+@functools.cache
+def shared_bank() -> Bank:
+    """The bank of this process."""
+    return Bank()
 
 
 class Bank:
@@ -130,8 +138,13 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
     """The row with another recompute mode, if its source is listed."""
     if row.config is None or row.source not in recompute:
         return row
-    layout = row.config.layout.replace(recompute=recompute[row.source])
-    return dataclasses.replace(row, config=row.config.replace(layout=layout))
+    return dataclasses.replace(row, config=_with_recompute(row.config, recompute[row.source]))
+
+
+@functools.lru_cache(65536)
+def _with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
+    """One object for all rows that say the same."""
+    return config.replace(layout=config.layout.replace(recompute=mode))
 
 
 def _config(row: ResolvedRow) -> TransformerConfig:

@@ -83,6 +83,7 @@ def cells_of(configs: Iterable[TransformerConfig]) -> list[Cell]:
     return found
 
 
+@functools.lru_cache(65536)
 def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a cell of `cells_of` depends on."""
     return (*_kept_key(config), config.layout.recompute, *(config.group(dim).nodes for dim in ("tp", "cp", "ep")))
@@ -122,6 +123,7 @@ def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
     return [(kind, block.count / depth) for kind, block in enumerate(blocks)]
 
 
+@functools.lru_cache(65536)
 def shards_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that gathers of a layer's weights and scatters of its gradients depend on."""
     x = config.layout

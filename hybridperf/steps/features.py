@@ -84,6 +84,7 @@ def picked(f: Features, rows: Any) -> Features:
     return jax.tree.map(lambda leaf: leaf[..., rows], f)
 
 
+@functools.lru_cache(65536)
 def _once(config: TransformerConfig) -> tuple[Any, ...]:
     """All that what happens once a step depends on."""
     x = config.layout
@@ -92,6 +93,7 @@ def _once(config: TransformerConfig) -> tuple[Any, ...]:
     return (config.shape, x.zero, x.tp, x.pp, x.ep, x.expert_tp, *cut, *kernels_key(config), *groups)
 
 
+@functools.lru_cache(65536)
 def _message(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a message to the next stage depends on."""
     x = config.layout

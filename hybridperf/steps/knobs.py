@@ -2,7 +2,7 @@
 
 A knob multiplies something that the op model or the links say, or is seconds of something that they do not say. All are positive and are
 fitted and saved as such; beliefs are log-normal: a median, and a width in logs (0.1: within 10 % in two cases of three). None of the
-medians was fitted to measured steps; `source` says where each comes from.
+medians was fitted to measured steps; `source` says where each comes from, or that it is assumed.
 """
 
 # ruff: noqa: RUF009  (`_knob` makes a dataclass field)
@@ -51,7 +51,7 @@ class Knobs:
         " 30 and 22, RTX 2080 Ti 82 and 60: geometric mean 44",
     )
     backward_launch: Any = _knob(1.0, 0.2, "a launch of the backward pass over one of the forward in those traces: 0.5 to 2, mean 0.9")
-    collective_launch_s: Any = _knob(60e-6, 0.7, "host seconds of issuing a collective in the same traces: several ops of its framework")
+    collective_launch_s: Any = _knob(60e-6, 0.7, "assumed: issuing a collective is a launch and some ops of its framework around it")
     exposed_kernel_s: Any = _knob(
         5e-6,
         1.5,

@@ -22,7 +22,7 @@ from hybridperf.hardware import Host, load_device
 from hybridperf.io import InputError
 from hybridperf.steps import adapt
 from hybridperf.steps.adaptation import Adaptation, adaptation, all_fit, doubtful
-from hybridperf.steps.batch import Bank, Batch, relabelled
+from hybridperf.steps.batch import Bank, Batch, relabelled, shared_bank
 from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import stall_chance
 from hybridperf.steps.features import picked
@@ -57,7 +57,7 @@ def predict_steps(
     fitted to the measured rows `fit_on`."""
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
-    bank = bank or Bank()
+    bank = bank or shared_bank()
     said: list[str] = []
     known = knobs or Adaptation({}, host=host)
     if fit_on is not None:
@@ -163,12 +163,12 @@ def _remarks(group: str, whose: str, adapted: adapt.Adapted, cells: np.ndarray) 
 def _fill_memory(out: dict[str, Any], batch: Batch) -> None:
     frameworks = np.array([row.framework for row in batch.rows])
     capacity = np.array([0.0 if row.machine is None else row.machine.memory_bytes for row in batch.rows])
-    needed = np.empty(len(batch))
+    configs, needed = batch.configs, np.empty(len(batch))
     for framework in dict.fromkeys(frameworks.tolist()):
         here = np.flatnonzero(frameworks == framework)
-        needed[here] = peak_bytes([batch.configs[at] for at in here], memory_knobs(framework))
+        needed[here] = peak_bytes([configs[at] for at in here], memory_knobs(framework))
     out["memory_bytes"][batch.at] = needed
-    out["fits"][batch.at] = ~will_fail(batch.configs, needed, capacity)
+    out["fits"][batch.at] = ~will_fail(configs, needed, capacity)
 
 
 def _peak(row: Any) -> float:
