@@ -193,6 +193,16 @@ def slopes(f: Features, theta: np.ndarray, corrections: np.ndarray) -> tuple[np.
     return here, np.stack(by_theta, 1), np.stack(by_block)
 
 
+def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
+    """Correlation of what known cells leave open of a block's corrections of others [N, N]: its diagonal is `of_cells`' share."""
+    among = _alike(cells, cells, block)
+    if not len(adapted.cells):
+        return among
+    known = _alike(adapted.cells, adapted.cells, block) + _JITTER * np.eye(len(adapted.cells))
+    across = _alike(cells, adapted.cells, block)
+    return np.asarray(among - across @ cho_solve(cho_factor(known, lower=True), across.T))
+
+
 def _logs(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Corrections [B, N] as the composition takes them: of a layer's GPU, of its host, of the ends."""
     layer, gpu, ends = corrections

@@ -64,12 +64,14 @@ class Features:
     stages: Any
     micro_batches: Any
     fill: Any
+    chunks: Any  # of a stage, each of which sends for itself
     sends_s: Any  # one message between neighbouring stages
     sends_hidden: Any  # 1: a stage computes on meanwhile
     tp_nodes: Any  # that a tensor-parallel group lies on
     stage_nodes: Any  # that a whole replica lies on
-    reduction_s: Any  # gradients, and weights updated in shards
-    reduction_calls: Any
+    reduction_s: Any  # gradients
+    reduction_calls: Any  # of both
+    updated_s: Any  # weights that were updated in shards, gathered behind the optimizer: nothing hides them
     reduction_hidden: Any  # 1: beside the last micro-batch's backward pass
     optimizer_s: Any
     optimizer_kernels: Any
@@ -108,7 +110,7 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
         for at, (block, shown) in enumerate(ends)
     )
     alone = f.stages == 1
-    sends_s = xp.where(alone, 0.0, (1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s + k.stall_s * f.stalls)
+    sends_s = xp.where(alone, 0.0, f.chunks * ((1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s) + k.stall_s * f.stalls)
     first_s = f.layers_first * layer_s + embedding_s + sends_s
     last_s = xp.where(alone, first_s + head_s, f.layers_last * layer_s + head_s + sends_s)
     other_s = xp.where(f.stages > 2, f.layers_most * layer_s + sends_s, 0.0)
@@ -119,7 +121,7 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
     backward_s = f.layers_last * _phase_s(f.layer, k, BACKWARD)
     reduction_s = k.reduction * f.reduction_s
     reduction_s = xp.maximum(reduction_s - f.reduction_hidden * backward_s, 0.1 * f.reduction_hidden * reduction_s)
-    reduction_s = reduction_s + k.collective_launch_s * f.reduction_calls
+    reduction_s = reduction_s + k.reduction * f.updated_s + k.collective_launch_s * f.reduction_calls
     optimizer_s = k.optimizer * k.memory * f.optimizer_s + k.launch_s * f.optimizer_kernels + k.layer_gather_s * f.gathered_layers
     step_s = f.micro_batches * most_s + bubble_s + reduction_s + optimizer_s + k.fixed_s
     at_work = f.layers_most * layer.gpu_s * correction

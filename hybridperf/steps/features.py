@@ -1,9 +1,9 @@
-"""What the composition knows of each row, from the passes of its parts: unique cells are built and priced once.
+"""What the composition knows of each row, from the passes of its parts: unique cells are built and priced once (`cells.py`).
 
-A cell is what a layer's passes depend on: sizes, dtype, kernels, micro-batch, tensor parallelism, recompute. How many layers, stages,
-replicas and micro-batches there are does not change it, so a sweep of thousands of layouts has some tens of cells.
+How many layers, stages, replicas and micro-batches there are does not change a layer, so a sweep of thousands of layouts has some tens of
+cells. What happens once a step, and messages between stages, are unique things of their own.
 
-Axes: N rows, U unique cells, P = 3 phases.
+Axes: N rows, P = 3 phases.
 """
 
 from __future__ import annotations
@@ -16,57 +16,54 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import Gemm
-from hybridperf.steps.compose import PHASES, Block, Features
-from hybridperf.steps.prices import Priced, Prices
-from hybridperf.workload import CollectiveCall
+from hybridperf.steps.cells import Unique, cell_key, cells_of, kernels_key, misaligned, shards_key, shards_of, sums
+from hybridperf.steps.compose import Block, Features
+from hybridperf.steps.prices import Prices
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.parts import (
-    embedding_passes,
-    gradient_reduction,
-    head_passes,
-    layer_passes,
-    optimizer_passes,
-    send_call,
-)  # fmt: skip
-from hybridperf.workloads.transformer.passes import Passes, Step
+from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
+from hybridperf.workloads.transformer.passes import Step
 
-_ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
-_FIELDS = tuple(field.name for field in dataclasses.fields(Block))
-_COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
+__all__ = ["features", "joined", "misaligned", "picked"]
 
 
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     """Features [N] of rows that run on one device and its links; `InputError` where a call cannot be priced."""
-    cells = _Unique([_cell(config) for config in configs])
-    once = _Unique([_once(config) for config in configs])
-    new = [config for config in cells.unique if config not in prices.cells]
-    passes = [_CellPasses.of(config) for config in new]
-    new_once = [config for config in once.unique if config not in prices.once]
-    ends = [_Ends.of(config) for config in new_once]
-    prices.learn(step.call for cell in passes for step in cell.steps())
-    prices.learn(call for end in ends for call in end.calls())
-    prices.cells.update((config, cell.sums(prices)) for config, cell in zip(new, passes, strict=True))
-    prices.once.update((config, end.sums(prices)) for config, end in zip(new_once, ends, strict=True))
-    sums = np.stack([prices.cells[config] for config in cells.unique], -1)[..., cells.of]  # [blocks, fields, P, N]
-    layer, embedding, head = (Block(*of_block) for of_block in sums)
+    cells = Unique([cell_key(config) for config in configs], configs)
+    shards = Unique([("shards", *shards_key(config)) for config in configs], configs)
+    once = Unique([_once(config) for config in configs], configs)
+    messages = Unique([_message(config) for config in configs], configs)
+    new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
+    new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
+    passes = [*cells_of(new_cells.values()), *map(shards_of, new_shards.values())]
+    ends = [_Ends.of(_whole_stages(config)) for config in new_once.values()]
+    sends = [send_call(config) for config in new_messages.values()]
+    prices.learn(call for cell in passes for call in cell.calls())
+    prices.learn(step.call for end in ends for step in (*end.reduction, *end.optimizer))
+    prices.learn(call for call in sends if call is not None)
+    prices.cells.update(zip((*new_cells, *new_shards), sums(passes, prices), strict=True))
+    prices.once.update(zip(new_once, (end.sums(prices) for end in ends), strict=True))
+    prices.once.update(zip(new_messages, ((0.0 if call is None else prices[call],) for call in sends), strict=True))
+    computed, gathered = (np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of] for one in (cells, shards))
+    layer, embedding, head = (Block(*of_block) for of_block in computed + gathered)  # [blocks, fields, P, N]
     stages = np.array([_stages(config) for config in configs], float).T
     columns = np.array([
         (
-            config.shape.depth, config.layout.pp, config.layout.accumulation, _fill(config), float(config.overlap_sends),
+            config.shape.depth, config.layout.pp, config.layout.accumulation, _fill(config), config.layout.vp, float(config.overlap_sends),
             config.group("tp").nodes, -(-config.layout.ranks // config.layout.dp // config.gpus_per_node),
             float(config.overlap_gradients), config.layout.tp,
         )
         for config in configs
     ], float).T  # fmt: skip
-    depth, pp, m, fill, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
-    reduction_s, reduction_calls, optimizer_s, optimizer_kernels, sends_s = np.array([prices.once[c] for c in once.unique])[once.of].T
-    none = np.zeros_like(tp)  # `cross_node.with_crossings` knows whose these are
-    first, last, most = stages
+    depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
+    reduction_s, reduction_calls, updated_s, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
+    sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
+    nothing = np.zeros_like(tp)  # what frameworks add is put in by `with_crossings`
     return Features(
-        layer, embedding, head, first, last, most, depth, pp, m, fill, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1),
-        reduction_s, reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, none, none, none, none,
+        layer=layer, embedding=embedding, head=head, layers_first=stages[0], layers_last=stages[1], layers_most=stages[2], layers=depth,
+        stages=pp, micro_batches=m, fill=fill, chunks=chunks, sends_s=sends_s, sends_hidden=sends_hidden, tp_nodes=tp_nodes,
+        stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
+        reduction_hidden=reduction_hidden, optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing,
+        crossing=nothing, stalls=nothing, gathered_layers=nothing,
     )  # fmt: skip
 
 
@@ -87,82 +84,26 @@ def picked(f: Features, rows: Any) -> Features:
     return jax.tree.map(lambda leaf: leaf[..., rows], f)
 
 
-class _Unique:
-    """Unique things of a list and which of them each is."""
-
-    def __init__(self, things: Sequence[Any]):
-        place: dict[Any, int] = {}
-        self.of = np.array([place.setdefault(thing, len(place)) for thing in things])
-        self.unique = list(place)
+@functools.lru_cache(65536)
+def _once(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that what happens once a step depends on."""
+    x = config.layout
+    groups = tuple(config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
+    cut = (config.stage_split, config.head_layers)
+    return (config.shape, x.zero, x.tp, x.pp, x.ep, x.expert_tp, *cut, *kernels_key(config), *groups)
 
 
 @functools.lru_cache(65536)
-def _cell(config: TransformerConfig) -> TransformerConfig:
-    """The config with everything equal that a layer's passes do not depend on."""
-    layout = config.layout
-    alike: dict[str, Any] = {"accumulation": min(layout.accumulation, 2), "vp": 1, "schedule": "1f1b"}
-    if layout.zero < 2 and layout.ep == 1 and layout.cp == 1 and layout.order[0] == "tp":
-        alike |= {"pp": 1, "dp": 1, "zero": 0, "shard_ranks": None}
-    shape = config.shape
-    if not shape.experts and not shape.decoder_layers:
-        shape = dataclasses.replace(shape, layers=1, name="")
-    return config.replace(shape=shape, layout=layout.replace(**alike), overlap_gradients=True, stage_split="even")
+def _message(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that a message to the next stage depends on."""
+    x = config.layout
+    sizes = (x.tp, x.cp, x.sequence_parallel, x.micro_batch, x.pp > 1, config.group("pp").nodes > 1)
+    return ("message", config.shape, sizes, config.dtype, config.scatter_gather)
 
 
-@functools.lru_cache(65536)
-def _once(config: TransformerConfig) -> TransformerConfig:
-    """The same for what happens once a step, and for messages between stages."""
-    return config.replace(layout=config.layout.replace(accumulation=1, recompute="none"))
-
-
-@dataclasses.dataclass(frozen=True)
-class _CellPasses:
-    """Passes of one cell, layers by kind with how many of them there are."""
-
-    layers: tuple[tuple[float, Passes], ...]
-    embedding: tuple[tuple[float, Passes], ...]
-    head: tuple[tuple[float, Passes], ...]
-
-    @staticmethod
-    def of(config: TransformerConfig) -> _CellPasses:
-        blocks = config.shape.blocks
-        depth = sum(block.count for block in blocks)
-        layers = tuple((block.count / depth, layer_passes(config, kind)) for kind, block in enumerate(blocks))
-        return _CellPasses(layers, ((1.0, embedding_passes(config)),), ((1.0, head_passes(config)),))
-
-    def steps(self) -> list[Step]:
-        every = (*self.layers, *self.embedding, *self.head)
-        return [step for _, passes in every for phase in PHASES for step in getattr(passes, phase)]
-
-    def sums(self, prices: Prices) -> np.ndarray:
-        """Amounts of the fields of a layer, the embedding and the head [3, fields, P]."""
-        sums = np.zeros((3, len(_FIELDS), len(PHASES)))
-        for block, parts in enumerate((self.layers, self.embedding, self.head)):
-            for share, passes in parts:
-                for phase, name in enumerate(PHASES):
-                    for step in getattr(passes, name):
-                        for field, amount in _amounts(step, prices):
-                            sums[block, _FIELDS.index(field), phase] += share * amount
-        return sums
-
-
-def _amounts(step: Step, prices: Prices) -> tuple[tuple[str, float], ...]:
-    """What a step adds to the fields of a block."""
-    seconds = prices[step.call]
-    if not step.is_op:
-        field = _COLLECTIVE[step.part]
-        return ((f"{field}_s", seconds), (f"{field}_calls", 1.0))
-    if step.part == "gemm":
-        return (("misaligned_s" if misaligned(step) else "gemm_s", seconds), ("kernels", step.kernels))
-    return (("attention_s" if step.part == "attention" else "memory_s", seconds), ("kernels", step.kernels))
-
-
-def misaligned(step: Step) -> bool:
-    """Whether a 16-bit product has rows that tensor cores cannot load whole: a width, not a count of tokens, is no multiple of 8."""
-    op = step.op
-    if not isinstance(op, Gemm) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
-        return False
-    return any(getattr(op, name) % _ALIGNED for name in ("m", "n", "k") if name != step.tokens)
+def _whole_stages(config: TransformerConfig) -> TransformerConfig:
+    """The config without interleaving: once a step a rank reduces and updates all of its chunks together."""
+    return config.replace(layout=config.layout.replace(vp=1, schedule="1f1b"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +112,6 @@ class _Ends:
 
     reduction: tuple[Step, ...]
     optimizer: tuple[Step, ...]
-    send: CollectiveCall | None  # to the next stage
 
     @staticmethod
     def of(config: TransformerConfig) -> _Ends:
@@ -179,17 +119,15 @@ class _Ends:
             (optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in dict.fromkeys((0, config.stages - 1))
         ]
         optimizer, reduction = max(of_stages, key=lambda both: sum(float(step.op.work().bytes) for step in both[0]))
-        return _Ends(reduction, optimizer, send_call(config))
+        return _Ends(reduction, optimizer)
 
-    def calls(self) -> list[Priced]:
-        return [*(step.call for step in (*self.reduction, *self.optimizer)), *(() if self.send is None else (self.send,))]
-
-    def sums(self, prices: Prices) -> tuple[float, ...]:
-        """(seconds of reductions, how many, seconds of the optimizer, its kernels, seconds of a message to the next stage)."""
+    def sums(self, prices: Prices) -> tuple[float, float, float, float, float]:
+        """(seconds of reductions, how many, seconds of weights gathered behind the optimizer, seconds of the optimizer, its kernels)."""
+        gathers = [step for step in self.reduction if step.collective.collective == "all_gather"]
+        updated_s = sum(prices[step.call] for step in gathers)
         return (
-            sum(prices[step.call] for step in self.reduction), float(len(self.reduction)),
+            sum(prices[step.call] for step in self.reduction) - updated_s, float(len(self.reduction)), updated_s,
             sum(prices[step.call] for step in self.optimizer), float(sum(step.kernels for step in self.optimizer)),
-            0.0 if self.send is None else prices[self.send],
         )  # fmt: skip
 
 

@@ -244,9 +244,15 @@ def _habits(row: Record, habits: Mapping[str, Any], layout: Layout, found: Machi
         raise Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
     quant = word("quant", said) or ""
-    if layout.tp > 1 and "vocab_multiple_tp" in habits:
-        habits = {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
-    return dtype, tuple((name, value) for name, value in ({**habits, "quant": quant}).items() if name in names)
+    settled = {**config_habits(habits, layout.tp), "quant": quant}
+    return dtype, tuple((name, value) for name, value in settled.items() if name in names)
+
+
+def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded."""
+    if tp > 1 and "vocab_multiple_tp" in habits:
+        return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
+    return dict(habits)
 
 
 def _peak_dtype(dtype: str, fields: tuple[tuple[str, Any], ...]) -> str:
