@@ -22,10 +22,11 @@ from hybridperf.steps.compose import PHASES, Block
 from hybridperf.steps.prices import Prices
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, sharded
+from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
 from hybridperf.workloads.transformer.recompute import recompute
 from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.sharding import shard_parameters
 from hybridperf.workloads.transformer.weights import Weights, embedding_weights, head_weights, layer_weights
 
 _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
@@ -137,7 +138,7 @@ def shards_of(config: TransformerConfig) -> Cell:
     """Only the gathers and scatters of sharded weights."""
 
     def around(weights: Weights) -> Passes:
-        return sharded(Passes(), weights, config)
+        return shard_parameters(Passes(), weights, config)
 
     layers = tuple((share, around(layer_weights(config, kind))) for kind, share in _kinds(config))
     return Cell(layers, ((1.0, around(embedding_weights(config))),), ((1.0, around(head_weights(config))),))

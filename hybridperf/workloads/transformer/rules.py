@@ -41,10 +41,6 @@ RULES = (
         "kv_heads", "strict", lambda s, x: _divides(x.tp, s.key_heads) | _divides(s.key_heads, x.tp),
         lambda s, x: f"kv_heads must be divisible by tp or divide it, got {s.key_heads} kv_heads, tp {x.tp}",
     ),
-    Rule(
-        "tp of heads", "strict", lambda s, x: x.tp <= s.heads,
-        lambda s, x: f"tp must not exceed the heads, got tp {x.tp}, {s.heads} heads",
-    ),
     Rule("ffn", "strict", lambda s, x: _divides(x.tp, s.ffn), lambda s, x: f"ffn must be divisible by tp, got ffn {s.ffn}, tp {x.tp}"),
     Rule("layers", "never", lambda s, x: x.pp <= s.depth, lambda s, x: f"pp must not exceed the layers, got pp {x.pp}, {s.depth} layers"),
     Rule(
