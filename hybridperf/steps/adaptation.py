@@ -140,8 +140,8 @@ def adaptation(
             groups[name] = adapt.fit(picked(batch.features, here), batch.cells[here], measured_s[here], host)
             if groups[name].noise > _WRONG_UNITS:
                 said.append(
-                    f"rows of {name} lie a factor of {np.exp(groups[name].noise):.3g} from what fits them best, and their predictions are as"
-                    " unsure; is step_time_s in seconds, and of whole steps?"
+                    f"rows of {name} lie a factor of {np.exp(groups[name].noise):.3g} from what fits them best, and their predictions are"
+                    " as unsure; is step_time_s in seconds, and of whole steps?"
                 )
     if not groups:
         most = max(names.tolist(), key=names.tolist().count)

@@ -139,9 +139,7 @@ def _shape(row: Record) -> TransformerShape:
 
 
 @functools.lru_cache(4096)
-def _known_shape(
-    model: str, family: str, said: tuple[tuple[str, int], ...]
-) -> tuple[TransformerShape, tuple[tuple[str, Any], ...]]:
+def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> tuple[TransformerShape, tuple[tuple[str, Any], ...]]:
     """(shape, what of it nobody said)."""
     sizes: dict[str, Any] = dict(said)
     try:
