@@ -36,12 +36,16 @@ def steps(
     if knobs and host:
         raise InputError("expected one of --knobs and --host, got both: fitted efficiencies hold their host's")
     frame = read_table(rows)
+    for path in fit_on or []:
+        if "step_time_s" not in read_table(path):
+            raise InputError(f"expected a column step_time_s in {path}, given to fit on, found none; give measured steps")
+    measured = read_tables(fit_on) if fit_on else None
     found = predict_steps(
         frame,
         device or None,
         system or None,
         load_host(host) if host else None,
-        read_tables(fit_on) if fit_on else None,
+        measured,
         Adaptation.load(knobs) if knobs else None,
     )
     write_table(found.frame, out)

@@ -62,6 +62,17 @@ def test_what_a_framework_settles_is_said() -> None:
         ({"gpu": None}, "name it by --device"),
         ({"precision": "int2"}, "expected a precision of"),
         ({"sharding": "sideways"}, "expected a sharding of"),
+        ({"schedule": "chimera"}, "expected a schedule of 1f1b, gpipe, interleaved, got 'chimera'; `hp.transformer` prices others"),
+        ({"schedule": "zero_bubble"}, "expected a schedule of"),
+        ({"recompute": "bananas"}, "expected a recompute of none, full, selective, selective_op, true, false, got 'bananas'"),
+        ({"seq_parallel": "bananas"}, "expected yes or no in seq_parallel, got 'bananas'"),
+        ({"offload": True}, "expected offload false, got true"),
+        ({"offload": "cpu"}, "expected yes or no in offload, got 'cpu'"),
+        ({"family": "bananas"}, "expected a family of gpt, llama, bert, t5, vit, moe, got 'bananas'"),
+        ({"gpu": "h1000"}, "unknown gpu 'h1000'"),
+        ({"gpu": "xh100"}, "unknown gpu 'xh100'"),
+        ({"gpu": "a1000"}, "unknown gpu 'a1000'"),
+        ({"gpu": "NotAnA100"}, "unknown gpu 'NotAnA100'"),
         ({"source": "mine", "heads": 33, "hidden": 2112}, "heads"),
         ({"pp": 32, "dp": 1, "tp": 1, "n_gpus": 32}, "layers"),
     ],
@@ -72,6 +83,29 @@ def test_a_row_that_cannot_be_predicted_is_refused_by_name_and_rule(changes, say
     assert row.note.startswith("row 1 (abc): ")
     assert says in row.note
     assert "\n" not in row.note
+
+
+def test_words_that_say_nothing_fall_to_habits_and_the_note_says_so() -> None:
+    assert one(family="LLaMA").config == one().config
+    assert one(recompute="recipe", offload=False, seq_parallel="unknown").config == one(recompute=None).config
+    assert "family gpt assumed" in one(family="llm").note
+    row = one(ffn=None, gpus_per_node=None, gpu="XE8640x4H100-SXM-80GB")
+    assert "ffn 8192 (4 x hidden) assumed" in row.note
+    assert "gpus_per_node 4 assumed" in row.note
+    assert "gpus_per_node" not in one().note
+
+
+def test_the_sequence_of_a_published_model_is_said_to_be_assumed() -> None:
+    sizes = dict.fromkeys(("hidden", "heads", "layers", "ffn", "vocab"))
+    row = one(**sizes, seq=None, model="llama2_7b")
+    assert f"seq {row.config.shape.seq} (the model's) assumed" in row.note
+    assert "seq" not in one(**sizes, model="llama2_7b").note
+
+
+@pytest.mark.parametrize("options", [{"device": "nosuch"}, {"system": "nosuch"}])
+def test_options_that_nobody_knows_are_refused_at_once(options) -> None:
+    with pytest.raises(InputError, match="nosuch"):
+        resolve(pd.DataFrame([ROW]), **options)
 
 
 def test_one_bad_row_leaves_the_others_alone() -> None:
@@ -117,6 +151,9 @@ def test_options_override_what_rows_say() -> None:
         ("a100_40gb", "a100_sxm4_40g", 8),
         ("A100-SXM4-80GB (Selene)", "a100_sxm4_80g", 8),
         ("eos_n434_ngc23.09_pytorch", "h100_sxm", 8),
+        ("coreweave_hgxh100_n448_ngc23.04_mxnet", "h100_sxm", 8),
+        ("8xH100", "h100_sxm", 8),
+        ("Tesla V100-SXM2-32GB", "v100_sxm2", 8),
         ("R750xax4A100-PCIE-80GB", "a100_pcie_80g", 4),
         ("NVIDIA H200-SXM5-141GB", "h200_sxm", 8),
         ("H100-96GB-HBM2e-500W", "h100_sxm", 8),

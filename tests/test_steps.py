@@ -113,6 +113,48 @@ def test_damaged_knobs_are_refused(fitted, tmp_path):
         Adaptation.load(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": []}, {"groups": 3}, {"recompute": [1]}, {"recompute": {"a": "bananas"}}, {"likelihoods": 1}, {"host": 4},
+        {"provenance": 3}, {"noise": float("nan")}, {"noise": "much"}, {"knobs": {"gemm": float("nan")}}, {"knobs": 1}, {"cells": "x"},
+        {"rows": [1]},
+    ],
+)  # fmt: skip
+def test_knobs_of_wrong_kinds_are_refused_by_the_file_s_name(fitted, tmp_path, change):
+    path = tmp_path / "knobs.json"
+    fitted[1].adaptation.save(path)
+    document = json.loads(path.read_text())
+    (name,) = change
+    where = document if name in document else next(iter(document["groups"].values()))
+    where[name] = where[name] | change[name] if name == "knobs" and isinstance(change[name], dict) else change[name]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"knobs\.json") as caught:
+        Adaptation.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_fitting_on_two_rows_is_refused(fitted, bank):
+    with pytest.raises(InputError, match=r"expected 3 or more measured steps .* got at most 2, of megatron_deepspeed on Ampere"):
+        predict_steps(rows({}), fit_on=fitted[0].iloc[:2], bank=bank)
+
+
+def test_times_in_milliseconds_are_noticed(fitted, bank):
+    frame = fitted[0].iloc[:20]
+    said = predict_steps(rows({}), fit_on=frame.assign(step_time_s=1000 * frame["step_time_s"]), bank=bank).said
+    assert any("is step_time_s in seconds" in sentence for sentence in said)
+    assert not any("is step_time_s in seconds" in sentence for sentence in fitted[1].said)
+
+
+def test_a_row_that_cannot_be_priced_is_named(bank, monkeypatch):
+    def fails(*_):
+        raise InputError("expected something else")
+
+    monkeypatch.setattr("hybridperf.steps.batch.features", fails)
+    notes = predict_steps(rows({"id": "a"}, {}), bank=bank).frame["note"]
+    assert list(notes) == ["row 1 (a): expected something else", "row 2: expected something else"]
+
+
 def test_groups_borrow_from_the_nearest(fitted):
     known = fitted[1].adaptation
     (group,) = known.groups
@@ -157,6 +199,20 @@ def test_options_that_contradict_each_other_are_refused(refused, fitted, tmp_pat
     where = ("steps", tmp_path / "rows.csv", "--out", tmp_path / "out.csv")
     assert "--fit-on" in refused(*where, "--save-knobs", tmp_path / "other.json")
     assert "both" in refused(*where, "--knobs", tmp_path / "knobs.json", "--fit-on", tmp_path / "rows.csv")
+
+
+def test_wrong_options_and_files_are_refused_before_anything_is_written(refused, fitted, tmp_path):
+    fitted[0].to_csv(tmp_path / "rows.csv", index=False)
+    rows({}).to_csv(tmp_path / "unmeasured.csv", index=False)
+    out = tmp_path / "out.csv"
+    where = ("steps", tmp_path / "rows.csv", "--out", out)
+    for option in ("--device", "--system", "--host", "--knobs", "--fit-on"):
+        assert "nosuch" in refused(*where, option, tmp_path / "nosuch.csv")
+    assert "nosuch" in refused("steps", tmp_path / "nosuch.csv", "--out", out)
+    sentence = refused(*where, "--fit-on", tmp_path / "rows.csv", "--fit-on", tmp_path / "unmeasured.csv")
+    assert "unmeasured.csv" in sentence
+    assert "step_time_s" in sentence
+    assert not out.exists()
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ _HELD = adapt.Held(0.3, {"gemm": 0.05, "attention": 0.15, "memory": 0.1, "expose
 MUCH_LIKELIER = 3.0  # log likelihood: twenty to one
 _MOST_COMPARED = 200  # rows of a source that are enough to compare by
 _LEAST_ROWS = 3  # of a group, to be fitted by itself
+_WRONG_UNITS = np.log(3.0)  # noise in logs that no machine explains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +89,11 @@ class Adaptation:
         try:
             groups = {name: _read(one) for name, one in said["groups"].items()}
             host = None if said["host"] is None else Host(**said["host"])
-            return Adaptation(groups, said["recompute"], said["likelihoods"], host, said["provenance"])
-        except (KeyError, TypeError, ValueError) as error:
+            if bad := [mode for mode in said["recompute"].values() if mode not in MODES]:
+                raise ValueError(f"{bad[0]!r} is no recompute mode")
+            likelihoods = {source: {mode: float(one) for mode, one in found.items()} for source, found in said["likelihoods"].items()}
+            return Adaptation(groups, dict(said["recompute"]), likelihoods, host, dict(said["provenance"]))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the rows again") from error
 
 
@@ -134,6 +138,17 @@ def adaptation(
         if here.sum() >= _LEAST_ROWS:
             assert batch.features is not None
             groups[name] = adapt.fit(picked(batch.features, here), batch.cells[here], measured_s[here], host)
+            if groups[name].noise > _WRONG_UNITS:
+                said.append(
+                    f"rows of {name} lie a factor of {np.exp(groups[name].noise):.3g} from what fits them best, and their predictions are"
+                    " as unsure; is step_time_s in seconds, and of whole steps?"
+                )
+    if not groups:
+        most = max(names.tolist(), key=names.tolist().count)
+        raise InputError(
+            f"expected {_LEAST_ROWS} or more measured steps of one framework on one architecture to fit on, got at most"
+            f" {(names == most).sum()}, of {most}; give more"
+        )
     provenance = {"rows": len(measured_s), "sources": sorted({row.source for row in batch.rows})}
     return Adaptation(groups, recompute, likelihoods, host, provenance), said
 
@@ -180,10 +195,16 @@ def _labels(batch: Batch, source: str) -> list[str]:
 
 
 def _read(one: Mapping[str, Any]) -> Adapted:
-    theta = np.log([float(one["knobs"][name]) for name in NAMES])
+    knobs = np.array([float(one["knobs"][name]) for name in NAMES])
+    if not (np.isfinite(knobs).all() and (knobs > 0).all()):
+        raise ValueError("a knob is not positive")
+    theta = np.log(knobs)
     cells = np.array(one["cells"], float).reshape(-1, adapt.LENGTH.shape[1])
     corrections = np.array(one["corrections"], float).reshape(len(adapt.SPREAD), len(cells))
     covariance = np.array(one["covariance"], float)
-    if covariance.shape != (len(NAMES) + corrections.size,) * 2 or not np.isfinite(covariance).all() or not np.isfinite(theta).all():
+    noise, evidence = float(one["noise"]), float(one["evidence"])
+    if not (np.isfinite(cells).all() and np.isfinite(corrections).all() and np.isfinite(evidence) and 0 < noise < np.inf):
+        raise ValueError("a number is not finite")
+    if covariance.shape != (len(NAMES) + corrections.size,) * 2 or not np.isfinite(covariance).all():
         raise ValueError("the covariance does not have the shape of knobs and corrections")
-    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), float(one["noise"]), float(one["evidence"]))
+    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), noise, evidence)

@@ -98,7 +98,7 @@ class Bank:
             assert machine is not None
             good, failed = self._features([(at, _config(resolved.rows[at])) for at in places], machine)
             parts += good
-            problems |= failed
+            problems |= {at: f"{resolved.rows[at].name}: {why}" for at, why in failed.items()}
         priced = np.array(sorted(place for _, places in parts for place in places), int)
         order = {place: i for i, place in enumerate(priced.tolist())}
         rows = tuple(resolved.rows[place] for place in priced)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+_YES, _NO = ("1", "1.0", "true", "yes", "on"), ("0", "0.0", "false", "no", "off", "none")
+
 
 class Refused(Exception):
     """Why a row cannot be predicted."""
@@ -58,7 +60,11 @@ class Record:
     def yes(self, field: str) -> bool | None:
         """Yes or no, None for nothing."""
         text = self.text(field).lower()
-        return None if not text else text in ("1", "1.0", "true", "yes")
+        if text in ("", "unknown", "recipe"):
+            return None
+        if text not in (*_YES, *_NO):
+            raise Refused(f"expected yes or no in {field}, got {self.text(field)!r}")
+        return text in _YES
 
     def assume(self, field: str, value: Any) -> Any:
         """`value`, which the row does not say."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.hardware import load_device
+from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.steps import contradictions
 from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
@@ -23,7 +23,7 @@ from hybridperf.workloads.transformer import Layout, TransformerShape, load_shap
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk")
-_FAMILIES = ("gpt", "llama", "bert", "t5", "vit", "moe")
+_SCHEDULES = ("1f1b", "gpipe", "interleaved")  # whose bubble the composition has
 _CONTEXT = ("source", "section", "system_detail", "gpu")
 _LARGEST_ASSUMED_MICRO_BATCH = 4
 
@@ -40,6 +40,7 @@ class ResolvedRow:
     notes: tuple[str, ...] = ()  # what was assumed
     flags: tuple[str, ...] = ()  # what contradicts itself
     refused: str = ""
+    name: str = ""  # how a message calls it
 
     @property
     def note(self) -> str:
@@ -71,7 +72,14 @@ class Resolved:
 
 
 def resolve(frame: pd.DataFrame, device: str | None = None, system: str | None = None, host: str | None = None) -> Resolved:
-    """Understand each row of a table of training steps; `device`, `system`, `host` override what rows say."""
+    """Understand each row of a table of training steps; `device`, `system`, `host` override what rows say.
+
+    `InputError` for a device or system that nobody knows; a row that is wrong is refused by itself.
+    """
+    if device:
+        load_device(device)
+    if system:
+        load_system(system)
     records = frame.to_dict("records")
     return Resolved(tuple(_resolve(Record(at, record), device, system, host) for at, record in enumerate(records)))
 
@@ -91,7 +99,10 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
             habits = aliases()["framework"][framework]
         shape = _shape(row)
         found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
-        gpus_per_node = (None if found.switched else row.count("gpus_per_node")) or found.gpus_per_node
+        gpus_per_node = found.gpus_per_node if found.switched else row.count("gpus_per_node")
+        gpus_per_node = gpus_per_node or row.assume("gpus_per_node", found.gpus_per_node)
+        if row.yes("offload"):
+            raise Refused("expected offload false, got true: state that moves to host memory is not modelled")
         layout = _layout(row, habits, gpus_per_node)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
@@ -100,8 +111,8 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
     except (Refused, InputError) as error:
-        return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}")
-    return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags)
+        return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
+    return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name)
 
 
 def _no_transformer(row: Record) -> str:
@@ -121,11 +132,15 @@ def _gpu(row: Record, device: str | None) -> str:
 def _shape(row: Record) -> TransformerShape:
     """The row's own sizes over those of the published model of that name; all of them where no model is known."""
     said = {name: value for name in _SIZES if (value := row.count(name)) is not None}
-    return _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
+    shape, assumed = _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
+    for name, value in assumed:
+        row.assume(name, value)
+    return shape
 
 
 @functools.lru_cache(4096)
-def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> TransformerShape:
+def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> tuple[TransformerShape, tuple[tuple[str, Any], ...]]:
+    """(shape, what of it nobody said)."""
     sizes: dict[str, Any] = dict(said)
     try:
         published = load_shape(model) if model else None
@@ -138,15 +153,24 @@ def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> 
         missing = [name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes]
         if missing:
             raise Refused(f"expected {', '.join(missing)} or the name of a published model in model, got neither")
-        gated = family in ("llama", "moe")
-        sizes.setdefault("ffn", 4 * sizes["hidden"])
-        kind: Any = family if family in _FAMILIES else "gpt"
-        return TransformerShape(
+        kind: Any = word("family", family) if family else ""
+        if kind is None:
+            raise Refused(f"expected a family of {', '.join(filter(None, aliases()['family'].values()))}, got {family!r}")
+        assumed: list[tuple[str, Any]] = []
+        if not kind:
+            kind = "gpt"
+            assumed.append(("family", kind))
+        if "ffn" not in sizes:
+            sizes["ffn"] = 4 * sizes["hidden"]
+            assumed.append(("ffn", f"{sizes['ffn']} (4 x hidden)"))
+        gated = kind in ("llama", "moe")
+        shape = TransformerShape(
             name=model or family or "unnamed", family=kind,
             gated=gated, tied=not gated, positions="rotary" if gated else "learned", norm="rmsnorm" if gated else "layernorm",
             biases=not gated, **sizes,
         )  # fmt: skip
-    return dataclasses.replace(published, **sizes)
+        return shape, tuple(assumed)
+    return dataclasses.replace(published, **sizes), () if "seq" in sizes else (("seq", f"{published.seq} (the model's)"),)
 
 
 # --- layout -----------------------------------------------------------------------------------------------------------------------------
@@ -210,12 +234,17 @@ def _zero(row: Record, habits: Mapping[str, Any]) -> Any:
 
 def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
     said = row.text("recompute")
-    found = word("recompute", said) if said else None
-    return str(row.assume("recompute", habits["recompute"]) if found is None else found)
+    found = word("recompute", said) if said else ""
+    if found is None:
+        known = [name for name, mode in aliases()["recompute"].items() if mode]
+        raise Refused(f"expected a recompute of {', '.join(known)}, got {said!r}")
+    return str(found or row.assume("recompute", habits["recompute"]))
 
 
 def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
     said = plain(row.text("schedule"))
+    if said and said not in _SCHEDULES:
+        raise Refused(f"expected a schedule of {', '.join(_SCHEDULES)}, got {said!r}; `hp.transformer` prices others as a graph")
     return said or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
 
 
