@@ -224,6 +224,22 @@ def test_gpipe_without_stages_accumulates():
     assert memory(LLAMA, Layouts.of(layouts)).peak_bytes.tolist() == [one, one]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tp": -1}, {"dp": 0}, {"tp": "2"}, {"pp": 33}, {"micro_batch": 0}, {"accumulation": float("nan")}, {"zero": 4}],
+)
+def test_a_layout_that_is_none_is_refused(wrong):
+    with pytest.raises(InputError, match=f"^{next(iter(wrong))} must") as error:
+        memory(LLAMA, Layout(**wrong))
+    assert "\n" not in str(error.value)
+
+
+def test_a_shape_may_be_a_name():
+    assert memory("llama3-8b", Layout()).peak_bytes == memory(LLAMA, Layout()).peak_bytes
+    with pytest.raises(InputError, match="llama3-9b"):
+        memory("llama3-9b", Layout())
+
+
 def test_workspace_holds_one_layer():
     layer = memory(LLAMA, Layout()).activations_bytes[0] / 32
     full = memory(LLAMA, Layout(recompute="full"))
