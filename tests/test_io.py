@@ -66,6 +66,31 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
     assert "rename" in refusal(write_table, FRAME, other)
 
 
+@pytest.mark.parametrize("column", ["id", "name"])
+def test_names_are_text_as_written(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{column},x\n52e1234567,1\n0012345678,2\n007,3\n,4\n")
+    frame = read_table(path)
+    assert frame[column].tolist()[:3] == ["52e1234567", "0012345678", "007"]
+    assert frame[column].isna().tolist() == [False, False, False, True]
+    assert frame["x"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_columns_never_shift(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows{ending}"
+    opened = gzip.open if ending == ".csv.gz" else open
+    for text, said in {
+        "op,m\ngemm,1,\nconv,2,\n": "line 2 has 3 cells, the header names 2 columns",
+        "op,m\n0,gemm,1\n1,conv,2\n": "line 2 has 3 cells",
+        "op,m\ngemm,1\nconv,2,3\n": "line 3",
+        "op,m,m\ngemm,1,2\n": "column 'm' is named more than once",
+    }.items():
+        with opened(path, "wt") as handle:
+            handle.write(text)
+        assert said in refusal(read_table, path)
+
+
 @pytest.mark.parametrize("ending", [".csv.gz", ".parquet"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "another format"])
 def test_damaged_tables(tmp_path: Path, ending: str, damage: str) -> None:

@@ -175,6 +175,7 @@ def test_in_flight_by_hand():
         return sum(in_flight(SCHEDULES.index(name), p, v, m, np.arange(p))).tolist()
 
     assert held("gpipe", 4, 8) == [8, 8, 8, 8]
+    assert held("gpipe", 1, 8) == held("1f1b", 1, 8) == [1]  # gradient accumulation
     assert held("1f1b", 4, 8) == [4, 3, 2, 1]
     assert held("1f1b", 4, 2) == [2, 2, 2, 1]
     assert held("zero_bubble", 4, 8)[0] == 4
@@ -214,6 +215,29 @@ def test_head_and_embedding_are_at_the_ends():
     assert (memory(LLAMA, Layout(pp=4), dropout=True).ends_bytes > 0).tolist() == [True, False, False, True]
     gpipe = memory(LLAMA, Layout(pp=4, schedule="gpipe", accumulation=8), knobs=NO_GUESS)
     assert gpipe.ends_bytes[-1] == 8 * found.ends_bytes[-1]
+
+
+def test_gpipe_without_stages_accumulates():
+    layouts = [Layout(accumulation=8, schedule=name) for name in ("gpipe", "1f1b")]
+    one, other = (memory(LLAMA, layout).peak_bytes for layout in layouts)
+    assert one == other
+    assert memory(LLAMA, Layouts.of(layouts)).peak_bytes.tolist() == [one, one]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tp": -1}, {"dp": 0}, {"tp": "2"}, {"pp": 33}, {"micro_batch": 0}, {"accumulation": float("nan")}, {"zero": 4}],
+)
+def test_a_layout_that_is_none_is_refused(wrong):
+    with pytest.raises(InputError, match=f"^{next(iter(wrong))} must") as error:
+        memory(LLAMA, Layout(**wrong))
+    assert "\n" not in str(error.value)
+
+
+def test_a_shape_may_be_a_name():
+    assert memory("llama3-8b", Layout()).peak_bytes == memory(LLAMA, Layout()).peak_bytes
+    with pytest.raises(InputError, match="llama3-9b"):
+        memory("llama3-9b", Layout())
 
 
 def test_workspace_holds_one_layer():

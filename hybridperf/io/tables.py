@@ -5,6 +5,8 @@ Row numbers in messages count data rows from 1, as a spreadsheet without its hea
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,10 +18,11 @@ from hybridperf.io.errors import InputError, closest
 from hybridperf.io.files import replacing
 
 FORMATS = ".csv, .csv.gz or .parquet"
+_AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there
 
 
 def read_table(path: str | os.PathLike) -> pd.DataFrame:
-    """Rows of a CSV, CSV.GZ or Parquet file, in the file's order."""
+    """Rows of a CSV, CSV.GZ or Parquet file, in the file's order; columns `id` and `name` of a CSV are text as written."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected a table ({FORMATS}) at {path}, found {'a folder' if path.is_dir() else 'nothing'}; check the path")
@@ -27,7 +30,8 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
         if path.name.endswith(".parquet"):
             frame = pd.read_parquet(path)
         elif path.name.endswith((".csv", ".csv.gz")):
-            frame = pd.read_csv(path, low_memory=False)
+            _check_header(path)
+            frame = pd.read_csv(path, low_memory=False, dtype=_AS_WRITTEN)
         else:
             raise InputError(f"expected a table ending in {FORMATS}, got {path.name}; rename or convert it")
     except pd.errors.EmptyDataError as error:
@@ -39,6 +43,25 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     if frame.empty:
         raise InputError(f"{path} has a header but no rows; expected at least one row")
     return frame
+
+
+def _check_header(path: Path) -> None:
+    """`InputError` for a column named twice, which pandas would rename, and for a first row too long, whose columns it would shift.
+
+    Later rows that are longer than the first it refuses itself.
+    """
+    with gzip.open(path, "rt", encoding="utf-8-sig") if path.name.endswith(".gz") else open(path, encoding="utf-8-sig") as handle:
+        reader = csv.reader(handle)
+        header = next((row for row in reader if row), [])
+        first = next((row for row in reader if row), [])
+    if header and len(first) > len(header):
+        raise InputError(
+            f"{path}: line {reader.line_num} has {len(first)} cells, the header names {len(header)} columns; drop what is too much"
+            " (a trailing comma?) or name its column"
+        )
+    names = [name for name in header if name]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise InputError(f"{path}: column {twice[0]!r} is named more than once in the header; rename or drop one")
 
 
 def read_tables(paths: Sequence[str | os.PathLike]) -> pd.DataFrame:

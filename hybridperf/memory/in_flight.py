@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridperf.either import array_module
 from hybridperf.schedules import in_flight as in_flight_of
-from hybridperf.workloads.transformer.codes import CHIMERA, SCHEDULES
+from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE, SCHEDULES
 
 
 def in_flight(schedule: Any, pp: Any, vp: Any, micro_batches: Any, stage: Any) -> tuple[Any, Any]:
@@ -24,6 +24,8 @@ def in_flight(schedule: Any, pp: Any, vp: Any, micro_batches: Any, stage: Any) -
         if xp is np and not np.any(here):
             continue
         held = in_flight_of(name, stage, pp, micro_batches, chunks=vp)
+        if code == GPIPE:  # without stages it is gradient accumulation: each backward pass follows its forward pass
+            held = xp.where(pp == 1, 1.0, held)
         if code == CHIMERA:
             half = xp.minimum(pp, micro_batches) / 2
             down, up = xp.minimum(pp - stage, half), xp.minimum(stage + 1, half)

@@ -25,11 +25,12 @@ from hybridperf.memory.activations import layer_activations
 from hybridperf.memory.in_flight import in_flight
 from hybridperf.memory.knobs import MemoryKnobs
 from hybridperf.memory.states import ModelStates, element_bytes, model_states, sharded_bytes
-from hybridperf.workloads.transformer import counts
+from hybridperf.workloads.transformer import counts, rules
 from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE
 from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import layers_before
+from hybridperf.workloads.transformer.zoo import load_shape
 
 
 class MemoryUse(NamedTuple):
@@ -66,7 +67,7 @@ class MemoryUse(NamedTuple):
 
 
 def memory(
-    shape: TransformerShape,
+    shape: TransformerShape | str,
     layout: Layout | Layouts,
     *,
     dtype: str = "bf16",
@@ -81,8 +82,15 @@ def memory(
 ) -> MemoryUse:
     """Bytes per stage. `grad_bytes`, `optimizer`: see `model_states`, or give `states` themselves; `split`: see `stages.py`.
 
+    A shape may be a model's name. Of a single layout the numbers are checked, `InputError`; columns are not: planners filter by `legal`.
     Columns whose layers are of several kinds are priced on every stage: under JAX `stages` says how many there may be.
     """
+    if isinstance(shape, str):
+        shape = load_shape(shape)
+    if isinstance(layout, Layout):
+        rules.check_numbers(layout)
+        if layout.pp > shape.depth:
+            raise InputError(f"pp must not exceed the layers, got pp {layout.pp}, {shape.depth} layers")
     if attention not in ("fused", "unfused"):
         raise InputError(f"attention must be fused or unfused, got {attention!r}")
     if split != "even" and array_module(*_columns(layout)) is np and np.any(_columns(layout).schedule == CHIMERA):

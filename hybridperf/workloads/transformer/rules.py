@@ -134,7 +134,7 @@ def check(
     shape: TransformerShape, layout: Layout, gpus: int | None, gpus_per_node: int | None, global_batch: int | None, strict: bool
 ) -> list[str]:
     """Notes on one layout; `InputError` for the first rule it breaks."""
-    _check_numbers(layout)
+    check_numbers(layout)
     notes, columns = [], layout.columns
     _check_cluster(layout, gpus, gpus_per_node, global_batch)
     for rule in RULES:
@@ -159,7 +159,8 @@ def legal(shape: TransformerShape, layouts: Layouts, strict: bool = True) -> Any
     return result
 
 
-def _check_numbers(layout: Layout) -> None:
+def check_numbers(layout: Layout) -> None:
+    """`InputError` for degrees of parallelism that are no layout of any model."""
     for name in ("tp", "pp", "vp", "dp", "cp", "ep", "expert_tp", "shard_ranks", "micro_batch", "accumulation"):
         value = getattr(layout, name)
         if value is None and name in ("expert_tp", "shard_ranks"):
