@@ -285,9 +285,9 @@ def test_shard_finds_a_placement_and_says_why(model: PerfModel) -> None:
 
 def test_one_method_alone(model: PerfModel) -> None:
     tables = made_tables(9, 1)
-    naive = hp.shard(tables, 3, model=model, batch=512, method="naive")
+    naive = hp.shard(tables, 3, model=model, batch=513, method="naive")
     assert naive.placement == tuple(np.arange(9) % 3)
-    best = hp.shard(tables, 3, model=model, batch=512, method="exact")
+    best = hp.shard(tables, 3, model=model, batch=513, method="exact")
     assert best.proven
     assert best.step_s <= naive.step_s
 

@@ -87,7 +87,9 @@ class Gather(Op):
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes
         unique = uniform_unique_rows(self.rows, self.vocab)
-        moved = self.rows * ((2 - self.pooled) * row_bytes + INDEX_BYTES)  # sums are few beside the rows: not counted
+        pooled = floats(self.pooled)
+        written = array_module(pooled).where(pooled > 0, 0.0, 1.0)  # sums are few beside the rows: not counted
+        moved = self.rows * ((1.0 + written) * row_bytes + INDEX_BYTES)
         return Work(
             bytes=moved,
             reuse_bytes=reuse_distance_bytes(unique, row_bytes),
