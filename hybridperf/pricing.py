@@ -174,8 +174,8 @@ def _compiled(pricer: OpPricer | CollectivePricer) -> Callable[..., Any]:
 
 
 def _float(value: Any) -> Any:
-    """In JAX' default precision: a whole number where a fraction was would compile again."""
-    return jnp.asarray(value, jnp.result_type(float))
+    """In JAX' default precision, made anew: a whole number where a fraction was would compile again."""
+    return jnp.array(value, jnp.result_type(float))
 
 
 def _floats(tree: Any) -> Any:

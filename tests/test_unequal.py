@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridperf.collectives import unequal
 from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.form import ALPHA_BETA
@@ -178,6 +179,17 @@ def test_jax_says_what_numpy_says_and_its_gradient_is_that_of_differences(model:
         wanted[at] = np.log(fabric.seconds(up, rule, xp=np) / fabric.seconds(down, rule, xp=np)) / (2 * step)
     assert wanted.max() > 0.1
     np.testing.assert_allclose(slope, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_fabric_serves_both_precisions(model: CollectiveModel, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unequal, "LOG2_BYTES", LOG2_BYTES.copy())  # JAX remembers arrays: float32 is to be the first it is traced in
+    fabric, bytes_ = AllToAll.of(model, 8, 4, lib="nccl"), random_bytes(8, 4)
+    wanted = fabric.seconds(bytes_, rule, xp=np)
+    steps = jax.jit(lambda by: jax.lax.scan(lambda total, _: (total + fabric.seconds(by, rule), None), 0.0 * by.sum(), None, 3)[0])
+    assert float(steps(jnp.asarray(bytes_))) == pytest.approx(3 * wanted, rel=1e-4)
+    with jax.enable_x64(True):
+        assert float(jax.jit(lambda by: fabric.seconds(by, rule))(jnp.asarray(bytes_))) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_gradients_are_finite_where_nothing_goes_anywhere(model: CollectiveModel) -> None:

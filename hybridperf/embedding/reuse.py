@@ -38,7 +38,7 @@ def binned(p: Any, count: Any, lookups: Any) -> Any:
     """
     module = array_module(p, count, lookups)
     if isinstance(lookups, jax.core.Tracer):
-        more = jax.scipy.special.gammainc(_LOWER, module.asarray(p)[:, None] * lookups)
+        more = jax.scipy.special.gammainc(module.array(_LOWER), module.asarray(p)[:, None] * lookups)
     else:
         more = more_than(max(lookups, 1.0), p)  # of less than one lookup, too, each row is looked up once at most
     inside = module.concatenate([more[..., :-1] - more[..., 1:], more[..., -1:]], -1)
