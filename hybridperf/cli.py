@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf import cli_ask, cli_trace, cli_validate
+from hybridperf import cli_ask, cli_plan, cli_steps, cli_trace, cli_validate
 from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Cores, HtmlPage, Out, compilation_cache, model_named, names_in, seconds_in
 from hybridperf.cli_program import code_of, jax_program
 
@@ -23,6 +23,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(cli_ask.app)
 app.add_typer(cli_validate.app)
 app.add_typer(cli_trace.app, name="trace")
+app.add_typer(cli_plan.app)
+app.command()(cli_steps.steps)
 
 
 def main(arguments: list[str] | None = None) -> None:

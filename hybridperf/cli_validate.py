@@ -16,7 +16,9 @@ app = typer.Typer()
 def validate(
     what: Annotated[
         str,
-        typer.Argument(help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out rows), collectives, lin"),
+        typer.Argument(
+            help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out), collectives, lin, steps (published)"
+        ),
     ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
@@ -28,7 +30,8 @@ def validate(
     families: Annotated[str, typer.Option("--families", help="of `ops --data`: families of ops, separated by commas")] = "",
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
     tasks: Annotated[
-        str, typer.Option("--tasks", help="of `collectives`: which of its tasks, separated by commas; of `sharded`: how many models")
+        str,
+        typer.Option("--tasks", help="of `collectives`, `steps`: which of its tasks, separated by commas; of `sharded`: how many models"),
     ] = "",
     placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 28,
     passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1)] = 2,
@@ -36,7 +39,7 @@ def validate(
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
-    if what not in (known := ["here", "sharded", "ops", "collectives", "lin"]):
+    if what not in (known := ["here", "sharded", "ops", "collectives", "lin", "steps"]):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
     if what == "lin":
         from hybridperf.validate import lin
@@ -53,6 +56,14 @@ def validate(
             raise InputError("expected --data FOLDER, got none; `validate collectives` judges on measured collectives")
         compilation_cache()
         of_collectives.run(data, out, quick=quick, tasks=names_in(tasks) or None)
+        return
+    if what == "steps":
+        from hybridperf.validate import steps as published
+
+        if data is None:
+            raise InputError("expected --data FOLDER, got none; `validate steps` judges on published training steps")
+        compilation_cache()
+        published.run(data, out, quick=quick, tasks=names_in(tasks) or None)
         return
     if what == "ops" and data is not None:
         from hybridperf.families import FAMILIES

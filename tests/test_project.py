@@ -17,8 +17,9 @@ ROOMS = [  # each imports only from those before it
     "presets", "io", "either", "hardware", "roofline", "embedding", "ops", "gaussian_process", "robust", "residual", "prior", "provenance",
     "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan",
     "pricing", "graph", "lower", "evaluate", "folding", "mixtures", "occupancy", "outputs", "workload", "schedules", "step_table",
-    "workloads", "memory", "traces", "importers", "prediction", "batches", "elasticities", "sweeps", "searches", "sharding", "here",
-    "report", "validate", "calibrations", "demo", "cli_common", "cli_program", "cli_ask", "cli_validate", "cli_trace", "cli",
+    "workloads", "memory", "steps", "traces", "importers", "prediction", "batches", "elasticities", "sweeps", "searches", "sharding",
+    "plan", "here", "report", "validate", "calibrations", "demo", "cli_common", "cli_program", "cli_ask", "cli_plan", "cli_steps",
+    "cli_validate", "cli_trace", "cli",
 ]  # fmt: skip
 
 

@@ -61,7 +61,8 @@ class Step:
         """The same with these sizes divided."""
         if isinstance(self.call, CollectiveCall):
             return dataclasses.replace(self, call=dataclasses.replace(self.call, bytes=self.call.bytes / by))
-        return self.with_op(**{name: getattr(self.op, name) / by for name in fields})
+        sizes = {name: getattr(self.op, name) / by for name in fields}
+        return self.with_op(**sizes) if sizes else self
 
 
 Steps = tuple[Step, ...]

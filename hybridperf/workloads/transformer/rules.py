@@ -42,7 +42,7 @@ RULES = (
         lambda s, x: f"kv_heads must be divisible by tp or divide it, got {s.key_heads} kv_heads, tp {x.tp}",
     ),
     Rule(
-        "tp of heads", "never", lambda s, x: x.tp <= s.heads,
+        "tp of heads", "strict", lambda s, x: x.tp <= s.heads,
         lambda s, x: f"tp must not exceed the heads, got tp {x.tp}, {s.heads} heads",
     ),
     Rule("ffn", "strict", lambda s, x: _divides(x.tp, s.ffn), lambda s, x: f"ffn must be divisible by tp, got ffn {s.ffn}, tp {x.tp}"),
@@ -52,7 +52,9 @@ RULES = (
         lambda s, x: f"{s.depth} layers on pp {x.pp} make unequal stages",
     ),
     Rule(
-        "chunks", "never", lambda s, x: (x.vp == 1) | _divides(x.pp * x.vp, s.depth),
+        # the embedding or the head, or both, may stand for a layer (Megatron's account_for_embedding_in_pipeline_split)
+        "chunks", "never",
+        lambda s, x: (x.vp == 1) | (-s.depth % (x.pp * x.vp) <= 2),
         lambda s, x: f"interleaving needs layers divisible by pp x vp, got {s.depth} layers, pp {x.pp}, vp {x.vp}",
     ),
     Rule(

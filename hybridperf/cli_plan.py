@@ -1,0 +1,110 @@
+"""`hybridperf plan`: how a model should be trained on some devices. What is heavy is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridperf.cli_common import HtmlPage, compilation_cache, names_in
+
+app = typer.Typer()
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option("--model", help="a published shape, or a .toml or .json file of sizes")],
+    system: Annotated[str, typer.Option("--system", help="nodes and links: a name of `hybridperf systems`, or a .toml file")],
+    gpus: Annotated[str, typer.Option("--gpus", help="how many; several separated by commas are ranked together")],
+    out: Annotated[Path, typer.Option("--out", help="where to write all legal layouts (.parquet, .csv)")],
+    batch: Annotated[str, typer.Option("--batch", help="samples of a step over all GPUs; several separated by commas")] = "",
+    seq: Annotated[int | None, typer.Option("--seq", help="tokens of a sequence; the model's own if not given")] = None,
+    tokens: Annotated[str, typer.Option("--tokens", help="to be trained on in all, such as 300e9: days, money and energy of the run")] = "",
+    objective: Annotated[str, typer.Option("--objective", help="time, tokens_per_s, cost or energy")] = "time",
+    top: Annotated[int, typer.Option("--top", help="how many of the best are shown")] = 10,
+    prices: Annotated[Path | None, typer.Option("--prices", help="your prices and power (.toml), over the shipped assumptions")] = None,
+    device: Annotated[str, typer.Option("--device", help="accelerator; the system's own if not given")] = "",
+    framework: Annotated[str, typer.Option("--framework", help="whose kernels and habits")] = "megatron_core",
+    dtype: Annotated[str, typer.Option("--dtype", help="of activations")] = "bf16",
+    quant: Annotated[str, typer.Option("--quant", help="scheme that layers' products multiply in, such as fp8")] = "",
+    memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="narrow a dimension: tp=1,2,4 or recompute=none; repeatable")] = None,
+    knobs: Annotated[Path | None, typer.Option("--knobs", help="efficiencies that `hybridperf steps --save-knobs` fitted")] = None,
+    confirm: Annotated[int, typer.Option("--confirm", help="evaluate this many neighbours of the winner with the full graph")] = 0,
+    html: HtmlPage = None,
+) -> None:
+    """Find the best layout for training a model: all legal ones, memory as a constraint, ranked, explained, written out."""
+    from hybridperf.io import InputError
+    from hybridperf.plan.confirm import confirm as confirmed
+    from hybridperf.plan.confirm import neighbours
+    from hybridperf.plan.run import plan as run_plan
+    from hybridperf.plan.table import check_name, write_layouts
+    from hybridperf.report import plan as reports
+
+    check_name(out)  # before a minute of work
+    if top < 1:
+        raise InputError(f"expected --top of 1 or more, got {top}")
+    compilation_cache()
+    adapted = None
+    if knobs is not None:
+        from hybridperf.hardware import load_device, load_system
+        from hybridperf.steps.adaptation import Adaptation
+
+        arch = load_device(device or load_system(system).device or "").arch
+        adapted = Adaptation.load(knobs).of(f"{framework} on {arch}")[0]
+    found = run_plan(
+        model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None, seq=seq, tokens=_tokens(tokens),
+        objective=objective, prices=prices, device=device or None, framework=framework, dtype=dtype, quant=quant, memory_bytes=memory_bytes,
+        only=_only(only or []), adapted=adapted,
+    )  # fmt: skip
+    rows = write_layouts(found, out)
+    print(reports.plan_report(found, top))
+    if confirm:
+        print("\n" + reports.confirmed_report(found, confirmed(found, neighbours(found, confirm))))
+    print(f"\n{rows:,} legal layouts in {out}, those that fit first, best first")
+    if html:
+        from hybridperf.report.html import write_page
+        from hybridperf.report.html.of_plan import plan_page
+
+        write_page(plan_page(found), html)
+        print(f"page in {html} (open it in a browser)")
+
+
+def _counts(option: str, text: str) -> list[int]:
+    from hybridperf.io import InputError
+
+    try:
+        found = [int(float(one)) for one in names_in(text) if float(one) == int(float(one))]
+    except (ValueError, OverflowError):
+        found = []
+    if len(found) != len(names_in(text)) or any(one < 1 for one in found):
+        raise InputError(f"expected whole numbers of 1 or more separated by commas in {option}, got {text!r}")
+    return found
+
+
+def _tokens(text: str) -> float | None:
+    from hybridperf.io import InputError
+
+    if not text:
+        return None
+    scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:].upper(), 1.0)
+    try:
+        value = float(text[:-1] if scale > 1 else text) * scale
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e20:
+        raise InputError(f"expected a number of tokens such as 300e9 or 300B in --tokens, got {text!r}")
+    return value
+
+
+def _only(given: list[str]) -> dict[str, list[object]]:
+    from hybridperf.io import InputError
+
+    found: dict[str, list[object]] = {}
+    for one in given:
+        name, equals, values = one.partition("=")
+        if not equals or not names_in(values):
+            raise InputError(f"expected --only NAME=VALUE,VALUE such as tp=1,2,4, got {one!r}")
+        found[name.strip()] = [int(value) if value.isdecimal() else value for value in names_in(values)]
+    return found

@@ -1,0 +1,61 @@
+"""`hybridperf steps`: measured or planned training steps, predicted. What is heavy is imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SOME_ROWS_UNPREDICTED = 3
+
+
+def steps(
+    rows: Annotated[Path, typer.Argument(help="table of training steps (.csv, .csv.gz, .parquet): a model, a layout, an accelerator each")],
+    out: Annotated[Path, typer.Option("--out", help="where to write")],
+    device: Annotated[str, typer.Option("--device", help="accelerator of all rows; what each row says if not given")] = "",
+    system: Annotated[str, typer.Option("--system", help="nodes and links of all rows; what each row says if not given")] = "",
+    host: Annotated[
+        Path | None, typer.Option("--host", help="folder with a host.json that `hybridperf trace summary --host` made from a trace")
+    ] = None,
+    fit_on: Annotated[
+        list[Path] | None, typer.Option("--fit-on", help="measured steps (column step_time_s) that adapt efficiencies; may be repeated")
+    ] = None,
+    knobs: Annotated[Path | None, typer.Option("--knobs", help="efficiencies that --save-knobs wrote, in place of --fit-on")] = None,
+    save_knobs: Annotated[Path | None, typer.Option("--save-knobs", help="write the fitted efficiencies here (.json)")] = None,
+) -> int:
+    """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory, what the time is made of, note."""
+    from hybridperf.hardware import load_host
+    from hybridperf.io import InputError, read_table, read_tables, write_table
+    from hybridperf.steps.adaptation import Adaptation
+    from hybridperf.steps.predict import COLUMNS, predict_steps
+
+    if save_knobs and not fit_on:
+        raise InputError("expected --fit-on ROWS with --save-knobs: without measured steps there is nothing to save")
+    if knobs and host:
+        raise InputError("expected one of --knobs and --host, got both: fitted efficiencies hold their host's")
+    frame = read_table(rows)
+    found = predict_steps(
+        frame,
+        device or None,
+        system or None,
+        load_host(host) if host else None,
+        read_tables(fit_on) if fit_on else None,
+        Adaptation.load(knobs) if knobs else None,
+    )
+    write_table(found.frame, out)
+    for sentence in found.said:
+        print(f"hybridperf: {sentence}", file=sys.stderr)
+    if renamed := [name for name in COLUMNS if name in frame]:
+        print(f"hybridperf: columns {', '.join(renamed)} of {rows} are kept as given_{renamed[0]}, ...", file=sys.stderr)
+    if save_knobs:
+        found.adaptation.save(save_knobs)
+        print(f"efficiencies in {save_knobs}")
+    missing = found.frame["predicted_s"].isna()
+    print(f"{len(frame) - int(missing.sum())} of {len(frame)} rows predicted, written to {out}")
+    if missing.any():
+        first = found.frame.loc[missing, "note"].iloc[0]
+        print(f"hybridperf: {int(missing.sum())} rows not predicted, their note says why; the first: {first}", file=sys.stderr)
+        return SOME_ROWS_UNPREDICTED
+    return 0

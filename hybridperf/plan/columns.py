@@ -1,0 +1,144 @@
+"""Features of all layouts of a space, from those of the few that differ: unique cells are priced once, rows are put together by index.
+
+Four things make up a row's features, each with a key of small whole numbers, and one representative layout for each key:
+
+    cell      a layer, embedding and head: tp, cp, ep and where they lie, sequence parallelism, micro-batch, recompute
+    shards    gathers of sharded weights: ZeRO stage, tp, ep, and where the shards lie
+    once      once a step: reductions, optimizer, stages
+    message   from stage to stage: micro-batch, and whether stages lie on several nodes
+
+`steps.features` prices the representatives, all of them together; nothing is computed in a second way here. Axes: R representatives, N
+layouts of a space, M of them that are priced, n of a chunk of these, P phases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.plan.places import Place
+from hybridperf.plan.space import Space
+from hybridperf.steps.batch import cells_of
+from hybridperf.steps.compose import Block, Features
+from hybridperf.steps.cross_node import with_crossings
+from hybridperf.steps.features import features
+from hybridperf.steps.names import Machine
+from hybridperf.steps.prices import Prices
+from hybridperf.steps.rows import ResolvedRow
+from hybridperf.workloads.transformer.config import TransformerConfig
+
+_OF_SHARDS = ("gather_s", "gather_calls")
+_ONCE = (
+    "layers_first", "layers_last", "layers_most", "layers", "stages", "stage_nodes", "reduction_s", "reduction_calls", "reduction_hidden",
+    "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden",
+)  # fmt: skip
+_OF_CELL = ("tp", "tp_nodes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Rows of a space whose representatives are priced. Indices are int32 [M]."""
+
+    space: Space
+    rows: np.ndarray  # [M] places in the space
+    f: Features  # [R]
+    cells: np.ndarray  # [R, X] inputs of corrections
+    cell: np.ndarray
+    shards: np.ndarray
+    once: np.ndarray
+    message: np.ndarray
+
+    @staticmethod
+    def of(
+        space: Space, rows: np.ndarray, config: Callable[[int], TransformerConfig], machine: Machine, framework: str, prices: Prices
+    ) -> Columns:  # fmt: skip
+        """Price the representatives of rows of a space [M]; `config` gives a row's config."""
+        by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
+        first, index, at = [], [], 0
+        for key in _keys(space, by_chunk):
+            found, of = _unique(key[rows])
+            first.append(rows[found])
+            index.append((of + at).astype(np.int32))
+            at += len(found)
+        configs = [config(row) for row in np.concatenate(first).tolist()]
+        priced = features(configs, prices)
+        priced = with_crossings(priced, [ResolvedRow(one, machine, "", framework) for one in configs])
+        return Columns(space, rows, priced, cells_of(configs), *index)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def features(self, at: Any) -> Features:
+        """Of some of the M [n]; `at` a slice or indices."""
+        cell, shards, once, message = (index[at] for index in (self.cell, self.shards, self.once, self.message))
+        base = self.space.base_of[self.rows[at]]
+        vp = self.space.base.vp[base].astype(float)
+        values: dict[str, Any] = {name: _block(getattr(self.f, name), cell, shards) for name in ("layer", "embedding", "head")}
+        values |= {name: getattr(self.f, name)[once] for name in _ONCE}
+        values |= {name: getattr(self.f, name)[cell] for name in _OF_CELL}
+        accumulation = self.space.base.accumulation[base].astype(float)
+        return Features(**values, micro_batches=accumulation, fill=1.0 / vp, chunks=vp, sends_s=self.f.sends_s[message])
+
+
+def _block(block: Block, cell: np.ndarray, shards: np.ndarray) -> Block:
+    """A block of some rows [P, n]: what is sharded from other representatives than the rest."""
+    fields = dataclasses.fields(Block)
+    return Block(**{field.name: getattr(block, field.name)[:, shards if field.name in _OF_SHARDS else cell] for field in fields})
+
+
+def _keys(space: Space, by_chunk: bool) -> tuple[np.ndarray, ...]:
+    """Whole numbers [N] that tell cells, shards, what happens once, and messages apart."""
+    base, of = space.base, space.base_of
+    micro = np.unique(base.micro_batch, return_inverse=True)[1].reshape(-1)
+
+    def of_places(facts: Callable[[Place], tuple[Any, ...]]) -> np.ndarray:
+        numbers: dict[tuple[Any, ...], int] = {}
+        return np.array([numbers.setdefault(facts(place), len(numbers)) for place in space.places], np.int64)[space.place_of]
+
+    def of_base(*columns: np.ndarray) -> np.ndarray:
+        key = np.zeros(len(base.tp), np.int64)
+        for column in columns:
+            key = key * (int(column.max()) + 1) + column
+        return key
+
+    def both(place: np.ndarray, key: np.ndarray) -> np.ndarray:
+        return place * (int(key.max()) + 1) + key[of]
+
+    def spans(place: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(place.spans.get(name) for name in names)
+
+    cell = of_places(lambda p: (p.division.tp, p.division.cp, p.division.ep, p.division.expert_tp, *spans(p, "tp", "cp", "ep")))
+    shards = of_places(lambda p: (p.division.tp, p.division.ep, p.division.expert_tp, *spans(p, "shard", "replica", "expert_data")))
+    once = of_places(
+        lambda p: (
+            p.division.tp, p.division.pp, p.division.ep, p.division.expert_tp,
+            *spans(p, "tp", "data", "shard", "replica", "expert_data", "pp"),
+        )
+    )  # fmt: skip
+    message = of_places(lambda p: (p.division.tp, p.division.cp, p.division.pp > 1, p.spans["pp"].nodes > 1))
+    zero = base.zero
+    return (
+        both(cell, of_base(base.sequence_parallel, micro, np.minimum(base.accumulation, 2), base.recompute)),
+        np.where(zero[of] < 2, 0, both(shards, of_base(zero))),
+        both(once, of_base(zero, base.vp if by_chunk else 0 * zero)),
+        both(message, of_base(base.sequence_parallel, micro)),
+    )
+
+
+def _unique(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(a row of each key, which key each row has): as np.unique, without sorting: keys are small numbers."""
+    size = int(key.max()) + 1
+    row = np.full(size, -1, np.int64)
+    row[key] = np.arange(len(key))
+    present = np.flatnonzero(row >= 0)
+    number = np.empty(size, np.int32)
+    number[present] = np.arange(len(present))
+    return row[present], number[key]
+
+
+def chunks(count: int, size: int) -> Sequence[slice]:
+    """Pieces of so many rows."""
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

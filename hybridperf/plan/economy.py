@@ -1,0 +1,73 @@
+"""What a step costs: energy from the power that devices draw, money from rent.
+
+    energy of a step = GPUs x PUE x ((idle + host) x step + (full clock - idle) x time at work)
+    money of a step  = GPUs x step x rent per GPU and hour
+
+Rates come from the shipped prices (assumptions, each with its date) and a user's file over them (`searches/prices.py` describes both):
+`<device>_usd_per_hour` or `gpu_usd_per_hour`, `gpu_w`, `gpu_idle_w`, `host_w`, `pue`, `usd_per_kwh`. Full clock is the device's own TDP
+unless the user's file says `gpu_w`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.searches.prices import Price, read_prices
+
+_HOUR_S = 3600.0
+_J_PER_KWH = 3.6e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Economy:
+    """Rates of one kind of device. `usd_per_hour` None: nobody says what it rents for."""
+
+    usd_per_hour: float | None
+    full_w: float
+    idle_w: float
+    host_w: float
+    pue: float
+    usd_per_kwh: float
+    said: tuple[str, ...]  # each rate with its date and source
+
+    def energy_j(self, gpus: float, step_s: Any, at_work_s: Any) -> Any:
+        """Joules of a step; arrays broadcast."""
+        return gpus * self.pue * ((self.idle_w + self.host_w) * step_s + (self.full_w - self.idle_w) * at_work_s)
+
+    def usd(self, gpus: float, step_s: Any) -> Any:
+        """Rent of a step; NaN where no rent is known."""
+        return gpus * step_s * (float("nan") if self.usd_per_hour is None else self.usd_per_hour) / _HOUR_S
+
+    def energy_usd(self, energy_j: Any) -> Any:
+        """What some energy costs by the meter; rented machines include it."""
+        return energy_j / _J_PER_KWH * self.usd_per_kwh
+
+
+def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
+    """Rates for a device: shipped ones, those of the user's file over them; `InputError` for a file that is none."""
+    shipped = read_prices({}, Path())
+    prices = shipped if file is None else read_prices({"file": str(file.absolute())}, Path())
+    used: dict[str, Price] = {}
+
+    def take(name: str) -> float:
+        used[name] = prices[name]
+        return prices[name].value
+
+    words = device.id.split("_")
+    names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    rents = [f"{name}_usd_per_hour" for name in (*names, "gpu")]
+    own = [name for name in rents if name in prices and prices[name] != shipped.get(name)]  # the user's before ours
+    rent = next(iter([*own, *(name for name in rents if name in prices)]), None)
+    said_w = prices["gpu_w"] != shipped["gpu_w"] or device.tdp_w is None
+    full_w = take("gpu_w") if said_w else float(device.tdp_w or 0.0)
+    usd_per_hour = None if rent is None else take(rent)
+    rates = [take(name) for name in ("gpu_idle_w", "host_w", "pue", "usd_per_kwh")]
+    said = [f"{name} {price.value:g} ({price.unit}; {price.source}, {price.date})" for name, price in used.items()]
+    if not said_w:
+        said.append(f"{full_w:g} W at full clock: the TDP of {device.id}")
+    if rent is None:
+        said.append(f"no rent of {device.id} is known: give {names[-1]}_usd_per_hour in --prices")
+    return Economy(usd_per_hour, full_w, min(rates[0], full_w), rates[1], rates[2], rates[3], tuple(said))

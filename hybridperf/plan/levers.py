@@ -1,0 +1,111 @@
+"""What would move the optimum: more arithmetic, memory bandwidth, links, memory, or cheaper launches.
+
+    elasticity    d log T / d log lever of the best layout's time: -0.6 means that 1 % more makes it 0.6 % faster
+    at twice      which layout would be best with twice as much, and how fast
+
+The candidates, the best layouts of the winner's case, are priced again on the changed machine through the same op model and links, so a
+product that turns memory-bound is seen to. More memory admits layouts that do not fit today; those within `REACH` are known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from hybridperf.plan.columns import Columns
+from hybridperf.plan.priced import REACH, Priced, times
+from hybridperf.plan.run import Choice, Plan
+from hybridperf.plan.setting import Setting
+from hybridperf.steps.knobs import Knobs
+from hybridperf.steps.prices import Prices
+
+LEVERS = ("arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "launches", "memory")
+_CANDIDATES = 400
+_LITTLE, _TWICE = 1.1, 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """What one lever does."""
+
+    lever: str
+    elasticity: float
+    factor: float  # of the larger change
+    best: Choice  # with it
+    best_s: float
+    same: bool  # the winner stays
+
+
+def moves(plan: Plan) -> list[Moved]:
+    """All levers, for the winner's number of devices and batch."""
+    first = plan.choice(0)
+    case = plan.cases[first.case]
+    at = plan.ranked[plan.ranked[:, 0] == first.case, 1][:_CANDIDATES]
+    now_s = case.parts.step_s[at[0]]
+    found = []
+    for lever in LEVERS:
+        if lever == "memory":
+            found.append(_more_memory(case, first, float(now_s)))
+            continue
+        little, _ = _best(case, at, lever, _LITTLE)
+        most, place = _best(case, at, lever, _TWICE)
+        elasticity = float(np.log(little / now_s) / np.log(_LITTLE))
+        found.append(Moved(lever, elasticity, _TWICE, Choice(first.case, int(at[place])), most, int(at[place]) == first.at))
+    return found
+
+
+def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs]:
+    """The setting with `factor` times as much of something, and its knobs."""
+    prices, knobs = setting.prices, setting.adapted.knobs
+    device, system = prices.device, prices.links.system
+    if lever == "arithmetic":
+        device = device.model_copy(update={"peak_flops_per_s": {name: rate * factor for name, rate in device.peak_flops_per_s.items()}})
+    elif lever == "memory bandwidth":
+        device = device.model_copy(update={"memory_bytes_per_s": device.memory_bytes_per_s * factor})
+    elif lever == "links inside nodes":
+        system = system.model_copy(update={"intra_bytes_per_s": system.intra_bytes_per_s * factor})
+    elif lever == "links between nodes":
+        more = {name: getattr(system, name) * factor for name in ("nic_bytes_per_s", "node_bytes_per_s")}
+        system = system.model_copy(update=more)
+    elif lever == "launches":
+        knobs = dataclasses.replace(knobs, launch_s=knobs.launch_s / factor, collective_launch_s=knobs.collective_launch_s / factor)
+    capacity = setting.capacity_bytes * (factor if lever == "memory" else 1.0)
+    priced_by = device
+    if prices.model.device.id != device.id:  # the model is of a neighbour: it gets as much more
+        own = prices.model.device
+        priced_by = own.model_copy(update={
+            "memory_bytes_per_s": own.memory_bytes_per_s * device.memory_bytes_per_s / prices.device.memory_bytes_per_s,
+            "peak_flops_per_s": {name: rate * (factor if lever == "arithmetic" else 1.0) for name, rate in own.peak_flops_per_s.items()},
+        })  # fmt: skip
+    new = Prices(dataclasses.replace(prices.model, device=priced_by), dataclasses.replace(prices.links, system=system), device)
+    return dataclasses.replace(setting, prices=new, device=device, capacity_bytes=capacity), knobs
+
+
+def _best(case: Priced, at: np.ndarray, lever: str, factor: float) -> tuple[float, int]:
+    """(seconds of the best candidate on a changed machine, its place among them)."""
+    setting, knobs = changed(case.setting, lever, factor)
+    if lever == "launches":
+        step_s = times(case.columns, setting, knobs, at, threads=1).step_s
+    else:
+        space = case.space
+        columns = Columns.of(
+            space, case.rows[at], lambda row: setting.config(space.layout(row)), setting.machine, setting.framework, setting.prices
+        )
+        step_s = times(columns, setting, knobs, threads=1).step_s
+    place = int(np.argmin(step_s))
+    return float(step_s[place]), place
+
+
+def _more_memory(case: Priced, first: Choice, now_s: float) -> Moved:
+    """With more memory: elasticity from what a little admits, and the best within reach."""
+    memory, step_s = case.row_memory_bytes, case.parts.step_s
+
+    def best(factor: float) -> int:
+        return int(np.argmin(np.where(memory <= factor * case.setting.capacity_bytes, step_s, np.inf)))
+
+    little, most = best(_LITTLE), best(REACH)
+    elasticity = float(np.log(min(step_s[little], now_s) / now_s) / np.log(_LITTLE))
+    same = bool(step_s[most] >= now_s)
+    at = first.at if same else most
+    return Moved("memory", elasticity, REACH, Choice(first.case, at), float(step_s[at]), same)

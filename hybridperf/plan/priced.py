@@ -1,0 +1,106 @@
+"""Time and memory of every layout of a space: the closed composition of a step and the counts of memory, chunk by chunk on a few threads.
+
+Both are columns of NumPy, whose loops let go of Python's lock: two threads keep two cores busy. Axes: N layouts, B base layouts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from hybridperf.memory import memory
+from hybridperf.plan.columns import Columns, chunks
+from hybridperf.plan.setting import Setting
+from hybridperf.plan.space import Space
+from hybridperf.steps.compose import Parts, step_seconds
+from hybridperf.steps.knobs import Knobs
+from hybridperf.workloads.transformer.layout import Layouts
+
+_ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
+THREADS = 2
+REACH = 1.5  # times the memory there is: layouts beyond it are counted, not priced
+
+
+@dataclasses.dataclass(frozen=True)
+class Priced:
+    """A space with what each of its layouts takes. Times are known of M rows: those that fit, and those that more memory would admit."""
+
+    setting: Setting
+    columns: Columns
+    parts: Parts  # [M] each
+    memory_bytes: np.ndarray  # [B] of the fullest rank
+
+    @property
+    def space(self) -> Space:
+        return self.columns.space
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Places of the priced layouts in the space [M]."""
+        return self.columns.rows
+
+    @property
+    def row_memory_bytes(self) -> np.ndarray:
+        """Of the priced layouts [M]."""
+        return self.memory_bytes[self.space.base_of[self.rows]]
+
+    @property
+    def fits(self) -> np.ndarray:
+        """Whether each of the priced layouts has room [M]."""
+        return self.row_memory_bytes <= self.setting.capacity_bytes
+
+
+def priced(setting: Setting, space: Space, memory_bytes: np.ndarray | None = None, threads: int = THREADS) -> Priced:
+    """Price the layouts of a space that fit, and those that would in `REACH` times the memory; there must be one."""
+    if memory_bytes is None:
+        memory_bytes = memory_of(setting, space, threads)
+    rows = np.flatnonzero((memory_bytes <= REACH * setting.capacity_bytes)[space.base_of])
+    columns = Columns.of(space, rows, lambda row: setting.config(space.layout(row)), setting.machine, setting.framework, setting.prices)
+    return Priced(setting, columns, times(columns, setting, threads=threads), memory_bytes)
+
+
+def times(columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np.ndarray | None = None, threads: int = THREADS) -> Parts:
+    """What the steps of all priced layouts, or of some [n], are made of; `knobs` in place of the setting's."""
+    adapted = setting.adapted
+    knobs = knobs or adapted.knobs
+    corrected = bool(len(adapted.cells))
+    corrections = adapted.of_cells(columns.cells)[0]  # [B, R]
+    count = len(columns) if at is None else len(at)
+    out = Parts(*(np.empty(count) for _ in Parts._fields))
+
+    def one(piece: slice) -> None:
+        chosen = piece if at is None else at[piece]
+        cell = columns.cell[chosen]
+        logs = corrections[:, cell] if corrected else ()
+        for into, values in zip(out, step_seconds(columns.features(chosen), knobs, *logs), strict=True):
+            into[piece] = values
+
+    _each(one, chunks(count, _ROWS), threads)
+    return out
+
+
+def memory_of(setting: Setting, space: Space, threads: int = THREADS) -> np.ndarray:
+    """Bytes on the fullest rank of each base layout [B]."""
+    c = setting.template
+    out = np.empty(len(space.base.tp))
+
+    def one(piece: slice) -> None:
+        layouts = Layouts(*(column[piece] for column in space.base))
+        out[piece] = memory(
+            c.shape, layouts, dtype=c.dtype, grad_bytes=c.gradient_bytes, optimizer=c.optimizer, attention=c.attention, dropout=c.dropout,
+            split=c.stage_split, knobs=setting.memory_knobs,
+        ).peak_bytes  # fmt: skip
+
+    _each(one, chunks(len(out), _ROWS), threads)
+    return out
+
+
+def _each(work, pieces, threads: int) -> None:  # type: ignore[no-untyped-def]
+    if threads == 1 or len(pieces) < 2:
+        for piece in pieces:
+            work(piece)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, pieces))

@@ -1,0 +1,164 @@
+"""How should this model be trained on these devices: every legal layout, memory as a constraint, ranked.
+
+    plan("gpt3-175b", "aic_a100_sxm", 512, batch=1536)
+
+Several numbers of devices or batches make several spaces, ranked together. Objectives: `time` (seconds of a step), `tokens_per_s`, `cost`
+(money per token), `energy` (joules per token); for one number of devices and one batch the first three agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridperf.io import InputError, unknown
+from hybridperf.plan.economy import Economy, economy
+from hybridperf.plan.nearest import nothing_fits, nothing_legal
+from hybridperf.plan.priced import Priced, memory_of, priced
+from hybridperf.plan.setting import FRAMEWORK, Setting, setting
+from hybridperf.plan.space import space
+from hybridperf.steps.adapt import Adapted
+from hybridperf.steps.batch import Bank
+from hybridperf.workloads.transformer import TransformerShape, load_shape
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.layout import Layout
+
+OBJECTIVES = ("time", "tokens_per_s", "cost", "energy")
+DAY_S = 86400.0
+_USUAL_TOKENS = 2**22  # of a batch, where none is said
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One layout of a plan."""
+
+    case: int
+    at: int  # of the case's priced rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Ranked layouts. `cases`: one per number of devices and batch; `ranked` the choices that fit, best first, as [case, at] int [K, 2]."""
+
+    setting: Setting
+    economy: Economy
+    objective: str
+    tokens: float | None  # to be trained on in all
+    cases: tuple[Priced, ...]
+    ranked: np.ndarray
+    legal: int
+    orders: int  # legal, if orders that mean the same are counted apart
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ranked)
+
+    def choice(self, rank: int) -> Choice:
+        """The layout of a rank, from 0."""
+        case, at = self.ranked[rank]
+        return Choice(int(case), int(at))
+
+    def layout(self, choice: Choice) -> Layout:
+        case = self.cases[choice.case]
+        return case.space.layout(int(case.rows[choice.at]))
+
+    def config(self, choice: Choice) -> TransformerConfig:
+        return self.setting.config(self.layout(choice))
+
+    @property
+    def best(self) -> Layout:
+        """The winner."""
+        return self.layout(self.choice(0))
+
+
+def plan(
+    model: str | TransformerShape, system: str, gpus: int | Sequence[int], *, batch: int | Sequence[int] | None = None,
+    seq: int | None = None, tokens: float | None = None, objective: str = "time", prices: str | os.PathLike | None = None,
+    device: str | None = None, framework: str = FRAMEWORK, dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
+    only: Mapping[str, Sequence[Any]] | None = None, adapted: Adapted | None = None, bank: Bank | None = None,
+) -> Plan:  # fmt: skip
+    """Plan a training run. `InputError`, one sentence with the nearest thing that works, where nothing can run."""
+    began = time.perf_counter()
+    if objective not in OBJECTIVES:
+        raise unknown("objective", objective, OBJECTIVES, f"known are {', '.join(OBJECTIVES)}")
+    if tokens is not None and not tokens > 0:
+        raise InputError(f"expected a number of tokens above zero, got {tokens:g}")
+    shape = model if isinstance(model, TransformerShape) else load_shape(model)
+    if seq is not None:
+        shape = dataclasses.replace(shape, seq=seq)
+    shared = setting(
+        shape, system, device=device, framework=framework, dtype=dtype, quant=quant, memory_bytes=memory_bytes, adapted=adapted, bank=bank
+    )
+    rates = economy(shared.device, None if prices is None else Path(prices))
+    if objective == "cost" and rates.usd_per_hour is None:
+        raise InputError(f"expected a price to rank by cost, got none of {shared.device.id}; {rates.said[-1]}")
+    counts = [gpus] if isinstance(gpus, int) else list(gpus)
+    notes, cases, legal, orders = list(shared.notes), list[Priced](), 0, 0
+    refused: list[Callable[[], str]] = []  # why numbers of devices and batches have no plan; asked for when none has
+    for count in counts:
+        batches = _batches(batch, shape, count, notes)
+        for samples in batches:
+            one = space(shape, count, shared.gpus_per_node, samples, only, shared.strict)
+            if not len(one):
+                refused.append(functools.partial(nothing_legal, shared, count, samples, only))
+                continue
+            legal, orders = legal + len(one), orders + one.orders
+            needed = memory_of(shared, one)
+            if not (needed <= shared.capacity_bytes).any():
+                refused.append(functools.partial(nothing_fits, shared, one, needed, only))
+                continue
+            cases.append(priced(shared, one, needed))
+    if not cases:
+        raise InputError(refused[-1]())
+    ranked = _ranked(cases, objective, rates)
+    return Plan(
+        shared, rates, objective, tokens, tuple(cases), ranked, legal, orders, time.perf_counter() - began, tuple(dict.fromkeys(notes))
+    )
+
+
+def scores(case: Priced, objective: str, rates: Economy) -> np.ndarray:
+    """What is to be least, of a case's priced layouts [M]."""
+    step_s, tokens = case.parts.step_s, tokens_of(case)
+    if objective == "time":
+        return step_s
+    if objective == "energy":
+        return np.asarray(rates.energy_j(case.space.gpus, step_s, case.parts.compute_s)) / tokens
+    if objective == "cost":
+        return np.asarray(rates.usd(case.space.gpus, step_s)) / tokens
+    return step_s / tokens
+
+
+def tokens_of(case: Priced) -> float:
+    """Of one step."""
+    return float(case.space.global_batch * case.setting.shape.seq)
+
+
+def _ranked(cases: Sequence[Priced], objective: str, rates: Economy) -> np.ndarray:
+    """[K, 2] of what fits, best first; of equal ones that with less memory."""
+    parts, score, memory = [], [], []
+    for number, case in enumerate(cases):
+        at = np.flatnonzero(case.fits)
+        parts.append(np.stack([np.full(len(at), number), at], 1))
+        score.append(scores(case, objective, rates)[at])
+        memory.append(case.row_memory_bytes[at])
+    order = np.lexsort((np.concatenate(memory), np.concatenate(score)))
+    return np.concatenate(parts)[order]
+
+
+def _batches(batch: int | Sequence[int] | None, shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:
+    if batch is None:
+        samples = max(_USUAL_TOKENS // shape.seq, gpus, 1)
+        samples = max(1, samples // gpus) * gpus
+        notes.append(
+            f"a global batch of {samples} samples assumed on {gpus} GPUs: about {_USUAL_TOKENS / 1e6:.1f} million tokens, give --batch"
+        )
+        return [samples]
+    return [batch] if isinstance(batch, int) else list(batch)

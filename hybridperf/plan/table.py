@@ -1,0 +1,117 @@
+"""A plan as a table: all legal layouts, those that fit first and best first, with what each takes; written in one go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from hybridperf.io import InputError, replacing
+from hybridperf.plan.priced import Priced
+from hybridperf.plan.run import DAY_S, Plan, tokens_of
+from hybridperf.plan.space import Space
+from hybridperf.steps.compose import Parts
+from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
+
+_COUNTS = (
+    "tp", "sequence_parallel", "pp", "vp", "dp", "cp", "ep", "expert_tp", "zero", "shard_ranks", "micro_batch", "accumulation",
+)  # fmt: skip
+_WORDS = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
+_SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
+
+
+def top(plan: Plan, count: int) -> pd.DataFrame:
+    """The best layouts with what each takes, one row each."""
+    chosen = plan.ranked[:count]
+    frames = []
+    for number, case in enumerate(plan.cases):
+        mine = chosen[chosen[:, 0] == number, 1]
+        if len(mine):
+            frames.append(_frame(plan, case, case.rows[mine], mine).set_index(np.flatnonzero(chosen[:, 0] == number)))
+    return pd.concat(frames).sort_index()
+
+
+def check_name(path: str | os.PathLike) -> Path:
+    """The path, if its ending says a format; `InputError` otherwise."""
+    path = Path(path)
+    if path.suffix not in (".parquet", ".csv"):
+        raise InputError(f"expected an output name ending in .parquet or .csv, got {path.name}; rename it")
+    return path
+
+
+def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
+    """Write every legal layout (.parquet, .csv), fitting and best ones first; how many rows that were.
+
+    Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty beyond the memory that is priced; `memory_bytes`;
+    `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a number of tokens was said.
+    """
+    path = check_name(path)
+    frames = []
+    for number, case in enumerate(plan.cases):
+        ranked = plan.ranked[plan.ranked[:, 0] == number, 1]
+        unfit = np.flatnonzero(~case.fits)
+        unfit = unfit[np.argsort(case.parts.step_s[unfit])]
+        priced = np.concatenate([ranked, unfit])
+        beyond = np.setdiff1d(np.arange(len(case.space)), case.rows, assume_unique=True)
+        at = np.concatenate([priced, np.full(len(beyond), -1)])
+        frames.append(_table(plan, case, np.concatenate([case.rows[priced], beyond]), at))
+    table = pa.concat_tables(frames)
+    with replacing(path, "wb") as handle:
+        if path.suffix == ".parquet":
+            pyarrow.parquet.write_table(table, handle, compression="zstd", compression_level=1)
+        else:
+            pyarrow.csv.write_csv(table, handle)
+    return int(table.num_rows)
+
+
+def _frame(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pd.DataFrame:
+    return _table(plan, case, rows, at).to_pandas()
+
+
+def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pa.Table:
+    """Rows of a space as columns; `at`: their places among the priced ones, -1 for none."""
+    space, rates = case.space, plan.economy
+    base, base_of = space.base, space.base_of[rows]
+    known = at >= 0
+    parts = Parts(*(np.where(known, part[at], np.nan) for part in case.parts))
+    memory = case.memory_bytes[base_of]
+    out: dict[str, Any] = {"gpus": _same(space.gpus, rows), "global_batch": _same(space.global_batch, rows)}
+    out["fits"] = memory <= case.setting.capacity_bytes
+    for name in _COUNTS:
+        column = np.asarray(getattr(base, name))[base_of]
+        out[name] = column.astype(bool) if name == "sequence_parallel" else column.astype(np.int32)
+    for name, words in _WORDS.items():
+        out[name] = _coded(np.asarray(getattr(base, name))[base_of], words)
+    out["order"] = _orders(space, rows)
+    tokens, gpus = tokens_of(case), space.gpus
+    energy = rates.energy_j(gpus, parts.step_s, parts.compute_s)
+    flops = case.setting.shape.model_flops(tokens)
+    peak = case.setting.device.peak(case.setting.template.dtype, "matrix")
+    out |= {"time_s": parts.step_s, **{name: getattr(parts, name) for name in _SECONDS}, "memory_bytes": memory}
+    out |= {"tokens_per_s": tokens / parts.step_s, "mfu": flops / (parts.step_s * gpus * peak), "energy_j": energy}
+    out["usd"] = rates.usd(gpus, parts.step_s)
+    if plan.tokens is not None:
+        steps = plan.tokens / tokens
+        out |= {"days": steps * parts.step_s / DAY_S, "total_usd": steps * out["usd"], "total_energy_j": steps * energy}
+    return pa.table({name: column if isinstance(column, pa.Array) else pa.array(column) for name, column in out.items()})
+
+
+def _orders(space: Space, rows: np.ndarray) -> pa.Array:
+    orders = [" ".join(place.order) for place in space.places]
+    words = list(dict.fromkeys(orders))
+    code = {word: at for at, word in enumerate(words)}
+    return _coded(np.array([code[order] for order in orders])[space.place_of[rows]], words)
+
+
+def _same(value: int, rows: np.ndarray) -> np.ndarray:
+    return np.full(len(rows), value, np.int32)
+
+
+def _coded(codes: np.ndarray, words: Any) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(words), pa.string()))

@@ -1,0 +1,171 @@
+"""A plan in words: the best layouts, why the first wins, how sure that is, what would change it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from hybridperf.plan.confirm import Confirmed
+from hybridperf.plan.explain import Compared, compared, differences
+from hybridperf.plan.fronts import PAIRS, plan_front
+from hybridperf.plan.levers import Moved, moves
+from hybridperf.plan.run import Choice, Plan
+from hybridperf.plan.table import top
+from hybridperf.report import text
+from hybridperf.workloads.transformer.layout import Layout
+
+_FRONT_ROWS = 6
+_PARTS = (
+    ("computing", "compute_s"),
+    ("communication that shows", "exposed_comm_s"),
+    ("waiting for other stages", "bubble_s"),
+    ("waiting for its host", "host_s"),
+)
+
+
+def plan_report(plan: Plan, count: int = 10) -> str:
+    """The whole report."""
+    beside = compared(plan)
+    pieces = [
+        _head(plan),
+        _best(plan, count),
+        _why(plan, beside),
+        _sure(plan, beside),
+        _levers(plan, moves(plan)),
+        _fronts(plan),
+        _end(plan),
+    ]
+    return "\n\n".join(pieces)
+
+
+def layout_words(layout: Layout) -> str:
+    """A layout in a line: what is one or off is left out."""
+    said = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "vp", "dp", "ep") if getattr(layout, name) > 1]
+    said += ["sequence parallel"] if layout.sequence_parallel else []
+    said += [f"expert tp {layout.expert_tp}"] if layout.expert_tp is not None else []
+    if layout.zero:
+        said.append(f"ZeRO-{layout.zero}" + (f" over {layout.shard_ranks}" if layout.shard_ranks else ""))
+    said.append(f"{layout.accumulation} x micro-batch {layout.micro_batch}")
+    said += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
+    return ", ".join(said)
+
+
+def _head(plan: Plan) -> str:
+    shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
+    rate = plan.legal / plan.seconds
+    fitting = f"{plan.legal:,} legal layouts ({plan.orders:,} if orders that place every group alike count apart), {len(plan):,} fit"
+    return (
+        f"{shape.name} ({text.quantity(shape.parameters, '')}parameters, sequences of {shape.seq}) on {plan.setting.device.name},"
+        f" {plan.setting.machine.system.id}\n{fitting}; {plan.seconds:.1f} s, {rate:,.0f} a second\n"
+        f"best: {layout_words(plan.best)} on {case.space.gpus} GPUs, batch {case.space.global_batch}"
+    )
+
+
+def _best(plan: Plan, count: int) -> str:
+    frame = top(plan, count)
+    rows = []
+    for rank, (_, row) in enumerate(frame.iterrows()):
+        layout = plan.layout(plan.choice(rank))
+        cells = [
+            str(rank + 1), layout_words(layout), " ".join(name for name in layout.order if getattr(layout, name) > 1), text.quantity(row["time_s"], "s"),
+            text.quantity(row["tokens_per_s"], ""), f"{100 * row['mfu']:.1f} %", text.quantity(row["memory_bytes"], "B"),
+            text.quantity(row["energy_j"], "J"), _usd(row["usd"]),
+        ]  # fmt: skip
+        rows.append([str(row["gpus"]), str(row["global_batch"]), *cells] if len(plan.cases) > 1 else cells)
+    head = ["", "layout", "fastest first", "step", "tokens/s", "MFU", "memory", "energy", "money"]
+    table = text.table((["GPUs", "batch"] if len(plan.cases) > 1 else []) + head, rows)
+    if plan.tokens is None:
+        return table
+    first = frame.iloc[0]
+    return f"{table}\n{text.quantity(plan.tokens, '')}tokens: {first['days']:.1f} days, {_usd(first['total_usd'])}, {text.quantity(first['total_energy_j'], 'J')}"
+
+
+def _why(plan: Plan, beside: list[Compared]) -> str:
+    rows = []
+    for name, field in _PARTS:
+        rows.append([name, *(text.quantity(_part(plan, one.choice, field), "s") for one in beside)])
+    rows.append(["reductions, optimizer and the rest of a step", *(text.quantity(_rest(plan, one.choice), "s") for one in beside)])
+    rows.append(["step", *(text.quantity(_part(plan, one.choice, "step_s"), "s") for one in beside)])
+    lines = [f"  {one.what}: {differences(plan, beside[0].choice, one.choice)}" for one in beside[1:]]
+    return "\n".join(["Why", text.table(["", *(one.what for one in beside)], rows), "beside the winner:", *lines])
+
+
+def _part(plan: Plan, choice: Choice, field: str) -> float:
+    return float(getattr(plan.cases[choice.case].parts, field)[choice.at])
+
+
+def _rest(plan: Plan, choice: Choice) -> float:
+    return max(0.0, _part(plan, choice, "step_s") - sum(_part(plan, choice, field) for _, field in _PARTS))
+
+
+def _sure(plan: Plan, beside: list[Compared]) -> str:
+    lines = [f"How sure: {text.quantity(beside[0].low_s, 's')} to {text.quantity(beside[0].high_s, 's')}, nine of ten"]
+    for one in beside[1:]:
+        lines.append(
+            f"  faster than the {one.what} with a chance of {_percent(one.chance)} (their intervals overlap by {100 * one.overlap:.0f} %: most"
+            " of what is unsure is shared)"
+        )
+    return "\n".join(lines)
+
+
+def _percent(chance: float) -> str:
+    return "over 99.9 %" if chance > 0.999 else f"{100 * chance:.1f} %"
+
+
+def _levers(plan: Plan, found: list[Moved]) -> str:
+    rows = []
+    for one in found:
+        then = "the same" if one.same else differences(plan, plan.choice(0), one.best)
+        rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} x: {text.quantity(one.best_s, 's')}", then])
+    return "What would move it\n" + text.table(["more of", "elasticity", "step with", "best layout then differs in"], rows)
+
+
+def _fronts(plan: Plan) -> str:
+    pieces = []
+    for one, other in PAIRS:
+        if other == "cost" and (plan.economy.usd_per_hour is None or len({case.space.gpus for case in plan.cases}) == 1):
+            continue  # money is time on so many rented devices
+        ranks = plan_front(plan, one, other)
+        shown = ranks[:: max(1, -(-len(ranks) // _FRONT_ROWS))]
+        rows = [_front_row(plan, int(rank), other) for rank in shown]
+        more = f", {len(rows)} of them" if len(rows) < len(ranks) else ""
+        pieces.append(f"Pareto front of {one} and {other}: {len(ranks)} layouts{more}\n" + text.table(["", "step", other, "layout"], rows))
+    return "\n\n".join(pieces)
+
+
+def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
+    choice = plan.choice(rank)
+    case = plan.cases[choice.case]
+    gpus, step_s, at_work_s = case.space.gpus, case.parts.step_s[choice.at], case.parts.compute_s[choice.at]
+    said = {
+        "memory": lambda: text.quantity(case.row_memory_bytes[choice.at], "B"),
+        "energy": lambda: text.quantity(plan.economy.energy_j(gpus, step_s, at_work_s), "J"),
+        "cost": lambda: _usd(plan.economy.usd(gpus, step_s)),
+    }[other]()
+    where = f"{gpus} GPUs, batch {case.space.global_batch}: " if len(plan.cases) > 1 else ""
+    return [f"#{rank + 1}", text.quantity(step_s, "s"), said, where + layout_words(plan.layout(choice))]
+
+
+def _end(plan: Plan) -> str:
+    lines = [f"note: {note}" for note in plan.notes] + [f"price: {said}" for said in plan.economy.said]
+    return "\n".join(lines)
+
+
+def _usd(value: float) -> str:
+    if pd.isna(value):
+        return "-"
+    return f"{value:,.0f} USD" if value >= 100 else f"{value:.2f} USD"
+
+
+def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:
+    """Neighbours of the winner by the plan and by the full graph, each over the winner's time."""
+    first = found[0]
+    rows = [
+        [differences(plan, first.choice, one.choice), f"{one.plan_s / first.plan_s:.3f}", f"{one.graph_s / first.graph_s:.3f}"]
+        for one in found[1:]
+    ]
+    best = min(one.graph_s for one in found)
+    said = (
+        "the graph confirms the winner" if best >= first.graph_s else f"the graph finds one {100 * (first.graph_s / best - 1):.1f} % faster"
+    )
+    table = text.table(["neighbour differs in", "time over the winner's", "by the graph"], rows)
+    return f"{table}\n{said} (step by the graph, at the op model's own speeds: {text.quantity(first.graph_s, 's')})"

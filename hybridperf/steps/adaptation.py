@@ -1,0 +1,186 @@
+"""`--fit-on`: what measured rows say of each group of rows, and of what they were labelled with.
+
+Rows share knobs within a group: one framework on one architecture of devices. A group without rows takes those of the same framework,
+then of the same architecture, then stays with what is believed without rows.
+
+The label of recomputation is a claim like others. Where rows of a source say that they recompute, the likelihood of all of them under no,
+selective and full recomputation is compared, corrections of layers held small, so that a third more work cannot hide in them. A label
+falls where another mode is much likelier and every row of that source fits in memory with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import Host
+from hybridperf.io import InputError, read_json, write_json
+from hybridperf.steps import adapt
+from hybridperf.steps.adapt import Adapted
+from hybridperf.steps.batch import Bank, Batch, relabelled
+from hybridperf.steps.features import picked
+from hybridperf.steps.knobs import NAMES
+from hybridperf.steps.memory_fit import USABLE, memory_knobs, peak_bytes
+from hybridperf.steps.rows import Resolved, ResolvedRow
+
+SCHEMA_VERSION = 1
+_KIND = "step-knobs"
+MODES = ("none", "selective", "full")
+_SMALL = 0.3 * adapt.SPREAD  # corrections while labels are compared
+MUCH_LIKELIER = 3.0  # log likelihood: twenty to one
+_MOST_COMPARED = 200  # rows of a source that are enough to compare by
+_LEAST_ROWS = 3  # of a group, to be fitted by itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptation:
+    """Knobs by group, and recompute labels that measured rows contradict, by source."""
+
+    groups: Mapping[str, Adapted]
+    recompute: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    likelihoods: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)  # by source and mode
+    host: Host | None = None
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def of(self, group: str) -> tuple[Adapted, str]:
+        """(what to predict a group by, whose rows that is: "" for nobody's)."""
+        framework, arch = group.split(" on ")
+        ranked = sorted(
+            self.groups,
+            key=lambda known: (
+                known != group,
+                not known.startswith(f"{framework} on "),
+                not known.endswith(f" on {arch}"),
+                -self.groups[known].rows,
+            ),
+        )
+        for known in ranked:
+            if known == group or known.startswith(f"{framework} on ") or known.endswith(f" on {arch}"):
+                return self.groups[known], known
+        return Adapted.before(self.host), ""
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one JSON file."""
+        groups = {
+            name: {
+                "knobs": dict(zip(NAMES, np.exp(one.theta).tolist(), strict=True)), "cells": one.cells.tolist(),
+                "corrections": one.corrections.tolist(), "covariance": one.covariance.tolist(), "rows": one.rows,
+                "noise": one.noise, "evidence": one.evidence,
+            }
+            for name, one in self.groups.items()
+        }  # fmt: skip
+        document = {
+            "groups": groups, "recompute": dict(self.recompute), "likelihoods": {k: dict(v) for k, v in self.likelihoods.items()},
+            "host": None if self.host is None else self.host.model_dump(), "provenance": dict(self.provenance),
+        }  # fmt: skip
+        write_json(path, _KIND, SCHEMA_VERSION, document)
+
+    @staticmethod
+    def load(path: str | Path) -> Adaptation:
+        """What `save` wrote; `InputError` for anything else."""
+        said = read_json(path, _KIND, SCHEMA_VERSION)
+        try:
+            groups = {name: _read(one) for name, one in said["groups"].items()}
+            host = None if said["host"] is None else Host(**said["host"])
+            return Adaptation(groups, said["recompute"], said["likelihoods"], host, said["provenance"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the rows again") from error
+
+
+def adaptation(frame: pd.DataFrame, bank: Bank, host: Host | None = None, **where: str | None) -> tuple[Adaptation, list[str]]:
+    """(what the measured rows of a table say, sentences on what was left out or preferred). `where`: device, system, host of `resolve`."""
+    if "step_time_s" not in frame:
+        raise InputError("expected a column step_time_s in the rows to fit on, found none; give measured steps")
+    batch = bank.understand(frame, **where)
+    measured_s = pd.to_numeric(frame["step_time_s"], errors="coerce").to_numpy(float)[batch.at]
+    ran = np.isfinite(measured_s) & (measured_s > 0)
+    if "status" in frame:
+        ran &= ~frame["status"].fillna("ok").astype(str).str.lower().ne("ok").to_numpy()[batch.at]
+    ran &= np.array([not row.flags for row in batch.rows], bool)
+    if not ran.any():
+        raise InputError(
+            "expected measured steps to fit on, found none that ran and can be priced; see their notes from `hybridperf steps`"
+        )
+    said = []
+    if left := len(frame) - int(ran.sum()):
+        said.append(f"{left} of {len(frame)} rows to fit on left out: not measured, not priced, or contradicting themselves")
+    batch, measured_s = chosen(batch, ran), measured_s[ran]
+    likelihoods = {source: compared(batch, measured_s, source, bank, host) for source in doubtful(batch)}
+    recompute = {}
+    for source, found in likelihoods.items():
+        label = _labels(batch, source)[0]
+        best = max(found, key=lambda mode: found[mode])
+        odds = found[best] - found[label]
+        if best != label and odds > MUCH_LIKELIER:
+            recompute[source] = best
+        said.append(
+            f"rows of {source} say recompute {label}; "
+            + (f"{best} is preferred" if source in recompute else "nothing else is preferred")
+            + f" (log likelihood {', '.join(f'{mode} {value - found[label]:+.1f}' for mode, value in found.items())} against the label)"
+        )
+    if recompute:
+        batch = bank.priced(Resolved(tuple(relabelled(row, recompute) for row in batch.rows)))
+    groups, names = {}, np.array(batch.groups)
+    for name in dict.fromkeys(names.tolist()):
+        here = names == name
+        if here.sum() >= _LEAST_ROWS:
+            assert batch.features is not None
+            groups[name] = adapt.fit(picked(batch.features, here), batch.cells[here], measured_s[here], host)
+    provenance = {"rows": len(measured_s), "sources": sorted({row.source for row in batch.rows})}
+    return Adaptation(groups, recompute, likelihoods, host, provenance), said
+
+
+def chosen(batch: Batch, rows: np.ndarray) -> Batch:
+    """Some of a batch's rows (bool [N])."""
+    assert batch.features is not None
+    kept = tuple(row for row, keep in zip(batch.rows, rows, strict=True) if keep)
+    return dataclasses.replace(batch, at=batch.at[rows], rows=kept, features=picked(batch.features, rows), cells=batch.cells[rows])
+
+
+def doubtful(batch: Batch) -> list[str]:
+    """Sources all of whose rows carry one label of recomputation, and would fit in memory without."""
+    found = []
+    for source in dict.fromkeys(row.source for row in batch.rows):
+        labels = _labels(batch, source)
+        if len(labels) == 1 and labels[0] != "none" and all_fit([row for row in batch.rows if row.source == source], "none"):
+            found.append(source)
+    return found
+
+
+def all_fit(rows: list[ResolvedRow], mode: str) -> bool:
+    """Whether every row fits in its device's memory with this recompute mode."""
+    known = [(row, row.config, row.machine) for row in rows if row.config is not None and row.machine is not None]
+    configs = [config.replace(layout=config.layout.replace(recompute=mode)) for _, config, _ in known]
+    needed = peak_bytes(configs, memory_knobs(known[0][0].framework))
+    return bool((needed <= USABLE * np.array([machine.memory_bytes for _, _, machine in known])).all())
+
+
+def compared(batch: Batch, measured_s: np.ndarray, source: str, bank: Bank, host: Host | None) -> dict[str, float]:
+    """Log likelihood of a source's rows under each recompute mode."""
+    places = np.flatnonzero([row.source == source for row in batch.rows])
+    places = places[np.unique(np.linspace(0, len(places) - 1, min(len(places), _MOST_COMPARED)).astype(int))]
+    found = {}
+    for mode in MODES:
+        other = bank.priced(Resolved(tuple(relabelled(batch.rows[at], {source: mode}) for at in places)))
+        assert other.features is not None
+        found[mode] = adapt.fit(other.features, other.cells, measured_s[places], host, _SMALL).evidence
+    return found
+
+
+def _labels(batch: Batch, source: str) -> list[str]:
+    return list(dict.fromkeys(row.config.layout.recompute for row in batch.rows if row.source == source and row.config is not None))
+
+
+def _read(one: Mapping[str, Any]) -> Adapted:
+    theta = np.log([float(one["knobs"][name]) for name in NAMES])
+    cells = np.array(one["cells"], float).reshape(-1, adapt.LENGTH.shape[1])
+    corrections = np.array(one["corrections"], float).reshape(len(adapt.SPREAD), len(cells))
+    covariance = np.array(one["covariance"], float)
+    if covariance.shape != (len(NAMES) + corrections.size,) * 2 or not np.isfinite(covariance).all() or not np.isfinite(theta).all():
+        raise ValueError("the covariance does not have the shape of knobs and corrections")
+    return Adapted(theta, cells, corrections, covariance, int(one["rows"]), float(one["noise"]), float(one["evidence"]))

@@ -1,0 +1,144 @@
+"""Rows of training steps, understood and priced: what fitting and predicting work on.
+
+Axes: R rows of a table, N of them that can be predicted, X inputs of a correction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.fit import fit_collectives
+from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.steps.compose import Features
+from hybridperf.steps.cross_node import with_crossings
+from hybridperf.steps.features import features, joined
+from hybridperf.steps.names import Machine
+from hybridperf.steps.prices import Prices
+from hybridperf.steps.rows import Resolved, ResolvedRow, resolve
+from hybridperf.workloads.transformer.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Rows of a table. `rows` are those that can be predicted, `at` their places in the table."""
+
+    resolved: Resolved
+    at: np.ndarray  # int [N]
+    rows: tuple[ResolvedRow, ...]  # [N]
+    features: Features | None  # [N]; None without rows
+    cells: np.ndarray  # [N, X]
+    problems: Mapping[int, str]  # by place: why a row that was understood cannot be priced
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def configs(self) -> list[TransformerConfig]:
+        """Of the rows that can be predicted [N]."""
+        return [_config(row) for row in self.rows]
+
+    @property
+    def groups(self) -> list[str]:
+        """What knobs are shared by [N]: a framework on one architecture of devices."""
+        return [group_of(row) for row in self.rows]
+
+
+class Bank:
+    """Models and prices, each loaded and computed once."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, PerfModel] = {}
+        self._prices: dict[tuple[str, str, str], Prices] = {}
+
+    def prices(self, machine: Machine) -> Prices:
+        """Of calls on one machine."""
+        key = machine.device, machine.model, machine.system.model_dump_json()
+        if key not in self._prices:
+            if machine.model not in self._models:
+                self._models[machine.model] = model_or_datasheet(machine.model)
+            self._prices[key] = Prices(self._models[machine.model], _links(machine), load_device(machine.device))
+        return self._prices[key]
+
+    def understand(
+        self, frame: pd.DataFrame, device: str | None = None, system: str | None = None, host: str | None = None,
+        recompute: Mapping[str, str] | None = None,
+    ) -> Batch:  # fmt: skip
+        """The rows of a table; `recompute` by source replaces what rows of that source say."""
+        resolved = resolve(frame, device, system, host)
+        if recompute:
+            resolved = Resolved(tuple(relabelled(row, recompute) for row in resolved))
+        return self.priced(resolved)
+
+    def priced(self, resolved: Resolved) -> Batch:
+        """Understood rows with their features."""
+        by_machine: dict[tuple[str, str, str], list[int]] = {}
+        for at in resolved.predictable:
+            machine = resolved.rows[at].machine
+            assert machine is not None
+            by_machine.setdefault((machine.device, machine.model, machine.system.model_dump_json()), []).append(at)
+        parts, problems = [], {}
+        for places in by_machine.values():
+            machine = resolved.rows[places[0]].machine
+            assert machine is not None
+            good, failed = self._features([(at, _config(resolved.rows[at])) for at in places], machine)
+            parts += good
+            problems |= failed
+        at = np.array(sorted(place for _, places in parts for place in places), int)
+        order = {place: i for i, place in enumerate(at)}
+        whole = joined([(part, np.array([order[place] for place in places])) for part, places in parts], len(at)) if parts else None
+        rows = tuple(resolved.rows[place] for place in at)
+        if whole is not None:
+            whole = with_crossings(whole, rows)
+        return Batch(resolved, at, rows, whole, cells_of([_config(row) for row in rows]), problems)
+
+    def _features(
+        self, rows: list[tuple[int, TransformerConfig]], machine: Machine
+    ) -> tuple[list[tuple[Features, list[int]]], dict[int, str]]:
+        """Features of rows of one machine; where one of them cannot be priced each is tried by itself."""
+        try:
+            return [(features([config for _, config in rows], self.prices(machine)), [at for at, _ in rows])], {}
+        except InputError as error:
+            if len(rows) == 1:
+                return [], {rows[0][0]: str(error)}
+            half = len(rows) // 2
+            (first, failed), (second, also) = (self._features(part, machine) for part in (rows[:half], rows[half:]))
+            return first + second, failed | also
+
+
+def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
+    """What tells layers apart for a correction [N, X]: logs of hidden size, tensor-parallel degree, tokens of a micro-batch, sequence."""
+    sizes = [(c.shape.hidden, c.layout.tp, c.tokens / c.layout.cp, c.shape.seq) for c in configs]
+    return np.log2(np.array(sizes, float).reshape(-1, 4))
+
+
+def group_of(row: ResolvedRow) -> str:
+    """Framework and architecture of a row."""
+    assert row.machine is not None
+    return f"{row.framework} on {load_device(row.machine.device).arch}"
+
+
+def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
+    """The row with another recompute mode, if its source is listed."""
+    if row.config is None or row.source not in recompute:
+        return row
+    layout = row.config.layout.replace(recompute=recompute[row.source])
+    return dataclasses.replace(row, config=row.config.replace(layout=layout))
+
+
+def _config(row: ResolvedRow) -> TransformerConfig:
+    assert row.config is not None
+    return row.config
+
+
+def _links(machine: Machine) -> CollectiveModel:
+    """The links of a row's system at the rates that its cluster has: measured, where a calibration of it is shipped, else as others are."""
+    if find_collectives(machine.system.id) is None:
+        return fit_collectives(None, machine.system)[0]
+    return dataclasses.replace(load_collectives(machine.system.id), system=machine.system)

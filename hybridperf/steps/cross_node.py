@@ -1,0 +1,109 @@
+"""What a pipeline over several nodes adds, as one framework's sweep of 862 layouts shows it (training_steps.md, sections 3 and 4).
+
+    collectives over nodes   about half a millisecond per node, or the links' time, whichever is more
+    a crossing pipeline      with tensor parallelism and stages on several nodes, the host of each layer waits about 2 ms for each
+                             tensor-parallel rank, forward and backward together, whatever the micro-batch
+    sharded optimizers       weights come back layer by layer: about half a millisecond for each layer and doubling of data ranks
+    stalls                   in some runs each message between stages takes a quarter of a second: 2 messages per micro-batch and stage
+                             with two stages, 4 with more. With tensor parallelism over four nodes always; below that by chance
+
+The chance is no interval but a second branch: a step is ten times as slow or it is not. `stalled_s` is what it adds, `stall_chance` how
+often that happened. Everything else is an ordinary knob. Rows of frameworks that show none of this (`presets/step_rows.toml`) have zeros
+in its features.
+
+Axes: N rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridperf.steps.names import aliases
+
+if TYPE_CHECKING:
+    from hybridperf.steps.compose import Features
+    from hybridperf.steps.knobs import Knobs
+    from hybridperf.steps.rows import ResolvedRow
+
+SURELY_NODES = 4  # of a tensor-parallel group: from here on every run with a pipeline stalled
+_SHARPNESS = 3.0  # of the larger of latency and links' time: short messages show both
+_TWO_STAGES, _MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage sends or awaits
+# of rows with replicas 97 of 463 stalled: one in eight, and where tensor parallelism is narrow 1 in 4 on 16 nodes, 1 in 2 on 32
+_LOG_ODDS, _LOG_ODDS_PER_DOUBLING, _FEW_NODES, _NARROW_TP = -2.0, 1.0, 8, 4
+
+
+def with_crossings(f: Features, rows: Sequence[ResolvedRow]) -> Features:
+    """The features with `crossing` and `stalls` as the rows' frameworks have them."""
+    found = [_crossing(row) for row in rows]
+    crossing = np.array([one for one, _ in found], float)
+    stalls = np.array([messages for _, messages in found], float)
+    sure = crossing * (np.asarray(f.tp_nodes) >= SURELY_NODES)
+    waiting = np.array([float(_habit(row, "ring_waits")) for row in rows])
+    gathered = np.array([_gathered_layers(row) for row in rows], float) * np.asarray(f.layers_first)
+    return dataclasses.replace(f, waiting=waiting, crossing=crossing, stalls=sure * stalls, gathered_layers=gathered)
+
+
+def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
+    """How often a step like each row stalls [N]; 0 where nothing of it is known, or where the prediction has it already."""
+    out = np.zeros(len(rows))
+    for at, row in enumerate(rows):
+        config = row.config
+        if config is None or not _crossing(row)[0] or config.layout.dp == 1 or config.group("tp").nodes >= SURELY_NODES:
+            continue
+        doublings = max(0.0, math.log2(config.layout.ranks / config.gpus_per_node / _FEW_NODES))
+        narrow = config.layout.tp <= _NARROW_TP
+        out[at] = 1 / (1 + math.exp(-_LOG_ODDS - _LOG_ODDS_PER_DOUBLING * doublings * narrow))
+    return out
+
+
+def stalled_s(f: Features, k: Knobs, rows: Sequence[ResolvedRow]) -> np.ndarray:
+    """Seconds that a stalled step takes longer [N]."""
+    messages = np.array([_crossing(row)[1] for row in rows], float)
+    slots = np.asarray(f.micro_batches) + (np.asarray(f.stages) - 1) / 2  # filling and draining overlap by half
+    return np.asarray(k.stall_s * messages * slots)
+
+
+def across_s(xp: Any, links_s: Any, latency_s: Any) -> Any:
+    """Collectives over nodes: smoothly the larger of both."""
+    most = xp.maximum(links_s, latency_s) + 1e-12
+    return most * ((links_s / most) ** _SHARPNESS + (latency_s / most) ** _SHARPNESS) ** (1 / _SHARPNESS)
+
+
+def ring_latency_s(f: Features, k: Knobs, calls: Any) -> Any:
+    """Of some collectives over nodes, beside what their bytes take."""
+    return (k.tp_across_node_s + k.ring_wait_s * f.waiting) * f.tp_nodes * calls
+
+
+def crossing_host_s(f: Features, k: Knobs, xp: Any) -> Any:
+    """Seconds that the host of a layer waits in a crossing pipeline; a ring's latency comes on top, where its group crosses, too."""
+    latency_s = ring_latency_s(f, k, f.layer.tp_calls.sum(0))
+    return f.crossing * xp.where(f.tp > 1, k.crossing_tp_s * f.tp + xp.where(f.tp_nodes > 1, latency_s, 0.0), 0.0)
+
+
+def _gathered_layers(row: ResolvedRow) -> float:
+    """Doublings of the data ranks that a layer's updated weights come from, where the framework gathers them layer by layer."""
+    if row.config is None or not _habit(row, "gathers_by_layer"):
+        return 0.0
+    layout = row.config.layout
+    return math.log2(layout.data_ranks) if layout.zero in (1, 2) else 0.0
+
+
+def _crossing(row: ResolvedRow) -> tuple[bool, float]:
+    """(whether a row's pipeline waits as above, messages of one micro-batch)."""
+    config = row.config
+    if config is None or not _habit(row, "crossing_pipelines"):
+        return False, 0.0
+    layout = config.layout
+    if layout.pp == 1 or layout.ranks <= config.gpus_per_node:
+        return False, 0.0
+    return True, _TWO_STAGES if layout.pp == 2 else _MORE_STAGES
+
+
+def _habit(row: ResolvedRow, name: str) -> bool:
+    """Whether the row's framework does something."""
+    return bool(aliases()["framework"].get(row.framework, {}).get(name))

@@ -1,0 +1,145 @@
+"""What the composition knows of each row, from the passes of its parts: unique cells are built and priced once (`cells.py`).
+
+How many layers, stages, replicas and micro-batches there are does not change a layer, so a sweep of thousands of layouts has some tens of
+cells. What happens once a step, and messages between stages, are unique things of their own.
+
+Axes: N rows, P = 3 phases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridperf.steps.cells import Unique, cell_key, cells_of, kernels_key, misaligned, shards_key, shards_of, sums
+from hybridperf.steps.compose import Block, Features
+from hybridperf.steps.prices import Prices
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
+from hybridperf.workloads.transformer.passes import Step
+
+__all__ = ["features", "joined", "misaligned", "picked"]
+
+
+def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
+    """Features [N] of rows that run on one device and its links; `InputError` where a call cannot be priced."""
+    cells = Unique([cell_key(config) for config in configs], configs)
+    shards = Unique([("shards", *shards_key(config)) for config in configs], configs)
+    once = Unique([_once(config) for config in configs], configs)
+    messages = Unique([_message(config) for config in configs], configs)
+    new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
+    new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
+    passes = [*cells_of(new_cells.values()), *map(shards_of, new_shards.values())]
+    ends = [_Ends.of(_whole_stages(config)) for config in new_once.values()]
+    sends = [send_call(config) for config in new_messages.values()]
+    prices.learn(call for cell in passes for call in cell.calls())
+    prices.learn(step.call for end in ends for step in (*end.reduction, *end.optimizer))
+    prices.learn(call for call in sends if call is not None)
+    prices.cells.update(zip((*new_cells, *new_shards), sums(passes, prices), strict=True))
+    prices.once.update(zip(new_once, (end.sums(prices) for end in ends), strict=True))
+    prices.once.update(zip(new_messages, ((0.0 if call is None else prices[call],) for call in sends), strict=True))
+    computed, gathered = (np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of] for one in (cells, shards))
+    layer, embedding, head = (Block(*of_block) for of_block in computed + gathered)  # [blocks, fields, P, N]
+    stages = np.array([_stages(config) for config in configs], float).T
+    columns = np.array([
+        (
+            config.shape.depth, config.layout.pp, config.layout.accumulation, _fill(config), config.layout.vp, float(config.overlap_sends),
+            config.group("tp").nodes, -(-config.layout.ranks // config.layout.dp // config.gpus_per_node),
+            float(config.overlap_gradients), config.layout.tp,
+        )
+        for config in configs
+    ], float).T  # fmt: skip
+    depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
+    reduction_s, reduction_calls, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
+    sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
+    return Features(
+        layer, embedding, head, *stages, depth, pp, m, fill, chunks, sends_s, sends_hidden, tp_nodes, np.maximum(stage_nodes, 1),
+        reduction_s, reduction_calls, reduction_hidden, optimizer_s, optimizer_kernels, tp, *(np.zeros_like(tp) for _ in range(4)),
+    )  # fmt: skip
+
+
+def joined(parts: Sequence[tuple[Features, np.ndarray]], rows: int) -> Features:
+    """Features of `rows` rows from those of some of them, each with the places that they take."""
+
+    def put(*leaves: np.ndarray) -> np.ndarray:
+        out = np.ones((*leaves[0].shape[:-1], rows))
+        for leaf, (_, at) in zip(leaves, parts, strict=True):
+            out[..., at] = leaf
+        return out
+
+    return jax.tree.map(put, *(part for part, _ in parts))
+
+
+def picked(f: Features, rows: Any) -> Features:
+    """The features of some rows."""
+    return jax.tree.map(lambda leaf: leaf[..., rows], f)
+
+
+def _once(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that what happens once a step depends on."""
+    x = config.layout
+    groups = tuple(config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
+    cut = (config.stage_split, config.head_layers)
+    return (config.shape, x.zero, x.tp, x.pp, x.ep, x.expert_tp, *cut, *kernels_key(config), *groups)
+
+
+def _message(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that a message to the next stage depends on."""
+    x = config.layout
+    sizes = (x.tp, x.cp, x.sequence_parallel, x.micro_batch, x.pp > 1, config.group("pp").nodes > 1)
+    return ("message", config.shape, sizes, config.dtype, config.scatter_gather)
+
+
+def _whole_stages(config: TransformerConfig) -> TransformerConfig:
+    """The config without interleaving: once a step a rank reduces and updates all of its chunks together."""
+    return config.replace(layout=config.layout.replace(vp=1, schedule="1f1b"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ends:
+    """What happens once a step, on the stage that has most of it."""
+
+    reduction: tuple[Step, ...]
+    optimizer: tuple[Step, ...]
+
+    @staticmethod
+    def of(config: TransformerConfig) -> _Ends:
+        of_stages = [
+            (optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in dict.fromkeys((0, config.stages - 1))
+        ]
+        optimizer, reduction = max(of_stages, key=lambda both: sum(float(step.op.work().bytes) for step in both[0]))
+        return _Ends(reduction, optimizer)
+
+    def sums(self, prices: Prices) -> tuple[float, float, float, float]:
+        """(seconds of reductions, how many, seconds of the optimizer, its kernels)."""
+        return (
+            sum(prices[step.call] for step in self.reduction), float(len(self.reduction)),
+            sum(prices[step.call] for step in self.optimizer), float(sum(step.kernels for step in self.optimizer)),
+        )  # fmt: skip
+
+
+def _stages(config: TransformerConfig) -> tuple[float, float, float]:
+    """Layers of the first stage, of the last, of the fullest of the others (of the first where there are no others)."""
+    return _stage_layers(config.shape.depth, config.layout.pp, config.layout.vp, config.stage_split, config.head_layers)
+
+
+@functools.lru_cache(maxsize=4096)
+def _stage_layers(depth: int, pp: int, vp: int, split: Any, head_layers: float) -> tuple[float, float, float]:
+    from hybridperf.workloads.transformer.stages import stage_layers
+
+    pieces = np.array([int(stage_layers(depth, pp * vp, at, split, head_layers)) for at in range(pp * vp)])
+    held = pieces.reshape(vp, pp).sum(0)  # a stage holds every pp-th piece
+    return float(held[0]), float(held[-1]), float(held[1:-1].max() if pp > 2 else held[0])
+
+
+def _fill(config: TransformerConfig) -> float:
+    """How much of a pipeline's filling and draining shows, of 1F1B's."""
+    layout = config.layout
+    if layout.schedule == "interleaved" or layout.vp > 1:
+        return 1.0 / layout.vp
+    return 1.0

@@ -1,0 +1,95 @@
+"""Names in rows of training steps: which device, fabric, framework, precision a row's words mean.
+
+Everything lies in `presets/step_rows.toml`; here it is only looked up. A row says its accelerator in `gpu`, as a driver, a datasheet, a
+cluster or a submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb", "System: DGX-GB200"), and its network, if at all, somewhere in its
+other words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from hybridperf.hardware import SystemSpec, device_called, device_id, load_device, load_system
+from hybridperf.io import InputError, unknown
+
+_PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What one accelerator of a row is priced by, and what joins it to the others."""
+
+    device: str  # name of a DeviceSpec
+    model: str  # name of the calibration that prices its ops
+    memory_bytes: float
+    system: SystemSpec
+    gpus_per_node: int
+    notes: tuple[str, ...] = ()
+
+
+def plain(text: str) -> str:
+    """Lower case, with every run of other characters as one underscore."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+@functools.cache
+def aliases() -> Mapping[str, Any]:
+    """The whole alias file."""
+    return tomllib.loads(resources.files("hybridperf").joinpath("presets", "step_rows.toml").read_text())
+
+
+@functools.lru_cache(4096)
+def machine(gpu: str, context: str, device: str | None = None, system: str | None = None) -> Machine:
+    """The machine of a row whose accelerator is called `gpu`; `context`: its other words, joined. `device`, `system`: override both.
+
+    `InputError` where nothing of all that is known.
+    """
+    found = _entry("gpu", plain(gpu))
+    notes: list[str] = []
+    if device:
+        spec = load_device(device)
+        known = next((entry for entry in aliases()["gpu"] if entry["device"] == spec.id), None)
+        found = (known or {}) | {"device": spec.id, "model": device if device.endswith(".toml") else (known or {}).get("model", spec.id)}
+        found.pop("memory_bytes", None)
+    elif found is None:
+        name = device_id(gpu) or device_called(gpu)
+        if not name:
+            raise unknown("gpu", gpu, [entry["device"] for entry in aliases()["gpu"]], "name it by --device")
+        found = {"device": name, "model": name}
+    spec = load_device(device or found["device"])
+    if "note" in found:
+        notes.append(found["note"])
+    cluster = {} if system else _entry("cluster", plain(f"{context} {gpu}")) or {}
+    name = system or cluster.get("system") or found.get("system")
+    if name is None:
+        raise InputError(f"expected the fabric of {gpu!r}, which no row says and no alias knows; name it by --system")
+    fabric = load_system(name)
+    if "node_bytes_per_s" in cluster:
+        fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
+    if "note" in cluster:
+        notes.append(cluster["note"])
+    said = _PER_NODE.search(plain(gpu))
+    per_node = int(said[1]) if said else fabric.accelerators_per_node
+    memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
+    return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes))
+
+
+def framework_of(source: str) -> str:
+    """The framework that wrote the rows of a source; "" where no alias knows."""
+    text = plain(source)
+    return next((name for says, name in aliases()["source"].items() if text.startswith(says)), "")
+
+
+def word(table: str, said: str) -> Any:
+    """What a row's word means by one of the tables (`precision`, `recompute`, `sharding`); None where it means nothing."""
+    return aliases()[table].get(plain(said))
+
+
+def _entry(table: str, text: str) -> dict[str, Any] | None:
+    return next((dict(entry) for entry in aliases()[table] if re.search(entry["says"], text)), None)

@@ -1,0 +1,318 @@
+"""What rows of measured or planned training steps say: a model, a layout, a machine, and what is missing or contradicts itself.
+
+Both schemas are read (`data/README.md`): that of published steps and vTrain's. A row's own words come first, then its framework's
+habits (`presets/step_rows.toml`), and each habit that was used stands in the row's notes. What cannot be predicted is refused with one
+sentence that names the row and the rule; what contradicts itself is predicted by its layout and flagged. N rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.io import InputError
+from hybridperf.steps import contradictions
+from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
+from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
+from hybridperf.workloads.transformer.config import TransformerConfig
+
+_SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk")
+_CONTEXT = ("source", "section", "system_detail", "gpu")
+_LARGEST_ASSUMED_MICRO_BATCH = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedRow:
+    """One row, understood. `refused` says why it cannot be predicted; then `config` is None."""
+
+    config: TransformerConfig | None
+    machine: Machine | None
+    source: str
+    framework: str
+    host: str | None = None
+    notes: tuple[str, ...] = ()  # what was assumed
+    flags: tuple[str, ...] = ()  # what contradicts itself
+    refused: str = ""
+
+    @property
+    def note(self) -> str:
+        """All that is to be said of the row, in one line."""
+        return self.refused or "; ".join((*self.flags, *self.notes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """The rows of a table, in its order."""
+
+    rows: tuple[ResolvedRow, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ResolvedRow]:
+        return iter(self.rows)
+
+    @property
+    def predictable(self) -> list[int]:
+        """Places of the rows that have a config."""
+        return [at for at, row in enumerate(self.rows) if row.config is not None]
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each row."""
+        return [row.note for row in self.rows]
+
+
+def resolve(frame: pd.DataFrame, device: str | None = None, system: str | None = None, host: str | None = None) -> Resolved:
+    """Understand each row of a table of training steps; `device`, `system`, `host` override what rows say."""
+    records = frame.to_dict("records")
+    return Resolved(tuple(_resolve(_Row(at, record), device, system, host) for at, record in enumerate(records)))
+
+
+class _Refused(Exception):
+    """Why a row cannot be predicted."""
+
+
+@dataclasses.dataclass
+class _Row:
+    """One record of a table, asked for typed values. `notes` fills as things are assumed."""
+
+    at: int
+    record: Mapping[str, Any]
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """How a message calls it: its place, counted from 1, and its id."""
+        said = self.text("id")
+        return f"row {self.at + 1}" + (f" ({said})" if said else "")
+
+    def text(self, field: str) -> str:
+        """What stands there, "" for nothing."""
+        value = self.record.get(field)
+        return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value).strip()
+
+    def number(self, field: str) -> float | None:
+        """A finite number of zero or more, None for nothing."""
+        text = self.text(field)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0:
+            raise _Refused(f"expected a number of zero or more in {field}, got {text!r}")
+        return value
+
+    def count(self, field: str) -> int | None:
+        """A whole number of 1 or more, None for nothing."""
+        value = self.number(field)
+        if value is None:
+            return None
+        if value < 1 or value != int(value):
+            raise _Refused(f"expected a whole number of 1 or more in {field}, got {self.text(field)}")
+        return int(value)
+
+    def yes(self, field: str) -> bool | None:
+        """Yes or no, None for nothing."""
+        text = self.text(field).lower()
+        return None if not text else text in ("1", "1.0", "true", "yes")
+
+    def assume(self, field: str, value: Any) -> Any:
+        """`value`, which the row does not say."""
+        self.notes.append(f"{field} {value} assumed")
+        return value
+
+
+def _resolve(row: _Row, device: str | None, system: str | None, host: str | None) -> ResolvedRow:
+    source = row.text("source")
+    framework = plain(row.text("framework")) or framework_of(source)
+    found: Machine | None = None
+    try:
+        why = _no_transformer(row)
+        if why:
+            raise _Refused(f"expected a Transformer, got {row.text('model')}: {why}")
+        if framework not in aliases()["framework"]:
+            framework = row.assume("framework", "megatron_core")
+        habits = aliases()["framework"][framework]
+        shape = _shape(row)
+        found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
+        gpus_per_node = row.count("gpus_per_node") or found.gpus_per_node
+        layout = _layout(row, habits, gpus_per_node)
+        strict = not habits.get("ragged_heads", False)
+        gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
+        row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
+        dtype, fields = _habits(row, habits, layout)
+        flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
+        config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
+    except (_Refused, InputError) as error:
+        return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}")
+    return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags)
+
+
+def _no_transformer(row: _Row) -> str:
+    return str(aliases()["refused"].get(plain(row.text("model")), ""))
+
+
+def _gpu(row: _Row, device: str | None) -> str:
+    gpu = row.text("gpu")
+    if not gpu and not device:
+        raise _Refused("expected an accelerator in gpu, got nothing; name it by --device")
+    return gpu
+
+
+# --- model ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _shape(row: _Row) -> TransformerShape:
+    """The row's own sizes over those of the published model of that name; all of them where no model is known."""
+    said = {name: value for name in _SIZES if (value := row.count(name)) is not None}
+    return _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
+
+
+@functools.lru_cache(4096)
+def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> TransformerShape:
+    sizes: dict[str, Any] = dict(said)
+    try:
+        published = load_shape(model) if model else None
+    except InputError as error:
+        published = None
+        missing = [name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes]
+        if missing:
+            raise _Refused(f"expected {', '.join(missing)} or the name of a published model, got {error}") from error
+    if published is None:
+        missing = [name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes]
+        if missing:
+            raise _Refused(f"expected {', '.join(missing)} or the name of a published model in model, got neither")
+        gated = family in ("llama", "moe")
+        sizes.setdefault("ffn", 4 * sizes["hidden"])
+        return TransformerShape(
+            name=model or family or "unnamed", family=family if family in ("gpt", "llama", "bert", "t5", "vit", "moe") else "gpt",
+            gated=gated, tied=not gated, positions="rotary" if gated else "learned", norm="rmsnorm" if gated else "layernorm",
+            biases=not gated, **sizes,
+        )  # fmt: skip
+    return dataclasses.replace(published, **sizes)
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _layout(row: _Row, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
+    tp, pp, cp = row.count("tp"), row.count("pp"), row.count("cp") or 1
+    dp, gpus = row.count("dp"), row.count("n_gpus")
+    if tp is None and pp is None and dp is None:
+        raise _Refused("expected a layout (tp, pp, dp, or two of them and n_gpus), got none of them")
+    tp, pp = tp or row.assume("tp", 1), pp or row.assume("pp", 1)
+    if dp is None:
+        if gpus is None:
+            raise _Refused("expected dp or n_gpus, got neither")
+        if gpus % (tp * pp * cp):
+            raise _Refused(f"expected n_gpus to be a multiple of tp x pp x cp = {tp * pp * cp}, got {gpus}")
+        dp = gpus // (tp * pp * cp)
+    if gpus is not None and tp * pp * cp * dp != gpus:
+        raise _Refused(f"expected tp x pp x cp x dp to be n_gpus, got {tp} x {pp} x {cp} x {dp} = {tp * pp * cp * dp} for {gpus} GPUs")
+    micro_batch, accumulation = _batches(row, dp, pp)
+    vp, ep = row.count("vp") or 1, row.count("ep") or 1
+    zero = _zero(row, habits)
+    return Layout(
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch,
+        accumulation=accumulation, zero=zero,
+        sequence_parallel=tp > 1 and _yes(row, "seq_parallel", habits.get("sequence_parallel", False)),
+        shard_ranks=gpus_per_node if plain(row.text("sharding")) in ("hsdp", "hybrid_shard") and dp > gpus_per_node else None,
+        recompute=_recompute(row, habits), schedule=_schedule(row, vp, habits),
+    )  # fmt: skip
+
+
+def _batches(row: _Row, dp: int, pp: int) -> tuple[int, int]:
+    """(micro-batch, accumulation); what is missing follows from the global batch."""
+    micro_batch, accumulation, whole = row.count("micro_batch"), row.count("grad_accum"), row.count("global_batch")
+    if micro_batch is not None and accumulation is not None:
+        return micro_batch, accumulation
+    if whole is None:
+        raise _Refused("expected global_batch, or both micro_batch and grad_accum, got neither")
+    if whole % dp:
+        raise _Refused(f"expected global_batch to be a multiple of dp, got {whole} for dp {dp}")
+    each = whole // dp
+    if micro_batch is None and accumulation is None:
+        powers = [size for size in (1, 2, 4) if size <= _LARGEST_ASSUMED_MICRO_BATCH and each % size == 0]
+        micro_batch = row.assume("micro_batch", max((size for size in powers if each // size >= 4 * pp), default=1))
+    known = micro_batch or accumulation
+    if known is None or each % known:
+        what = "micro_batch" if micro_batch else "grad_accum"
+        raise _Refused(f"expected {what} to divide the {each} samples of a replica (global_batch / dp), got {known}")
+    return (micro_batch, each // micro_batch) if micro_batch else (each // known, known)
+
+
+def _zero(row: _Row, habits: Mapping[str, Any]) -> int:
+    said = row.text("sharding")
+    found = word("sharding", said) if said else None
+    if said and found is None:
+        raise _Refused(f"expected a sharding of {', '.join(aliases()['sharding'])}, got {said!r}")
+    return int(row.assume("ZeRO stage", habits["zero"]) if found is None else found)
+
+
+def _recompute(row: _Row, habits: Mapping[str, Any]) -> str:
+    said = row.text("recompute")
+    found = word("recompute", said) if said else None
+    return str(row.assume("recompute", habits["recompute"]) if found is None else found)
+
+
+def _schedule(row: _Row, vp: int, habits: Mapping[str, Any]) -> str:
+    said = plain(row.text("schedule"))
+    return said or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
+
+
+def _yes(row: _Row, field: str, habit: bool) -> bool:
+    said = row.yes(field)
+    return habit if said is None else said
+
+
+@functools.lru_cache(65536)
+def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per_node: int, strict: bool) -> list[str]:
+    return list(layout.check(shape, gpus=gpus, gpus_per_node=gpus_per_node, strict=strict))
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _habits(row: _Row, habits: Mapping[str, Any], layout: Layout) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """(dtype, the framework's own fields of a config)."""
+    said = row.text("precision")
+    dtype = word("precision", said) if said else None
+    if dtype is None:
+        dtype = row.assume("precision", "bf16") if plain(said) in ("", "submission") else None
+    if dtype is None:
+        raise _Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
+    names = {field.name for field in dataclasses.fields(TransformerConfig)}
+    quant = word("quant", said) or ""
+    settled = {**config_habits(habits, layout.tp), "quant": quant}
+    return dtype, tuple((name, value) for name, value in settled.items() if name in names)
+
+
+def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded."""
+    if tp > 1 and "vocab_multiple_tp" in habits:
+        return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
+    return dict(habits)
+
+
+def _peak_dtype(dtype: str, fields: tuple[tuple[str, Any], ...]) -> str:
+    """The dtype whose peak MFU is a share of."""
+    quant = dict(fields)["quant"]
+    return {"nvfp4": "fp4"}.get(quant, quant.removesuffix("_block")) or dtype
+
+
+@functools.lru_cache(65536)
+def _config(
+    shape: TransformerShape, layout: Layout, dtype: str, fields: tuple[tuple[str, Any], ...], gpus_per_node: int
+) -> TransformerConfig:
+    """One object for all rows that say the same."""
+    found = TransformerConfig(shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields))
+    # nanotron weighs the head by its matrix against a layer's
+    return found if found.stage_split == "even" else found.replace(head_layers=shape.vocab * shape.hidden / shape.layer_parameters)

@@ -1,0 +1,99 @@
+"""Which measured steps are given and which are judged. Nothing is fitted on a row that is judged.
+
+vTrain        nothing given; 30 one-node rows given, drawn ten times; rows of many nodes judged with one-node rows given
+ultra-scale   a whole model left out; fewer than 256 GPUs given and 256 judged; a fifth of all cells left out, five times
+MosaicML      a model size left out; the H100s given and the A100s judged (on these rows the nearest thing to an unseen GPU memory)
+
+A cell is a layout with its model and GPU count; runs of it that differ in the ZeRO stage stay together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+CELL = ("model", "n_gpus", "tp", "pp", "dp", "micro_batch")
+DRAWS, DRAWN_ROWS, FOLDS = 10, 30, 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One task: given rows and judged ones, as places in a table. Splits of one `task` are judged together."""
+
+    task: str
+    part: str
+    given: np.ndarray  # [G]
+    judged: np.ndarray  # [J]
+
+
+# mean errors we want on the rows kept aside, by task
+GOALS = {
+    "vTrain one node, no rows": 0.10,
+    "vTrain one node, 30 rows": 0.03,
+    "vTrain many nodes, one-node rows": 0.09,
+    "ultra-scale, unseen model": 0.18,
+    "ultra-scale, unseen GPU count": 0.20,
+    "ultra-scale, unseen cells": 0.14,
+    "MosaicML, unseen size": 0.045,
+    "MosaicML, unseen GPU": 0.08,
+}
+_NONE = np.zeros(0, int)
+
+
+def splits(frame: pd.DataFrame, draws: int = DRAWS, folds: int = FOLDS) -> Iterator[Split]:
+    """All tasks that a table of predictable, measured rows allows, in the order of `GOALS`."""
+    yield from _vtrain(frame, draws)
+    yield from _ultra_scale(frame, folds)
+    yield from _mosaicml(frame)
+
+
+def _vtrain(frame: pd.DataFrame, draws: int) -> Iterator[Split]:
+    one, many = _at(frame["source"] == "vtrain_single_node"), _at(frame["source"] == "vtrain_multi_node")
+    if len(one):
+        yield Split("vTrain one node, no rows", "all", _NONE, one)
+        for draw in range(draws if len(one) > 2 * DRAWN_ROWS else 0):
+            given = np.random.default_rng(draw).permutation(one)[:DRAWN_ROWS]
+            yield Split("vTrain one node, 30 rows", f"draw {draw}", given, np.setdiff1d(one, given))
+    if len(many):
+        yield Split("vTrain many nodes, no rows", "all", _NONE, many)
+        if len(one):
+            yield Split("vTrain many nodes, one-node rows", "all", one, many)
+
+
+def _ultra_scale(frame: pd.DataFrame, folds: int) -> Iterator[Split]:
+    ultra = (frame["source"] == "ultrascale_playbook").to_numpy()
+    if not ultra.any():
+        return
+    for model in sorted(frame.loc[ultra, "model"].unique()):
+        out = (frame["model"] == model).to_numpy()
+        yield Split("ultra-scale, unseen model", model, _at(ultra & ~out), _at(ultra & out))
+    gpus = pd.to_numeric(frame["n_gpus"]).to_numpy()
+    yield Split("ultra-scale, unseen GPU count", "256", _at(ultra & (gpus < 256)), _at(ultra & (gpus == 256)))
+    places = _at(ultra)
+    fold = folds_of(frame.iloc[places], max(folds, 2))
+    for one in range(folds):
+        yield Split("ultra-scale, unseen cells", f"fold {one}", places[fold != one], places[fold == one])
+
+
+def folds_of(frame: pd.DataFrame, folds: int) -> np.ndarray:
+    """A fold for each row [N], the same for all rows of a cell."""
+    cell = frame.groupby(list(CELL), sort=True).ngroup().to_numpy()
+    return np.asarray(np.random.default_rng(0).permutation(cell.max() + 1)[cell] % folds)
+
+
+def _mosaicml(frame: pd.DataFrame) -> Iterator[Split]:
+    mosaic = (frame["source"] == "mosaicml_llmfoundry").to_numpy() & ~frame["precision"].astype(str).str.contains("fp8").to_numpy()
+    if not mosaic.any():
+        return
+    for model in sorted(frame.loc[mosaic, "model"].unique()):
+        out = (frame["model"] == model).to_numpy()
+        yield Split("MosaicML, unseen size", model, _at(mosaic & ~out), _at(mosaic & out))
+    h100 = frame["gpu"].astype(str).str.contains("h100").to_numpy()
+    yield Split("MosaicML, unseen GPU", "a100_80gb", _at(mosaic & h100), _at(mosaic & ~h100))
+
+
+def _at(mask: np.ndarray | pd.Series) -> np.ndarray:
+    return np.flatnonzero(np.asarray(mask))

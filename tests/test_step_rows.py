@@ -1,0 +1,159 @@
+"""What rows of training steps say: models, layouts, machines; what is assumed, what contradicts itself, what is refused."""
+
+import pandas as pd
+import pytest
+
+from hybridperf.io import InputError
+from hybridperf.steps import names
+from hybridperf.steps.rows import resolve
+
+ROW = {
+    "id": "abc", "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048, "heads": 32, "layers": 16,
+    "ffn": 8192, "vocab": 131072, "gpu": "H100-SXM5-80GB", "n_gpus": 16, "gpus_per_node": 8, "seq": 4096, "global_batch": 256, "micro_batch": 4,
+    "grad_accum": 16, "tp": 2, "pp": 2, "dp": 4, "sharding": "zero1", "recompute": "none", "precision": "bf16",
+}  # fmt: skip
+
+
+def one(**changes):
+    """The row above with some fields changed; None takes a field away."""
+    (row,) = resolve(pd.DataFrame([{**ROW, **changes}]))
+    return row
+
+
+def test_a_full_row_says_everything() -> None:
+    row = one()
+    assert row.refused == ""
+    layout, shape = row.config.layout, row.config.shape
+    assert (layout.tp, layout.pp, layout.dp, layout.micro_batch, layout.accumulation, layout.zero) == (2, 2, 4, 4, 16, 1)
+    assert (shape.hidden, shape.layers, shape.vocab, shape.gated) == (2048, 16, 131072, True)
+    assert row.machine.device == row.machine.model == "h100_sxm"
+    assert row.machine.system.id == "aws_p5_h100"
+    assert row.flags == ()
+
+
+def test_missing_fields_follow_from_others() -> None:
+    row = one(dp=None, grad_accum=None)
+    assert (row.config.layout.dp, row.config.layout.accumulation) == (4, 16)
+    assert one(global_batch=None).config.layout.global_batch == 256
+
+
+def test_what_a_framework_settles_is_said() -> None:
+    row = one(recompute="unknown", sharding=None)
+    assert row.config.layout.recompute == "none"
+    assert "recompute none assumed" in row.note
+    assert "ZeRO stage 1 assumed" in row.note
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tp": None, "pp": None, "dp": None}, "expected a layout"),
+        ({"n_gpus": 12}, "expected tp x pp x cp x dp to be n_gpus, got 2 x 2 x 1 x 4 = 16 for 12 GPUs"),
+        ({"dp": None, "n_gpus": 6}, "expected n_gpus to be a multiple of tp x pp x cp = 4, got 6"),
+        ({"grad_accum": None, "micro_batch": 7}, "expected micro_batch to divide the 64 samples of a replica"),
+        ({"hidden": -1}, "expected a number of zero or more in hidden, got '-1'"),
+        ({"layers": 2.5}, "expected a whole number of 1 or more in layers, got 2.5"),
+        ({"tp": 0}, "expected a whole number of 1 or more in tp, got 0"),
+        ({"hidden": None}, "expected hidden"),
+        ({"model": "unet3d"}, "expected a Transformer, got unet3d: not a Transformer but a convolutional network"),
+        ({"model": "dlrm"}, "recommendation model"),
+        ({"model": "llama2_70b_lora"}, "LoRA"),
+        ({"gpu": "abacus"}, "unknown gpu 'abacus'"),
+        ({"gpu": None}, "name it by --device"),
+        ({"precision": "int2"}, "expected a precision of"),
+        ({"sharding": "sideways"}, "expected a sharding of"),
+        ({"source": "mine", "heads": 33, "hidden": 2112}, "heads"),
+        ({"pp": 32, "dp": 1, "tp": 1, "n_gpus": 32}, "layers"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_is_refused_by_name_and_rule(changes, says) -> None:
+    row = one(**changes)
+    assert row.config is None
+    assert row.note.startswith("row 1 (abc): ")
+    assert says in row.note
+    assert "\n" not in row.note
+
+
+def test_one_bad_row_leaves_the_others_alone() -> None:
+    rows = resolve(pd.DataFrame([ROW, {**ROW, "tp": 3}, ROW]))
+    assert rows.predictable == [0, 2]
+    assert rows.notes[1].startswith("row 2 (abc)")
+
+
+def test_heads_that_do_not_divide_are_refused_where_the_framework_needs_it_and_noted_where_not() -> None:
+    ragged = {"heads": 24, "hidden": 3072, "tp": 16, "pp": 1, "dp": 1, "grad_accum": 64}
+    assert "heads" in one(**ragged).note
+    assert one(**ragged).config is not None
+    assert one(**ragged, source="torchtitan").config is None
+
+
+def test_contradictions_are_flagged_and_predicted_by_the_layout() -> None:
+    row = one(grad_accum=8)
+    assert "micro-batch x accumulation x dp = 4 x 8 x 4 = 128, global batch 256" in row.flags[0]
+    assert row.config.layout.accumulation == 8
+    seconds = 256 * 4096 / 1e5
+    assert one(step_time_s=seconds, tokens_per_s=1e5).flags == ()
+    assert "tokens/s" in one(step_time_s=seconds, tokens_per_s=2e5).flags[0]
+    assert "tokens/s of a GPU" in one(tokens_per_s=1e5, tokens_per_s_gpu=1e5).flags[0]
+    assert "parameters" in one(params=9e9).flags[0]
+    assert "MFU" in one(step_time_s=seconds, mfu=99.0).flags[0]
+
+
+def test_options_override_what_rows_say() -> None:
+    (row,) = resolve(pd.DataFrame([ROW]), device="a100_sxm4_80g", system="aic_a100_sxm", host="mine")
+    assert row.machine.device == "a100_sxm4_80g"
+    assert row.machine.system.id == "aic_a100_sxm"
+    assert row.host == "mine"
+    with_gpu_unknown = resolve(pd.DataFrame([{**ROW, "gpu": None}]), device="h100_sxm")
+    assert with_gpu_unknown.rows[0].config is not None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "per_node"),
+    [
+        ("XE8640x4H100-SXM-80GB", "h100_sxm", 4),
+        ("System: DGX-GB200", "gb200", 4),
+        ("h100_80gb", "h100_sxm", 8),
+        ("a100_40gb", "a100_sxm4_40g", 8),
+        ("A100-SXM4-80GB (Selene)", "a100_sxm4_80g", 8),
+        ("eos_n434_ngc23.09_pytorch", "h100_sxm", 8),
+        ("R750xax4A100-PCIE-80GB", "a100_pcie_80g", 4),
+        ("NVIDIA H200-SXM5-141GB", "h200_sxm", 8),
+        ("H100-96GB-HBM2e-500W", "h100_sxm", 8),
+    ],
+)
+def test_accelerators_by_what_clusters_call_them(gpu, device, per_node) -> None:
+    found = names.machine(gpu, "")
+    assert (found.device, found.gpus_per_node) == (device, per_node)
+
+
+def test_every_alias_leads_somewhere() -> None:
+    for entry in names.aliases()["gpu"]:
+        assert names.load_device(entry["device"])
+        assert names.load_system(entry["system"])
+    for entry in names.aliases()["cluster"]:
+        assert names.load_system(entry.get("system", "aic_a100_sxm"))
+    assert set(names.aliases()["source"].values()) <= set(names.aliases()["framework"])
+
+
+def test_networks_that_rows_say() -> None:
+    assert names.machine("a100_sxm4_80g", "vtrain_multi_node").system.node_bytes_per_s == 100e9
+    assert names.machine("a100_80gb", "A100 80GB with 1600 Gbps node-node interconnect (RoCE)").system.id == "oci_bm_gpu_a100_v2_8"
+    with pytest.raises(InputError, match="unknown gpu"):
+        names.machine("nothing at all", "")
+
+
+def test_published_rows(data_dir) -> None:
+    """Every row is either understood or refused with a reason; the ten that contradict themselves are flagged."""
+    folder = data_dir / "training_steps"
+    frame = pd.read_csv(folder / "train_steps_dev.csv.gz", low_memory=False)
+    rows = resolve(frame)
+    frame["note"], frame["good"] = rows.notes, [row.config is not None for row in rows]
+    assert (frame.loc[~frame["good"], "note"].str.len() > 20).all()
+    assert frame.loc[frame["source"].isin(["mosaicml_llmfoundry", "torchtitan", "nemo_megatron_bridge"]), "good"].all()
+    ultra = frame[frame["source"] == "ultrascale_playbook"]
+    assert not ultra.loc[~ultra["good"] & (ultra["pp"] < ultra["layers"]), "note"].size
+    product = ultra["micro_batch"] * ultra["grad_accum"] * ultra["dp"]
+    flagged = ultra["note"].str.contains("micro-batch x accumulation")
+    assert (flagged[ultra["good"]] == (product != ultra["global_batch"])[ultra["good"]]).all()
+    assert resolve(pd.read_csv(folder / "vtrain_steps_dev.csv.gz")).predictable == list(range(768))
