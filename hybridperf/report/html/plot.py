@@ -18,6 +18,7 @@ from hybridperf.report.html.words import escaped, number
 _WIDTH, _HEIGHT = 760, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 108, 18, 14, 50
 _RADIUS, _LEAST_RADIUS, _MOST_RADIUS = 3.5, 2.5, 15.0
+_CROWD, _CROWD_RADIUS = 400, 1.6  # points that say nothing when pointed at: as small dots where there are so many
 _SPOT = 1.5  # pixels within which points are one
 _LINE_PIXELS = 14  # between names of lines
 _MOST_NAMED = 4000  # points that say what they are when pointed at
@@ -48,7 +49,7 @@ def plot_html(block: Plot) -> str:
     left_out = sum(len(one.x) for one in block.series) - sum(len(one.x) for one in kept)
     x = _axis([one.x for one in kept], block.x_log, _LEFT, _WIDTH - _RIGHT)
     y = _axis([one.y for one in kept], block.y_log, _HEIGHT - _BOTTOM, _TOP)
-    named = sum(len(one.x) for one in kept if not one.line) <= _MOST_NAMED
+    named = sum(len(one.labels) for one in kept if not one.line) <= _MOST_NAMED
     lines = "".join(_line(one, x, y) for one in kept if one.line)
     points = "".join(_points(one, x, y, at, named) for at, one in enumerate(kept) if not one.line)
     said = f"{block.caption} {left_out:,} points without a place on these axes are left out." if left_out else block.caption
@@ -108,20 +109,25 @@ def _points(one: Series, x: _Axis, y: _Axis, at: int, named: bool) -> str:
     if not len(one.x):
         return ""
     across, down = x.at(np.asarray(one.x)), y.at(np.asarray(one.y))
+    crowd = one.share is None and not one.mark and not len(one.labels) and len(across) > _CROWD
     if one.share is None:
-        radius = np.full(len(across), _RADIUS)
+        radius = np.full(len(across), _CROWD_RADIUS if crowd else _RADIUS)
         spots = np.stack([np.round(across / _SPOT), np.round(down / _SPOT)], axis=1)
         keep = np.sort(np.unique(spots, axis=0, return_index=True)[1])
     else:
         radius = _LEAST_RADIUS + np.sqrt(np.asarray(one.share)) * (_MOST_RADIUS - _LEAST_RADIUS)
         keep = np.argsort(-radius, kind="stable")  # small ones on top
-    marker, words = _MARKERS[at % len(_MARKERS)], named and len(one.labels) > 0
+    marker = _MARKERS[at % len(_MARKERS)]
+    shapes = [_shape(marker, across[i], down[i], radius[i]) for i in keep.tolist()]
+    if not (one.mark or (named and len(one.labels))):
+        extra = " crowd" if crowd else ""
+        together = "".join(shapes)  # a drawing of thousands of elements is slow
+        return f'<g class="p{one.colour}{extra}"><path d="{together}"/></g>'
     parts = []
-    for i in keep.tolist():
-        shape = _shape(marker, across[i], down[i], radius[i])
-        said = f"<title>{escaped(one.labels[i])}</title>" if words else ""
+    for i, shape in zip(keep.tolist(), shapes, strict=True):
+        said = f"<title>{escaped(one.labels[i])}</title>" if named and len(one.labels) else ""
         ring = f'<circle class="ring" cx="{number(across[i])}" cy="{number(down[i])}" r="{number(radius[i] + 4)}"/>' if one.mark else ""
-        parts.append(f'{ring}<path d="{shape}">{said}</path>' if said else f'{ring}<path d="{shape}"/>')
+        parts.append(f'{ring}<path d="{shape}">{said}</path>')
     return f'<g class="p{one.colour}">{"".join(parts)}</g>'
 
 
