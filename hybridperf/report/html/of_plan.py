@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hybridperf.plan.explain import Compared, compared, differences
 from hybridperf.plan.fronts import PAIRS, plan_front
-from hybridperf.plan.levers import moves
+from hybridperf.plan.levers import Moved, moves
 from hybridperf.plan.run import Plan
 from hybridperf.plan.table import top
 from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
@@ -38,11 +40,11 @@ _LISTED = 100  # best layouts
 _POINTS = 200_000  # layouts drawn: beyond it every n-th by rank
 _PART_COLOURS = (0, 1, 5, 4)
 _REST = "reductions, optimizer and the rest of a step"
-_AXES = {"memory": ("memory of the fullest GPU", "B"), "energy": ("energy of a step", "J"), "cost": ("rent of a step, USD", "")}
+_AXES = {"memory": ("memory of the fullest GPU", "B"), "energy": ("energy of a {}", "J"), "cost": ("rent of a {}, USD", "")}
 
 
-def plan_page(plan: Plan, title: str = "") -> Page:
-    """The page of a plan."""
+def plan_page(plan: Plan, title: str = "", moved: Sequence[Moved] | None = None) -> Page:
+    """The page of a plan; `moved`: what `moves` said of it, which takes seconds, if it was asked before."""
     beside = compared(plan)
     shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
     lead = (
@@ -54,7 +56,7 @@ def plan_page(plan: Plan, title: str = "") -> Page:
         Section("Why", _why(plan, beside)),
         Section("Layouts", [_best(plan)]),
         Section("What is traded for what", [_front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)]),
-        Section("What would move it", _levers(plan)),
+        Section("What would move it", _levers(plan, moved)),
         Section("Notes and assumptions", [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.said)]),
         Section("Provenance", _provenance(plan)),
     ]
@@ -65,7 +67,7 @@ def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     row = top(plan, 1).iloc[0]
     first = beside[0]
     facts = [
-        ("time of a step", time_words(row["time_s"]), f"90 %: {time_words(first.low_s)} to {time_words(first.high_s)}"),
+        ("time of a step", _step(row["time_s"]), _span(first)),
         ("speed", f"{quantity(row['tokens_per_s'], '')}tokens/s", f"{percent(row['mfu'])} of the arithmetic peak"),
         ("memory of the fullest GPU", quantity(row["memory_bytes"], "B"), f"of {quantity(plan.setting.capacity_bytes, 'B')}"),
         ("a step", quantity(row["energy_j"], "J"), f"{_usd(row['usd'])} of rent"),
@@ -78,7 +80,7 @@ def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
 
 def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     ranges = [
-        Range(one.what, step_s := _part(plan, one.choice, "step_s"), f"{time_words(step_s)} ({_span(one)})", one.low_s, one.high_s)
+        Range(one.what, step_s := _part(plan, one.choice, "step_s"), f"{_step(step_s)} ({_span(one)})", one.low_s, one.high_s)
         for one in beside
     ]
     rows: Rows = [
@@ -93,18 +95,24 @@ def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     return blocks
 
 
+def _step(step_s: float) -> str:
+    """Four digits: the best layouts lie near each other."""
+    return quantity(step_s, "s") if step_s >= 1 else time_words(step_s)
+
+
 def _span(one: Compared) -> str:
     return f"90 %: {time_words(one.low_s)} to {time_words(one.high_s)}"
 
 
 def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     legend = [*((name, colour) for (name, _), colour in zip(_PARTS, _PART_COLOURS, strict=True)), (_REST, OTHER)]
-    bars, rows = [], []
+    bars = []
+    rows: Rows = []
     for one in beside:
         seconds = [*(_part(plan, one.choice, field) for _, field in _PARTS), _rest(plan, one.choice)]
         step_s = _part(plan, one.choice, "step_s")
         segments = [(amount, at, time_words(amount)) for at, amount in enumerate(seconds)]
-        bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, time_words(step_s)))
+        bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, _step(step_s)))
         rows.append([one.what, *map(time_cell, seconds), time_cell(step_s)])
     table = Table(["", *(name for name, _ in legend), "step"], rows, best=0, sortable=False)
     return [Bars(bars, legend, "What a step is made of."), Folded("The same as a table", [table])]
@@ -116,7 +124,7 @@ def _best(plan: Plan) -> Table:
         layout = plan.layout(plan.choice(rank))
         rows.append([
             layout_words(layout), _order(layout), count_cell(rank + 1), count_cell(int(row["gpus"])), count_cell(int(row["global_batch"])),
-            time_cell(row["time_s"]), Cell(quantity(row["tokens_per_s"], ""), row["tokens_per_s"]), share_cell(row["mfu"]),
+            Cell(_step(row["time_s"]), row["time_s"]), Cell(quantity(row["tokens_per_s"], ""), row["tokens_per_s"]), share_cell(row["mfu"]),
             rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"), _money(row["usd"]),
         ])  # fmt: skip
     headers = ["layout", "fastest first", "rank", "GPUs", "batch", "step", "tokens/s", "MFU", "memory", "energy", "rent"]
@@ -144,6 +152,7 @@ def _front_plot(plan: Plan, one: str, other: str) -> Plot:
     best_s, best = _amounts(plan, np.zeros(1, int), other)
     words = [f"#{rank + 1}: {layout_words(plan.layout(plan.choice(int(rank))))}" for rank in on_front]
     name, unit = _AXES[other]
+    of = "sample" if _batches_differ(plan) else "step"
     drawn = f"all {len(plan):,} layouts that fit" if every == 1 else f"every {every}th of {len(plan):,} layouts that fit"
     return Plot(
         [
@@ -152,32 +161,39 @@ def _front_plot(plan: Plan, one: str, other: str) -> Plot:
             Series("on the front", front_s, front, colour=1, labels=words),
             Series("the best", best_s, best, colour=2, labels=[layout_words(plan.best)], mark=True),
         ],
-        "time of a step", name, time_words, lambda at: quantity(at, unit).strip(), x_log=True, y_log=True,
+        f"time of a {of}", name.format(of), time_words, lambda at: quantity(at, unit).strip(), x_log=True, y_log=True,
         caption=f"{one.capitalize()} against {other}: {drawn}; what falls on one spot is drawn once.",
     )  # fmt: skip
 
 
 def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds of a step, memory, energy or rent) of layouts by rank."""
+    """(seconds, memory, energy or rent) of layouts by rank: of a step, or of a sample where batches differ, as fronts have it."""
     step_s, amount = np.empty(len(ranks)), np.empty(len(ranks))
     for number, case in enumerate(plan.cases):
         here = plan.ranked[ranks, 0] == number
         at, gpus = plan.ranked[ranks[here], 1], case.space.gpus
-        step_s[here] = case.parts.step_s[at]
+        samples = case.space.global_batch if _batches_differ(plan) else 1
+        step_s[here] = case.parts.step_s[at] / samples
         if other == "memory":
             amount[here] = case.row_memory_bytes[at]
         elif other == "energy":
-            amount[here] = plan.economy.energy_j(gpus, case.parts.step_s[at], case.parts.compute_s[at])
+            amount[here] = plan.economy.energy_j(gpus, case.parts.step_s[at], case.parts.compute_s[at]) / samples
         else:
-            amount[here] = plan.economy.usd(gpus, case.parts.step_s[at])
+            amount[here] = plan.economy.usd(gpus, case.parts.step_s[at]) / samples
     return step_s, amount
 
 
-def _levers(plan: Plan) -> list[Block | Folded]:
+def _batches_differ(plan: Plan) -> bool:
+    return len({case.space.global_batch for case in plan.cases}) > 1
+
+
+def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
     rows: Rows = []
-    for one in moves(plan):
+    for one in moves(plan) if moved is None else moved:
         then = "the same layout" if one.same else differences(plan, plan.choice(0), one.best)
-        rows.append([one.lever, then, Cell(f"{one.elasticity:+.2f}", one.elasticity), f"{one.factor:g} x", time_cell(one.best_s)])
+        rows.append(
+            [one.lever, then, Cell(f"{one.elasticity:+.2f}", one.elasticity), f"{one.factor:g} x", Cell(_step(one.best_s), one.best_s)]
+        )
     headers = ["more of", "the best layout then differs in", "elasticity", "as much", "best step then"]
     said = "Elasticity: percent of the best layout's time for one percent more; the step with much more is of the layout that is best then."
     return [Text(said), Table(headers, rows, words=2)]
