@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import compilation_cache, names_in
+from hybridperf.cli_common import HtmlPage, compilation_cache, names_in
 
 app = typer.Typer()
 
@@ -32,6 +32,7 @@ def plan(
     only: Annotated[list[str] | None, typer.Option("--only", help="narrow a dimension: tp=1,2,4 or recompute=none; repeatable")] = None,
     knobs: Annotated[Path | None, typer.Option("--knobs", help="efficiencies that `hybridperf steps --save-knobs` fitted")] = None,
     confirm: Annotated[int, typer.Option("--confirm", help="evaluate this many neighbours of the winner with the full graph")] = 0,
+    html: HtmlPage = None,
 ) -> None:
     """Find the best layout for training a model: all legal ones, memory as a constraint, ranked, explained, written out."""
     from hybridperf.io import InputError
@@ -62,6 +63,12 @@ def plan(
     if confirm:
         print("\n" + reports.confirmed_report(found, confirmed(found, neighbours(found, confirm))))
     print(f"\n{rows:,} legal layouts in {out}, those that fit first, best first")
+    if html:
+        from hybridperf.report.html import write_page
+        from hybridperf.report.html.of_plan import plan_page
+
+        write_page(plan_page(found), html)
+        print(f"page in {html} (open it in a browser)")
 
 
 def _counts(option: str, text: str) -> list[int]:

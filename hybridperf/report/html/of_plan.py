@@ -1,0 +1,210 @@
+"""A plan as a page: the best layout and how sure it is, what it takes beside others, all layouts that fit, what would move the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridperf.plan.explain import Compared, compared, differences
+from hybridperf.plan.fronts import PAIRS, plan_front
+from hybridperf.plan.levers import Moved, moves
+from hybridperf.plan.run import Plan
+from hybridperf.plan.table import top
+from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
+from hybridperf.report.html.document import (
+    OTHER,
+    Bar,
+    Bars,
+    Block,
+    Cell,
+    Facts,
+    Folded,
+    Notes,
+    Page,
+    Plot,
+    Range,
+    Ranges,
+    Rows,
+    Section,
+    Series,
+    Table,
+    Text,
+)
+from hybridperf.report.html.of_model import device_rows, system_rows
+from hybridperf.report.plan import _PARTS, _part, _percent, _rest, _usd, layout_words
+from hybridperf.report.text import percent, quantity
+from hybridperf.workloads.transformer.layout import Layout
+
+_LISTED = 100  # best layouts
+_POINTS = 200_000  # layouts drawn: beyond it every n-th by rank
+_PART_COLOURS = (0, 1, 5, 4)
+_REST = "reductions, optimizer and the rest of a step"
+_AXES = {"memory": ("memory of the fullest GPU", "B"), "energy": ("energy of a {}", "J"), "cost": ("rent of a {}, USD", "")}
+
+
+def plan_page(plan: Plan, title: str = "", moved: Sequence[Moved] | None = None) -> Page:
+    """The page of a plan; `moved`: what `moves` said of it, which takes seconds, if it was asked before."""
+    beside = compared(plan)
+    shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
+    lead = (
+        f"{shape.name} on {case.space.gpus:,} x {plan.setting.device.name}, batch {case.space.global_batch:,}: {layout_words(plan.best)}."
+    )
+    sections = [
+        Section("The best layout", _summary(plan, beside)),
+        Section("How sure", _sure(plan, beside)),
+        Section("Why", _why(plan, beside)),
+        Section("Layouts", [_best(plan)]),
+        Section("What is traded for what", [_front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)]),
+        Section("What would move it", _levers(plan, moved)),
+        Section("Notes and assumptions", [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.said)]),
+        Section("Provenance", _provenance(plan)),
+    ]
+    return Page(title or f"How to train {shape.name} on {case.space.gpus:,} GPUs", sections, lead)
+
+
+def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
+    row = top(plan, 1).iloc[0]
+    first = beside[0]
+    facts = [
+        ("time of a step", _step(row["time_s"]), _span(first)),
+        ("speed", f"{quantity(row['tokens_per_s'], '')}tokens/s", f"{percent(row['mfu'])} of the arithmetic peak"),
+        ("memory of the fullest GPU", quantity(row["memory_bytes"], "B"), f"of {quantity(plan.setting.capacity_bytes, 'B')}"),
+        ("a step", quantity(row["energy_j"], "J"), f"{_usd(row['usd'])} of rent"),
+    ]
+    if plan.tokens is not None:
+        facts.append((f"{quantity(plan.tokens, '')}tokens", f"{row['days']:.1f} days", f"{_usd(row['total_usd'])} of rent"))
+    facts.append(("legal layouts", f"{plan.legal:,}", f"{len(plan):,} fit; all priced in {time_words(plan.seconds)}"))
+    return [Facts(facts)]
+
+
+def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
+    ranges = [
+        Range(one.what, step_s := _part(plan, one.choice, "step_s"), f"{_step(step_s)} ({_span(one)})", one.low_s, one.high_s)
+        for one in beside
+    ]
+    rows: Rows = [
+        [one.what, differences(plan, beside[0].choice, one.choice), Cell(_percent(one.chance), one.chance), share_cell(one.overlap)]
+        for one in beside[1:]
+    ]
+    blocks: list[Block | Folded] = [Ranges(ranges, time_words, "Steps with what nine of ten measurements would lie in.")]
+    if rows:
+        said = "Most of what is unsure is shared, so intervals that overlap can still leave the order nearly certain."
+        headers = ["beside the winner", "differs in", "chance that the winner is faster", "intervals overlap by"]
+        blocks += [Text(said), Table(headers, rows, words=2)]
+    return blocks
+
+
+def _step(step_s: float) -> str:
+    """Four digits: the best layouts lie near each other."""
+    return quantity(step_s, "s") if step_s >= 1 else time_words(step_s)
+
+
+def _span(one: Compared) -> str:
+    return f"90 %: {time_words(one.low_s)} to {time_words(one.high_s)}"
+
+
+def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
+    legend = [*((name, colour) for (name, _), colour in zip(_PARTS, _PART_COLOURS, strict=True)), (_REST, OTHER)]
+    bars = []
+    rows: Rows = []
+    for one in beside:
+        seconds = [*(_part(plan, one.choice, field) for _, field in _PARTS), _rest(plan, one.choice)]
+        step_s = _part(plan, one.choice, "step_s")
+        segments = [(amount, at, time_words(amount)) for at, amount in enumerate(seconds)]
+        bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, _step(step_s)))
+        rows.append([one.what, *map(time_cell, seconds), time_cell(step_s)])
+    table = Table(["", *(name for name, _ in legend), "step"], rows, best=0, sortable=False)
+    return [Bars(bars, legend, "What a step is made of."), Folded("The same as a table", [table])]
+
+
+def _best(plan: Plan) -> Table:
+    rows: Rows = []
+    for rank, row in enumerate(top(plan, _LISTED).to_dict("records")):
+        layout = plan.layout(plan.choice(rank))
+        rows.append([
+            layout_words(layout), _order(layout), count_cell(rank + 1), count_cell(int(row["gpus"])), count_cell(int(row["global_batch"])),
+            Cell(_step(row["time_s"]), row["time_s"]), Cell(quantity(row["tokens_per_s"], ""), row["tokens_per_s"]), share_cell(row["mfu"]),
+            rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"), _money(row["usd"]),
+        ])  # fmt: skip
+    headers = ["layout", "fastest first", "rank", "GPUs", "batch", "step", "tokens/s", "MFU", "memory", "energy", "rent"]
+    return Table(headers, rows, f"The best {len(rows)} of {len(plan):,} that fit", words=2, best=0)
+
+
+def _order(layout: Layout) -> str:
+    return " ".join(name for name in layout.order if getattr(layout, name) > 1)
+
+
+def _money(usd: float) -> Cell:
+    return Cell(_usd(usd), float(usd) if np.isfinite(usd) else None)
+
+
+def _differs(plan: Plan, other: str) -> bool:
+    """Whether a front is more than one point: rent is time on so many devices."""
+    return other != "cost" or (plan.economy.usd_per_hour is not None and len({case.space.gpus for case in plan.cases}) > 1)
+
+
+def _front_plot(plan: Plan, one: str, other: str) -> Plot:
+    every = max(1, -(-len(plan) // _POINTS))
+    ranks, on_front = np.arange(0, len(plan), every), plan_front(plan, one, other)
+    step_s, amount = _amounts(plan, ranks, other)
+    front_s, front = _amounts(plan, on_front, other)
+    best_s, best = _amounts(plan, np.zeros(1, int), other)
+    words = [f"#{rank + 1}: {layout_words(plan.layout(plan.choice(int(rank))))}" for rank in on_front]
+    name, unit = _AXES[other]
+    of = "sample" if _batches_differ(plan) else "step"
+    drawn = f"all {len(plan):,} layouts that fit" if every == 1 else f"every {every}th of {len(plan):,} layouts that fit"
+    return Plot(
+        [
+            Series("layouts that fit", step_s, amount, colour=OTHER),
+            Series("front: no other is better in both", front_s, front, colour=1, line=True),
+            Series("on the front", front_s, front, colour=1, labels=words),
+            Series("the best", best_s, best, colour=2, labels=[layout_words(plan.best)], mark=True),
+        ],
+        f"time of a {of}", name.format(of), time_words, lambda at: quantity(at, unit).strip(), x_log=True, y_log=True,
+        caption=f"{one.capitalize()} against {other}: {drawn}; what falls on one spot is drawn once.",
+    )  # fmt: skip
+
+
+def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds, memory, energy or rent) of layouts by rank: of a step, or of a sample where batches differ, as fronts have it."""
+    step_s, amount = np.empty(len(ranks)), np.empty(len(ranks))
+    for number, case in enumerate(plan.cases):
+        here = plan.ranked[ranks, 0] == number
+        at, gpus = plan.ranked[ranks[here], 1], case.space.gpus
+        samples = case.space.global_batch if _batches_differ(plan) else 1
+        step_s[here] = case.parts.step_s[at] / samples
+        if other == "memory":
+            amount[here] = case.row_memory_bytes[at]
+        elif other == "energy":
+            amount[here] = plan.economy.energy_j(gpus, case.parts.step_s[at], case.parts.compute_s[at]) / samples
+        else:
+            amount[here] = plan.economy.usd(gpus, case.parts.step_s[at]) / samples
+    return step_s, amount
+
+
+def _batches_differ(plan: Plan) -> bool:
+    return len({case.space.global_batch for case in plan.cases}) > 1
+
+
+def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
+    rows: Rows = []
+    for one in moves(plan) if moved is None else moved:
+        then = "the same layout" if one.same else differences(plan, plan.choice(0), one.best)
+        rows.append(
+            [one.lever, then, Cell(f"{one.elasticity:+.2f}", one.elasticity), f"{one.factor:g} x", Cell(_step(one.best_s), one.best_s)]
+        )
+    headers = ["more of", "the best layout then differs in", "elasticity", "as much", "best step then"]
+    said = "Elasticity: percent of the best layout's time for one percent more; the step with much more is of the layout that is best then."
+    return [Text(said), Table(headers, rows, words=2)]
+
+
+def _provenance(plan: Plan) -> list[Block | Folded]:
+    setting = plan.setting
+    shape = setting.shape
+    sizes = [
+        ("model", shape.name), ("parameters", f"{shape.parameters:,.0f}"), ("layers x hidden", f"{shape.layers} x {shape.hidden}"),
+        ("tokens of a sequence", f"{shape.seq:,}"), ("ranked by", plan.objective),
+    ]  # fmt: skip
+    tables = (("the run", sizes), ("device", device_rows(setting.device)), ("system", system_rows(setting.machine.system)))
+    return [Table([what, ""], rows, words=2, sortable=False) for what, rows in tables]
