@@ -17,7 +17,9 @@ from hybridperf.steps.rows import ResolvedRow
 
 def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:
     """A sentence for each row that would not run, with the bytes its fullest rank needs [N]; "" for those that would."""
-    return ["; ".join(filter(None, (_too_large(row, float(needed)), _ruled_out(row)))) for row, needed in zip(rows, needed_bytes, strict=True)]
+    return [
+        "; ".join(filter(None, (_too_large(row, float(needed)), _ruled_out(row)))) for row, needed in zip(rows, needed_bytes, strict=True)
+    ]
 
 
 def _too_large(row: ResolvedRow, needed_bytes: float) -> str:

@@ -60,7 +60,7 @@ def starved(config: TransformerConfig) -> str:
     x, depth = config.layout, config.shape.depth
     if x.accumulation < x.pp - 1:
         return f"accumulation {x.accumulation} is less than pp - 1 = {x.pp - 1}, so stages stay empty"
-    if 1 < x.pp and depth <= x.pp:
+    if x.pp > 1 and depth <= x.pp:
         return f"{depth} layers on pp {x.pp} leave a stage without one beside embedding and head"
     return ""
 
