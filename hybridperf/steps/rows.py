@@ -108,7 +108,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
         row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
         dtype, fields = _habits(row, habits, layout, found)
-        flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
+        flags = contradictions.of(row.record, shape, layout, found, dtype, dict(fields)["quant"], global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
     except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
@@ -282,12 +282,6 @@ def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
     if tp > 1 and "vocab_multiple_tp" in habits:
         return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
     return dict(habits)
-
-
-def _peak_dtype(dtype: str, fields: tuple[tuple[str, Any], ...]) -> str:
-    """The dtype whose peak MFU is a share of."""
-    quant = dict(fields)["quant"]
-    return {"nvfp4": "fp4"}.get(quant, quant.removesuffix("_block")) or dtype
 
 
 @functools.lru_cache(65536)
