@@ -85,6 +85,18 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
     return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain))
 
 
+@functools.lru_cache(4096)
+def machine_of_row(gpu: str, context: str, device: str | None = None, system: str | None = None) -> Machine:
+    """The same, where `system` may be the row's own: naming that changes nothing, and what else is known of its cluster stays."""
+    try:
+        own = machine(gpu, context, device)
+    except InputError:
+        if not system:
+            raise
+        return machine(gpu, context, device, system)
+    return own if not system or load_system(system) == load_system(own.system.id) else machine(gpu, context, device, system)
+
+
 def framework_of(source: str) -> str:
     """The framework that wrote the rows of a source; "" where no alias knows."""
     text = plain(source)

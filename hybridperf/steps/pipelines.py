@@ -61,7 +61,7 @@ def woven_pace(
     for rows, name in ((chimera, "chimera"), (zero_bubble, "zero_bubble")):
         p, m = xp.where(rows, f.stages, 2), xp.where(rows, f.micro_batches, 2)  # sizes that suit each where they are not asked for
         whole = closed_form_s(name, p, m, forward, backward, weight_s=backward * f.weight_share)
-        slots = xp.where(rows, (whole - m) / xp.maximum(p - 1, 1), slots)
+        slots = xp.where(rows, xp.maximum(whole - m, 0.0) / xp.maximum(p - 1, 1), slots)
     outer_s = (first_s + last_s) / 2
     outer = chimera & (outer_s >= other_s)
     return Pace(

@@ -1,8 +1,9 @@
 """Rows of training steps -> times with interval, rates, memory, what the time is made of, and what was assumed.
 
     predicted_s low_s high_s     seconds of a step; low and high hold nine of ten
-    tokens_per_s mfu             of all GPUs; model FLOPs over time, GPUs and peak (0 to 1; attention's whole square counted); the peak is
-                                 that of the format that layers' products multiply in (`peaks.py`), named in the note where it is not dtype's
+    tokens_per_s mfu             of all GPUs; model FLOPs over time, GPUs and peak (0 to 1; attention's whole square counted);
+                                 the peak is that of the format that layers' products multiply in (`peaks.py`); where that is not the
+                                 activations', the note names it
     memory_bytes fits            of the fullest rank; whether the device has it and the layout runs at all
     compute_s exposed_comm_s     GPU at work on its slowest stage; communication that nothing hides
     bubble_s host_s              the slowest stage waits for others, for its host: these four add up to predicted_s (`compose.py`)
