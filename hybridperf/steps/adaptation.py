@@ -11,7 +11,7 @@ falls where another mode is much likelier and every row of that source fits in m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,21 +172,24 @@ def chosen(batch: Batch, rows: np.ndarray) -> Batch:
 
 
 def doubtful(batch: Batch) -> list[str]:
-    """Sources all of whose rows carry one label of recomputation, and would fit in memory without."""
+    """Sources of measured rows all of which carry one label of recomputation, and would fit in memory without."""
     found = []
     for source in dict.fromkeys(row.source for row in batch.rows):
         labels = _labels(batch, source)
-        if len(labels) == 1 and labels[0] != "none" and all_fit([row for row in batch.rows if row.source == source], "none"):
+        if len(labels) == 1 and labels[0] != "none" and fitting([row for row in batch.rows if row.source == source], "none").all():
             found.append(source)
     return found
 
 
-def all_fit(rows: list[ResolvedRow], mode: str) -> bool:
-    """Whether every row fits in its device's memory with this recompute mode."""
-    known = [(row, row.config, row.machine) for row in rows if row.config is not None and row.machine is not None]
-    configs = [config.replace(layout=config.layout.replace(recompute=mode)) for _, config, _ in known]
-    needed = peak_bytes(configs, memory_knobs(known[0][0].framework))
-    return bool((needed <= USABLE * np.array([machine.memory_bytes for _, _, machine in known])).all())
+def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
+    """Whether each row fits in its device's memory with this recompute mode (bool [N])."""
+    out = np.zeros(len(rows), bool)
+    for framework in dict.fromkeys(row.framework for row in rows):
+        at = [i for i, row in enumerate(rows) if row.framework == framework and row.config is not None and row.machine is not None]
+        configs = [config.replace(layout=config.layout.replace(recompute=mode)) for i in at if (config := rows[i].config) is not None]
+        room = [machine.memory_bytes for i in at if (machine := rows[i].machine) is not None]
+        out[at] = peak_bytes(configs, memory_knobs(framework)) <= USABLE * np.array(room)
+    return out
 
 
 def compared(batch: Batch, measured_s: np.ndarray, source: str, bank: Bank, host: Host | None) -> dict[str, float]:

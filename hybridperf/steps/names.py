@@ -103,6 +103,12 @@ def framework_of(source: str) -> str:
     return next((name for says, name in aliases()["source"].items() if text.startswith(says)), "")
 
 
+def doubt_of(source: str) -> str:
+    """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
+    text = plain(source)
+    return next((str(why) for says, why in aliases()["doubted"].items() if text.startswith(says)), "")
+
+
 def word(table: str, said: str) -> Any:
     """What a row's word means by one of the tables (`precision`, `recompute`, `sharding`); None where it means nothing."""
     return aliases()[table].get(plain(said))

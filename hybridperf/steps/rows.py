@@ -20,10 +20,11 @@ from hybridperf.steps import contradictions
 from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
 from hybridperf.steps.record import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
+from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk")
-_SCHEDULES = ("1f1b", "gpipe", "interleaved")  # whose bubble the composition has
 _CONTEXT = ("source", "section", "system_detail", "gpu")
 _LARGEST_ASSUMED_MICRO_BATCH = 4
 
@@ -107,8 +108,9 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
         row.notes += _checked(layout, shape, gpus, gpus_per_node, whole, strict)
         dtype, fields = _habits(row, habits, layout, found)
-        flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
+        flags = contradictions.of(row.record, shape, layout, found, dtype, dict(fields)["quant"], global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
+        refuse_unmodelled(config)
     except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
     return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name)
@@ -206,13 +208,18 @@ def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int) -> Layou
     vp, ep = row.count("vp"), row.count("ep") or 1
     if vp is None:
         vp = row.assume("vp", 1) if pp > 1 and habits.get("interleaves") else 1
+    schedule = _schedule(row, vp, habits)
+    if schedule == "chimera":  # what is not modelled is not assumed either
+        habits = {**habits, "zero": 0}
+    elif schedule == "zero_bubble":
+        habits = {**habits, "recompute": "none"}
     zero = _zero(row, habits)
     return Layout(
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch,
         accumulation=accumulation, zero=zero,
         sequence_parallel=tp > 1 and _yes(row, "seq_parallel", habits.get("sequence_parallel", False)),
         shard_ranks=gpus_per_node if plain(row.text("sharding")) in ("hsdp", "hybrid_shard") and dp > gpus_per_node else None,
-        recompute=_recompute(row, habits), schedule=_schedule(row, vp, habits),
+        recompute=_recompute(row, habits), schedule=schedule,
     )  # fmt: skip
 
 
@@ -255,8 +262,8 @@ def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
 
 def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
     said = plain(row.text("schedule"))
-    if said and said not in _SCHEDULES:
-        raise Refused(f"expected a schedule of {', '.join(_SCHEDULES)}, got {said!r}; `hp.transformer` prices others as a graph")
+    if said and said not in SCHEDULES:
+        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {said!r}")
     return said or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
 
 
@@ -297,12 +304,6 @@ def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
     if tp > 1 and "vocab_multiple_tp" in habits:
         return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
     return dict(habits)
-
-
-def _peak_dtype(dtype: str, fields: tuple[tuple[str, Any], ...]) -> str:
-    """The dtype whose peak MFU is a share of."""
-    quant = dict(fields)["quant"]
-    return {"nvfp4": "fp4"}.get(quant, quant.removesuffix("_block")) or dtype
 
 
 @functools.lru_cache(65536)
