@@ -28,7 +28,18 @@ from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.families import by_family, family_rows, framework_of, groups_of, with_defaults
-from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, device_id, load_device, load_host
+from hybridperf.hardware import (
+    DTYPE_BYTES,
+    HOST_FILE,
+    LEVELS,
+    Device,
+    DeviceSpec,
+    Host,
+    device_id,
+    load_device,
+    load_host,
+    names_people_use,
+)
 from hybridperf.io import InputError, closest, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.ops import GROUPS, Elementwise, Op, OpCall
 from hybridperf.ops.table import OpRows, parse_ops
@@ -440,7 +451,8 @@ def load_model(name: str | Path) -> PerfModel:
     if folder.is_dir() and not (folder / "model.json").exists():
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not folder.exists():
-        raise unknown("model", str(name), shipped_models(), "give a model folder or a shipped calibration's name")
+        known = [*shipped_models(), *names_people_use("devices")]
+        raise unknown("model", str(name), known, "give a model folder, a shipped calibration's name or a device of `hybridperf devices`")
     path = folder if folder.is_file() else folder / "model.json"
     host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)
