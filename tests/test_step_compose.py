@@ -134,12 +134,17 @@ def test_the_parts_of_a_step_add_up_to_it():
     assert (found.exposed_comm_s > 0.01 * found.step_s).all()
 
 
-def test_one_row_s_parts_are_another_s_in_jax():
+def test_jax_finds_the_same_parts_and_slopes_that_add_up():
     f, logs = mixed_rows(50)
+    of = lambda theta: step_seconds(f, knobs_of(theta), *logs)  # noqa: E731
+    theta = theta_of(medians())
     with jax.enable_x64(True):
-        traced = jax.jit(lambda theta: tuple(step_seconds(f, knobs_of(theta), *logs)))(jnp.asarray(theta_of(medians())))
-    for name, values, others in zip(step_seconds(f, medians())._fields, step_seconds(f, medians(), *logs), traced, strict=True):
+        traced, slopes = jax.jit(of)(jnp.asarray(theta)), jax.jacobian(of)(jnp.asarray(theta))
+    for name, values, others in zip(traced._fields, of(theta), traced, strict=True):
         assert np.asarray(others) == pytest.approx(values, rel=1e-9, abs=1e-12), name
+    whole, four = np.asarray(slopes.step_s), np.sum(np.asarray(slopes[1:5]), 0)
+    assert np.isfinite(whole).all()
+    assert four == pytest.approx(whole, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("end", "first"), [("head", False), ("embedding", True)])

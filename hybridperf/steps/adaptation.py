@@ -5,7 +5,7 @@ then of the same architecture, then stays with what is believed without rows.
 
 The label of recomputation is a claim like others. Where rows of a source say that they recompute, the likelihood of all of them under no,
 selective and full recomputation is compared, corrections of layers held small, so that a third more work cannot hide in them. A label
-falls where another mode is much likelier and every row of that source fits in memory with it.
+falls where another mode is much likelier, for every row that fits in memory with it.
 """
 
 from __future__ import annotations
