@@ -27,6 +27,7 @@ import pandas as pd
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import CollectiveModel, load_collectives
+from hybridperf.either import anew
 from hybridperf.families import by_family, family_rows, framework_of, groups_of, with_defaults
 from hybridperf.hardware import DTYPE_BYTES, HOST_FILE, LEVELS, Device, DeviceSpec, Host, device_id, load_device, load_host
 from hybridperf.io import InputError, closest, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
@@ -389,6 +390,7 @@ def neutral_knobs() -> Knobs:
 
 def durations(table: OpTable, platform: Platform) -> Any:
     """Seconds of each op [U] on one platform; pure, differentiable in every leaf of both."""
+    table, platform = jax.tree.map(jnp.asarray, anew((table, platform)))  # traced groups pick from knobs
 
     def one(work: Work, peak: Any, group: Any, times: Any, floors: Any, correction: Any) -> Any:
         knobs = platform.knobs
@@ -499,7 +501,7 @@ _durations = jax.jit(durations)
 
 def canonical(tree: Any) -> Any:
     """Float leaves as arrays of JAX' default precision: a Python float where an array was would compile again."""
-    return jax.tree.map(lambda x: jnp.asarray(x, None if np.asarray(x).dtype.kind == "i" else jnp.result_type(float)), tree)
+    return jax.tree.map(lambda x: jnp.asarray(x, None if np.asarray(x).dtype.kind == "i" else jnp.result_type(float)), anew(tree))
 
 
 def _in_bucket(fn: Any, table: OpTable, platform: Platform) -> np.ndarray:
