@@ -35,11 +35,11 @@ import pandas as pd
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.quiet import Yardstick
+from hybridperf_calibration.microbench.store import Row, RowStore, measured_passes
 from hybridperf_calibration.workloads.sharded_tasks import Task, read_tasks
 
 if TYPE_CHECKING:
     from hybridperf_calibration.microbench.collectives import Team
-    from hybridperf_calibration.microbench.store import Row
 
 BATCHES = 8  # of data, for the calls to rotate through
 FEWEST_CALLS, MOST_CALLS = 6, 200
@@ -112,7 +112,6 @@ def _check_memory(tasks: Sequence[Task]) -> None:
 def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """One process of the job: everything up to pass `last_pass` that the store does not have."""
     from hybridperf_calibration.microbench.collectives import Team, Watch
-    from hybridperf_calibration.microbench.store import RowStore
 
     tasks = read_tasks(options.tasks, options.processes)
     team = Team(options.coordinator, options.processes, options.rank)
@@ -257,12 +256,8 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     """One row per task and placement: of several passes the quietest; `noise` is how far the others lie above it (empty after one),
     `rounds_noise` how far a usual round of that pass lies above its quietest.
     """
-    by_key: dict[str, list[Row]] = {}
-    for row in rows:
-        if "error" not in row:
-            by_key.setdefault(row["key"], []).append(row)
     merged = []
-    for passes in by_key.values():
+    for passes in measured_passes(rows):
         times_s = [row["step_s"] for row in passes]
         best = passes[int(np.argmin(times_s))]
         out = {name: best[name] for name in ("task", "placement", "step_s")}
