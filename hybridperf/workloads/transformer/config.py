@@ -8,6 +8,7 @@ from typing import Any, Literal
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops.quantise import known_scheme
+from hybridperf.workloads.transformer.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.workloads.transformer.framework import FRAMEWORKS, Framework, framework_called
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
@@ -16,7 +17,13 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import SPLITS, layers_before
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
-_WORDS = {"attention": ("fused", "unfused"), "optimizer": ("adam", "sgd"), "framework": tuple(FRAMEWORKS), "stage_split": SPLITS}
+_WORDS = {
+    "attention": ("fused", "unfused"),
+    "attention_kernel": ATTENTION_KERNELS,
+    "optimizer": ("adam", "sgd"),
+    "framework": tuple(FRAMEWORKS),
+    "stage_split": SPLITS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +36,7 @@ class TransformerConfig:
     quant: str = ""  # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
+    attention_kernel: Literal["", "flash1", "flash2"] = ""  # generation of fused attention, `attention_kernels.py`; empty: the op model's
     framework: str = "megatron"  # which kernels are launched, `framework.py`
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
