@@ -1,5 +1,6 @@
 """Prices of a step's calls: attention of a framework's own year, experts as products, clocks under a power limit. By hand."""
 
+import numpy as np
 import pytest
 
 from hybridperf.collectives.fit import fit_collectives
@@ -11,6 +12,8 @@ from hybridperf.steps.prices import Prices, grouped
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.attention_kernels import SHARES, published_share
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parallel import distinct
+from hybridperf.workloads.transformer.parts import layer_passes
 from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
 
 
@@ -64,3 +67,41 @@ def test_a_lower_power_limit_is_a_lower_clock():
     for one in (limited, whole):
         one.learn([call])
     assert limited[call] == pytest.approx(whole[call] * (7 / 5) ** (1 / 3))
+
+
+def test_a_token_goes_once_to_each_place_of_its_experts():
+    """Of 8 experts drawn over 4 nodes, 4 (1 - (3/4)^8) = 3.6 nodes have one; of very many places, each has its own."""
+    assert distinct(8, 4) == pytest.approx(3.6, abs=0.01)
+    assert distinct(1, 7) == pytest.approx(1.0)
+    assert distinct(8, 10_000) == pytest.approx(8.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("gpus_per_node", "places"), [(8, 4), (32, 32)])
+def test_dispatch_once_per_node_sends_as_many_copies_as_there_are_places(gpus_per_node, places):
+    """Over nodes one copy each; inside one node one copy to each rank."""
+    shape = load_shape("qwen3-30b-a3b")
+    config = TransformerConfig(shape, Layout(ep=32, dp=32), "bf16", gpus_per_node=gpus_per_node)
+    sent = {}
+    for how in ("copies", "nodes"):
+        passes = layer_passes(config.replace(expert_messages=how))
+        sent[how] = next(step.collective.bytes for step in passes.forward if step.part == "ep")
+    assert sent["copies"] == shape.topk * shape.seq * shape.hidden * 2.0
+    assert sent["nodes"] == pytest.approx(sent["copies"] / shape.topk * distinct(shape.topk, places))
+
+
+def test_cells_on_other_nodes_are_other_cells():
+    """The same experts within a node and over four: priced in one batch as each by itself."""
+    one = TransformerConfig(load_shape("qwen3-30b-a3b"), Layout(ep=32, dp=32), "bf16", gpus_per_node=32, expert_messages="nodes")
+    both = [one, one.replace(gpus_per_node=8)]
+    together = features(both, prices()).layer.exchange_s
+    assert together == pytest.approx(np.concatenate([features([config], prices()).layer.exchange_s for config in both], -1))
+
+
+def test_each_expert_is_launched_by_itself():
+    """Two products forward and four backward for each expert of the rank, and one kernel between them."""
+    shape = load_shape("qwen3-30b-a3b")
+    for ep in (1, 8):
+        passes = layer_passes(TransformerConfig(shape, Layout(ep=ep, dp=ep), "bf16"))
+        forward, backward = (next(step for step in steps if step.name.startswith("experts") and step.part == "gemm")
+                             for steps in (passes.forward, passes.backward))  # fmt: skip
+        assert (forward.kernels, backward.kernels) == (1 + 2 * 128 // ep, 1 + 4 * 128 // ep)

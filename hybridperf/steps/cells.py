@@ -97,7 +97,8 @@ def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
     if not shape.experts and not shape.decoder_layers:
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
-    return (shape, x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, repeats, *kernels_key(config))
+    experts = (config.expert_messages, config.group("ep").nodes) if x.ep > 1 else ()
+    return (shape, x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, repeats, *experts, *kernels_key(config))
 
 
 def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ _WORDS = {
     "attention": ("fused", "unfused"),
     "attention_kernel": ATTENTION_KERNELS,
     "optimizer": ("adam", "sgd"),
+    "expert_messages": ("copies", "nodes"),
     "framework": tuple(FRAMEWORKS),
     "stage_split": SPLITS,
 }
@@ -37,6 +38,7 @@ class TransformerConfig:
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
     attention_kernel: Literal["", "flash1", "flash2"] = ""  # generation of fused attention, `attention_kernels.py`; empty: the op model's
+    expert_messages: Literal["copies", "nodes"] = "copies"  # a token travels to each expert, or once to each node of theirs
     framework: str = "megatron"  # which kernels are launched, `framework.py`
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
