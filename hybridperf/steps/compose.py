@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hybridperf.either import array_module
+from hybridperf.either import anew, array_module
 from hybridperf.steps.cross_node import across_s, crossing_host_s, ring_latency_s
 from hybridperf.steps.knobs import Knobs
 from hybridperf.steps.pipelines import Stages, pace, woven_pace
@@ -112,6 +112,7 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
 
     Pure, and differentiable in knobs and corrections.
     """
+    f, k, gpu_log, host_log, ends_log = anew((f, k, gpu_log, host_log, ends_log))
     xp = array_module(*jax.tree.leaves(k), gpu_log, host_log, ends_log)
     layer = _block(f, f.layer, k, xp)
     layer = layer._replace(host_s=layer.host_s + crossing_host_s(f, k, xp))

@@ -30,9 +30,10 @@ from hybridperf.steps.adaptation import Adaptation, adaptation, fitting
 from hybridperf.steps.batch import Bank, Batch, relabelled, shared_bank
 from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import stall_chance
+from hybridperf.steps.failures import failures
 from hybridperf.steps.features import picked
 from hybridperf.steps.knobs import knobs_of
-from hybridperf.steps.memory_fit import memory_knobs, peak_bytes, will_fail
+from hybridperf.steps.memory_fit import memory_knobs, peak_bytes
 from hybridperf.steps.names import doubt_of
 from hybridperf.steps.peaks import arithmetic, peak_flops_per_s
 from hybridperf.steps.rows import Resolved, ResolvedRow
@@ -160,7 +161,7 @@ class _Times:
             f, cells = picked(batch.features, here), batch.cells[here]
             one = adapt.predict(adapted, f, cells)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
-            found.remarks[here] = _remarks(group, whose, adapted, cells)
+            found.remarks[here] = _remarks(group, whose, known.few.get(group, 0), adapted, cells)
             parts = step_seconds(f, knobs_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
                 values[here] = getattr(parts, name)
@@ -192,33 +193,36 @@ def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | No
         config.shape.model_flops(count) / (seconds * config.layout.ranks * peak)
         for config, count, seconds, peak in zip(configs, tokens, step_s, map(_peak, batch.rows), strict=True)
     ]
-    _fill_memory(out, batch)
+    failed = _fill_memory(out, batch)
     chance = stall_chance(batch.rows)
     for i, (place, row) in enumerate(zip(at, batch.rows, strict=True)):
         stall = f"one run in {round(1 / chance[i])} like this stalls and takes far longer" if chance[i] > _LIKELY_STALL else ""
         share = _share_of(row)
-        note[place] = "; ".join(filter(None, (row.note, notes.get(int(place), ""), times.remarks[i], stall, share)))
+        note[place] = "; ".join(filter(None, (failed[i], row.note, notes.get(int(place), ""), times.remarks[i], stall, share)))
 
 
-def _remarks(group: str, whose: str, adapted: adapt.Adapted, cells: np.ndarray) -> np.ndarray:
-    """What is to be said of how each row of a group was predicted [n]."""
+def _remarks(group: str, whose: str, few: int, adapted: adapt.Adapted, cells: np.ndarray) -> np.ndarray:
+    """What is to be said of how each row of a group was predicted [n]; `few`: its own measured rows, too few to be fitted."""
     if not whose:
-        return np.full(len(cells), "no measured steps: believed efficiencies alone", object)
+        why = f"measured steps of {group} too few to fit ({few})" if few else "no measured steps"
+        return np.full(len(cells), f"{why}: believed efficiencies alone", object)
     known = {tuple(cell) for cell in np.round(adapted.cells, 6)}
     new = "no measured step has layers of this size, tensor parallelism and micro-batch"
-    other = "" if whose == group else f"fitted to rows of {whose}"
+    other = "" if whose == group else f"fitted to rows of {whose}" + (f", since those of {group} are too few ({few})" if few else "")
     return np.array(["; ".join(filter(None, (other, "" if tuple(cell) in known else new))) for cell in np.round(cells, 6)], object)
 
 
-def _fill_memory(out: dict[str, Any], batch: Batch) -> None:
+def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
+    """Why each row would not run [N]."""
     frameworks = np.array([row.framework for row in batch.rows])
-    capacity = np.array([0.0 if row.machine is None else row.machine.memory_bytes for row in batch.rows])
     configs, needed = batch.configs, np.empty(len(batch))
     for framework in dict.fromkeys(frameworks.tolist()):
         here = np.flatnonzero(frameworks == framework)
         needed[here] = peak_bytes([configs[at] for at in here], memory_knobs(framework))
     out["memory_bytes"][batch.at] = needed
-    out["fits"][batch.at] = ~will_fail(configs, needed, capacity)
+    failed = failures(batch.rows, needed)
+    out["fits"][batch.at] = [not why for why in failed]
+    return failed
 
 
 def _peak(row: ResolvedRow) -> float:

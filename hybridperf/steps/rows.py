@@ -17,7 +17,7 @@ import pandas as pd
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.steps import contradictions
-from hybridperf.steps.names import Machine, aliases, framework_of, machine_of_row, plain, word
+from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
 from hybridperf.steps.record import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.codes import SCHEDULES
@@ -99,15 +99,14 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         else:
             habits = aliases()["framework"][framework]
         shape = _shape(row)
-        found = machine_of_row(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
-        gpus_per_node = found.gpus_per_node if found.switched else row.count("gpus_per_node")
-        gpus_per_node = gpus_per_node or row.assume("gpus_per_node", found.gpus_per_node)
+        found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
+        gpus_per_node, whole = _nodes(row, found)
         if row.yes("offload"):
             raise Refused("expected offload false, got true: state that moves to host memory is not modelled")
         layout = _layout(row, habits, gpus_per_node)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
-        row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
+        row.notes += _checked(layout, shape, gpus, gpus_per_node, whole, strict)
         dtype, fields = _habits(row, habits, layout, found)
         flags = contradictions.of(row.record, shape, layout, found, dtype, dict(fields)["quant"], global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
@@ -115,6 +114,19 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
     except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
     return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name)
+
+
+def _nodes(row: Record, found: Machine) -> tuple[int, int]:
+    """(GPUs that count as a node, GPUs of a node that runs take whole): the row's own, but a switch's and another system's come first."""
+    said = row.count("gpus_per_node")
+    if found.renoded:
+        if said not in (None, found.whole):
+            row.notes.append(f"gpus_per_node {found.whole} of the system that was given, in place of the row's {said}")
+        return found.gpus_per_node, found.whole
+    if found.switched:
+        return found.gpus_per_node, said or found.whole
+    said = said or row.assume("gpus_per_node", found.gpus_per_node)
+    return said, said
 
 
 def _no_transformer(row: Record) -> str:
@@ -261,8 +273,11 @@ def _yes(row: Record, field: str, habit: bool) -> bool:
 
 
 @functools.lru_cache(65536)
-def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per_node: int, strict: bool) -> list[str]:
-    return list(layout.check(shape, gpus=gpus, gpus_per_node=gpus_per_node, strict=strict))
+def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per_node: int, whole: int, strict: bool) -> list[str]:
+    if whole < gpus_per_node:  # a rack: runs take nodes whole, groups lie on racks
+        layout.check(shape, gpus=gpus, gpus_per_node=min(whole, gpus or whole), strict=strict)
+        return list(layout.check(shape, gpus_per_node=min(gpus_per_node, layout.ranks), strict=strict))
+    return list(layout.check(shape, gpus=gpus, gpus_per_node=min(gpus_per_node, gpus or gpus_per_node), strict=strict))
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------------------------
