@@ -1,5 +1,6 @@
 """`hybridperf steps`: rows in, predictions out, in order and with reasons; accuracy on measured steps that were held out."""
 
+import dataclasses
 import itertools
 import json
 
@@ -7,12 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.evaluate import makespan
 from hybridperf.io import InputError
+from hybridperf.lower import lower
 from hybridperf.steps import adaptation as adaptations
 from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
+from hybridperf.steps.compose import step_seconds
+from hybridperf.steps.knobs import NAMES, Knobs
 from hybridperf.steps.predict import COLUMNS, predict_steps
 from hybridperf.steps.rows import Resolved
+from hybridperf.workload import Chain
+from hybridperf.workloads.transformer.step import transformer
 
 ROW = dict(
     source="vtrain_made", family="gpt", gpu="a100_sxm4_80g", n_gpus=8, gpus_per_node=8, hidden=1024, heads=16, layers=12, seq=1024,
@@ -20,6 +27,7 @@ ROW = dict(
 )  # fmt: skip
 
 
+ALL_ONE = Knobs(**{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES})  # nothing is launched or exposed
 PARTS = ["compute_s", "exposed_comm_s", "bubble_s", "host_s"]
 DOUBTED = {"source": "vtrain_single_node", "recompute": "full"}
 LARGE = {"hidden": 12288, "heads": 96, "layers": 96, "tp": 8, "dp": 1, "pp": 1, "global_batch": 8, "micro_batch": 8, "seq": 2048}
@@ -164,6 +172,22 @@ def test_chimera_and_zero_bubble_wait_less_than_1f1b(bank):
     assert bubble[0] == pytest.approx(7 / 8, rel=0.15)
     assert bubble[1] == pytest.approx((8 * 1 / 3 + 14 * 2 / 3 - 8) / 8, rel=0.15)
     assert bubble[2] == pytest.approx(7 / 3 / 8, rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "chimera", "zero_bubble"])
+def test_a_row_takes_what_the_graph_of_its_step_takes(bank, name):
+    """Both priced alike, every efficiency 1, sends beside the computation: embedding, a small head, reduction, optimizer and all."""
+    batch = bank.understand(rows(UNIFORM | {"schedule": name, "sharding": "none"}))
+    prices, config = bank.prices(batch.rows[0].machine), batch.rows[0].config.replace(overlap_sends=True)
+    composed = step_seconds(dataclasses.replace(batch.features, sends_hidden=np.ones(1)), ALL_ONE).step_s[0]
+    step = transformer(config)
+    prices.learn(call for call in step.calls if not isinstance(call, Chain))
+    seconds = [0.0 if isinstance(call, Chain) else prices[call] for call in step.calls]
+    for at, call in enumerate(step.calls):
+        if isinstance(call, Chain):
+            seconds[at] = sum(seconds[row - 1] * often for row, often in call.parts)
+    graph = makespan(lower(step.graph).program, np.array(seconds, np.float32)[:, None])[0]
+    assert composed == pytest.approx(float(graph), rel=0.015)
 
 
 def test_twice_the_weights_of_chimera_are_reduced_and_updated(bank):
