@@ -204,6 +204,19 @@ def test_a_chimera_worker_has_half_of_both_ends():
     assert parts(f)["compute_s"] == pytest.approx(4 * (3.0 + 1.0))
 
 
+@pytest.mark.parametrize("ends", [{"head": 1.0}, {"head": 2.0}, {"head": 2.0, "embedding": 0.5}])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 16), (8, 8), (8, 32)])
+@pytest.mark.parametrize(("name", "within"), [("1f1b", 1e-5), ("zero_bubble", 1e-5), ("chimera", 0.06)])
+def test_a_heavy_last_stage_takes_about_what_the_schedule_s_graph_takes(name, p, m, ends, within):
+    forward, backward = np.ones(p), np.full(p, 2.0)
+    for end, at in (("embedding", 0), ("head", -1)):
+        forward[at] += ends.get(end, 0.0) / 3
+        backward[at] += ends.get(end, 0.0) * 2 / 3
+    blocks = {end: block(gemm_s=(size / 3, 0, size * 2 / 3)) for end, size in ends.items()}
+    f = pipeline(p, micro_batches=m, **blocks, schedule=SCHEDULES.index(name), weight_share=0.5)
+    assert time(f) == pytest.approx(graph_seconds(schedule(name, p, m), forward, backward, weight_s=backward / 2), rel=within)
+
+
 @pytest.mark.parametrize("name", ["chimera", "zero_bubble"])
 def test_a_host_that_is_slower_one_way_changes_the_bubble(name):
     """A layer whose host takes 3 s there and 3 s back is as long both ways, whatever its GPU does."""

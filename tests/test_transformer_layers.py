@@ -385,7 +385,7 @@ def test_equal_steps_are_one_row():
         ({"framework": "jax"}, "unknown framework 'jax'"),
         ({"dtype": "fp8"}, 'dtype is that of activations, one of fp32, tf32, fp16, bf16, got fp8; quant="fp8"'),
         ({"quant": "int3"}, "unknown quant 'int3'"),
-        ({"bucket_bytes": 0.0}, "bucket_bytes must be above zero"),
+        ({"bucket_bytes": 0.0}, "bucket_bytes must be a number above zero"),
         ({"gpus_per_node": 0}, "gpus_per_node must be a whole number of 1 or more"),
     ],
 )

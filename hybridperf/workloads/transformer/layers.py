@@ -15,8 +15,8 @@ from hybridperf.workloads.transformer.counts import Block
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.passes import Piece, Step
 
-EXPERT_KERNELS = 3  # two grouped products and what stands between them
-EXPERT_BACKWARD_KERNELS = 5  # two products for each, and what stands between them
+# of each expert; what stands between the products is one kernel for all: Transformer Engine multiplies expert by expert, on some streams
+EXPERT_PRODUCTS, EXPERT_BACKWARD_PRODUCTS = 2, 4
 
 
 def layer(config: TransformerConfig, block: Block) -> Piece:
@@ -130,10 +130,12 @@ def experts(config: TransformerConfig, block: Block, tokens: float) -> Piece:
         gated=float(s.gated), quant=config.quant,
     )  # fmt: skip
     cut = config.layout.expert_tp is None or config.layout.expert_tp == config.layout.tp
-    product = Step(OpCall(op), "gemm", "experts", kernels=EXPERT_KERNELS, tensor=("moe_tp",) if cut else (), tokens="tokens")
+    product = Step(
+        OpCall(op), "gemm", "experts", kernels=1 + EXPERT_PRODUCTS * block.experts, tensor=("moe_tp",) if cut else (), tokens="tokens"
+    )
     back = Step(
-        OpCall(op, times=ratios.EXPERTS.value), "gemm", "experts gradient", kernels=EXPERT_BACKWARD_KERNELS, tensor=product.tensor,
-        tokens="tokens",
+        OpCall(op, times=ratios.EXPERTS.value), "gemm", "experts gradient", kernels=1 + EXPERT_BACKWARD_PRODUCTS * block.experts,
+        tensor=product.tensor, tokens="tokens",
     )  # fmt: skip
     return (
         config.kernels.linear("router", tokens, s.hidden, block.experts, bias=s.router_bias)
