@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-SOME_ROWS_UNPREDICTED = 3
+from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, compilation_cache
 
 
 def steps(
@@ -26,8 +26,10 @@ def steps(
     save_knobs: Annotated[Path | None, typer.Option("--save-knobs", help="write the fitted efficiencies here (.json)")] = None,
 ) -> int:
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory, what the time is made of, note."""
+    import pandas as pd
+
     from hybridperf.hardware import load_host
-    from hybridperf.io import InputError, read_table, read_tables, write_table
+    from hybridperf.io import InputError, read_table, write_table
     from hybridperf.steps.adaptation import Adaptation
     from hybridperf.steps.predict import COLUMNS, predict_steps
 
@@ -36,10 +38,12 @@ def steps(
     if knobs and host:
         raise InputError("expected one of --knobs and --host, got both: fitted efficiencies hold their host's")
     frame = read_table(rows)
-    for path in fit_on or []:
-        if "step_time_s" not in read_table(path):
+    tables = [read_table(path) for path in fit_on or []]
+    for path, table in zip(fit_on or [], tables, strict=True):
+        if "step_time_s" not in table:
             raise InputError(f"expected a column step_time_s in {path}, given to fit on, found none; give measured steps")
-    measured = read_tables(fit_on) if fit_on else None
+    measured = pd.concat(tables, ignore_index=True) if tables else None
+    compilation_cache()
     found = predict_steps(
         frame,
         device or None,

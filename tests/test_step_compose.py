@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybridperf.schedules import graph_seconds, schedule
 from hybridperf.steps.compose import Block, Features, step_seconds
 from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, medians, theta_of
+from hybridperf.workloads.transformer.codes import SCHEDULES
 
 FREE = Knobs(**{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES})  # nothing is launched, awaited or exposed
 
@@ -24,7 +26,7 @@ def row(**changes):
     fields = {field.name: np.zeros(1) for field in dataclasses.fields(Features)}
     fields |= {"layer": block(gemm_s=(1, 0, 2)), "embedding": block(), "head": block()}
     fields |= {name: np.array([value], float) for name, value in dict(layers_first=4, layers_last=4, layers_most=4, layers=4).items()}
-    fields |= {name: np.ones(1) for name in ("stages", "micro_batches", "fill", "tp_nodes", "stage_nodes", "tp")}
+    fields |= {name: np.ones(1) for name in ("stages", "micro_batches", "fill", "chunks", "tp_nodes", "stage_nodes", "tp")}
     return Features(**fields | {k: v if isinstance(v, Block) else np.array([v], float) for k, v in changes.items()})
 
 
@@ -90,6 +92,127 @@ def test_recomputation_is_forward_work_again():
     assert time(row(layer=block(gemm_s=(1, 1, 2)))) == pytest.approx(16.0)
 
 
+# --- parts ------------------------------------------------------------------------------------------------------------------------------
+
+
+def parts(features, knobs=FREE, **corrections):
+    return {name: float(values[0]) for name, values in step_seconds(features, knobs, **corrections)._asdict().items()}
+
+
+def mixed_rows(count=2000, seed=1):
+    """Rows in which everything takes time, and each of GPU, host and gathers is now and then the longest."""
+    rng = np.random.default_rng(seed)
+
+    def some():
+        amounts = {field.name: 10 ** rng.uniform(-5, -2.5, (3, count)) for field in dataclasses.fields(Block)}
+        counts = ("kernels", "tp_calls", "gather_calls", "exchange_calls")
+        return Block(**amounts | {name: rng.integers(0, 40, (3, count)).astype(float) for name in counts})
+
+    columns = {field.name: rng.uniform(0.0, 0.05, count) for field in dataclasses.fields(Features)}
+    stages = rng.choice([1.0, 2.0, 4.0, 8.0], count)
+    held = rng.integers(1, 6, (3, count)).astype(float)
+    held[1:, stages == 1] = held[0, stages == 1]
+    code = rng.choice([0, 3, 4], count) * (stages > 1)
+    columns |= {
+        "layer": some(), "embedding": some(), "head": some(), "stages": stages,
+        "layers_first": held[0], "layers_last": held[1], "layers_most": held[2],
+        "layers": np.where(stages == 1, held[0], held[0] + held[1] + np.maximum(stages - 2, 0) * held[2]),
+        "micro_batches": stages * rng.choice([2.0, 4.0], count), "fill": rng.choice([1.0, 0.5], count), "chunks": np.ones(count),
+        "sends_hidden": rng.choice([0.0, 1.0], count), "reduction_hidden": rng.choice([0.0, 1.0], count), "schedule": code,
+        "tp_nodes": rng.choice([1.0, 2.0], count), "weight_share": rng.uniform(0.3, 0.6, count), "crossing": np.zeros(count),
+    }  # fmt: skip
+    return Features(**columns), rng.normal(0, 0.3, (3, count))
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    f, logs = mixed_rows()
+    found = step_seconds(f, medians(), *logs)
+    four = [found.compute_s, found.exposed_comm_s, found.bubble_s, found.host_s]
+    assert np.sum(four, 0) == pytest.approx(found.step_s, rel=1e-12)
+    assert min(one.min() for one in four) >= 0
+    assert (found.host_s > 0.01 * found.step_s).mean() > 0.2  # not what is left over by clipping the others
+    assert (found.exposed_comm_s > 0.01 * found.step_s).all()
+
+
+def test_one_row_s_parts_are_another_s_in_jax():
+    f, logs = mixed_rows(50)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda theta: tuple(step_seconds(f, knobs_of(theta), *logs)))(jnp.asarray(theta_of(medians())))
+    for name, values, others in zip(step_seconds(f, medians())._fields, step_seconds(f, medians(), *logs), traced, strict=True):
+        assert np.asarray(others) == pytest.approx(values, rel=1e-9, abs=1e-12), name
+
+
+@pytest.mark.parametrize(("end", "first"), [("head", False), ("embedding", True)])
+def test_parts_are_those_of_the_slowest_stage(end, first):
+    """Three stages of 3 s and an end of 2 s with 0.5 s of messages: its stage computes 5 s of each micro-batch."""
+    f = pipeline(3, micro_batches=6, **{end: block(gemm_s=(1, 0, 1), tp_s=(0.25, 0, 0.25), tp_calls=(1, 0, 1))})
+    found = parts(f)
+    assert found["step_s"] == pytest.approx(6 * 5.5 + 6.0)
+    assert found["compute_s"] == pytest.approx(6 * 5.0)
+    assert found["exposed_comm_s"] == pytest.approx(6 * 0.5)
+    assert found["bubble_s"] == pytest.approx(6.0)
+    assert found["host_s"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_full_stage_in_the_middle_is_the_slowest():
+    found = parts(row(stages=3, layers_first=1, layers_last=1, layers_most=3, layers=5, micro_batches=4))
+    assert found["step_s"] == pytest.approx(4 * 9.0 + 6.0)
+    assert found["compute_s"] == pytest.approx(4 * 9.0)
+
+
+def test_gathers_that_outlast_the_computation_are_exposed():
+    """8 s beside 3 s of a layer: the GPU waits for messages, not for its host, whose 7 s hide beside them."""
+    layer = dict(gemm_s=(1, 0, 2), gather_s=(4.0, 0, 4.0), gather_calls=(1, 0, 1))
+    found = parts(row(layer=block(**layer)))
+    assert found["exposed_comm_s"] == pytest.approx(4 * 5.0, rel=1e-3)
+    assert found["host_s"] == pytest.approx(0.0, abs=1e-9)
+    busy = parts(row(layer=block(**layer, kernels=(30, 0, 30))), dataclasses.replace(FREE, launch_s=6 / 60))
+    assert busy["exposed_comm_s"] == pytest.approx(4 * 5.0, rel=1e-3)
+    assert busy["host_s"] < 0.02 * busy["step_s"]
+
+
+def test_optimizer_and_fixed_seconds_have_their_parts():
+    """The update computes, its launches and what is fixed are the host's, weights that come back are messages."""
+    f = row(optimizer_s=2.0, optimizer_kernels=10, gathered_layers=3)
+    knobs = dataclasses.replace(FREE, launch_s=0.1, layer_gather_s=0.5, fixed_s=0.25)
+    found, without = parts(f, knobs), parts(row(), FREE)
+    assert found["compute_s"] - without["compute_s"] == pytest.approx(2.0)
+    assert found["exposed_comm_s"] - without["exposed_comm_s"] == pytest.approx(1.5)
+    assert found["host_s"] - without["host_s"] == pytest.approx(10 * 0.1 + 0.25)
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m"), [("chimera", 4, 4), ("chimera", 8, 6), ("chimera", 4, 16), ("zero_bubble", 4, 8), ("zero_bubble", 8, 3)]
+)
+@pytest.mark.parametrize(("there", "back", "share"), [(1.0, 2.0, 0.5), (2.0, 1.5, 0.4), (1.0, 1.0, 0.9)])
+def test_uniform_stages_take_what_the_schedule_s_graph_takes(name, p, m, there, back, share):
+    f = pipeline(
+        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), schedule=SCHEDULES.index(name), weight_share=share
+    )  # fmt: skip
+    assert time(f) == pytest.approx(graph_seconds(schedule(name, p, m), there, back, weight_s=share * back), rel=1e-5)
+    found = parts(f)
+    assert found["compute_s"] == pytest.approx(m * (there + back))
+    assert found["bubble_s"] == pytest.approx(found["step_s"] - found["compute_s"])
+
+
+def test_a_chimera_worker_has_half_of_both_ends():
+    """A head of 2 s on one stage of four: the outer workers have it for half of the micro-batches."""
+    f = pipeline(4, micro_batches=4, head=block(gemm_s=(1, 0, 1)), schedule=SCHEDULES.index("chimera"))
+    assert parts(f)["compute_s"] == pytest.approx(4 * (3.0 + 1.0))
+
+
+@pytest.mark.parametrize("name", ["chimera", "zero_bubble"])
+def test_a_host_that_is_slower_one_way_changes_the_bubble(name):
+    """A layer whose host takes 3 s there and 3 s back is as long both ways, whatever its GPU does."""
+    layer = block(gemm_s=(0.5, 0, 1.0), kernels=(30, 0, 30))
+    f = pipeline(4, micro_batches=4, layer=layer, schedule=SCHEDULES.index(name), weight_share=0.5)
+    expected = graph_seconds(schedule(name, 4, 4), 3.0, 3.0, weight_s=1.5)
+    assert time(f, dataclasses.replace(FREE, launch_s=0.1)) == pytest.approx(expected, rel=1e-3)
+
+
 def test_corrections_scale_layers_and_ends():
     f = row(head=block(gemm_s=(1, 0, 1)))
     assert time(f, gpu_log=np.log([1.5])) == pytest.approx(20.0)
@@ -108,9 +231,10 @@ def some_row():
     return pipeline(4, layer=block(**of() | layers), embedding=block(**of() | layers), head=block(**of() | layers), **sizes)
 
 
-@pytest.mark.parametrize("tp_nodes", [1, 2])
-def test_slopes_over_knobs_are_those_of_differences(tp_nodes):
-    f = dataclasses.replace(some_row(), tp_nodes=np.array([float(tp_nodes)]))
+@pytest.mark.parametrize(("tp_nodes", "name"), [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble")])
+def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
+    f = dataclasses.replace(some_row(), tp_nodes=np.array([float(tp_nodes)]), schedule=np.array([SCHEDULES.index(name)]))
+    f = dataclasses.replace(f, micro_batches=np.array([8.0]), weight_share=np.array([0.45]))
     theta = theta_of(medians())
     with jax.enable_x64(True):
         slope = np.asarray(jax.grad(lambda t: jnp.log(step_seconds(f, knobs_of(t)).step_s[0]))(jnp.asarray(theta)))

@@ -11,7 +11,7 @@ falls where another mode is much likelier and every row of that source fits in m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Adaptation:
     likelihoods: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)  # by source and mode
     host: Host | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    few: Mapping[str, int] = dataclasses.field(default_factory=dict)  # rows of groups that have too few to be fitted
 
     def of(self, group: str) -> tuple[Adapted, str]:
         """(what to predict a group by, whose rows that is: "" for nobody's)."""
@@ -78,7 +79,7 @@ class Adaptation:
         }  # fmt: skip
         document = {
             "groups": groups, "recompute": dict(self.recompute), "likelihoods": {k: dict(v) for k, v in self.likelihoods.items()},
-            "host": None if self.host is None else self.host.model_dump(), "provenance": dict(self.provenance),
+            "host": None if self.host is None else self.host.model_dump(), "provenance": dict(self.provenance), "few": dict(self.few),
         }  # fmt: skip
         write_json(path, _KIND, SCHEMA_VERSION, document)
 
@@ -92,7 +93,8 @@ class Adaptation:
             if bad := [mode for mode in said["recompute"].values() if mode not in MODES]:
                 raise ValueError(f"{bad[0]!r} is no recompute mode")
             likelihoods = {source: {mode: float(one) for mode, one in found.items()} for source, found in said["likelihoods"].items()}
-            return Adaptation(groups, dict(said["recompute"]), likelihoods, host, dict(said["provenance"]))
+            few = {name: int(count) for name, count in said.get("few", {}).items()}  # knobs of before have none
+            return Adaptation(groups, dict(said["recompute"]), likelihoods, host, dict(said["provenance"]), few)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the rows again") from error
 
@@ -100,7 +102,10 @@ class Adaptation:
 def adaptation(
     frame: pd.DataFrame, bank: Bank, host: Host | None = None, device: str | None = None, system: str | None = None
 ) -> tuple[Adaptation, list[str]]:
-    """(what the measured rows of a table say, sentences on what was left out or preferred); `device`, `system` as in `resolve`."""
+    """(what the measured rows of a table say, sentences on what was left out or preferred); `device`, `system` as in `resolve`.
+
+    `InputError` for rows that no machine explains: what is fitted to milliseconds says less than what is believed without rows.
+    """
     if "step_time_s" not in frame:
         raise InputError("expected a column step_time_s in the rows to fit on, found none; give measured steps")
     batch = bank.understand(frame, device, system)
@@ -119,30 +124,32 @@ def adaptation(
     batch, measured_s = chosen(batch, ran), measured_s[ran]
     likelihoods = {source: compared(batch, measured_s, source, bank, host) for source in doubtful(batch)}
     recompute = {}
-    for source, found in likelihoods.items():
+    for source, likely in likelihoods.items():
         label = _labels(batch, source)[0]
-        best = max(found, key=lambda mode: found[mode])
-        odds = found[best] - found[label]
+        best = max(likely, key=lambda mode: likely[mode])
+        odds = likely[best] - likely[label]
         if best != label and odds > MUCH_LIKELIER:
             recompute[source] = best
         said.append(
             f"rows of {source} say recompute {label}; "
             + (f"{best} is preferred" if source in recompute else "nothing else is preferred")
-            + f" (log likelihood {', '.join(f'{mode} {value - found[label]:+.1f}' for mode, value in found.items())} against the label)"
+            + f" (log likelihood {', '.join(f'{mode} {value - likely[label]:+.1f}' for mode, value in likely.items())} against the label)"
         )
     if recompute:
         batch = bank.priced(Resolved(tuple(relabelled(row, recompute) for row in batch.rows)))
-    groups, names = {}, np.array(batch.groups)
+    groups, few, names = {}, {}, np.array(batch.groups)
     for name in dict.fromkeys(names.tolist()):
         here = names == name
-        if here.sum() >= _LEAST_ROWS:
-            assert batch.features is not None
-            groups[name] = adapt.fit(picked(batch.features, here), batch.cells[here], measured_s[here], host)
-            if groups[name].noise > _WRONG_UNITS:
-                said.append(
-                    f"rows of {name} lie a factor of {np.exp(groups[name].noise):.3g} from what fits them best, and their predictions are"
-                    " as unsure; is step_time_s in seconds, and of whole steps?"
-                )
+        if here.sum() < _LEAST_ROWS:
+            few[name] = int(here.sum())
+            continue
+        assert batch.features is not None
+        groups[name] = adapt.fit(picked(batch.features, here), batch.cells[here], measured_s[here], host)
+        if groups[name].noise > _WRONG_UNITS:
+            raise InputError(
+                f"expected step_time_s of whole steps in seconds, got {here.sum()} rows of {name} that lie a factor of"
+                f" {np.exp(groups[name].noise):.3g} from what fits them best; give seconds, or leave these rows out"
+            )
     if not groups:
         most = max(names.tolist(), key=names.tolist().count)
         raise InputError(
@@ -150,7 +157,11 @@ def adaptation(
             f" {(names == most).sum()}, of {most}; give more"
         )
     provenance = {"rows": len(measured_s), "sources": sorted({row.source for row in batch.rows})}
-    return Adaptation(groups, recompute, likelihoods, host, provenance), said
+    found = Adaptation(groups, recompute, likelihoods, host, provenance, few)
+    for name, count in few.items():
+        by = f"what rows of {whose} say" if (whose := found.of(name)[1]) else "believed efficiencies"
+        said.append(f"{count} of {_LEAST_ROWS} measured rows that fitting {name} needs; such rows are predicted by {by}")
+    return found, said
 
 
 def chosen(batch: Batch, rows: np.ndarray) -> Batch:
@@ -161,21 +172,24 @@ def chosen(batch: Batch, rows: np.ndarray) -> Batch:
 
 
 def doubtful(batch: Batch) -> list[str]:
-    """Sources all of whose rows carry one label of recomputation, and would fit in memory without."""
+    """Sources of measured rows all of which carry one label of recomputation, and would fit in memory without."""
     found = []
     for source in dict.fromkeys(row.source for row in batch.rows):
         labels = _labels(batch, source)
-        if len(labels) == 1 and labels[0] != "none" and all_fit([row for row in batch.rows if row.source == source], "none"):
+        if len(labels) == 1 and labels[0] != "none" and fitting([row for row in batch.rows if row.source == source], "none").all():
             found.append(source)
     return found
 
 
-def all_fit(rows: list[ResolvedRow], mode: str) -> bool:
-    """Whether every row fits in its device's memory with this recompute mode."""
-    known = [(row, row.config, row.machine) for row in rows if row.config is not None and row.machine is not None]
-    configs = [config.replace(layout=config.layout.replace(recompute=mode)) for _, config, _ in known]
-    needed = peak_bytes(configs, memory_knobs(known[0][0].framework))
-    return bool((needed <= USABLE * np.array([machine.memory_bytes for _, _, machine in known])).all())
+def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
+    """Whether each row fits in its device's memory with this recompute mode (bool [N])."""
+    out = np.zeros(len(rows), bool)
+    for framework in dict.fromkeys(row.framework for row in rows):
+        at = [i for i, row in enumerate(rows) if row.framework == framework and row.config is not None and row.machine is not None]
+        configs = [config.replace(layout=config.layout.replace(recompute=mode)) for i in at if (config := rows[i].config) is not None]
+        room = [machine.memory_bytes for i in at if (machine := rows[i].machine) is not None]
+        out[at] = peak_bytes(configs, memory_knobs(framework)) <= USABLE * np.array(room)
+    return out
 
 
 def compared(batch: Batch, measured_s: np.ndarray, source: str, bank: Bank, host: Host | None) -> dict[str, float]:

@@ -74,15 +74,9 @@ class Bank:
             self._prices[key] = Prices(self._models[machine.model], _links(machine), load_device(machine.device))
         return self._prices[key]
 
-    def understand(
-        self, frame: pd.DataFrame, device: str | None = None, system: str | None = None, host: str | None = None,
-        recompute: Mapping[str, str] | None = None,
-    ) -> Batch:  # fmt: skip
-        """The rows of a table; `recompute` by source replaces what rows of that source say."""
-        resolved = resolve(frame, device, system, host)
-        if recompute:
-            resolved = Resolved(tuple(relabelled(row, recompute) for row in resolved))
-        return self.priced(resolved)
+    def understand(self, frame: pd.DataFrame, device: str | None = None, system: str | None = None) -> Batch:
+        """The rows of a table; `device`, `system` as in `resolve`."""
+        return self.priced(resolve(frame, device, system))
 
     def priced(self, resolved: Resolved) -> Batch:
         """Understood rows with their features."""

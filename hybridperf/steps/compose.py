@@ -8,7 +8,16 @@
 
 m micro-batches per step. `fill` is how much of the pipeline's filling and draining shows: 1 for 1F1B and GPipe, 1 / v with v chunks per
 stage. For GPipe and 1F1B this is (m - 1) max + sum, which measured steps follow to under 1 % (training_steps.md 2.1); the maximum is the
-slowest stage's, with no smoothing.
+slowest stage's, with no smoothing. Chimera and zero bubble: `pipelines.py`.
+
+The step is also the sum of four parts, as the slowest stage's GPU sees it:
+
+    compute          its products, attention and memory-bound ops, exposed seconds of kernels among them; the optimizer's own
+    communication    what nothing hides: collectives in its blocks, what gathers outlast its computation by, its messages, the exposed
+                     reduction with the cost of issuing it, and updated weights on their way back
+    bubble           it waits for other stages
+    host             it waits for its own host: what blocks take longer than all of that, the optimizer's launches, and `fixed_s`, which
+                     is the host's work around a step
 
 Axes: N rows, P = 3 phases. Columns are NumPy's or JAX's (`either.py`).
 """
@@ -20,10 +29,12 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from hybridperf.either import array_module
+from hybridperf.either import anew, array_module
 from hybridperf.steps.cross_node import across_s, crossing_host_s, ring_latency_s
 from hybridperf.steps.knobs import Knobs
+from hybridperf.steps.pipelines import pace, woven_pace
 
 PHASES = ("forward", "recomputed", "backward")
 BACKWARD = PHASES.index("backward")
@@ -80,10 +91,12 @@ class Features:
     crossing: Any  # 1: so does a pipeline over nodes
     stalls: Any  # messages of a micro-batch that surely stall
     gathered_layers: Any  # of a rank, updated in shards and gathered one by one: times doublings of data ranks
+    schedule: Any = None  # index into SCHEDULES; None: of those that `fill` is all of
+    weight_share: Any = None  # of a layer's backward: its weights' gradients, which a schedule may put off; None likewise
 
 
 class Parts(NamedTuple):
-    """Seconds of a step [N]."""
+    """Seconds of a step [N]: the second to fifth add up to the first."""
 
     step_s: Any
     compute_s: Any  # the slowest stage's GPU at work, all micro-batches, and the optimizer
@@ -99,50 +112,57 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
 
     Pure, and differentiable in knobs and corrections.
     """
+    f, k, gpu_log, host_log, ends_log = anew((f, k, gpu_log, host_log, ends_log))
     xp = array_module(*jax.tree.leaves(k), gpu_log, host_log, ends_log)
-    layer, comm = _block(f, f.layer, k, xp)
+    layer = _block(f, f.layer, k, xp)
     layer = layer._replace(host_s=layer.host_s + crossing_host_s(f, k, xp))
-    correction = xp.exp(gpu_log)
-    layer_s = _sharp_max(xp, (layer.gpu_s + comm) * correction, layer.host_s * xp.exp(host_log), layer.beside_s)
-    ends = [_block(f, block, k, xp) for block in (f.embedding, f.head)]
-    embedding_s, head_s = (
-        _sharp_max(xp, block.gpu_s + shown, block.host_s + (k.input_s if at == 0 else 0.0), block.beside_s) * xp.exp(ends_log)
-        for at, (block, shown) in enumerate(ends)
-    )
+    on_layer, on_host, on_ends = xp.exp(gpu_log), xp.exp(host_log), xp.exp(ends_log)
+    busy_s = layer.gpu_s + layer.comm_s
+    layer_s, layer_gathers_s = _paced(xp, busy_s * on_layer, layer.host_s * on_host, layer.beside_s)
+    embedding, head = (_block(f, block, k, xp) for block in (f.embedding, f.head))
+    embedding_s, embedding_gathers_s = _paced(xp, embedding.gpu_s + embedding.comm_s, embedding.host_s + k.input_s, embedding.beside_s)
+    head_s, head_gathers_s = _paced(xp, head.gpu_s + head.comm_s, head.host_s, head.beside_s)
+    embedding_s, head_s = embedding_s * on_ends, head_s * on_ends
     alone = f.stages == 1
     sends_s = xp.where(alone, 0.0, f.chunks * ((1 - f.sends_hidden) * 2 * k.p2p * f.sends_s + k.slot_s) + k.stall_s * f.stalls)
     first_s = f.layers_first * layer_s + embedding_s + sends_s
     last_s = xp.where(alone, first_s + head_s, f.layers_last * layer_s + head_s + sends_s)
     other_s = xp.where(f.stages > 2, f.layers_most * layer_s + sends_s, 0.0)
-    most_s = xp.maximum(xp.maximum(first_s, last_s), other_s)
     between = f.layers - f.layers_first - f.layers_last
     sum_s = xp.where(alone, last_s, first_s + last_s + between * layer_s + xp.maximum(f.stages - 2, 0) * sends_s)
-    bubble_s = f.fill * xp.maximum(sum_s - most_s, 0.0)
-    backward_s = f.layers_last * _phase_s(f.layer, k, BACKWARD)
+    slowest = pace(xp, f, first_s, last_s, other_s)
+    if f.schedule is not None:
+        slowest = woven_pace(xp, f, slowest, first_s, last_s, other_s, lambda: _ways_s(xp, f, k, on_layer, on_host))
+    bubble_s = slowest.fill * xp.maximum(sum_s - slowest.stage_s, 0.0)
     reduction_s = k.reduction * f.reduction_s
-    reduction_s = xp.maximum(reduction_s - f.reduction_hidden * backward_s, 0.1 * f.reduction_hidden * reduction_s)
+    hiding_s = f.layers_last * layer.backward_s
+    reduction_s = xp.maximum(reduction_s - f.reduction_hidden * hiding_s, 0.1 * f.reduction_hidden * reduction_s)
     reduction_s = reduction_s + k.reduction * f.updated_s + k.collective_launch_s * f.reduction_calls
-    optimizer_s = k.optimizer * k.memory * f.optimizer_s + k.launch_s * f.optimizer_kernels + k.layer_gather_s * f.gathered_layers
-    step_s = f.micro_batches * most_s + bubble_s + reduction_s + optimizer_s + k.fixed_s
-    at_work = f.layers_most * layer.gpu_s * correction
-    comm_s = f.layers_most * comm * correction
-    for block, shown in ends:
-        at_work, comm_s = at_work + block.gpu_s / f.stages, comm_s + shown / f.stages
-    compute_s = f.micro_batches * at_work + k.optimizer * k.memory * f.optimizer_s
-    exposed_s = f.micro_batches * (comm_s + sends_s) + reduction_s
-    host_s = xp.maximum(step_s - bubble_s - compute_s - exposed_s, 0.0)
-    return Parts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s, layer.host_s / (layer.gpu_s + comm))
+    update_s, gathered_s = k.optimizer * k.memory * f.optimizer_s, k.layer_gather_s * f.gathered_layers
+    optimizer_s = update_s + k.launch_s * f.optimizer_kernels + gathered_s
+    step_s = f.micro_batches * slowest.stage_s + bubble_s + reduction_s + optimizer_s + k.fixed_s
+    at_work_s = slowest.layers * (layer.gpu_s * on_layer)
+    at_work_s = at_work_s + (slowest.embeddings * embedding.gpu_s + slowest.heads * head.gpu_s) * on_ends
+    comm_s = slowest.layers * (layer.comm_s * on_layer + layer_gathers_s) + sends_s
+    of_ends_s = slowest.embeddings * (embedding.comm_s + embedding_gathers_s) + slowest.heads * (head.comm_s + head_gathers_s)
+    compute_s = f.micro_batches * at_work_s + update_s
+    exposed_s = f.micro_batches * (comm_s + of_ends_s * on_ends) + reduction_s + gathered_s
+    exposed_s = xp.maximum(exposed_s, 0.0)  # only rounding may put it below, and what follows
+    host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
+    return Parts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s, layer.host_s / busy_s)
 
 
 class _Times(NamedTuple):
     gpu_s: Any  # without communication
+    comm_s: Any  # communication that nothing hides
     host_s: Any
-    beside_s: Any
+    beside_s: Any  # gathers of sharded weights
+    backward_s: Any  # of gpu_s
 
 
-def _block(f: Features, block: Block, k: Knobs, xp: Any) -> tuple[_Times, Any]:
-    """(times of a block, communication in it that nothing hides)."""
-    gpu_s = sum(_phase_s(block, k, phase) for phase in range(len(PHASES)))
+def _block(f: Features, block: Block, k: Knobs, xp: Any) -> _Times:
+    """Times of a block."""
+    forward_s, recomputed_s, backward_s = (_phase_s(block, k, phase) for phase in range(len(PHASES)))
     inside = k.tp * block.tp_s.sum(0) + k.tp_arrival_s * block.tp_calls.sum(0)
     latency_s = ring_latency_s(f, k, block.tp_calls.sum(0))
     across = across_s(xp, k.tp_across * block.tp_s.sum(0), latency_s)
@@ -151,7 +171,7 @@ def _block(f: Features, block: Block, k: Knobs, xp: Any) -> tuple[_Times, Any]:
     comm_s = comm_s + k.gather_shown * gather_s
     calls = (block.tp_calls + block.exchange_calls + block.gather_calls).sum(0)
     host_s = k.launch_s * (block.kernels[:BACKWARD].sum(0) + k.backward_launch * block.kernels[BACKWARD]) + k.collective_launch_s * calls
-    return _Times(gpu_s, host_s, gather_s), comm_s
+    return _Times(forward_s + recomputed_s + backward_s, comm_s, host_s, gather_s, backward_s)
 
 
 def _phase_s(block: Block, k: Knobs, phase: int) -> Any:
@@ -160,7 +180,18 @@ def _phase_s(block: Block, k: Knobs, phase: int) -> Any:
     return products + k.attention * block.attention_s[phase] + k.memory * block.memory_s[phase] + k.exposed_kernel_s * block.kernels[phase]
 
 
-def _sharp_max(xp: Any, *seconds: Any) -> Any:
-    """p-norm of some times: hardly above the largest."""
-    most = functools.reduce(xp.maximum, seconds) + _LEAST_S
-    return most * sum((one / most) ** _SHARPNESS for one in seconds) ** (1 / _SHARPNESS)
+def _ways_s(xp: Any, f: Features, k: Knobs, on_layer: Any, on_host: Any) -> tuple[Any, Any]:
+    """Seconds of a layer (there, back with what is recomputed), each by itself."""
+    found = []
+    for kept in ((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)):
+        phases = np.array(kept)[:, None]
+        way = _block(f, jax.tree.map(lambda leaf, phases=phases: leaf * phases, f.layer), k, xp)
+        found.append(_paced(xp, (way.gpu_s + way.comm_s) * on_layer, way.host_s * on_host, way.beside_s)[0])
+    return found[0], found[1]
+
+
+def _paced(xp: Any, busy_s: Any, host_s: Any, gather_s: Any) -> tuple[Any, Any]:
+    """(seconds of a block: a p-norm of three, hardly above the largest; those by which gathers outlast what the GPU does, host apart)."""
+    most = xp.maximum(xp.maximum(busy_s, host_s), gather_s) + _LEAST_S
+    busy, host, gather = ((one / most) ** _SHARPNESS for one in (busy_s, host_s, gather_s))
+    return most * (busy + host + gather) ** (1 / _SHARPNESS), most * (busy + gather) ** (1 / _SHARPNESS) - busy_s

@@ -15,9 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hybridperf.hardware import load_device
-from hybridperf.io import InputError
 from hybridperf.steps.names import Machine
+from hybridperf.steps.peaks import peak_flops_per_s
 from hybridperf.workloads.transformer import Layout, TransformerShape
 
 RATE_TOLERANCE = 0.02
@@ -27,7 +26,7 @@ PARAMETER_TOLERANCE = 0.05
 
 
 def of(
-    row: Mapping[str, Any], shape: TransformerShape, layout: Layout, machine: Machine, dtype: str, global_batch: int | None
+    row: Mapping[str, Any], shape: TransformerShape, layout: Layout, machine: Machine, dtype: str, quant: str, global_batch: int | None
 ) -> tuple[str, ...]:
     """What contradicts itself, one sentence each."""
     found = []
@@ -43,7 +42,7 @@ def of(
     found += _differs("tokens/s", tokens_per_s, said, RATE_TOLERANCE + rounding, "batch x sequence / step time")
     whole = None if per_gpu is None or gpus is None else per_gpu * gpus
     found += _differs("tokens/s", tokens_per_s, whole, RATE_TOLERANCE, "tokens/s of a GPU x GPUs")
-    found += _mfu_differs(number(row, "mfu"), shape, layout, machine, dtype, tokens, step_s)
+    found += _mfu_differs(number(row, "mfu"), shape, layout, peak_flops_per_s(machine.device, dtype, quant), tokens, step_s)
     found += _differs("parameters", number(row, "params"), shape.parameters, PARAMETER_TOLERANCE, "those of the sizes")
     return tuple(found)
 
@@ -64,14 +63,10 @@ def _differs(what: str, said: float | None, other: float | None, tolerance: floa
 
 
 def _mfu_differs(
-    percent: float | None, shape: TransformerShape, layout: Layout, machine: Machine, dtype: str, tokens: float, step_s: float | None
+    percent: float | None, shape: TransformerShape, layout: Layout, peak: float | None, tokens: float, step_s: float | None
 ) -> list[str]:
     """Against FLOPs / (time x peak), however FLOPs are counted: attention whole or its causal half, matrices alone or six per parameter."""
-    try:
-        peak = load_device(machine.device).peak(dtype, "matrix")
-    except InputError:
-        return []  # the device has none of that dtype
-    if percent is None or step_s is None:
+    if percent is None or step_s is None or peak is None:
         return []
     matrices, attention = shape.model_flops(tokens, causal=True), shape.model_flops(tokens) - shape.model_flops(tokens, causal=True)
     six = 6 * shape.active_parameters * tokens

@@ -19,10 +19,12 @@ import numpy as np
 from hybridperf.steps.cells import Unique, cell_key, cells_of, kernels_key, shards_key, shards_of, sums
 from hybridperf.steps.compose import Block, Features
 from hybridperf.steps.prices import Prices
+from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import Step
 from hybridperf.workloads.transformer.stages import stage_layers
+from hybridperf.workloads.transformer.update import summed_over_pipes, tied_reduction
 
 
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
@@ -49,20 +51,23 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
         (
             config.shape.depth, config.layout.pp, config.layout.accumulation, _fill(config), config.layout.vp, float(config.overlap_sends),
             config.group("tp").nodes, -(-config.layout.ranks // config.layout.dp // config.gpus_per_node),
-            float(config.overlap_gradients), config.layout.tp,
+            float(config.overlap_gradients), config.layout.tp, SCHEDULES.index(config.layout.schedule),
         )
         for config in configs
     ], float).T  # fmt: skip
-    depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp = columns
+    depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp, schedule = columns
     reduction_s, reduction_calls, updated_s, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
     sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
+    splits = [at for at, config in enumerate(configs) if config.layout.schedule == "zero_bubble"]
+    weight_share = np.zeros_like(tp)
+    weight_share[splits] = [_weight_share(configs[at], prices) for at in splits]
     nothing = np.zeros_like(tp)  # what frameworks add is put in by `with_crossings`
     return Features(
         layer=layer, embedding=embedding, head=head, layers_first=stages[0], layers_last=stages[1], layers_most=stages[2], layers=depth,
         stages=pp, micro_batches=m, fill=fill, chunks=chunks, sends_s=sends_s, sends_hidden=sends_hidden, tp_nodes=tp_nodes,
         stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
         reduction_hidden=reduction_hidden, optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing,
-        crossing=nothing, stalls=nothing, gathered_layers=nothing,
+        crossing=nothing, stalls=nothing, gathered_layers=nothing, schedule=schedule, weight_share=weight_share,
     )  # fmt: skip
 
 
@@ -88,7 +93,7 @@ def _once(config: TransformerConfig) -> tuple[Any, ...]:
     """All that what happens once a step depends on."""
     x = config.layout
     groups = tuple(config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
-    cut = (config.stage_split, config.head_layers)
+    cut = (config.stage_split, config.head_layers, x.schedule == "chimera")
     return (config.shape, x.zero, x.tp, x.pp, x.ep, x.expert_tp, *cut, *kernels_key(config), *groups)
 
 
@@ -102,21 +107,27 @@ def _message(config: TransformerConfig) -> tuple[Any, ...]:
 
 def _whole_stages(config: TransformerConfig) -> TransformerConfig:
     """The config without interleaving: once a step a rank reduces and updates all of its chunks together."""
+    if config.layout.vp == 1:
+        return config
     return config.replace(layout=config.layout.replace(vp=1, schedule="1f1b"))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ends:
-    """What happens once a step, on the stage that has most of it."""
+    """What happens once a step, on the rank that has most of it."""
 
     reduction: tuple[Step, ...]
     optimizer: tuple[Step, ...]
 
     @staticmethod
     def of(config: TransformerConfig) -> _Ends:
-        of_stages = [
-            (optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in dict.fromkeys((0, config.stages - 1))
-        ]
+        ends = tuple(dict.fromkeys((0, config.stages - 1)))
+        if config.layout.schedule == "chimera":  # a rank holds both
+            tied = tied_reduction(config)
+            sums = tuple(summed_over_pipes(config, stage) for stage in ends)
+            updates = tuple(step for stage in ends for step in optimizer_passes(config, stage))
+            return _Ends(sums if tied is None else (tied, *sums), updates)
+        of_stages = [(optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in ends]
         optimizer, reduction = max(of_stages, key=lambda both: sum(float(step.op.work().bytes) for step in both[0]))
         return _Ends(reduction, optimizer)
 
@@ -140,6 +151,20 @@ def _stage_layers(depth: int, pp: int, vp: int, split: Any, head_layers: float) 
     pieces = np.array([int(stage_layers(depth, pp * vp, at, split, head_layers)) for at in range(pp * vp)])
     held = pieces.reshape(vp, pp).sum(0)  # a stage holds every pp-th piece
     return float(held[0]), float(held[-1]), float(held[1:-1].max() if pp > 2 else held[0])
+
+
+def _weight_share(config: TransformerConfig, prices: Prices) -> float:
+    """Share of a layer's backward that makes its weights' gradients, as the op model prices it."""
+    key = ("weight share", *cell_key(config))
+    if key not in prices.once:
+        (cell,) = cells_of([config])
+        steps = [(share, step) for share, passes in cell.layers for step in passes.backward if step.is_op]
+        whole, weights = (
+            sum(share * prices[step.call] for share, step in steps if chosen(step))
+            for chosen in (lambda _: True, lambda s: s.weight_gradient)
+        )
+        prices.once[key] = (weights / whole,)
+    return float(prices.once[key][0])
 
 
 def _fill(config: TransformerConfig) -> float:

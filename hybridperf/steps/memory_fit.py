@@ -51,12 +51,18 @@ def peak_bytes(configs: Sequence[TransformerConfig], knobs: MemoryKnobs | None =
 
 
 def will_fail(configs: Sequence[TransformerConfig], needed_bytes: np.ndarray, memory_bytes: np.ndarray | float) -> np.ndarray:
-    """Whether each config [N] runs out of memory or cannot run: needed bytes and the device's [N]."""
-    layouts = [config.layout for config in configs]
-    micro_batches = np.array([layout.accumulation for layout in layouts])
-    stages = np.array([layout.pp for layout in layouts])
-    depth = np.array([config.shape.depth for config in configs])
-    return (needed_bytes > USABLE * memory_bytes) | (micro_batches < stages - 1) | ((stages > 1) & (stages >= depth))
+    """Whether each config [N] runs out of memory or cannot run as that sweep's framework does: needed bytes and the device's [N]."""
+    return (needed_bytes > USABLE * memory_bytes) | np.array([bool(starved(config)) for config in configs])
+
+
+def starved(config: TransformerConfig) -> str:
+    """Why that sweep's framework leaves a stage without work, which ends its run; "" where it does not."""
+    x, depth = config.layout, config.shape.depth
+    if x.accumulation < x.pp - 1:
+        return f"accumulation {x.accumulation} is less than pp - 1 = {x.pp - 1}, so stages stay empty"
+    if x.pp > 1 and depth <= x.pp:
+        return f"{depth} layers on pp {x.pp} leave a stage without one beside embedding and head"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,8 @@ class Machine:
     gpus_per_node: int
     notes: tuple[str, ...] = ()
     switched: bool = False  # a switch joins more than one node's GPUs, whatever the row says of nodes
+    whole: int = 0  # GPUs of a real node, which runs take whole; 0: `gpus_per_node`
+    renoded: bool = False  # an option replaced the row's nodes by those of another system
 
 
 def plain(text: str) -> str:
@@ -66,29 +68,45 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
     spec = load_device(device or found["device"])
     if "note" in found:
         notes.append(found["note"])
-    cluster = {} if system else _entry("cluster", plain(f"{context} {gpu}")) or {}
-    name = system or cluster.get("system") or found.get("system")
+    cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
+    own = cluster.get("system") or found.get("system")
+    name = system or own
     if name is None:
         raise InputError(f"expected the fabric of {gpu!r}, which no row says and no alias knows; name it by --system")
     fabric = load_system(name)
-    if "node_bytes_per_s" in cluster:
-        fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
-    if "note" in cluster:
-        notes.append(cluster["note"])
-    said = _PER_NODE.search(plain(gpu))
-    per_node = int(said[1]) if said else fabric.accelerators_per_node
-    domain = None if system else found.get("domain")
+    renoded = bool(system) and (own is None or load_system(own) != fabric)
+    if not renoded:  # the option names the row's own system, if any: what the row says of it stands
+        if "node_bytes_per_s" in cluster:
+            fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
+        if "note" in cluster:
+            notes.append(cluster["note"])
+    said = None if renoded else _PER_NODE.search(plain(gpu))
+    whole = int(said[1]) if said else fabric.accelerators_per_node
+    per_node, domain = whole, aliases()["domain"].get(fabric.id)
     if domain:
-        fabric, per_node = fabric.model_copy(update={"accelerators_per_node": domain}), domain
+        fabric, per_node = _rack(fabric, domain), domain
         notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
-    return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain))
+    return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain), whole, renoded)
+
+
+def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
+    """A system whose nodes are racks: each with the network of all of its nodes."""
+    nodes = domain / fabric.accelerators_per_node
+    more = {"nics_per_node": round(fabric.nics_per_node * nodes), "node_bytes_per_s": fabric.node_bytes_per_s * nodes}
+    return fabric.model_copy(update={"accelerators_per_node": domain, **more})
 
 
 def framework_of(source: str) -> str:
     """The framework that wrote the rows of a source; "" where no alias knows."""
     text = plain(source)
     return next((name for says, name in aliases()["source"].items() if text.startswith(says)), "")
+
+
+def doubt_of(source: str) -> str:
+    """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
+    text = plain(source)
+    return next((str(why) for says, why in aliases()["doubted"].items() if text.startswith(says)), "")
 
 
 def word(table: str, said: str) -> Any:

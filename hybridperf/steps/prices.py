@@ -29,6 +29,8 @@ from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.attention_kernels import published_share
 from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
 
+# whose part inside a node is the same collective of the node's own ranks, with as many bytes (`collectives/traffic.py`)
+_COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _BY_MODEL = (Gemm, BatchedGemm, PrefillAttention, EncoderAttention)
 _ATTENTION_BACKWARD_FLOPS = 2.5  # five products where the forward has two
 _PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
@@ -93,8 +95,24 @@ class Prices:
         return self.known[call]
 
     def _messages_s(self, calls: list[CollectiveCall]) -> np.ndarray:
+        """Seconds of collectives. Where only links inside a node were measured, no collective over nodes is faster than its part there."""
+        seconds, parts = self._said_s(calls), {at: part for at, call in enumerate(calls) if (part := self._inside(call)) is not None}
+        if parts:
+            at = list(parts)
+            seconds[at] = np.maximum(seconds[at], self._said_s(list(parts.values())))
+        return seconds
+
+    def _inside(self, call: CollectiveCall) -> CollectiveCall | None:
+        """The part of a collective over nodes that each node does by itself; None where it has none or the network was measured too."""
+        each = call.ranks // call.nodes
+        placements = {one.nodes > 1 for one in self.links.measured if one.group.split("|")[0] == call.collective}
+        if call.nodes == 1 or each == 1 or call.collective not in _COMPOSED or placements != {False}:
+            return None
+        return dataclasses.replace(call, ranks=each, nodes=1)
+
+    def _said_s(self, calls: list[CollectiveCall]) -> np.ndarray:
         said = self.links.predict(collective_frame(calls))
-        seconds = said["predicted_s"].to_numpy(float)
+        seconds = np.array(said["predicted_s"], float)
         if not np.isfinite(seconds).all():
             at = int(np.flatnonzero(~np.isfinite(seconds))[0])
             raise InputError(f"cannot price {calls[at].collective} over {calls[at].ranks} ranks: {said['note'].iloc[at]}")

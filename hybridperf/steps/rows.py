@@ -20,10 +20,11 @@ from hybridperf.steps import contradictions
 from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
 from hybridperf.steps.record import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
+from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk")
-_SCHEDULES = ("1f1b", "gpipe", "interleaved")  # whose bubble the composition has
 _CONTEXT = ("source", "section", "system_detail", "gpu")
 _LARGEST_ASSUMED_MICRO_BATCH = 4
 
@@ -99,20 +100,33 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
             habits = aliases()["framework"][framework]
         shape = _shape(row)
         found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
-        gpus_per_node = found.gpus_per_node if found.switched else row.count("gpus_per_node")
-        gpus_per_node = gpus_per_node or row.assume("gpus_per_node", found.gpus_per_node)
+        gpus_per_node, whole = _nodes(row, found)
         if row.yes("offload"):
             raise Refused("expected offload false, got true: state that moves to host memory is not modelled")
-        layout = _layout(row, habits, gpus_per_node)
+        layout = _layout(row, habits, gpus_per_node, shape)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
-        row.notes += _checked(layout, shape, gpus, min(gpus_per_node, gpus or gpus_per_node), strict)
+        row.notes += _checked(layout, shape, gpus, gpus_per_node, whole, strict)
         dtype, fields = _habits(row, habits, layout, found)
-        flags = contradictions.of(row.record, shape, layout, found, _peak_dtype(dtype, fields), global_batch)
+        flags = contradictions.of(row.record, shape, layout, found, dtype, dict(fields)["quant"], global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
+        refuse_unmodelled(config)
     except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
     return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name)
+
+
+def _nodes(row: Record, found: Machine) -> tuple[int, int]:
+    """(GPUs that count as a node, GPUs of a node that runs take whole): the row's own, but a switch's and another system's come first."""
+    said = row.count("gpus_per_node")
+    if found.renoded:
+        if said not in (None, found.whole):
+            row.notes.append(f"gpus_per_node {found.whole} of the system that was given, in place of the row's {said}")
+        return found.gpus_per_node, found.whole
+    if found.switched:
+        return found.gpus_per_node, said or found.whole
+    said = said or row.assume("gpus_per_node", found.gpus_per_node)
+    return said, said
 
 
 def _no_transformer(row: Record) -> str:
@@ -176,7 +190,7 @@ def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> 
 # --- layout -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
+def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int, shape: TransformerShape) -> Layout:
     tp, pp, cp = row.count("tp"), row.count("pp"), row.count("cp") or 1
     dp, gpus = row.count("dp"), row.count("n_gpus")
     if tp is None and pp is None and dp is None:
@@ -193,14 +207,19 @@ def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int) -> Layou
     micro_batch, accumulation = _batches(row, dp, pp)
     vp, ep = row.count("vp"), row.count("ep") or 1
     if vp is None:
-        vp = row.assume("vp", 1) if pp > 1 and habits.get("interleaves") else 1
+        vp = row.assume("vp", _chunks(shape, pp, habits)) if pp > 1 and habits.get("interleaves") else 1
+    schedule = _schedule(row, vp, habits)
+    if schedule == "chimera":  # what is not modelled is not assumed either
+        habits = {**habits, "zero": 0}
+    elif schedule == "zero_bubble":
+        habits = {**habits, "recompute": "none"}
     zero = _zero(row, habits)
     return Layout(
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch,
         accumulation=accumulation, zero=zero,
         sequence_parallel=tp > 1 and _yes(row, "seq_parallel", habits.get("sequence_parallel", False)),
         shard_ranks=gpus_per_node if plain(row.text("sharding")) in ("hsdp", "hybrid_shard") and dp > gpus_per_node else None,
-        recompute=_recompute(row, habits), schedule=_schedule(row, vp, habits),
+        recompute=_recompute(row, habits), schedule=schedule,
     )  # fmt: skip
 
 
@@ -224,6 +243,12 @@ def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:
     return (micro_batch, each // micro_batch) if micro_batch else (each // known, known)
 
 
+def _chunks(shape: TransformerShape, pp: int, habits: Mapping[str, Any]) -> int:
+    """Chunks of a stage where a row does not say: of so many layers as the framework's users give each, 1 where they do not divide."""
+    layers = habits.get("chunk_layers")
+    return shape.depth // (pp * layers) if layers and shape.depth % (pp * layers) == 0 else 1
+
+
 def _zero(row: Record, habits: Mapping[str, Any]) -> Any:
     said = row.text("sharding")
     found = word("sharding", said) if said else None
@@ -243,8 +268,8 @@ def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
 
 def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
     said = plain(row.text("schedule"))
-    if said and said not in _SCHEDULES:
-        raise Refused(f"expected a schedule of {', '.join(_SCHEDULES)}, got {said!r}; `hp.transformer` prices others as a graph")
+    if said and said not in SCHEDULES:
+        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {said!r}")
     return said or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
 
 
@@ -254,8 +279,11 @@ def _yes(row: Record, field: str, habit: bool) -> bool:
 
 
 @functools.lru_cache(65536)
-def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per_node: int, strict: bool) -> list[str]:
-    return list(layout.check(shape, gpus=gpus, gpus_per_node=gpus_per_node, strict=strict))
+def _checked(layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per_node: int, whole: int, strict: bool) -> list[str]:
+    if whole < gpus_per_node:  # a rack: runs take nodes whole, groups lie on racks
+        layout.check(shape, gpus=gpus, gpus_per_node=min(whole, gpus or whole), strict=strict)
+        return list(layout.check(shape, gpus_per_node=min(gpus_per_node, layout.ranks), strict=strict))
+    return list(layout.check(shape, gpus=gpus, gpus_per_node=min(gpus_per_node, gpus or gpus_per_node), strict=strict))
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------------------------
@@ -282,12 +310,6 @@ def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
     if tp > 1 and "vocab_multiple_tp" in habits:
         return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
     return dict(habits)
-
-
-def _peak_dtype(dtype: str, fields: tuple[tuple[str, Any], ...]) -> str:
-    """The dtype whose peak MFU is a share of."""
-    quant = dict(fields)["quant"]
-    return {"nvfp4": "fp4"}.get(quant, quant.removesuffix("_block")) or dtype
 
 
 @functools.lru_cache(65536)

@@ -23,10 +23,9 @@ from hybridperf.schedules.graph import DOWNSTREAM, UPSTREAM
 from hybridperf.workload import Workload
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.line import COMM, EXCHANGE, Lines, Run
-from hybridperf.workloads.transformer.parallel import Group
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, send_call
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
-from hybridperf.workloads.transformer.update import gathered, optimizer_passes, summed, tied_reduction
+from hybridperf.workloads.transformer.update import gathered, optimizer_passes, summed, summed_over_pipes, tied_reduction
 from hybridperf.workloads.transformer.weights import Weights, embedding_weights, head_weights, layer_weights, stage_weights
 
 KERNEL_NODES = 20_000  # up to which each kernel is a node
@@ -64,7 +63,7 @@ class _Build:
         self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node))
         self.c = config
         self.schedule: Schedule = schedule(layout.schedule, layout.pp, layout.accumulation, layout.vp)
-        _refuse(config, self.schedule)
+        refuse_unmodelled(config)
         self.send = send_call(config)
         units = [self.units(stage) for stage in range(config.stages)]
         split = self.schedule.splits_backward
@@ -202,13 +201,11 @@ class _Build:
     def reduce_pairs(self, done: dict[Task, int], last_of: dict[Task, int]) -> None:
         """Two pipes: each stage's gradients are summed over the two ranks that hold it and their data peers, when both have them."""
         c, pp = self.c, self.c.layout.pp
-        data = c.group("data")
-        group = Group(2 * data.ranks, max(data.nodes, 2 if c.group("pp").nodes > 1 else 1))
         ends: dict[int, list[int]] = {}
         for task, stage in last_of.items():
             ends.setdefault(stage, []).append(done[task])
         for stage, nodes in ends.items():
-            step = group.step("all_reduce", stage_weights(c, stage).total * c.reduced_bytes, "dp", "gradients summed")
+            step = summed_over_pipes(c, stage)
             for rank, node in self.lines.together((stage, pp - 1 - stage), step, COMM, nodes).items():
                 self.reductions[rank].append(node)
 
@@ -217,12 +214,15 @@ def _is_gather(step: Step) -> bool:
     return step.collective.collective == "all_gather"
 
 
-def _refuse(config: TransformerConfig, order: Schedule) -> None:
+def refuse_unmodelled(config: TransformerConfig) -> None:
     """`InputError` for combinations nobody has measured."""
     layout = config.layout
-    if order.pipes > 1 and layout.zero:
+    two_pipes, splits_backward = layout.schedule == "chimera", layout.schedule == "zero_bubble"
+    if two_pipes and config.stage_split != "even":
+        raise InputError(f"schedule {layout.schedule!r} with stages cut by {config.stage_split} is not modelled: take another schedule")
+    if two_pipes and layout.zero:
         raise InputError(f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero = 0")
-    if order.splits_backward and layout.zero >= 2:
+    if splits_backward and layout.zero >= 2:
         raise InputError(f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero 0 or 1")
-    if order.splits_backward and layout.recompute != "none":
+    if splits_backward and layout.recompute != "none":
         raise InputError(f"schedule {layout.schedule!r} with recompute is not modelled: take recompute none")

@@ -75,6 +75,13 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     return tuple(steps)
 
 
+def summed_over_pipes(config: TransformerConfig, stage: int) -> Step:
+    """Sum of a stage's gradients where two pipes hold it, on two ranks and their data peers."""
+    data = config.group("data")
+    group = Group(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
+    return group.step("all_reduce", stage_weights(config, stage).total * config.reduced_bytes, "dp", "gradients summed")
+
+
 def gathered(config: TransformerConfig, stage: int) -> Steps:
     """Weights that were updated in shards."""
     if config.layout.zero != 1:
