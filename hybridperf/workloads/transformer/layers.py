@@ -46,10 +46,9 @@ def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Pi
         into += kernels.rope("queries", tokens, s.query_width) + kernels.rope("keys", tokens, s.key_width)
     if config.attention == "fused":
         core = kernels.fused_attention(batch, length, s.heads, s.dim, s.key_heads, causal)
-    elif s.key_heads != s.heads:
-        raise InputError(f'unfused attention with grouped queries is not modelled ({s.name}): take attention="fused"')
     else:
-        core = kernels.unfused_attention(batch, length, length, s.heads, s.dim)
+        core = kernels.repeated("keys and values", tokens, s.heads, s.key_heads, 2 * s.dim) if s.key_heads != s.heads else Piece()
+        core += kernels.unfused_attention(batch, length, length, s.heads, s.dim)
         core += kernels.copy("context", tokens, s.context_width)
     return into + core + _out(config, tokens)
 
@@ -58,14 +57,15 @@ def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
     """Attention of a decoder's sequence to the encoder's output."""
     s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     if config.attention == "fused":
-        raise InputError(f'fused attention to an encoder is not modelled ({s.name}): take attention="unfused"')
+        core = kernels.fused_attention(batch, tokens / batch, s.heads, s.dim, s.key_heads, causal=False, keys=float(s.seq))
+    else:
+        core = kernels.unfused_attention(batch, tokens / batch, s.seq, s.heads, s.dim) + kernels.copy("context", tokens, s.context_width)
     return (
         kernels.branch(tokens, s.hidden)
         + kernels.norm("cross norm", s.norm, tokens, s.hidden)
         + kernels.linear("cross queries", tokens, s.hidden, s.query_width, split="outputs", bias=s.biases)
         + kernels.linear("cross keys and values", config.tokens, s.hidden, s.key_width + s.value_width, split="outputs", bias=s.biases)
-        + kernels.unfused_attention(batch, tokens / batch, s.seq, s.heads, s.dim)
-        + kernels.copy("context", tokens, s.context_width)
+        + core
         + _out(config, tokens)
     )
 

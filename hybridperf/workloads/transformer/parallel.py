@@ -136,6 +136,8 @@ def context_parallel(passes: Passes, group: Group) -> Passes:
             if not isinstance(step.op, PrefillAttention | EncoderAttention):
                 raise InputError('context parallelism of unfused attention is not modelled: take attention="fused", or cp = 1')
             op = step.op
+            if isinstance(op, PrefillAttention) and op.kv_len:
+                raise InputError("context parallelism of attention to an encoder is not modelled: take cp = 1")
             kv_bytes = 2 * op.batch * op.q_len * op.kv_heads * op.head_dim * DTYPE_BYTES[op.dtype]
             tensor = "kv_heads" in step.tensor
             yield dataclasses.replace(
