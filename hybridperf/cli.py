@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf import cli_ask, cli_plan, cli_steps, cli_trace, cli_validate
+from hybridperf import cli_ask, cli_choose, cli_plan, cli_steps, cli_trace, cli_validate
 from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Cores, HtmlPage, Out, compilation_cache, model_named, names_in, seconds_in
 from hybridperf.cli_program import code_of, jax_program
 
@@ -24,6 +24,7 @@ app.add_typer(cli_ask.app)
 app.add_typer(cli_validate.app)
 app.add_typer(cli_trace.app, name="trace")
 app.add_typer(cli_plan.app)
+app.add_typer(cli_choose.app, name="choose")
 app.command()(cli_steps.steps)
 
 

@@ -36,10 +36,10 @@ def plan(
 ) -> None:
     """Find the best layout for training a model: all legal ones, memory as a constraint, ranked, explained, written out."""
     from hybridperf.io import InputError
-    from hybridperf.plan.confirm import confirm as confirmed
-    from hybridperf.plan.confirm import neighbours
-    from hybridperf.plan.run import plan as run_plan
-    from hybridperf.plan.table import check_name, write_layouts
+    from hybridperf.plans.confirm import confirm as confirmed
+    from hybridperf.plans.confirm import neighbours
+    from hybridperf.plans.run import plan as run_plan
+    from hybridperf.plans.table import check_name, write_layouts
     from hybridperf.report import plan as reports
 
     check_name(out)  # before a minute of work

@@ -17,7 +17,8 @@ def validate(
     what: Annotated[
         str,
         typer.Argument(
-            help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out), collectives, lin, steps (published)"
+            help="whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out), collectives, lin, steps"
+            " (published), plans (does the best on paper run best?)"
         ),
     ],
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "",
@@ -31,7 +32,9 @@ def validate(
     leave: Annotated[str, typer.Option("--leave", help="of `ops --data`: which devices are left out, separated by commas")] = "",
     tasks: Annotated[
         str,
-        typer.Option("--tasks", help="of `collectives`, `steps`: which of its tasks, separated by commas; of `sharded`: how many models"),
+        typer.Option(
+            "--tasks", help="of `collectives`, `steps`, `plans`: which of its tasks, separated by commas; of `sharded`: how many models"
+        ),
     ] = "",
     placements: Annotated[int, typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0)] = 28,
     passes: Annotated[int, typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1)] = 2,
@@ -39,7 +42,7 @@ def validate(
     """Predict what a calibration has not seen, show it beside the measurement and beside null models."""
     from hybridperf.io import InputError, unknown
 
-    if what not in (known := ["here", "sharded", "ops", "collectives", "lin", "steps"]):
+    if what not in (known := ["here", "sharded", "ops", "collectives", "lin", "steps", "plans"]):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
     if what == "lin":
         from hybridperf.validate import lin
@@ -64,6 +67,12 @@ def validate(
             raise InputError("expected --data FOLDER, got none; `validate steps` judges on published training steps")
         compilation_cache()
         published.run(data, out, quick=quick, tasks=names_in(tasks) or None)
+        return
+    if what == "plans":
+        from hybridperf.validate import plans
+
+        compilation_cache()
+        plans.run(data, out, quick=quick, tasks=names_in(tasks) or None)
         return
     if what == "ops" and data is not None:
         from hybridperf.families import FAMILIES

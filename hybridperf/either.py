@@ -2,6 +2,10 @@
 
 A formula asks once which module its arguments are of and goes on with that one. NumPy keeps float64 for columns; JAX keeps what it traces.
 JAX's arrays that are not traced are numbers like others: nobody differentiates by them.
+
+JAX (0.9, 0.11) remembers a NumPy array that it met in a trace by its identity, in the precision it had there, for as long as the array and
+what was compiled from it live. Met again in another precision, the array is taken as it was then: the function does not compile, or counts
+with rounded numbers. So arrays that outlive a trace (of a model, a table, a module) enter it through `anew`.
 """
 
 from __future__ import annotations
@@ -19,8 +23,13 @@ def array_module(*values: Any) -> Any:
 
 
 def floats(value: Any) -> Any:
-    """A NumPy array of float64; what JAX traces stays as it is."""
-    return value if isinstance(value, jax.core.Tracer) else np.asarray(value, np.float64)
+    """A NumPy array of float64, not known to JAX; what JAX traces stays as it is."""
+    return value if isinstance(value, jax.core.Tracer) else np.asarray(value, np.float64).view()
+
+
+def anew(tree: Any) -> Any:
+    """The tree with NumPy arrays that JAX has not met, over the same numbers."""
+    return jax.tree.map(lambda leaf: leaf.view() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
 def root(squared: Any, out: np.ndarray | None = None) -> Any:

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridperf.either import anew
 from hybridperf.hardware import LEVELS, Device
 
 _CACHE_SHARPNESS = 4.0  # exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
@@ -139,6 +140,7 @@ def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
 
 def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
     """Its parts, which add up over works that run in one kernel: compute + strided, memory, steps x step."""
+    work, device, knobs = anew((work, device, knobs))
     compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (knobs.compute_efficiency * device.peak_flops_per_s)
     # what a faster level saves is subtracted, not shares added up, so that neutral knobs give bytes / bandwidth to the bit
     level_bytes = jnp.asarray(device.level_bytes)

@@ -19,6 +19,7 @@ import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
+from hybridperf.either import anew
 from hybridperf.io import InputError
 from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
 from hybridperf.ops import Call as StartProgram
@@ -69,6 +70,7 @@ def split(calls: Sequence[Call]) -> tuple[dict[int, OpCall], dict[int, Collectiv
 
 def step_durations(table: StepTable, platform: Platform) -> Any:
     """Seconds of each row [U] on one platform."""
+    table, platform = anew((table, platform))
     parts = [durations(table.ops, platform)]
     if table.place is None:
         return parts[0]

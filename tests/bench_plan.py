@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from hybridperf.cli_common import compilation_cache
-from hybridperf.plan.columns import Columns
-from hybridperf.plan.places import Division, places
-from hybridperf.plan.priced import memory_of, times
-from hybridperf.plan.run import plan
-from hybridperf.plan.setting import setting
-from hybridperf.plan.space import Space, divisors
-from hybridperf.plan.table import write_layouts
+from hybridperf.plans.columns import Columns
+from hybridperf.plans.places import Division, places
+from hybridperf.plans.priced import memory_of, times
+from hybridperf.plans.run import plan
+from hybridperf.plans.setting import setting
+from hybridperf.plans.space import Space, divisors
+from hybridperf.plans.table import write_layouts
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 from hybridperf.workloads.transformer.codes import FULL, INTERLEAVED, NONE, SELECTIVE
 from hybridperf.workloads.transformer.layout import Layouts

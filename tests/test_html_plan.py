@@ -4,11 +4,11 @@ import pytest
 from headless import Browser, Tab, browser_or_skip
 from test_html import parsed
 
-from hybridperf.plan.explain import compared
-from hybridperf.plan.run import plan
+from hybridperf.plans.explain import compared
+from hybridperf.plans.run import plan
+from hybridperf.plans.words import layout_words
 from hybridperf.report.html import Plot, Ranges, Table, write_page
 from hybridperf.report.html.of_plan import plan_page
-from hybridperf.report.plan import layout_words
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from hybridperf.io import InputError
 from hybridperf.memory import memory
-from hybridperf.plan.economy import economy
-from hybridperf.plan.explain import compared, naive
-from hybridperf.plan.fronts import front, plan_front
-from hybridperf.plan.levers import changed, moves
-from hybridperf.plan.places import Division, places
-from hybridperf.plan.priced import priced, times
-from hybridperf.plan.run import plan
-from hybridperf.plan.setting import setting
-from hybridperf.plan.space import space
-from hybridperf.plan.table import top, write_layouts
+from hybridperf.plans.economy import economy
+from hybridperf.plans.explain import compared, naive
+from hybridperf.plans.fronts import front, plan_front
+from hybridperf.plans.levers import changed, moves
+from hybridperf.plans.places import Division, places
+from hybridperf.plans.priced import priced, times
+from hybridperf.plans.run import plan
+from hybridperf.plans.setting import setting
+from hybridperf.plans.space import space
+from hybridperf.plans.table import top, write_layouts
 from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import with_crossings
 from hybridperf.steps.features import features

@@ -18,8 +18,8 @@ ROOMS = [  # each imports only from those before it
     "collectives", "families", "model", "measurements", "knob_fit", "family_fit", "calibrate", "learning_curve", "measurement_plan",
     "pricing", "graph", "lower", "evaluate", "folding", "mixtures", "occupancy", "outputs", "workload", "schedules", "step_table",
     "workloads", "memory", "tiers", "traces", "importers", "prediction", "batches", "elasticities", "sweeps", "searches", "sharding",
-    "strategies", "choices", "steps", "plan", "here", "report", "validate", "calibrations", "demo", "cli_common", "cli_program", "cli_ask",
-    "cli_steps", "cli_plan", "cli_validate", "cli_trace", "cli",
+    "strategies", "choices", "steps", "plans", "here", "report", "validate", "calibrations", "demo", "cli_common", "cli_program", "cli_ask",
+    "cli_steps", "cli_plan", "cli_choose", "cli_validate", "cli_trace", "cli",
 ]  # fmt: skip
 
 

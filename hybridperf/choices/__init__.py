@@ -1,6 +1,18 @@
 """Small choices that papers made, as worked searches: Chimera's shape of a pipeline, KAISA's share of gradient workers."""
 
 from hybridperf.choices.pipeline import Pipeline, pipelines
-from hybridperf.choices.second_order import Factored, SecondOrder, SecondOrderCosts, best_batch, second_order, second_order_front
+from hybridperf.choices.second_order import (
+    Factored,
+    SecondOrder,
+    SecondOrderCosts,
+    best_batch,
+    factored,
+    second_order,
+    second_order_front,
+    second_orders,
+)
 
-__all__ = ["Factored", "Pipeline", "SecondOrder", "SecondOrderCosts", "best_batch", "pipelines", "second_order", "second_order_front"]
+__all__ = [
+    "Factored", "Pipeline", "SecondOrder", "SecondOrderCosts", "best_batch", "factored", "pipelines", "second_order", "second_order_front",
+    "second_orders",
+]  # fmt: skip

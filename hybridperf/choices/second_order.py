@@ -23,6 +23,7 @@ import numpy as np
 
 from hybridperf.io import InputError
 from hybridperf.sweeps.front import undominated
+from hybridperf.workloads.transformer.shape import TransformerShape
 
 
 class Factored(NamedTuple):
@@ -44,6 +45,21 @@ class Factored(NamedTuple):
     def cubes(self) -> int:
         """What inverting both costs, up to a constant."""
         return self.inputs**3 + self.outputs**3
+
+
+def factored(shape: TransformerShape) -> list[Factored]:
+    """The matrices of a Transformer's layers, biases left out: 42 h^2 elements of factors in a layer of BERT."""
+    if shape.experts or shape.latent:
+        raise InputError(f"K-FAC's factors are known of plain layers, not of experts or latent attention, as {shape.name} has")
+    h = shape.hidden
+    attention = [
+        Factored(h, shape.query_width), Factored(h, shape.key_width), Factored(h, shape.value_width), Factored(shape.context_width, h),
+    ]  # fmt: skip
+    found = []
+    for block in shape.blocks:
+        mlp = [Factored(h, block.ffn)] * (2 if shape.gated else 1) + [Factored(block.ffn, h)]
+        found += (attention * (2 if block.cross else 1) + mlp) * block.count
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +132,14 @@ def second_order(layers: Sequence[Factored], world: int, share: float, costs: Se
     )  # fmt: skip
 
 
+def second_orders(layers: Sequence[Factored], world: int, costs: SecondOrderCosts) -> list[SecondOrder]:
+    """All shares that divide the ranks, the smallest first."""
+    return [second_order(layers, world, m / world, costs) for m in range(1, world + 1) if world % m == 0]
+
+
 def second_order_front(layers: Sequence[Factored], world: int, costs: SecondOrderCosts) -> list[SecondOrder]:
     """Of all shares that divide the ranks, those that no other beats in both memory and time; least memory first."""
-    found = [second_order(layers, world, m / world, costs) for m in range(1, world + 1) if world % m == 0]
+    found = second_orders(layers, world, costs)
     values = np.array([[one.memory_bytes, one.step_s] for one in found])
     return [found[at] for at in undominated(values, np.arange(len(found)))]
 

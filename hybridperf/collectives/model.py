@@ -28,6 +28,7 @@ from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
 from hybridperf.collectives.table import checked, joined
 from hybridperf.collectives.traffic import bus_bytes_per_s, shares
+from hybridperf.either import anew
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
@@ -61,6 +62,7 @@ class CollectiveTable:
 
 def collective_seconds(table: CollectiveTable, links: Links) -> Any:
     """Seconds [N] over links whose rates may be traced; differentiable in the rates, all knobs, bytes and ranks."""
+    table, links = anew((table, links))
     seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
     work = jnp.concatenate([seconds, jnp.stack([table.ranks_per_node, table.nodes], -1)], -1)
     return form.seconds(table.theta, work, jnp) * jnp.exp(table.correction)

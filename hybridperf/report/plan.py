@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
-from hybridperf.plan.confirm import Confirmed
-from hybridperf.plan.explain import Compared, compared, differences
-from hybridperf.plan.fronts import PAIRS, plan_front
-from hybridperf.plan.levers import Moved, moves
-from hybridperf.plan.run import Choice, Plan
-from hybridperf.plan.table import top
+from hybridperf.plans.confirm import Confirmed
+from hybridperf.plans.explain import Compared, compared, differences
+from hybridperf.plans.fronts import PAIRS, plan_front
+from hybridperf.plans.levers import Moved, moves
+from hybridperf.plans.run import Choice, Plan
+from hybridperf.plans.table import top
+from hybridperf.plans.words import layout_words
 from hybridperf.report import text
-from hybridperf.workloads.transformer.layout import Layout
 
 _FRONT_ROWS = 6
-_PARTS = (
+PARTS = (
     ("computing", "compute_s"),
     ("communication that shows", "exposed_comm_s"),
     ("waiting for other stages", "bubble_s"),
@@ -37,18 +37,6 @@ def plan_report(plan: Plan, count: int = 10) -> str:
     return "\n\n".join(pieces)
 
 
-def layout_words(layout: Layout) -> str:
-    """A layout in a line: what is one or off is left out."""
-    said = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "vp", "dp", "ep") if getattr(layout, name) > 1]
-    said += ["sequence parallel"] if layout.sequence_parallel else []
-    said += [f"expert tp {layout.expert_tp}"] if layout.expert_tp is not None else []
-    if layout.zero:
-        said.append(f"ZeRO-{layout.zero}" + (f" over {layout.shard_ranks}" if layout.shard_ranks else ""))
-    said.append(f"{layout.accumulation} x micro-batch {layout.micro_batch}")
-    said += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
-    return ", ".join(said)
-
-
 def _head(plan: Plan) -> str:
     shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
     rate = plan.legal / plan.seconds
@@ -69,7 +57,7 @@ def _best(plan: Plan, count: int) -> str:
         cells = [
             str(rank + 1), layout_words(layout), order, text.quantity(row["time_s"], "s"),
             text.quantity(row["tokens_per_s"], ""), f"{100 * row['mfu']:.1f} %", text.quantity(row["memory_bytes"], "B"),
-            text.quantity(row["energy_j"], "J"), _usd(row["usd"]),
+            text.quantity(row["energy_j"], "J"), dollars(row["usd"]),
         ]  # fmt: skip
         rows.append([str(row["gpus"]), str(row["global_batch"]), *cells] if len(plan.cases) > 1 else cells)
     head = ["", "layout", "fastest first", "step", "tokens/s", "MFU", "memory", "energy", "money"]
@@ -77,39 +65,42 @@ def _best(plan: Plan, count: int) -> str:
     if plan.tokens is None:
         return table
     first = frame.iloc[0]
-    run = f"{first['days']:.1f} days, {_usd(first['total_usd'])}, {text.quantity(first['total_energy_j'], 'J')}"
+    run = f"{first['days']:.1f} days, {dollars(first['total_usd'])}, {text.quantity(first['total_energy_j'], 'J')}"
     return f"{table}\n{text.quantity(plan.tokens, '')}tokens: {run}"
 
 
 def _why(plan: Plan, beside: list[Compared]) -> str:
     rows = []
-    for name, field in _PARTS:
-        rows.append([name, *(text.quantity(_part(plan, one.choice, field), "s") for one in beside)])
-    rows.append(["reductions, optimizer and the rest of a step", *(text.quantity(_rest(plan, one.choice), "s") for one in beside)])
-    rows.append(["step", *(text.quantity(_part(plan, one.choice, "step_s"), "s") for one in beside)])
+    for name, field in PARTS:
+        rows.append([name, *(text.quantity(part(plan, one.choice, field), "s") for one in beside)])
+    rows.append(["reductions, optimizer and the rest of a step", *(text.quantity(rest(plan, one.choice), "s") for one in beside)])
+    rows.append(["step", *(text.quantity(part(plan, one.choice, "step_s"), "s") for one in beside)])
     lines = [f"  {one.what}: {differences(plan, beside[0].choice, one.choice)}" for one in beside[1:]]
     return "\n".join(["Why", text.table(["", *(one.what for one in beside)], rows), "beside the winner:", *lines])
 
 
-def _part(plan: Plan, choice: Choice, field: str) -> float:
+def part(plan: Plan, choice: Choice, field: str) -> float:
+    """Seconds of one part of a step."""
     return float(getattr(plan.cases[choice.case].parts, field)[choice.at])
 
 
-def _rest(plan: Plan, choice: Choice) -> float:
-    return max(0.0, _part(plan, choice, "step_s") - sum(_part(plan, choice, field) for _, field in _PARTS))
+def rest(plan: Plan, choice: Choice) -> float:
+    """Seconds of a step that no part has."""
+    return max(0.0, part(plan, choice, "step_s") - sum(part(plan, choice, field) for _, field in PARTS))
 
 
 def _sure(plan: Plan, beside: list[Compared]) -> str:
     lines = [f"How sure: {text.quantity(beside[0].low_s, 's')} to {text.quantity(beside[0].high_s, 's')}, nine of ten"]
     for one in beside[1:]:
         lines.append(
-            f"  faster than the {one.what} with a chance of {_percent(one.chance)} (their intervals overlap by {100 * one.overlap:.0f} %:"
-            " most of what is unsure is shared)"
+            f"  faster than the {one.what} with a chance of {chance_words(one.chance)} (their intervals overlap by"
+            f" {100 * one.overlap:.0f} %: most of what is unsure is shared)"
         )
     return "\n".join(lines)
 
 
-def _percent(chance: float) -> str:
+def chance_words(chance: float) -> str:
+    """A chance."""
     return "over 99.9 %" if chance > 0.999 else f"{100 * chance:.1f} %"
 
 
@@ -141,7 +132,7 @@ def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
     said = {
         "memory": lambda: text.quantity(case.row_memory_bytes[choice.at], "B"),
         "energy": lambda: text.quantity(plan.economy.energy_j(gpus, step_s, at_work_s), "J"),
-        "cost": lambda: _usd(plan.economy.usd(gpus, step_s)),
+        "cost": lambda: dollars(plan.economy.usd(gpus, step_s)),
     }[other]()
     where = f"{gpus} GPUs, batch {case.space.global_batch}: " if len(plan.cases) > 1 else ""
     return [f"#{rank + 1}", text.quantity(step_s, "s"), said, where + layout_words(plan.layout(choice))]
@@ -152,7 +143,8 @@ def _end(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _usd(value: float) -> str:
+def dollars(value: float) -> str:
+    """Money; - where nobody knows."""
     if pd.isna(value):
         return "-"
     return f"{value:,.0f} USD" if value >= 100 else f"{value:.2f} USD"

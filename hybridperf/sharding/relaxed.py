@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hybridperf.either import anew
 from hybridperf.sharding.cost import MEMORY, Cost
 
 STEPS = 250
@@ -43,6 +44,7 @@ def descend(cost: Cost, starts: int, near: np.ndarray | None = None, seed: int =
 
 def loss(cost: Cost, logits: Any, temperature: Any, power: Any) -> Any:
     """Of one start, logits [T, R]."""
+    cost = anew(cost)
     weights = jax.nn.softmax(logits / temperature, -1)
     sums = jnp.matmul(weights.T, cost.tables, precision=jax.lax.Precision.HIGHEST)
 

@@ -5,7 +5,7 @@ then of the same architecture, then stays with what is believed without rows.
 
 The label of recomputation is a claim like others. Where rows of a source say that they recompute, the likelihood of all of them under no,
 selective and full recomputation is compared, corrections of layers held small, so that a third more work cannot hide in them. A label
-falls where another mode is much likelier and every row of that source fits in memory with it.
+falls where another mode is much likelier, for every row that fits in memory with it.
 """
 
 from __future__ import annotations
@@ -124,16 +124,16 @@ def adaptation(
     batch, measured_s = chosen(batch, ran), measured_s[ran]
     likelihoods = {source: compared(batch, measured_s, source, bank, host) for source in doubtful(batch)}
     recompute = {}
-    for source, found in likelihoods.items():
+    for source, likely in likelihoods.items():
         label = _labels(batch, source)[0]
-        best = max(found, key=lambda mode: found[mode])
-        odds = found[best] - found[label]
+        best = max(likely, key=lambda mode: likely[mode])
+        odds = likely[best] - likely[label]
         if best != label and odds > MUCH_LIKELIER:
             recompute[source] = best
         said.append(
             f"rows of {source} say recompute {label}; "
             + (f"{best} is preferred" if source in recompute else "nothing else is preferred")
-            + f" (log likelihood {', '.join(f'{mode} {value - found[label]:+.1f}' for mode, value in found.items())} against the label)"
+            + f" (log likelihood {', '.join(f'{mode} {value - likely[label]:+.1f}' for mode, value in likely.items())} against the label)"
         )
     if recompute:
         batch = bank.priced(Resolved(tuple(relabelled(row, recompute) for row in batch.rows)))

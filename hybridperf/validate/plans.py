@@ -4,15 +4,21 @@ A case is one model on one number of devices whose layouts were measured, ten or
 cases, never to the judged one's: of the same model on other numbers of devices, or of other models alone. Layouts are ranked
 by their predicted time, as a plan ranks them; the chance of a stall is no part of it, and ranking by the time expected with it stands
 beside for comparison. So does the best constant rule: of the rules in a list, the one that does best over all cases in hindsight.
+
+Where nothing is measured, layouts of mid-size cases are evaluated by the whole graph of a step (`plan_graph.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from hybridperf.io import InputError, read_table, write_table
+from hybridperf.report import text
 from hybridperf.steps import adapt
 from hybridperf.steps.adaptation import chosen
 from hybridperf.steps.batch import Bank, Batch
@@ -20,10 +26,14 @@ from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import stall_chance, stalled_s
 from hybridperf.steps.features import picked
 from hybridperf.steps.knobs import knobs_of
+from hybridperf.validate import plan_graph
 
 SOURCE = "ultrascale_playbook"
+FILE = "training_steps/train_steps_dev.csv.gz"
+TASKS = ("choice", "graph")
 LEAST_ROWS = 10
 CLOSE = 1.10  # of the best measured
+GOAL = 0.8  # share of cases that are to be close
 FITS = ("beliefs", "other cases", "other models")
 
 # Rules of thumb: sort measured layouts by these, least first
@@ -53,6 +63,59 @@ class Judged:
     def close(self) -> float:
         """Share of cases within `CLOSE`."""
         return float((self.slower <= CLOSE).mean())
+
+
+def run(data: Path | None, out: Path, quick: bool = False, tasks: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Print both tables and write them to `out`. `tasks`: choice (measured sweeps), graph (brute force); `quick`: a part of each."""
+    if tasks and (wrong := [task for task in tasks if task not in TASKS]):
+        raise InputError(f"expected tasks of {', '.join(TASKS)}, got {wrong[0]!r}")
+    wanted = tuple(tasks or TASKS)
+    if "choice" in wanted:
+        if data is None or not (data / FILE).exists():
+            raise InputError(f"expected --data FOLDER with {FILE}, got {data}; `--tasks graph` needs no measured data")
+        judged = judge(read_table(data / FILE), fits=FITS[1:2] if quick else FITS)
+        say(choice_table(judged))
+        write_table(pd.DataFrame({one.way: one.slower for one in judged}).rename_axis("case").reset_index(), out / "plans_choice.csv")
+    if "graph" in wanted:
+        lines, layouts = plan_graph.lines(plan_graph.CASES[:1] if quick else plan_graph.CASES)
+        say(("\n" if "choice" in wanted else "") + graph_table(lines))
+        write_table(lines, out / "plans_graph.csv")
+        write_table(layouts, out / "plans_graph_layouts.csv")
+    say(f"\ntables in {out}/plans_*.csv")
+
+
+def choice_table(judged: Sequence[Judged]) -> str:
+    """Ways of choosing, each with the share of cases in which its choice was measured close to the best."""
+    rows = []
+    for one in judged:
+        random = one.way.startswith("any layout")
+        share = one.slower.mean() if random else one.close
+        beyond = (
+            ["-"] * 3
+            if random
+            else [f"{100 * (value - 1):.1f} %" for value in (one.slower.median(), one.slower.quantile(0.9), one.slower.max())]
+        )
+        rows.append([one.way, f"{100 * share:.0f} %", *beyond])
+    cases = len(judged[0].slower)
+    goal = f"goal: {100 * GOAL:.0f} % of {cases} cases (a model on a number of GPUs) within {100 * (CLOSE - 1):.0f} % of the best measured"
+    return text.table(["choice by", "close", "slower than the best: median", "9 of 10", "worst"], rows) + "\n" + goal
+
+
+def graph_table(lines: pd.DataFrame) -> str:
+    """Cases of brute force: how much slower the graph finds what was chosen than the best of all."""
+    rows = [
+        [
+            row.case,
+            str(row.layouts),
+            f"{100 * (row.slower - 1):.1f} %",
+            f"{100 * (row.median_slower - 1):.0f} %",
+            row.chosen,
+            row.best_by_graph,
+        ]
+        for row in lines.itertuples()
+    ]
+    head = ["case, every layout by its whole graph", "layouts", "choice slower than the best", "median layout", "chosen", "best by graph"]
+    return text.table(head, rows) + f"\ngoal: each within {100 * (plan_graph.WITHIN - 1):.0f} %"
 
 
 def judge(frame: pd.DataFrame, bank: Bank | None = None, fits: tuple[str, ...] = FITS) -> list[Judged]:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridperf.plan.explain import Compared, compared, differences
-from hybridperf.plan.fronts import PAIRS, plan_front
-from hybridperf.plan.levers import Moved, moves
-from hybridperf.plan.run import Plan
-from hybridperf.plan.table import top
+from hybridperf.plans.explain import Compared, compared, differences
+from hybridperf.plans.fronts import PAIRS, plan_front
+from hybridperf.plans.levers import Moved, moves
+from hybridperf.plans.run import Plan
+from hybridperf.plans.table import top
+from hybridperf.plans.words import layout_words
 from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     OTHER,
@@ -32,7 +33,7 @@ from hybridperf.report.html.document import (
     Text,
 )
 from hybridperf.report.html.of_model import device_rows, system_rows
-from hybridperf.report.plan import _PARTS, _part, _percent, _rest, _usd, layout_words
+from hybridperf.report.plan import PARTS, chance_words, dollars, part, rest
 from hybridperf.report.text import percent, quantity
 from hybridperf.workloads.transformer.layout import Layout
 
@@ -70,21 +71,21 @@ def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
         ("time of a step", _step(row["time_s"]), _span(first)),
         ("speed", f"{quantity(row['tokens_per_s'], '')}tokens/s", f"{percent(row['mfu'])} of the arithmetic peak"),
         ("memory of the fullest GPU", quantity(row["memory_bytes"], "B"), f"of {quantity(plan.setting.capacity_bytes, 'B')}"),
-        ("a step", quantity(row["energy_j"], "J"), f"{_usd(row['usd'])} of rent"),
+        ("a step", quantity(row["energy_j"], "J"), f"{dollars(row['usd'])} of rent"),
     ]
     if plan.tokens is not None:
-        facts.append((f"{quantity(plan.tokens, '')}tokens", f"{row['days']:.1f} days", f"{_usd(row['total_usd'])} of rent"))
+        facts.append((f"{quantity(plan.tokens, '')}tokens", f"{row['days']:.1f} days", f"{dollars(row['total_usd'])} of rent"))
     facts.append(("legal layouts", f"{plan.legal:,}", f"{len(plan):,} fit; all priced in {time_words(plan.seconds)}"))
     return [Facts(facts)]
 
 
 def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     ranges = [
-        Range(one.what, step_s := _part(plan, one.choice, "step_s"), f"{_step(step_s)} ({_span(one)})", one.low_s, one.high_s)
+        Range(one.what, step_s := part(plan, one.choice, "step_s"), f"{_step(step_s)} ({_span(one)})", one.low_s, one.high_s)
         for one in beside
     ]
     rows: Rows = [
-        [one.what, differences(plan, beside[0].choice, one.choice), Cell(_percent(one.chance), one.chance), share_cell(one.overlap)]
+        [one.what, differences(plan, beside[0].choice, one.choice), Cell(chance_words(one.chance), one.chance), share_cell(one.overlap)]
         for one in beside[1:]
     ]
     blocks: list[Block | Folded] = [Ranges(ranges, time_words, "Steps with what nine of ten measurements would lie in.")]
@@ -105,12 +106,12 @@ def _span(one: Compared) -> str:
 
 
 def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
-    legend = [*((name, colour) for (name, _), colour in zip(_PARTS, _PART_COLOURS, strict=True)), (_REST, OTHER)]
+    legend = [*((name, colour) for (name, _), colour in zip(PARTS, _PART_COLOURS, strict=True)), (_REST, OTHER)]
     bars = []
     rows: Rows = []
     for one in beside:
-        seconds = [*(_part(plan, one.choice, field) for _, field in _PARTS), _rest(plan, one.choice)]
-        step_s = _part(plan, one.choice, "step_s")
+        seconds = [*(part(plan, one.choice, field) for _, field in PARTS), rest(plan, one.choice)]
+        step_s = part(plan, one.choice, "step_s")
         segments = [(amount, at, time_words(amount)) for at, amount in enumerate(seconds)]
         bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, _step(step_s)))
         rows.append([one.what, *map(time_cell, seconds), time_cell(step_s)])
@@ -136,7 +137,7 @@ def _order(layout: Layout) -> str:
 
 
 def _money(usd: float) -> Cell:
-    return Cell(_usd(usd), float(usd) if np.isfinite(usd) else None)
+    return Cell(dollars(usd), float(usd) if np.isfinite(usd) else None)
 
 
 def _differs(plan: Plan, other: str) -> bool:

@@ -9,6 +9,7 @@ from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer import rules
+from hybridperf.workloads.transformer.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number, check_whole
 from hybridperf.workloads.transformer.framework import FRAMEWORKS, Framework, framework_called
 from hybridperf.workloads.transformer.kernels import Kernels
@@ -19,7 +20,14 @@ from hybridperf.workloads.transformer.stages import SPLITS, layers_before
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = ("dropout", "fused_loss", "overlap_gradients", "overlap_sends", "scatter_gather")
-_WORDS = {"attention": ("fused", "unfused"), "optimizer": ("adam", "sgd"), "framework": tuple(FRAMEWORKS), "stage_split": SPLITS}
+_WORDS = {
+    "attention": ("fused", "unfused"),
+    "attention_kernel": ATTENTION_KERNELS,
+    "optimizer": ("adam", "sgd"),
+    "expert_messages": ("copies", "nodes"),
+    "framework": tuple(FRAMEWORKS),
+    "stage_split": SPLITS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +40,8 @@ class TransformerConfig:
     quant: str = ""  # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
+    attention_kernel: Literal["", "flash1", "flash2"] = ""  # generation of fused attention, `attention_kernels.py`; empty: the op model's
+    expert_messages: Literal["copies", "nodes"] = "copies"  # a token travels to each expert, or once to each node of theirs
     framework: str = "megatron"  # which kernels are launched, `framework.py`
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation

@@ -13,9 +13,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from hybridperf.io import InputError, replacing
-from hybridperf.plan.priced import Priced
-from hybridperf.plan.run import DAY_S, Plan, tokens_of
-from hybridperf.plan.space import Space
+from hybridperf.plans.priced import Priced
+from hybridperf.plans.run import DAY_S, Plan, tokens_of
+from hybridperf.plans.space import Space
 from hybridperf.steps.compose import Parts
 from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
 

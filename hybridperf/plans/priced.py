@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from hybridperf.memory import memory
-from hybridperf.plan.columns import Columns, chunks
-from hybridperf.plan.setting import Setting
-from hybridperf.plan.space import Space
+from hybridperf.plans.columns import Columns, chunks
+from hybridperf.plans.setting import Setting
+from hybridperf.plans.space import Space
 from hybridperf.steps.compose import Parts, step_seconds
 from hybridperf.steps.knobs import Knobs
 from hybridperf.workloads.transformer.layout import Layouts

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.model import PerfModel
-from hybridperf.plan.run import Choice, Plan
+from hybridperf.plans.run import Choice, Plan
 from hybridperf.prediction import predict
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import transformer

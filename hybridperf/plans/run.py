@@ -1,6 +1,12 @@
 """How should this model be trained on these devices: every legal layout, memory as a constraint, ranked.
 
-    plan("gpt3-175b", "aic_a100_sxm", 512, batch=1536)
+    import hybridperf as hp
+
+    found = hp.plan("gpt3-175b", "aic_a100_sxm", 512, batch=1536, tokens=300e9)
+    print(hp.plan_report(found))                   # best layouts, why, how sure, what would change it
+    found.best                                     # the winner, an hp.Layout
+    found.top(10)                                  # a table: time_s, tokens_per_s, days, memory_bytes, usd, ...
+    found.write("plan.parquet")                    # all legal layouts
 
 Several numbers of devices or batches make several spaces, ranked together. Objectives: `time` (seconds of a step), `tokens_per_s`, `cost`
 (money per token), `energy` (joules per token); for one number of devices and one batch the first three agree.
@@ -14,21 +20,24 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hybridperf.io import InputError, unknown
-from hybridperf.plan.economy import Economy, economy
-from hybridperf.plan.nearest import nothing_fits, nothing_legal
-from hybridperf.plan.priced import Priced, memory_of, priced
-from hybridperf.plan.setting import FRAMEWORK, Setting, setting
-from hybridperf.plan.space import space
+from hybridperf.plans.economy import Economy, economy
+from hybridperf.plans.nearest import nothing_fits, nothing_legal
+from hybridperf.plans.priced import Priced, memory_of, priced
+from hybridperf.plans.setting import FRAMEWORK, Setting, setting
+from hybridperf.plans.space import space
 from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.batch import Bank
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OBJECTIVES = ("time", "tokens_per_s", "cost", "energy")
 DAY_S = 86400.0
@@ -78,6 +87,22 @@ class Plan:
         """The winner."""
         return self.layout(self.choice(0))
 
+    def step_s(self, choice: Choice) -> float:
+        """Predicted seconds of a step."""
+        return float(self.cases[choice.case].parts.step_s[choice.at])
+
+    def top(self, count: int = 10) -> pd.DataFrame:
+        """The best layouts, a row each: fields of the layout, `time_s` and its parts, memory, tokens/s, MFU, energy, money."""
+        from hybridperf.plans import table
+
+        return table.top(self, count)
+
+    def write(self, path: str | os.PathLike) -> int:
+        """Write every legal layout (.parquet, .csv), those that fit first and best first; how many rows that were."""
+        from hybridperf.plans import table
+
+        return table.write_layouts(self, path)
+
 
 def plan(
     model: str | TransformerShape, system: str, gpus: int | Sequence[int], *, batch: int | Sequence[int] | None = None,
@@ -85,7 +110,14 @@ def plan(
     device: str | None = None, framework: str = FRAMEWORK, dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
     only: Mapping[str, Sequence[Any]] | None = None, adapted: Adapted | None = None, bank: Bank | None = None,
 ) -> Plan:  # fmt: skip
-    """Plan a training run. `InputError`, one sentence with the nearest thing that works, where nothing can run."""
+    """Every legal layout of a model on so many devices of a system, priced and ranked.
+
+    `model`: a published shape's name, a file of sizes, or a shape. `system`: a name of `hybridperf systems` or a file. `gpus`, `batch`
+    (samples of a step over all devices): a number or several, ranked together; no batch: about 4 million tokens. `seq`: the model's own if
+    not given. `tokens`: of the whole run, for days, money and energy. `prices`: a file over the shipped assumptions. `only`: narrows
+    dimensions, `{"tp": [1, 2], "recompute": ["none"]}`. `adapted`: efficiencies fitted on measured steps.
+    `InputError`, one sentence with the nearest thing that works, where nothing can run.
+    """
     began = time.perf_counter()
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES, f"known are {', '.join(OBJECTIVES)}")

@@ -13,10 +13,10 @@ import dataclasses
 
 import numpy as np
 
-from hybridperf.plan.columns import Columns
-from hybridperf.plan.priced import REACH, Priced, times
-from hybridperf.plan.run import Choice, Plan
-from hybridperf.plan.setting import Setting
+from hybridperf.plans.columns import Columns
+from hybridperf.plans.priced import REACH, Priced, times
+from hybridperf.plans.run import Choice, Plan
+from hybridperf.plans.setting import Setting
 from hybridperf.steps.knobs import Knobs
 from hybridperf.steps.prices import Prices
 

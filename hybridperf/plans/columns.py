@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.plan.places import Place
-from hybridperf.plan.space import Space
+from hybridperf.plans.places import Place
+from hybridperf.plans.space import Space
 from hybridperf.steps.batch import cells_of
 from hybridperf.steps.compose import Block, Features
 from hybridperf.steps.cross_node import with_crossings

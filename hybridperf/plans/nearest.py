@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.plan.setting import Setting
-from hybridperf.plan.space import Space, space
+from hybridperf.plans.setting import Setting
+from hybridperf.plans.space import Space, space
 
 _DOUBLINGS = 8  # of devices, that are tried
 _NEAREST_BATCHES = 64
@@ -29,7 +29,7 @@ def nothing_legal(setting: Setting, gpus: int, batch: int, only: Mapping[str, Se
 
 def nothing_fits(setting: Setting, tried: Space, needed: np.ndarray, only: Mapping[str, Sequence[Any]] | None) -> str:
     """No layout has room: what the smallest needs, and how many devices would do."""
-    from hybridperf.plan.priced import memory_of
+    from hybridperf.plans.priced import memory_of
 
     least = int(np.argmin(needed))
     x = {name: int(column[least]) for name, column in tried.base._asdict().items()}

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from hybridperf.plan.run import Choice, Plan
+from hybridperf.plans.run import Choice, Plan
 from hybridperf.steps import adapt
 from hybridperf.workloads.transformer.codes import FULL, NONE
 

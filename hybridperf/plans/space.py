@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io import InputError, unknown
-from hybridperf.plan.places import Division, Place, places
+from hybridperf.plans.places import Division, Place, places
 from hybridperf.workloads.transformer import TransformerShape
 from hybridperf.workloads.transformer.codes import INTERLEAVED, RECOMPUTE, SCHEDULES
 from hybridperf.workloads.transformer.layout import Layout, Layouts

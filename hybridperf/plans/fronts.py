@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.plan.run import Plan, scores
+from hybridperf.plans.run import Plan, scores
 
 PAIRS = (("time", "memory"), ("time", "energy"), ("time", "cost"))
 

@@ -1,0 +1,139 @@
+"""`hybridperf choose`: smaller choices that papers made, as searches. What is heavy is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridperf.cli_common import compilation_cache
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+app = typer.Typer(
+    no_args_is_help=True, help="Smaller choices than a whole plan: strategies per class of layers, Chimera's pipeline, KAISA's."
+)
+
+Model = Annotated[str, typer.Option("--model", help="a published shape, or a .toml or .json file of sizes")]
+System = Annotated[str, typer.Option("--system", help="nodes and links: a name of `hybridperf systems`, or a .toml file")]
+Gpus = Annotated[int, typer.Option("--gpus", help="how many", min=1)]
+Batch = Annotated[int, typer.Option("--batch", help="samples of a step over all GPUs", min=1)]
+Device = Annotated[str, typer.Option("--device", help="accelerator; the system's own if not given")]
+Top = Annotated[int, typer.Option("--top", help="how many of the best are shown", min=1)]
+OutTable = Annotated[Path | None, typer.Option("--out", help="write all of them here, too (.csv, .parquet)")]
+Seq = Annotated[int | None, typer.Option("--seq", help="tokens of a sequence; the model's own if not given", min=1)]
+
+_MATRICES = 6  # of a layer of BERT
+
+
+@app.command()
+def strategies(
+    model: Annotated[str, typer.Option("--model", help="dlrm-a, a published shape, or a .toml or .json file of sizes")],
+    gpus: Gpus,
+    batch: Annotated[int | None, typer.Option("--batch", help="samples of a step over all GPUs; of dlrm-a 512 a GPU", min=1)] = None,
+    system: Annotated[
+        str, typer.Option("--system", help="a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX")
+    ] = "",
+    device: Device = "",
+    law: Annotated[str, typer.Option("--law", help="stages: ours, times of stages added; mad-max: its own arithmetic")] = "stages",
+    by: Annotated[str, typer.Option("--by", help="kind: one strategy per class of layers; layer: per layer")] = "kind",
+    compute: Annotated[float, typer.Option("--compute", help="share of peak that products reach")] = 0.6,
+    memory: Annotated[float, typer.Option("--memory", help="share of memory bandwidth that is reached")] = 0.8,
+    links: Annotated[float, typer.Option("--links", help="share of links' bandwidths that is reached")] = 0.8,
+    top: Top = 10,
+    out: OutTable = None,
+) -> None:
+    """Which of ddp, fsdp, tp and mp for which class of layers, inside nodes and across them (MAD-Max's question)."""
+    from hybridperf.io import InputError
+    from hybridperf.report import choices as reports
+    from hybridperf.strategies.named import named_cluster, named_law, named_layers
+    from hybridperf.strategies.search import search_strategies
+
+    layers, local = named_layers(model)
+    if local is None and not system:
+        raise InputError(f"expected --system NAME for {model}, got none; `hybridperf systems` lists those known")
+    if local is None and batch is None:
+        raise InputError(f"expected --batch for {model}, got none; give samples of a step over all GPUs")
+    cluster = named_cluster(system, gpus, device or None, compute=compute, memory=memory, links=links)
+    samples = (local or 0) * gpus if batch is None else batch
+    found = search_strategies(layers, named_law(law, cluster), samples, by=by, fitting=False)
+    print(reports.strategies_report(model, cluster, samples, found, top))
+    if local is not None and not system and batch is None and gpus % cluster.gpus_per_node == 0 and gpus >= 8:
+        print("\n" + reports.published_report(gpus))
+    _write(found, out)
+
+
+@app.command()
+def chimera(
+    model: Model, system: System, gpus: Gpus, batch: Batch,
+    seq: Seq = None,
+    device: Device = "",
+    dtype: Annotated[str, typer.Option("--dtype", help="of weights and activations")] = "fp32",
+    memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
+    out: OutTable = None,
+) -> None:  # fmt: skip
+    """How many pipelines of how many stages, and which micro-batch: Chimera's two-way pipelines beside 1F1B."""
+    import dataclasses
+
+    from hybridperf.choices.pipeline import pipelines
+    from hybridperf.plans.layer import layer_forward_s
+    from hybridperf.plans.setting import setting
+    from hybridperf.report import choices as reports
+    from hybridperf.steps.memory_fit import USABLE
+    from hybridperf.workloads.transformer import load_shape
+
+    compilation_cache()
+    shape = load_shape(model)
+    if seq is not None:
+        shape = dataclasses.replace(shape, seq=seq)
+    shared = setting(shape, system, device=device or None, dtype=dtype)
+    capacity = USABLE * (shared.machine.memory_bytes if memory_bytes is None else memory_bytes)
+    fabric = shared.machine.system
+    link = fabric.node_bytes_per_s / shared.gpus_per_node if gpus > shared.gpus_per_node else fabric.intra_bytes_per_s
+    found = {
+        schedule: pipelines(
+            shape, gpus, batch, capacity, layer_forward_s(shared), latency_s=fabric.latency_s, bytes_per_s=link, dtype=dtype,
+            schedule=schedule, largest=False,
+        )
+        for schedule in ("chimera", "1f1b")
+    }  # fmt: skip
+    print(reports.pipelines_report(shape.name, gpus, batch, found))
+    _write(reports.pipelines_frame(found), out)
+
+
+@app.command()
+def kaisa(
+    model: Model, gpus: Gpus, system: System,
+    invert_ms: Annotated[float, typer.Option("--invert-ms", help="to invert one layer's factors; BERT-large's on a V100")] = 80.8,
+    precondition_ms: Annotated[float, typer.Option("--precondition-ms", help="to precondition one layer; the same")] = 8.9,
+    every: Annotated[int, typer.Option("--every", help="steps between inversions", min=1)] = 10,
+    out: OutTable = None,
+) -> None:  # fmt: skip
+    """On which share of the ranks K-FAC keeps its inverses: memory against communication."""
+    from hybridperf.choices.second_order import SecondOrderCosts, factored, second_order_front, second_orders
+    from hybridperf.hardware import load_system
+    from hybridperf.io import InputError
+    from hybridperf.report import choices as reports
+    from hybridperf.workloads.transformer import load_shape
+
+    if not (invert_ms > 0 and precondition_ms > 0):
+        raise InputError(f"expected --invert-ms and --precondition-ms above 0, got {invert_ms:g} and {precondition_ms:g}")
+    shape, fabric = load_shape(model), load_system(system)
+    layer = factored(load_shape("bert-large"))[:_MATRICES]
+    link = fabric.node_bytes_per_s / fabric.accelerators_per_node if gpus > fabric.accelerators_per_node else fabric.intra_bytes_per_s
+    costs = SecondOrderCosts.of_layer(
+        layer, 1e-3 * invert_ms, 1e-3 * precondition_ms, bytes_per_s=link, latency_s=fabric.latency_s, every=every
+    )
+    shares, front = second_orders(factored(shape), gpus, costs), second_order_front(factored(shape), gpus, costs)
+    print(reports.second_order_report(shape.name, gpus, shares, front))
+    _write(reports.second_order_frame(shares, front), out)
+
+
+def _write(frame: pd.DataFrame, out: Path | None) -> None:
+    from hybridperf.io import write_table
+
+    if out is not None:
+        write_table(frame, out)
+        print(f"\nall {len(frame)} in {out}")

@@ -1,0 +1,147 @@
+"""Models by folder, or by the name of a device whose calibration is shipped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
+from hybridperf.collectives.model import load_collectives
+from hybridperf.families import groups_of
+from hybridperf.hardware import HOST_FILE, LEVELS, DeviceSpec, device_id, load_device, load_host, names_people_use
+from hybridperf.io import InputError, installed_hardware, read_arrays, read_json, unknown
+from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, WEIGHTS_FILE
+from hybridperf.model.group_report import GroupReport
+from hybridperf.model.perf_model import PerfModel
+from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS, neutral_knobs
+from hybridperf.ops import GROUPS
+from hybridperf.prior import Adapted
+from hybridperf.residual import Box, Residual
+from hybridperf.roofline import Knobs, Work
+
+_LATER_FIELDS = frozenset({"reuse_spread"})  # models from before it had rows of one distance only: zero, wherever they were measured
+
+
+def load_model(name: str | Path) -> PerfModel:
+    """A model by folder, or by name (any name of the device) among those shipped with the calibration package, with the collectives and
+    host that lie in its folder.
+
+    A folder with collectives alone is a model of the system's device by its datasheet. `here` is this machine by its datasheet: what
+    measuring it made lies in the folder that was given then.
+    """
+    folder = Path(name)
+    if str(name) == "here" and not folder.exists():
+        return PerfModel.datasheet(load_device("here"))
+    if not folder.exists() and (shipped := _shipped(str(name))) is not None:
+        folder = shipped
+    fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
+    if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
+        return dataclasses.replace(PerfModel.datasheet(load_device(fabric.system.device)), collectives=fabric)
+    if folder.is_dir() and not (folder / "model.json").exists():
+        raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
+    if not folder.exists():
+        known = [*shipped_models(), *names_people_use("devices")]
+        raise unknown("model", str(name), known, "give a model folder, a shipped calibration's name or a device of `hybridperf devices`")
+    path = folder if folder.is_file() else folder / "model.json"
+    host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
+    document = read_json(path, "model", MODEL_SCHEMA_VERSION)
+    if document["schema_version"] < MODEL_SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema version {document['schema_version']}, from an earlier hybridperf, and this one reads"
+            f" {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf fit` or `calibrate` keeps what was measured)"
+        )
+    try:
+        return dataclasses.replace(_from_document(document, path.parent / WEIGHTS_FILE), collectives=fabric, host=host)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the model again") from error
+
+
+def model_or_datasheet(name: str | Path) -> PerfModel:
+    """A model by folder or name; a device's name means its datasheet roofline, which the prediction says."""
+    check_folder(name)
+    try:
+        return load_model(name)
+    except InputError as no_model:
+        if Path(name).exists():
+            raise
+        try:
+            return PerfModel.datasheet(load_device(name))
+        except InputError:
+            raise no_model from None
+
+
+def check_folder(name: str | Path) -> None:
+    """The demo writes its model one folder further down than people look."""
+    inner = Path(name) / "model"
+    if (inner / "model.json").exists() and not (Path(name) / "model.json").exists():
+        raise InputError(f"{name} holds no model.json; did you mean {inner}?")
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a calibration of a device of this name (any of its names) is shipped."""
+    return _shipped(name) is not None
+
+
+def shipped_models() -> list[str]:
+    """Names of the calibrations installed with `hybridperf_calibration`."""
+    root = installed_hardware()
+    return sorted(p.parent.name for p in root.glob("*/model.json")) if root else []
+
+
+def _shipped(name: str) -> Path | None:
+    """The folder of the shipped calibration of a device by any of its names."""
+    root, known = installed_hardware(), shipped_models()
+    found = next((one for one in (name, device_id(name)) if one in known), None)
+    return root / found if root and found else None
+
+
+def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
+    stored = read_arrays(weights, str(document["weights_sha256"]))
+    knobs = neutral_knobs()
+    arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
+    reports = {}
+    by_prior = {group for family in document["families"] for group in groups_of(family)}
+    for group, entry in document["groups"].items():
+        at = GROUPS.index(group)
+        for name in GROUP_KNOBS:
+            arrays[name][at] = float(entry[name])
+        half_width = None if entry["half_width"] is None else float(entry["half_width"])
+        names = list(entry["lowest"])
+        missing = {field.name for field in dataclasses.fields(Work)} - _LATER_FIELDS - set(names)
+        if missing and (names or group not in by_prior):  # no names: its family keeps the range
+            raise ValueError(f"the range of {group} lacks {min(missing)}")
+        lowest, highest = ({name: float(entry[end][name]) for name in names} for end in ("lowest", "highest"))
+        errors = tuple(map(float, entry["errors"]))
+        if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
+            raise ValueError(f"what is said of {group} holds a number that is not finite")
+        reports[group] = GroupReport(
+            rows=int(entry["rows"]),
+            half_width=half_width,
+            lowest=lowest,
+            highest=highest,
+            dtypes=tuple(entry["dtypes"]),
+            errors=errors,
+            residual=None if entry["residual"] is None else _residual_from(entry["residual"], Box.between(lowest, highest), group, stored),
+        )
+    levels = {name: np.array([float(document["levels"][name][level]) for level in LEVELS]) for name in LEVEL_KNOBS}
+    if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())):
+        raise ValueError("a knob is not a finite number of zero or more")
+    drift = tuple(map(float, document["drift"]))
+    if not np.isfinite(drift).all():
+        raise ValueError("the drift holds a number that is not finite")
+    families = {family: Adapted.read(_under(f"{FAMILY}{family}/", stored), said) for family, said in document["families"].items()}
+    return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]), families, drift)
+
+
+def _residual_from(entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]) -> Residual:
+    arrays = _under(f"{group}/", stored)
+    centre, scale = np.array(entry["centre"], float), np.array(entry["scale"], float)
+    return Residual.read(box, list(entry["names"]), centre, scale, float(entry["share"]), arrays, float(entry["process_share"]))
+
+
+def _under(folder: str, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(folder): leaf for name, leaf in stored.items() if name.startswith(folder)}

@@ -1,0 +1,102 @@
+"""Commands around plans: smaller choices, refusals in one sentence, the library calls."""
+
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.cli import main
+from hybridperf.io import InputError
+from hybridperf.validate import plan_graph, plans
+
+
+def said(capsys, *words: str, status: int = 0) -> str:
+    """What a command prints; on standard error where it refuses."""
+    with pytest.raises(SystemExit) as done:
+        main(list(words))
+    out, err = capsys.readouterr()
+    assert done.value.code == status, err
+    return err if status else out
+
+
+def test_strategies_of_dlrm_a_come_with_what_was_published(capsys, tmp_path) -> None:
+    text = said(capsys, "choose", "strategies", "--model", "dlrm-a", "--gpus", "128", "--out", str(tmp_path / "all.csv"))
+    assert "54 ms" in text
+    assert "75.50 %" in text
+    frame = pd.read_csv(tmp_path / "all.csv")
+    assert len(frame) == 81
+    assert f"{frame['fits'].sum()} fit" in text
+
+
+def test_strategies_of_a_transformer_on_a_system(capsys) -> None:
+    text = said(
+        capsys, "choose", "strategies", "--model", "gpt3-1.3b", "--gpus", "16", "--system", "aic_a100_sxm", "--batch", "64", "--top", "2"
+    )
+    assert "729 strategies" in text
+    assert "transformer" in text
+
+
+def test_chimera_stands_beside_1f1b(capsys) -> None:
+    text = said(
+        capsys, "choose", "chimera", "--model", "bert-large", "--system", "aic_a100_sxm", "--gpus", "16", "--batch", "64", "--seq", "128"
+    )
+    assert "the best of chimera takes" in text
+    lines = [line for line in text.splitlines() if line.startswith(("chimera", "1f1b"))]
+    assert len(lines) == 8  # 2, 4, 8 and 16 stages each
+
+
+def test_kaisa_trades_memory_against_messages(capsys) -> None:
+    text = said(capsys, "choose", "kaisa", "--model", "bert-large", "--gpus", "4", "--system", "alcf_polaris")
+    rows = [line.split() for line in text.splitlines() if line.startswith(("0.", "1 "))]
+    assert [row[0] for row in rows] == ["0.25", "0.5", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["choose", "strategies", "--model", "dlrm-a", "--gpus", "12"], "8 or 16 would do"),
+        (["choose", "strategies", "--model", "gpt3-1.3b", "--gpus", "8"], "expected --system"),
+        (["choose", "strategies", "--model", "gpt3-1.3b", "--gpus", "8", "--system", "aic_a100_sxm"], "expected --batch"),
+        (["choose", "strategies", "--model", "dlrm-a", "--gpus", "8", "--law", "mine"], "known are stages, mad-max"),
+        (["choose", "kaisa", "--model", "mixtral-8x7b", "--gpus", "8", "--system", "aic_a100_sxm"], "not of experts"),
+        (["choose", "chimera", "--model", "bert-larg", "--gpus", "8", "--batch", "8", "--system", "aic_a100_sxm"], "bert-large"),
+        (["validate", "plans"], "--data FOLDER"),
+        (["validate", "plans", "--tasks", "grph"], "choice, graph"),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_sentence(capsys, words, sentence) -> None:
+    text = said(capsys, *words, status=2)
+    assert sentence in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_the_library_plans_in_five_lines(tmp_path) -> None:
+    import hybridperf.plans.run  # noqa: F401  (a loaded package of that name must not hide the function)
+
+    found = hp.plan("gpt3-125m", "aic_a100_sxm", 8, batch=16, tokens=1e9, only={"cp": [1], "recompute": ["none"]})
+    assert isinstance(found.best, hp.Layout)
+    assert found.top(3)["time_s"].iloc[0] == found.step_s(found.choice(0))
+    assert found.write(tmp_path / "plan.parquet") == found.legal
+    assert "best:" in hp.plan_report(found)
+    with pytest.raises(InputError, match="would do"):
+        hp.plan("gpt3-125m", "aic_a100_sxm", 7)
+
+
+def test_tables_of_plans_say_cases_and_goals() -> None:
+    judged = [
+        plans.Judged("plan, other cases", pd.Series({"a on 8": 1.0, "b on 8": 1.2})),
+        plans.Judged("any layout at random: chance of one within 10 %", pd.Series({"a on 8": 0.25, "b on 8": 0.5})),
+    ]
+    text = plans.choice_table(judged)
+    assert "50 %" in text
+    assert "20.0 %" in text
+    assert "38 %" in text
+    layouts = pd.DataFrame({"graph_s": [1.1, 1.0, 2.0]})
+    assert plan_graph.slower(layouts) == pytest.approx(1.1)
+
+
+@pytest.mark.slow
+def test_brute_force_is_a_command(capsys, tmp_path) -> None:
+    text = said(capsys, "validate", "plans", "--tasks", "graph", "--quick", "--out", str(tmp_path))
+    assert "gpt3-6.7b" in text
+    frame = pd.read_csv(tmp_path / "plans_graph_layouts.csv")
+    assert (frame["plan_s"].diff().dropna() >= 0).all()
