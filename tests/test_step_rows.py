@@ -85,6 +85,19 @@ def test_a_row_that_cannot_be_predicted_is_refused_by_name_and_rule(changes, say
     assert "\n" not in row.note
 
 
+def test_what_submissions_have_otherwise_is_theirs_alone() -> None:
+    """MLPerf's pipelines are cut into chunks of two layers where layers divide so, and exchange gradients of 16 bits; others' do not."""
+    layout = {"model": "gpt3-175b", "gpu": "H100", "n_gpus": 512, "tp": 4, "pp": 8, "dp": 16, "global_batch": 2048, "micro_batch": 1}
+    sources = [
+        {"source": "mlperf_training_v4.0"},
+        {"source": "mlperf_training_v4.0", "layers": 100, "pp": 4, "dp": 32},
+        {"source": "nemo_megatron_bridge"},
+    ]
+    configs = [row.config for row in resolve(pd.DataFrame([{**layout, **one} for one in sources]))]
+    assert [one.layout.vp for one in configs] == [6, 1, 1]
+    assert [one.gradient_bytes for one in configs] == [2, 2, 4]
+
+
 def test_words_that_say_nothing_fall_to_habits_and_the_note_says_so() -> None:
     assert one(family="LLaMA").config == one().config
     assert one(recompute="recipe", offload=False, seq_parallel="unknown").config == one(recompute=None).config

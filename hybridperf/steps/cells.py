@@ -67,7 +67,9 @@ class Cell:
 
     def calls(self) -> list[Any]:
         """What they cost is to be known of."""
-        return [_placed(step, self.nodes) for step in self.steps()]
+        steps = self.steps()
+        inside = (inside_a_node(step.collective) for step in steps if step.part == "zero")
+        return [*(_placed(step, self.nodes) for step in steps), *(call for call in inside if call is not None)]
 
 
 def cells_of(configs: Iterable[TransformerConfig]) -> list[Cell]:
@@ -178,6 +180,9 @@ def sums(cells: Sequence[Cell], prices: Prices) -> list[np.ndarray]:
                             field = _COLLECTIVE[step.part]
                             amounts[block, _FIELDS.index(f"{field}_s"), phase] += share * prices[_placed(step, cell.nodes)]
                             amounts[block, _FIELDS.index(f"{field}_calls"), phase] += share
+                            inside = inside_a_node(step.collective) if field == "gather" else None
+                            if inside is not None:
+                                amounts[block, _FIELDS.index("gather_inside_s"), phase] += share * prices[inside]
         amounts[:, _FIELDS.index("attention_s")] *= prices.attention_factor(*cell.attention)
         found.append(amounts)
     return found
@@ -201,6 +206,12 @@ def _placed(step: Step, nodes: Mapping[str, int] | None) -> Any:
     if nodes is None or not isinstance(call, CollectiveCall) or nodes.get(step.part, call.nodes) == call.nodes:
         return call
     return dataclasses.replace(call, nodes=nodes[step.part])
+
+
+def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
+    """What a node's own ranks do of a collective, with as many bytes; None where each node has but one of the ranks."""
+    each = call.ranks // call.nodes
+    return None if each == 1 else call if call.nodes == 1 else dataclasses.replace(call, ranks=each, nodes=1)
 
 
 def misaligned(step: Step) -> bool:

@@ -18,7 +18,7 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.steps import contradictions
 from hybridperf.steps.columns import check_columns
-from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
+from hybridperf.steps.names import Machine, aliases, framework_of, habits_of, machine, plain, word
 from hybridperf.steps.record import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.codes import SCHEDULES
@@ -101,7 +101,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
             framework = row.assume("framework", "megatron_core")
             habits = {**aliases()["framework"][framework], "precision": "bf16"}
         else:
-            habits = aliases()["framework"][framework]
+            habits = {**aliases()["framework"][framework], **habits_of(source)}
         shape = _shape(row)
         found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
         gpus_per_node, whole = _nodes(row, found)
