@@ -58,6 +58,7 @@ class Cell:
     embedding: Parts
     head: Parts
     nodes: Mapping[str, int] | None = None
+    attention: tuple[str, str] = ("", "")  # generation of fused attention and its dtype
 
     def steps(self) -> list[Step]:
         """All of them."""
@@ -80,7 +81,7 @@ def cells_of(configs: Iterable[TransformerConfig]) -> list[Cell]:
         cell, mode = built[key], config.layout.recompute
         layers = tuple((share, recompute(passes, mode)) for share, passes in cell.layers)
         nodes = {dim: config.group(dim).nodes for dim in ("tp", "cp", "ep")}
-        found.append(Cell(layers, cell.embedding, cell.head, nodes))
+        found.append(dataclasses.replace(cell, layers=layers, nodes=nodes))
     return found
 
 
@@ -96,13 +97,25 @@ def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
     if not shape.experts and not shape.decoder_layers:
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
-    return (shape, x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, repeats, *kernels_key(config))
+    experts = (config.expert_messages, config.group("ep").nodes) if x.ep > 1 else ()
+    return (shape, x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, repeats, *experts, *kernels_key(config))
 
 
 def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:
     """Fields of a config that decide which kernels run, on what."""
     c = config
-    return c.dtype, c.quant, c.attention, c.framework, c.dropout, c.fused_loss, c.vocab_multiple, c.optimizer, c.gradient_bytes
+    return (
+        c.dtype,
+        c.quant,
+        c.attention,
+        c.attention_kernel,
+        c.framework,
+        c.dropout,
+        c.fused_loss,
+        c.vocab_multiple,
+        c.optimizer,
+        c.gradient_bytes,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,7 +127,8 @@ def _kept(config: TransformerConfig) -> Cell:
     """Passes of a config without sharding and without recomputing."""
     plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None, recompute="none"))
     layers = tuple((share, layer_passes(plain, kind)) for kind, share in _kinds(plain))
-    return Cell(layers, ((1.0, embedding_passes(plain)),), ((1.0, head_passes(plain)),))
+    attention = (config.attention_kernel if config.attention == "fused" else "", config.dtype)
+    return Cell(layers, ((1.0, embedding_passes(plain)),), ((1.0, head_passes(plain)),), attention=attention)
 
 
 def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
@@ -164,6 +178,7 @@ def sums(cells: Sequence[Cell], prices: Prices) -> list[np.ndarray]:
                             field = _COLLECTIVE[step.part]
                             amounts[block, _FIELDS.index(f"{field}_s"), phase] += share * prices[_placed(step, cell.nodes)]
                             amounts[block, _FIELDS.index(f"{field}_calls"), phase] += share
+        amounts[:, _FIELDS.index("attention_s")] *= prices.attention_factor(*cell.attention)
         found.append(amounts)
     return found
 
