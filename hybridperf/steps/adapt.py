@@ -31,9 +31,10 @@ from hybridperf.steps.compose import Features, step_seconds
 from hybridperf.steps.cross_node import with_stalled
 from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of
 
-# NOISE, SPREAD and LENGTH were chosen with dev rows in sight: vTrain's one-node rows, 30 of them given, seeds other than those that
-# `hybridperf validate steps --tasks splits` draws. They are no fit: any one of them 1.5 times as large or as small moves the mean error of
-# 30 draws (2.8 %, standard error 0.12) by 0.2 points or less, so a user's own rows need no others.
+# NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows given: `hybridperf validate steps --tasks
+# splits`), not fitted. Little hangs on them: over draws 10 to 39 of that task, mean error 2.8 % with a standard error of 0.12, half the
+# NOISE, SPREAD of a layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the ends 0.1 or 0.3, and any one LENGTH 0.6 or 1.6 times as long each
+# move it by 0.2 points or less
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
 SPREAD = np.array([0.1, 0.1, 0.2])  # s of a layer, of its GPU beyond that, of the ends [B]
 # l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; what only the GPU does changes with sizes sooner
