@@ -59,25 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--process-ids", default="", help="those to start here, such as 8-15; all if not given")
     parser.add_argument("--unpinned", action="store_true", help="let every process use all cores")
     parser.add_argument("--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned")
-    for name in ("--rank", "--local-device", "--last-pass"):  # how this program starts itself
-        parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--cores", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.rank is not None:
-        return job.be_one(lambda say: _measure(options, say), options.cores)
-    try:
-        return _start_all(options)
-    except (RuntimeError, ValueError) as error:
-        print(f"hybridperf: {error}", file=sys.stderr)
-        return job.SENTENCE_SAID
-    except KeyboardInterrupt:
-        return 130  # the command that started this program says so
+    parser.add_argument("--local-device", type=int, default=None, help=argparse.SUPPRESS)  # how this program starts itself
+    return job.run(parser, arguments, _start_all, _measure)
 
 
 def _start_all(options: argparse.Namespace) -> int:
     """Start this machine's processes and wait for them; returns their exit status."""
-    if options.processes < 2:
-        raise InputError(f"expected --processes of at least 2, got {options.processes}; a collective is between several")
     try:
         ranks = machine.parse_cores(options.process_ids) if options.process_ids else tuple(range(options.processes))
     except ValueError as error:
@@ -91,9 +78,7 @@ def _start_all(options: argparse.Namespace) -> int:
     collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))  # refuses wrong names and sizes here, once
     logs = job.make_folders(Path(options.out), "collectives_logs")
     cores, remark = _cores(len(ranks), unpinned=options.unpinned, each=options.cores_each)
-    for line in (remark, job.busy_remark("collectives")):
-        if line:
-            job.say(line)
+    job.say(remark, job.busy_remark("collectives"))
     budget_s = BUDGET_S[options.setting] if options.budget_s is None else options.budget_s
     start_s = time.perf_counter()
     passes = options.passes or PASSES[options.setting]

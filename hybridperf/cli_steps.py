@@ -31,7 +31,7 @@ def steps(
     from hybridperf.hardware import load_host
     from hybridperf.io import InputError, read_table, write_table
     from hybridperf.steps.adaptation import Adaptation
-    from hybridperf.steps.predict import COLUMNS, predict_steps
+    from hybridperf.steps.predict import as_given, kept_as, predict_steps
 
     if save_knobs and not fit_on:
         raise InputError("expected --fit-on ROWS with --save-knobs: without measured steps there is nothing to save")
@@ -55,8 +55,8 @@ def steps(
     write_table(found.frame, out)
     for sentence in found.said:
         print(f"hybridperf: {sentence}", file=sys.stderr)
-    if renamed := [name for name in COLUMNS if name in frame]:
-        print(f"hybridperf: columns {', '.join(renamed)} of {rows} are kept as given_{renamed[0]}, ...", file=sys.stderr)
+    if renamed := kept_as(as_given(frame)):
+        print(f"hybridperf: columns {', '.join(renamed)} of {rows} are kept as {', '.join(renamed.values())}", file=sys.stderr)
     if save_knobs:
         found.adaptation.save(save_knobs)
         print(f"efficiencies in {save_knobs}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 from hybridperf.io import InputError
 from hybridperf.memory import MEMORY_PRIORS, MemoryKnobs, ModelStates, in_flight, layer_activations, memory, model_states, sharded_bytes
 from hybridperf.schedules import NAMES, schedule
-from hybridperf.workloads.transformer import Layout, Layouts, load_shape
+from hybridperf.workloads.transformer import Layout, Layouts, load_shape, rules
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.stages import stage_layers
 
@@ -234,6 +235,53 @@ def test_a_layout_that_is_none_is_refused(wrong):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"ep": 2, "dp": 2}, "ep needs a model with experts"),
+        ({"cp": 3}, "seq must be divisible by cp"),
+        ({"vp": 2, "pp": 4}, "the interleaved schedule, and no other, has vp of 2 or more"),
+        ({"zero": 1, "shard_ranks": 3, "dp": 4}, "shard_ranks must divide dp x cp"),
+        ({"pp": 3, "schedule": "chimera", "accumulation": 4}, "chimera needs an even number of stages"),
+        ({"sequence_parallel": "no", "tp": 2}, "sequence_parallel must be true or false, got 'no'"),
+        ({"recompute": True}, "recompute must be one of none, selective, full, got True"),
+        ({"zero": True}, "zero must be 0, 1, 2 or 3, got True"),
+        ({"order": 3}, "order must name each of tp, cp, ep, dp, pp once, got 3"),
+    ],
+)
+def test_what_a_layouts_check_refuses_memory_refuses(wrong, says):
+    for check in (lambda layout: layout.check(LLAMA), lambda layout: memory(LLAMA, layout)):
+        with pytest.raises(InputError, match=f"^{re.escape(says)}"):
+            check(Layout(**wrong))
+
+
+def test_what_some_framework_runs_has_a_memory():
+    assert memory(LLAMA.replace(heads=24, hidden=3072, kv_heads=8), Layout(tp=16)).peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dropout": "no"}, "dropout must be true or false, got 'no'"),
+        ({"grad_bytes": float("nan")}, "grad_bytes must be a number above zero, got nan"),
+        ({"grad_bytes": "4"}, "grad_bytes must be a number above zero, got '4'"),
+        ({"knobs": MemoryKnobs(hidden=float("nan"))}, "hidden of memory's knobs must be a number of zero or more, got nan"),
+        ({"knobs": MemoryKnobs(fixed_bytes=-1.0)}, "fixed_bytes of memory's knobs must be a number of zero or more, got -1.0"),
+        ({"knobs": MemoryKnobs(head="2")}, "head of memory's knobs must be a number of zero or more, got '2'"),
+        ({"knobs": MemoryKnobs(weights=True)}, "weights of memory's knobs must be a number of zero or more, got True"),
+        ({"knobs": {"hidden": 1.0}}, "knobs must be a MemoryKnobs, got {'hidden': 1.0}"),
+    ],
+)
+def test_memory_of_wrong_kinds_is_refused_by_the_fields_name(options, says):
+    with pytest.raises(InputError, match=f"^{re.escape(says)}$"):
+        memory(LLAMA, Layout(), **options)
+
+
+def test_a_shape_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"^shape must be a TransformerShape, got 8$"):
+        memory(8, Layout())
+
+
 def test_a_shape_may_be_a_name():
     assert memory("llama3-8b", Layout()).peak_bytes == memory(LLAMA, Layout()).peak_bytes
     with pytest.raises(InputError, match="llama3-9b"):
@@ -334,13 +382,18 @@ def columns(schedules=("1f1b", "gpipe", "zero_bubble", "interleaved"), count=300
     return found
 
 
+def legal(shape, layouts):
+    """Those that someone can run."""
+    return [one for one, yes in zip(layouts, rules.legal(shape, Layouts.of(layouts), strict=False), strict=True) if yes]
+
+
 OPTIONS = {"attention": "unfused", "dropout": True, "grad_bytes": 4.0}
 
 
 @pytest.mark.parametrize("split", ["even", "cost"])
 def test_columns_are_priced_as_single_layouts_are(split):
     """On the first and the last stage only: the peak is there."""
-    layouts = columns()
+    layouts = legal(LLAMA, columns())
     expected = [memory(LLAMA, layout, split=split, **OPTIONS).peak_bytes for layout in layouts]
     found = memory(LLAMA, Layouts.of(layouts), split=split, **OPTIONS)
     assert found.weights_bytes.shape == (len(layouts), 2)
@@ -349,7 +402,8 @@ def test_columns_are_priced_as_single_layouts_are(split):
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "t5-11b", "llama3-8b"])
 def test_columns_on_every_stage_where_the_peak_may_be_anywhere(name):
-    shape, layouts = load_shape(name), columns(("1f1b", "chimera"), 60)
+    shape = load_shape(name)
+    layouts = legal(shape, columns(("1f1b", "chimera"), 120))
     expected = [memory(shape, layout, **OPTIONS).peak_bytes for layout in layouts]
     np.testing.assert_allclose(memory(shape, Layouts.of(layouts), **OPTIONS).peak_bytes, expected, rtol=1e-12)
 
@@ -359,6 +413,7 @@ def test_chimeras_fullest_worker_is_found(depth):
     """Without weights to speak of, so that activations decide; depths that deal layers out unequally."""
     shape = LLAMA.replace(layers=depth, vocab=8)
     layouts = [Layout(pp=pp, schedule="chimera", accumulation=m, dp=64, zero=3) for pp in (2, 4, 8, 10, 16, 32) for m in (2, 4, 16, 64)]
+    layouts = legal(shape, layouts)
     expected = [memory(shape, layout).peak_bytes for layout in layouts]
     np.testing.assert_allclose(memory(shape, Layouts.of(layouts)).peak_bytes, expected, rtol=1e-12)
     np.testing.assert_allclose(jax.jit(lambda x: memory(shape, x).peak_bytes)(Layouts.of(layouts)), expected, rtol=2e-6)
@@ -401,7 +456,7 @@ def test_knobs_have_gradients():
 
 
 def test_every_knob_matters_and_has_a_prior():
-    layouts = [*columns(), Layout(accumulation=4)]
+    layouts = [*legal(LLAMA, columns()), Layout(accumulation=4)]
     base = [memory(LLAMA, one, **OPTIONS).stage_bytes for one in layouts]
     assert set(MEMORY_PRIORS) == {field.name for field in dataclasses.fields(MemoryKnobs)}
     for name in MEMORY_PRIORS:

@@ -134,12 +134,17 @@ def test_the_parts_of_a_step_add_up_to_it():
     assert (found.exposed_comm_s > 0.01 * found.step_s).all()
 
 
-def test_one_row_s_parts_are_another_s_in_jax():
+def test_jax_finds_the_same_parts_and_slopes_that_add_up():
     f, logs = mixed_rows(50)
+    of = lambda theta: step_seconds(f, knobs_of(theta), *logs)  # noqa: E731
+    theta = theta_of(medians())
     with jax.enable_x64(True):
-        traced = jax.jit(lambda theta: tuple(step_seconds(f, knobs_of(theta), *logs)))(jnp.asarray(theta_of(medians())))
-    for name, values, others in zip(step_seconds(f, medians())._fields, step_seconds(f, medians(), *logs), traced, strict=True):
+        traced, slopes = jax.jit(of)(jnp.asarray(theta)), jax.jacobian(of)(jnp.asarray(theta))
+    for name, values, others in zip(traced._fields, of(theta), traced, strict=True):
         assert np.asarray(others) == pytest.approx(values, rel=1e-9, abs=1e-12), name
+    whole, four = np.asarray(slopes.step_s), np.sum(np.asarray(slopes[1:5]), 0)
+    assert np.isfinite(whole).all()
+    assert four == pytest.approx(whole, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("end", "first"), [("head", False), ("embedding", True)])
@@ -202,6 +207,19 @@ def test_a_chimera_worker_has_half_of_both_ends():
     """A head of 2 s on one stage of four: the outer workers have it for half of the micro-batches."""
     f = pipeline(4, micro_batches=4, head=block(gemm_s=(1, 0, 1)), schedule=SCHEDULES.index("chimera"))
     assert parts(f)["compute_s"] == pytest.approx(4 * (3.0 + 1.0))
+
+
+@pytest.mark.parametrize("ends", [{"head": 1.0}, {"head": 2.0}, {"head": 2.0, "embedding": 0.5}])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 16), (8, 8), (8, 32)])
+@pytest.mark.parametrize(("name", "within"), [("1f1b", 1e-5), ("zero_bubble", 1e-5), ("chimera", 0.06)])
+def test_a_heavy_last_stage_takes_about_what_the_schedule_s_graph_takes(name, p, m, ends, within):
+    forward, backward = np.ones(p), np.full(p, 2.0)
+    for end, at in (("embedding", 0), ("head", -1)):
+        forward[at] += ends.get(end, 0.0) / 3
+        backward[at] += ends.get(end, 0.0) * 2 / 3
+    blocks = {end: block(gemm_s=(size / 3, 0, size * 2 / 3)) for end, size in ends.items()}
+    f = pipeline(p, micro_batches=m, **blocks, schedule=SCHEDULES.index(name), weight_share=0.5)
+    assert time(f) == pytest.approx(graph_seconds(schedule(name, p, m), forward, backward, weight_s=backward / 2), rel=within)
 
 
 @pytest.mark.parametrize("name", ["chimera", "zero_bubble"])

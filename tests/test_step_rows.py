@@ -156,7 +156,7 @@ def test_options_override_what_rows_say() -> None:
         ("Tesla V100-SXM2-32GB", "v100_sxm2", 8),
         ("R750xax4A100-PCIE-80GB", "a100_pcie_80g", 4),
         ("NVIDIA H200-SXM5-141GB", "h200_sxm", 8),
-        ("H100-96GB-HBM2e-500W", "h100_sxm", 8),
+        ("H100-96GB-HBM2e-500W", "h100_sxm_96g", 8),
     ],
 )
 def test_accelerators_by_what_clusters_call_them(gpu, device, per_node) -> None:

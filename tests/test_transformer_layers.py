@@ -385,7 +385,7 @@ def test_equal_steps_are_one_row():
         ({"framework": "jax"}, "unknown framework 'jax'"),
         ({"dtype": "fp8"}, 'dtype is that of activations, one of fp32, tf32, fp16, bf16, got fp8; quant="fp8"'),
         ({"quant": "int3"}, "unknown quant 'int3'"),
-        ({"bucket_bytes": 0.0}, "bucket_bytes must be above zero"),
+        ({"bucket_bytes": 0.0}, "bucket_bytes must be a number above zero"),
         ({"gpus_per_node": 0}, "gpus_per_node must be a whole number of 1 or more"),
     ],
 )
@@ -396,7 +396,33 @@ def test_settings_that_are_refused(settings, sentence):
 
 
 def test_what_is_not_modelled_is_refused_by_name():
-    with pytest.raises(InputError, match="unfused attention with grouped queries is not modelled"):
-        layer_passes(config(load_shape("llama3-8b")))
-    with pytest.raises(InputError, match="fused attention to an encoder is not modelled"):
-        layer_passes(config(load_shape("t5-base"), settings={}))
+    with pytest.raises(InputError, match="unfused latent attention is not modelled"):
+        layer_passes(config(load_shape("deepseek-v3")))
+    with pytest.raises(InputError, match="context parallelism of attention to an encoder is not modelled"):
+        layer_passes(config(load_shape("t5-base"), settings={}, cp=2))
+
+
+def test_unfused_attention_copies_keys_and_values_of_groups_for_all_heads():
+    """Llama 3 8B, 8 groups of 4 heads: products as with 32 heads of keys; 2 x 32 x 128 wide copies, a quarter of that read."""
+    llama = load_shape("llama3-8b")
+    for tp in (1, 2):
+        passes = layer_passes(config(llama, tp=tp))
+        whole = layer_passes(config(llama.replace(kv_heads=None), tp=tp))
+        products = [
+            [step.op for step in one.forward if isinstance(step.op if step.is_op else None, BatchedGemm)] for one in (passes, whole)
+        ]
+        assert products[0] == products[1]
+        assert len(products[0]) == 2
+        (copied,) = (step for step in passes.forward if step.name == "keys and values repeated")
+        assert float(copied.op.work().bytes) == pytest.approx(B * llama.seq * 2 * 32 * 128 * 2.0 * (1 + 1 / 4) / tp)
+        assert "keys and values gradients of a group added" in names(passes.backward)
+        assert not any("repeated" in name for name in names(whole.forward))
+
+
+@pytest.mark.parametrize("decoder_seq", [128, 1024])  # shorter and longer than the encoder's
+def test_fused_attention_to_an_encoder_sees_every_key(decoder_seq):
+    """4 flops for each query, key and element of a head, forward; the query's own attention is apart."""
+    t5 = load_shape("t5-base").replace(seq=512, decoder_seq=decoder_seq)
+    passes = layer_passes(config(t5, settings={}))
+    cross = [step.op for step in passes.forward if step.part == "attention" and step.op.kv_len]
+    assert [op.work().flops for op in cross] == [pytest.approx(4.0 * B * t5.heads * decoder_seq * 512 * t5.dim)]

@@ -36,7 +36,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf_calibration.microbench.collective_cases import DTYPE, CollectiveCase, chain, count_collectives
-from hybridperf_calibration.microbench.store import Row, RowStore
+from hybridperf_calibration.microbench.store import Row, RowStore, measured_passes
 
 MOST_REPEATS = 200
 FEWEST_REPEATS = 5
@@ -267,12 +267,8 @@ def table(rows: Sequence[Row], facts: Row) -> pd.DataFrame:
     Of several passes the one of the least median is the row. `noise` is (largest median / least median) - 1 over the passes, not a number
     after a single one.
     """
-    by_key: dict[str, list[Row]] = {}
-    for row in rows:
-        if "error" not in row:
-            by_key.setdefault(row["key"], []).append(row)
     merged = []
-    for repeats in by_key.values():
+    for repeats in measured_passes(rows):
         medians_s = [row["time_s"] for row in repeats]
         quietest = {name: value for name, value in repeats[int(np.argmin(medians_s))].items() if name not in ("key", "pass_no")}
         noise = max(medians_s) / min(medians_s) - 1 if len(repeats) > 1 else math.nan

@@ -1,5 +1,7 @@
 """Processes that measure together: started by a program on one machine, watched, and none of them outlives it.
 
+`run` is the main of a program that starts itself: with `--rank` it is one of its processes, else it starts them.
+
 `start` runs a module several times over, one process per rank, and waits until all ended well or the first one did not: that one's sentence
 is the program's. `be_one` is what such a process does around its measuring: pins itself, tells rank 0's progress from the chatter of the
 libraries, ends at once when the program that started it does (each has a pipe from it, whose other end closes then), and ends on its own
@@ -8,6 +10,7 @@ error without waiting for the others, who would wait for it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -40,6 +43,35 @@ class Process:
     rank: int
     popen: subprocess.Popen
     log: Path
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    start_all: Callable[[argparse.Namespace], int],
+    measure: Callable[[argparse.Namespace, Callable[[str], None]], int],
+    *,
+    steady: bool = True,
+) -> int:
+    """The exit status of a program that starts itself: `start_all(options)`, or `measure(options, say)` as one of its processes.
+
+    The parser has `--processes`, and gets what such a process is told besides: `--rank`, `--last-pass`, `--cores`.
+    """
+    for name in ("--rank", "--last-pass"):
+        parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--cores", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.rank is not None:
+        return be_one(lambda say: measure(options, say), options.cores, steady=steady)
+    try:
+        if options.processes < 2:
+            raise InputError(f"expected --processes of at least 2, got {options.processes}; one alone has nobody to talk to")
+        return start_all(options)
+    except (RuntimeError, ValueError) as error:
+        print(f"hybridperf: {error}", file=sys.stderr)
+        return SENTENCE_SAID
+    except KeyboardInterrupt:
+        return 130  # the command that started this program says so
 
 
 def start(commands: Sequence[Sequence[str]], ranks: Sequence[int], logs: Path, n: int) -> int:
@@ -122,9 +154,10 @@ def make_folders(folder: Path, logs: str) -> Path:
     return folder / logs
 
 
-def say(line: str) -> None:
-    """A line of progress from the program that starts the processes."""
-    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
+def say(*lines: str) -> None:
+    """Progress from the program that starts the processes; empty lines are left out."""
+    for line in filter(None, lines):
+        print(f"hybridperf: {line}", file=sys.stderr, flush=True)
 
 
 def _wait(processes: Sequence[Process], n: int) -> int:

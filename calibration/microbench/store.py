@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +33,15 @@ Row = dict[str, Any]
 _VERSION_FIELD = "hybridperf_rows"
 # EFBIG (a file-size limit) and EDQUOT (a quota) are full disks to the user, too.
 _NO_SPACE = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+def measured_passes(rows: Sequence[Row]) -> list[list[Row]]:
+    """The passes of each case that succeeded, cases in the order first measured."""
+    by_key: dict[str, list[Row]] = {}
+    for row in rows:
+        if "error" not in row:
+            by_key.setdefault(row["key"], []).append(row)
+    return list(by_key.values())
 
 
 class StoreError(RuntimeError):

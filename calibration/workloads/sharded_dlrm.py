@@ -35,11 +35,11 @@ import pandas as pd
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.quiet import Yardstick
+from hybridperf_calibration.microbench.store import Row, RowStore, measured_passes
 from hybridperf_calibration.workloads.sharded_tasks import Task, read_tasks
 
 if TYPE_CHECKING:
     from hybridperf_calibration.microbench.collectives import Team
-    from hybridperf_calibration.microbench.store import Row
 
 BATCHES = 8  # of data, for the calls to rotate through
 FEWEST_CALLS, MOST_CALLS = 6, 200
@@ -61,26 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=4, help="times that every placement of a model has its turn, in each pass")
     parser.add_argument("--seconds", type=float, default=0.3, help="per turn")
     parser.add_argument("--no-profile", action="store_true", help="leave out what the phases take")
-    for name in ("--rank", "--last-pass"):  # how this program starts itself
-        parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
-    for name in ("--cores", "--coordinator"):
-        parser.add_argument(name, default="", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.rank is not None:
-        return job.be_one(lambda say: _measure(options, say), options.cores, steady=False)
-    try:
-        return _start_all(options)
-    except (RuntimeError, ValueError) as error:
-        print(f"hybridperf: {error}", file=sys.stderr)
-        return job.SENTENCE_SAID
-    except KeyboardInterrupt:
-        return 130
+    parser.add_argument("--coordinator", default="", help=argparse.SUPPRESS)  # how this program starts itself
+    return job.run(parser, arguments, _start_all, _measure, steady=False)
 
 
 def _start_all(options: argparse.Namespace) -> int:
     """Check the tasks, then one job after the other, one for each pass."""
-    if options.processes < 2:
-        raise InputError(f"expected --processes of at least 2, got {options.processes}; one process needs no sharding")
     for name in ("passes", "rounds"):
         if getattr(options, name) < 1:
             raise InputError(f"expected --{name} of at least 1, got {getattr(options, name)}")
@@ -89,14 +75,8 @@ def _start_all(options: argparse.Namespace) -> int:
     logs = job.make_folders(options.out, "logs")
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores = usable[: options.processes] if len(usable) >= options.processes else []
-    remarks = [job.busy_remark("steps")]
-    if not cores:
-        remarks.append(
-            f"{options.processes} processes share {len(usable)} cores: they wait for each other, which is part of what is measured"
-        )
-    for line in remarks:
-        if line:
-            job.say(line)
+    crowded = f"{options.processes} processes share {len(usable)} cores: they wait for each other, which is part of what is measured"
+    job.say(job.busy_remark("steps"), "" if cores else crowded)
     last = 1
     while True:
         coordinator = f"127.0.0.1:{job.free_port()}"
@@ -132,7 +112,6 @@ def _check_memory(tasks: Sequence[Task]) -> None:
 def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """One process of the job: everything up to pass `last_pass` that the store does not have."""
     from hybridperf_calibration.microbench.collectives import Team, Watch
-    from hybridperf_calibration.microbench.store import RowStore
 
     tasks = read_tasks(options.tasks, options.processes)
     team = Team(options.coordinator, options.processes, options.rank)
@@ -277,12 +256,8 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     """One row per task and placement: of several passes the quietest; `noise` is how far the others lie above it (empty after one),
     `rounds_noise` how far a usual round of that pass lies above its quietest.
     """
-    by_key: dict[str, list[Row]] = {}
-    for row in rows:
-        if "error" not in row:
-            by_key.setdefault(row["key"], []).append(row)
     merged = []
-    for passes in by_key.values():
+    for passes in measured_passes(rows):
         times_s = [row["step_s"] for row in passes]
         best = passes[int(np.argmin(times_s))]
         out = {name: best[name] for name in ("task", "placement", "step_s")}

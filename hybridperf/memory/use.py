@@ -23,10 +23,11 @@ from hybridperf.either import array_module
 from hybridperf.io import InputError
 from hybridperf.memory.activations import layer_activations
 from hybridperf.memory.in_flight import in_flight
-from hybridperf.memory.knobs import MemoryKnobs
+from hybridperf.memory.knobs import MemoryKnobs, check_knobs
 from hybridperf.memory.states import ModelStates, element_bytes, model_states, sharded_bytes
-from hybridperf.workloads.transformer import counts, rules
+from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE
+from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number
 from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import layers_before
@@ -82,20 +83,24 @@ def memory(
 ) -> MemoryUse:
     """Bytes per stage. `grad_bytes`, `optimizer`: see `model_states`, or give `states` themselves; `split`: see `stages.py`.
 
-    A shape may be a model's name. Of a single layout the numbers are checked, `InputError`; columns are not: planners filter by `legal`.
+    A shape may be a model's name. A single layout is checked, `InputError`, as `Layout.check(shape, strict=False)` does: what some
+    framework runs has a memory too, such as heads that tp does not divide. Columns are not: planners filter by `legal`.
     Columns whose layers are of several kinds are priced on every stage: under JAX `stages` says how many there may be.
     """
     if isinstance(shape, str):
         shape = load_shape(shape)
+    check_kind("shape", shape, TransformerShape)
     if isinstance(layout, Layout):
-        rules.check_numbers(layout)
-        if layout.pp > shape.depth:
-            raise InputError(f"pp must not exceed the layers, got pp {layout.pp}, {shape.depth} layers")
+        layout.check(shape, strict=False)
+    check_flag("dropout", dropout)
+    if grad_bytes is not None:
+        check_number("grad_bytes", grad_bytes)
     if attention not in ("fused", "unfused"):
         raise InputError(f"attention must be fused or unfused, got {attention!r}")
     if split != "even" and array_module(*_columns(layout)) is np and np.any(_columns(layout).schedule == CHIMERA):
         raise InputError(f"chimera's stages are split evenly over both directions, got split {split!r}")
-    knobs = knobs or MemoryKnobs()
+    knobs = MemoryKnobs() if knobs is None else knobs
+    check_knobs(knobs)
     states = states or model_states(dtype, optimizer, grad_bytes)
     options = {"element_bytes": element_bytes(dtype), "fused": attention == "fused", "dropout": dropout}
     if isinstance(layout, Layout):

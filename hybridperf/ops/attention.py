@@ -27,16 +27,29 @@ _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded
 _TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 
 
+@dataclasses.dataclass(frozen=True)
+class Attention(Op):
+    """Any of them: keys and values may be kept in a number format of their own."""
+
+    unit: ClassVar[Unit] = "matrix"
+    text: ClassVar = {"kv_dtype": ""}
+
+    @classmethod
+    def read_text(cls, name: str, value: str, dtype: str) -> str:
+        """A number format; empty where it is the op's."""
+        del name
+        cached = canonical_dtype(value) if value else dtype
+        return "" if cached == dtype else cached
+
+
 @register("context_attention", "prefill_attention")
 @dataclasses.dataclass(frozen=True)
-class PrefillAttention(Op):
+class PrefillAttention(Attention):
     """A prompt's attention: `q_len` new tokens of each sequence, the last of `kv_len`; new keys and values go into the cache."""
 
     group: ClassVar[str] = "prefill_attention"
-    unit: ClassVar[Unit] = "matrix"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "kv_len": 0.0, "causal": 1.0}
     zero_allowed: ClassVar = frozenset(optional)
-    text: ClassVar = {"kv_dtype": ""}
     words: ClassVar = _TRUE_WORDS
 
     batch: Any
@@ -48,11 +61,6 @@ class PrefillAttention(Op):
     kv_len: Any = 0.0
     causal: Any = 1.0
     kv_dtype: str = ""  # empty: as the op's dtype
-
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A number format; empty where it is the op's."""
-        return _cache_dtype(value, dtype)
 
     def work(self) -> Work:
         kv_heads, window, kv_len = _kv_heads(self), self._window(), self._kv_len()
@@ -113,14 +121,12 @@ class PrefillAttention(Op):
 
 @register("encoder_attention")
 @dataclasses.dataclass(frozen=True)
-class EncoderAttention(Op):
+class EncoderAttention(Attention):
     """Every token sees every token of its sequence; nothing is kept in a cache."""
 
     group: ClassVar[str] = "encoder_attention"
-    unit: ClassVar[Unit] = "matrix"
     optional: ClassVar = {"kv_heads": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
-    text: ClassVar = {"kv_dtype": ""}
 
     batch: Any
     q_len: Any
@@ -128,11 +134,6 @@ class EncoderAttention(Op):
     head_dim: Any
     kv_heads: Any = 0.0
     kv_dtype: str = ""
-
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A number format; empty where it is the op's."""
-        return _cache_dtype(value, dtype)
 
     def work(self) -> Work:
         scores = self.batch * self.heads * self.q_len * self.q_len
@@ -157,14 +158,12 @@ class EncoderAttention(Op):
 
 @register("generation_attention", "decode_attention")
 @dataclasses.dataclass(frozen=True)
-class DecodeAttention(Op):
+class DecodeAttention(Attention):
     """`q_len` (one) new token of each sequence against `kv_len` tokens in the cache, of which a window leaves the last ones."""
 
     group: ClassVar[str] = "decode_attention"
-    unit: ClassVar[Unit] = "matrix"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "q_len": 1.0}
     zero_allowed: ClassVar = frozenset({"kv_heads", "window"})
-    text: ClassVar = {"kv_dtype": ""}
 
     batch: Any
     kv_len: Any
@@ -174,11 +173,6 @@ class DecodeAttention(Op):
     window: Any = 0.0
     q_len: Any = 1.0
     kv_dtype: str = ""
-
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A number format; empty where it is the op's."""
-        return _cache_dtype(value, dtype)
 
     def work(self) -> Work:
         scores = self.batch * self.heads * self.q_len * self._keys()
@@ -224,11 +218,6 @@ class DecodeAttention(Op):
         for length in (256.0, 1024.0):  # keys cut into parts that other multiprocessors take, and whose results are then merged
             out |= wave_inputs(f"parts{length:.0f}", self.batch * kv_heads * whole_tiles(keys, length), gpu)
         return out
-
-
-def _cache_dtype(value: str, dtype: str) -> str:
-    cached = canonical_dtype(value) if value else dtype
-    return "" if cached == dtype else cached
 
 
 def _kv_heads(op: Any) -> Any:

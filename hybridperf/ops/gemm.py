@@ -22,31 +22,16 @@ from hybridperf.roofline import Work
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
 PRODUCT_STEPS = 1000.0  # starting one product of a batch takes about as long as packing so many numbers (Eigen: 0.25 us to 0.25 ns)
-_BLAS_COLUMNS = {"ta": "transposed_a", "tb": "transposed_b"}
-_BLAS_WORDS = {"N": 0.0, "T": 1.0}
 
 
-@register("gemm", "matmul", bias=0.0)
-@register("linear", bias=1.0)
 @dataclasses.dataclass(frozen=True)
-class Gemm(Op):
-    """One matrix product; `bias` = 1 adds a vector of n to every row."""
+class Product(Op):
+    """Products of matrices, as BLAS names what is transposed, in the number format of a scheme."""
 
-    group: ClassVar[str] = "gemm"
     unit: ClassVar[Unit] = "matrix"
-    optional: ClassVar = {"bias": 0.0, "transposed_a": 0.0, "transposed_b": 0.0}
-    zero_allowed: ClassVar = frozenset(optional)
-    synonyms: ClassVar = _BLAS_COLUMNS
-    words: ClassVar = _BLAS_WORDS
+    synonyms: ClassVar = {"ta": "transposed_a", "tb": "transposed_b"}
+    words: ClassVar = {"N": 0.0, "T": 1.0}
     text: ClassVar = {"quant": ""}
-
-    m: Any
-    n: Any
-    k: Any
-    bias: Any = 0.0
-    transposed_a: Any = 0.0
-    transposed_b: Any = 0.0
-    quant: str = ""
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
@@ -58,6 +43,25 @@ class Gemm(Op):
     def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
         """The scheme's."""
         return scheme_dtype(dtype, text["quant"])
+
+
+@register("gemm", "matmul", bias=0.0)
+@register("linear", bias=1.0)
+@dataclasses.dataclass(frozen=True)
+class Gemm(Product):
+    """One matrix product; `bias` = 1 adds a vector of n to every row."""
+
+    group: ClassVar[str] = "gemm"
+    optional: ClassVar = {"bias": 0.0, "transposed_a": 0.0, "transposed_b": 0.0}
+    zero_allowed: ClassVar = frozenset(optional)
+
+    m: Any
+    n: Any
+    k: Any
+    bias: Any = 0.0
+    transposed_a: Any = 0.0
+    transposed_b: Any = 0.0
+    quant: str = ""
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k
@@ -93,16 +97,12 @@ class Gemm(Op):
 
 @register("bmm", "mla_gen_pre", "mla_gen_post")  # the last two: latent attention's projections of one token per head
 @dataclasses.dataclass(frozen=True)
-class BatchedGemm(Op):
+class BatchedGemm(Product):
     """`batch` independent matrix products of one shape; a step is one number packed or written, as for one product."""
 
     group: ClassVar[str] = "batched_gemm"
-    unit: ClassVar[Unit] = "matrix"
     optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
-    synonyms: ClassVar = _BLAS_COLUMNS
-    words: ClassVar = _BLAS_WORDS
-    text: ClassVar = {"quant": ""}
 
     batch: Any
     m: Any
@@ -111,17 +111,6 @@ class BatchedGemm(Op):
     transposed_a: Any = 0.0
     transposed_b: Any = 0.0
     quant: str = ""
-
-    @classmethod
-    def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A known scheme."""
-        del name, dtype
-        return known_scheme(value)
-
-    @classmethod
-    def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
-        """The scheme's."""
-        return scheme_dtype(dtype, text["quant"])
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k

@@ -141,24 +141,34 @@ class Fused(Op):
         return (self.loop, others[self.loop]) if self.loop in others else (self.loop,)
 
 
-@register("reduction", "reduce")
 @dataclasses.dataclass(frozen=True)
-class Reduction(Op):
-    """Sum (or maximum) of each row of `cols` elements."""
-
-    group: ClassVar[str] = "reduction"
+class Matrix(Op):
+    """An op on rows x cols elements."""
 
     rows: Any
     cols: Any
 
     def shape(self) -> dict[str, Any]:
-        return _matrix_shape(self)
+        return {**log_sizes(rows=self.rows, cols=self.cols), **tails(16, cols=self.cols)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowByRow(Matrix):
+    """One that GPUs run with a thread block for each row."""
 
     def blocks(self) -> Any:
         return self.rows
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
         return _matrix_inputs(self, gpu)
+
+
+@register("reduction", "reduce")
+@dataclasses.dataclass(frozen=True)
+class Reduction(RowByRow):
+    """Sum (or maximum) of each row of `cols` elements."""
+
+    group: ClassVar[str] = "reduction"
 
     def work(self) -> Work:
         moved = self.rows * (self.cols + 1) * self.element_bytes
@@ -167,22 +177,10 @@ class Reduction(Op):
 
 @register("softmax")
 @dataclasses.dataclass(frozen=True)
-class Softmax(Op):
+class Softmax(RowByRow):
     """exp(x - max) / sum over each row: maximum, subtraction, exponential, sum, division."""
 
     group: ClassVar[str] = "softmax"
-
-    rows: Any
-    cols: Any
-
-    def shape(self) -> dict[str, Any]:
-        return _matrix_shape(self)
-
-    def blocks(self) -> Any:
-        return self.rows
-
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        return _matrix_inputs(self, gpu)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -193,22 +191,10 @@ class Softmax(Op):
 @register("layernorm", "ln", "layer_norm")
 @register("batchnorm", "batch_norm")
 @dataclasses.dataclass(frozen=True)
-class Norm(Op):
+class Norm(RowByRow):
     """(x - mean) / sqrt(variance) * scale + shift; layernorm takes statistics over each row, batchnorm over each column."""
 
     group: ClassVar[str] = "norm"
-
-    rows: Any
-    cols: Any
-
-    def shape(self) -> dict[str, Any]:
-        return _matrix_shape(self)
-
-    def blocks(self) -> Any:
-        return self.rows
-
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        return _matrix_inputs(self, gpu)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -219,22 +205,10 @@ class Norm(Op):
 
 @register("rmsnorm", "rms_norm")
 @dataclasses.dataclass(frozen=True)
-class RmsNorm(Op):
+class RmsNorm(RowByRow):
     """x / sqrt(mean of squares) * scale over each row."""
 
     group: ClassVar[str] = "norm"
-
-    rows: Any
-    cols: Any
-
-    def shape(self) -> dict[str, Any]:
-        return _matrix_shape(self)
-
-    def blocks(self) -> Any:
-        return self.rows
-
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        return _matrix_inputs(self, gpu)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -245,16 +219,10 @@ class RmsNorm(Op):
 
 @register("sort")
 @dataclasses.dataclass(frozen=True)
-class Sort(Op):
+class Sort(Matrix):
     """Each row of `cols` keys sorted by itself; a step is one comparison of a merge sort."""
 
     group: ClassVar[str] = "sort"
-
-    rows: Any
-    cols: Any
-
-    def shape(self) -> dict[str, Any]:
-        return _matrix_shape(self)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -264,16 +232,10 @@ class Sort(Op):
 
 @register("cumulative", "cumsum", "cumprod", "cummax")
 @dataclasses.dataclass(frozen=True)
-class Cumulative(Op):
+class Cumulative(Matrix):
     """Running sum (product, maximum) along each row."""
 
     group: ClassVar[str] = "cumulative"
-
-    rows: Any
-    cols: Any
-
-    def shape(self) -> dict[str, Any]:
-        return _matrix_shape(self)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -283,16 +245,10 @@ class Cumulative(Op):
 
 @register("random", "rng")
 @dataclasses.dataclass(frozen=True)
-class Random(Op):
+class Random(Matrix):
     """Random numbers, one per element; a step is one number."""
 
     group: ClassVar[str] = "random"
-
-    rows: Any
-    cols: Any
-
-    def shape(self) -> dict[str, Any]:
-        return _matrix_shape(self)
 
     def work(self) -> Work:
         n = self.rows * self.cols
@@ -326,10 +282,6 @@ class OptimizerUpdate(Op):
             bytes=moved,
             reuse_bytes=moved,
         )
-
-
-def _matrix_shape(op: Any) -> dict[str, Any]:
-    return {**log_sizes(rows=op.rows, cols=op.cols), **tails(16, cols=op.cols)}
 
 
 def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:

@@ -5,7 +5,7 @@ then of the same architecture, then stays with what is believed without rows.
 
 The label of recomputation is a claim like others. Where rows of a source say that they recompute, the likelihood of all of them under no,
 selective and full recomputation is compared, corrections of layers held small, so that a third more work cannot hide in them. A label
-falls where another mode is much likelier and every row of that source fits in memory with it.
+falls where another mode is much likelier, for every row that fits in memory with it.
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ def adaptation(
             f" {(names == most).sum()}, of {most}; give more"
         )
     provenance = {"rows": len(measured_s), "sources": sorted({row.source for row in batch.rows})}
-    found = Adaptation(groups, recompute, likelihoods, host, provenance, few)
+    adapted = Adaptation(groups, recompute, likelihoods, host, provenance, few)
     for name, count in few.items():
-        by = f"what rows of {whose} say" if (whose := found.of(name)[1]) else "believed efficiencies"
-        said.append(f"{count} of {_LEAST_ROWS} measured rows that fitting {name} needs; such rows are predicted by {by}")
-    return found, said
+        by = f"what rows of {whose} say" if (whose := adapted.of(name)[1]) else "believed efficiencies"
+        said.append(f"{_LEAST_ROWS} measured rows of {name} are needed to fit them, got {count}; such rows are predicted by {by}")
+    return adapted, said
 
 
 def chosen(batch: Batch, rows: np.ndarray) -> Batch:

@@ -59,6 +59,7 @@ class Cell:
     embedding: Parts
     head: Parts
     nodes: Mapping[str, int] | None = None
+    attention: tuple[str, str] = ("", "")  # generation of fused attention and its dtype
 
 
 def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> list[Cell]:
@@ -88,13 +89,25 @@ def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
     if not shape.experts and not shape.decoder_layers:
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
-    return (shape, x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, repeats, *kernels_key(config))
+    experts = (config.expert_messages, config.group("ep").nodes) if x.ep > 1 else ()
+    return (shape, x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, repeats, *experts, *kernels_key(config))
 
 
 def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:
     """Fields of a config that decide which kernels run, on what."""
     c = config
-    return c.dtype, c.quant, c.attention, c.framework, c.dropout, c.fused_loss, c.vocab_multiple, c.optimizer, c.gradient_bytes
+    return (
+        c.dtype,
+        c.quant,
+        c.attention,
+        c.attention_kernel,
+        c.framework,
+        c.dropout,
+        c.fused_loss,
+        c.vocab_multiple,
+        c.optimizer,
+        c.gradient_bytes,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -106,7 +119,8 @@ def _kept(config: TransformerConfig) -> Cell:
     """Passes of a config without sharding and without recomputing."""
     plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None, recompute="none"))
     layers = tuple((share, layer_passes(plain, kind)) for kind, share in _kinds(plain))
-    return Cell(layers, ((1.0, embedding_passes(plain)),), ((1.0, head_passes(plain)),))
+    attention = (config.attention_kernel if config.attention == "fused" else "", config.dtype)
+    return Cell(layers, ((1.0, embedding_passes(plain)),), ((1.0, head_passes(plain)),), attention=attention)
 
 
 def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
@@ -171,7 +185,10 @@ class Sums:
         terms = share[:, None] * (computed[ops] + sent[sends])
         places = (at * 3 + block) * len(PHASES) + phase
         found = np.stack([np.bincount(places, term, count) for term in terms.T])
-        return found.reshape(len(_FIELDS), -1, 3, len(PHASES)).transpose(1, 2, 0, 3)
+        found = found.reshape(len(_FIELDS), -1, 3, len(PHASES))
+        factors = {kind: prices.attention_factor(*kind) for kind in {cell.attention for cell in self.cells}}
+        found[_FIELDS.index("attention_s")] *= np.array([factors[cell.attention] for cell in self.cells])[:, None, None]
+        return found.transpose(1, 2, 0, 3)
 
     def _places(self, steps: Steps, nodes: Mapping[str, int] | None) -> tuple[int, int]:
         known = self._ops.get(id(steps))

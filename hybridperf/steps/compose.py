@@ -34,7 +34,7 @@ import numpy as np
 from hybridperf.either import anew, array_module
 from hybridperf.steps.cross_node import across_s, crossing_host_s, ring_latency_s
 from hybridperf.steps.knobs import Knobs
-from hybridperf.steps.pipelines import pace, woven_pace
+from hybridperf.steps.pipelines import Stages, pace, woven_pace
 
 PHASES = ("forward", "recomputed", "backward")
 BACKWARD = PHASES.index("backward")
@@ -130,10 +130,11 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
     other_s = xp.where(f.stages > 2, f.layers_most * layer_s + sends_s, 0.0)
     between = f.layers - f.layers_first - f.layers_last
     sum_s = xp.where(alone, last_s, first_s + last_s + between * layer_s + xp.maximum(f.stages - 2, 0) * sends_s)
-    slowest = pace(xp, f, first_s, last_s, other_s)
+    stages = Stages(first_s, last_s, other_s, sum_s)
+    slowest = pace(xp, f, stages)
     if f.schedule is not None:
-        slowest = woven_pace(xp, f, slowest, first_s, last_s, other_s, lambda: _ways_s(xp, f, k, on_layer, on_host))
-    bubble_s = slowest.fill * xp.maximum(sum_s - slowest.stage_s, 0.0)
+        slowest = woven_pace(xp, f, slowest, stages, lambda: _ways_s(xp, f, k, on_layer, on_host))
+    bubble_s = slowest.waits_s
     reduction_s = k.reduction * f.reduction_s
     hiding_s = f.layers_last * layer.backward_s
     reduction_s = xp.maximum(reduction_s - f.reduction_hidden * hiding_s, 0.1 * f.reduction_hidden * reduction_s)
@@ -163,9 +164,9 @@ class _Times(NamedTuple):
 def _block(f: Features, block: Block, k: Knobs, xp: Any) -> _Times:
     """Times of a block."""
     forward_s, recomputed_s, backward_s = (_phase_s(block, k, phase) for phase in range(len(PHASES)))
-    inside = k.tp * block.tp_s.sum(0) + k.tp_arrival_s * block.tp_calls.sum(0)
-    latency_s = ring_latency_s(f, k, block.tp_calls.sum(0))
-    across = across_s(xp, k.tp_across * block.tp_s.sum(0), latency_s)
+    tp_s, tp_calls = block.tp_s.sum(0), block.tp_calls.sum(0)
+    inside = k.tp * tp_s + k.tp_arrival_s * tp_calls
+    across = across_s(xp, k.tp_across * tp_s, ring_latency_s(f, k, tp_calls))
     comm_s = xp.where(f.tp_nodes > 1, across, inside) + k.exchange * block.exchange_s.sum(0)
     gather_s = k.gather * block.gather_s.sum(0)
     comm_s = comm_s + k.gather_shown * gather_s

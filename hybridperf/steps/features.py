@@ -16,16 +16,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridperf.steps.cells import Sums, Unique, cell_key, cells_of, kernels_key, misaligned, shards_key, shards_of
+from hybridperf.steps.cells import Sums, Unique, cell_key, cells_of, kernels_key, shards_key, shards_of
 from hybridperf.steps.compose import Block, Features
 from hybridperf.steps.prices import Prices
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import Step
+from hybridperf.workloads.transformer.stages import stage_layers
 from hybridperf.workloads.transformer.update import summed_over_pipes, tied_reduction
-
-__all__ = ["features", "joined", "misaligned", "picked"]
 
 
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
@@ -150,8 +149,6 @@ def _stages(config: TransformerConfig) -> tuple[float, float, float]:
 
 @functools.lru_cache(maxsize=4096)
 def _stage_layers(depth: int, pp: int, vp: int, split: Any, head_layers: float) -> tuple[float, float, float]:
-    from hybridperf.workloads.transformer.stages import stage_layers
-
     pieces = np.array([int(stage_layers(depth, pp * vp, at, split, head_layers)) for at in range(pp * vp)])
     held = pieces.reshape(vp, pp).sum(0)  # a stage holds every pp-th piece
     return float(held[0]), float(held[-1]), float(held[1:-1].max() if pp > 2 else held[0])

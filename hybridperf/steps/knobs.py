@@ -42,7 +42,9 @@ class Knobs:
         "16-bit products whose width is no multiple of 8: nanoGPT gained 25 % of a step on an A100 from a vocabulary of 50304 in place of"
         " 50257 (its author, 2023), whose head is about a fifth of the step: (0.2 + 0.25) / 0.2",
     )
-    attention: Any = _knob(1.0, 0.6, "the op model; which kernel of which year ran is not said, and few backward passes are measured")
+    attention: Any = _knob(
+        1.0, 0.3, "the op model, slower by what is published of a framework's own generation of kernels; few backward passes are measured"
+    )
     memory: Any = _knob(1.25, 0.15, "measured loops, norms and softmax of an A100 reach 75 to 86 % of its bandwidth (NeuSight's tables)")
     launch_s: Any = _knob(
         45e-6,

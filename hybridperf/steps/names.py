@@ -115,4 +115,10 @@ def word(table: str, said: str) -> Any:
 
 
 def _entry(table: str, text: str) -> dict[str, Any] | None:
-    return next((dict(entry) for entry in aliases()[table] if re.search(entry["says"], text)), None)
+    return next((dict(entry) for entry in aliases()[table] if re.search(_expression(entry["says"]), text)), None)
+
+
+@functools.cache
+def _expression(says: str) -> re.Pattern[str]:
+    """What an alias says, with <names> of accelerators written out."""
+    return re.compile(re.sub("<([a-z0-9]+)>", r"(^|_|[dh]gx|[0-9]x|x[0-9]+)\1(?![0-9])", says))

@@ -1,12 +1,19 @@
 """What single calls of a step cost on one device and its links: each unique call priced once, all new ones together.
 
-Products, attention and experts go by the op model. Everything else moves bytes and computes next to nothing: its seconds are its bytes at
-the datasheet's bandwidth, and one knob (`memory`) says what share of that loops reach. Collectives go by the links' model.
+Products and attention go by the op model. Everything else moves bytes and computes next to nothing: its seconds are its bytes at the
+datasheet's bandwidth, and one knob (`memory`) says what share of that loops reach. Collectives go by the links' model.
+
+Experts are products one by one, n experts on a rank: n (rows/n x hidden x inputs of the MLP) and n (rows/n x inter x hidden), as training
+multiplies them (grouped GEMM of Transformer Engine and Megatron-Core). The op model's own expert layers are kernels that serve requests.
+
+A device that another one's calibration stands for (an H100 limited to 500 W) multiplies at its own clock: power limits it, and power goes
+with the cube of the clock (frequency x voltage^2, voltage ~ frequency), so time with (power / power)^(1/3).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,10 +26,16 @@ from hybridperf.model import PerfModel
 from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, Moe, OpCall, PrefillAttention
 from hybridperf.step_table import collective_frame
 from hybridperf.workload import CollectiveCall
+from hybridperf.workloads.transformer.attention_kernels import published_share
+from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
 
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-_BY_MODEL = (Gemm, BatchedGemm, PrefillAttention, EncoderAttention, Moe)
+_BY_MODEL = (Gemm, BatchedGemm, PrefillAttention, EncoderAttention)
+_ATTENTION_BACKWARD_FLOPS = 2.5  # five products where the forward has two
+_PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
+# causal attention on which published shares of the peak are reached: a long sequence, heads of 128
+_LONG_SEQUENCE, _HEADS, _HEAD_DIM = 16384.0, 16.0, 128.0
 Priced = OpCall | CollectiveCall
 
 
@@ -37,21 +50,47 @@ class Prices:
     cells: dict[Any, Any] = dataclasses.field(default_factory=dict)  # sums over the passes of a cell (`features.py`)
     kept: dict[Any, Any] = dataclasses.field(default_factory=dict)  # passes of cells, which take longer to build than to price
     once: dict[Any, Any] = dataclasses.field(default_factory=dict)  # the same of what happens once a step
+    _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)  # of attention, by kernel and dtype
 
     def learn(self, calls: Iterable[Priced]) -> None:
         """Price those that are new."""
         new = [call for call in dict.fromkeys(calls) if call not in self.known]
+        experts = {call: grouped(call) for call in new if isinstance(call, OpCall) and isinstance(call.op, Moe)}
+        if experts:
+            self.learn(product for products in experts.values() for product in products)
+            self.known.update((call, sum(self.known[product] for product in products)) for call, products in experts.items())
         by_model = [call for call in new if isinstance(call, OpCall) and isinstance(call.op, _BY_MODEL)]
         messages = [call for call in new if isinstance(call, CollectiveCall)]
         if by_model:
             # device time alone: launching is the host's, whose knobs stand beside it
             table = self.model.table([dataclasses.replace(call, issued_apart=True) for call in by_model])
-            self.known.update(zip(by_model, self.model.op_seconds(table).tolist(), strict=True))
+            self.known.update(zip(by_model, (self._slower * self.model.op_seconds(table)).tolist(), strict=True))
         if messages:
             self.known.update(zip(messages, self._messages_s(messages).tolist(), strict=True))
         for call in new:
             if isinstance(call, OpCall) and call not in self.known:
                 self.known[call] = call.times * float(call.op.work().bytes) / self.device.memory_bytes_per_s
+
+    @functools.cached_property
+    def _slower(self) -> float:
+        """Seconds of the device over those of the one that its model is of."""
+        measured_w, own_w = self.model.device.tdp_w, self.device.tdp_w
+        return 1.0 if measured_w is None or own_w is None else (measured_w / own_w) ** _PER_POWER
+
+    def attention_factor(self, kernel: str, dtype: str) -> float:
+        """Seconds of a generation of fused attention, forward and backward, over those of the op model; 1 where nothing is published."""
+        share = published_share(kernel, self.device.arch)
+        if share is None:
+            return 1.0
+        if (kernel, dtype) not in self._factors:
+            op = PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM)
+            once = OpCall(op, issued_apart=True)
+            table = self.model.table([once])
+            forward_flops = float(op.work().flops)
+            products = 1 + _ATTENTION_BACKWARD_FLOPS
+            own_s = float(self.model.op_seconds(table)[0]) * (1 + FUSED_ATTENTION.value)
+            self._factors[kernel, dtype] = products * forward_flops / (share * self.model.device.peak(dtype, "matrix")) / own_s
+        return self._factors[kernel, dtype]
 
     def __getitem__(self, call: Priced) -> float:
         return self.known[call]
@@ -79,3 +118,15 @@ class Prices:
             at = int(np.flatnonzero(~np.isfinite(seconds))[0])
             raise InputError(f"cannot price {calls[at].collective} over {calls[at].ranks} ranks: {said['note'].iloc[at]}")
         return seconds
+
+
+def grouped(call: OpCall) -> tuple[OpCall, OpCall]:
+    """The products of experts on the rank that has most to do, `times` as often as the experts' own call says."""
+    op = call.op
+    assert isinstance(op, Moe)
+    routing = op.routing()
+    inter, active = float(op.inter / op.moe_tp), float(routing.active)
+    rows = float(routing.rows) / active
+    into = Gemm(op.dtype, rows, inter * (2.0 if op.gated else 1.0), float(op.hidden), quant=op.quant)
+    out = Gemm(op.dtype, rows, float(op.hidden), inter, quant=op.quant)
+    return OpCall(into, times=call.times * active), OpCall(out, times=call.times * active)

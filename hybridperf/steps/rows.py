@@ -103,7 +103,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         gpus_per_node, whole = _nodes(row, found)
         if row.yes("offload"):
             raise Refused("expected offload false, got true: state that moves to host memory is not modelled")
-        layout = _layout(row, habits, gpus_per_node)
+        layout = _layout(row, habits, gpus_per_node, shape)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
         row.notes += _checked(layout, shape, gpus, gpus_per_node, whole, strict)
@@ -190,7 +190,7 @@ def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> 
 # --- layout -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int) -> Layout:
+def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int, shape: TransformerShape) -> Layout:
     tp, pp, cp = row.count("tp"), row.count("pp"), row.count("cp") or 1
     dp, gpus = row.count("dp"), row.count("n_gpus")
     if tp is None and pp is None and dp is None:
@@ -207,7 +207,7 @@ def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int) -> Layou
     micro_batch, accumulation = _batches(row, dp, pp)
     vp, ep = row.count("vp"), row.count("ep") or 1
     if vp is None:
-        vp = row.assume("vp", 1) if pp > 1 and habits.get("interleaves") else 1
+        vp = row.assume("vp", _chunks(shape, pp, habits)) if pp > 1 and habits.get("interleaves") else 1
     schedule = _schedule(row, vp, habits)
     if schedule == "chimera":  # what is not modelled is not assumed either
         habits = {**habits, "zero": 0}
@@ -241,6 +241,12 @@ def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:
         what = "micro_batch" if micro_batch else "grad_accum"
         raise Refused(f"expected {what} to divide the {each} samples of a replica (global_batch / dp), got {known}")
     return (micro_batch, each // micro_batch) if micro_batch else (each // known, known)
+
+
+def _chunks(shape: TransformerShape, pp: int, habits: Mapping[str, Any]) -> int:
+    """Chunks of a stage where a row does not say: of so many layers as the framework's users give each, 1 where they do not divide."""
+    layers = habits.get("chunk_layers")
+    return shape.depth // (pp * layers) if layers and shape.depth % (pp * layers) == 0 else 1
 
 
 def _zero(row: Record, habits: Mapping[str, Any]) -> Any:

@@ -8,6 +8,9 @@ from typing import Any, Literal
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops.quantise import known_scheme
+from hybridperf.workloads.transformer import rules
+from hybridperf.workloads.transformer.attention_kernels import KERNELS as ATTENTION_KERNELS
+from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number, check_whole
 from hybridperf.workloads.transformer.framework import FRAMEWORKS, Framework, framework_called
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
@@ -16,7 +19,15 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import SPLITS, layers_before
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
-_WORDS = {"attention": ("fused", "unfused"), "optimizer": ("adam", "sgd"), "framework": tuple(FRAMEWORKS), "stage_split": SPLITS}
+_FLAGS = ("dropout", "fused_loss", "overlap_gradients", "overlap_sends", "scatter_gather")
+_WORDS = {
+    "attention": ("fused", "unfused"),
+    "attention_kernel": ATTENTION_KERNELS,
+    "optimizer": ("adam", "sgd"),
+    "expert_messages": ("copies", "nodes"),
+    "framework": tuple(FRAMEWORKS),
+    "stage_split": SPLITS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +40,8 @@ class TransformerConfig:
     quant: str = ""  # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
+    attention_kernel: Literal["", "flash1", "flash2"] = ""  # generation of fused attention, `attention_kernels.py`; empty: the op model's
+    expert_messages: Literal["copies", "nodes"] = "copies"  # a token travels to each expert, or once to each node of theirs
     framework: str = "megatron"  # which kernels are launched, `framework.py`
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
@@ -43,22 +56,28 @@ class TransformerConfig:
     head_layers: float = 0.0  # the head's cost in layers, for stage_split "cost"
 
     def __post_init__(self) -> None:
+        named = f"hp.load_shape({self.shape!r}) gives that of a published model" if isinstance(self.shape, str) else ""
+        check_kind("shape", self.shape, TransformerShape, named)
+        check_kind("layout", self.layout, Layout)
+        rules.check_numbers(self.layout)
+        for name in _FLAGS:
+            check_flag(name, getattr(self, name))
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
                 raise unknown(name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
+        for name in ("dtype", "quant"):
+            check_kind(name, getattr(self, name), str)
         if canonical_dtype(self.dtype) not in _DTYPES:
             raise InputError(
                 f'dtype is that of activations, one of {", ".join(_DTYPES)}, got {self.dtype}; quant="fp8" multiplies in 8 bits'
             )
         known_scheme(self.quant)
         for name in ("gpus_per_node", "vocab_multiple"):
-            value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1):
-                raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
-        for name in ("bucket_bytes", "gradient_bytes"):
-            value = getattr(self, name)
-            if not (value is None or value > 0):
-                raise InputError(f"{name} must be above zero, got {value!r}")
+            check_whole(name, getattr(self, name))
+        check_number("bucket_bytes", self.bucket_bytes, infinite=True)
+        if self.gradient_bytes is not None:
+            check_number("gradient_bytes", self.gradient_bytes)
+        check_number("head_layers", self.head_layers, zero=True)
 
     def replace(self, **changes: Any) -> TransformerConfig:
         """The same step with other settings."""

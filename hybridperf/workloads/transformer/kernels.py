@@ -204,13 +204,26 @@ class Kernels:
         back = ratios.NORM_INPUT.value + ratios.NORM_PARAMETERS.value
         return Piece((of(name, 1.0),), (dataclasses.replace(of(f"{name} gradients", back), kernels=2),))
 
-    def fused_attention(self, batch: float, seq: float, heads: float, head_dim: float, kv_heads: float, causal: bool) -> Piece:
-        """Scores, softmax and weighted values in one kernel."""
-        op = (
-            PrefillAttention(self.dtype, float(batch), float(seq), float(heads), float(head_dim), float(kv_heads))
-            if causal
-            else EncoderAttention(self.dtype, float(batch), float(seq), float(heads), float(head_dim), float(kv_heads))
-        )
+    def repeated(self, name: str, tokens: float, heads: float, kv_heads: float, each: float) -> Piece:
+        """Vectors of `kv_heads` groups copied for each of `heads`, for products that know no groups; gradients of a group added up."""
+        moved = 1 + kv_heads / heads
+
+        def loop(what: str) -> Step:
+            return self.loop(f"{name} {what}", tokens, heads * each, like="cast", moved=moved, tensor="cols")
+
+        return Piece((loop("repeated"),), (loop("gradients of a group added"),))
+
+    def fused_attention(
+        self, batch: float, seq: float, heads: float, head_dim: float, kv_heads: float, causal: bool, keys: float = 0.0
+    ) -> Piece:
+        """Scores, softmax and weighted values in one kernel; `keys` of another sequence than the queries' own."""
+        sizes = (float(batch), float(seq), float(heads), float(head_dim), float(kv_heads))
+        op: PrefillAttention | EncoderAttention
+        if keys:  # each query sees every key: the work is that of the longer of the two as keys
+            few, many = sorted((float(seq), float(keys)))
+            op = PrefillAttention(self.dtype, float(batch), few, *sizes[2:], kv_len=many, causal=0.0)
+        else:
+            op = PrefillAttention(self.dtype, *sizes) if causal else EncoderAttention(self.dtype, *sizes)
         forward = Step(OpCall(op), "attention", "attention", tensor=("heads", "kv_heads"), tokens="q_len", core=True)
         back = dataclasses.replace(
             forward,

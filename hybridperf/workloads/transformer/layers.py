@@ -15,8 +15,8 @@ from hybridperf.workloads.transformer.counts import Block
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.passes import Piece, Step
 
-EXPERT_KERNELS = 3  # two grouped products and what stands between them
-EXPERT_BACKWARD_KERNELS = 5  # two products for each, and what stands between them
+# of each expert; what stands between the products is one kernel for all: Transformer Engine multiplies expert by expert, on some streams
+EXPERT_PRODUCTS, EXPERT_BACKWARD_PRODUCTS = 2, 4
 
 
 def layer(config: TransformerConfig, block: Block) -> Piece:
@@ -46,10 +46,9 @@ def self_attention(config: TransformerConfig, tokens: float, causal: bool) -> Pi
         into += kernels.rope("queries", tokens, s.query_width) + kernels.rope("keys", tokens, s.key_width)
     if config.attention == "fused":
         core = kernels.fused_attention(batch, length, s.heads, s.dim, s.key_heads, causal)
-    elif s.key_heads != s.heads:
-        raise InputError(f'unfused attention with grouped queries is not modelled ({s.name}): take attention="fused"')
     else:
-        core = kernels.unfused_attention(batch, length, length, s.heads, s.dim)
+        core = kernels.repeated("keys and values", tokens, s.heads, s.key_heads, 2 * s.dim) if s.key_heads != s.heads else Piece()
+        core += kernels.unfused_attention(batch, length, length, s.heads, s.dim)
         core += kernels.copy("context", tokens, s.context_width)
     return into + core + _out(config, tokens)
 
@@ -58,14 +57,15 @@ def cross_attention(config: TransformerConfig, tokens: float) -> Piece:
     """Attention of a decoder's sequence to the encoder's output."""
     s, kernels, batch = config.shape, config.layer_kernels, config.layout.micro_batch
     if config.attention == "fused":
-        raise InputError(f'fused attention to an encoder is not modelled ({s.name}): take attention="unfused"')
+        core = kernels.fused_attention(batch, tokens / batch, s.heads, s.dim, s.key_heads, causal=False, keys=float(s.seq))
+    else:
+        core = kernels.unfused_attention(batch, tokens / batch, s.seq, s.heads, s.dim) + kernels.copy("context", tokens, s.context_width)
     return (
         kernels.branch(tokens, s.hidden)
         + kernels.norm("cross norm", s.norm, tokens, s.hidden)
         + kernels.linear("cross queries", tokens, s.hidden, s.query_width, split="outputs", bias=s.biases)
         + kernels.linear("cross keys and values", config.tokens, s.hidden, s.key_width + s.value_width, split="outputs", bias=s.biases)
-        + kernels.unfused_attention(batch, tokens / batch, s.seq, s.heads, s.dim)
-        + kernels.copy("context", tokens, s.context_width)
+        + core
         + _out(config, tokens)
     )
 
@@ -130,10 +130,12 @@ def experts(config: TransformerConfig, block: Block, tokens: float) -> Piece:
         gated=float(s.gated), quant=config.quant,
     )  # fmt: skip
     cut = config.layout.expert_tp is None or config.layout.expert_tp == config.layout.tp
-    product = Step(OpCall(op), "gemm", "experts", kernels=EXPERT_KERNELS, tensor=("moe_tp",) if cut else (), tokens="tokens")
+    product = Step(
+        OpCall(op), "gemm", "experts", kernels=1 + EXPERT_PRODUCTS * block.experts, tensor=("moe_tp",) if cut else (), tokens="tokens"
+    )
     back = Step(
-        OpCall(op, times=ratios.EXPERTS.value), "gemm", "experts gradient", kernels=EXPERT_BACKWARD_KERNELS, tensor=product.tensor,
-        tokens="tokens",
+        OpCall(op, times=ratios.EXPERTS.value), "gemm", "experts gradient", kernels=1 + EXPERT_BACKWARD_PRODUCTS * block.experts,
+        tensor=product.tensor, tokens="tokens",
     )  # fmt: skip
     return (
         config.kernels.linear("router", tokens, s.hidden, block.experts, bias=s.router_bias)

@@ -122,8 +122,9 @@ class Layout:
 
         `strict=False` makes notes of the rules that some frameworks break (heads not divisible by tp).
         """
-        if sorted(self.order) != sorted(ORDER):
-            raise InputError(f"order must name each of {', '.join(ORDER)} once, got {', '.join(map(str, self.order))}")
+        if not isinstance(self.order, Sequence) or sorted(map(str, self.order)) != sorted(ORDER):
+            got = ", ".join(map(str, self.order)) if isinstance(self.order, tuple | list) else repr(self.order)
+            raise InputError(f"order must name each of {', '.join(ORDER)} once, got {got}")
         return rules.check(shape, self, gpus, gpus_per_node, global_batch, strict)
 
     def group(self, dim: str, gpus_per_node: int) -> Span:

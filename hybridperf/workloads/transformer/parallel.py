@@ -136,6 +136,8 @@ def context_parallel(passes: Passes, group: Group) -> Passes:
             if not isinstance(step.op, PrefillAttention | EncoderAttention):
                 raise InputError('context parallelism of unfused attention is not modelled: take attention="fused", or cp = 1')
             op = step.op
+            if isinstance(op, PrefillAttention) and op.kv_len:
+                raise InputError("context parallelism of attention to an encoder is not modelled: take cp = 1")
             kv_bytes = 2 * op.batch * op.q_len * op.kv_heads * op.head_dim * DTYPE_BYTES[op.dtype]
             tensor = "kv_heads" in step.tensor
             yield dataclasses.replace(
@@ -156,8 +158,8 @@ def _share_of_attention(op: PrefillAttention | EncoderAttention, ranks: int) -> 
     return PrefillAttention(op.dtype, op.batch, op.q_len / ranks, op.heads, op.head_dim, op.kv_heads, kv_len=keys, causal=0.0)
 
 
-def expert_parallel(passes: Passes, group: Group) -> Passes:
-    """Experts divided over a group; after all that divides tokens."""
+def expert_parallel(passes: Passes, group: Group, once_per_node: bool = False) -> Passes:
+    """Experts divided over a group; after all that divides tokens. `once_per_node`: see `distinct`."""
     if group.ranks == 1:
         return passes
 
@@ -167,9 +169,19 @@ def expert_parallel(passes: Passes, group: Group) -> Passes:
                 yield step
                 continue
             op = step.op
-            sent = op.topk * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
+            copies = distinct(op.topk, group.nodes if group.nodes > 1 else group.ranks) if once_per_node else op.topk
+            sent = copies * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
             yield group.step("alltoall", sent, "ep", f"tokens to {step.name}")
-            yield step.with_op(tokens=op.tokens * group.ranks, moe_ep=float(group.ranks))
+            own = step.with_op(tokens=op.tokens * group.ranks, moe_ep=float(group.ranks))
+            yield dataclasses.replace(own, kernels=1 + (step.kernels - 1) // group.ranks)
             yield group.step("alltoall", sent, "ep", f"tokens from {step.name}")
 
     return rewritten(passes, split)
+
+
+def distinct(topk: float, places: int) -> float:
+    """How many of `places` nodes (of one node: ranks) the `topk` experts of a token lie on, in the mean: p (1 - (1 - 1/p)^k).
+
+    Kernels that dispatch tokens send one copy to each node, which hands it on (DeepEP, HybridEP); plain all-to-alls send one per expert.
+    """
+    return places * (1.0 - (1.0 - 1.0 / places) ** topk)

@@ -46,6 +46,7 @@ def head_passes(config: TransformerConfig) -> Passes:
 
 _OF_PASSES = (
     "dtype", "quant", "gpus_per_node", "attention", "framework", "dropout", "fused_loss", "vocab_multiple", "gradient_bytes",
+    "expert_messages",
 )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     passes = split_tensor(context_parallel(passes, config.group("cp")), config.group("tp"))
     if config.layout.sequence_parallel:
         passes = sequence_parallel(passes, config.group("tp"))
-    return expert_parallel(passes, config.group("ep"))
+    return expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes")
 
 
 def send_call(config: TransformerConfig) -> CollectiveCall | None:

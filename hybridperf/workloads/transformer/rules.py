@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hybridperf.either import array_module
 from hybridperf.io import InputError
-from hybridperf.workloads.transformer.codes import CHIMERA, INTERLEAVED
+from hybridperf.workloads.transformer.codes import CHIMERA, INTERLEAVED, RECOMPUTE, SCHEDULES
+from hybridperf.workloads.transformer.fields import check_flag, check_whole
 
 if TYPE_CHECKING:
     from hybridperf.workloads.transformer.layout import Layout, Layouts
@@ -160,14 +161,17 @@ def legal(shape: TransformerShape, layouts: Layouts, strict: bool = True) -> Any
 
 
 def check_numbers(layout: Layout) -> None:
-    """`InputError` for degrees of parallelism that are no layout of any model."""
+    """`InputError` for fields that are no layout of any model."""
     for name in ("tp", "pp", "vp", "dp", "cp", "ep", "expert_tp", "shard_ranks", "micro_batch", "accumulation"):
         value = getattr(layout, name)
         if value is None and name in ("expert_tp", "shard_ranks"):
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
-    if layout.zero not in (0, 1, 2, 3):
+        check_whole(name, value)
+    check_flag("sequence_parallel", layout.sequence_parallel)
+    for name, allowed in (("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
+        if getattr(layout, name) not in allowed:
+            raise InputError(f"{name} must be one of {', '.join(allowed)}, got {getattr(layout, name)!r}")
+    if isinstance(layout.zero, bool | float) or layout.zero not in (0, 1, 2, 3):
         raise InputError(f"zero must be 0, 1, 2 or 3, got {layout.zero!r}")
     if layout.shard_ranks is not None and not layout.zero:
         raise InputError(f"shard_ranks says over how many ranks zero shards; with zero 0 it must be None, got {layout.shard_ranks}")

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from hybridperf.io import InputError, unknown
 from hybridperf.workloads.transformer import counts
+from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_whole
 
 _WORDS = {
     "family": ("gpt", "llama", "bert", "t5", "vit", "moe"),
@@ -33,6 +34,9 @@ _WHOLE_OR_NONE = (
     "experts", "topk", "shared_ffn", "dense_layers", "dense_ffn", "decoder_layers", "decoder_seq", "token_types", "image", "patch",
     "relative_buckets",
 )  # fmt: skip
+_FLAGS = ("gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "router_bias", "embedding_norm", "pooler")
+_FLAGS_OR_NONE = ("norm_bias", "qkv_biases")
+_TEXTS = ("published", "source", "note")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,11 @@ class Latent:
     plain_dim: int  # of a head's queries and keys, without position
     rotary_dim: int  # and with; the key's is shared by all heads
     value_dim: int  # of a head's values
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "query_rank" or self.query_rank is not None:
+                check_whole(f"{field.name} of a latent", getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +113,11 @@ class TransformerShape:
 
     def check(self) -> None:
         """`InputError`, one sentence, for sizes that make no model."""
+        check_kind("name of a model", self.name, str)
+        for name in _TEXTS:
+            check_kind(f"{name} of {self.name}", getattr(self, name), str)
+        for name in (*_FLAGS, *(one for one in _FLAGS_OR_NONE if getattr(self, one) is not None)):
+            check_flag(f"{name} of {self.name}", getattr(self, name))
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
                 raise unknown(f"{name} of {self.name}", str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
@@ -111,8 +125,9 @@ class TransformerShape:
             value, least = getattr(self, name), 1 if name in _WHOLE else 0
             if value is None and name in ("kv_heads", "head_dim", "max_positions"):
                 continue
-            if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-                raise InputError(f"{name} of {self.name} must be a whole number of {least} or more, got {value!r}")
+            check_whole(f"{name} of {self.name}", value, least)
+        if self.latent is not None:
+            check_kind(f"latent of {self.name}", self.latent, Latent)
         if self.head_dim is None and self.latent is None and self.hidden % self.heads:
             raise InputError(
                 f"hidden of {self.name} must be a multiple of its heads where head_dim is not given, got hidden {self.hidden},"

@@ -1,0 +1,149 @@
+"""`hybridperf steps`: why a row does not fit, systems that are given, measured rows that cannot be used, odd tables."""
+
+import pandas as pd
+import pytest
+
+from hybridperf.io import InputError
+from hybridperf.steps import names
+from hybridperf.steps.adaptation import Adaptation
+from hybridperf.steps.batch import Bank
+from hybridperf.steps.predict import predict_steps
+from hybridperf.steps.rows import resolve
+
+ROW = dict(
+    source="mine", framework="megatron_core", family="gpt", gpu="a100_sxm4_80g", n_gpus=8, gpus_per_node=8, hidden=1024, heads=16,
+    layers=8, seq=1024, vocab=50304, micro_batch=1, grad_accum=8, tp=1, dp=2, pp=4, precision="bf16", recompute="none", sharding="zero1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bank():
+    """Prices once for all tests."""
+    return Bank()
+
+
+def rows(*changes):
+    return pd.DataFrame([ROW | change for change in changes])
+
+
+def one(bank, system=None, device=None, **changes):
+    return predict_steps(rows(changes), device, system, bank=bank).frame.iloc[0]
+
+
+# --- fits -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [({"grad_accum": 2}, "accumulation 2 is less than pp - 1 = 3"), ({"pp": 8, "dp": 1}, "8 layers on pp 8 leave a stage without one")],
+)
+def test_a_rule_of_nanotron_is_nanotrons(bank, changes, rule):
+    ours, other = (one(bank, **changes, framework=framework) for framework in ("nanotron", "megatron_core"))
+    assert not ours["fits"]
+    assert "does not run under nanotron: " + rule in ours["note"]
+    assert other["fits"]
+    assert "does not" not in other["note"]
+
+
+def test_what_does_not_fit_says_how_much_it_needs_and_how_much_there_is(bank):
+    found = one(bank, hidden=12288, heads=96, layers=96, tp=1)
+    assert not found["fits"]
+    needs = f"does not fit: the fullest rank needs {found['memory_bytes'] / 1e9:.4g} GB, 74.4 GB of 80 GB are usable"
+    assert needs in found["note"]
+
+
+# --- systems ----------------------------------------------------------------------------------------------------------------------------
+
+RACK = dict(gpu="DGX-GB200", gpus_per_node=4, n_gpus=32, tp=8, dp=4, pp=1)
+
+
+@pytest.mark.parametrize("system", ["aic_gb200", "gb200_nvl72"])
+def test_a_rows_own_system_given_by_name_changes_nothing(bank, system):
+    assert one(bank, **RACK)["predicted_s"] == one(bank, system, **RACK)["predicted_s"]
+
+
+@pytest.mark.parametrize("system", ["aic_gb200", "aic_gb300", "azure_nd_gb200_v6", "gcp_a4x_gb200"])
+def test_racks_stay_racks(system):
+    found = names.machine("b200", "", None, system)
+    assert (found.gpus_per_node, found.switched, found.whole) == (64, True, 4)
+    (row,) = resolve(rows(RACK), system=system)
+    assert row.config.group("tp").nodes == 1
+
+
+def test_a_rack_has_the_network_of_its_nodes():
+    rack, node = names.machine("gb200", "").system, names.load_system("aic_gb200")
+    assert rack.node_bytes_per_s / rack.accelerators_per_node == node.node_bytes_per_s / node.accelerators_per_node
+    assert rack.nics_per_node / rack.accelerators_per_node == node.nics_per_node / node.accelerators_per_node
+
+
+@pytest.mark.parametrize(("gpus", "refused"), [(72, ""), (36, ""), (70, "expected whole nodes of 4 GPUs, got 70 GPUs")])
+def test_runs_take_nodes_of_a_rack_whole_not_racks(gpus, refused):
+    (row,) = resolve(rows({**RACK, "n_gpus": gpus, "tp": 1, "dp": gpus}))
+    assert refused in row.refused
+    assert bool(refused) == (row.config is None)
+
+
+def test_what_a_row_says_of_its_network_stands_where_its_own_system_is_given():
+    """vTrain's cluster has half of the network that such nodes can have."""
+    own = names.machine("a100_sxm4_80g", "vtrain_multi_node")
+    assert names.machine("a100_sxm4_80g", "vtrain_multi_node", None, own.system.id) == own
+    assert names.machine("a100_sxm4_80g", "vtrain_multi_node", None, "aws_p4de_a100").system.node_bytes_per_s == 50e9
+
+
+def test_nodes_of_another_system_replace_the_rows_and_the_note_says_so():
+    given = {"gpu": "h100", "n_gpus": 8, "gpus_per_node": 4, "tp": 8, "dp": 1, "pp": 1}
+    (own,), (found,) = resolve(rows(given)), resolve(rows(given), system="aws_p5_h100")
+    assert (own.config.group("tp").nodes, found.config.group("tp").nodes) == (2, 1)
+    assert "gpus_per_node 8 of the system that was given, in place of the row's 4" in found.note
+    (same,) = resolve(rows({**given, "gpus_per_node": 8}), system="aws_p5_h100")
+    assert "gpus_per_node" not in same.note
+
+
+def test_collectives_over_nodes_are_no_faster_than_their_part_inside_one(bank):
+    """Eight L40S share PCIe, which was measured; their network was not."""
+    apart = {"gpu": "L40S", "tp": 1, "pp": 1, "hidden": 2048, "grad_accum": 1}
+    inside, over = (one(bank, **apart, n_gpus=gpus, dp=gpus, gpus_per_node=8)["exposed_comm_s"] for gpus in (8, 16))
+    assert over >= inside * 0.99
+
+
+# --- measured rows ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(bank):
+    frame = rows(*({"layers": layers, "seq": seq, "grad_accum": m} for layers in (8, 16) for seq in (512, 1024) for m in (8, 16)))
+    return frame.assign(step_time_s=1.2 * predict_steps(frame, bank=bank).frame["predicted_s"])
+
+
+def test_groups_of_too_few_rows_say_whose_rows_predict_them(bank, measured):
+    few = rows({"framework": "torchtitan"}).assign(step_time_s=1.0)
+    hopper = rows({"framework": "llm_foundry", "gpu": "h100"}).assign(step_time_s=1.0)
+    asked = rows({"framework": "torchtitan"}, {}, {"framework": "llm_foundry", "gpu": "h100"})
+    found = predict_steps(asked, fit_on=pd.concat([measured, few, hopper]), bank=bank)
+    assert any(said.startswith("3 measured rows of torchtitan on Ampere sm_80 are needed to fit them, got 1;") for said in found.said)
+    assert any(said.endswith("got 1; such rows are predicted by believed efficiencies") for said in found.said)
+    borrowed, own, alone = found.frame["note"]
+    assert "fitted to rows of megatron_core on Ampere sm_80, since those of torchtitan on Ampere sm_80 are too few (1)" in borrowed
+    assert "fitted to rows" not in own
+    assert "measured steps of llm_foundry on Hopper sm_90 too few to fit (1): believed efficiencies alone" in alone
+
+
+def test_too_few_rows_are_remembered_by_saved_knobs(bank, measured, tmp_path):
+    few = rows({"framework": "torchtitan"}).assign(step_time_s=1.0)
+    found = predict_steps(few, fit_on=pd.concat([measured, few]), bank=bank)
+    found.adaptation.save(tmp_path / "k.json")
+    again = predict_steps(few, knobs=Adaptation.load(tmp_path / "k.json"), bank=bank)
+    assert again.frame["note"][0] == found.frame["note"][0]
+
+
+def test_rows_that_no_machine_explains_are_refused(bank, measured):
+    wrong = measured.assign(step_time_s=1000 * measured["step_time_s"])
+    with pytest.raises(InputError, match=r"^expected step_time_s of whole steps in seconds, got 8 rows of megatron_core on Ampere"):
+        predict_steps(rows({}), fit_on=wrong, bank=bank)
+
+
+def test_the_command_says_it_of_wrong_units_and_writes_nothing(measured, refused, tmp_path):
+    measured.assign(step_time_s=1e3 * measured["step_time_s"]).to_csv(tmp_path / "ms.csv", index=False)
+    sentence = refused("steps", tmp_path / "ms.csv", "--fit-on", tmp_path / "ms.csv", "--out", tmp_path / "o.csv")
+    assert "step_time_s of whole steps in seconds" in sentence
+    assert not (tmp_path / "o.csv").exists()

@@ -1,0 +1,107 @@
+"""Prices of a step's calls: attention of a framework's own year, experts as products, clocks under a power limit. By hand."""
+
+import numpy as np
+import pytest
+
+from hybridperf.collectives.fit import fit_collectives
+from hybridperf.hardware import load_device, load_system
+from hybridperf.model import PerfModel
+from hybridperf.ops import Gemm, Moe, OpCall
+from hybridperf.steps.features import features
+from hybridperf.steps.prices import Prices, grouped
+from hybridperf.workloads.transformer import Layout, load_shape
+from hybridperf.workloads.transformer.attention_kernels import SHARES, published_share
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parallel import distinct
+from hybridperf.workloads.transformer.parts import layer_passes
+from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
+
+
+def prices(device="h100_sxm", priced_by=None) -> Prices:
+    links = fit_collectives(None, load_system("aic_h100_sxm"))[0]
+    return Prices(PerfModel.datasheet(load_device(priced_by or device)), links, load_device(device))
+
+
+def test_older_attention_takes_its_published_share_of_the_peak():
+    """A datasheet's forward reaches the peak; flash1 reaches 17.5 % of an H100's, forward and backward (3.5 forwards' flops) together."""
+    assert prices().attention_factor("flash1", "bf16") == pytest.approx(3.5 / 0.175 / (1 + FUSED_ATTENTION.value), rel=0.02)
+    assert prices().attention_factor("flash2", "bf16") == pytest.approx(prices().attention_factor("flash1", "bf16") / 2)
+    assert prices().attention_factor("", "bf16") == 1.0
+    assert prices("b200_sxm").attention_factor("flash2", "bf16") == 1.0  # nobody published its share
+
+
+def test_every_share_is_below_the_peak_and_grows_with_the_years():
+    for arch in SHARES["flash1"]:
+        assert 0 < SHARES["flash1"][arch] < SHARES["flash2"][arch] < 1
+    assert published_share("", "Hopper sm_90") is None
+
+
+def test_only_fused_attention_is_of_a_generation():
+    """A row's layers have its attention's seconds times the factor; scores written to memory are no fused kernel."""
+    config = TransformerConfig(load_shape("gpt3-6.7b"), Layout(micro_batch=2), "bf16")
+    ours, own = prices(), {}
+    for name in ("fused", "unfused"):
+        for kernel in ("", "flash1"):
+            found = features([config.replace(attention=name, attention_kernel=kernel)], ours)
+            own[name, kernel] = float(found.layer.attention_s.sum())
+    assert own["fused", "flash1"] == pytest.approx(own["fused", ""] * ours.attention_factor("flash1", "bf16"))
+    assert own["unfused", "flash1"] == own["unfused", ""] > 0
+
+
+def test_experts_are_products_of_their_own_sizes():
+    """8 experts of 4096 x 1024 gated on each of 4 ranks: 16384 x 2 / 32 = 1024 rows each, into 2 x 1024, and out of 1024."""
+    call = OpCall(Moe("bf16", 16384.0, 4096.0, 1024.0, 2.0, 32.0, moe_ep=4.0), times=2.0)
+    into, out = grouped(call)
+    assert (into.op, out.op) == (Gemm("bf16", 1024.0, 2048.0, 4096.0), Gemm("bf16", 1024.0, 4096.0, 1024.0))
+    assert into.times == out.times == 2 * 8
+    assert into.times * into.op.work().flops + out.times * out.op.work().flops == pytest.approx(2 * call.op.work().flops)
+    ours = prices()
+    ours.learn([call])
+    assert ours[call] == pytest.approx(ours[into] + ours[out])
+
+
+def test_a_lower_power_limit_is_a_lower_clock():
+    """500 W in place of 700 W: (7 / 5)^(1/3) of the time in products, and in nothing that waits for memory."""
+    call = OpCall(Gemm("bf16", 8192.0, 8192.0, 8192.0))
+    limited, whole = prices("h100_sxm_96g", priced_by="h100_sxm"), prices("h100_sxm")
+    for one in (limited, whole):
+        one.learn([call])
+    assert limited[call] == pytest.approx(whole[call] * (7 / 5) ** (1 / 3))
+
+
+def test_a_token_goes_once_to_each_place_of_its_experts():
+    """Of 8 experts drawn over 4 nodes, 4 (1 - (3/4)^8) = 3.6 nodes have one; of very many places, each has its own."""
+    assert distinct(8, 4) == pytest.approx(3.6, abs=0.01)
+    assert distinct(1, 7) == pytest.approx(1.0)
+    assert distinct(8, 10_000) == pytest.approx(8.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("gpus_per_node", "places"), [(8, 4), (32, 32)])
+def test_dispatch_once_per_node_sends_as_many_copies_as_there_are_places(gpus_per_node, places):
+    """Over nodes one copy each; inside one node one copy to each rank."""
+    shape = load_shape("qwen3-30b-a3b")
+    config = TransformerConfig(shape, Layout(ep=32, dp=32), "bf16", gpus_per_node=gpus_per_node)
+    sent = {}
+    for how in ("copies", "nodes"):
+        passes = layer_passes(config.replace(expert_messages=how))
+        sent[how] = next(step.collective.bytes for step in passes.forward if step.part == "ep")
+    assert sent["copies"] == shape.topk * shape.seq * shape.hidden * 2.0
+    assert sent["nodes"] == pytest.approx(sent["copies"] / shape.topk * distinct(shape.topk, places))
+
+
+def test_cells_on_other_nodes_are_other_cells():
+    """The same experts within a node and over four: priced in one batch as each by itself."""
+    one = TransformerConfig(load_shape("qwen3-30b-a3b"), Layout(ep=32, dp=32), "bf16", gpus_per_node=32, expert_messages="nodes")
+    both = [one, one.replace(gpus_per_node=8)]
+    together = features(both, prices()).layer.exchange_s
+    assert together == pytest.approx(np.concatenate([features([config], prices()).layer.exchange_s for config in both], -1))
+
+
+def test_each_expert_is_launched_by_itself():
+    """Two products forward and four backward for each expert of the rank, and one kernel between them."""
+    shape = load_shape("qwen3-30b-a3b")
+    for ep in (1, 8):
+        passes = layer_passes(TransformerConfig(shape, Layout(ep=ep, dp=ep), "bf16"))
+        forward, backward = (next(step for step in steps if step.name.startswith("experts") and step.part == "gemm")
+                             for steps in (passes.forward, passes.backward))  # fmt: skip
+        assert (forward.kernels, backward.kernels) == (1 + 2 * 128 // ep, 1 + 4 * 128 // ep)
