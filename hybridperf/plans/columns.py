@@ -33,7 +33,7 @@ from hybridperf.steps.prices import Prices
 from hybridperf.steps.rows import ResolvedRow
 from hybridperf.workloads.transformer.config import TransformerConfig
 
-_OF_SHARDS = ("gather_s", "gather_calls")
+_OF_SHARDS = ("gather_s", "gather_inside_s", "gather_calls")
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "stage_nodes", "reduction_s", "reduction_calls", "updated_s",
     "reduction_hidden", "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden",

@@ -33,6 +33,7 @@ _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
 _FIELDS = tuple(field.name for field in dataclasses.fields(Block))
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 _COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
+_Sent = tuple[str, Any, Any]  # field of a block, call, what of it runs inside a node or None
 Parts = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
 
 
@@ -156,7 +157,7 @@ class Sums:
     def __init__(self, cells: Sequence[Cell]):
         self.cells = cells  # kept: steps are told apart by identity
         self._ops: dict[int, tuple[int, list[Step], list[Step], set[str]]] = {}  # place, ops, collectives and their parts, by identity
-        self._sent: dict[tuple[Any, ...], tuple[int, list[tuple[str, Any]]]] = {}  # place, field and call, by identity and nodes
+        self._sent: dict[tuple[Any, ...], tuple[int, list[_Sent]]] = {}  # place and calls, by identity and nodes
         self._terms = [
             (at, block, phase, share, *self._places(getattr(passes, called), cell.nodes))
             for at, cell in enumerate(cells)
@@ -168,7 +169,7 @@ class Sums:
     def calls(self) -> Iterator[Any]:
         """What their seconds are to be known of."""
         yield from (step.call for _, steps, _, _ in self._ops.values() for step in steps)
-        yield from (call for _, sent in self._sent.values() for _, call in sent)
+        yield from (call for _, sent in self._sent.values() for _, call, inside in sent for call in (call, inside) if call is not None)
 
     def blocks(self, prices: Prices) -> list[Block]:
         """The layer, the embedding and the head of all cells, [P, C] each field."""
@@ -199,7 +200,7 @@ class Sums:
         key = (id(steps), *(nodes[name] for name in _PLACED if name in parts)) if nodes else (id(steps),)
         sent = self._sent.get(key)
         if sent is None:
-            sent = self._sent[key] = len(self._sent), [(_COLLECTIVE[step.part], _placed(step, nodes)) for step in sends]
+            sent = self._sent[key] = len(self._sent), _sends(sends, nodes)
         return at, sent[0]
 
 
@@ -214,12 +215,18 @@ def _computed(steps: Iterable[Step], prices: Prices) -> list[float]:
     return list(found.values())
 
 
-def _amounts(calls: Iterable[tuple[str, Any]], prices: Prices) -> list[float]:
+def _sends(steps: Iterable[Step], nodes: Mapping[str, int] | None) -> list[_Sent]:
+    return [(_COLLECTIVE[one.part], _placed(one, nodes), inside_a_node(one.collective) if one.part == "zero" else None) for one in steps]
+
+
+def _amounts(calls: Iterable[_Sent], prices: Prices) -> list[float]:
     """What some collectives add to the fields of a block [F]."""
     found = dict.fromkeys(_FIELDS, 0.0)
-    for field, call in calls:
+    for field, call, inside in calls:
         found[f"{field}_s"] += prices[call]
         found[f"{field}_calls"] += 1.0
+        if inside is not None:
+            found["gather_inside_s"] += prices[inside]
     return list(found.values())
 
 
@@ -229,6 +236,12 @@ def _placed(step: Step, nodes: Mapping[str, int] | None) -> Any:
     if nodes is None or not isinstance(call, CollectiveCall) or nodes.get(step.part, call.nodes) == call.nodes:
         return call
     return dataclasses.replace(call, nodes=nodes[step.part])
+
+
+def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
+    """What a node's own ranks do of a collective, with as many bytes; None where each node has but one of the ranks."""
+    each = call.ranks // call.nodes
+    return None if each == 1 else call if call.nodes == 1 else dataclasses.replace(call, ranks=each, nodes=1)
 
 
 def misaligned(step: Step) -> bool:
