@@ -33,7 +33,6 @@ _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
 _FIELDS = tuple(field.name for field in dataclasses.fields(Block))
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 _COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
-_Sent = tuple[str, Any, Any]  # field of a block, call, what of it runs inside a node or None
 Parts = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
 
 
@@ -157,7 +156,7 @@ class Sums:
     def __init__(self, cells: Sequence[Cell]):
         self.cells = cells  # kept: steps are told apart by identity
         self._ops: dict[int, tuple[int, list[Step], list[Step], set[str]]] = {}  # place, ops, collectives and their parts, by identity
-        self._sent: dict[tuple[Any, ...], tuple[int, list[_Sent]]] = {}  # place and calls, by identity and nodes
+        self._sent: dict[tuple[Any, ...], tuple[int, list[tuple[str, Any]]]] = {}  # place, field and call, by identity and nodes
         self._terms = [
             (at, block, phase, share, *self._places(getattr(passes, called), cell.nodes))
             for at, cell in enumerate(cells)
@@ -169,7 +168,7 @@ class Sums:
     def calls(self) -> Iterator[Any]:
         """What their seconds are to be known of."""
         yield from (step.call for _, steps, _, _ in self._ops.values() for step in steps)
-        yield from (call for _, sent in self._sent.values() for _, call, inside in sent for call in (call, inside) if call is not None)
+        yield from (call for _, sent in self._sent.values() for _, call in sent)
 
     def blocks(self, prices: Prices) -> list[Block]:
         """The layer, the embedding and the head of all cells, [P, C] each field."""
@@ -200,7 +199,7 @@ class Sums:
         key = (id(steps), *(nodes[name] for name in _PLACED if name in parts)) if nodes else (id(steps),)
         sent = self._sent.get(key)
         if sent is None:
-            sent = self._sent[key] = len(self._sent), _sends(sends, nodes)
+            sent = self._sent[key] = len(self._sent), [one for step in sends for one in _collectives(step, nodes)]
         return at, sent[0]
 
 
@@ -215,18 +214,22 @@ def _computed(steps: Iterable[Step], prices: Prices) -> list[float]:
     return list(found.values())
 
 
-def _sends(steps: Iterable[Step], nodes: Mapping[str, int] | None) -> list[_Sent]:
-    return [(_COLLECTIVE[one.part], _placed(one, nodes), inside_a_node(one.collective) if one.part == "zero" else None) for one in steps]
+def _collectives(step: Step, nodes: Mapping[str, int] | None) -> Iterator[tuple[str, Any]]:
+    """The field of a collective and its call; beside what gathers shards, a node's own part of it."""
+    field, call = _COLLECTIVE[step.part], _placed(step, nodes)
+    yield field, call
+    inside = inside_a_node(call) if field == "gather" else None
+    if inside is not None:
+        yield "gather_inside", inside
 
 
-def _amounts(calls: Iterable[_Sent], prices: Prices) -> list[float]:
+def _amounts(calls: Iterable[tuple[str, Any]], prices: Prices) -> list[float]:
     """What some collectives add to the fields of a block [F]."""
     found = dict.fromkeys(_FIELDS, 0.0)
-    for field, call, inside in calls:
+    for field, call in calls:
         found[f"{field}_s"] += prices[call]
-        found[f"{field}_calls"] += 1.0
-        if inside is not None:
-            found["gather_inside_s"] += prices[inside]
+        if f"{field}_calls" in found:
+            found[f"{field}_calls"] += 1.0
     return list(found.values())
 
 
