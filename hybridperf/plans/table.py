@@ -92,7 +92,7 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) ->
     tokens, gpus = tokens_of(case), space.gpus
     energy = rates.energy_j(gpus, parts)
     flops = case.setting.shape.model_flops(tokens)
-    peak = case.setting.device.peak(case.setting.template.dtype, "matrix")
+    peak = case.setting.mfu_flops_per_s
     out |= {"time_s": parts.step_s, **{name: getattr(parts, name) for name in _SECONDS}, "memory_bytes": memory}
     out |= {"tokens_per_s": tokens / parts.step_s, "mfu": flops / (parts.step_s * gpus * peak), "energy_j": energy}
     out["usd"] = rates.usd(gpus, parts)

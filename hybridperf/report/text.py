@@ -42,6 +42,12 @@ def quantity(value: float | None, unit: str) -> str:
     return f"{value / scale:.4g} {prefix}{unit}"
 
 
+def amount(value: float) -> str:
+    """`8.03 billion`: a count of things without a unit."""
+    scale, word = next(((s, w) for s, w in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")) if value >= s), (1.0, ""))
+    return f"{value / scale:.4g} {word}" if word else f"{value:,.0f}"
+
+
 def percent(value: float | None) -> str:
     """`12.3 %` from a share."""
     return "-" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
