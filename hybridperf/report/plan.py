@@ -41,7 +41,9 @@ def plan_report(plan: Plan, count: int = 10) -> str:
 def _head(plan: Plan) -> str:
     shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
     rates = f"{plan.legal / plan.seconds:,.0f} legal and {len(plan) / plan.seconds:,.0f} fitting ones a second"
-    fitting = f"{counted(plan.legal, 'legal layout')} ({plan.orders:,} if orders that place every group alike count apart), {len(plan):,} fit"
+    fitting = (
+        f"{counted(plan.legal, 'legal layout')} ({plan.orders:,} if orders that place every group alike count apart), {len(plan):,} fit"
+    )
     return (
         f"{shape.name} ({text.amount(shape.parameters)} parameters, sequences of {shape.seq}) on {plan.setting.device.name},"
         f" {plan.setting.machine.system.id}\n{fitting}; {plan.seconds:.1f} s, {rates}\n"
@@ -127,7 +129,9 @@ def _fronts(plan: Plan) -> str:
         shown = ranks[:: max(1, -(-len(ranks) // _FRONT_ROWS))]
         rows = [_front_row(plan, int(rank), other) for rank in shown]
         more = f", {len(rows)} of them" if len(rows) < len(ranks) else ""
-        pieces.append(f"Pareto front of {one} and {other}: {counted(len(ranks), 'layout')}{more}\n" + text.table(["", "step", other, "layout"], rows))
+        pieces.append(
+            f"Pareto front of {one} and {other}: {counted(len(ranks), 'layout')}{more}\n" + text.table(["", "step", other, "layout"], rows)
+        )
     return "\n\n".join(pieces)
 
 

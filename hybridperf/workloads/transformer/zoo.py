@@ -25,8 +25,8 @@ _HABITS: dict[str, dict[str, Any]] = {  # of a user's model that does not say so
     "llama": _LLAMA,
     "moe": _LLAMA,
     "t5": {"positions": "relative", "norm": "rmsnorm", "biases": False},
-    "bert": {"head": "mlm", "head_bias": True, "token_types": 2, "embedding_norm": True},
-    "vit": {"head": "classes", "head_bias": True, "tied": False},
+    "bert": {"head": "mlm", "token_types": 2, "embedding_norm": True, "pooler": True},
+    "vit": {"head": "classes"},
 }
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
 _NEEDED = [field.name for field in dataclasses.fields(TransformerShape) if field.default is dataclasses.MISSING]
@@ -35,6 +35,11 @@ _NEEDED = [field.name for field in dataclasses.fields(TransformerShape) if field
 def shape_names() -> list[str]:
     """Names of the models whose sizes we ship."""
     return [name for name in _entries() if name not in _aliases()]
+
+
+def other_shape_names(name: str) -> list[str]:
+    """What else one of them is called."""
+    return list(_entries()[name].get("aliases", ()))
 
 
 def load_shape(name: str | os.PathLike) -> TransformerShape:
