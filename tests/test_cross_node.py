@@ -8,7 +8,7 @@ import pytest
 
 from hybridperf.steps.batch import Bank
 from hybridperf.steps.compose import step_seconds
-from hybridperf.steps.cross_node import across_s, stall_chance, stalled_s
+from hybridperf.steps.cross_node import across_s, stall_chance, stalled_s, with_stalled
 from hybridperf.steps.knobs import medians
 
 ROW = {
@@ -59,6 +59,26 @@ def test_stalls_by_chance_grow_with_nodes_and_need_replicas(bank) -> None:
     assert chance[2:].tolist() == [0.0, 0.0]
     extra = stalled_s(rows.features, medians(), rows.rows)
     np.testing.assert_allclose(extra[0], 0.25 * 2 * (16 + 0.5))
+
+
+def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(bank) -> None:
+    rows = batch(bank, {}, {}, {"pp": 4, "dp": 1}, {"pp": 1, "dp": 4}, {"tp": 32, "n_gpus": 64, "dp": 1})
+    knobs = medians()
+    expected_s = np.asarray(step_seconds(rows.features, knobs).step_s)
+    stall_s = stalled_s(rows.features, knobs, rows.rows)
+    measured_s = expected_s + np.array([0.4, 0.6, 0.9, 0.0, 0.0]) * stall_s + np.array([0.0, 0.0, 0.0, 100.0, 0.0])
+    marked = with_stalled(rows.features, knobs, expected_s, measured_s)
+    assert marked.stalls.tolist() == [0.0, 2.0, 4.0, 0.0, 2.0]  # inside a node never, of wide tensor parallelism always
+
+
+def test_updated_weights_come_around_a_ring_of_all_data_ranks(bank) -> None:
+    rows = batch(bank, {"tp": 1, "dp": 8}, {"tp": 1, "dp": 64, "n_gpus": 128}, {"tp": 8, "dp": 1}, {"dp": 2, "sharding": "zero0"})
+    np.testing.assert_array_equal(rows.features.gathered_layers, rows.features.layers_first * [8, 64, 0, 0])
+
+
+def test_gradients_are_reduced_beside_the_backward_pass_where_no_optimizer_is_sharded(bank) -> None:
+    rows = batch(bank, {"sharding": "zero0"}, {"sharding": "zero1"}, {"sharding": "zero0", "source": "vtrain_multi_node"})
+    assert rows.features.reduction_hidden.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_latency_and_bytes_hide_each_other() -> None:

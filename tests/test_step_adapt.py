@@ -83,6 +83,34 @@ def test_a_few_wild_rows_bend_nothing(made):
     assert np.median(np.abs(said.log_s - np.log(seconds))) < 0.01
 
 
+def test_stalled_rows_say_how_long_a_stall_is_and_slow_no_other_row(made):
+    features, cells = made
+    features = dataclasses.replace(features, crossing=np.ones(len(cells)), tp_nodes=np.ones(len(cells)))
+    rng = np.random.default_rng(3)
+    stalled = rng.random(len(cells)) < 0.3
+    theta = theta_of(medians())
+    theta[NAMES.index("stall_s")] = np.log(0.3)
+    messages = np.where(np.asarray(features.stages) == 2, 2.0, 4.0)
+    fast = measured(features, theta, noise=0.02)
+    seconds = np.where(stalled, measured(dataclasses.replace(features, stalls=messages), theta, noise=0.02), fast)
+    found = adapt.fit(features, cells, seconds)
+    assert found.knobs.stall_s == pytest.approx(0.3, rel=0.05)
+    said = adapt.predict(found, features, cells)
+    assert abs(np.median(said.log_s - np.log(fast))) < 0.005
+    assert found.noise < 0.04
+
+
+def test_an_interval_reaches_as_far_as_nine_of_ten_rows_of_a_noisy_sweep(made):
+    features, cells = made
+    rng = np.random.default_rng(4)
+    scatter = np.where(rng.random(len(cells)) < 0.2, 0.2, 0.03)  # one row in five is far off
+    seconds = measured(features, theta_of(medians())) * np.exp(scatter * rng.standard_normal(len(cells)))
+    found = adapt.fit(features, cells, seconds)
+    said = adapt.predict(found, features, cells)
+    inside = (np.abs(said.log_s - np.log(seconds)) < 1.645 * said.deviation).mean()
+    assert 0.88 <= inside <= 0.95
+
+
 def test_unseen_cells_are_less_sure_than_seen_ones_and_nothing_is_surer_without_rows(made):
     features, cells = made
     seen = cells[:, 1] == 0

@@ -64,7 +64,7 @@ def test_what_a_framework_settles_is_said() -> None:
         ({"sharding": "sideways"}, "expected a sharding of"),
         ({"schedule": "chimera"}, "schedule 'chimera' with stages cut by cost is not modelled"),
         ({"schedule": "dualpipe"}, "expected a schedule of 1f1b, gpipe, interleaved, chimera, zero_bubble, got 'dualpipe'"),
-        ({"recompute": "bananas"}, "expected a recompute of none, full, selective, selective_op, true, false, got 'bananas'"),
+        ({"recompute": "bananas"}, "expected a recompute of none, full, selective, selective_op, true, false, yes, no, got 'bananas'"),
         ({"seq_parallel": "bananas"}, "expected yes or no in seq_parallel, got 'bananas'"),
         ({"offload": True}, "expected offload false, got true"),
         ({"offload": "cpu"}, "expected yes or no in offload, got 'cpu'"),

@@ -91,7 +91,7 @@ class Features:
     waiting: Any  # 1: a ring over nodes waits at each of them (`cross_node.py`)
     crossing: Any  # 1: so does a pipeline over nodes
     stalls: Any  # messages of a micro-batch that surely stall
-    gathered_layers: Any  # of a rank, updated in shards and gathered one by one: times doublings of data ranks
+    gathered_layers: Any  # of a rank, updated in shards and gathered one by one: times data ranks
     schedule: Any = None  # index into SCHEDULES; None: of those that `fill` is all of
     weight_share: Any = None  # of a layer's backward: its weights' gradients, which a schedule may put off; None likewise
 

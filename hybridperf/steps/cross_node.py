@@ -3,13 +3,15 @@
     collectives over nodes   about half a millisecond per node, or the links' time, whichever is more
     a crossing pipeline      with tensor parallelism and stages on several nodes, the host of each layer waits about 2 ms for each
                              tensor-parallel rank, forward and backward together, whatever the micro-batch
-    sharded optimizers       weights come back layer by layer: about half a millisecond for each layer and doubling of data ranks
+    sharded optimizers       weights come back layer by layer around a ring: some 30 us for each layer and data rank
+    whole gradients          without a sharded optimizer they are reduced beside the last micro-batch's backward pass
     stalls                   in some runs each message between stages takes a quarter of a second: 2 messages per micro-batch and stage
                              with two stages, 4 with more. With tensor parallelism over four nodes always; below that by chance
 
 The chance is no interval but a second branch: a step is ten times as slow or it is not. `stalled_s` is what it adds, `stall_chance` how
-often that happened. Everything else is an ordinary knob. Rows of frameworks that show none of this (`presets/step_rows.toml`) have zeros
-in its features.
+often that happened; measured rows nearer to a stalled step than to the expected one are told to a fit as stalled (`with_stalled`), so that
+they say how long a stall is and nothing of how fast the others are. Everything else is an ordinary knob. Rows of frameworks that show none
+of this (`presets/step_rows.toml`) have zeros in its features.
 
 Axes: N rows.
 """
@@ -31,9 +33,13 @@ if TYPE_CHECKING:
     from hybridperf.steps.rows import ResolvedRow
 
 SURELY_NODES = 4  # of a tensor-parallel group: from here on every run with a pipeline stalled
-_SHARPNESS = 3.0  # of the larger of latency and links' time: short messages show both
+# Of the larger of latency and links' time: short messages show both. By hand; with half or twice as much, rows of 128 and of 256 GPUs from
+# fewer err within 0.2 points of the same
+_SHARPNESS = 3.0
 _TWO_STAGES, _MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage sends or awaits
-# of rows with replicas 97 of 463 stalled: one in eight, and where tensor parallelism is narrow 1 in 4 on 16 nodes, 1 in 2 on 32
+# Of dev rows with replicas 97 of 463 stalled: one in eight; where tensor parallelism is narrow 1 in 4 on 16 nodes, 1 in 2 on 32. A false
+# alarm costs ten times what a missed stall does. A Gaussian process on sizes, micro-batch, stages and replicas would be sure enough in 9
+# cases of unseen cells, 8 of them right; on more GPUs than it saw, or another model, in none: the fast branch is predicted, the chance told
 _LOG_ODDS, _LOG_ODDS_PER_DOUBLING, _FEW_NODES, _NARROW_TP = -2.0, 1.0, 8, 4
 
 
@@ -45,7 +51,18 @@ def with_crossings(f: Features, rows: Sequence[ResolvedRow]) -> Features:
     sure = crossing * (np.asarray(f.tp_nodes) >= SURELY_NODES)
     waiting = np.array([float(_habit(row, "ring_waits")) for row in rows])
     gathered = np.array([_gathered_layers(row) for row in rows], float) * np.asarray(f.layers_first)
-    return dataclasses.replace(f, waiting=waiting, crossing=crossing, stalls=sure * stalls, gathered_layers=gathered)
+    beside = np.where([_reduces_beside(row) for row in rows], 1.0, np.asarray(f.reduction_hidden))
+    return dataclasses.replace(
+        f, waiting=waiting, crossing=crossing, stalls=sure * stalls, gathered_layers=gathered, reduction_hidden=beside
+    )
+
+
+def with_stalled(f: Features, k: Knobs, expected_s: np.ndarray, measured_s: np.ndarray) -> Features:
+    """The features with `stalls` where a step [N] that may stall took nearer to a stalled one's time than to the expected one."""
+    messages = np.where(np.asarray(f.stages) == 2, _TWO_STAGES, _MORE_STAGES) * np.asarray(f.crossing)
+    by_chance = (np.asarray(f.crossing) > 0) & (np.asarray(f.stalls) == 0)
+    stalled = by_chance & (measured_s - expected_s > _stalls_s(f, k, messages) / 2)
+    return dataclasses.replace(f, stalls=np.where(stalled, messages, f.stalls))
 
 
 def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
@@ -63,9 +80,7 @@ def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
 
 def stalled_s(f: Features, k: Knobs, rows: Sequence[ResolvedRow]) -> np.ndarray:
     """Seconds that a stalled step takes longer [N]."""
-    messages = np.array([_crossing(row)[1] for row in rows], float)
-    slots = np.asarray(f.micro_batches) + (np.asarray(f.stages) - 1) / 2  # filling and draining overlap by half
-    return np.asarray(k.stall_s * messages * slots)
+    return _stalls_s(f, k, np.array([_crossing(row)[1] for row in rows], float))
 
 
 def across_s(xp: Any, links_s: Any, latency_s: Any) -> Any:
@@ -86,11 +101,21 @@ def crossing_host_s(f: Features, k: Knobs, xp: Any) -> Any:
 
 
 def _gathered_layers(row: ResolvedRow) -> float:
-    """Doublings of the data ranks that a layer's updated weights come from, where the framework gathers them layer by layer."""
+    """Data ranks that a layer's updated weights come from, where the framework gathers them layer by layer."""
     if row.config is None or not _habit(row, "gathers_by_layer"):
         return 0.0
     layout = row.config.layout
-    return math.log2(layout.data_ranks) if layout.zero in (1, 2) else 0.0
+    return float(layout.data_ranks) if layout.zero in (1, 2) and layout.data_ranks > 1 else 0.0
+
+
+def _reduces_beside(row: ResolvedRow) -> bool:
+    """Whether the framework reduces gradients beside the backward pass only where no rank keeps just a part of the optimizer."""
+    return row.config is not None and row.config.layout.zero == 0 and _habit(row, "reduces_whole_gradients_beside")
+
+
+def _stalls_s(f: Features, k: Knobs, messages: np.ndarray) -> np.ndarray:
+    slots = np.asarray(f.micro_batches) + (np.asarray(f.stages) - 1) / 2  # filling and draining overlap by half
+    return np.asarray(k.stall_s * messages * slots)
 
 
 def _crossing(row: ResolvedRow) -> tuple[bool, float]:

@@ -67,7 +67,7 @@ class Knobs:
     tp_across_node_s: Any = _knob(10e-6, 1.0, "for each node of a collective: twice NCCL's own network latency")
     ring_wait_s: Any = _knob(3e-4, 1.0, "the same where hosts wait: order of magnitude in the sweep of nanotron, whose rows alone have it")
     crossing_tp_s: Any = _knob(1e-3, 1.0, "the same")
-    layer_gather_s: Any = _knob(0.2e-3, 1.0, "the same")
+    layer_gather_s: Any = _knob(20e-6, 1.0, "the same")
     stall_s: Any = _knob(0.25, 0.5, "the same")
     exchange: Any = _knob(1.0, 0.3, "context and expert parallel messages: the links' own model")
     gather: Any = _knob(1.2, 0.3, "gathers of sharded parameters run beside kernels that use the same memory")

@@ -117,7 +117,8 @@ def doubt_of(source: str) -> str:
 
 def word(table: str, said: str) -> Any:
     """What a row's word means by one of the tables (`precision`, `recompute`, `sharding`); None where it means nothing."""
-    return aliases()[table].get(plain(said))
+    text, known = plain(said), aliases()[table]
+    return known.get(text, known.get(text.replace("_", "")))  # "ZeRO-1" is zero1
 
 
 def _entry(table: str, text: str) -> dict[str, Any] | None:
