@@ -30,13 +30,16 @@ def steps(
 
     from hybridperf.hardware import load_host
     from hybridperf.io import InputError, read_table, write_table
+    from hybridperf.io.tables import check_table_name
     from hybridperf.steps.adaptation import Adaptation
+    from hybridperf.steps.columns import misspelt
     from hybridperf.steps.predict import as_given, kept_as, predict_steps
 
     if save_knobs and not fit_on:
         raise InputError("expected --fit-on ROWS with --save-knobs: without measured steps there is nothing to save")
     if knobs and host:
         raise InputError("expected one of --knobs and --host, got both: fitted efficiencies hold their host's")
+    check_table_name(out)  # before a minute of work
     frame = read_table(rows)
     tables = [read_table(path) for path in fit_on or []]
     for path, table in zip(fit_on or [], tables, strict=True):
@@ -53,6 +56,9 @@ def steps(
         Adaptation.load(knobs) if knobs else None,
     )
     write_table(found.frame, out)
+    for path, table in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
+        for wrong, right in misspelt(table.columns).items():
+            print(f"hybridperf: column {wrong!r} of {path} is not read (did you mean {right!r}?)", file=sys.stderr)
     for sentence in found.said:
         print(f"hybridperf: {sentence}", file=sys.stderr)
     if renamed := kept_as(as_given(frame)):

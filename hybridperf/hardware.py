@@ -213,6 +213,11 @@ def device_names() -> list[str]:
     return list(_presets("devices"))
 
 
+def names_people_use(which: str) -> list[str]:
+    """Names and other names of the devices or systems we ship facts of: what a misspelt one is compared with."""
+    return [*_presets(which), *_aliases()[which]]
+
+
 def system_names() -> list[str]:
     """Names of the systems we ship facts of."""
     return list(_presets("systems"))
@@ -304,18 +309,20 @@ def device_id(name: str | os.PathLike) -> str | None:
 
 
 def _known_id(text: str, which: str) -> str | None:
-    return text if text in _presets(which) else _aliases()[which].get(_plain(text))
+    presets, plain = _presets(which), _plain(text)
+    if text in presets:
+        return text
+    return _aliases()[which].get(plain) or next((name for name in presets if _plain(name) == plain), None)
 
 
 def _load(name: str | os.PathLike, which: str, spec: type, what: str, where: str) -> Any:
     text = str(name)
     if text.endswith(".toml"):
         return _load_file(Path(text), spec, what)
-    presets, aliases = _presets(which), _aliases()[which]
     key = _known_id(text, which)
     if key is None:
-        raise unknown(what, text, [*presets, *aliases], where)
-    return spec(id=key, **presets[key])
+        raise unknown(what, text, names_people_use(which), where)
+    return spec(id=key, **_presets(which)[key])
 
 
 def _load_file(path: Path, spec: type, what: str) -> Any:

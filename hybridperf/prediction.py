@@ -219,6 +219,12 @@ def _inside(model: PerfModel, workload: Workload, outside: np.ndarray) -> np.nda
 
 def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.ndarray, inside: np.ndarray, workload: Workload) -> list[str]:
     notes = []
+    held = workload.held
+    if held is not None and held.bytes > model.device.memory_bytes:
+        notes.append(
+            f"does not fit: {held.what} {held.bytes / 1e9:.4g} GB{f' ({held.most})' if held.most else ''},"
+            f" {model.device.id} has {model.device.memory_bytes / 1e9:.4g} GB"
+        )
     if table.collectives is not None and model.collectives is not None and model.collectives.adapted is None:
         notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")
     if not model.groups:

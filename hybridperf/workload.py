@@ -8,6 +8,7 @@ costs little however deep the model is.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,14 @@ def call_columns(call: Call) -> dict[str, object]:
     return {"op": call.what}
 
 
+class Held(NamedTuple):
+    """The most that a device must hold for a step."""
+
+    bytes: float
+    what: str  # "rank 3 holds tables of", followed by the bytes
+    most: str = ""  # the largest part of it
+
+
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """What `predict` takes."""
@@ -85,6 +94,7 @@ class Workload:
     flops: float = 0.0  # arithmetic of one step, as counted from the program
     transcendentals: float = 0.0
     notes: tuple[str, ...] = ()  # what was assumed or left out
+    held: Held | None = None  # None: nobody counted
 
     def times_run(self) -> np.ndarray:
         """How often the nodes of the graph run each row [U], rows of chains counted where they stand in."""

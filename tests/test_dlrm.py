@@ -156,6 +156,20 @@ def test_the_bottom_mlp_hides_the_all_to_all(model):
     assert first < last
 
 
+def test_tables_that_exceed_the_devices_memory_are_named(model):
+    def notes(rows, **changes):
+        tables = tuple(hp.Table(f"t{at}", rows if at == 1 else 1e6, 64, 5) for at in range(4))
+        config = hp.DlrmConfig(256, 13, (64,), (64, 1), tables, ranks=2, **changes)
+        return [note for note in hp.predict(model, hp.dlrm(config)).notes if "fit" in note]
+
+    assert notes(5e7) == []
+    rows = 1.3e8  # 33.28 GB of fp32 beside t3's 0.256
+    assert notes(rows) == ["does not fit: rank 1 holds tables of 33.54 GB (most of them t1, 33.28 GB), v100_sxm2 has 16 GB"]
+    assert "rank 0 holds tables of 51.71 GB (most of them t1, 51.2 GB)" in notes(1e8, optimizer="adagrad", placement=(
+        hp.Placement("table", (1,)), hp.Placement("table", (0,)), hp.Placement("table", (1,)), hp.Placement("table", (0,))
+    ))[0]  # fmt: skip
+
+
 def test_small_buckets_leave_early(model):
     counts = [
         len({c for c in hp.dlrm(dataclasses.replace(EIGHT, bucket_bytes=size)).graph.collective if c >= 0}) for size in (1e9, 1e5, 1.0)

@@ -255,3 +255,33 @@ def test_this_cpu_is_sane() -> None:
 )
 def test_a_device_is_known_by_what_its_driver_calls_it(driver, device):
     assert device_called(driver) == device
+
+
+@pytest.mark.parametrize(("said", "name"), [("H100_SXM", "h100_sxm"), ("a100-sxm4-80g", "a100_sxm4_80g"), ("A100", "a100_sxm4_80g")])
+def test_a_device_in_other_letters_is_the_same(said, name):
+    assert load_device(said).id == name
+
+
+def test_a_system_in_other_letters_is_the_same():
+    assert load_system("AIC-H100-SXM").id == "aic_h100_sxm"
+    assert load_system("XXRJUN_example_cluster00").id == "xxrjun_example-cluster00"
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (("show", "h10"), "h100"), (("show", "a100_smx4"), "a100_sxm"), (("show", "DGXH100"), "dgx_h100"),
+        (("predict", "--jax", "x:y", "--model", "A100SXM"), "a100_sxm"),
+        (("steps", "ROWS", "--device", "h100sxm", "--out", "o.csv"), "h100_sxm"),
+        (("steps", "ROWS", "--system", "dgxh100", "--out", "o.csv"), "dgx_h100"),
+        (("plan", "--model", "gpt3-174b", "--system", "dgx_h100", "--gpus", "8", "--out", "p.csv"), "gpt3-175b"),
+        (("plan", "--model", "gpt3-175b", "--system", "dgxh100", "--gpus", "8", "--out", "p.csv"), "dgx_h100"),
+        (("shard", "TABLES", "--ranks", "2", "--batch", "64", "--model", "a100_sxm", "--system", "dgx_a10"), "dgx_a100"),
+        (("shard", "TABLES", "--ranks", "2", "--batch", "64", "--model", "a100sxm"), "a100_sxm"),
+    ],
+)  # fmt: skip
+def test_unknown_names_get_the_nearest_that_people_use(refused, tmp_path, words, nearest):
+    (tmp_path / "rows.csv").write_text("model,gpu,tp,pp,dp,micro_batch,grad_accum\ngpt3-13b,a100,8,1,1,1,8\n")
+    (tmp_path / "tables.csv").write_text("name,rows,dim,pooling\na,1000,64,20\nb,500,64,10\n")
+    files = {"ROWS": tmp_path / "rows.csv", "TABLES": tmp_path / "tables.csv"}
+    assert f"(did you mean {nearest!r}?)" in refused(*(files.get(word, word) for word in words))

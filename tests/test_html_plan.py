@@ -35,7 +35,7 @@ def test_the_page_says_what_the_plan_says(planned, page):
         assert (shown.label, shown.low, shown.high) == (one.what, one.low_s, one.high_s)
     best = next(table for table in blocks(page, Table) if table.headers[0] == "layout")
     step = list(best.headers).index("step")
-    assert best.rows[0][step].value == pytest.approx(min(case.parts.step_s[case.fits].min() for case in planned.cases))
+    assert best.rows[0][step].value == pytest.approx(min(case.parts.step_s.min() for case in planned.cases))
     assert best.best == 0
 
 

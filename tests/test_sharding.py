@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -299,6 +300,26 @@ def test_memory_is_kept(model: PerfModel) -> None:
     assert (found.per_rank["tables"] == 2).all()
     with_state = hp.shard(tables, 4, model=model, batch=512, memory_bytes=4.1 * each, optimizer="adagrad")
     assert (with_state.per_rank["tables"] == 2).all()
+
+
+@pytest.mark.parametrize(("hot", "kind"), [(Table("hot", 1e6, 128, 200), "row"), (Table("hot", 1e6, 512, 5), "column")])
+def test_a_split_that_is_advised_helps_as_much_as_is_said(model: PerfModel, hot: Table, kind: str) -> None:
+    tables = [*(Table(f"t{at}", 1e6, 64, 5) for at in range(7)), hot]
+    found = hp.shard(tables, 4, model=model, batch=4096)
+    (said,) = (sentence for sentence in found.explanation if sentence.startswith("Table hot alone makes rank"))
+    name, how, takes_ms = re.search(r"--split (\w+)=(\w+:\d) takes ([\d.]+) ms", said).groups()
+    assert how.startswith(kind)
+    after = hp.shard(tables, 4, model=model, batch=4096, splits={name: how})
+    assert after.step_s <= float(takes_ms) / 1e3 * 1.001
+    assert after.step_s < 0.98 * found.step_s
+
+
+def test_no_split_is_advised_where_none_helps(model: PerfModel) -> None:
+    """One row and one column cannot be cut; the rest is small."""
+    tables = [*(Table(f"t{at}", 1e3, 4, 1) for at in range(3)), Table("hot", 1, 1, 5000)]
+    found = hp.shard(tables, 4, model=model, batch=4096)
+    (said,) = (sentence for sentence in found.explanation if sentence.startswith("Table hot alone makes rank"))
+    assert said.endswith("the slowest, and splitting it further does not help.")
 
 
 def test_a_split_table_can_be_placed(model: PerfModel) -> None:

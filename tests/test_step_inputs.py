@@ -147,3 +147,111 @@ def test_the_command_says_it_of_wrong_units_and_writes_nothing(measured, refused
     sentence = refused("steps", tmp_path / "ms.csv", "--fit-on", tmp_path / "ms.csv", "--out", tmp_path / "o.csv")
     assert "step_time_s of whole steps in seconds" in sentence
     assert not (tmp_path / "o.csv").exists()
+
+
+def test_measured_rows_that_are_left_out_say_why(bank, measured):
+    odd = measured.astype({"step_time_s": object}).assign(id=list("abcdefgh"))
+    for at, value in enumerate(("1.2s", 0, True)):
+        odd.loc[at, "step_time_s"] = value
+    (said,) = (one for one in predict_steps(rows({}), fit_on=odd, bank=bank).said if "left out" in one)
+    assert said == "3 of 8 rows to fit on left out; the first, row 1 (a): expected seconds above zero in step_time_s, got '1.2s'"
+    with pytest.raises(
+        InputError, match=r"got at most 2, of .*; 6 of 8 rows to fit on left out; the first, row 1 \(a\): its status is oom"
+    ):
+        predict_steps(rows({}), fit_on=odd.assign(step_time_s=1.0, status=["OOM"] * 6 + ["ok"] * 2), bank=bank)
+    with pytest.raises(
+        InputError, match=r"found none that ran and can be priced; the first, row 1 \(a\): expected seconds above zero .* nan"
+    ):
+        predict_steps(rows({}), fit_on=odd.assign(step_time_s=float("nan")), bank=bank)
+
+
+# --- odd tables -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"micro_batch": 10**18}, "micro_batch must be a billion or less, got 1000000000000000000"),
+        ({"grad_accum": 1e30}, "accumulation must be a billion or less"),
+        ({"tp": "8 GPUs"}, "expected a number of zero or more in tp, got '8 GPUs'"),
+        ({"n_gpus": "1,024"}, "expected a number of zero or more in n_gpus, got '1,024'"),
+        ({"tp": True}, "expected a number of zero or more in tp, got 'True'"),
+        ({"tp": 10**9, "dp": 10**9, "pp": 1, "n_gpus": None}, "must be a billion or less"),
+    ],
+)
+def test_odd_values_refuse_their_row_and_no_other(bank, changes, says):
+    bad, good = predict_steps(rows(changes, {}), bank=bank).frame.itertuples()
+    assert says in bad.note
+    assert bad.note.startswith("row 1: ")
+    assert good.predicted_s > 0
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        ({"sharding": "ZeRO-1"}, {}), ({"recompute": "No"}, {}), ({"recompute": " NONE "}, {}), ({"precision": "BF16 "}, {}),
+        ({"gpu": "A100 🚀"}, {}), ({"framework": "Megatron-Core"}, {}), ({"recompute": "yes"}, {"recompute": "full"}),
+        ({"schedule": "1F1B"}, {}), ({"offload": "FALSE"}, {}), ({"tp": "1.0"}, {}),
+    ],
+)  # fmt: skip
+def test_words_as_people_write_them(said, same):
+    (one,), (other,) = resolve(rows(said)), resolve(rows(same))
+    assert one.config == other.config
+
+
+def test_a_framework_that_nobody_knows_is_said():
+    (row,) = resolve(rows({"framework": "PyTorch Lightning"}))
+    assert "framework pytorch_lightning is not known, only megatron_deepspeed, " in row.note
+    assert "framework megatron_core assumed" in row.note
+
+
+@pytest.mark.parametrize(("missing", "value"), [("tp", 1), ("pp", 4)])
+def test_a_degree_that_the_others_leave_no_choice_of_follows(missing, value):
+    (row,) = resolve(rows({missing: None}))
+    assert getattr(row.config.layout, missing) == value
+    assert f"{missing} {value}" in row.note
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu,tp\na100,8\n", "expected a column model, or hidden, heads, layers, seq, vocab, in a table of training steps, got 'gpu'"),
+        ("MODEL,GPU\ngpt3-13b,a100\n", "; rename 'MODEL' for 'model'"),
+        (" model ,gpu\ngpt3-13b,a100\n", "; rename ' model ' for 'model'"),
+        ("model;gpu\ngpt3-13b;a100\n", "; separate cells by commas, not semicolons"),
+        ("model\tgpu\ngpt3-13b\ta100\n", "; separate cells by commas, not tabs"),
+        ("", "is empty; expected a header line and at least one row"),
+        ("model,gpu\n", "has a header but no rows"),
+    ],
+)  # fmt: skip
+def test_tables_without_a_model_are_refused_whole(refused, tmp_path, text, says):
+    (tmp_path / "t.csv").write_text(text)
+    assert says in refused("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")
+
+
+def test_a_misspelt_column_is_named_and_others_are_not(run, tmp_path):
+    rows({"note_of_mine": "x", "url": "y"}).rename(columns={"micro_batch": "MicroBatch", "sharding": "Sharding"}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    status, _, err = run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")
+    assert status == 3
+    assert "column 'MicroBatch' of" in err
+    assert "is not read (did you mean 'micro_batch'?)" in err
+    assert "'Sharding'" in err
+    assert "note_of_mine" not in err
+    assert "'url'" not in err
+
+
+def test_a_name_of_no_format_is_refused_before_any_work(refused, tmp_path):
+    assert "expected an output name ending in .csv, .csv.gz or .parquet, got o.txt" in refused(
+        "steps", tmp_path / "nosuch.csv", "--out", tmp_path / "o.txt"
+    )
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".parquet"])
+def test_formats_in_and_out_say_the_same(bank, run, tmp_path, ending):
+    from hybridperf.io import read_table, write_table
+
+    write_table(rows({"id": "x"}), tmp_path / f"in{ending}")
+    assert run("steps", tmp_path / f"in{ending}", "--out", tmp_path / f"out{ending}")[0] == 0
+    assert read_table(tmp_path / f"out{ending}")["predicted_s"][0] == pytest.approx(one(bank)["predicted_s"])

@@ -105,3 +105,14 @@ def test_each_expert_is_launched_by_itself():
         forward, backward = (next(step for step in steps if step.name.startswith("experts") and step.part == "gemm")
                              for steps in (passes.forward, passes.backward))  # fmt: skip
         assert (forward.kernels, backward.kernels) == (1 + 2 * 128 // ep, 1 + 4 * 128 // ep)
+
+
+def test_what_shows_of_gathers_is_a_nodes_own_part():
+    """Shards over 8 ranks of one node and over 32 of four: as much shows beside the computation, whatever the network takes."""
+    config = TransformerConfig(load_shape("llama3-8b"), Layout(dp=8, zero=3), "bf16", gpus_per_node=8)
+    layouts = [config, config.replace(layout=Layout(dp=32, zero=3)), config.replace(layout=Layout(dp=4, zero=3), gpus_per_node=1)]
+    inside, across, scattered = (features([one], prices()).layer for one in layouts)
+    assert inside.gather_inside_s == pytest.approx(inside.gather_s)
+    assert across.gather_inside_s == pytest.approx(inside.gather_s)
+    assert across.gather_s.sum() > inside.gather_s.sum()
+    assert scattered.gather_inside_s.sum() == 0 < scattered.gather_s.sum()

@@ -64,7 +64,7 @@ def test_what_a_framework_settles_is_said() -> None:
         ({"sharding": "sideways"}, "expected a sharding of"),
         ({"schedule": "chimera"}, "schedule 'chimera' with stages cut by cost is not modelled"),
         ({"schedule": "dualpipe"}, "expected a schedule of 1f1b, gpipe, interleaved, chimera, zero_bubble, got 'dualpipe'"),
-        ({"recompute": "bananas"}, "expected a recompute of none, full, selective, selective_op, true, false, got 'bananas'"),
+        ({"recompute": "bananas"}, "expected a recompute of none, full, selective, selective_op, true, false, yes, no, got 'bananas'"),
         ({"seq_parallel": "bananas"}, "expected yes or no in seq_parallel, got 'bananas'"),
         ({"offload": True}, "expected offload false, got true"),
         ({"offload": "cpu"}, "expected yes or no in offload, got 'cpu'"),
@@ -83,6 +83,19 @@ def test_a_row_that_cannot_be_predicted_is_refused_by_name_and_rule(changes, say
     assert row.note.startswith("row 1 (abc): ")
     assert says in row.note
     assert "\n" not in row.note
+
+
+def test_what_submissions_have_otherwise_is_theirs_alone() -> None:
+    """MLPerf's pipelines are cut into chunks of two layers where layers divide so, and exchange gradients of 16 bits; others' do not."""
+    layout = {"model": "gpt3-175b", "gpu": "H100", "n_gpus": 512, "tp": 4, "pp": 8, "dp": 16, "global_batch": 2048, "micro_batch": 1}
+    sources = [
+        {"source": "mlperf_training_v4.0"},
+        {"source": "mlperf_training_v4.0", "layers": 100, "pp": 4, "dp": 32},
+        {"source": "nemo_megatron_bridge"},
+    ]
+    configs = [row.config for row in resolve(pd.DataFrame([{**layout, **one} for one in sources]))]
+    assert [one.layout.vp for one in configs] == [6, 1, 1]
+    assert [one.gradient_bytes for one in configs] == [2, 2, 4]
 
 
 def test_words_that_say_nothing_fall_to_habits_and_the_note_says_so() -> None:

@@ -337,6 +337,14 @@ def test_groups_borrow_from_the_nearest(fitted):
     assert known.of("nanotron on hopper")[1] == ""
 
 
+def test_borrowed_knobs_are_less_sure_than_a_group_s_own(fitted):
+    known = fitted[1].adaptation
+    (group,) = known.groups
+    own, borrowed = known.of(group)[0], known.of("megatron_deepspeed on hopper")[0]
+    assert borrowed.noise == pytest.approx((own.noise**2 + 0.06**2) ** 0.5)
+    assert (borrowed.theta == own.theta).all()
+
+
 def test_rows_that_did_not_run_are_not_fitted(fitted, bank):
     frame = fitted[0].copy()
     frame["status"] = ["OOM", *["ok"] * (len(frame) - 1)]

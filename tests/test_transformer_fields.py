@@ -91,3 +91,15 @@ def test_a_shape_file_of_wrong_kinds_is_refused_by_the_files_name(tmp_path, fiel
 def test_true_and_false_of_numpy_pass():
     assert hp.TransformerConfig(GPT2, dropout=np.bool_(True)).dropout
     assert hp.TransformerConfig(GPT2, bucket_bytes=math.inf).bucket_bytes == math.inf
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: GPT2.replace(vocab=10**12), "vocab of gpt2 must be a billion or less"),
+        (lambda: hp.Layout(micro_batch=10**18).check(GPT2), "micro_batch must be a billion or less"),
+        (lambda: hp.Layout(tp=10**6, dp=10**6).check(GPT2), "tp x cp x dp x pp must be a billion or less, got 1000000000000"),
+    ],
+)
+def test_sizes_beyond_64_bits_are_refused(make, says):
+    refused(make, says)

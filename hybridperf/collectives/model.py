@@ -29,7 +29,7 @@ from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, 
 from hybridperf.collectives.table import checked, joined
 from hybridperf.collectives.traffic import bus_bytes_per_s, shares
 from hybridperf.either import anew
-from hybridperf.hardware import SystemSpec, load_system
+from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
 from hybridperf.prior import Adapted
 from hybridperf.prior.family import SLACK_OCTAVES
@@ -272,7 +272,8 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
     if folder is None:
         installed = installed_hardware()
         shipped = sorted(path.parent.name for path in installed.glob(f"*/{DOCUMENT}")) if installed else []
-        raise unknown("model of collectives", str(name), shipped, "give a folder made by `hybridperf fit --system`, or a shipped name")
+        known = [*shipped, *names_people_use("systems")]
+        raise unknown("model of collectives", str(name), known, "give a folder made by `hybridperf fit --system`, or a shipped name")
     document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION)
     try:
         adapted = None

@@ -8,13 +8,14 @@ What a lookup costs is an op: `ops.embedding_bag.lookup_calls(tables, batch, "fo
 
 from hybridperf.embedding.access import Access, Histogram, Indices, Uniform, Zipf, thin
 from hybridperf.embedding.distance import Stream, distances, reuse_distance_bytes
+from hybridperf.embedding.memory import STATE_BYTES, table_bytes
 from hybridperf.embedding.pieces import row_pieces
 from hybridperf.embedding.reuse import BINS, bin_names, file_shares, lookups_within
 from hybridperf.embedding.table import Table, check_names
 from hybridperf.embedding.unique import met, uniform_unique_rows, zipf_classes, zipf_unique_rows
 
 __all__ = [
-    "BINS", "Access", "Histogram", "Indices", "Stream", "Table", "Uniform", "Zipf", "bin_names", "check_names", "distances",
-    "file_shares", "lookups_within", "met", "reuse_distance_bytes", "row_pieces", "thin", "uniform_unique_rows", "zipf_classes",
-    "zipf_unique_rows",
+    "BINS", "STATE_BYTES", "Access", "Histogram", "Indices", "Stream", "Table", "Uniform", "Zipf", "bin_names", "check_names", "distances",
+    "file_shares", "lookups_within", "met", "reuse_distance_bytes", "row_pieces", "table_bytes", "thin", "uniform_unique_rows",
+    "zipf_classes", "zipf_unique_rows",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -12,8 +13,14 @@ class InputError(ValueError):
 
 def closest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name nearest to `name`, or the empty string."""
-    match = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" (did you mean {match[0]!r}?)" if match else ""
+    said = {plain(one): one for one in reversed(list(known))}  # of two that are alike the first
+    match = difflib.get_close_matches(plain(name), filter(None, said), n=1)
+    return f" (did you mean {said[match[0]]!r}?)" if match else ""
+
+
+def plain(name: str) -> str:
+    """In lower case with every run of other characters as one underscore: what people change in a name without meaning another."""
+    return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str) -> InputError:

@@ -71,18 +71,24 @@ def read_tables(paths: Sequence[str | os.PathLike]) -> pd.DataFrame:
 
 def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
     """Write rows in the format that the name's ending asks for, atomically."""
-    path = Path(path)
+    path = check_table_name(path)
     if path.name.endswith(".parquet"):
         with replacing(path, "wb") as handle:
             frame.to_parquet(handle, index=False)
     elif path.name.endswith(".csv.gz"):
         with replacing(path, "wb") as handle:
             frame.to_csv(handle, index=False, compression="gzip")
-    elif path.name.endswith(".csv"):
+    else:
         with replacing(path) as handle:
             frame.to_csv(handle, index=False)
-    else:
-        raise InputError(f"expected an output name ending in {FORMATS}, got {path.name}; rename it")
+
+
+def check_table_name(path: str | os.PathLike) -> Path:
+    """The path of a table to be written; `InputError` where its name's ending asks for no format of ours."""
+    path = Path(path)
+    if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
+        raise InputError(f"expected an output name ending in {FORMATS}, got {path.name or path}; rename it")
+    return path
 
 
 def require_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from hybridperf.families import by_family, family_rows, framework_of, with_defaults
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest
-from hybridperf.ops import Elementwise, OpCall
+from hybridperf.ops import Elementwise, Op, OpCall
+from hybridperf.ops.alike import alike
 from hybridperf.ops.table import OpRows
 from hybridperf.prior import Adapted, FamilyRows
 from hybridperf.prior import concatenate as join_rows
@@ -24,15 +25,16 @@ def members(
     families: Mapping[str, Adapted], device: DeviceSpec, calls: Sequence[OpCall]
 ) -> dict[str, tuple[np.ndarray, FamilyRows, np.ndarray]]:
     """Ops that an adapted prior prices: by family, which they are (positions), how the prior sees them, and what was assumed of each."""
-    found: dict[str, list[tuple[int, FamilyRows]]] = {}
-    for at, call in enumerate(calls) if families else ():
-        for family, keep in by_family(part := _part_of(call, device)):
-            if family in families and not call.inlined:
-                found.setdefault(family, []).append((at, family_rows(part, keep, device)))
+    found: dict[str, list[tuple[np.ndarray, FamilyRows]]] = {}
+    apart = [at for at, call in enumerate(calls) if not call.inlined] if families else []
+    for at, op, name in alike([calls[one].op for one in apart]):
+        for family, keep in by_family(part := _part_of(at, op, name, device)):
+            if family in families:
+                found.setdefault(family, []).append((np.array(apart)[at[keep]], family_rows(part, keep, device)))
     out = {}
     for family, some in found.items():
         rows, assumed = with_defaults(join_rows([rows for _, rows in some]), families[family].prior.population.slots)
-        out[family] = np.array([at for at, _ in some]), rows, assumed
+        out[family] = np.concatenate([at for at, _ in some]), rows, assumed
     return out
 
 
@@ -51,10 +53,10 @@ def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
     return np.isin(rows.slot, adapted.knobs.slots)
 
 
-def _part_of(call: OpCall, device: DeviceSpec) -> OpRows:
-    """One op as a part of a table."""
-    group = np.array([int(call.op.group_index())], np.int32)
-    return OpRows(np.zeros(1, int), call.op, call.op.work(), group, device.peak(call.op.peak_dtype, call.op.unit))
+def _part_of(at: np.ndarray, op: Op, name: str, device: DeviceSpec) -> OpRows:
+    """Ops that differ in their sizes alone as a part of a table."""
+    group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
+    return OpRows(at, op, op.work(), group, device.peak(op.peak_dtype, op.unit), name=name)
 
 
 def kernels_alone(adapted: Adapted, device: DeviceSpec, calls: Sequence[OpCall], log_s: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import load_collectives
 from hybridperf.families import groups_of
-from hybridperf.hardware import HOST_FILE, LEVELS, DeviceSpec, device_id, load_device, load_host
+from hybridperf.hardware import HOST_FILE, LEVELS, DeviceSpec, device_id, load_device, load_host, names_people_use
 from hybridperf.io import InputError, installed_hardware, read_arrays, read_json, unknown
 from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, WEIGHTS_FILE
 from hybridperf.model.group_report import GroupReport
@@ -44,7 +44,8 @@ def load_model(name: str | Path) -> PerfModel:
     if folder.is_dir() and not (folder / "model.json").exists():
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not folder.exists():
-        raise unknown("model", str(name), shipped_models(), "give a model folder or a shipped calibration's name")
+        known = [*shipped_models(), *names_people_use("devices")]
+        raise unknown("model", str(name), known, "give a model folder, a shipped calibration's name or a device of `hybridperf devices`")
     path = folder if folder.is_file() else folder / "model.json"
     host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)

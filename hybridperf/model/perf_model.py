@@ -26,6 +26,7 @@ from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_doc
 from hybridperf.model.group_report import GroupReport, widened
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
 from hybridperf.ops import GROUPS, OpCall
+from hybridperf.ops.alike import alike
 from hybridperf.ops.table import OpRows, parse_ops
 from hybridperf.prior import Adapted
 from hybridperf.residual import Inputs, concatenate, inputs_of
@@ -119,8 +120,9 @@ class PerfModel:
             members.setdefault(GROUPS[int(call.op.group_index())], []).append(at)
         for group, positions in members.items():
             if group in self.groups:
-                each = [inputs_of(calls[i].op, self._work_in_place(calls[i]), 1) for i in positions]
-                said[positions] = ask(self.groups[group], concatenate(each))
+                kinds = list(alike([calls[i].op for i in positions]))
+                each = [inputs_of(op, _in_place(op.work(), [calls[positions[i]] for i in at]), len(at)) for at, op, _ in kinds]
+                said[np.array(positions)[np.concatenate([at for at, _, _ in kinds])]] = ask(self.groups[group], concatenate(each))
         return said
 
     def remarks(self, calls: Sequence[OpCall]) -> list[str]:
@@ -241,3 +243,12 @@ class PerfModel:
         if not self.groups:
             return "datasheet roofline: this model has no measurements"
         return f"no {group} measurements in this model: datasheet roofline"
+
+
+def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
+    """The work of some ops alike [n], with the reuse distances that their data has where they stand."""
+    if all(call.reuse_bytes is None for call in calls):
+        return work
+    own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
+    said = [mine if call.reuse_bytes is None else call.reuse_bytes for mine, call in zip(own, calls, strict=True)]
+    return dataclasses.replace(work, reuse_bytes=np.array(said))

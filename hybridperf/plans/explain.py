@@ -17,6 +17,7 @@ import numpy as np
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.steps import adapt
 from hybridperf.workloads.transformer.codes import FULL, NONE
+from hybridperf.workloads.transformer.layout import Layout
 
 _NINE_OF_TEN = 1.645
 _DIVISION = ("tp", "cp", "dp", "pp", "ep", "expert_tp")
@@ -90,9 +91,8 @@ def naive(plan: Plan) -> Choice | None:
     return None
 
 
-def differences(plan: Plan, one: Choice, other: Choice) -> str:
+def differences(a: Layout, b: Layout) -> str:
     """The fields in which the second layout is not the first's."""
-    a, b = plan.layout(one), plan.layout(other)
     named = [field.name for field in dataclasses.fields(a) if getattr(a, field.name) != getattr(b, field.name)]
     said = [f"{name} {_said(getattr(b, name))}" for name in named if name != "order"]
     return ", ".join(said + (["another order on the nodes"] if "order" in named and not said else [])) or "nothing"

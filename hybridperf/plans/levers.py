@@ -4,7 +4,7 @@
     at twice      which layout would be best with twice as much, and how fast
 
 The candidates, the best layouts of the winner's case, are priced again on the changed machine through the same op model and links, so a
-product that turns memory-bound is seen to. More memory admits layouts that do not fit today; those within `REACH` are known.
+product that turns memory-bound is seen to. More memory admits layouts that do not fit today: those within `REACH` are priced.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import dataclasses
 
 import numpy as np
 
-from hybridperf.plans.columns import Columns
-from hybridperf.plans.priced import REACH, Priced, times
-from hybridperf.plans.run import Choice, Plan
+from hybridperf.plans.priced import Priced, columns_of, times
+from hybridperf.plans.run import Plan
 from hybridperf.plans.setting import Setting
 from hybridperf.steps.knobs import Knobs
 from hybridperf.steps.prices import Prices
+from hybridperf.workloads.transformer import Layout
 
 LEVERS = ("arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "launches", "memory")
 _CANDIDATES = 400
 _LITTLE, _TWICE = 1.1, 2.0
+REACH = 1.5  # times the memory there is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Moved:
     lever: str
     elasticity: float
     factor: float  # of the larger change
-    best: Choice  # with it
+    best: Layout  # with it
     best_s: float
     same: bool  # the winner stays
 
@@ -46,12 +47,13 @@ def moves(plan: Plan) -> list[Moved]:
     found = []
     for lever in LEVERS:
         if lever == "memory":
-            found.append(_more_memory(case, first, float(now_s)))
+            found.append(_more_memory(case, int(first.at), float(now_s)))
             continue
         little, _ = _best(case, at, lever, _LITTLE)
         most, place = _best(case, at, lever, _TWICE)
         elasticity = float(np.log(little / now_s) / np.log(_LITTLE))
-        found.append(Moved(lever, elasticity, _TWICE, Choice(first.case, int(at[place])), most, int(at[place]) == first.at))
+        best = case.space.layout(int(case.rows[at[place]]))
+        found.append(Moved(lever, elasticity, _TWICE, best, most, int(at[place]) == first.at))
     return found
 
 
@@ -88,24 +90,22 @@ def _best(case: Priced, at: np.ndarray, lever: str, factor: float) -> tuple[floa
     if lever == "launches":
         step_s = times(case.columns, setting, knobs, at, threads=1).step_s
     else:
-        space = case.space
-        columns = Columns.of(
-            space, case.rows[at], lambda row: setting.config(space.layout(row)), setting.machine, setting.framework, setting.prices
-        )
-        step_s = times(columns, setting, knobs, threads=1).step_s
+        step_s = times(columns_of(setting, case.space, case.rows[at]), setting, knobs, threads=1).step_s
     place = int(np.argmin(step_s))
     return float(step_s[place]), place
 
 
-def _more_memory(case: Priced, first: Choice, now_s: float) -> Moved:
+def _more_memory(case: Priced, winner: int, now_s: float) -> Moved:
     """With more memory: elasticity from what a little admits, and the best within reach."""
-    memory, step_s = case.row_memory_bytes, case.parts.step_s
-
-    def best(factor: float) -> int:
-        return int(np.argmin(np.where(memory <= factor * case.setting.capacity_bytes, step_s, np.inf)))
-
-    little, most = best(_LITTLE), best(REACH)
-    elasticity = float(np.log(min(step_s[little], now_s) / now_s) / np.log(_LITTLE))
-    same = bool(step_s[most] >= now_s)
-    at = first.at if same else most
-    return Moved("memory", elasticity, REACH, Choice(first.case, at), float(step_s[at]), same)
+    setting, space = case.setting, case.space
+    over = case.memory_bytes / setting.capacity_bytes
+    rows = np.flatnonzero(((over > 1) & (over <= REACH))[space.base_of])
+    best_s, little_s, row = now_s, now_s, int(case.rows[winner])
+    if len(rows):
+        step_s = times(columns_of(setting, space, rows), setting).step_s
+        little_s = min(now_s, float(step_s[over[space.base_of[rows]] <= _LITTLE].min(initial=np.inf)))
+        at = int(np.argmin(step_s))
+        if step_s[at] < now_s:
+            best_s, row = float(step_s[at]), int(rows[at])
+    elasticity = float(np.log(little_s / now_s) / np.log(_LITTLE))
+    return Moved("memory", elasticity, REACH, space.layout(row), best_s, row == int(case.rows[winner]))

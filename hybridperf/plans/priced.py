@@ -20,12 +20,11 @@ from hybridperf.workloads.transformer.layout import Layouts
 
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
 THREADS = 2
-REACH = 1.5  # times the memory there is: layouts beyond it are counted, not priced
 
 
 @dataclasses.dataclass(frozen=True)
 class Priced:
-    """A space with what each of its layouts takes. Times are known of M rows: those that fit, and those that more memory would admit."""
+    """A space with what each of its layouts takes. Times are known of the M rows that fit."""
 
     setting: Setting
     columns: Columns
@@ -46,19 +45,19 @@ class Priced:
         """Of the priced layouts [M]."""
         return self.memory_bytes[self.space.base_of[self.rows]]
 
-    @property
-    def fits(self) -> np.ndarray:
-        """Whether each of the priced layouts has room [M]."""
-        return self.row_memory_bytes <= self.setting.capacity_bytes
-
 
 def priced(setting: Setting, space: Space, memory_bytes: np.ndarray | None = None, threads: int = THREADS) -> Priced:
-    """Price the layouts of a space that fit, and those that would in `REACH` times the memory; there must be one."""
+    """Price the layouts of a space that fit; there must be one."""
     if memory_bytes is None:
         memory_bytes = memory_of(setting, space, threads)
-    rows = np.flatnonzero((memory_bytes <= REACH * setting.capacity_bytes)[space.base_of])
-    columns = Columns.of(space, rows, lambda row: setting.config(space.layout(row)), setting.machine, setting.framework, setting.prices)
+    rows = np.flatnonzero((memory_bytes <= setting.capacity_bytes)[space.base_of])
+    columns = columns_of(setting, space, rows)
     return Priced(setting, columns, times(columns, setting, threads=threads), memory_bytes)
+
+
+def columns_of(setting: Setting, space: Space, rows: np.ndarray) -> Columns:
+    """Some rows of a space [M], their representatives priced on the setting's machine."""
+    return Columns.of(space, rows, lambda row: setting.config(space.layout(row)), setting.machine, setting.framework, setting.prices)
 
 
 def times(columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np.ndarray | None = None, threads: int = THREADS) -> Parts:

@@ -25,6 +25,8 @@ from hybridperf.workloads.transformer.rules import legal
 
 PLANNED_SCHEDULES = ("1f1b", "gpipe", "interleaved")  # those that the closed composition of a step tells apart
 FREE = ("tp", "cp", "ep", "pp", "vp", "zero", "micro_batch", "recompute", "schedule", "sequence_parallel")
+_NONE = Layouts(*([np.zeros(0, np.int64)] * len(Layouts._fields)))
+_DENSE = 2**32
 _WORDS = {"recompute": RECOMPUTE, "schedule": PLANNED_SCHEDULES}
 
 
@@ -71,34 +73,40 @@ def space(
     if global_batch < 1:
         raise InputError(f"expected a global batch of 1 sample or more, got {global_batch}")
     allowed = _allowed(only or {})
-    parts = []
-    for division in _divisions(shape, gpus, allowed):
-        columns = _of_division(shape, division, gpus_per_node, global_batch, allowed)
-        columns = Layouts(*(column[legal(shape, columns, strict)] for column in columns))
-        if len(columns.tp):
-            parts.append(columns)
-    if not parts:
-        nothing = np.zeros(0, np.int64)
-        return Space(shape, gpus, gpus_per_node, global_batch, Layouts(*([nothing] * len(Layouts._fields))), (), nothing, nothing, 0)
-    base = Layouts(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    parts = [_of_division(shape, division, gpus_per_node, global_batch, allowed) for division in _divisions(shape, gpus, allowed)]
+    tried = Layouts(*(np.concatenate(columns) for columns in zip(*parts, strict=True))) if parts else _NONE
+    runs = legal(shape, tried, strict)
+    base = Layouts(*(column[runs] for column in tried))
+    if not len(base.tp):
+        return Space(shape, gpus, gpus_per_node, global_batch, base, (), base.tp, base.tp, 0)
     names = [name for name in Division._fields if name != "zero"]
-    keys = np.stack([*(getattr(base, name) for name in names), base.zero > 0])
-    unique, of = np.unique(keys, axis=1, return_inverse=True)
+    columns = [*(getattr(base, name) for name in names), base.zero > 0]
+    first, of = unique_rows(*columns)
     known: list[Place] = []
     starts, counts, alike = [], [], []
-    for column in unique.T.tolist():
-        said = dict(zip([*names, "zero"], column, strict=True))
+    for row in first.tolist():
+        said: dict[str, Any] = {name: int(column[row]) for name, column in zip([*names, "zero"], columns, strict=True)}
         found = places(Division(**{**said, "zero": bool(said["zero"])}), gpus_per_node)
         starts.append(len(known))
         counts.append(len(found))
         alike.append(sum(place.alike for place in found))
         known += found
-    of = of.reshape(-1)
     count = np.array(counts)[of]  # places of each base layout
     base_of = np.repeat(np.arange(len(of), dtype=np.int32), count)
     within = np.arange(len(base_of)) - np.repeat(np.cumsum(count) - count, count)
     place_of = (np.array(starts)[of][base_of] + within).astype(np.int32)
     return Space(shape, gpus, gpus_per_node, global_batch, base, tuple(known), base_of, place_of, int(np.array(alike)[of].sum()))
+
+
+def unique_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(the first row of each different one, which of them each row is): columns [N] of whole numbers from zero."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        key = key * (int(column.max()) + 1) + column
+        if key.max() > _DENSE:  # before products of many columns run over
+            key = np.unique(key, return_inverse=True)[1].reshape(-1)
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    return first, of.reshape(-1)
 
 
 def check_cluster(gpus: int, gpus_per_node: int) -> None:
@@ -181,7 +189,7 @@ def _of_division(
         _keep("sequence_parallel", (0, 1) if x["tp"] > 1 else (0,), allowed),
     ]  # fmt: skip
     if not all(map(len, axes)):
-        return Layouts(*([np.zeros(0, np.int64)] * len(Layouts._fields)))
+        return _NONE
     grid = [at.reshape(-1) for at in np.indices([len(axis) for axis in axes])]
     picked = [np.array(axis, np.int64).reshape(len(axis), -1)[at] for axis, at in zip(axes, grid, strict=True)]
     rows = len(grid[0])

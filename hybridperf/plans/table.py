@@ -48,23 +48,21 @@ def check_name(path: str | os.PathLike) -> Path:
 def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
     """Write every legal layout (.parquet, .csv), fitting and best ones first; how many rows that were.
 
-    Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty beyond the memory that is priced; `memory_bytes`;
+    Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too small; `memory_bytes`;
     `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a number of tokens was said.
     """
     path = check_name(path)
-    frames = []
+    fitting, others = [], []
     for number, case in enumerate(plan.cases):
         ranked = plan.ranked[plan.ranked[:, 0] == number, 1]
-        unfit = np.flatnonzero(~case.fits)
-        unfit = unfit[np.argsort(case.parts.step_s[unfit])]
-        priced = np.concatenate([ranked, unfit])
-        beyond = np.setdiff1d(np.arange(len(case.space)), case.rows, assume_unique=True)
-        at = np.concatenate([priced, np.full(len(beyond), -1)])
-        frames.append(_table(plan, case, np.concatenate([case.rows[priced], beyond]), at))
-    table = pa.concat_tables(frames)
+        beyond = np.flatnonzero(~(case.memory_bytes <= case.setting.capacity_bytes)[case.space.base_of])
+        fitting.append(_table(plan, case, case.rows[ranked], ranked))
+        others.append(_table(plan, case, beyond, None))
+    table = pa.concat_tables([*fitting, *others])
     with replacing(path, "wb") as handle:
         if path.suffix == ".parquet":
-            pyarrow.parquet.write_table(table, handle, compression="zstd", compression_level=1)
+            few = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
+            pyarrow.parquet.write_table(table, handle, compression="lz4", use_dictionary=few, write_statistics=False)
         else:
             pyarrow.csv.write_csv(table, handle)
     return int(table.num_rows)
@@ -74,12 +72,10 @@ def _frame(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pd.Dat
     return _table(plan, case, rows, at).to_pandas()
 
 
-def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pa.Table:
-    """Rows of a space as columns; `at`: their places among the priced ones, -1 for none."""
+def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) -> pa.Table:
+    """Rows of a space as columns; `at`: their places among the priced ones, None: they are none of them."""
     space, rates = case.space, plan.economy
     base, base_of = space.base, space.base_of[rows]
-    known = at >= 0
-    parts = Parts(*(np.where(known, part[at], np.nan) for part in case.parts))
     memory = case.memory_bytes[base_of]
     out: dict[str, Any] = {"gpus": _same(space.gpus, rows), "global_batch": _same(space.global_batch, rows)}
     out["fits"] = memory <= case.setting.capacity_bytes
@@ -89,6 +85,10 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pa.Tab
     for name, words in _WORDS.items():
         out[name] = _coded(np.asarray(getattr(base, name))[base_of], words)
     out["order"] = _orders(space, rows)
+    if at is None:
+        nothing = pa.nulls(len(rows), pa.float64())
+        return pa.table(out | {name: memory if name == "memory_bytes" else nothing for name in _taken(plan)})
+    parts = Parts(*(part[at] for part in case.parts))
     tokens, gpus = tokens_of(case), space.gpus
     energy = rates.energy_j(gpus, parts.step_s, parts.compute_s)
     flops = case.setting.shape.model_flops(tokens)
@@ -99,7 +99,13 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pa.Tab
     if plan.tokens is not None:
         steps = plan.tokens / tokens
         out |= {"days": steps * parts.step_s / DAY_S, "total_usd": steps * out["usd"], "total_energy_j": steps * energy}
-    return pa.table({name: column if isinstance(column, pa.Array) else pa.array(column) for name, column in out.items()})
+    return pa.table(out)
+
+
+def _taken(plan: Plan) -> tuple[str, ...]:
+    """Names of what a layout takes, in their order."""
+    run = () if plan.tokens is None else ("days", "total_usd", "total_energy_j")
+    return ("time_s", *_SECONDS, "memory_bytes", "tokens_per_s", "mfu", "energy_j", "usd", *run)
 
 
 def _orders(space: Space, rows: np.ndarray) -> pa.Array:

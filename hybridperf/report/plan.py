@@ -75,7 +75,7 @@ def _why(plan: Plan, beside: list[Compared]) -> str:
         rows.append([name, *(text.quantity(part(plan, one.choice, field), "s") for one in beside)])
     rows.append(["reductions, optimizer and the rest of a step", *(text.quantity(rest(plan, one.choice), "s") for one in beside)])
     rows.append(["step", *(text.quantity(part(plan, one.choice, "step_s"), "s") for one in beside)])
-    lines = [f"  {one.what}: {differences(plan, beside[0].choice, one.choice)}" for one in beside[1:]]
+    lines = [f"  {one.what}: {differences(plan.best, plan.layout(one.choice))}" for one in beside[1:]]
     return "\n".join(["Why", text.table(["", *(one.what for one in beside)], rows), "beside the winner:", *lines])
 
 
@@ -107,7 +107,7 @@ def chance_words(chance: float) -> str:
 def _levers(plan: Plan, found: list[Moved]) -> str:
     rows = []
     for one in found:
-        then = "the same" if one.same else differences(plan, plan.choice(0), one.best)
+        then = "the same" if one.same else differences(plan.best, one.best)
         rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} x: {text.quantity(one.best_s, 's')}", then])
     return "What would move it\n" + text.table(["more of", "elasticity", "step with", "best layout then differs in"], rows)
 
@@ -154,7 +154,11 @@ def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:
     """Neighbours of the winner by the plan and by the full graph, each over the winner's time."""
     first = found[0]
     rows = [
-        [differences(plan, first.choice, one.choice), f"{one.plan_s / first.plan_s:.3f}", f"{one.graph_s / first.graph_s:.3f}"]
+        [
+            differences(plan.layout(first.choice), plan.layout(one.choice)),
+            f"{one.plan_s / first.plan_s:.3f}",
+            f"{one.graph_s / first.graph_s:.3f}",
+        ]
         for one in found[1:]
     ]
     best = min(one.graph_s for one in found)

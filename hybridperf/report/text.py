@@ -15,7 +15,7 @@ from scipy.special import bdtr
 from hybridperf.calibrate import COVERAGE, FitReport
 from hybridperf.collectives.fit import CollectiveReport
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, device_names, load_device, load_system, system_names
+from hybridperf.hardware import LEVELS, DeviceSpec, SystemSpec, load_device, load_system, names_people_use
 from hybridperf.io import InputError, unknown
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
@@ -163,7 +163,7 @@ def known(name: str) -> str:
         return system(load_system(name))
     if Path(name).exists():
         return model(load_model(name))
-    names = [*device_names(), *system_names(), *shipped_models(), "ops", "here"]
+    names = [*names_people_use("devices"), *names_people_use("systems"), *shipped_models(), "ops", "here"]
     raise unknown("name", name, names, "give a device, a system, a model folder, or `ops`")
 
 
@@ -194,7 +194,9 @@ def _model_or_datasheet(name: str) -> PerfModel:
         return load_model(name)  # which says what is missing
     if name == "ops" or _is_system(name):
         raise InputError(f"expected two models or devices to compare, got {name}, which has no knobs")
-    raise unknown("model or device", name, [*device_names(), *shipped_models(), "here"], "expected two model folders or devices")
+    raise unknown(
+        "model or device", name, [*names_people_use("devices"), *shipped_models(), "here"], "expected two model folders or devices"
+    )
 
 
 def _is_system(name: str) -> bool:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.embedding import Table
+from hybridperf.embedding import STATE_BYTES, Table, table_bytes
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel
@@ -35,11 +35,6 @@ from hybridperf.sharding.lookups import Lookups, lookups
 COLUMNS = ("forward_core_s", "forward_memory_s", "forward_serial_s", "backward_core_s", "backward_memory_s", "backward_serial_s",
            "sent_bytes", "memory_bytes")  # fmt: skip
 SENT, MEMORY = COLUMNS.index("sent_bytes"), COLUMNS.index("memory_bytes")
-STATE_BYTES: dict[str, Callable[[Table], float]] = {  # of an optimizer, in fp32 beside the rows
-    "sgd": lambda table: 0.0,
-    "adagrad": lambda table: 4.0 * table.rows * table.dim,
-    "rowwise_adagrad": lambda table: 4.0 * table.rows,
-}
 _BLOCK_NUMBERS = 1 << 22  # one-hot numbers at once: 16 MB
 Most = Callable[[Any], Any]  # [..., N] -> [...]: a maximum, sharp or smooth
 
@@ -174,11 +169,6 @@ def from_lookups(
         nodes=nodes,
         smoothing=(forward.smoothing, backward.smoothing),
     )
-
-
-def table_bytes(table: Table, optimizer: str) -> float:
-    """Memory that a table takes, with the optimizer's state."""
-    return float(table.rows * table.dim * DTYPE_BYTES[table.dtype] + STATE_BYTES[optimizer](table))
 
 
 def _pnorm(a: Any, b: Any, q: float, xp: ModuleType) -> Any:

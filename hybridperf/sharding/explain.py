@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.embedding import Table
 from hybridperf.sharding import greedy
+from hybridperf.sharding.advice import Advice
 from hybridperf.sharding.cost import MEMORY, SENT, Cost, Parts
 from hybridperf.sharding.fused import Fused
 from hybridperf.sharding.result import Candidate, ShardResult
@@ -16,10 +17,14 @@ from hybridperf.sharding.result import Candidate, ShardResult
 
 def result(
     cost: Cost, fused: Fused, tables: Sequence[Table], owners: Sequence[str], found: Sequence[Candidate], few: Sequence[Candidate],
-    best: Candidate, proven: bool,
+    best: Candidate, proven: bool, split_helps: Callable[[str, float], Advice | None],
 ) -> ShardResult:  # fmt: skip
-    """Everything about the best of some candidates, of which `few` were priced kernel by kernel."""
+    """Everything about the best of some candidates, of which `few` were priced kernel by kernel.
+
+    `split_helps`: what splitting a table (by name) further would bring, against a step's seconds.
+    """
     placement = tuple(int(rank) for rank in best.placement)
+    owner_of = {table.name: owner for table, owner in zip(tables, owners, strict=True)}
     per_rank = _per_rank(cost, fused, tables, placement)
     listed = _candidates(cost, fused, found, few)
     parts = fused.parts(placement)
@@ -44,7 +49,7 @@ def result(
             "backward_s": alone[1], "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1), "memory_bytes": cost.tables[:, MEMORY],
         }),
         candidates=listed,
-        explanation=tuple(_sentences(cost, per_rank, parts, listed, best.method, proven, apart)),
+        explanation=tuple(_sentences(cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps)),
         cost=cost,
     )  # fmt: skip
 
@@ -87,8 +92,9 @@ def _candidates(cost: Cost, fused: Fused, found: Sequence[Candidate], few: Seque
 
 
 def _sentences(
-    cost: Cost, per_rank: pd.DataFrame, parts: Parts, listed: pd.DataFrame, method: str, proven: bool, apart: float
-) -> list[str]:
+    cost: Cost, per_rank: pd.DataFrame, parts: Parts, listed: pd.DataFrame, method: str, proven: bool, apart: float,
+    owner_of: Mapping[str, str], split_helps: Callable[[str, float], Advice | None],
+) -> list[str]:  # fmt: skip
     step_s = float(parts.step_s)
     chosen = {name: float(value) for name, value in parts._asdict().items()}
     forward, backward, sender = (per_rank.loc[per_rank[name].idxmax()] for name in ("forward_s", "backward_s", "sent_bytes"))
@@ -117,9 +123,14 @@ def _sentences(
         f" {apart:.1%} of that."
     )  # fmt: skip
     if forward["tables"] == 1 and cost.ranks > 1 and forward["forward_s"] > 1.05 * per_rank["forward_s"].mean():
+        advice = split_helps(owner_of[forward["names"]], step_s)
         said.append(
-            f"Table {forward['names']} alone makes rank {forward['rank']} the slowest: only splitting it would help"
-            f" (--split {forward['names']}=column:2)."
+            f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
+            + (
+                f": --split {advice.how} takes {_ms(advice.step_s)}, {1 - advice.step_s / step_s:.0%} less."
+                if advice
+                else ", and splitting it further does not help."
+            )
         )
     fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
     said.append(

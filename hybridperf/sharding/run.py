@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
-from hybridperf.embedding import Table, check_names
+from hybridperf.embedding import STATE_BYTES, Table, check_names, table_bytes
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.sharding import chunks, exact, explain, greedy, local, relaxed
-from hybridperf.sharding.cost import STATE_BYTES, Cost, cost_of, table_bytes
+from hybridperf.sharding.advice import Advice, Cut, better_split
+from hybridperf.sharding.cost import Cost, cost_of
 from hybridperf.sharding.fused import Fused
 from hybridperf.sharding.result import Candidate, ShardResult
 from hybridperf.sharding.splits import least_pieces, split
@@ -83,18 +84,25 @@ def shard(
     limit = MEMORY_SHARE * priced.device.memory_bytes if memory_bytes is None else float(memory_bytes)
     if not limit > 0:
         raise InputError(f"expected memory of more than zero bytes for each rank, got {limit:g}")
-    pieces, owners = split(given, splits or {}, limit, optimizer)
-    _check_room(pieces, ranks, limit, optimizer)
-    cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer, dtype=dtype)
+
+    def cut(splits: Mapping[str, str]) -> Cut:
+        pieces, owners = split(given, splits, limit, optimizer)
+        _check_room(pieces, ranks, limit, optimizer)
+        cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer, dtype=dtype)
+        return Cut(pieces, owners, cost, Fused(cost, pieces, priced, batch, optimizer))
+
+    def split_helps(owner: str, step_s: float) -> Advice | None:
+        return better_split(cut, splits or {}, owner, owners.count(owner), batch, step_s)
+
+    pieces, owners, cost, fused = cut(splits or {})
     found, proven = candidates(cost, pieces, batch, method, seed)
-    fused = Fused(cost, pieces, priced, batch, optimizer)
     few = final_few(cost, found)
     if not few:
         raise _fits_nowhere(pieces, ranks, limit, optimizer, method)
     if method in ("best", RELAXED) and ranks > 1 and (again := _again(cost, fused, few[0], seed)) is not None:
         found, few = [*found, again], [*few, again]
     best = min(few, key=lambda one: float(fused.parts(one.placement).step_s))
-    return explain.result(cost, fused, pieces, owners, found, few, best, proven)
+    return explain.result(cost, fused, pieces, owners, found, few, best, proven, split_helps)
 
 
 def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:

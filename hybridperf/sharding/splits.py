@@ -11,9 +11,8 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from hybridperf.embedding import Table, row_pieces
+from hybridperf.embedding import Table, row_pieces, table_bytes
 from hybridperf.io import InputError, unknown
-from hybridperf.sharding.cost import table_bytes
 
 KINDS = ("row", "column")
 

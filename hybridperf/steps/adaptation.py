@@ -35,6 +35,9 @@ MODES = ("none", "selective", "full")
 _HELD = adapt.Held(0.3, {"gemm": 0.05, "attention": 0.15, "memory": 0.1, "exposed_kernel_s": 0.7})
 MUCH_LIKELIER = 3.0  # log likelihood: twenty to one
 _MOST_COMPARED = 200  # rows of a source that are enough to compare by
+# how much further off knobs of another group are than they say: the likeliest over twelve pairs of published sources (H100s for A100s,
+# one framework for another); leaving any pair out it is 0.04 to 0.07
+_ELSEWHERE = 0.06
 _LEAST_ROWS = 3  # of a group, to be fitted by itself
 _WRONG_UNITS = np.log(3.0)  # noise in logs that no machine explains
 
@@ -64,7 +67,8 @@ class Adaptation:
         )
         for known in ranked:
             if known == group or known.startswith(f"{framework} on ") or known.endswith(f" on {arch}"):
-                return self.groups[known], known
+                one = self.groups[known]
+                return (one if known == group else dataclasses.replace(one, noise=float(np.hypot(one.noise, _ELSEWHERE)))), known
         return Adapted.before(self.host), ""
 
     def save(self, path: str | Path) -> None:
@@ -109,19 +113,15 @@ def adaptation(
     if "step_time_s" not in frame:
         raise InputError("expected a column step_time_s in the rows to fit on, found none; give measured steps")
     batch = bank.understand(frame, device, system)
-    measured_s = pd.to_numeric(frame["step_time_s"], errors="coerce").to_numpy(float)[batch.at]
-    ran = np.isfinite(measured_s) & (measured_s > 0)
-    if "status" in frame:
-        ran &= ~frame["status"].fillna("ok").astype(str).str.lower().ne("ok").to_numpy()[batch.at]
-    ran &= np.array([not row.flags for row in batch.rows], bool)
+    why = _left_out(frame, batch)
+    ran = np.array([not why[at] for at in batch.at], bool)
     if not ran.any():
-        raise InputError(
-            "expected measured steps to fit on, found none that ran and can be priced; see their notes from `hybridperf steps`"
-        )
+        raise InputError(f"expected measured steps to fit on, found none that ran and can be priced; the first, {next(filter(None, why))}")
     said = []
     if left := len(frame) - int(ran.sum()):
-        said.append(f"{left} of {len(frame)} rows to fit on left out: not measured, not priced, or contradicting themselves")
-    batch, measured_s = chosen(batch, ran), measured_s[ran]
+        said.append(f"{left} of {len(frame)} rows to fit on left out; the first, {next(filter(None, why))}")
+    measured_s = frame["step_time_s"].to_numpy(object)[batch.at[ran]].astype(float)
+    batch = chosen(batch, ran)
     likelihoods = {source: compared(batch, measured_s, source, bank, host) for source in doubtful(batch)}
     recompute = {}
     for source, likely in likelihoods.items():
@@ -154,7 +154,7 @@ def adaptation(
         most = max(names.tolist(), key=names.tolist().count)
         raise InputError(
             f"expected {_LEAST_ROWS} or more measured steps of one framework on one architecture to fit on, got at most"
-            f" {(names == most).sum()}, of {most}; give more"
+            f" {(names == most).sum()}, of {most}; " + (said[0] if left else "give more")
         )
     provenance = {"rows": len(measured_s), "sources": sorted({row.source for row in batch.rows})}
     adapted = Adaptation(groups, recompute, likelihoods, host, provenance, few)
@@ -162,6 +162,23 @@ def adaptation(
         by = f"what rows of {whose} say" if (whose := adapted.of(name)[1]) else "believed efficiencies"
         said.append(f"{_LEAST_ROWS} measured rows of {name} are needed to fit them, got {count}; such rows are predicted by {by}")
     return adapted, said
+
+
+def _left_out(frame: pd.DataFrame, batch: Batch) -> list[str]:
+    """Why each row of a table cannot be fitted on, with how a message calls it; "" where it can [R]."""
+    seconds = pd.to_numeric(frame["step_time_s"].where(~frame["step_time_s"].map(lambda one: isinstance(one, bool | np.bool_))), "coerce")
+    status = frame["status"].fillna("ok").astype(str).str.strip().str.lower() if "status" in frame else pd.Series("ok", frame.index)
+    found = []
+    for at, (row, value, given, ended) in enumerate(zip(batch.resolved, seconds, frame["step_time_s"], status, strict=True)):
+        if row.config is None or at in batch.problems:
+            found.append(batch.problems.get(at, row.refused))
+        elif ended != "ok":
+            found.append(f"{row.name}: its status is {ended}, not ok")
+        elif not (np.isfinite(value) and value > 0):
+            found.append(f"{row.name}: expected seconds above zero in step_time_s, got {given!r}")
+        else:
+            found.append(f"{row.name}: {row.flags[0]}" if row.flags else "")
+    return found
 
 
 def chosen(batch: Batch, rows: np.ndarray) -> Batch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from hybridperf.workloads.transformer.weights import Weights, embedding_weights,
 
 _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
 _FIELDS = tuple(field.name for field in dataclasses.fields(Block))
+_PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 _COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
 Parts = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
 
@@ -60,35 +61,26 @@ class Cell:
     nodes: Mapping[str, int] | None = None
     attention: tuple[str, str] = ("", "")  # generation of fused attention and its dtype
 
-    def steps(self) -> list[Step]:
-        """All of them."""
-        every = (*self.layers, *self.embedding, *self.head)
-        return [step for _, passes in every for phase in PHASES for step in getattr(passes, phase)]
 
-    def calls(self) -> list[Any]:
-        """What they cost is to be known of."""
-        return [_placed(step, self.nodes) for step in self.steps()]
-
-
-def cells_of(configs: Iterable[TransformerConfig]) -> list[Cell]:
-    """A cell of each config, what is sharded apart."""
-    built: dict[tuple[Any, ...], Cell] = {}
+def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> list[Cell]:
+    """A cell of each config, what is sharded apart. Cells that differ only by nodes share their steps; `built`: those known before."""
     found = []
     for config in configs:
         key = _kept_key(config)
         if key not in built:
             built[key] = _kept(config)
         cell, mode = built[key], config.layout.recompute
-        layers = tuple((share, recompute(passes, mode)) for share, passes in cell.layers)
-        nodes = {dim: config.group(dim).nodes for dim in ("tp", "cp", "ep")}
-        found.append(dataclasses.replace(cell, layers=layers, nodes=nodes))
+        if (key, mode) not in built:
+            built[key, mode] = dataclasses.replace(cell, layers=tuple((share, recompute(passes, mode)) for share, passes in cell.layers))
+        nodes = {dim: config.group(dim).nodes for dim in _PLACED}
+        found.append(dataclasses.replace(built[key, mode], nodes=nodes))
     return found
 
 
 @functools.lru_cache(65536)
 def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a cell of `cells_of` depends on."""
-    return (*_kept_key(config), config.layout.recompute, *(config.group(dim).nodes for dim in ("tp", "cp", "ep")))
+    return (*_kept_key(config), config.layout.recompute, *(config.group(dim).nodes for dim in _PLACED))
 
 
 def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
@@ -158,40 +150,86 @@ def shards_of(config: TransformerConfig) -> Cell:
     return Cell(layers, ((1.0, around(embedding_weights(config))),), ((1.0, around(head_weights(config))),))
 
 
-def sums(cells: Sequence[Cell], prices: Prices) -> list[np.ndarray]:
-    """Amounts of the fields of a layer, the embedding and the head, of each cell [3, F, P]."""
-    found = []
-    known: dict[int, tuple[Steps, list[float]]] = {}  # by identity: cells share passes
-    for cell in cells:
-        amounts = np.zeros((3, len(_FIELDS), len(PHASES)))
-        for block, parts in enumerate((cell.layers, cell.embedding, cell.head)):
-            for share, passes in parts:
-                for phase, called in enumerate(PHASES):
-                    steps: Steps = getattr(passes, called)
-                    if not steps:
-                        continue
-                    if id(steps) not in known:
-                        known[id(steps)] = steps, _computed(steps, prices)
-                    amounts[block, :, phase] += share * np.array(known[id(steps)][1])
-                    for step in steps:
-                        if not step.is_op:
-                            field = _COLLECTIVE[step.part]
-                            amounts[block, _FIELDS.index(f"{field}_s"), phase] += share * prices[_placed(step, cell.nodes)]
-                            amounts[block, _FIELDS.index(f"{field}_calls"), phase] += share
-        amounts[:, _FIELDS.index("attention_s")] *= prices.attention_factor(*cell.attention)
-        found.append(amounts)
-    return found
+class Sums:
+    """Amounts of the fields of a layer, the embedding and the head, of some cells. Steps that cells share are looked at once."""
+
+    def __init__(self, cells: Sequence[Cell]):
+        self.cells = cells  # kept: steps are told apart by identity
+        self._ops: dict[int, tuple[int, list[Step], list[Step], set[str]]] = {}  # place, ops, collectives and their parts, by identity
+        self._sent: dict[tuple[Any, ...], tuple[int, list[tuple[str, Any]]]] = {}  # place, field and call, by identity and nodes
+        self._terms = [
+            (at, block, phase, share, *self._places(getattr(passes, called), cell.nodes))
+            for at, cell in enumerate(cells)
+            for block, parts in enumerate((cell.layers, cell.embedding, cell.head))
+            for share, passes in parts
+            for phase, called in enumerate(PHASES)
+        ]
+
+    def calls(self) -> Iterator[Any]:
+        """What their seconds are to be known of."""
+        yield from (step.call for _, steps, _, _ in self._ops.values() for step in steps)
+        yield from (call for _, sent in self._sent.values() for _, call in sent)
+
+    def blocks(self, prices: Prices) -> list[Block]:
+        """The layer, the embedding and the head of all cells, [P, C] each field."""
+        return [Block(*fields) for fields in np.moveaxis(self.amounts(prices), 0, -1)]
+
+    def amounts(self, prices: Prices) -> np.ndarray:
+        """Of each cell [C, 3, F, P]."""
+        count = len(self.cells) * 3 * len(PHASES)
+        if not count:
+            return np.zeros((0, 3, len(_FIELDS), len(PHASES)))
+        computed = np.array([_computed(steps, prices) for _, steps, _, _ in self._ops.values()])
+        sent = np.array([_amounts(calls, prices) for _, calls in self._sent.values()])
+        at, block, phase, share, ops, sends = (np.array(column) for column in zip(*self._terms, strict=True))
+        terms = share[:, None] * (computed[ops] + sent[sends])
+        places = (at * 3 + block) * len(PHASES) + phase
+        found = np.stack([np.bincount(places, term, count) for term in terms.T])
+        found = found.reshape(len(_FIELDS), -1, 3, len(PHASES))
+        factors = {kind: prices.attention_factor(*kind) for kind in {cell.attention for cell in self.cells}}
+        found[_FIELDS.index("attention_s")] *= np.array([factors[cell.attention] for cell in self.cells])[:, None, None]
+        return found.transpose(1, 2, 0, 3)
+
+    def _places(self, steps: Steps, nodes: Mapping[str, int] | None) -> tuple[int, int]:
+        known = self._ops.get(id(steps))
+        if known is None:
+            sends = [step for step in steps if not step.is_op]
+            known = self._ops[id(steps)] = len(self._ops), [step for step in steps if step.is_op], sends, {step.part for step in sends}
+        at, _, sends, parts = known
+        key = (id(steps), *(nodes[name] for name in _PLACED if name in parts)) if nodes else (id(steps),)
+        sent = self._sent.get(key)
+        if sent is None:
+            sent = self._sent[key] = len(self._sent), [one for step in sends for one in _collectives(step, nodes)]
+        return at, sent[0]
 
 
-def _computed(steps: Steps, prices: Prices) -> list[float]:
-    """What the ops among some steps add to the fields of a block [F]."""
+def _computed(steps: Iterable[Step], prices: Prices) -> list[float]:
+    """What some ops add to the fields of a block [F]."""
     found = dict.fromkeys(_FIELDS, 0.0)
     for step in steps:
-        if step.is_op:
-            products = "misaligned_s" if misaligned(step) else "gemm_s"
-            field = {"gemm": products, "attention": "attention_s"}.get(step.part, "memory_s")
-            found[field] += prices[step.call]
-            found["kernels"] += step.kernels
+        products = "misaligned_s" if misaligned(step) else "gemm_s"
+        field = {"gemm": products, "attention": "attention_s"}.get(step.part, "memory_s")
+        found[field] += prices[step.call]
+        found["kernels"] += step.kernels
+    return list(found.values())
+
+
+def _collectives(step: Step, nodes: Mapping[str, int] | None) -> Iterator[tuple[str, Any]]:
+    """The field of a collective and its call; beside what gathers shards, a node's own part of it."""
+    field, call = _COLLECTIVE[step.part], _placed(step, nodes)
+    yield field, call
+    inside = inside_a_node(call) if field == "gather" else None
+    if inside is not None:
+        yield "gather_inside", inside
+
+
+def _amounts(calls: Iterable[tuple[str, Any]], prices: Prices) -> list[float]:
+    """What some collectives add to the fields of a block [F]."""
+    found = dict.fromkeys(_FIELDS, 0.0)
+    for field, call in calls:
+        found[f"{field}_s"] += prices[call]
+        if f"{field}_calls" in found:
+            found[f"{field}_calls"] += 1.0
     return list(found.values())
 
 
@@ -201,6 +239,12 @@ def _placed(step: Step, nodes: Mapping[str, int] | None) -> Any:
     if nodes is None or not isinstance(call, CollectiveCall) or nodes.get(step.part, call.nodes) == call.nodes:
         return call
     return dataclasses.replace(call, nodes=nodes[step.part])
+
+
+def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
+    """What a node's own ranks do of a collective, with as many bytes; None where each node has but one of the ranks."""
+    each = call.ranks // call.nodes
+    return None if each == 1 else call if call.nodes == 1 else dataclasses.replace(call, ranks=each, nodes=1)
 
 
 def misaligned(step: Step) -> bool:

@@ -57,6 +57,7 @@ class Block:
     exchange_s: Any  # context- and expert-parallel messages
     exchange_calls: Any
     gather_s: Any  # weights gathered and gradients scattered by sharding, beside the computation
+    gather_inside_s: Any  # those of them that a node's own ranks exchange: the part that takes memory and multiprocessors from computing
     gather_calls: Any
 
 
@@ -169,7 +170,7 @@ def _block(f: Features, block: Block, k: Knobs, xp: Any) -> _Times:
     across = across_s(xp, k.tp_across * tp_s, ring_latency_s(f, k, tp_calls))
     comm_s = xp.where(f.tp_nodes > 1, across, inside) + k.exchange * block.exchange_s.sum(0)
     gather_s = k.gather * block.gather_s.sum(0)
-    comm_s = comm_s + k.gather_shown * gather_s
+    comm_s = comm_s + k.gather_shown * k.gather * block.gather_inside_s.sum(0)  # waiting for a network takes nothing from computing
     calls = (block.tp_calls + block.exchange_calls + block.gather_calls).sum(0)
     host_s = k.launch_s * (block.kernels[:BACKWARD].sum(0) + k.backward_launch * block.kernels[BACKWARD]) + k.collective_launch_s * calls
     return _Times(forward_s + recomputed_s + backward_s, comm_s, host_s, gather_s, backward_s)

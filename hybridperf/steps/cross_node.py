@@ -38,10 +38,9 @@ SURELY_NODES = 4  # of a tensor-parallel group: from here on every run with a pi
 # fewer err within 0.2 points of the same
 _SHARPNESS = 3.0
 _TWO_STAGES, _MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage sends or awaits
-# Of dev rows with replicas 97 of 463 stalled: one in eight, and where tensor parallelism is narrow 1 in 4 on 16 nodes, 1 in 2 on 32. A
-# false alarm costs ten times what a missed stall does. A Gaussian process on sizes, micro-batch, stages and replicas would be sure enough
-# in 9 cases of unseen cells, 8 of them right; on more GPUs than it saw, or for another model, in none: the fast branch is predicted, the
-# chance told
+# Of dev rows with replicas 97 of 463 stalled: one in eight; where tensor parallelism is narrow 1 in 4 on 16 nodes, 1 in 2 on 32. A false
+# alarm costs ten times what a missed stall does. A Gaussian process on sizes, micro-batch, stages and replicas would be sure enough in 9
+# cases of unseen cells, 8 of them right; on more GPUs than it saw, or another model, in none: the fast branch is predicted, the chance told
 _LOG_ODDS, _LOG_ODDS_PER_DOUBLING, _FEW_NODES, _NARROW_TP = -2.0, 1.0, 8, 4
 
 

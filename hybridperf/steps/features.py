@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridperf.steps.cells import Unique, cell_key, cells_of, kernels_key, shards_key, shards_of, sums
+from hybridperf.steps.cells import Sums, Unique, cell_key, cells_of, kernels_key, shards_key, shards_of
 from hybridperf.steps.compose import Block, Features
 from hybridperf.steps.prices import Prices
 from hybridperf.workloads.transformer.codes import SCHEDULES
@@ -35,13 +35,14 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     messages = Unique([_message(config) for config in configs], configs)
     new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
     new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
-    passes = [*cells_of(new_cells.values()), *map(shards_of, new_shards.values())]
+    passes = [*cells_of(new_cells.values(), prices.kept), *map(shards_of, new_shards.values())]
+    summed = Sums(passes)
     ends = [_Ends.of(_whole_stages(config)) for config in new_once.values()]
     sends = [send_call(config) for config in new_messages.values()]
-    prices.learn(call for cell in passes for call in cell.calls())
+    prices.learn(summed.calls())
     prices.learn(step.call for end in ends for step in (*end.reduction, *end.optimizer))
     prices.learn(call for call in sends if call is not None)
-    prices.cells.update(zip((*new_cells, *new_shards), sums(passes, prices), strict=True))
+    prices.cells.update(zip((*new_cells, *new_shards), summed.amounts(prices), strict=True))
     prices.once.update(zip(new_once, (end.sums(prices) for end in ends), strict=True))
     prices.once.update(zip(new_messages, ((0.0 if call is None else prices[call],) for call in sends), strict=True))
     computed, gathered = (np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of] for one in (cells, shards))
@@ -157,7 +158,7 @@ def _weight_share(config: TransformerConfig, prices: Prices) -> float:
     """Share of a layer's backward that makes its weights' gradients, as the op model prices it."""
     key = ("weight share", *cell_key(config))
     if key not in prices.once:
-        (cell,) = cells_of([config])
+        (cell,) = cells_of([config], prices.kept)
         steps = [(share, step) for share, passes in cell.layers for step in passes.backward if step.is_op]
         whole, weights = (
             sum(share * prices[step.call] for share, step in steps if chosen(step))

@@ -71,7 +71,7 @@ class Knobs:
     stall_s: Any = _knob(0.25, 0.5, "the same")
     exchange: Any = _knob(1.0, 0.3, "context and expert parallel messages: the links' own model")
     gather: Any = _knob(1.2, 0.3, "gathers of sharded parameters run beside kernels that use the same memory")
-    gather_shown: Any = _knob(0.3, 1.0, "share of those that shows beside the computation: what is not prefetched, between none and all")
+    gather_shown: Any = _knob(0.5, 0.7, "share of their part inside a node that shows beside the computation: half, between none and all")
     p2p: Any = _knob(1.0, 0.2, "the links' own model")
     slot_s: Any = _knob(100e-6, 1.0, "each micro-batch of a pipeline: posting and awaiting its messages")
     input_s: Any = _knob(1e-3, 0.7, "each micro-batch: some 25 small ops for batch, masks, positions and the loss' mean")

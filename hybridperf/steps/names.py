@@ -103,6 +103,12 @@ def framework_of(source: str) -> str:
     return next((name for says, name in aliases()["source"].items() if text.startswith(says)), "")
 
 
+def habits_of(source: str) -> Mapping[str, Any]:
+    """What the rows of a source have otherwise than other users of their framework."""
+    text = plain(source)
+    return next((habits for says, habits in aliases()["habits"].items() if text.startswith(says)), {})
+
+
 def doubt_of(source: str) -> str:
     """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
     text = plain(source)
@@ -111,7 +117,8 @@ def doubt_of(source: str) -> str:
 
 def word(table: str, said: str) -> Any:
     """What a row's word means by one of the tables (`precision`, `recompute`, `sharding`); None where it means nothing."""
-    return aliases()[table].get(plain(said))
+    text, known = plain(said), aliases()[table]
+    return known.get(text, known.get(text.replace("_", "")))  # "ZeRO-1" is zero1
 
 
 def _entry(table: str, text: str) -> dict[str, Any] | None:

@@ -48,6 +48,7 @@ class Prices:
     device: DeviceSpec  # whose bandwidth counts; the model may be of its neighbour
     known: dict[Priced, float] = dataclasses.field(default_factory=dict)
     cells: dict[Any, Any] = dataclasses.field(default_factory=dict)  # sums over the passes of a cell (`features.py`)
+    kept: dict[Any, Any] = dataclasses.field(default_factory=dict)  # passes of cells, which take longer to build than to price
     once: dict[Any, Any] = dataclasses.field(default_factory=dict)  # the same of what happens once a step
     _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)  # of attention, by kernel and dtype
 

@@ -17,7 +17,8 @@ import pandas as pd
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.steps import contradictions
-from hybridperf.steps.names import Machine, aliases, framework_of, machine, plain, word
+from hybridperf.steps.columns import check_columns
+from hybridperf.steps.names import Machine, aliases, framework_of, habits_of, machine, plain, word
 from hybridperf.steps.record import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.codes import SCHEDULES
@@ -75,8 +76,9 @@ class Resolved:
 def resolve(frame: pd.DataFrame, device: str | None = None, system: str | None = None, host: str | None = None) -> Resolved:
     """Understand each row of a table of training steps; `device`, `system`, `host` override what rows say.
 
-    `InputError` for a device or system that nobody knows; a row that is wrong is refused by itself.
+    `InputError` for a device or system that nobody knows, and a table without a model; a row that is wrong is refused by itself.
     """
+    check_columns(frame.columns)
     if device:
         load_device(device)
     if system:
@@ -94,10 +96,12 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         if why:
             raise Refused(f"expected a Transformer, got {row.text('model')}: {why}")
         if framework not in aliases()["framework"]:
+            if framework:
+                row.notes.append(f"framework {framework} is not known, only {', '.join(aliases()['framework'])}")
             framework = row.assume("framework", "megatron_core")
             habits = {**aliases()["framework"][framework], "precision": "bf16"}
         else:
-            habits = aliases()["framework"][framework]
+            habits = {**aliases()["framework"][framework], **habits_of(source)}
         shape = _shape(row)
         found = machine(_gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system)
         gpus_per_node, whole = _nodes(row, found)
@@ -195,7 +199,7 @@ def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int, shape: T
     dp, gpus = row.count("dp"), row.count("n_gpus")
     if tp is None and pp is None and dp is None:
         raise Refused("expected a layout (tp, pp, dp, or two of them and n_gpus), got none of them")
-    tp, pp = tp or row.assume("tp", 1), pp or row.assume("pp", 1)
+    tp, pp = tp or _left(row, "tp", pp, cp, dp, gpus), pp or _left(row, "pp", tp, cp, dp, gpus)
     if dp is None:
         if gpus is None:
             raise Refused("expected dp or n_gpus, got neither")
@@ -221,6 +225,15 @@ def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int, shape: T
         shard_ranks=gpus_per_node if plain(row.text("sharding")) in ("hsdp", "hybrid_shard") and dp > gpus_per_node else None,
         recompute=_recompute(row, habits), schedule=schedule,
     )  # fmt: skip
+
+
+def _left(row: Record, name: str, other: int | None, cp: int, dp: int | None, gpus: int | None) -> int:
+    """A degree that the row does not say: what the others, where all are said, leave of its GPUs; else 1."""
+    each = other * cp * dp if other and dp else 0
+    if gpus and each and gpus % each == 0 and gpus > each:
+        row.assume(name, f"{gpus // each} (n_gpus over the other degrees)")
+        return gpus // each
+    return int(row.assume(name, 1))
 
 
 def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:

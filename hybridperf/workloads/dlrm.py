@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hybridperf.embedding import Table, check_names
+from hybridperf.embedding import Table, check_names, table_bytes
 from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding_bag import lookup_calls
-from hybridperf.workload import CollectiveCall, Workload
+from hybridperf.workload import CollectiveCall, Held, Workload
 from hybridperf.workloads.eager import Eager, Parameter, loop
 from hybridperf.workloads.issue import COMPUTE, HostOp, Issue
 from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
@@ -387,4 +387,14 @@ class _Step:
             graph=self.issue.graph.build(),
             calls=calls,
             notes=tuple(notes),
+            held=self.fullest(),
         )
+
+    def fullest(self) -> Held:
+        """The rank whose tables take most memory, with their optimizer's state; the MLPs are small beside them."""
+        of_ranks: dict[int, list[tuple[float, str]]] = {}
+        for shard in self.held:
+            of_ranks.setdefault(shard.rank, []).append((table_bytes(shard.table, self.c.optimizer), self.c.tables[shard.of].name))
+        rank = max(of_ranks, key=lambda one: sum(size for size, _ in of_ranks[one]))
+        largest, name = max(of_ranks[rank])
+        return Held(sum(size for size, _ in of_ranks[rank]), f"rank {rank} holds tables of", f"most of them {name}, {largest / 1e9:.4g} GB")

@@ -85,7 +85,7 @@ def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
         for one in beside
     ]
     rows: Rows = [
-        [one.what, differences(plan, beside[0].choice, one.choice), Cell(chance_words(one.chance), one.chance), share_cell(one.overlap)]
+        [one.what, differences(plan.best, plan.layout(one.choice)), Cell(chance_words(one.chance), one.chance), share_cell(one.overlap)]
         for one in beside[1:]
     ]
     blocks: list[Block | Folded] = [Ranges(ranges, time_words, "Steps with what nine of ten measurements would lie in.")]
@@ -191,7 +191,7 @@ def _batches_differ(plan: Plan) -> bool:
 def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
     rows: Rows = []
     for one in moves(plan) if moved is None else moved:
-        then = "the same layout" if one.same else differences(plan, plan.choice(0), one.best)
+        then = "the same layout" if one.same else differences(plan.best, one.best)
         rows.append(
             [one.lever, then, Cell(f"{one.elasticity:+.2f}", one.elasticity), f"{one.factor:g} x", Cell(_step(one.best_s), one.best_s)]
         )

@@ -12,12 +12,16 @@ import numpy as np
 
 from hybridperf.io import InputError
 
+MOST = 10**9  # of any size or degree: beyond it products leave 64 bits, and nobody's machine
+
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """`InputError` for anything but a whole number of `least` or more."""
+    """`InputError` for anything but a whole number of `least` to a billion."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         hint = f"; int({name}) would do" if isinstance(value, np.integer) and value >= least else ""
         raise InputError(f"{name} must be a whole number of {least} or more, got {value!r}{hint}")
+    if value > MOST:
+        raise InputError(f"{name} must be a billion or less, got {value}")
 
 
 def check_flag(name: str, value: Any) -> None:

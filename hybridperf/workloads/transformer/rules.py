@@ -167,6 +167,8 @@ def check_numbers(layout: Layout) -> None:
         if value is None and name in ("expert_tp", "shard_ranks"):
             continue
         check_whole(name, value)
+    for what, product in (("tp x cp x dp x pp", layout.ranks), ("micro_batch x accumulation x dp", layout.global_batch)):
+        check_whole(what, product)
     check_flag("sequence_parallel", layout.sequence_parallel)
     for name, allowed in (("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
         if getattr(layout, name) not in allowed:
