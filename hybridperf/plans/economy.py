@@ -65,7 +65,10 @@ def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
     full_w = take("gpu_w") if said_w else float(device.tdp_w or 0.0)
     usd_per_hour = None if rent is None else take(rent)
     rates = [take(name) for name in ("gpu_idle_w", "host_w", "pue", "usd_per_kwh")]
-    said = [f"{name} {price.value:g} ({price.unit}; {price.source}, {price.date})" for name, price in used.items()]
+    said = [
+        f"{name} {price.value:g} ({price.unit}; {price.source if price.date in price.source else f'{price.source}, {price.date}'})"
+        for name, price in used.items()
+    ]
     if not said_w:
         said.append(f"{full_w:g} W at full clock: the TDP of {device.id}")
     if rent is None:

@@ -20,6 +20,7 @@ from hybridperf.workloads.transformer.codes import FULL, NONE
 from hybridperf.workloads.transformer.layout import Layout
 
 _NINE_OF_TEN = 1.645
+_WORDS = {"zero": "ZeRO", "shard_ranks": "sharded over", "micro_batch": "micro-batch", "sequence_parallel": "sequence parallel"}
 _DIVISION = ("tp", "cp", "dp", "pp", "ep", "expert_tp")
 
 
@@ -94,7 +95,7 @@ def naive(plan: Plan) -> Choice | None:
 def differences(a: Layout, b: Layout) -> str:
     """The fields in which the second layout is not the first's."""
     named = [field.name for field in dataclasses.fields(a) if getattr(a, field.name) != getattr(b, field.name)]
-    said = [f"{name} {_said(getattr(b, name))}" for name in named if name != "order"]
+    said = [f"{_WORDS.get(name, name)} {_said(getattr(b, name))}" for name in named if name != "order"]
     return ", ".join(said + (["another order on the nodes"] if "order" in named and not said else [])) or "nothing"
 
 
