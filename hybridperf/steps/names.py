@@ -36,6 +36,7 @@ class Machine:
     renoded: bool = False  # an option replaced the row's nodes by those of another system
 
 
+@functools.lru_cache(65536)
 def plain(text: str) -> str:
     """Lower case, with every run of other characters as one underscore."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
