@@ -103,7 +103,7 @@ def test_notes_are_of_the_machine_that_was_asked_for(found):
 def test_words_are_the_same_everywhere():
     a = Layout(tp=2, dp=4, micro_batch=2, accumulation=4, zero=1, sequence_parallel=True)
     b = Layout(tp=2, dp=4, micro_batch=4, accumulation=2, zero=0)
-    assert differences(a, b) == "sequence parallel off, no ZeRO, micro-batch 4, 2 x micro-batch"
+    assert differences(a, b) == "sequence parallel off, no ZeRO, micro-batch 4, 2 micro-batches"
     assert [counted(1, "GPU"), counted(4110, "layout")] == ["1 GPU", "4,110 layouts"]
 
 

@@ -13,9 +13,9 @@ LEGEND = (
 )
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 layout`, `4,110 layouts`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """`1 layout`, `4,110 layouts`; `nouns`: of several, where no s does."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or f'{noun}s'}"
 
 
 def layout_words(layout: Layout) -> str:
@@ -38,7 +38,7 @@ def field_words(layout: Layout, name: str) -> str:
     if name == "shard_ranks":
         return f"ZeRO over {value} ranks" if value else "ZeRO over all its ranks"
     if name == "accumulation":
-        return f"{value} x micro-batch"
+        return counted(value, "micro-batch", "micro-batches")
     if isinstance(value, bool):
         return f"{_NAMES.get(name, name)} {'on' if value else 'off'}"
     return f"{_NAMES.get(name, name)} {'as tp' if value is None else value}"

@@ -121,15 +121,18 @@ def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
 
 def _best(plan: Plan) -> Table:
     rows: Rows = []
+    several = len(plan.cases) > 1
     for rank, row in enumerate(top(plan, _LISTED).to_dict("records")):
         layout = plan.layout(plan.choice(rank))
+        of = [count_cell(int(row["gpus"])), count_cell(int(row["global_batch"]))] if several else []
         rows.append([
-            layout_words(layout), _order(layout), count_cell(rank + 1), count_cell(int(row["gpus"])), count_cell(int(row["global_batch"])),
+            layout_words(layout), _order(layout), count_cell(rank + 1), *of,
             Cell(step_words(row["time_s"]), row["time_s"]), Cell(f"{row['tokens_per_s']:,.0f}", row["tokens_per_s"]),
             share_cell(row["mfu"]),
             rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"), _money(row["usd"]),
         ])  # fmt: skip
-    headers = ["layout", "fastest first", "rank", "GPUs", "batch", "step", "tokens/s", "MFU", "memory", "energy", plan.economy.money]
+    of_cases = ["GPUs", "batch"] if several else []
+    headers = ["layout", "fastest first", "rank", *of_cases, "step", "tokens/s", "MFU", "memory", "energy", f"{plan.economy.money}, USD"]
     return Table(headers, rows, f"The best {len(rows)} of {len(plan):,} that fit", words=2, best=0)
 
 
@@ -138,7 +141,7 @@ def _order(layout: Layout) -> str:
 
 
 def _money(usd: float) -> Cell:
-    return Cell(dollars(usd), float(usd) if np.isfinite(usd) else None)
+    return Cell(dollars(usd).removesuffix(" USD"), float(usd) if np.isfinite(usd) else None)
 
 
 def _differs(plan: Plan, other: str) -> bool:
