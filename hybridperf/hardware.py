@@ -308,6 +308,7 @@ def device_id(name: str | os.PathLike) -> str | None:
     return _known_id(str(name), "devices")
 
 
+@functools.lru_cache(4096)
 def _known_id(text: str, which: str) -> str | None:
     presets, plain = _presets(which), _plain(text)
     if text in presets:
@@ -322,6 +323,12 @@ def _load(name: str | os.PathLike, which: str, spec: type, what: str, where: str
     key = _known_id(text, which)
     if key is None:
         raise unknown(what, text, names_people_use(which), where)
+    return _shipped(key, which, spec)
+
+
+@functools.cache
+def _shipped(key: str, which: str, spec: type) -> Any:
+    """A spec that we ship, made once: rows of a table ask for theirs thousands of times."""
     return spec(id=key, **_presets(which)[key])
 
 

@@ -87,9 +87,17 @@ def test_orders_that_mean_the_same_are_one():
     assert [place.spans["tp"].nodes for place in across] == [1, 2]
 
 
-def test_columns_say_what_features_of_one_layout_say(found):
+@pytest.fixture(scope="module")
+def experts():
+    """Eight experts, on nodes of eight GPUs and over them."""
+    mixtral = dataclasses.replace(load_shape("mixtral-8x7b"), layers=4)
+    return plan(mixtral, SYSTEM, 16, batch=32, only={"zero": [0, 3], "recompute": ["none", "selective"], "cp": [1, 2]})
+
+
+@pytest.mark.parametrize("which", ["found", "experts"])
+def test_columns_say_what_features_of_one_layout_say(which, request):
     """The whole way through representatives, against each config by itself."""
-    case = found.cases[0]
+    case = request.getfixturevalue(which).cases[0]
     rng = np.random.default_rng(3)
     at = rng.choice(len(case.rows), 60, replace=False)
     configs = [case.setting.config(case.space.layout(int(row))) for row in case.rows[at]]

@@ -129,7 +129,8 @@ def _keys(space: Space, by_chunk: bool) -> tuple[np.ndarray, ...]:
     def spans(place: Place, *names: str) -> tuple[Any, ...]:
         return tuple(place.spans.get(name) for name in names)
 
-    cell = of_places(lambda p: (p.division.tp, p.division.cp, p.division.ep, p.division.expert_tp))
+    # experts' messages are built by the nodes they go to
+    cell = of_places(lambda p: (p.division.tp, p.division.cp, p.division.ep, p.division.expert_tp, p.spans["ep"].nodes))
     placed = of_places(
         lambda p: (
             p.division.tp, p.division.cp, p.division.ep, p.division.expert_tp, *(p.spans[name].nodes for name in ("tp", "cp", "ep"))

@@ -1,7 +1,6 @@
 """Why a layout wins and how sure that is.
 
-The winner stands beside the runner-up, the best layout that divides the ranks in another way, and the naive one: tensor parallelism over a
-node, as few pipeline stages as fit, data parallelism for the rest, one sample at a time, everything recomputed.
+The winner stands beside the runner-up, the best layout that divides the ranks in another way, and the naive one (`NAIVE`).
 
 How sure: knobs and corrections of blocks have a joint distribution (`steps/adapt.py`). What two layouts share, a slow product or a slow
 link, moves both, so the chance that the winner is the faster of two is much surer than their intervals, whose overlap is said, too.
@@ -15,11 +14,16 @@ import math
 import numpy as np
 
 from hybridperf.plans.run import Choice, Plan
+from hybridperf.plans.words import field_words
 from hybridperf.steps import adapt
 from hybridperf.workloads.transformer.codes import FULL, NONE
 from hybridperf.workloads.transformer.layout import Layout
 
 _NINE_OF_TEN = 1.645
+NAIVE = (
+    "tensor parallelism over a node, as few pipeline stages as fit, data parallelism for the rest, one sample at a time, everything"
+    " recomputed; ZeRO-1 or no recomputation only where nothing fits otherwise"
+)
 _DIVISION = ("tp", "cp", "dp", "pp", "ep", "expert_tp")
 
 
@@ -94,14 +98,8 @@ def naive(plan: Plan) -> Choice | None:
 def differences(a: Layout, b: Layout) -> str:
     """The fields in which the second layout is not the first's."""
     named = [field.name for field in dataclasses.fields(a) if getattr(a, field.name) != getattr(b, field.name)]
-    said = [f"{name} {_said(getattr(b, name))}" for name in named if name != "order"]
+    said = [field_words(b, name) for name in named if name != "order"]
     return ", ".join(said + (["another order on the nodes"] if "order" in named and not said else [])) or "nothing"
-
-
-def _said(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "all" if value is None else str(value)
 
 
 def _joint(plan: Plan, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:

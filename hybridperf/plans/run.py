@@ -187,9 +187,9 @@ def scores(case: Priced, objective: str, rates: Economy) -> np.ndarray:
     if objective == "time":
         return step_s
     if objective == "energy":
-        return np.asarray(rates.energy_j(case.space.gpus, step_s, case.parts.compute_s)) / tokens
+        return np.asarray(rates.energy_j(case.space.gpus, case.parts)) / tokens
     if objective == "cost":
-        return np.asarray(rates.usd(case.space.gpus, step_s)) / tokens
+        return np.asarray(rates.usd(case.space.gpus, case.parts)) / tokens
     return step_s / tokens
 
 

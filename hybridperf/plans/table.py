@@ -90,12 +90,12 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) ->
         return pa.table(out | {name: memory if name == "memory_bytes" else nothing for name in _taken(plan)})
     parts = Parts(*(part[at] for part in case.parts))
     tokens, gpus = tokens_of(case), space.gpus
-    energy = rates.energy_j(gpus, parts.step_s, parts.compute_s)
+    energy = rates.energy_j(gpus, parts)
     flops = case.setting.shape.model_flops(tokens)
     peak = case.setting.device.peak(case.setting.template.dtype, "matrix")
     out |= {"time_s": parts.step_s, **{name: getattr(parts, name) for name in _SECONDS}, "memory_bytes": memory}
     out |= {"tokens_per_s": tokens / parts.step_s, "mfu": flops / (parts.step_s * gpus * peak), "energy_j": energy}
-    out["usd"] = rates.usd(gpus, parts.step_s)
+    out["usd"] = rates.usd(gpus, parts)
     if plan.tokens is not None:
         steps = plan.tokens / tokens
         out |= {"days": steps * parts.step_s / DAY_S, "total_usd": steps * out["usd"], "total_energy_j": steps * energy}

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from hybridperf.workloads.transformer.layout import Layout
 
+_NAMES = {"micro_batch": "micro-batch", "sequence_parallel": "sequence parallel", "expert_tp": "expert tp"}
+LEGEND = (
+    "layout: how many ranks share what (tp matrices, cp the sequence, pp layers, dp samples, ep experts), vp chunks of layers a stage, ZeRO-1"
+    " states of the optimizer, -2 gradients, -3 weights too, divided over all ranks that could hold copies or over so many, micro-batches of a"
+    " rank and step x samples of one",
+    "fastest first: whose ranks are neighbours; the first one's lie side by side in a node, the last one's farthest apart",
+)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 layout`, `4,110 layouts`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
 
 def layout_words(layout: Layout) -> str:
     """What is one or off is left out."""
@@ -11,7 +24,21 @@ def layout_words(layout: Layout) -> str:
     said += ["sequence parallel"] if layout.sequence_parallel else []
     said += [f"expert tp {layout.expert_tp}"] if layout.expert_tp is not None else []
     if layout.zero:
-        said.append(f"ZeRO-{layout.zero}" + (f" over {layout.shard_ranks}" if layout.shard_ranks else ""))
+        said.append(f"ZeRO-{layout.zero}" + (f" over {layout.shard_ranks} ranks" if layout.shard_ranks else ""))
     said.append(f"{layout.accumulation} x micro-batch {layout.micro_batch}")
     said += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
     return ", ".join(said)
+
+
+def field_words(layout: Layout, name: str) -> str:
+    """One field of a layout, as `layout_words` has it; what is off is said."""
+    value = getattr(layout, name)
+    if name == "zero":
+        return f"ZeRO-{value}" if value else "no ZeRO"
+    if name == "shard_ranks":
+        return f"ZeRO over {value} ranks" if value else "ZeRO over all its ranks"
+    if name == "accumulation":
+        return f"{value} x micro-batch"
+    if isinstance(value, bool):
+        return f"{_NAMES.get(name, name)} {'on' if value else 'off'}"
+    return f"{_NAMES.get(name, name)} {'as tp' if value is None else value}"

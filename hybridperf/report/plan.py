@@ -39,11 +39,11 @@ def plan_report(plan: Plan, count: int = 10) -> str:
 
 def _head(plan: Plan) -> str:
     shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
-    rate = plan.legal / plan.seconds
+    rates = f"{plan.legal / plan.seconds:,.0f} legal and {len(plan) / plan.seconds:,.0f} fitting ones a second"
     fitting = f"{plan.legal:,} legal layouts ({plan.orders:,} if orders that place every group alike count apart), {len(plan):,} fit"
     return (
         f"{shape.name} ({text.quantity(shape.parameters, '')}parameters, sequences of {shape.seq}) on {plan.setting.device.name},"
-        f" {plan.setting.machine.system.id}\n{fitting}; {plan.seconds:.1f} s, {rate:,.0f} a second\n"
+        f" {plan.setting.machine.system.id}\n{fitting}; {plan.seconds:.1f} s, {rates}\n"
         f"best: {layout_words(plan.best)} on {case.space.gpus} GPUs, batch {case.space.global_batch}"
     )
 
@@ -55,7 +55,7 @@ def _best(plan: Plan, count: int) -> str:
         layout = plan.layout(plan.choice(rank))
         order = " ".join(name for name in layout.order if getattr(layout, name) > 1)
         cells = [
-            str(rank + 1), layout_words(layout), order, text.quantity(row["time_s"], "s"),
+            str(rank + 1), layout_words(layout), order, step_words(row["time_s"]),
             text.quantity(row["tokens_per_s"], ""), f"{100 * row['mfu']:.1f} %", text.quantity(row["memory_bytes"], "B"),
             text.quantity(row["energy_j"], "J"), dollars(row["usd"]),
         ]  # fmt: skip
@@ -72,9 +72,8 @@ def _best(plan: Plan, count: int) -> str:
 def _why(plan: Plan, beside: list[Compared]) -> str:
     rows = []
     for name, field in PARTS:
-        rows.append([name, *(text.quantity(part(plan, one.choice, field), "s") for one in beside)])
-    rows.append(["reductions, optimizer and the rest of a step", *(text.quantity(rest(plan, one.choice), "s") for one in beside)])
-    rows.append(["step", *(text.quantity(part(plan, one.choice, "step_s"), "s") for one in beside)])
+        rows.append([name, *(step_words(part(plan, one.choice, field)) for one in beside)])
+    rows.append(["step", *(step_words(part(plan, one.choice, "step_s")) for one in beside)])
     lines = [f"  {one.what}: {differences(plan.best, plan.layout(one.choice))}" for one in beside[1:]]
     return "\n".join(["Why", text.table(["", *(one.what for one in beside)], rows), "beside the winner:", *lines])
 
@@ -84,19 +83,20 @@ def part(plan: Plan, choice: Choice, field: str) -> float:
     return float(getattr(plan.cases[choice.case].parts, field)[choice.at])
 
 
-def rest(plan: Plan, choice: Choice) -> float:
-    """Seconds of a step that no part has."""
-    return max(0.0, part(plan, choice, "step_s") - sum(part(plan, choice, field) for _, field in PARTS))
-
-
 def _sure(plan: Plan, beside: list[Compared]) -> str:
-    lines = [f"How sure: {text.quantity(beside[0].low_s, 's')} to {text.quantity(beside[0].high_s, 's')}, nine of ten"]
+    lines = [f"How sure: {step_words(beside[0].low_s)} to {step_words(beside[0].high_s)}, nine of ten"]
     for one in beside[1:]:
         lines.append(
             f"  faster than the {one.what} with a chance of {chance_words(one.chance)} (their intervals overlap by"
-            f" {100 * one.overlap:.0f} %: most of what is unsure is shared)"
+            f" {100 * one.overlap:.0f} %)"
         )
     return "\n".join(lines)
+
+
+def step_words(seconds: float) -> str:
+    """Four digits: the best layouts lie near each other."""
+    scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms")) if seconds >= s), (1e-6, "µs"))
+    return f"{seconds / scale:.4g} {unit}" if seconds else "0 s"
 
 
 def chance_words(chance: float) -> str:
@@ -108,7 +108,7 @@ def _levers(plan: Plan, found: list[Moved]) -> str:
     rows = []
     for one in found:
         then = "the same" if one.same else differences(plan.best, one.best)
-        rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} x: {text.quantity(one.best_s, 's')}", then])
+        rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} x: {step_words(one.best_s)}", then])
     return "What would move it\n" + text.table(["more of", "elasticity", "step with", "best layout then differs in"], rows)
 
 
@@ -135,7 +135,7 @@ def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
         "cost": lambda: dollars(plan.economy.usd(gpus, step_s)),
     }[other]()
     where = f"{gpus} GPUs, batch {case.space.global_batch}: " if len(plan.cases) > 1 else ""
-    return [f"#{rank + 1}", text.quantity(step_s, "s"), said, where + layout_words(plan.layout(choice))]
+    return [f"#{rank + 1}", step_words(step_s), said, where + layout_words(plan.layout(choice))]
 
 
 def _end(plan: Plan) -> str:
@@ -147,7 +147,7 @@ def dollars(value: float) -> str:
     """Money; - where nobody knows."""
     if pd.isna(value):
         return "-"
-    return f"{value:,.0f} USD" if value >= 100 else f"{value:.2f} USD"
+    return f"{value:,.0f} USD" if value >= 100 else f"{value:.2f} USD" if value >= 0.1 else f"{value:.3g} USD"
 
 
 def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:
@@ -166,4 +166,4 @@ def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:
         "the graph confirms the winner" if best >= first.graph_s else f"the graph finds one {100 * (first.graph_s / best - 1):.1f} % faster"
     )
     table = text.table(["neighbour differs in", "time over the winner's", "by the graph"], rows)
-    return f"{table}\n{said} (step by the graph, at the op model's own speeds: {text.quantity(first.graph_s, 's')})"
+    return f"{table}\n{said} (step by the graph, at the op model's own speeds: {step_words(first.graph_s)})"

@@ -31,7 +31,7 @@ def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     scale, unit = next(((s, u) for s, u in _TIMES if abs(value) >= s), _TIMES[-1])
-    return f"{value / scale:.3g} {unit}"
+    return f"{value:,.0f} s" if abs(value) >= 1e3 else f"{value / scale:.3g} {unit}"
 
 
 def quantity(value: float | None, unit: str) -> str:

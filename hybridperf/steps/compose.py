@@ -135,7 +135,9 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
     slowest = pace(xp, f, stages)
     if f.schedule is not None:
         slowest = woven_pace(xp, f, slowest, stages, lambda: _ways_s(xp, f, k, on_layer, on_host))
-    bubble_s = slowest.waits_s
+    # messages beside computations show while a pipeline fills and drains: exact of interleaving, and of 1F1B with a heavy last stage
+    filling_s = xp.where(alone, 0.0, f.sends_hidden * 2 * (f.chunks * f.stages - 1) * k.p2p * f.sends_s)
+    bubble_s = slowest.waits_s + filling_s
     reduction_s = k.reduction * f.reduction_s
     hiding_s = f.layers_last * layer.backward_s
     reduction_s = xp.maximum(reduction_s - f.reduction_hidden * hiding_s, 0.1 * f.reduction_hidden * reduction_s)

@@ -19,6 +19,7 @@ Axes: N rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def _gathered_layers(row: ResolvedRow) -> float:
 
 def _reduces_beside(row: ResolvedRow) -> bool:
     """Whether the framework reduces gradients beside the backward pass only where no rank keeps just a part of the optimizer."""
-    return row.config is not None and row.config.layout.zero == 0 and _habit(row, "reduces_whole_gradients_beside")
+    return _habit(row, "reduces_whole_gradients_beside") and row.config is not None and row.config.layout.zero == 0
 
 
 def _stalls_s(f: Features, k: Knobs, messages: np.ndarray) -> np.ndarray:
@@ -131,4 +132,9 @@ def _crossing(row: ResolvedRow) -> tuple[bool, float]:
 
 def _habit(row: ResolvedRow, name: str) -> bool:
     """Whether the row's framework does something."""
-    return bool(aliases()["framework"].get(row.framework, {}).get(name))
+    return name in _habits(row.framework)
+
+
+@functools.cache
+def _habits(framework: str) -> frozenset[str]:
+    return frozenset(name for name, does in aliases()["framework"].get(framework, {}).items() if does is True)

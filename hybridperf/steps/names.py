@@ -36,6 +36,7 @@ class Machine:
     renoded: bool = False  # an option replaced the row's nodes by those of another system
 
 
+@functools.lru_cache(65536)
 def plain(text: str) -> str:
     """Lower case, with every run of other characters as one underscore."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
@@ -59,7 +60,8 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
         spec = load_device(device)
         known = next((entry for entry in aliases()["gpu"] if entry["device"] == spec.id), None)
         found = (known or {}) | {"device": spec.id, "model": device if device.endswith(".toml") else (known or {}).get("model", spec.id)}
-        found.pop("memory_bytes", None)
+        for said_of_another in ("memory_bytes", "note"):
+            found.pop(said_of_another, None)
     elif found is None:
         driver = device_id(gpu) or device_called(gpu)
         if not driver:

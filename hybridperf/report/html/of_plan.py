@@ -33,14 +33,13 @@ from hybridperf.report.html.document import (
     Text,
 )
 from hybridperf.report.html.of_model import device_rows, system_rows
-from hybridperf.report.plan import PARTS, chance_words, dollars, part, rest
+from hybridperf.report.plan import PARTS, chance_words, dollars, part, step_words
 from hybridperf.report.text import percent, quantity
 from hybridperf.workloads.transformer.layout import Layout
 
 _LISTED = 100  # best layouts
 _POINTS = 200_000  # layouts drawn: beyond it every n-th by rank
 _PART_COLOURS = (0, 1, 5, 4)
-_REST = "reductions, optimizer and the rest of a step"
 _AXES = {"memory": ("memory of the fullest GPU", "B"), "energy": ("energy of a {}", "J"), "cost": ("rent of a {}, USD", "")}
 
 
@@ -68,20 +67,20 @@ def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     row = top(plan, 1).iloc[0]
     first = beside[0]
     facts = [
-        ("time of a step", _step(row["time_s"]), _span(first)),
-        ("speed", f"{quantity(row['tokens_per_s'], '')}tokens/s", f"{percent(row['mfu'])} of the arithmetic peak"),
+        ("time of a step", step_words(row["time_s"]), _span(first)),
+        ("speed", f"{quantity(row['tokens_per_s'], '')} tokens/s", f"{percent(row['mfu'])} of the arithmetic peak"),
         ("memory of the fullest GPU", quantity(row["memory_bytes"], "B"), f"of {quantity(plan.setting.capacity_bytes, 'B')}"),
         ("a step", quantity(row["energy_j"], "J"), f"{dollars(row['usd'])} of rent"),
     ]
     if plan.tokens is not None:
-        facts.append((f"{quantity(plan.tokens, '')}tokens", f"{row['days']:.1f} days", f"{dollars(row['total_usd'])} of rent"))
-    facts.append(("legal layouts", f"{plan.legal:,}", f"{len(plan):,} fit; all priced in {time_words(plan.seconds)}"))
+        facts.append((f"{quantity(plan.tokens, '')} tokens", f"{row['days']:.1f} days", f"{dollars(row['total_usd'])} of rent"))
+    facts.append(("legal layouts", f"{plan.legal:,}", f"{len(plan):,} fit, priced in {time_words(plan.seconds)}"))
     return [Facts(facts)]
 
 
 def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     ranges = [
-        Range(one.what, step_s := part(plan, one.choice, "step_s"), f"{_step(step_s)} ({_span(one)})", one.low_s, one.high_s)
+        Range(one.what, step_s := part(plan, one.choice, "step_s"), f"{step_words(step_s)} ({_span(one)})", one.low_s, one.high_s)
         for one in beside
     ]
     rows: Rows = [
@@ -96,24 +95,19 @@ def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     return blocks
 
 
-def _step(step_s: float) -> str:
-    """Four digits: the best layouts lie near each other."""
-    return quantity(step_s, "s") if step_s >= 1 else time_words(step_s)
-
-
 def _span(one: Compared) -> str:
     return f"90 %: {time_words(one.low_s)} to {time_words(one.high_s)}"
 
 
 def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
-    legend = [*((name, colour) for (name, _), colour in zip(PARTS, _PART_COLOURS, strict=True)), (_REST, OTHER)]
+    legend = [(name, colour) for (name, _), colour in zip(PARTS, _PART_COLOURS, strict=True)]
     bars = []
     rows: Rows = []
     for one in beside:
-        seconds = [*(part(plan, one.choice, field) for _, field in PARTS), rest(plan, one.choice)]
+        seconds = [part(plan, one.choice, field) for _, field in PARTS]
         step_s = part(plan, one.choice, "step_s")
         segments = [(amount, at, time_words(amount)) for at, amount in enumerate(seconds)]
-        bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, _step(step_s)))
+        bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, step_words(step_s)))
         rows.append([one.what, *map(time_cell, seconds), time_cell(step_s)])
     table = Table(["", *(name for name, _ in legend), "step"], rows, best=0, sortable=False)
     return [Bars(bars, legend, "What a step is made of."), Folded("The same as a table", [table])]
@@ -125,7 +119,8 @@ def _best(plan: Plan) -> Table:
         layout = plan.layout(plan.choice(rank))
         rows.append([
             layout_words(layout), _order(layout), count_cell(rank + 1), count_cell(int(row["gpus"])), count_cell(int(row["global_batch"])),
-            Cell(_step(row["time_s"]), row["time_s"]), Cell(quantity(row["tokens_per_s"], ""), row["tokens_per_s"]), share_cell(row["mfu"]),
+            Cell(step_words(row["time_s"]), row["time_s"]), Cell(quantity(row["tokens_per_s"], ""), row["tokens_per_s"]),
+            share_cell(row["mfu"]),
             rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"), _money(row["usd"]),
         ])  # fmt: skip
     headers = ["layout", "fastest first", "rank", "GPUs", "batch", "step", "tokens/s", "MFU", "memory", "energy", "rent"]
@@ -193,7 +188,7 @@ def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
     for one in moves(plan) if moved is None else moved:
         then = "the same layout" if one.same else differences(plan.best, one.best)
         rows.append(
-            [one.lever, then, Cell(f"{one.elasticity:+.2f}", one.elasticity), f"{one.factor:g} x", Cell(_step(one.best_s), one.best_s)]
+            [one.lever, then, Cell(f"{one.elasticity:+.2f}", one.elasticity), f"{one.factor:g} x", Cell(step_words(one.best_s), one.best_s)]
         )
     headers = ["more of", "the best layout then differs in", "elasticity", "as much", "best step then"]
     said = "Elasticity: percent of the best layout's time for one percent more; the step with much more is of the layout that is best then."

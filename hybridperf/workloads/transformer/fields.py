@@ -17,6 +17,8 @@ MOST = 10**9  # of any size or degree: beyond it products leave 64 bits, and nob
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
     """`InputError` for anything but a whole number of `least` to a billion."""
+    if type(value) is int and least <= value <= MOST:
+        return  # thousands of rows a second come this way
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         hint = f"; int({name}) would do" if isinstance(value, np.integer) and value >= least else ""
         raise InputError(f"{name} must be a whole number of {least} or more, got {value!r}{hint}")
@@ -26,6 +28,8 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
 
 def check_flag(name: str, value: Any) -> None:
     """`InputError` for what is neither true nor false."""
+    if value is True or value is False:
+        return
     if not isinstance(value, bool | np.bool_) and not (isinstance(value, int) and value in (0, 1)):
         raise InputError(f"{name} must be true or false, got {value!r}")
 
