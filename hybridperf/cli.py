@@ -402,16 +402,16 @@ def devices() -> None:
 @app.command()
 def systems() -> None:
     """Systems (nodes and their links) whose facts are known."""
-    from hybridperf.hardware import load_system, system_names
+    from hybridperf.hardware import load_system, other_names, system_names
     from hybridperf.report import text
 
     specs = [load_system(name) for name in system_names()]
     print(
         text.table(
-            ["system", "description", "per node", "inside a node", "of a node"],
+            ["system", "also called", "description", "per node", "inside a node", "of a node"],
             [
                 [
-                    s.id, s.description, str(s.accelerators_per_node), text.quantity(s.intra_bytes_per_s, "B/s"),
+                    s.id, ", ".join(other_names("systems", s.id)), s.description, str(s.accelerators_per_node), text.quantity(s.intra_bytes_per_s, "B/s"),
                     text.quantity(s.node_bytes_per_s, "B/s"),
                 ]
                 for s in specs
@@ -421,11 +421,19 @@ def systems() -> None:
 
 
 @app.command()
+def models() -> None:
+    """Transformers whose sizes are known, for `plan`, `choose` and `steps`; `show NAME` says all of one."""
+    from hybridperf.report import shapes
+
+    print(shapes.shapes_table())
+
+
+@app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="device, system, model folder, or `ops`")],
+    name: Annotated[str, typer.Argument(help="device, system, Transformer, model folder, or `ops`")],
     other: Annotated[str, typer.Argument(help="a second model or device: show what the two differ in")] = "",
 ) -> None:
-    """What is known of a device, a system, a model, or which ops tables may name; of two models, what differs."""
+    """What is known of a device, a system, a Transformer, a calibrated model, or which ops tables may name; of two models, what differs."""
     from hybridperf.model import check_folder
     from hybridperf.report import text
 

@@ -19,6 +19,25 @@ HtmlPage = Annotated[Path | None, typer.Option("--html", help="write a page for 
 Cores = Annotated[str | None, typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")]
 
 
+def ready(path: Path, what: str) -> None:
+    """Make the folder of a file that is written after minutes of work, and say so; `InputError` now where it cannot be written then."""
+    import tempfile
+
+    from hybridperf.io import InputError
+
+    folder = path.absolute().parent
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            print(f"folder {folder} made for {what}")
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"expected a place that can be written in {what}, got {path}: {error.strerror or error}; name another") from error
+    if path.is_dir():
+        raise InputError(f"expected a file in {what}, got the folder {path}; name a file in it")
+
+
 def model_named(name: str) -> PerfModel:
     """A model by its folder, its shipped name or its device's datasheet."""
     from hybridperf.model import model_or_datasheet

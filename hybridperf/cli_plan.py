@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import HtmlPage, compilation_cache, names_in
+from hybridperf.cli_common import HtmlPage, compilation_cache, names_in, ready
 
 app = typer.Typer()
 
@@ -43,6 +43,9 @@ def plan(
     from hybridperf.report import plan as reports
 
     check_name(out)  # before a minute of work
+    ready(out, "--out")
+    if html is not None:
+        ready(html, "--html")
     if top < 1:
         raise InputError(f"expected --top of 1 or more, got {top}")
     compilation_cache()

@@ -7,6 +7,7 @@ import hybridperf as hp
 from hybridperf.cli import main
 from hybridperf.io import InputError
 from hybridperf.validate import plan_graph, plans
+from hybridperf.workloads.transformer.zoo import shape_names
 
 
 def said(capsys, *words: str, status: int = 0) -> str:
@@ -100,3 +101,34 @@ def test_brute_force_is_a_command(capsys, tmp_path) -> None:
     assert "gpt3-6.7b" in text
     frame = pd.read_csv(tmp_path / "plans_graph_layouts.csv")
     assert (frame["plan_s"].diff().dropna() >= 0).all()
+
+
+def test_models_can_be_listed_and_shown(capsys) -> None:
+    listed = said(capsys, "models")
+    assert len(listed.splitlines()) == len(shape_names()) + 3
+    assert "gpt3-175b" in listed
+    shown = said(capsys, "show", "gpt3-175b")
+    assert "12288" in shown
+    assert "174" in shown or "175" in shown
+    assert "gpt3-175b" in said(capsys, "show", "gpt3-175c", status=2), "a misspelt one is told of"
+
+
+def test_systems_say_their_other_names(capsys) -> None:
+    listed = said(capsys, "systems")
+    assert "dgx_h100" in listed
+    assert "dgx_a100" in listed
+
+
+def test_a_plan_says_before_its_work_what_cannot_be_written(capsys, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    asked = ["plan", "--model", "gpt3-125m", "--system", "dgx_h100", "--gpus", "8", "--batch", "8", "--only", "cp=1", "--only", "pp=1"]
+    for option, place in (
+        ("--html", "/proc/nowhere/plan.html"),
+        ("--html", str(tmp_path / "file" / "plan.html")),
+        ("--html", str(tmp_path)),
+    ):
+        text = said(capsys, *asked, "--out", str(tmp_path / "plan.csv"), option, place, status=2)
+        assert option in text
+        assert not (tmp_path / "plan.csv").exists(), "nothing was done"
+    text = said(capsys, *asked, "--out", str(tmp_path / "new" / "plan.csv"))
+    assert f"folder {tmp_path / 'new'} made for --out" in text

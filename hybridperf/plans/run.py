@@ -32,6 +32,7 @@ from hybridperf.plans.nearest import nothing_fits, nothing_legal
 from hybridperf.plans.priced import Priced, memory_of, priced
 from hybridperf.plans.setting import FRAMEWORK, Setting, setting
 from hybridperf.plans.space import space
+from hybridperf.plans.words import layout_words
 from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.batch import Bank
 from hybridperf.workloads.transformer import TransformerShape, load_shape
@@ -54,7 +55,7 @@ class Choice:
     at: int  # of the case's priced rows
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """Ranked layouts. `cases`: one per number of devices and batch; `ranked` the choices that fit, best first, as [case, at] int [K, 2]."""
 
@@ -71,6 +72,16 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.ranked)
+
+    def __repr__(self) -> str:
+        first, case = self.setting, self.cases[self.choice(0).case]
+        where = f"{first.shape.name} on {case.space.gpus} x {first.device.id}, batch {case.space.global_batch}"
+        return f"<Plan: {where}: {layout_words(self.best)}, {self.step_s(self.choice(0)):.4g} s; {len(self):,} of {self.legal:,} fit>"
+
+    @property
+    def prices(self) -> tuple[str, ...]:
+        """Rates that money and energy were counted with, each with its unit, source and date."""
+        return self.economy.said
 
     def choice(self, rank: int) -> Choice:
         """The layout of a rank, from 0."""
@@ -98,6 +109,19 @@ class Plan:
         from hybridperf.plans import table
 
         return table.top(self, count)
+
+    def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
+        """Layouts that no other beats in both of two of time (per token), memory, energy and cost; columns as `top`, ranks as index."""
+        from hybridperf.plans import fronts, table
+
+        return table.at_ranks(self, fronts.plan_front(self, one, other))
+
+    def compared(self) -> pd.DataFrame:
+        """Winner, runner-up, best other division and naive layout: columns of `top`, `low_s, high_s` (nine of ten), `chance` that the
+        winner is the faster one, `differs` in words; indexed by what they are."""
+        from hybridperf.plans import explain
+
+        return explain.compared_table(self)
 
     def write(self, path: str | os.PathLike) -> int:
         """Write every legal layout (.parquet, .csv), those that fit first and best first; how many rows that were."""

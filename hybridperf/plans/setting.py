@@ -16,10 +16,12 @@ from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.batch import Bank
 from hybridperf.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.steps.names import Machine, aliases, machine
+from hybridperf.steps.peaks import arithmetic
 from hybridperf.steps.prices import Prices
 from hybridperf.steps.rows import config_habits
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.zoo import HABITS
 
 FRAMEWORK = "megatron_core"
 _FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
@@ -44,6 +46,16 @@ class Setting:
     @property
     def gpus_per_node(self) -> int:
         return self.machine.gpus_per_node
+
+    @property
+    def mfu_format(self) -> str:
+        """Number format in which products of layers multiply, whose peak MFU is a share of."""
+        return arithmetic(self.template.dtype, self.template.quant)
+
+    @property
+    def mfu_flops_per_s(self) -> float:
+        """That peak, of one device."""
+        return self.device.peak(self.mfu_format, "matrix")
 
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
@@ -78,7 +90,13 @@ def setting(
     if adapted is None:
         adapted = Adapted.before()
         notes.append("no measured steps: efficiencies of a step are believed, not measured")
-    return Setting(
+    notes += [note for note in (shape.note,) if note.startswith(HABITS)]
+    made = Setting(
         shape, found, load_device(found.device), framework, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
-        memory_knobs(framework), USABLE * capacity, tuple(notes),
+        memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
+    notes.append(
+        f"MFU is of the {made.mfu_format} peak of {made.device.id}, {made.mfu_flops_per_s / 1e12:,.0f} TFLOP/s a GPU; model FLOPs are three"
+        " forward passes with attention counted in full, its causal half too, and nothing computed twice"
+    )
+    return dataclasses.replace(made, notes=tuple(notes))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from hybridperf.plans.confirm import Confirmed
-from hybridperf.plans.explain import Compared, compared, differences
+from hybridperf.plans.explain import NAIVE, Compared, compared, differences
 from hybridperf.plans.fronts import PAIRS, plan_front
 from hybridperf.plans.levers import Moved, moves
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.plans.table import top
-from hybridperf.plans.words import layout_words
+from hybridperf.plans.words import LEGEND, counted, layout_words
 from hybridperf.report import text
+from hybridperf.steps.compose import Parts
 
 _FRONT_ROWS = 6
 PARTS = (
@@ -40,11 +41,13 @@ def plan_report(plan: Plan, count: int = 10) -> str:
 def _head(plan: Plan) -> str:
     shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
     rates = f"{plan.legal / plan.seconds:,.0f} legal and {len(plan) / plan.seconds:,.0f} fitting ones a second"
-    fitting = f"{plan.legal:,} legal layouts ({plan.orders:,} if orders that place every group alike count apart), {len(plan):,} fit"
+    fitting = (
+        f"{counted(plan.legal, 'legal layout')} ({plan.orders:,} if orders that place every group alike count apart), {len(plan):,} fit"
+    )
     return (
-        f"{shape.name} ({text.quantity(shape.parameters, '')}parameters, sequences of {shape.seq}) on {plan.setting.device.name},"
+        f"{shape.name} ({text.amount(shape.parameters)} parameters, sequences of {shape.seq}) on {plan.setting.device.name},"
         f" {plan.setting.machine.system.id}\n{fitting}; {plan.seconds:.1f} s, {rates}\n"
-        f"best: {layout_words(plan.best)} on {case.space.gpus} GPUs, batch {case.space.global_batch}"
+        f"best: {layout_words(plan.best)} on {counted(case.space.gpus, 'GPU')}, batch {case.space.global_batch}"
     )
 
 
@@ -56,17 +59,21 @@ def _best(plan: Plan, count: int) -> str:
         order = " ".join(name for name in layout.order if getattr(layout, name) > 1)
         cells = [
             str(rank + 1), layout_words(layout), order, step_words(row["time_s"]),
-            text.quantity(row["tokens_per_s"], ""), f"{100 * row['mfu']:.1f} %", text.quantity(row["memory_bytes"], "B"),
+            f"{row['tokens_per_s']:,.0f}", text.percent(row["mfu"]), text.quantity(row["memory_bytes"], "B"),
             text.quantity(row["energy_j"], "J"), dollars(row["usd"]),
         ]  # fmt: skip
         rows.append([str(row["gpus"]), str(row["global_batch"]), *cells] if len(plan.cases) > 1 else cells)
-    head = ["", "layout", "fastest first", "step", "tokens/s", "MFU", "memory", "energy", "money"]
+    head = ["", "layout", "fastest first", "step", "tokens/s", "MFU", "memory", "energy", plan.economy.money]
     table = text.table((["GPUs", "batch"] if len(plan.cases) > 1 else []) + head, rows)
-    if plan.tokens is None:
-        return table
-    first = frame.iloc[0]
-    run = f"{first['days']:.1f} days, {dollars(first['total_usd'])}, {text.quantity(first['total_energy_j'], 'J')}"
-    return f"{table}\n{text.quantity(plan.tokens, '')}tokens: {run}"
+    lines = [table, *LEGEND]
+    if plan.economy.unknown:
+        lines.append(f"{plan.economy.money} -: {plan.economy.unknown}")
+    if plan.tokens is not None:
+        first = frame.iloc[0]
+        meter = "" if plan.economy.owned else f" ({dollars(float(plan.economy.energy_usd(first['total_energy_j'])))} by the meter)"
+        run = f"{first['days']:.1f} days, {dollars(first['total_usd'])} of {plan.economy.money}"
+        lines.append(f"{text.amount(plan.tokens)} tokens: {run}, {text.quantity(first['total_energy_j'], 'J')}{meter}")
+    return "\n".join(lines)
 
 
 def _why(plan: Plan, beside: list[Compared]) -> str:
@@ -75,6 +82,7 @@ def _why(plan: Plan, beside: list[Compared]) -> str:
         rows.append([name, *(step_words(part(plan, one.choice, field)) for one in beside)])
     rows.append(["step", *(step_words(part(plan, one.choice, "step_s")) for one in beside)])
     lines = [f"  {one.what}: {differences(plan.best, plan.layout(one.choice))}" for one in beside[1:]]
+    lines += [f"  naive is {NAIVE}"] * any(one.what == "naive" for one in beside)
     return "\n".join(["Why", text.table(["", *(one.what for one in beside)], rows), "beside the winner:", *lines])
 
 
@@ -88,7 +96,7 @@ def _sure(plan: Plan, beside: list[Compared]) -> str:
     for one in beside[1:]:
         lines.append(
             f"  faster than the {one.what} with a chance of {chance_words(one.chance)} (their intervals overlap by"
-            f" {100 * one.overlap:.0f} %)"
+            f" {text.percent(one.overlap)})"
         )
     return "\n".join(lines)
 
@@ -108,34 +116,36 @@ def _levers(plan: Plan, found: list[Moved]) -> str:
     rows = []
     for one in found:
         then = "the same" if one.same else differences(plan.best, one.best)
-        rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} x: {step_words(one.best_s)}", then])
-    return "What would move it\n" + text.table(["more of", "elasticity", "step with", "best layout then differs in"], rows)
+        rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} times as much: {step_words(one.best_s)}", then])
+    return "What would move it\n" + text.table(["more of", "elasticity", "best step with", "best layout then differs in"], rows)
 
 
 def _fronts(plan: Plan) -> str:
     pieces = []
     for one, other in PAIRS:
-        if other == "cost" and (plan.economy.usd_per_hour is None or len({case.space.gpus for case in plan.cases}) == 1):
-            continue  # money is time on so many rented devices
+        if other == "cost" and (not plan.economy.usd_per_hour or len({case.space.gpus for case in plan.cases}) == 1):
+            continue  # money is time on so many rented devices, or energy
         ranks = plan_front(plan, one, other)
         shown = ranks[:: max(1, -(-len(ranks) // _FRONT_ROWS))]
         rows = [_front_row(plan, int(rank), other) for rank in shown]
         more = f", {len(rows)} of them" if len(rows) < len(ranks) else ""
-        pieces.append(f"Pareto front of {one} and {other}: {len(ranks)} layouts{more}\n" + text.table(["", "step", other, "layout"], rows))
+        pieces.append(
+            f"Pareto front of {one} and {other}: {counted(len(ranks), 'layout')}{more}\n" + text.table(["", "step", other, "layout"], rows)
+        )
     return "\n\n".join(pieces)
 
 
 def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
     choice = plan.choice(rank)
     case = plan.cases[choice.case]
-    gpus, step_s, at_work_s = case.space.gpus, case.parts.step_s[choice.at], case.parts.compute_s[choice.at]
+    gpus, parts = case.space.gpus, Parts(*(part[choice.at] for part in case.parts))
     said = {
         "memory": lambda: text.quantity(case.row_memory_bytes[choice.at], "B"),
-        "energy": lambda: text.quantity(plan.economy.energy_j(gpus, step_s, at_work_s), "J"),
-        "cost": lambda: dollars(plan.economy.usd(gpus, step_s)),
+        "energy": lambda: text.quantity(plan.economy.energy_j(gpus, parts), "J"),
+        "cost": lambda: dollars(plan.economy.usd(gpus, parts)),
     }[other]()
-    where = f"{gpus} GPUs, batch {case.space.global_batch}: " if len(plan.cases) > 1 else ""
-    return [f"#{rank + 1}", step_words(step_s), said, where + layout_words(plan.layout(choice))]
+    where = f"{counted(gpus, 'GPU')}, batch {case.space.global_batch}: " if len(plan.cases) > 1 else ""
+    return [f"#{rank + 1}", step_words(parts.step_s), said, where + layout_words(plan.layout(choice))]
 
 
 def _end(plan: Plan) -> str:
@@ -147,7 +157,7 @@ def dollars(value: float) -> str:
     """Money; - where nobody knows."""
     if pd.isna(value):
         return "-"
-    return f"{value:,.0f} USD" if value >= 100 else f"{value:.2f} USD" if value >= 0.1 else f"{value:.3g} USD"
+    return f"{value:,.0f} USD" if value >= 1000 else f"{value:.4g} USD"  # four digits: ten ranks must differ
 
 
 def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:

@@ -58,10 +58,11 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
     notes: list[str] = []
     if device:
         spec = load_device(device)
-        known = next((entry for entry in aliases()["gpu"] if entry["device"] == spec.id), None)
+        called = _entry("gpu", plain(spec.id))  # of several cards priced as one device the one of that name: notes of others mislead
+        same = called is not None and called["device"] == spec.id
+        known = called if same else next((entry for entry in aliases()["gpu"] if entry["device"] == spec.id), None)
         found = (known or {}) | {"device": spec.id, "model": device if device.endswith(".toml") else (known or {}).get("model", spec.id)}
-        for said_of_another in ("memory_bytes", "note"):
-            found.pop(said_of_another, None)
+        found.pop("memory_bytes", None)
     elif found is None:
         driver = device_id(gpu) or device_called(gpu)
         if not driver:
