@@ -157,10 +157,10 @@ def _divisions(shape: TransformerShape, gpus: int, allowed: Mapping[str, set[Any
         if tp > shape.heads:
             continue
         for pp in _keep("pp", divisors(gpus // tp), allowed):
-            if pp > shape.depth:
+            if pp > shape.depth or (pp > 1 and shape.decoder_layers):  # pipelines over two stacks are not modelled: `parts.py`
                 continue
             for cp in _keep("cp", divisors(gpus // tp // pp), allowed):
-                if shape.seq % cp:
+                if shape.seq % cp or (cp > 1 and shape.decoder_layers):  # attention to an encoder is not divided: `parallel.py`
                     continue
                 dp = gpus // tp // pp // cp
                 for ep in _keep("ep", divisors(shape.experts) if shape.experts else [1], allowed):

@@ -121,7 +121,7 @@ def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
 
 def _best(plan: Plan) -> Table:
     rows: Rows = []
-    for rank, row in enumerate(top(plan, _LISTED).to_dict("records")):
+    for rank, row in top(plan, _LISTED).to_dict("index").items():
         layout = plan.layout(plan.choice(rank))
         rows.append([
             layout_words(layout), _order(layout), count_cell(rank + 1), count_cell(int(row["gpus"])), count_cell(int(row["global_batch"])),
