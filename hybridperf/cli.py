@@ -411,8 +411,8 @@ def systems() -> None:
             ["system", "also called", "description", "per node", "inside a node", "of a node"],
             [
                 [
-                    s.id, ", ".join(other_names("systems", s.id)), s.description, str(s.accelerators_per_node), text.quantity(s.intra_bytes_per_s, "B/s"),
-                    text.quantity(s.node_bytes_per_s, "B/s"),
+                    s.id, ", ".join(other_names("systems", s.id)), s.description, str(s.accelerators_per_node),
+                    text.quantity(s.intra_bytes_per_s, "B/s"), text.quantity(s.node_bytes_per_s, "B/s"),
                 ]
                 for s in specs
             ],
