@@ -5,12 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
+from hybridperf.cli_plan import _ONLY
 from hybridperf.io import InputError
 from hybridperf.plans.confirm import Confirmed, confirm, neighbours
 from hybridperf.plans.explain import compared
 from hybridperf.plans.run import UNPLANNED, plan
 from hybridperf.plans.setting import setting
-from hybridperf.report.plan import confirmed_report
+from hybridperf.plans.space import FOLLOWING, FREE, space
+from hybridperf.plans.tight import SURE, chance_fits, tight
+from hybridperf.report.html.of_plan import plan_page
+from hybridperf.report.html.page import render
+from hybridperf.report.plan import confirmed_report, memory_lines, plan_report
+from hybridperf.steps.memory_fit import USABLE
 from hybridperf.workloads.transformer import load_shape
 
 SYSTEM = "aic_a100_sxm"
@@ -91,3 +97,44 @@ def test_the_graph_says_how_far_it_is_and_what_it_finds_faster(found):
     first = confirmed[0]
     faster = Confirmed(confirmed[1].choice, first.plan_s, 0.9 * first.graph_s)
     assert "11.1 % faster (" in confirmed_report(found, [first, faster])
+
+
+def test_what_follows_can_be_narrowed_too(shape):
+    s = space(shape, 8, 8, 16, only={"dp": [2], "accumulation": [4], "shard_ranks": [2]})
+    assert set(s.base.dp.tolist()) == {2}
+    assert set(s.base.accumulation.tolist()) == {4}
+    everything = space(shape, 8, 8, 16)
+    same = (everything.base.dp == 2) & (everything.base.accumulation == 4) & (everything.base.shard_ranks == 2)
+    assert len(s.base.dp) == same.sum() > 0
+    with pytest.raises(InputError, match="accumulation"):
+        space(shape, 8, 8, 16, only={"accumulate": [4]})
+
+
+def test_help_names_what_can_be_narrowed():
+    assert all(f" {name}" in _ONLY for name in (*FREE, *FOLLOWING))
+
+
+def test_a_winner_near_the_limit_says_so(shape):
+    free = plan(shape, SYSTEM, 8, batch=16, only={"cp": [1]})
+    largest = free.cases[0].row_memory_bytes[free.choice(0).at]
+    near = plan(shape, SYSTEM, 8, batch=16, only={"cp": [1]}, memory_bytes=0.999 * largest / USABLE)
+    said = tight(near)
+    assert said.missed is not None
+    assert said.missed_s < near.step_s(near.choice(0))
+    assert said.missed_bytes > near.setting.capacity_bytes
+    assert said.share <= 1
+    assert chance_fits(said.share) == said.chance >= 0.5
+    if said.surer is not None:
+        assert near.step_s(said.surer) >= near.step_s(near.choice(0))
+    assert any(line.startswith("just too large") for line in memory_lines(near))
+    assert "just too large" in plan_report(near, 3)
+
+
+def test_chances_of_memory():
+    assert chance_fits(1.0) == pytest.approx(0.5)
+    assert chance_fits(0.8) > SURE > chance_fits(0.95) > chance_fits(1.1)
+
+
+def test_the_limit_is_drawn(found):
+    page = render(plan_page(found))
+    assert "memory that may be used" in page

@@ -61,7 +61,7 @@ class Setting:
     def for_gpus(self, gpus: int) -> Setting:
         """The same for so many devices: where a switch joins a rack, as few racks as hold them, each with as many whole trays."""
         tray, most = self.machine.whole, aliases()["rack"].get(self.machine.system.id, 0)
-        if not self.machine.switched or not tray or gpus < most and gpus % tray:
+        if not self.machine.switched or not tray or (gpus < most and gpus % tray):
             return self
         racks = next((n for n in range(-(-gpus // most), gpus // tray + 1) if gpus % n == 0 and gpus // n % tray == 0), 0)
         each = gpus // racks if racks else self.gpus_per_node
@@ -109,7 +109,7 @@ def setting(
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
         raise InputError(f"expected --memory-bytes above zero, such as 80e9, got {capacity:g}")
-    notes = [note for note in found.notes if not found.switched]  # where racks are, `for_gpus` says how they are taken
+    notes = [note for note in found.notes if "count as a node" not in note]  # `for_gpus` says how racks are taken
     notes.append(
         f"of {capacity / 1e9:.1f} GB a GPU layouts may use {USABLE * capacity / 1e9:.1f}: {100 * (1 - USABLE):.0f} % are left to the"
         " driver, its context and gaps between blocks"

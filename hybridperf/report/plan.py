@@ -10,11 +10,16 @@ from hybridperf.plans.fronts import PAIRS, plan_front
 from hybridperf.plans.levers import Moved, moves
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.plans.table import top
+from hybridperf.plans.tight import SURE, tight
 from hybridperf.plans.words import LEGEND, counted, layout_words
 from hybridperf.report import text
 from hybridperf.steps.compose import Parts
 
 _FRONT_ROWS = 6
+REST = (
+    "elasticity: percent of the best layout's time for one percent more; what they lack to -1 is exposed seconds of kernels and what a step"
+    " takes whatever the machine; quick links are links with a shorter latency; memory has none, it admits layouts one after the other"
+)
 PARTS = (
     ("computing", "compute_s"),
     ("communication that shows", "exposed_comm_s"),
@@ -99,7 +104,23 @@ def _sure(plan: Plan, beside: list[Compared]) -> str:
             f"  faster than the {one.what} with a chance of {chance_words(one.chance)} (their intervals overlap by"
             f" {text.percent(one.overlap)})"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {line}" for line in memory_lines(plan))])
+
+
+def memory_lines(plan: Plan) -> list[str]:
+    """How surely the winner fits, and what lies on either side of the limit."""
+    said = tight(plan)
+    taken = f"the winner takes {text.percent(said.share)} of the memory that layouts may use"
+    chance = f"{taken}, and fits with a chance of {chance_words(said.chance)}"
+    if said.surer is not None and said.chance < SURE:
+        slower = plan.step_s(said.surer) / plan.step_s(plan.choice(0)) - 1
+        chance += f"; {text.percent(slower)} slower and surer to fit: {layout_words(plan.layout(said.surer))}"
+    lines = [chance]
+    if said.missed is not None:
+        faster = 1 - said.missed_s / plan.step_s(plan.choice(0))
+        needs = text.quantity(said.missed_bytes, "B")
+        lines.append(f"just too large: {layout_words(said.missed)}, {text.percent(faster)} faster, would need {needs}")
+    return lines
 
 
 def step_words(seconds: float) -> str:
@@ -117,8 +138,15 @@ def _levers(plan: Plan, found: list[Moved]) -> str:
     rows = []
     for one in found:
         then = "the same" if one.same else differences(plan.best, one.best)
-        rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} times as much: {step_words(one.best_s)}", then])
-    return "What would move it\n" + text.table(["more of", "elasticity", "best step with", "best layout then differs in"], rows)
+        rows.append([one.lever, elasticity_words(one), f"{one.factor:g} times as much: {step_words(one.best_s)}", then])
+    return (
+        "What would move it\n" + text.table(["more of", "elasticity", "best step with", "best layout then differs in"], rows) + f"\n{REST}"
+    )
+
+
+def elasticity_words(one: Moved) -> str:
+    """Of the best layout's time; memory has none: it admits layouts, one after the other."""
+    return "-" if one.lever == "memory" else f"{one.elasticity:+.2f}"
 
 
 def _fronts(plan: Plan) -> str:
