@@ -26,6 +26,7 @@ def test_strategies_of_dlrm_a_come_with_what_was_published(capsys, tmp_path) -> 
     frame = pd.read_csv(tmp_path / "all.csv")
     assert len(frame) == 81
     assert f"{frame['fits'].sum()} fit" in text
+    assert "warning: stages added (ours) predicts 0.3" in text, "a law three times off the measurement says so"
 
 
 def test_strategies_of_a_transformer_on_a_system(capsys) -> None:
@@ -43,6 +44,27 @@ def test_chimera_stands_beside_1f1b(capsys) -> None:
     assert "the best of chimera takes" in text
     lines = [line for line in text.splitlines() if line.startswith(("chimera", "1f1b"))]
     assert len(lines) == 8  # 2, 4, 8 and 16 stages each
+    assert "fastest of those that fit" in text
+    assert "bf16" in text, "as plans are"
+    assert "like with like, W" in text
+
+
+def test_nothing_that_fits_is_an_error_with_a_way_out(capsys, tmp_path) -> None:
+    asked = ["choose", "strategies", "--model", "dlrm-a", "--top", "1"]
+    sentence = said(capsys, *asked, "--gpus", "8", "--out", str(tmp_path / "all.csv"), status=2)
+    assert "embedding" in sentence
+    gpus = sentence.split("take ")[1].split()[0]
+    said(capsys, *asked, "--gpus", gpus)  # which works
+    assert (tmp_path / "all.csv").exists()
+    large = ["choose", "strategies", "--model", "gpt3-175b", "--gpus", "64", "--batch", "64", "--system", "dgx_h100"]
+    assert "`hybridperf plan` has them" in said(capsys, *large, status=2)
+
+
+def test_kaisa_looks_at_memory_and_at_the_device(capsys) -> None:
+    asked = ["choose", "kaisa", "--model", "bert-large", "--gpus", "4"]
+    assert "65.1 ms" in said(capsys, *asked, "--system", "dgx_a100")  # 80.8 x 15.7 / 19.5
+    assert "on h100_sxm" in said(capsys, *asked, "--system", "dgx_h100")
+    assert "are left" in said(capsys, *asked, "--system", "dgx_a100", "--memory-bytes", "8e9", status=2)
 
 
 def test_kaisa_trades_memory_against_messages(capsys) -> None:
