@@ -10,6 +10,10 @@ import typer
 from hybridperf.cli_common import HtmlPage, compilation_cache, names_in, ready
 
 app = typer.Typer()
+_ONLY = (
+    "narrow a dimension: tp=1,2,4 or recompute=none; repeatable. They are tp, cp, ep, pp, vp, zero, micro_batch, recompute, schedule,"
+    " sequence_parallel, dp, expert_tp, shard_ranks, accumulation"
+)
 
 
 @app.command()
@@ -29,7 +33,7 @@ def plan(
     dtype: Annotated[str, typer.Option("--dtype", help="of activations")] = "bf16",
     quant: Annotated[str, typer.Option("--quant", help="scheme that layers' products multiply in, such as fp8")] = "",
     memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help="narrow a dimension: tp=1,2,4 or recompute=none; repeatable")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help=_ONLY)] = None,
     knobs: Annotated[Path | None, typer.Option("--knobs", help="efficiencies that `hybridperf steps --save-knobs` fitted")] = None,
     confirm: Annotated[int, typer.Option("--confirm", help="evaluate this many neighbours of the winner with the full graph")] = 0,
     html: HtmlPage = None,

@@ -44,8 +44,8 @@ class Compared:
 def compared(plan: Plan) -> list[Compared]:
     """The winner first, then what it is compared with."""
     named = [("winner", plan.choice(0))]
-    if len(plan) > 1:
-        named.append(("runner-up", plan.choice(1)))
+    if len(first := plan.distinct(2)) > 1:
+        named.append(("runner-up", plan.choice(first[1])))
     for what, found in (("other division", other_division(plan)), ("naive", naive(plan))):
         if found is not None and found not in [choice for _, choice in named]:
             named.append((what, found))

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("time", "tokens_per_s", "cost", "energy")
 DAY_S = 86400.0
+_DISTINCT = ("tp", "cp", "pp", "vp", "ep", "expert_tp", "sequence_parallel", "zero", "shard_ranks", "micro_batch")
+UNPLANNED = "of schedules 1F1B, GPipe and interleaved 1F1B are planned; Chimera (`hybridperf choose chimera`) and zero bubble are left out"
 _USUAL_TOKENS = 2**22  # of a batch, where none is said
 
 
@@ -83,6 +85,19 @@ class Plan:
         """Rates that money and energy were counted with, each with its unit, source and date."""
         return self.economy.said
 
+    def distinct(self, count: int) -> list[int]:
+        """Ranks of the best layouts, without copies of better ones: the same but for what is computed again, the schedule or the places,
+        in no less memory."""
+        found: dict[tuple[float, ...], int] = {}
+        for rank in range(len(self)):
+            case = self.cases[self.ranked[rank, 0]]
+            base = case.space.base_of[case.rows[self.ranked[rank, 1]]]
+            same = (float(getattr(case.space.base, name)[base]) for name in _DISTINCT)
+            found.setdefault((float(self.ranked[rank, 0]), float(case.memory_bytes[base]), *same), rank)
+            if len(found) == count:
+                break
+        return list(found.values())
+
     def choice(self, rank: int) -> Choice:
         """The layout of a rank, from 0."""
         case, at = self.ranked[rank]
@@ -93,7 +108,7 @@ class Plan:
         return case.space.layout(int(case.rows[choice.at]))
 
     def config(self, choice: Choice) -> TransformerConfig:
-        return self.setting.config(self.layout(choice))
+        return self.cases[choice.case].setting.config(self.layout(choice))
 
     @property
     def best(self) -> Layout:
@@ -186,19 +201,24 @@ def _plan(
     refused: list[Callable[[], str]] = []  # why numbers of devices and batches have no plan; asked for when none has
     for count in counts:
         batches = _batches(batch, shape, count, notes)
+        mine = shared.for_gpus(count)
+        notes += mine.notes
         for samples in batches:
-            one = space(shape, count, shared.gpus_per_node, samples, only, shared.strict)
+            one = space(shape, count, mine.gpus_per_node, samples, only, mine.strict)
             if not len(one):
-                refused.append(functools.partial(nothing_legal, shared, count, samples, only))
+                refused.append(functools.partial(nothing_legal, mine, count, samples, only))
                 continue
             legal, orders = legal + len(one), orders + one.orders
-            needed = memory_of(shared, one)
-            if not (needed <= shared.capacity_bytes).any():
-                refused.append(functools.partial(nothing_fits, shared, one, needed, only))
+            needed = memory_of(mine, one)
+            if not (needed <= mine.capacity_bytes).any():
+                refused.append(functools.partial(nothing_fits, mine, one, needed, only))
                 continue
-            cases.append(priced(shared, one, needed))
+            cases.append(priced(mine, one, needed))
     if not cases:
         raise InputError(refused[-1]())
+    if objective == "time" and len({case.space.global_batch for case in cases}) > 1:
+        notes.append("ranked by the seconds of a step, which favour small batches: --objective tokens_per_s ranks by what a second trains")
+    notes.append(UNPLANNED)
     ranked = _ranked(cases, objective, rates)
     return Plan(
         shared, rates, objective, tokens, tuple(cases), ranked, legal, orders, time.perf_counter() - began, tuple(dict.fromkeys(notes))

@@ -27,8 +27,8 @@ _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 
 def top(plan: Plan, count: int) -> pd.DataFrame:
-    """The best layouts with what each takes, one row each."""
-    return at_ranks(plan, np.arange(min(count, len(plan))))
+    """The best layouts with what each takes, one row each; copies of better ones left out, which their ranks show."""
+    return at_ranks(plan, np.array(plan.distinct(count)))
 
 
 def at_ranks(plan: Plan, ranks: np.ndarray) -> pd.DataFrame:

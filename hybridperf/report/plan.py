@@ -10,11 +10,16 @@ from hybridperf.plans.fronts import PAIRS, plan_front
 from hybridperf.plans.levers import Moved, moves
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.plans.table import top
+from hybridperf.plans.tight import SURE, tight
 from hybridperf.plans.words import LEGEND, counted, layout_words
 from hybridperf.report import text
 from hybridperf.steps.compose import Parts
 
 _FRONT_ROWS = 6
+REST = (
+    "elasticity: percent of the best layout's time for one percent more; what they lack to -1 is exposed seconds of kernels and what a step"
+    " takes whatever the machine; quick links are links with a shorter latency; memory has none, it admits layouts one after the other"
+)
 PARTS = (
     ("computing", "compute_s"),
     ("communication that shows", "exposed_comm_s"),
@@ -43,6 +48,7 @@ def _head(plan: Plan) -> str:
     rates = f"{plan.legal / plan.seconds:,.0f} legal and {len(plan) / plan.seconds:,.0f} fitting ones a second"
     fitting = (
         f"{counted(plan.legal, 'legal layout')} ({plan.orders:,} if orders that place every group alike count apart), {len(plan):,} fit"
+        " and are priced"
     )
     return (
         f"{shape.name} ({text.amount(shape.parameters)} parameters, sequences of {shape.seq}) on {plan.setting.device.name},"
@@ -54,7 +60,7 @@ def _head(plan: Plan) -> str:
 def _best(plan: Plan, count: int) -> str:
     frame = top(plan, count)
     rows = []
-    for rank, (_, row) in enumerate(frame.iterrows()):
+    for rank, row in frame.iterrows():
         layout = plan.layout(plan.choice(rank))
         order = " ".join(name for name in layout.order if getattr(layout, name) > 1)
         cells = [
@@ -98,7 +104,23 @@ def _sure(plan: Plan, beside: list[Compared]) -> str:
             f"  faster than the {one.what} with a chance of {chance_words(one.chance)} (their intervals overlap by"
             f" {text.percent(one.overlap)})"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {line}" for line in memory_lines(plan))])
+
+
+def memory_lines(plan: Plan) -> list[str]:
+    """How surely the winner fits, and what lies on either side of the limit."""
+    said = tight(plan)
+    taken = f"the winner takes {text.percent(said.share)} of the memory that layouts may use"
+    chance = f"{taken}, and fits with a chance of {chance_words(said.chance)}"
+    if said.surer is not None and said.chance < SURE:
+        slower = plan.step_s(said.surer) / plan.step_s(plan.choice(0)) - 1
+        chance += f"; {text.percent(slower)} slower and surer to fit: {layout_words(plan.layout(said.surer))}"
+    lines = [chance]
+    if said.missed is not None:
+        faster = 1 - said.missed_s / plan.step_s(plan.choice(0))
+        needs = text.quantity(said.missed_bytes, "B")
+        lines.append(f"just too large: {layout_words(said.missed)}, {text.percent(faster)} faster, would need {needs}")
+    return lines
 
 
 def step_words(seconds: float) -> str:
@@ -116,8 +138,15 @@ def _levers(plan: Plan, found: list[Moved]) -> str:
     rows = []
     for one in found:
         then = "the same" if one.same else differences(plan.best, one.best)
-        rows.append([one.lever, f"{one.elasticity:+.2f}", f"{one.factor:g} times as much: {step_words(one.best_s)}", then])
-    return "What would move it\n" + text.table(["more of", "elasticity", "best step with", "best layout then differs in"], rows)
+        rows.append([one.lever, elasticity_words(one), f"{one.factor:g} times as much: {step_words(one.best_s)}", then])
+    return (
+        "What would move it\n" + text.table(["more of", "elasticity", "best step with", "best layout then differs in"], rows) + f"\n{REST}"
+    )
+
+
+def elasticity_words(one: Moved) -> str:
+    """Of the best layout's time; memory has none: it admits layouts, one after the other."""
+    return "-" if one.lever == "memory" else f"{one.elasticity:+.2f}"
 
 
 def _fronts(plan: Plan) -> str:
@@ -171,9 +200,19 @@ def confirmed_report(plan: Plan, found: list[Confirmed]) -> str:
         ]
         for one in found[1:]
     ]
-    best = min(one.graph_s for one in found)
-    said = (
-        "the graph confirms the winner" if best >= first.graph_s else f"the graph finds one {100 * (first.graph_s / best - 1):.1f} % faster"
-    )
+    best = min(found, key=lambda one: one.graph_s)
+    said = "the graph confirms the winner"
+    if best.graph_s < first.graph_s:
+        other = differences(plan.layout(first.choice), plan.layout(best.choice))
+        said = f"the graph finds one {100 * (first.graph_s / best.graph_s - 1):.1f} % faster ({other})"
     table = text.table(["neighbour differs in", "time over the winner's", "by the graph"], rows)
-    return f"{table}\n{said} (step by the graph, at the op model's own speeds: {step_words(first.graph_s)})"
+    return f"{table}\n{said}\n{_apart(first)}"
+
+
+def _apart(first: Confirmed) -> str:
+    """How far the graph's seconds of the winner are from the plan's, and why."""
+    return (
+        f"winner by the plan {step_words(first.plan_s)}, by the graph {step_words(first.graph_s)}"
+        f" ({100 * (first.graph_s / first.plan_s - 1):+.0f} %): the graph runs kernels at the op model's own speeds; the plan adds what"
+        " measured steps show beside them (exposed seconds of each kernel, slower products and loops, launches), so only orders compare"
+    )

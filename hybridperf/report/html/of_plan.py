@@ -33,7 +33,7 @@ from hybridperf.report.html.document import (
     Text,
 )
 from hybridperf.report.html.of_model import device_rows, system_rows
-from hybridperf.report.plan import PARTS, chance_words, dollars, part, step_words
+from hybridperf.report.plan import PARTS, REST, chance_words, dollars, elasticity_words, memory_lines, part, step_words
 from hybridperf.report.text import amount, percent, quantity
 from hybridperf.steps.compose import Parts
 from hybridperf.workloads.transformer.layout import Layout
@@ -98,7 +98,7 @@ def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
         headers = ["beside the winner", "differs in", "chance that the winner is faster", "intervals overlap by"]
         said += f" The naive layout is {NAIVE}." * any(one.what == "naive" for one in beside)
         blocks += [Text(said), Table(headers, rows, words=2)]
-    return blocks
+    return [*blocks, *(Text(f"{line[0].upper()}{line[1:]}.") for line in memory_lines(plan))]
 
 
 def _span(one: Compared) -> str:
@@ -122,7 +122,7 @@ def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
 def _best(plan: Plan) -> Table:
     rows: Rows = []
     several = len(plan.cases) > 1
-    for rank, row in enumerate(top(plan, _LISTED).to_dict("records")):
+    for rank, row in top(plan, _LISTED).to_dict("index").items():
         layout = plan.layout(plan.choice(rank))
         of = [count_cell(int(row["gpus"])), count_cell(int(row["global_batch"]))] if several else []
         rows.append([
@@ -164,11 +164,20 @@ def _front_plot(plan: Plan, one: str, other: str) -> Plot:
             Series("layouts that fit", step_s, amount, colour=OTHER),
             Series("front: no other is better in both", front_s, front, colour=1, line=True),
             Series("on the front", front_s, front, colour=1, labels=words),
+            *_limit(plan, step_s, other),
             Series("the best", best_s, best, colour=2, labels=[layout_words(plan.best)], mark=True),
         ],
         f"time of a {of}", name.format(of), time_words, lambda at: quantity(at, unit).strip(), x_log=True, y_log=True,
         caption=f"{one.capitalize()} against {other}: {drawn}; what falls on one spot is drawn once.",
     )  # fmt: skip
+
+
+def _limit(plan: Plan, step_s: np.ndarray, other: str) -> list[Series]:
+    """The memory that layouts may use, as a line."""
+    if other != "memory":
+        return []
+    ends = np.array([step_s.min(), step_s.max()])
+    return [Series("memory that may be used", ends, np.full(2, plan.setting.capacity_bytes), colour=3, line=True)]
 
 
 def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.ndarray]:
@@ -201,13 +210,13 @@ def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
             [
                 one.lever,
                 then,
-                Cell(f"{one.elasticity:+.2f}", one.elasticity),
+                Cell(elasticity_words(one), one.elasticity),
                 f"{one.factor:g} times",
                 Cell(step_words(one.best_s), one.best_s),
             ]
         )
     headers = ["more of", "the best layout then differs in", "elasticity", "as much", "best step then"]
-    said = "Elasticity: percent of the best layout's time for one percent more; the step with much more is of the layout that is best then."
+    said = f"{REST[0].upper()}{REST[1:]}. The step with much more is of the layout that is best then."
     return [Text(said), Table(headers, rows, words=2)]
 
 
