@@ -133,7 +133,13 @@ def _best(plan: Plan) -> Table:
         ])  # fmt: skip
     of_cases = ["GPUs", "batch"] if several else []
     headers = ["layout", "fastest first", "rank", *of_cases, "step", "tokens/s", "MFU", "memory", "energy", f"{plan.economy.money}, USD"]
-    return Table(headers, rows, f"The best {len(rows)} of {len(plan):,} that fit", words=2, best=0)
+    return Table(
+        headers,
+        rows,
+        f"The best {len(rows)} of {len(plan):,} that fit, without copies of better ones (their ranks are missing)",
+        words=2,
+        best=0,
+    )
 
 
 def _order(layout: Layout) -> str:
