@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import HtmlPage, compilation_cache, names_in
+from hybridperf.cli_common import HtmlPage, compilation_cache, keep_files, names_in
 
 app = typer.Typer()
 
@@ -43,6 +43,7 @@ def plan(
     from hybridperf.report import plan as reports
 
     check_name(out)  # before a minute of work
+    keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
     if top < 1:
         raise InputError(f"expected --top of 1 or more, got {top}")
     compilation_cache()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, compilation_cache
+from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, compilation_cache, keep_files
 
 
 def steps(
@@ -40,6 +40,9 @@ def steps(
     if knobs and host:
         raise InputError("expected one of --knobs and --host, got both: fitted efficiencies hold their host's")
     check_table_name(out)  # before a minute of work
+    if save_knobs and save_knobs.suffix != ".json":
+        raise InputError(f"expected a name ending in .json in --save-knobs, got {save_knobs}; rename it")
+    keep_files({"--out": out, "--save-knobs": save_knobs}, [rows, knobs, *(fit_on or [])])
     frame = read_table(rows)
     tables = [read_table(path) for path in fit_on or []]
     for path, table in zip(fit_on or [], tables, strict=True):

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from hybridperf import cli_common
 from hybridperf.io import InputError
 from hybridperf.steps import names
 from hybridperf.steps.adaptation import Adaptation
@@ -255,3 +256,70 @@ def test_formats_in_and_out_say_the_same(bank, run, tmp_path, ending):
     write_table(rows({"id": "x"}), tmp_path / f"in{ending}")
     assert run("steps", tmp_path / f"in{ending}", "--out", tmp_path / f"out{ending}")[0] == 0
     assert read_table(tmp_path / f"out{ending}")["predicted_s"][0] == pytest.approx(one(bank)["predicted_s"])
+
+
+# --- accelerators that are given ---------------------------------------------------------------------------------------------------------
+
+_NAMED = sorted({entry["device"] for entry in names.aliases()["gpu"]})
+
+
+@pytest.mark.parametrize("device", _NAMED)
+def test_an_accelerator_is_the_same_by_option_and_in_the_table(device):
+    found = names.machine("", "", device)
+    assert found == names.machine(device, "")
+    assert found.device == device
+
+
+@pytest.mark.parametrize(
+    ("device", "system"), [("h100_sxm", "aic_h100_sxm"), ("h200_sxm", "aic_h200_sxm"), ("a100_pcie_80g", "8x_a100_pcie")]
+)
+def test_a_device_that_is_given_has_its_own_nodes(device, system):
+    assert names.machine("", "", device).system.id == system
+
+
+def test_what_options_replace_is_said():
+    (row,) = resolve(rows({}), device="h100_sxm", system="dgx_h100")
+    assert "device h100_sxm was given, in place of the row's gpu a100_sxm4_80g" in row.note
+    (links,) = resolve(rows({}), system="dgx_h100")
+    assert "links of aic_h100_sxm, whose accelerator is a H100-SXM5-80GB, for a a100_sxm4_80g" in links.note
+    for options in ({}, {"device": "a100_sxm4_80g"}, {"system": "aws_p4de_a100"}):
+        (same,) = resolve(rows({}), **options)
+        assert "links of" not in same.note
+        assert "was given, in place" not in same.note
+
+
+def test_an_unknown_accelerator_is_told_the_names_near_it():
+    with pytest.raises(InputError, match=r"^unknown gpu 'A10': name one of a100_pcie_80g, .* in gpu or by --device$"):
+        names.machine("A10", "")
+    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of titanxp"):
+        names.machine("", "", "titanxp")
+
+
+# --- files that are kept -----------------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_that_is_read_is_written_over(measured, refused, tmp_path):
+    table, train, link = tmp_path / "rows.csv", tmp_path / "train.csv", tmp_path / "link.csv"
+    rows({}).to_csv(table, index=False)
+    measured.to_csv(train, index=False)
+    link.symlink_to(table)
+    before = table.read_bytes(), train.read_bytes()
+    for arguments in (
+        ("--out", table),
+        ("--out", link),
+        ("--out", tmp_path / "sub" / ".." / "rows.csv"),
+        ("--fit-on", train, "--out", train),
+    ):
+        assert "which would be lost; give a new name" in refused("steps", table, *arguments)
+    fitting = ("steps", table, "--fit-on", train, "--out", tmp_path / "o.csv", "--save-knobs")
+    assert "a name ending in .json in --save-knobs" in refused(*fitting, table)
+    assert "a name ending in .json in --save-knobs" in refused(*fitting, tmp_path / "kk.txt")
+    assert "which would be lost" in refused("ops", table, "--model", "h100_sxm", "--out", table)
+    assert (table.read_bytes(), train.read_bytes()) == before
+
+
+def test_two_outputs_are_two_files(tmp_path):
+    one = {"--out": tmp_path / "a", "--html": tmp_path / "b", "--timeline": None}
+    cli_common.keep_files(one, [tmp_path / "c", None])
+    with pytest.raises(InputError, match=r"^expected different files in --out and --html"):
+        cli_common.keep_files({**one, "--html": tmp_path / "a"}, [])
