@@ -8,6 +8,7 @@ from hybridperf.io import InputError
 from hybridperf.steps import names
 from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
+from hybridperf.steps.columns import READ, misspelt
 from hybridperf.steps.predict import predict_steps
 from hybridperf.steps.rows import resolve
 
@@ -323,3 +324,84 @@ def test_two_outputs_are_two_files(tmp_path):
     cli_common.keep_files(one, [tmp_path / "c", None])
     with pytest.raises(InputError, match=r"^expected different files in --out and --html"):
         cli_common.keep_files({**one, "--html": tmp_path / "a"}, [])
+
+
+# --- models and sizes --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"family": "moe"}, "expected experts and topk of a family moe given by its sizes, got nothing"),
+        ({"family": "moe", "experts": 8}, "expected topk of a family moe"),
+        ({"family": "t5"}, "expected decoder_layers of a family t5 given by its sizes, got nothing"),
+    ],
+)
+def test_families_that_need_more_sizes_ask_for_them(changes, says):
+    (row,) = resolve(rows(changes))
+    assert says in row.refused
+
+
+def test_families_by_sizes_are_what_they_say():
+    experts, encoder = resolve(rows({"family": "moe", "experts": 8, "topk": 2}, {"family": "t5", "decoder_layers": 8, "pp": 1, "dp": 8}))
+    assert (experts.config.shape.experts, experts.config.shape.topk) == (8, 2)
+    assert (encoder.config.shape.decoder_layers, encoder.config.shape.positions) == (8, "relative")
+
+
+NAMED = dict.fromkeys(("hidden", "heads", "layers", "vocab", "family"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": "gpt3-13b", "layers": 80}, "layers 80 given, gpt3-13b has 40"),
+        ({"model": "llama3-8b", "hidden": 1024}, "hidden 1024 given, llama3-8b has 4096"),
+        ({"model": "gpt3-13b", "family": "llama"}, "family llama given, gpt3-13b is a gpt: predicted as that"),
+        ({"model": "gpt3-13b", "experts": 8, "topk": 2}, "experts 8 given, gpt3-13b has none"),
+        ({"model": "bert-large", "seq": 65536}, "seq 65536 given, bert-large has 512 learned positions"),
+        ({"model": "gpt2", "seq": 4096, "pp": 1, "dp": 8}, "seq 4096 given, gpt2 has 1024 learned positions"),
+    ],
+)
+def test_a_name_and_sizes_that_differ_are_said(changes, says):
+    (row,) = resolve(rows(NAMED | changes))
+    assert row.config is not None
+    assert says in row.note
+
+
+def test_a_name_and_sizes_that_agree_are_not():
+    same = {"model": "gpt3-13b", "family": "GPT", "layers": 40, "heads": 40, "kv_heads": 40, "head_dim": 128, "vocab": 50304, "seq": 1024}
+    (row,) = resolve(rows(NAMED | same))
+    assert "given" not in row.note
+    (rotary,) = resolve(rows(NAMED | {"model": "llama3-8b", "seq": 131072, "framework": "torchtitan", "pp": 1, "dp": 8}))
+    assert "given" not in rotary.note
+
+
+def test_heads_too_wide_for_fused_attention_are_said():
+    wide, usual = resolve(rows({"heads": 2}, {"heads": 4}))
+    assert "fused attention assumed for heads of 512, which kernels of up to 256 do not take" in wide.note
+    assert "fused attention" not in usual.note
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("recompue", "recompute"),
+        ("seqlen", "seq"),
+        ("micro_batch_size", "micro_batch"),
+        ("pipeline", "pp"),
+        ("Global Batch Size", "global_batch"),
+    ],
+)
+def test_columns_by_other_names_are_told_ours(wrong, right):
+    assert misspelt([wrong, "model"]) == {wrong: right}
+    assert misspelt([wrong, right, "model"]) == {}
+
+
+def test_other_names_of_columns_are_of_columns_that_are_read():
+    assert set(names.aliases()["columns"].values()) <= set(READ)
+    assert not set(names.aliases()["columns"]) & set(READ)
+
+
+def test_links_that_stand_for_others_are_said_only_where_they_do():
+    assert "nodes of T4s are priced with PCIe 4 links" in names.machine("t4", "").notes
+    assert "nodes of T4s are priced with PCIe 4 links" not in names.machine("t4", "", None, "deepbench_nv_t4").notes

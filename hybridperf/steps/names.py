@@ -74,6 +74,8 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
     if (device or system) and fabric.device not in (None, spec.id) and name != found.get("system"):
         notes.append(f"links of {fabric.id}, whose accelerator is a {fabric.accelerator}, for a {spec.id}")
     renoded = bool(system) and (own is None or load_system(own) != fabric)
+    if "system_note" in found and name == found["system"]:
+        notes.append(found["system_note"])
     if not renoded:  # the option names the row's own system, if any: what the row says of it stands
         if "node_bytes_per_s" in cluster:
             fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
@@ -144,6 +146,11 @@ def doubt_of(source: str) -> str:
     """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
     text = plain(source)
     return next((str(why) for says, why in aliases()["doubted"].items() if text.startswith(says)), "")
+
+
+def column_called(name: str) -> str:
+    """The column that others call so; "" where nobody does."""
+    return str(aliases()["columns"].get(plain(name), ""))
 
 
 def word(table: str, said: str) -> Any:
