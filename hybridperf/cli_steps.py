@@ -30,9 +30,9 @@ def steps(
 
     from hybridperf.hardware import load_host
     from hybridperf.io import InputError, read_table, write_table
-    from hybridperf.io.tables import check_table_name
+    from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.steps.adaptation import Adaptation
-    from hybridperf.steps.columns import misspelt
+    from hybridperf.steps.columns import READ, misspelt
     from hybridperf.steps.predict import as_given, kept_as, predict_steps
 
     if save_knobs and not fit_on:
@@ -43,7 +43,7 @@ def steps(
     if save_knobs and save_knobs.suffix != ".json":
         raise InputError(f"expected a name ending in .json in --save-knobs, got {save_knobs}; rename it")
     keep_files({"--out": out, "--save-knobs": save_knobs}, [rows, knobs, *(fit_on or [])])
-    frame = read_table(rows)
+    frame = with_own_text(read_table(rows), rows, READ)
     tables = [read_table(path) for path in fit_on or []]
     for path, table in zip(fit_on or [], tables, strict=True):
         if "step_time_s" not in table:

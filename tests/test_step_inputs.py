@@ -1,5 +1,7 @@
 """`hybridperf steps`: why a row does not fit, systems that are given, measured rows that cannot be used, odd tables."""
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -175,9 +177,9 @@ def test_measured_rows_that_are_left_out_say_why(bank, measured):
     [
         ({"micro_batch": 10**18}, "micro_batch must be a billion or less, got 1000000000000000000"),
         ({"grad_accum": 1e30}, "accumulation must be a billion or less"),
-        ({"tp": "8 GPUs"}, "expected a number of zero or more in tp, got '8 GPUs'"),
-        ({"n_gpus": "1,024"}, "expected a number of zero or more in n_gpus, got '1,024'"),
-        ({"tp": True}, "expected a number of zero or more in tp, got 'True'"),
+        ({"tp": "8 GPUs"}, "expected a whole number of 1 or more in tp, got '8 GPUs'"),
+        ({"n_gpus": "1,024"}, "expected a whole number of 1 or more in n_gpus, got '1,024'"),
+        ({"tp": True}, "expected a whole number of 1 or more in tp, got 'True'"),
         ({"tp": 10**9, "dp": 10**9, "pp": 1, "n_gpus": None}, "must be a billion or less"),
     ],
 )
@@ -405,3 +407,101 @@ def test_other_names_of_columns_are_of_columns_that_are_read():
 def test_links_that_stand_for_others_are_said_only_where_they_do():
     assert "nodes of T4s are priced with PCIe 4 links" in names.machine("t4", "").notes
     assert "nodes of T4s are priced with PCIe 4 links" not in names.machine("t4", "", None, "deepbench_nv_t4").notes
+
+
+# --- what is assumed, and refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1.5, "nan.", "1e400"])
+def test_a_number_that_is_none_is_told_one_rule(value):
+    (row,) = resolve(rows({"micro_batch": value}))
+    assert f"expected a whole number of 1 or more in micro_batch, got {value!r}".replace("'1e400'", "1e400") in row.refused
+
+
+def test_a_number_of_gpus_of_a_node_that_is_assumed_is_asked_for():
+    (assumed,) = resolve(rows({"gpus_per_node": None, "n_gpus": 12, "dp": 3}))
+    assert "expected whole nodes of 8 GPUs, a number that is assumed, got 12 GPUs; give gpus_per_node" in assumed.refused
+    (given,) = resolve(rows({"n_gpus": 12, "dp": 3}))
+    assert "expected whole nodes of 8 GPUs, got 12 GPUs" in given.refused
+
+
+def test_an_assumed_framework_says_what_it_implies():
+    (row,) = resolve(rows({"framework": None}))
+    assert "framework megatron_core assumed (where the row does not say: ZeRO 1, fused attention, " in row.note
+    habits = names.aliases()["framework"]["megatron_core"]
+    assert (habits["zero"], habits["attention"], habits["sequence_parallel"], habits["overlap_gradients"]) == (1, "fused", True, True)
+    assert habits["recompute"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("zb", "zero_bubble"), ("ZB-H1", "zero_bubble"), ("interleaved-1F1B", "interleaved"), ("1f1b", "1f1b")]
+)
+def test_schedules_by_other_names(said, meant):
+    (row,) = resolve(rows({"schedule": said, "vp": 2 if meant == "interleaved" else 1}))
+    assert row.config.layout.schedule == meant
+
+
+def test_schedules_that_are_not_built_are_told_the_nearest():
+    (row,) = resolve(rows({"schedule": "zbv"}))
+    assert "got 'zbv'; zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built" in row.refused
+
+
+def test_chunks_without_a_schedule_are_said_to_interleave():
+    (row,) = resolve(rows({"vp": 2}))
+    assert row.config.layout.schedule == "interleaved"
+    assert "schedule interleaved (vp 2) assumed" in row.note
+    (said,) = resolve(rows({"vp": 2, "schedule": "interleaved"}))
+    assert "schedule" not in said.note
+
+
+def test_a_short_chimera_is_not_told_the_rule_of_one_way_pipelines():
+    short = {"pp": 8, "dp": 1, "layers": 16, "grad_accum": 4, "sharding": None}
+    two_ways, one_way = resolve(rows({**short, "schedule": "chimera"}, {**short, "schedule": "1f1b"}))
+    assert "a pipeline needs pp - 1 micro-batches" in one_way.note
+    assert two_ways.config is not None
+    assert "a pipeline needs pp - 1 micro-batches" not in two_ways.note
+
+
+@pytest.mark.parametrize("seq", [512, 1000, 1024, 2048, 4096])
+def test_one_gpu_exposes_no_communication(bank, seq):
+    assert one(bank, n_gpus=1, gpus_per_node=1, tp=1, pp=1, dp=1, seq=seq)["exposed_comm_s"] == 0.0
+
+
+# --- files -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_words_of_ones_own_columns_are_kept(run, tmp_path):
+    text = "id,tag,mine,count,model,gpu,n_gpus,global_batch,pp,tp,recompute\n"
+    text += "007,NA,x,,llama3-8b,H100,8,8,1,8,NA\n1e5,null,nan,2,llama3-8b,H100,8,8,1,8,\n8,,,,llama3-8b,H100,8,8,1,8,none\n"
+    (tmp_path / "t.csv").write_text(text)
+    assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")[0] == 0
+    found = pd.read_csv(tmp_path / "o.csv", dtype=str, keep_default_na=False)
+    assert found["id"].tolist() == ["007", "1e5", "8"]
+    assert found["tag"].tolist() == ["NA", "null", ""]
+    assert found["mine"].tolist() == ["x", "nan", ""]
+    assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.parquet")[0] == 0
+    assert pd.read_parquet(tmp_path / "o.parquet")["tag"].tolist()[:2] == ["NA", "null"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda knobs: knobs.update(gem=1.0), "'gem' is no knob (did you mean 'gemm'?)"),
+        (lambda knobs: knobs.update(gemm="1.0"), "gemm is no number but '1.0'"),
+        (lambda knobs: knobs.pop("gemm"), "knob gemm is missing"),
+    ],
+)
+def test_knobs_that_are_no_knobs_are_named(bank, measured, tmp_path, change, says):
+    path = tmp_path / "k.json"
+    predict_steps(measured, fit_on=measured, bank=bank).adaptation.save(path)
+    document = json.loads(path.read_text())
+    (group,) = document["groups"].values()
+    change(group["knobs"])
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError) as error:
+        Adaptation.load(path)
+    assert str(error.value) == f"{path} is damaged ({says}); fit the rows again"
+    del document["groups"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="'groups' is missing"):
+        Adaptation.load(path)

@@ -27,6 +27,7 @@ from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk", "decoder_layers")
 _EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",)}  # of families that are others without these
+_NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
 _PADDING = 0.02  # of a vocabulary: 50304 for 50257
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
@@ -103,6 +104,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
                 row.notes.append(f"framework {framework} is not known, only {', '.join(aliases()['framework'])}")
             framework = row.assume("framework", "megatron_core")
             habits = {**aliases()["framework"][framework], "precision": "bf16"}
+            row.notes[-1] += f" (where the row does not say: {habits['implies']})"
         else:
             habits = {**aliases()["framework"][framework], **habits_of(source)}
         shape = _shape(row)
@@ -113,6 +115,8 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         layout = _layout(row, habits, gpus_per_node, shape)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
+        if row.count("gpus_per_node") is None and gpus and gpus > whole and gpus % whole:
+            raise Refused(f"expected whole nodes of {whole} GPUs, a number that is assumed, got {gpus} GPUs; give gpus_per_node")
         row.notes += _checked(layout, shape, gpus, gpus_per_node, whole, strict)
         dtype, fields = _habits(row, habits, layout, found)
         if dict(fields).get("attention", "fused") == "fused" and shape.dim > _WIDEST_FUSED_HEAD:
@@ -307,10 +311,16 @@ def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
 
 
 def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
-    said = plain(row.text("schedule"))
-    if said and said not in SCHEDULES:
-        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {said!r}")
-    return said or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
+    said = row.text("schedule")
+    found = word("schedule", said) if said else ""
+    if found is None:
+        near = f"; {_NEAR_SCHEDULE}" if plain(said).startswith(("zb", "zero")) else ""
+        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(said)!r}{near}")
+    if found or vp == 1:
+        return found or str(habits.get("schedule", "1f1b"))
+    if row.count("vp"):
+        row.assume("schedule", f"interleaved (vp {vp})")
+    return "interleaved"
 
 
 def _yes(row: Record, field: str, habit: bool) -> bool:
