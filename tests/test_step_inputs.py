@@ -1,17 +1,23 @@
 """`hybridperf steps`: why a row does not fit, systems that are given, measured rows that cannot be used, odd tables."""
 
 import json
+import re
+import subprocess
+import sys
+from typing import Any
 
 import pandas as pd
 import pytest
 
+import hybridperf as hp
+import hybridperf.memory
 from hybridperf import cli_common
 from hybridperf.io import InputError
 from hybridperf.steps import names
 from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
 from hybridperf.steps.columns import READ, misspelt
-from hybridperf.steps.predict import predict_steps
+from hybridperf.steps.predict import COLUMNS, predict_steps
 from hybridperf.steps.rows import resolve
 
 ROW = dict(
@@ -505,3 +511,25 @@ def test_knobs_that_are_no_knobs_are_named(bank, measured, tmp_path, change, say
     path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="'groups' is missing"):
         Adaptation.load(path)
+
+
+# --- help and names ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_column(run):
+    status, printed, _ = run("steps", "--help")
+    assert status == 0
+    words = set(re.findall(r"\w+", printed))
+    assert not {*READ, *COLUMNS} - words
+    for table in ("framework", "recompute"):
+        assert set(names.aliases()[table]) - words <= {"selective_op", "true", "false", "unknown", "recipe"}
+    assert "whole square, not its causal half" in printed
+
+
+def test_memory_is_found_where_people_look_for_it():
+    shape, layout = hp.load_shape("llama3-8b"), hp.Layout(tp=8)
+    here: Any = hp.memory
+    assert here(shape, layout).peak_bytes == hybridperf.memory.memory(shape, layout).peak_bytes
+    assert hp.MemoryKnobs is hybridperf.memory.MemoryKnobs
+    alone = "import hybridperf as hp; hp.memory(hp.load_shape('llama3-8b'), hp.Layout()).peak_bytes; hp.memory.MemoryKnobs"
+    subprocess.run([sys.executable, "-c", alone], check=True)
