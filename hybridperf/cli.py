@@ -14,7 +14,17 @@ from typing import Annotated
 import typer
 
 from hybridperf import cli_ask, cli_choose, cli_plan, cli_steps, cli_trace, cli_validate
-from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Cores, HtmlPage, Out, compilation_cache, model_named, names_in, seconds_in
+from hybridperf.cli_common import (
+    SOME_ROWS_UNPREDICTED,
+    Cores,
+    HtmlPage,
+    Out,
+    compilation_cache,
+    keep_files,
+    model_named,
+    names_in,
+    seconds_in,
+)
 from hybridperf.cli_program import code_of, jax_program
 
 # Everything heavy is imported inside the commands: `--help` and wrong options answer at once.
@@ -261,6 +271,7 @@ def ops(
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
     from hybridperf.io import read_table, write_table
 
+    keep_files({"--out": out}, [rows])
     compilation_cache()
     frame = read_table(rows)
     predicted = model_named(model).predict_ops(frame)
@@ -295,6 +306,7 @@ def collectives(
     from hybridperf.importers.collective_files import read_collectives
     from hybridperf.io import write_table
 
+    keep_files({"--out": out}, rows)
     loaded = collectives_by_name(model) if model else None
     frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
     for remark in remarks:
@@ -329,6 +341,7 @@ def predict(
     given = bool(jax) + bool(program) + bool(trace)
     if given != 1:
         raise InputError(f"expected one of --jax module:function, --program FILE and --trace FILE, got {given or 'none'} of them")
+    keep_files({"--timeline": timeline, "--html": html}, [program, trace])
     compilation_cache()
     loaded = model_named(model)
     skip = [name for name in ignore.split(",") if name]

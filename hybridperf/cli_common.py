@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,23 @@ def compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) -> None:
+    """`InputError` where a file to be written, by its option, is one that is read, or one that another option writes."""
+    from hybridperf.io import InputError
+
+    inputs = {os.path.realpath(path): path for path in read if path}
+    outputs: dict[str, str] = {}
+    for option, path in written.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        if place in inputs:
+            raise InputError(f"expected another file in {option} than what is read, got {path}, which would be lost; give a new name")
+        if place in outputs:
+            raise InputError(f"expected different files in {outputs[place]} and {option}, got {path} in both; give another name")
+        outputs[place] = option
 
 
 def names_in(text: str) -> list[str]:

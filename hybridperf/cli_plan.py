@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import HtmlPage, compilation_cache, names_in, ready
+from hybridperf.cli_common import HtmlPage, compilation_cache, keep_files, names_in, ready
 
 app = typer.Typer()
 _ONLY = (
@@ -50,6 +50,7 @@ def plan(
     ready(out, "--out")
     if html is not None:
         ready(html, "--html")
+    keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
     if top < 1:
         raise InputError(f"expected --top of 1 or more, got {top}")
     compilation_cache()

@@ -1,13 +1,16 @@
 """Prices of a step's calls: attention of a framework's own year, experts as products, clocks under a power limit. By hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.hardware import load_device, load_system
-from hybridperf.model import PerfModel
-from hybridperf.ops import Gemm, Moe, OpCall
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.ops import Gemm, Moe, OpCall, PrefillAttention
 from hybridperf.steps.features import features
+from hybridperf.steps.kin import shipped
 from hybridperf.steps.prices import Prices, grouped
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.attention_kernels import SHARES, published_share
@@ -116,3 +119,68 @@ def test_what_shows_of_gathers_is_a_nodes_own_part():
     assert across.gather_inside_s == pytest.approx(inside.gather_s)
     assert across.gather_s.sum() > inside.gather_s.sum()
     assert scattered.gather_inside_s.sum() == 0 < scattered.gather_s.sum()
+
+
+def one_s(device, op, priced_by=None):
+    """Seconds of one op on a device by its own shipped calibration or another's, and by those of kin."""
+    machine = model_or_datasheet(priced_by or device)
+    ours = Prices(machine, fit_collectives(None, load_system("aic_h100_sxm"))[0], load_device(device), shipped)
+    call = OpCall(op)
+    ours.learn([call])
+    return ours[call]
+
+
+ATTENTION = PrefillAttention("fp16", 1.0, 4096.0, 32.0, 128.0)
+PRODUCT = Gemm("fp16", 8192.0, 4096.0, 4096.0)
+
+
+@pytest.mark.parametrize("device", ["v100_sxm2", "v100_pcie_32g", "p100_pcie_16g", "mi100", "t4", "l40s", "a100_pcie_40g"])
+@pytest.mark.parametrize("op", [ATTENTION, PRODUCT], ids=["attention", "product"])
+def test_what_was_not_measured_is_no_nearer_the_peak_than_on_kin(device, op):
+    """Their calibrations have neither attention nor products in 16 bits: at the roofline they would reach all of the peak."""
+    share = float(op.work().flops) / one_s(device, op) / load_device(device).peak("fp16", "matrix")
+    assert 0.1 < share < (0.7 if op is ATTENTION else 0.9)
+
+
+@pytest.mark.parametrize("op", [ATTENTION, PRODUCT, Gemm("fp32", 8192.0, 4096.0, 4096.0)], ids=["attention", "product", "fp32"])
+def test_less_power_is_never_faster(op):
+    sxm = one_s("a100_sxm4_80g", op)
+    assert one_s("a100_pcie_40g", op) > 0.99 * sxm
+    assert one_s("a100_pcie_80g", op, "a100_pcie_40g") > 0.99 * sxm
+
+
+def test_published_attention_needs_its_power_too():
+    """FlashAttention 2 on the A100 that it is published of, and on the one of 250 W: (400 / 250)^(1/3) of the time."""
+    links = fit_collectives(None, load_system("aic_h100_sxm"))[0]
+    seconds = []
+    for name in ("a100_sxm4_80g", "a100_pcie_40g"):
+        ours, call = (
+            Prices(model_or_datasheet(name), links, load_device(name), shipped),
+            OpCall(PrefillAttention("bf16", 1.0, 16384.0, 16.0, 128.0)),
+        )
+        ours.learn([call])
+        seconds.append(ours[call] * ours.attention_factor("flash2", "bf16"))
+    assert seconds[1] == pytest.approx(seconds[0] * (400 / 250) ** (1 / 3), rel=0.02)
+
+
+def test_newer_devices_are_faster_in_single_precision():
+    """Only H100 and A100 were measured in it: H200 and B200 reach their share of the peak."""
+    op = Gemm("fp32", 8192.0, 4096.0, 4096.0)
+    h100, h200, b200 = (one_s(name, op) for name in ("h100_sxm", "h200_sxm", "b200_sxm"))
+    assert h200 == pytest.approx(h100, rel=1e-6)
+    assert b200 < h100
+
+
+def test_attention_in_both_16_bit_formats_takes_the_same_time():
+    """The calibrations are of bf16; tensor cores multiply both at one rate."""
+    for device in ("a100_sxm4_80g", "h100_sxm", "b200_sxm"):
+        assert one_s(device, ATTENTION) == pytest.approx(one_s(device, dataclasses.replace(ATTENTION, dtype="bf16")))
+
+
+def test_without_any_calibration_a_usual_share_is_taken():
+    device = load_device("v100_sxm2")
+    links = fit_collectives(None, load_system("aic_h100_sxm"))[0]
+    ours = Prices(PerfModel.datasheet(device), links, device, lambda: ())
+    ours.learn([OpCall(PRODUCT), OpCall(ATTENTION)])
+    for op, share in ((PRODUCT, 0.75), (ATTENTION, 0.5)):
+        assert ours[OpCall(op)] * device.peak("fp16", "matrix") == pytest.approx(float(op.work().flops) / share, rel=0.05)

@@ -82,7 +82,7 @@ def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs
             "memory_bytes_per_s": own.memory_bytes_per_s * device.memory_bytes_per_s / prices.device.memory_bytes_per_s,
             "peak_flops_per_s": {name: rate * (factor if lever == "arithmetic" else 1.0) for name, rate in own.peak_flops_per_s.items()},
         })  # fmt: skip
-    new = Prices(dataclasses.replace(prices.model, device=priced_by), prices.links.on(system), device)
+    new = Prices(dataclasses.replace(prices.model, device=priced_by), prices.links.on(system), device, prices.kin)
     return dataclasses.replace(setting, prices=new, device=device, capacity_bytes=capacity), knobs
 
 

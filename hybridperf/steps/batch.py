@@ -21,6 +21,7 @@ from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.steps.compose import Features
 from hybridperf.steps.cross_node import with_crossings
 from hybridperf.steps.features import features, joined
+from hybridperf.steps.kin import shipped
 from hybridperf.steps.names import Machine
 from hybridperf.steps.prices import Prices
 from hybridperf.steps.rows import Resolved, ResolvedRow, resolve
@@ -71,7 +72,7 @@ class Bank:
         if key not in self._prices:
             if machine.model not in self._models:
                 self._models[machine.model] = model_or_datasheet(machine.model)
-            self._prices[key] = Prices(self._models[machine.model], _links(machine), load_device(machine.device))
+            self._prices[key] = Prices(self._models[machine.model], _links(machine), load_device(machine.device), shipped)
         return self._prices[key]
 
     def understand(self, frame: pd.DataFrame, device: str | None = None, system: str | None = None) -> Batch:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, Moe, OpCall, PrefillAttention
 from hybridperf.step_table import collective_frame
+from hybridperf.steps.kin import PER_POWER, as_measured, is_measured
+from hybridperf.steps.kin import seconds as believed_seconds
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.attention_kernels import published_share
 from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
@@ -33,7 +35,6 @@ from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _BY_MODEL = (Gemm, BatchedGemm, PrefillAttention, EncoderAttention)
 _ATTENTION_BACKWARD_FLOPS = 2.5  # five products where the forward has two
-_PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
 # causal attention on which published shares of the peak are reached: a long sequence, heads of 128
 _LONG_SEQUENCE, _HEADS, _HEAD_DIM = 16384.0, 16.0, 128.0
 Priced = OpCall | CollectiveCall
@@ -46,6 +47,7 @@ class Prices:
     model: PerfModel
     links: CollectiveModel
     device: DeviceSpec  # whose bandwidth counts; the model may be of its neighbour
+    kin: Callable[[], Sequence[PerfModel]] | None = None  # calibrations by which ops are priced that the model has not; None: its roofline
     known: dict[Priced, float] = dataclasses.field(default_factory=dict)
     cells: dict[Any, Any] = dataclasses.field(default_factory=dict)  # sums over the passes of a cell (`features.py`)
     kept: dict[Any, Any] = dataclasses.field(default_factory=dict)  # passes of cells, which take longer to build than to price
@@ -63,19 +65,42 @@ class Prices:
         messages = [call for call in new if isinstance(call, CollectiveCall)]
         if by_model:
             # device time alone: launching is the host's, whose knobs stand beside it
-            table = self.model.table([dataclasses.replace(call, issued_apart=True) for call in by_model])
-            self.known.update(zip(by_model, (self._slower * self.model.op_seconds(table)).tolist(), strict=True))
+            self.known.update(zip(by_model, self._ops_s([dataclasses.replace(call, issued_apart=True) for call in by_model]), strict=True))
         if messages:
             self.known.update(zip(messages, self._messages_s(messages).tolist(), strict=True))
         for call in new:
             if isinstance(call, OpCall) and call not in self.known:
                 self.known[call] = call.times * float(call.op.work().bytes) / self.device.memory_bytes_per_s
 
+    def _ops_s(self, calls: list[OpCall]) -> list[float]:
+        """Seconds of ops: measured ones by the model, others as large a share of the roofline as kin reach."""
+        calls = [dataclasses.replace(call, op=as_measured(self.model, call.op)) for call in calls]
+        known = np.array([self.kin is None or is_measured(self.model, call.op) for call in calls], bool)
+        found = np.empty(len(calls))
+        for here, price in ((known, self._measured_s), (~known, self._believed_s)):
+            if here.any():
+                found[here] = price([call for call, one in zip(calls, here, strict=True) if one])
+        return [float(one) for one in found]
+
+    def _measured_s(self, calls: list[OpCall]) -> np.ndarray:
+        return self._slower * self.model.op_seconds(self.model.table(calls))
+
+    def _believed_s(self, calls: list[OpCall]) -> np.ndarray:
+        assert self.kin is not None
+        return believed_seconds(self.model, self.device, calls, self.kin())
+
+    def _unlimited_s(self, call: OpCall) -> float:
+        """Seconds of an op with as much power as devices have that shares of the peak are published of."""
+        call = dataclasses.replace(call, op=as_measured(self.model, call.op))
+        if self.kin is None or is_measured(self.model, call.op):
+            return float(self.model.op_seconds(self.model.table([call]))[0])
+        return float(believed_seconds(self.model, self.device.model_copy(update={"tdp_w": None}), [call], self.kin())[0])
+
     @functools.cached_property
     def _slower(self) -> float:
-        """Seconds of the device over those of the one that its model is of."""
+        """Seconds of the device over those of the one that its model is of; what more power gains nobody measured."""
         measured_w, own_w = self.model.device.tdp_w, self.device.tdp_w
-        return 1.0 if measured_w is None or own_w is None else (measured_w / own_w) ** _PER_POWER
+        return 1.0 if measured_w is None or own_w is None else max((measured_w / own_w) ** PER_POWER, 1.0)
 
     def attention_factor(self, kernel: str, dtype: str) -> float:
         """Seconds of a generation of fused attention, forward and backward, over those of the op model; 1 where nothing is published."""
@@ -85,10 +110,9 @@ class Prices:
         if (kernel, dtype) not in self._factors:
             op = PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM)
             once = OpCall(op, issued_apart=True)
-            table = self.model.table([once])
             forward_flops = float(op.work().flops)
             products = 1 + _ATTENTION_BACKWARD_FLOPS
-            own_s = float(self.model.op_seconds(table)[0]) * (1 + FUSED_ATTENTION.value)
+            own_s = self._unlimited_s(once) * (1 + FUSED_ATTENTION.value)
             self._factors[kernel, dtype] = products * forward_flops / (share * self.model.device.peak(dtype, "matrix")) / own_s
         return self._factors[kernel, dtype]
 
