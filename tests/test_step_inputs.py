@@ -533,3 +533,23 @@ def test_memory_is_found_where_people_look_for_it():
     assert hp.MemoryKnobs is hybridperf.memory.MemoryKnobs
     alone = "import hybridperf as hp; hp.memory(hp.load_shape('llama3-8b'), hp.Layout()).peak_bytes; hp.memory.MemoryKnobs"
     subprocess.run([sys.executable, "-c", alone], check=True)
+
+
+# --- one bad measurement -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1000.0, "left out"), (1e-3, "left out"), (10.0, "kept")])
+def test_a_measured_row_far_from_the_others_is_named(bank, measured, factor, kept):
+    bad = measured.assign(id=list("abcdefgh"))
+    bad.loc[2, "step_time_s"] *= factor
+    found = predict_steps(measured, fit_on=bad, bank=bank)
+    (said,) = (one for one in found.said if "far longer or shorter" in one)
+    assert said.startswith(f"1 rows to fit on took far longer or shorter than others of their group let expect, and are {kept}; the worst,")
+    assert f"row 3 (c): {factor:.3g} times"[:12] in said
+    if kept == "left out":
+        clean = predict_steps(measured, fit_on=measured.drop(index=2), bank=bank).frame
+        assert found.frame["predicted_s"].to_numpy() == pytest.approx(clean["predicted_s"].to_numpy())
+
+
+def test_rows_that_agree_are_not_named(bank, measured):
+    assert not any("far longer" in one for one in predict_steps(measured, fit_on=measured, bank=bank).said)
