@@ -553,3 +553,12 @@ def test_a_measured_row_far_from_the_others_is_named(bank, measured, factor, kep
 
 def test_rows_that_agree_are_not_named(bank, measured):
     assert not any("far longer" in one for one in predict_steps(measured, fit_on=measured, bank=bank).said)
+
+
+@pytest.mark.parametrize("changes", [{"seq": 10**9}, {"seq": 1}, {"n_gpus": 10**8, "dp": 10**8 // 4}, {"micro_batch": 4096}])
+def test_sizes_far_from_all_that_was_measured_are_said(changes):
+    name, value = next(iter(changes.items()))
+    far, usual = resolve(rows(changes, {}))
+    assert far.config is not None
+    assert f"{name} {value} is far outside measured steps (" in far.note
+    assert "far outside" not in usual.note

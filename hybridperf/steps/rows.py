@@ -28,6 +28,7 @@ from hybridperf.workloads.transformer.step import refuse_unmodelled
 _SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk", "decoder_layers")
 _EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",)}  # of families that are others without these
 _NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
+_FAR = 2.0  # how many times beyond what was measured is said
 _PADDING = 0.02  # of a vocabulary: 50304 for 50257
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
@@ -124,6 +125,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         flags = contradictions.of(row.record, shape, layout, found, dtype, dict(fields)["quant"], global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
         refuse_unmodelled(config)
+        row.notes += _unseen(config)
     except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
     return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name)
@@ -140,6 +142,19 @@ def _nodes(row: Record, found: Machine) -> tuple[int, int]:
         return found.gpus_per_node, said or found.whole
     said = said or row.assume("gpus_per_node", found.gpus_per_node)
     return said, said
+
+
+@functools.lru_cache(65536)
+def _unseen(config: TransformerConfig) -> list[str]:
+    """Sizes far outside all measured steps."""
+    layout, shape = config.layout, config.shape
+    values = {"n_gpus": layout.ranks} | {name: getattr(shape, name) for name in ("seq", "hidden")}
+    values |= {name: getattr(layout, name) for name in ("micro_batch", "tp", "pp")}
+    return [
+        f"{name} {values[name]} is far outside measured steps ({low} to {high}): extrapolated"
+        for name, (low, high) in aliases()["measured"].items()
+        if not low / _FAR <= values[name] <= high * _FAR
+    ]
 
 
 def _no_transformer(row: Record) -> str:
