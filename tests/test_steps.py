@@ -11,6 +11,7 @@ import pytest
 from hybridperf.evaluate import makespan
 from hybridperf.io import InputError
 from hybridperf.lower import lower
+from hybridperf.steps import adapt
 from hybridperf.steps import adaptation as adaptations
 from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
@@ -455,3 +456,40 @@ def test_what_rows_say_of_recomputation_is_tested(one_node, bank):
     assert max(found, key=lambda mode: found[mode]) != "full"
     assert adapted.recompute["vtrain_single_node"] != "full"
     assert any("recompute" in sentence for sentence in said)
+
+
+def test_a_fabric_of_which_nothing_was_measured_widens_the_interval_as_far_as_its_collectives_reach(bank):
+    """Eight A100 joined by PCIe: the prior alone says a collective within a factor of eight up and down, and most of the step is one."""
+    measured, prior = (
+        predict_steps(rows({"gpu": gpu, "tp": 8, "dp": 1, "pp": 1, "precision": "bf16"}), bank=bank).frame.iloc[0]
+        for gpu in ("A100 SXM 80GB", "A100 PCIe 80GB")
+    )
+    assert "prior alone" in prior["note"]
+    assert "prior alone" not in measured["note"]
+    assert measured["high_s"] / measured["predicted_s"] < 2.5
+    assert prior["high_s"] > prior["predicted_s"] + 3 * prior["exposed_comm_s"]
+    assert prior["predicted_s"] - prior["exposed_comm_s"] < 1.5 * prior["low_s"] + prior["host_s"]  # what computes stays
+    alone = predict_steps(rows({"gpu": "A100 PCIe 80GB", "n_gpus": 1, "tp": 1, "dp": 1, "pp": 1}), bank=bank).frame.iloc[0]
+    assert "prior alone" not in alone["note"]  # it exchanges nothing
+
+
+def test_ops_that_were_not_measured_are_said_and_widen_the_interval(bank):
+    row = {"n_gpus": 1, "tp": 1, "dp": 1, "pp": 1, **{name: LARGE[name] for name in ("hidden", "heads", "seq")}, "layers": 2}
+    frame = predict_steps(rows(*({"gpu": gpu, **row} for gpu in ("V100 SXM2", "A100 SXM 80GB"))), bank=bank).frame
+    assert (
+        "no products in fp16 of v100_sxm2 were measured: the share of the peak that a100_sxm4_80g reaches is believed" in frame["note"][0]
+    )
+    assert "were measured" not in frame["note"][1]
+    widths = np.log(frame["high_s"] / frame["low_s"])
+    assert widths[0] > 1.2 * widths[1]
+    assert (frame["mfu"] < 0.9).all()
+
+
+def test_measured_rows_take_away_as_much_doubt_of_a_machine_as_they_tell():
+    """Of a knob that rows told all of, nothing is left open."""
+    batch = Bank().understand(rows({"gpu": "A100 PCIe 80GB", "tp": 8, "dp": 1, "pp": 1}))
+    before = adapt.Adapted.before()
+    sure = dataclasses.replace(before, covariance=1e-8 * before.covariance)
+    open_, closed = (adapt.predict(one, batch.features, batch.cells).beyond for one in (before, sure))
+    assert (open_ > 0.3).all()
+    assert (closed < 1e-3).all()

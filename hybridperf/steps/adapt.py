@@ -23,13 +23,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from hybridperf.hardware import Host
 from hybridperf.steps.compose import Features, step_seconds
 from hybridperf.steps.cross_node import with_stalled
-from hybridperf.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of
+from hybridperf.steps.knobs import BELIEFS, NAMES, NINE_OF_TEN, OF_OPS, Knobs, knobs_of
 
 # NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows given: `hybridperf validate steps --tasks
 # splits`), not fitted. Little hangs on them: over draws 10 to 39 of that task, mean error 2.8 % with a standard error of 0.12, half the
@@ -100,6 +101,7 @@ class Said:
     log_s: np.ndarray
     deviation: np.ndarray  # of its log
     logs: tuple[np.ndarray, np.ndarray, np.ndarray]  # corrections [N] each, as the composition takes them
+    beyond: np.ndarray  # [2, N] how far below and above its log may lie in nine of ten cases for what was not measured on its machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,28 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
     a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
     variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
-    return Said(log_s, np.sqrt(variance), _logs(corrections))
+    return Said(log_s, np.sqrt(variance), _logs(corrections), _beyond(adapted, f, log_s, corrections))
+
+
+def _beyond(adapted: Adapted, f: Features, log_s: np.ndarray, corrections: np.ndarray) -> np.ndarray:
+    """What doubts of a machine do to logs of steps, down and up [2, N]: all of a kind err together, ops and links apart.
+
+    Rows that were learned from told of a knob, and of what it multiplies, as much as its width shrank.
+    """
+    found = np.zeros((2, len(log_s)))
+    if f.doubt is None or not f.doubt.any():
+        return found
+    at = np.flatnonzero(f.doubt.any(0))
+    some = jax.tree.map(lambda leaf: leaf[..., at], f)
+    left = np.sqrt(np.diag(adapted.covariance)[: len(NAMES)]) / beliefs()[1]
+    moved = NINE_OF_TEN * (np.minimum(left, 1.0) * f.doubt[:, at].T).T
+    of_ops = np.isin(NAMES, OF_OPS)[:, None]
+    for way, sign in enumerate((-1, 1)):
+        for kind in (of_ops, ~of_ops):
+            theta = adapted.theta[:, None] + sign * np.where(kind, moved, 0.0)
+            step_s = step_seconds(some, knobs_of(theta), *_logs(corrections[:, at])).step_s
+            found[way, at] = np.hypot(found[way, at], np.log(np.asarray(step_s, float)) - log_s[at])
+    return found
 
 
 def fit(f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None, held: Held | None = None) -> Adapted:

@@ -20,7 +20,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.steps.compose import Features
 from hybridperf.steps.cross_node import with_crossings
-from hybridperf.steps.features import features, joined
+from hybridperf.steps.features import doubts_of, features, joined
 from hybridperf.steps.kin import shipped
 from hybridperf.steps.names import Machine
 from hybridperf.steps.prices import Prices
@@ -38,6 +38,7 @@ class Batch:
     features: Features | None  # [N]; None without rows
     cells: np.ndarray  # [N, X]
     problems: Mapping[int, str]  # by place: why a row that was understood cannot be priced
+    doubts: tuple[str, ...] = ()  # [N] what of the row's machine was not measured
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -68,7 +69,7 @@ class Bank:
 
     def prices(self, machine: Machine) -> Prices:
         """Of calls on one machine."""
-        key = machine.device, machine.model, machine.system.model_dump_json()
+        key = _key(machine)
         if key not in self._prices:
             if machine.model not in self._models:
                 self._models[machine.model] = model_or_datasheet(machine.model)
@@ -85,7 +86,7 @@ class Bank:
         for at in resolved.predictable:
             machine = resolved.rows[at].machine
             assert machine is not None
-            by_machine.setdefault((machine.device, machine.model, machine.system.model_dump_json()), []).append(at)
+            by_machine.setdefault(_key(machine), []).append(at)
         parts: list[tuple[Features, list[int]]] = []
         problems: dict[int, str] = {}
         for places in by_machine.values():
@@ -101,7 +102,10 @@ class Bank:
         if parts:
             whole = joined([(part, np.array([order[place] for place in places])) for part, places in parts], len(priced))
             whole = with_crossings(whole, rows)
-        return Batch(resolved, priced, rows, whole, cells_of([_config(row) for row in rows]), problems)
+        return Batch(resolved, priced, rows, whole, cells_of([_config(row) for row in rows]), problems, self._doubts(rows))
+
+    def _doubts(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
+        return tuple(doubts_of(_config(row), self._prices[_key(row.machine)]).said for row in rows if row.machine is not None)
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine
@@ -140,6 +144,10 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
 def _with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
     """One object for all rows that say the same."""
     return config.replace(layout=config.layout.replace(recompute=mode))
+
+
+def _key(machine: Machine) -> tuple[str, str, str]:
+    return machine.device, machine.model, machine.system.model_dump_json()
 
 
 def _config(row: ResolvedRow) -> TransformerConfig:

@@ -95,6 +95,7 @@ class Features:
     gathered_layers: Any  # of a rank, updated in shards and gathered one by one: times data ranks
     schedule: Any = None  # index into SCHEDULES; None: of those that `fill` is all of
     weight_share: Any = None  # of a layer's backward: its weights' gradients, which a schedule may put off; None likewise
+    doubt: Any = None  # width in logs of each knob beside its own, where what it multiplies was not measured on this machine [K, N]
 
 
 class Parts(NamedTuple):

@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
 from hybridperf.steps.cells import Sums, Unique, cell_key, cells_of, kernels_key, shards_key, shards_of
 from hybridperf.steps.compose import Block, Features
-from hybridperf.steps.prices import Prices
+from hybridperf.steps.prices import Doubts, Prices
+from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
 from hybridperf.workloads.transformer.passes import Step
 from hybridperf.workloads.transformer.stages import stage_layers
 from hybridperf.workloads.transformer.update import summed_over_pipes, tied_reduction
+
+# knobs of messages, by the group that exchanges them
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp", "tp_across"), "cp": ("exchange",), "ep": ("exchange",), "shard": ("gather",), "data": ("reduction",), "pp": ("p2p",),
+}  # fmt: skip
+_PROBED_BYTES = 64e6
 
 
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
@@ -69,7 +77,38 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
         stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
         reduction_hidden=reduction_hidden, optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing,
         crossing=nothing, stalls=nothing, gathered_layers=nothing, schedule=schedule, weight_share=weight_share,
+        doubt=np.stack([doubts_of(config, prices).widths for config in configs], -1),
     )  # fmt: skip
+
+
+def doubts_of(config: TransformerConfig, prices: Prices) -> Doubts:
+    """How sure the prices of a row are, and what is to be said of them."""
+    key = _doubted(config)
+    if key not in prices.sure:
+        prices.sure[key] = prices.doubts(_probes(config))
+    return prices.sure[key]
+
+
+@functools.lru_cache(65536)
+def _doubted(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that doubts depend on."""
+    return (config.dtype, config.quant, config.attention, *(config.group(dim) for dim in _GROUPS))
+
+
+def _probes(config: TransformerConfig) -> list[tuple[str, OpCall | CollectiveCall]]:
+    """A call for what each knob multiplies."""
+    square, heads = (4096.0,) * 3, (128.0, 2048.0, 2048.0, 128.0)
+    product = Gemm(config.dtype, *square, quant=config.quant)
+    attention = (
+        PrefillAttention(config.dtype, 1.0, 4096.0, 16.0, 128.0) if config.attention == "fused" else BatchedGemm(config.dtype, *heads)
+    )
+    found: list[tuple[str, OpCall | CollectiveCall]] = [("gemm", OpCall(product)), ("attention", OpCall(attention))]
+    for dim, knobs in _GROUPS.items():
+        group = config.group(dim)
+        if group.ranks > 1 and (dim != "shard" or config.layout.zero >= 2):
+            call = CollectiveCall("all_reduce", _PROBED_BYTES, group.ranks, group.nodes)
+            found += [(knob, call) for knob in knobs]
+    return found
 
 
 def joined(parts: Sequence[tuple[Features, np.ndarray]], rows: int) -> Features:

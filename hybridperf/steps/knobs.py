@@ -16,6 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
+NINE_OF_TEN = 1.645  # deviations
+OF_OPS = ("gemm", "attention")  # knobs of what the op model prices
+
 
 @dataclasses.dataclass(frozen=True)
 class Belief:

@@ -32,7 +32,7 @@ from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import stall_chance
 from hybridperf.steps.failures import failures
 from hybridperf.steps.features import picked
-from hybridperf.steps.knobs import knobs_of
+from hybridperf.steps.knobs import NINE_OF_TEN, knobs_of
 from hybridperf.steps.memory_fit import memory_knobs, peak_bytes
 from hybridperf.steps.names import doubt_of
 from hybridperf.steps.peaks import arithmetic, peak_flops_per_s
@@ -42,7 +42,6 @@ COLUMNS = (
     "predicted_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes", "fits", "compute_s", "exposed_comm_s", "bubble_s", "host_s",
     "note",
 )  # fmt: skip
-NINE_OF_TEN = 1.645  # deviations
 _LIKELY_STALL = 0.05
 _COMPONENTS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 _OURS = {"predicted_s", "low_s", "high_s", "tokens_per_s", "memory_bytes", "fits", "note"}  # together nobody else's columns
@@ -147,13 +146,18 @@ class _Times:
     deviation: np.ndarray
     parts: dict[str, np.ndarray]  # COMPONENTS
     remarks: np.ndarray
+    beyond: np.ndarray  # [2, N] down and up, as `adapt.Said` has it
 
     @staticmethod
     def of(batch: Batch, known: Adaptation) -> _Times:
         assert batch.features is not None
         names = np.array(batch.groups)
         found = _Times(
-            np.empty(len(batch)), np.empty(len(batch)), {name: np.empty(len(batch)) for name in _COMPONENTS}, np.empty(len(batch), object)
+            np.empty(len(batch)),
+            np.empty(len(batch)),
+            {name: np.empty(len(batch)) for name in _COMPONENTS},
+            np.empty(len(batch), object),
+            np.empty((2, len(batch))),
         )
         for group in dict.fromkeys(names.tolist()):
             here = names == group
@@ -161,6 +165,7 @@ class _Times:
             f, cells = picked(batch.features, here), batch.cells[here]
             one = adapt.predict(adapted, f, cells)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
+            found.beyond[:, here] = one.beyond
             found.remarks[here] = _remarks(group, whose, known.few.get(group, 0), adapted, cells)
             parts = step_seconds(f, knobs_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
@@ -173,7 +178,7 @@ class _Times:
         log_s = (self.log_s + other.log_s) / 2
         shares = {name: (values / np.exp(self.log_s) + other.parts[name] / np.exp(other.log_s)) / 2 for name, values in self.parts.items()}
         parts = {name: share * np.exp(log_s) for name, share in shares.items()}
-        return _Times(log_s, np.hypot(self.deviation, apart), parts, self.remarks)
+        return _Times(log_s, np.hypot(self.deviation, apart), parts, self.remarks, np.maximum(self.beyond, other.beyond))
 
 
 def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | None, known: Adaptation, notes: dict[int, str]) -> None:
@@ -183,8 +188,8 @@ def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | No
         times = times.halfway(_Times.of(other, known))
     at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s
-    for name, sign in (("low_s", -1), ("high_s", 1)):
-        out[name][at] = np.exp(times.log_s + sign * NINE_OF_TEN * times.deviation)
+    for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
+        out[name][at] = np.exp(times.log_s + sign * np.hypot(NINE_OF_TEN * times.deviation, beyond))
     for name, values in times.parts.items():
         out[name][at] = values
     tokens = np.array([config.layout.global_batch * config.shape.seq for config in configs], float)
@@ -198,7 +203,9 @@ def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | No
     for i, (place, row) in enumerate(zip(at, batch.rows, strict=True)):
         stall = f"one run in {round(1 / chance[i])} like this stalls and takes far longer" if chance[i] > _LIKELY_STALL else ""
         share = _share_of(row)
-        note[place] = "; ".join(filter(None, (failed[i], row.note, notes.get(int(place), ""), times.remarks[i], stall, share)))
+        note[place] = "; ".join(
+            filter(None, (failed[i], row.note, notes.get(int(place), ""), times.remarks[i], batch.doubts[i], stall, share))
+        )
 
 
 def _remarks(group: str, whose: str, few: int, adapted: adapt.Adapted, cells: np.ndarray) -> np.ndarray:

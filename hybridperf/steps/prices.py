@@ -25,8 +25,10 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, Moe, OpCall, PrefillAttention
 from hybridperf.step_table import collective_frame
-from hybridperf.steps.kin import PER_POWER, as_measured, is_measured
+from hybridperf.steps.kin import ATTENTION_WIDTH, PER_POWER, PRODUCTS_WIDTH, as_measured, is_measured
+from hybridperf.steps.kin import kin as nearest
 from hybridperf.steps.kin import seconds as believed_seconds
+from hybridperf.steps.knobs import NAMES, NINE_OF_TEN
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.attention_kernels import published_share
 from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
@@ -38,6 +40,14 @@ _ATTENTION_BACKWARD_FLOPS = 2.5  # five products where the forward has two
 # causal attention on which published shares of the peak are reached: a long sequence, heads of 128
 _LONG_SEQUENCE, _HEADS, _HEAD_DIM = 16384.0, 16.0, 128.0
 Priced = OpCall | CollectiveCall
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubts:
+    """Of what was not measured on a machine."""
+
+    widths: np.ndarray  # [K] in logs, beside the width of each knob
+    said: str
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,6 +62,8 @@ class Prices:
     cells: dict[Any, Any] = dataclasses.field(default_factory=dict)  # sums over the passes of a cell (`features.py`)
     kept: dict[Any, Any] = dataclasses.field(default_factory=dict)  # passes of cells, which take longer to build than to price
     once: dict[Any, Any] = dataclasses.field(default_factory=dict)  # the same of what happens once a step
+    sure: dict[Any, Doubts] = dataclasses.field(default_factory=dict)  # of rows, by what they depend on
+    _doubts: dict[Priced, tuple[float, str]] = dataclasses.field(default_factory=dict)
     _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)  # of attention, by kernel and dtype
 
     def learn(self, calls: Iterable[Priced]) -> None:
@@ -115,6 +127,39 @@ class Prices:
             own_s = self._unlimited_s(once) * (1 + FUSED_ATTENTION.value)
             self._factors[kernel, dtype] = products * forward_flops / (share * self.model.device.peak(dtype, "matrix")) / own_s
         return self._factors[kernel, dtype]
+
+    def doubts(self, probes: Sequence[tuple[str, Priced]]) -> Doubts:
+        """How sure the prices of some calls are, each standing for what a knob multiplies, and what is to be said of that."""
+        widths: dict[str, float] = {}
+        said: dict[str, None] = {}
+        for knob, call in probes:
+            if call not in self._doubts:
+                self._doubts[call] = self._message_doubt(call) if isinstance(call, CollectiveCall) else self._op_doubt(call)
+            width, why = self._doubts[call]
+            widths[knob] = max(widths.get(knob, 0.0), width)
+            if why:
+                said[why] = None
+        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), "; ".join(said))
+
+    def _op_doubt(self, call: OpCall) -> tuple[float, str]:
+        """(width in logs, sentence) of an op; nothing of a measured one."""
+        op = as_measured(self.model, call.op)
+        if self.kin is None or is_measured(self.model, op):
+            return 0.0, ""
+        found = nearest(self.device, op, self.kin())
+        what = "attention" if isinstance(op, PrefillAttention | EncoderAttention) else "products"
+        whose = "that devices usually reach" if found is None else f"that {found.device.id} reaches"
+        numbers = op.arithmetic_dtype(op.dtype, {"quant": op.quant}) if isinstance(op, Gemm) else op.dtype
+        why = f"no {what} in {numbers} of {self.device.id} were measured: the share of the peak {whose} is believed"
+        return (PRODUCTS_WIDTH if what == "products" else ATTENTION_WIDTH), why
+
+    def _message_doubt(self, call: CollectiveCall) -> tuple[float, str]:
+        """(width in logs, sentence) of a collective of a fabric of which nothing was measured; nothing of others."""
+        if self.links.adapted is None or self.links.adapted.rows:
+            return 0.0, ""
+        said = self.links.predict(collective_frame([call])).iloc[0]
+        width = float(np.log(said["high_s"] / said["low_s"])) / 2 / NINE_OF_TEN
+        return width, f"collectives by the prior alone: none of {self.links.system.id} was measured"
 
     def __getitem__(self, call: Priced) -> float:
         return self.known[call]
