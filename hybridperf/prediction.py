@@ -97,6 +97,10 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     time_s = float(times.end_s.max())
     outside = _outside(model, workload)
     interval = _interval(model, workload, table, lowered, group, op_s, outside)
+    why = []
+    if interval is None and model.groups:
+        share, groups = _unknown(model, workload, group, op_s, _collective_spread(model, workload))
+        why.append(f"no interval: no error is known of {share:.0%} of the step ({', '.join(groups)}), more than {_UNKNOWN_SHARE:.0%}")
     inside = _inside(model, workload, outside)
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
@@ -114,7 +118,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         timeline=times,
         on_critical_path=critical,
         in_range=bool(inside.all()),
-        notes=(*workload.notes, *_notes(model, table, group, op_s, inside, workload)),
+        notes=(*workload.notes, *_notes(model, table, group, op_s, inside, workload), *why),
     )
 
 
@@ -144,11 +148,8 @@ def _interval(
 
     An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
     """
-    run_s = workload.times_run() * op_s
     spread = _collective_spread(model, workload)
-    unknown = [u for u in split(workload.calls)[0] if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None]
-    unknown += [*_unmeasured(model, workload), *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u]))]
-    if run_s[unknown].sum() > _UNKNOWN_SHARE * run_s.sum():
+    if _unknown(model, workload, group, op_s, spread)[0] > _UNKNOWN_SHARE:
         return None
     rng = np.random.default_rng(0)
     drawn = np.zeros((len(KINDS), _DRAWS))
@@ -168,6 +169,14 @@ def _interval(
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
+
+
+def _unknown(model: PerfModel, workload: Workload, group: np.ndarray, op_s: np.ndarray, spread: np.ndarray) -> tuple[float, list[str]]:
+    """(share of the step's run time of which no error is known, its groups); `spread`: of collectives [U]."""
+    run_s = workload.times_run() * op_s
+    at = [u for u in split(workload.calls)[0] if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None]
+    at = sorted({*at, *_unmeasured(model, workload), *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u]))})
+    return float(run_s[at].sum() / run_s.sum()) if at else 0.0, sorted({KINDS[group[u]] for u in at})
 
 
 def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
@@ -243,7 +252,9 @@ def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.nd
     ops = split(workload.calls)[0]
     remarks[list(ops)] = model.remarks(list(ops.values()))
     for said in sorted(set(remarks[times > 0]) - {""}):
-        notes.append(f"{said} ({run_s[remarks == said].sum() / total:.0%} of the step)")
+        # a step's framework is of training; the kernels that were measured are of frameworks that serve
+        shown = said.replace("no framework given: taken for ", "priced by kernels that were measured in ")
+        notes.append(f"{shown} ({run_s[remarks == said].sum() / total:.0%} of the step)")
     outside = run_s[~inside].sum() / total
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")
