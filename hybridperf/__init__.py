@@ -27,6 +27,8 @@ _WHERE = {
     "InputError": "io",
     "Layout": "workloads.transformer.layout",
     "MadMax": "strategies.mad_max",
+    "MemoryKnobs": "memory.knobs",
+    "MemoryUse": "memory.use",
     "OpPricer": "pricing",
     "PerfModel": "model",
     "Placement": "workloads.placement",
@@ -60,6 +62,7 @@ _WHERE = {
     "load_shape": "workloads.transformer.zoo",
     "load_system": "hardware",
     "lookup_calls": "ops.embedding_bag",
+    "memory": "memory",
     "node_tiers": "tiers.tier",
     "offload": "tiers.offload",
     "pipelines": "choices.pipeline",
@@ -86,7 +89,8 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'hybridperf' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(f"hybridperf.{_WHERE[name]}"), name)
+    found = importlib.import_module(f"hybridperf.{_WHERE[name]}")
+    value = found if callable(found) else getattr(found, name)  # `hp.memory` is the room and its function
     globals()[name] = value
     return value
 

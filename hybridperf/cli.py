@@ -14,7 +14,17 @@ from typing import Annotated
 import typer
 
 from hybridperf import cli_ask, cli_choose, cli_plan, cli_steps, cli_trace, cli_validate
-from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Cores, HtmlPage, Out, compilation_cache, model_named, names_in, seconds_in
+from hybridperf.cli_common import (
+    SOME_ROWS_UNPREDICTED,
+    Cores,
+    HtmlPage,
+    Out,
+    compilation_cache,
+    keep_files,
+    model_named,
+    names_in,
+    seconds_in,
+)
 from hybridperf.cli_program import code_of, jax_program
 
 # Everything heavy is imported inside the commands: `--help` and wrong options answer at once.
@@ -261,6 +271,7 @@ def ops(
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note."""
     from hybridperf.io import read_table, write_table
 
+    keep_files({"--out": out}, [rows])
     compilation_cache()
     frame = read_table(rows)
     predicted = model_named(model).predict_ops(frame)
@@ -295,6 +306,7 @@ def collectives(
     from hybridperf.importers.collective_files import read_collectives
     from hybridperf.io import write_table
 
+    keep_files({"--out": out}, rows)
     loaded = collectives_by_name(model) if model else None
     frame, remarks = read_collectives(rows, collective or None, n_gpus, n_nodes)
     for remark in remarks:
@@ -329,6 +341,7 @@ def predict(
     given = bool(jax) + bool(program) + bool(trace)
     if given != 1:
         raise InputError(f"expected one of --jax module:function, --program FILE and --trace FILE, got {given or 'none'} of them")
+    keep_files({"--timeline": timeline, "--html": html}, [program, trace])
     compilation_cache()
     loaded = model_named(model)
     skip = [name for name in ignore.split(",") if name]
@@ -402,17 +415,17 @@ def devices() -> None:
 @app.command()
 def systems() -> None:
     """Systems (nodes and their links) whose facts are known."""
-    from hybridperf.hardware import load_system, system_names
+    from hybridperf.hardware import load_system, other_names, system_names
     from hybridperf.report import text
 
     specs = [load_system(name) for name in system_names()]
     print(
         text.table(
-            ["system", "description", "per node", "inside a node", "of a node"],
+            ["system", "also called", "description", "per node", "inside a node", "of a node"],
             [
                 [
-                    s.id, s.description, str(s.accelerators_per_node), text.quantity(s.intra_bytes_per_s, "B/s"),
-                    text.quantity(s.node_bytes_per_s, "B/s"),
+                    s.id, ", ".join(other_names("systems", s.id)), s.description, str(s.accelerators_per_node),
+                    text.quantity(s.intra_bytes_per_s, "B/s"), text.quantity(s.node_bytes_per_s, "B/s"),
                 ]
                 for s in specs
             ],
@@ -421,11 +434,19 @@ def systems() -> None:
 
 
 @app.command()
+def models() -> None:
+    """Transformers whose sizes are known, for `plan`, `choose` and `steps`; `show NAME` says all of one."""
+    from hybridperf.report import shapes
+
+    print(shapes.shapes_table())
+
+
+@app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="device, system, model folder, or `ops`")],
+    name: Annotated[str, typer.Argument(help="device, system, Transformer, model folder, or `ops`")],
     other: Annotated[str, typer.Argument(help="a second model or device: show what the two differ in")] = "",
 ) -> None:
-    """What is known of a device, a system, a model, or which ops tables may name; of two models, what differs."""
+    """What is known of a device, a system, a Transformer, a calibrated model, or which ops tables may name; of two models, what differs."""
     from hybridperf.model import check_folder
     from hybridperf.report import text
 

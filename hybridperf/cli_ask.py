@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Out, compilation_cache
+from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Out, compilation_cache, keep_files
 
 app = typer.Typer()
 
@@ -29,6 +29,7 @@ def sweep(
     from hybridperf.report import best_rows
     from hybridperf.sweeps import sweep as run_sweep
 
+    keep_files({"--out": out}, [spec])
     compilation_cache()
     done = run_sweep(spec, out, top=top, by=by, workers=workers, scheduler=scheduler, restart=restart)
     rate = f", {done.computed / done.seconds:,.0f} points/s" if done.computed else ", all done before"

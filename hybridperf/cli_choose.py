@@ -26,6 +26,7 @@ OutTable = Annotated[Path | None, typer.Option("--out", help="write all of them 
 Seq = Annotated[int | None, typer.Option("--seq", help="tokens of a sequence; the model's own if not given", min=1)]
 
 _MATRICES = 6  # of a layer of BERT
+_MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = "v100_sxm2", 80.8, 8.9  # published with KAISA's question, of a layer of BERT-large
 
 
 @app.command()
@@ -63,6 +64,9 @@ def strategies(
     if local is not None and not system and batch is None and gpus % cluster.gpus_per_node == 0 and gpus >= 8:
         print("\n" + reports.published_report(gpus))
     _write(found, out)
+    if not found["fits"].any():
+        fixed = None if local is not None and batch is None else samples
+        raise InputError(reports.nothing_fits(model, layers, named_law(law, cluster), samples, fixed, plans=local is None))
 
 
 @app.command()
@@ -70,14 +74,14 @@ def chimera(
     model: Model, system: System, gpus: Gpus, batch: Batch,
     seq: Seq = None,
     device: Device = "",
-    dtype: Annotated[str, typer.Option("--dtype", help="of weights and activations")] = "fp32",
+    dtype: Annotated[str, typer.Option("--dtype", help="of weights and activations; Chimera's own runs were fp32")] = "bf16",
     memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
     out: OutTable = None,
 ) -> None:  # fmt: skip
     """How many pipelines of how many stages, and which micro-batch: Chimera's two-way pipelines beside 1F1B."""
     import dataclasses
 
-    from hybridperf.choices.pipeline import pipelines
+    from hybridperf.choices.pipeline import pipeline_like, pipelines
     from hybridperf.plans.layer import layer_forward_s
     from hybridperf.plans.setting import setting
     from hybridperf.report import choices as reports
@@ -99,36 +103,69 @@ def chimera(
         )
         for schedule in ("chimera", "1f1b")
     }  # fmt: skip
-    print(reports.pipelines_report(shape.name, gpus, batch, found))
+    alike = pipeline_like(
+        shape, found["chimera"][0], batch, layer_forward_s(shared), "1f1b", latency_s=fabric.latency_s, bytes_per_s=link, dtype=dtype
+    )
+    print(reports.pipelines_report(shape.name, gpus, batch, found, alike=alike, capacity_bytes=capacity, dtype=dtype))
     _write(reports.pipelines_frame(found), out)
 
 
 @app.command()
 def kaisa(
     model: Model, gpus: Gpus, system: System,
-    invert_ms: Annotated[float, typer.Option("--invert-ms", help="to invert one layer's factors; BERT-large's on a V100")] = 80.8,
-    precondition_ms: Annotated[float, typer.Option("--precondition-ms", help="to precondition one layer; the same")] = 8.9,
+    invert_ms: Annotated[
+        float | None, typer.Option("--invert-ms", help="to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given")
+    ] = None,
+    precondition_ms: Annotated[float | None, typer.Option("--precondition-ms", help="to precondition that layer; the same")] = None,
+    micro_batch: Annotated[int, typer.Option("--micro-batch", help="samples of a rank, for the memory beside the inverses", min=1)] = 1,
+    dtype: Annotated[str, typer.Option("--dtype", help="of weights and activations, for the memory beside the inverses")] = "fp32",
+    device: Device = "",
+    memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
     every: Annotated[int, typer.Option("--every", help="steps between inversions", min=1)] = 10,
     out: OutTable = None,
 ) -> None:  # fmt: skip
     """On which share of the ranks K-FAC keeps its inverses: memory against communication."""
     from hybridperf.choices.second_order import SecondOrderCosts, factored, second_order_front, second_orders
-    from hybridperf.hardware import load_system
+    from hybridperf.hardware import load_device, load_system
     from hybridperf.io import InputError
+    from hybridperf.memory import memory
     from hybridperf.report import choices as reports
-    from hybridperf.workloads.transformer import load_shape
+    from hybridperf.steps.memory_fit import USABLE
+    from hybridperf.workloads.transformer import Layout, load_shape
 
+    shape, fabric = load_shape(model), load_system(system)
+    named = device or fabric.device
+    if named is None:
+        raise InputError(
+            f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device"
+        )
+    spec = load_device(named)
+    faster = spec.peak("fp32", "vector") / load_device(_MEASURED_ON).peak("fp32", "vector")
+    scaled = invert_ms is None or precondition_ms is None
+    invert_ms = _INVERT_MS / faster if invert_ms is None else invert_ms
+    precondition_ms = _PRECONDITION_MS / faster if precondition_ms is None else precondition_ms
     if not (invert_ms > 0 and precondition_ms > 0):
         raise InputError(f"expected --invert-ms and --precondition-ms above 0, got {invert_ms:g} and {precondition_ms:g}")
-    shape, fabric = load_shape(model), load_system(system)
     layer = factored(load_shape("bert-large"))[:_MATRICES]
     link = fabric.node_bytes_per_s / fabric.accelerators_per_node if gpus > fabric.accelerators_per_node else fabric.intra_bytes_per_s
     costs = SecondOrderCosts.of_layer(
         layer, 1e-3 * invert_ms, 1e-3 * precondition_ms, bytes_per_s=link, latency_s=fabric.latency_s, every=every
     )
     shares, front = second_orders(factored(shape), gpus, costs), second_order_front(factored(shape), gpus, costs)
-    print(reports.second_order_report(shape.name, gpus, shares, front))
-    _write(reports.second_order_frame(shares, front), out)
+    beside = float(memory(shape, Layout(dp=gpus, micro_batch=micro_batch), dtype=dtype).peak_bytes)
+    room = USABLE * (spec.memory_bytes if memory_bytes is None else memory_bytes) - beside
+    print(reports.second_order_report(shape.name, gpus, shares, front, beside_bytes=beside, room_bytes=room))
+    times = f"inverting takes {invert_ms:.3g} ms and preconditioning {precondition_ms:.3g} ms of a layer of BERT-large"
+    if scaled:
+        times += f" on {spec.id}: {_INVERT_MS:g} and {_PRECONDITION_MS:g} ms of a V100 by fp32 peaks, an assumption; give --invert-ms"
+    print(times)
+    _write(reports.second_order_frame(shares, front, room), out)
+    if not any(one.memory_bytes <= room for one in shares):
+        least = min(one.memory_bytes for one in shares)
+        raise InputError(
+            f"expected inverses that fit beside {shape.name} on {spec.id}, got {least / 1e9:.2f} GB at least where"
+            f" {max(room, 0) / 1e9:.2f} GB are left; take more GPUs, a smaller --micro-batch or a narrower --dtype"
+        )
 
 
 def _write(frame: pd.DataFrame, out: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,25 @@ SOME_ROWS_UNPREDICTED = 3  # exit status
 Out = Annotated[Path, typer.Option("--out", help="where to write")]
 HtmlPage = Annotated[Path | None, typer.Option("--html", help="write a page for a browser here, one file with everything in it")]
 Cores = Annotated[str | None, typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")]
+
+
+def ready(path: Path, what: str) -> None:
+    """Make the folder of a file that is written after minutes of work, and say so; `InputError` now where it cannot be written then."""
+    import tempfile
+
+    from hybridperf.io import InputError
+
+    folder = path.absolute().parent
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            print(f"folder {folder} made for {what}")
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"expected a place that can be written in {what}, got {path}: {error.strerror or error}; name another") from error
+    if path.is_dir():
+        raise InputError(f"expected a file in {what}, got the folder {path}; name a file in it")
 
 
 def model_named(name: str) -> PerfModel:
@@ -37,6 +57,23 @@ def compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) -> None:
+    """`InputError` where a file to be written, by its option, is one that is read, or one that another option writes."""
+    from hybridperf.io import InputError
+
+    inputs = {os.path.realpath(path): path for path in read if path}
+    outputs: dict[str, str] = {}
+    for option, path in written.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        if place in inputs:
+            raise InputError(f"expected another file in {option} than what is read, got {path}, which would be lost; give a new name")
+        if place in outputs:
+            raise InputError(f"expected different files in {outputs[place]} and {option}, got {path} in both; give another name")
+        outputs[place] = option
 
 
 def names_in(text: str) -> list[str]:

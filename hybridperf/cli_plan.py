@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import HtmlPage, compilation_cache, names_in
+from hybridperf.cli_common import HtmlPage, compilation_cache, keep_files, names_in, ready
 
 app = typer.Typer()
+_ONLY = (
+    "narrow a dimension: tp=1,2,4 or recompute=none; repeatable. They are tp, cp, ep, pp, vp, zero, micro_batch, recompute, schedule,"
+    " sequence_parallel, dp, expert_tp, shard_ranks, accumulation"
+)
 
 
 @app.command()
@@ -29,7 +33,7 @@ def plan(
     dtype: Annotated[str, typer.Option("--dtype", help="of activations")] = "bf16",
     quant: Annotated[str, typer.Option("--quant", help="scheme that layers' products multiply in, such as fp8")] = "",
     memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help="narrow a dimension: tp=1,2,4 or recompute=none; repeatable")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help=_ONLY)] = None,
     knobs: Annotated[Path | None, typer.Option("--knobs", help="efficiencies that `hybridperf steps --save-knobs` fitted")] = None,
     confirm: Annotated[int, typer.Option("--confirm", help="evaluate this many neighbours of the winner with the full graph")] = 0,
     html: HtmlPage = None,
@@ -43,6 +47,10 @@ def plan(
     from hybridperf.report import plan as reports
 
     check_name(out)  # before a minute of work
+    ready(out, "--out")
+    if html is not None:
+        ready(html, "--html")
+    keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
     if top < 1:
         raise InputError(f"expected --top of 1 or more, got {top}")
     compilation_cache()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridperf.cli_common import HtmlPage
+from hybridperf.cli_common import HtmlPage, keep_files
 
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
@@ -54,6 +54,7 @@ def summary(
     from hybridperf.traces.steps import common_steps
     from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
 
+    keep_files({"--out": out, "--html": html}, files)
     traces = read_traces(files)
     if communication:
         pattern = _pattern(communication)
@@ -143,6 +144,7 @@ def replay(
     _checked_options(device, model, from_model, links, from_links)
     if out:
         _checked_timeline(out)
+        keep_files({"--out": out}, files)
     wanted = [_times(one) for one in faster or []]
     traces = read_traces(files)
     names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
@@ -198,6 +200,7 @@ def export(
     from hybridperf.traces.steps import common_steps
 
     _checked_timeline(out)
+    keep_files({"--out": out}, files)
     traces = read_traces(files)
     replays = []
     for one in choose_steps(common_steps(traces), step):

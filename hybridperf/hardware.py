@@ -218,6 +218,11 @@ def names_people_use(which: str) -> list[str]:
     return [*_presets(which), *_aliases()[which]]
 
 
+def other_names(which: str, name: str) -> list[str]:
+    """Other names of a device or a system we ship facts of."""
+    return sorted(alias for alias, one in _aliases()[which].items() if one == name)
+
+
 def system_names() -> list[str]:
     """Names of the systems we ship facts of."""
     return list(_presets("systems"))

@@ -96,11 +96,9 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     roofline_s = timeline(lowered, op_roofline_s).end_s.max()
     time_s = float(times.end_s.max())
     outside = _outside(model, workload)
-    interval = _interval(model, workload, table, lowered, group, op_s, outside)
-    why = []
-    if interval is None and model.groups:
-        share, groups = _unknown(model, workload, group, op_s, _collective_spread(model, workload))
-        why.append(f"no interval: no error is known of {share:.0%} of the step ({', '.join(groups)}), more than {_UNKNOWN_SHARE:.0%}")
+    unsure = _without_error(model, workload, group)
+    known = _share(unsure, workload, op_s) <= _UNKNOWN_SHARE
+    interval = _interval(model, workload, table, lowered, group, op_s, outside) if known else None
     inside = _inside(model, workload, outside)
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
@@ -118,7 +116,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         timeline=times,
         on_critical_path=critical,
         in_range=bool(inside.all()),
-        notes=(*workload.notes, *_notes(model, table, group, op_s, inside, workload), *why),
+        notes=(*workload.notes, *_notes(model, table, group, op_s, inside, workload), *_no_interval(model, unsure, workload, group, op_s)),
     )
 
 
@@ -142,15 +140,13 @@ def _interval(
     group: np.ndarray,
     op_s: np.ndarray,
     outside: np.ndarray,
-) -> tuple[float, float] | None:
+) -> tuple[float, float]:
     """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, one change of the whole machine's
     slowness (`PerfModel.drift`) for all of them, and both are sent through the evaluator.
 
-    An op outside the measured range errs more, see `widening`. None where over a twentieth of the step has no known error.
+    An op outside the measured range errs more, see `widening`.
     """
     spread = _collective_spread(model, workload)
-    if _unknown(model, workload, group, op_s, spread)[0] > _UNKNOWN_SHARE:
-        return None
     rng = np.random.default_rng(0)
     drawn = np.zeros((len(KINDS), _DRAWS))
     for g in np.unique(group):
@@ -171,12 +167,26 @@ def _interval(
     return float(low), float(high)
 
 
-def _unknown(model: PerfModel, workload: Workload, group: np.ndarray, op_s: np.ndarray, spread: np.ndarray) -> tuple[float, list[str]]:
-    """(share of the step's run time of which no error is known, its groups); `spread`: of collectives [U]."""
+def _without_error(model: PerfModel, workload: Workload, group: np.ndarray) -> list[int]:
+    """Rows whose error nobody knows: ops of a group or number format that was not measured, collectives without an interval."""
+    spread = _collective_spread(model, workload)
+    found = [u for u in split(workload.calls)[0] if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None]
+    return sorted({*found, *_unmeasured(model, workload), *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u]))})
+
+
+def _share(rows: Sequence[int], workload: Workload, op_s: np.ndarray) -> float:
+    """Of the seconds of all rows."""
     run_s = workload.times_run() * op_s
-    at = [u for u in split(workload.calls)[0] if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None]
-    at = sorted({*at, *_unmeasured(model, workload), *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u]))})
-    return float(run_s[at].sum() / run_s.sum()) if at else 0.0, sorted({KINDS[group[u]] for u in at})
+    return float(run_s[list(rows)].sum() / run_s.sum()) if run_s.any() else 0.0
+
+
+def _no_interval(model: PerfModel, unsure: Sequence[int], workload: Workload, group: np.ndarray, op_s: np.ndarray) -> list[str]:
+    """Why a step has no interval, where it has none."""
+    share = _share(unsure, workload, op_s)
+    if share <= _UNKNOWN_SHARE or not model.groups:  # without any measurements a note says that
+        return []
+    kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
+    return [f"no interval: the error of {share:.0%} of the step is not known ({', '.join(kinds)})"]
 
 
 def _outside(model: PerfModel, workload: Workload) -> np.ndarray:

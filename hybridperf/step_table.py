@@ -128,8 +128,12 @@ def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
 
 
 def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
-    """Calls as rows of a table of collectives; one whose ranks differ by the bytes of its busiest."""
-    rows = [{"collective": c.collective, "bytes": c.bytes, "n_gpus": c.ranks, "n_nodes": c.nodes, **dict(c.words)} for c in calls]
+    """Calls as rows of a table of collectives; one whose ranks differ by the bytes of its busiest, one that lies unevenly on its nodes as
+    if each had as many ranks as it takes to hold them all: 4 ranks on 3 nodes wait for the node with 2."""
+    rows = [
+        {"collective": c.collective, "bytes": c.bytes, "n_gpus": c.nodes * c.ranks_per_node, "n_nodes": c.nodes, **dict(c.words)}
+        for c in calls
+    ]
     return pd.DataFrame(rows)
 
 

@@ -31,6 +31,11 @@ class CollectiveCall:
     pair_bytes: tuple[tuple[float, ...], ...] | None = None  # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
     words: tuple[tuple[str, str], ...] = ()  # `lib`, `variant`, ... as in tables, where known
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Most that lie on one node, where they are spread as evenly as whole ranks can be."""
+        return -(-self.ranks // self.nodes)
+
     @staticmethod
     def between(pair_bytes: tuple[tuple[float, ...], ...], nodes: int = 1, words: tuple[tuple[str, str], ...] = ()) -> CollectiveCall:
         """An all-to-all by what each rank sends to each [n, n]."""

@@ -192,3 +192,10 @@ def test_shares_that_make_no_grid() -> None:
         choices.second_order(LAYER, 16, 0.2, COSTS)
     with pytest.raises(InputError, match="a share in"):
         choices.second_order(LAYER, 16, 0.0, COSTS)
+
+
+def test_preconditioning_grows_with_the_cube_of_a_matrix() -> None:
+    """By hand: both sides' eigenvectors times the gradient are products of a g (a + g)."""
+    small, large = choices.Factored(100, 50), choices.Factored(1200, 600)
+    costs = choices.SecondOrderCosts.of_layer([small], 1.0, 1.0, bytes_per_s=1e9)
+    assert choices.second_order([large], 1, 1.0, costs).precondition_s == pytest.approx(12**3)

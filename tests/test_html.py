@@ -79,7 +79,8 @@ class Elements(HTMLParser):
         self.text.append((self.open[-1] if self.open else "", data))
 
     def all_text(self) -> str:
-        return " ".join(data for tag, data in self.text if tag not in ("script", "style"))
+        """As a reader sees it: a space that does not break is a space."""
+        return " ".join(data for tag, data in self.text if tag not in ("script", "style")).replace("\u00a0", " ")
 
     def tags(self, name: str) -> list[dict[str, str | None]]:
         return [attrs for tag, attrs in self.found if tag == name]

@@ -7,8 +7,10 @@ from test_html import parsed
 from hybridperf.plans.explain import compared
 from hybridperf.plans.run import plan
 from hybridperf.plans.words import layout_words
-from hybridperf.report.html import Plot, Ranges, Table, write_page
+from hybridperf.report.html import Facts, Plot, Ranges, Table, write_page
+from hybridperf.report.html.bars import ranges_html
 from hybridperf.report.html.of_plan import plan_page
+from hybridperf.report.html.words import whole_figures
 
 
 @pytest.fixture(scope="module")
@@ -59,5 +61,37 @@ def test_a_browser_opens_it_without_a_word(page, tmp_path, width):
         assert tab.value("document.documentElement.scrollWidth") <= width
         assert tab.complaints() == []
         assert set(tab.requests()) - {"data:,"} == {(tmp_path / "plan.html").resolve().as_uri()}
+    finally:
+        browser.close()
+
+
+def test_cards_say_what_they_are_and_figures_keep_their_units(planned, page):
+    (facts,) = blocks(page, Facts)
+    assert [what for what, _, _ in facts.items][3] == "energy of a step"
+    assert len(facts.items) == 5, "one row of cards"
+    assert whole_figures("5.76 s, 73 GB and 8 x micro-batch") == "5.76\u00a0s, 73\u00a0GB and 8 x micro-batch"
+    (ranges,) = blocks(page, Ranges)
+    assert ranges_html(ranges).split('class="axis"')[1].count("<span") >= 4, "an axis says where it is"
+    table = next(table for table in blocks(page, Table) if table.headers[0] == "layout")
+    assert table.headers[-1] == "rent, USD"
+    assert "GPUs" in table.headers
+
+
+def test_one_case_has_no_columns_that_are_all_the_same():
+    alone = plan_page(plan("gpt3-125m", "dgx_h100", 8, batch=16, only={"recompute": ["none"], "cp": [1]}))
+    table = next(table for table in blocks(alone, Table) if table.headers[0] == "layout")
+    assert "GPUs" not in table.headers
+    assert all(len(row) == len(table.headers) for row in table.rows)
+
+
+def test_layouts_are_not_broken_over_many_lines_on_a_narrow_page(page, tmp_path):
+    browser: Browser = browser_or_skip()
+    try:
+        write_page(page, tmp_path / "plan.html")
+        tab = Tab(browser, tmp_path / "plan.html", width=400)
+        narrowest = (
+            "Math.min(...[...document.querySelectorAll('.grid .long')].map(one => one.getBoundingClientRect().width).filter(wide => wide))"
+        )
+        assert tab.value(narrowest) >= 200
     finally:
         browser.close()

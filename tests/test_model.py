@@ -311,6 +311,7 @@ def test_groups_without_measurements_are_noted(fitted: PerfModel) -> None:
     result = predict(dataclasses.replace(fitted, groups={"gemm": fitted.groups["gemm"]}), chain([1, 2, 3]))
     assert result.low_s is None
     assert any(note.startswith("no copy measurements") for note in result.notes)
+    assert any(note.startswith("no interval: the error of ") and "is not known (copy" in note for note in result.notes)
     assert not result.in_range
 
 

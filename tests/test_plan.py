@@ -21,7 +21,7 @@ from hybridperf.plans.run import plan
 from hybridperf.plans.setting import setting
 from hybridperf.plans.space import space
 from hybridperf.plans.table import top, write_layouts
-from hybridperf.steps.compose import step_seconds
+from hybridperf.steps.compose import Parts, step_seconds
 from hybridperf.steps.cross_node import with_crossings
 from hybridperf.steps.features import features
 from hybridperf.steps.rows import ResolvedRow
@@ -226,9 +226,10 @@ def test_a_users_prices_come_first(tmp_path, found):
     assert rates.full_w == 300
     assert found.economy.full_w == found.setting.device.tdp_w
     assert any("our contract, 2026-01" in said for said in rates.said)
+    parts = Parts(2.0, 1.0, 0.5, 0.25, 0.25, 0.0, 0.0)
     # by hand: 2 devices, one second at work of two
-    assert rates.energy_j(2, 2.0, 1.0) == pytest.approx(2 * 1.25 * ((120 + 300) * 2 + (300 - 120) * 1))
-    assert rates.usd(2, 3600.0) == pytest.approx(2.0)
+    assert rates.energy_j(2, parts) == pytest.approx(2 * 1.25 * ((120 + 300) * 2 + (300 - 120) * (1 + 0.4 * 0.5)))
+    assert rates.usd(2, parts._replace(step_s=3600.0)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import hybridperf as hp
 from hybridperf.cli import main
 from hybridperf.io import InputError
 from hybridperf.validate import plan_graph, plans
+from hybridperf.workloads.transformer.zoo import shape_names
 
 
 def said(capsys, *words: str, status: int = 0) -> str:
@@ -25,6 +26,7 @@ def test_strategies_of_dlrm_a_come_with_what_was_published(capsys, tmp_path) -> 
     frame = pd.read_csv(tmp_path / "all.csv")
     assert len(frame) == 81
     assert f"{frame['fits'].sum()} fit" in text
+    assert "warning: stages added (ours) predicts 0.3" in text, "a law three times off the measurement says so"
 
 
 def test_strategies_of_a_transformer_on_a_system(capsys) -> None:
@@ -42,6 +44,27 @@ def test_chimera_stands_beside_1f1b(capsys) -> None:
     assert "the best of chimera takes" in text
     lines = [line for line in text.splitlines() if line.startswith(("chimera", "1f1b"))]
     assert len(lines) == 8  # 2, 4, 8 and 16 stages each
+    assert "fastest of those that fit" in text
+    assert "bf16" in text, "as plans are"
+    assert "like with like, W" in text
+
+
+def test_nothing_that_fits_is_an_error_with_a_way_out(capsys, tmp_path) -> None:
+    asked = ["choose", "strategies", "--model", "dlrm-a", "--top", "1"]
+    sentence = said(capsys, *asked, "--gpus", "8", "--out", str(tmp_path / "all.csv"), status=2)
+    assert "embedding" in sentence
+    gpus = sentence.split("take ")[1].split()[0]
+    said(capsys, *asked, "--gpus", gpus)  # which works
+    assert (tmp_path / "all.csv").exists()
+    large = ["choose", "strategies", "--model", "gpt3-175b", "--gpus", "64", "--batch", "64", "--system", "dgx_h100"]
+    assert "`hybridperf plan` has them" in said(capsys, *large, status=2)
+
+
+def test_kaisa_looks_at_memory_and_at_the_device(capsys) -> None:
+    asked = ["choose", "kaisa", "--model", "bert-large", "--gpus", "4"]
+    assert "65.1 ms" in said(capsys, *asked, "--system", "dgx_a100")  # 80.8 x 15.7 / 19.5
+    assert "on h100_sxm" in said(capsys, *asked, "--system", "dgx_h100")
+    assert "are left" in said(capsys, *asked, "--system", "dgx_a100", "--memory-bytes", "8e9", status=2)
 
 
 def test_kaisa_trades_memory_against_messages(capsys) -> None:
@@ -100,3 +123,34 @@ def test_brute_force_is_a_command(capsys, tmp_path) -> None:
     assert "gpt3-6.7b" in text
     frame = pd.read_csv(tmp_path / "plans_graph_layouts.csv")
     assert (frame["plan_s"].diff().dropna() >= 0).all()
+
+
+def test_models_can_be_listed_and_shown(capsys) -> None:
+    listed = said(capsys, "models")
+    assert len(listed.splitlines()) == len(shape_names()) + 3
+    assert "gpt3-175b" in listed
+    shown = said(capsys, "show", "gpt3-175b")
+    assert "12288" in shown
+    assert "174" in shown or "175" in shown
+    assert "gpt3-175b" in said(capsys, "show", "gpt3-175c", status=2), "a misspelt one is told of"
+
+
+def test_systems_say_their_other_names(capsys) -> None:
+    listed = said(capsys, "systems")
+    assert "dgx_h100" in listed
+    assert "dgx_a100" in listed
+
+
+def test_a_plan_says_before_its_work_what_cannot_be_written(capsys, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    asked = ["plan", "--model", "gpt3-125m", "--system", "dgx_h100", "--gpus", "8", "--batch", "8", "--only", "cp=1", "--only", "pp=1"]
+    for option, place in (
+        ("--html", "/proc/nowhere/plan.html"),
+        ("--html", str(tmp_path / "file" / "plan.html")),
+        ("--html", str(tmp_path)),
+    ):
+        text = said(capsys, *asked, "--out", str(tmp_path / "plan.csv"), option, place, status=2)
+        assert option in text
+        assert not (tmp_path / "plan.csv").exists(), "nothing was done"
+    text = said(capsys, *asked, "--out", str(tmp_path / "new" / "plan.csv"))
+    assert f"folder {tmp_path / 'new'} made for --out" in text

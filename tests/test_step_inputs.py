@@ -1,13 +1,23 @@
 """`hybridperf steps`: why a row does not fit, systems that are given, measured rows that cannot be used, odd tables."""
 
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
 import pandas as pd
 import pytest
 
+import hybridperf as hp
+import hybridperf.memory
+from hybridperf import cli_common
 from hybridperf.io import InputError
 from hybridperf.steps import names
 from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
-from hybridperf.steps.predict import predict_steps
+from hybridperf.steps.columns import READ, misspelt
+from hybridperf.steps.predict import COLUMNS, predict_steps
 from hybridperf.steps.rows import resolve
 
 ROW = dict(
@@ -173,9 +183,9 @@ def test_measured_rows_that_are_left_out_say_why(bank, measured):
     [
         ({"micro_batch": 10**18}, "micro_batch must be a billion or less, got 1000000000000000000"),
         ({"grad_accum": 1e30}, "accumulation must be a billion or less"),
-        ({"tp": "8 GPUs"}, "expected a number of zero or more in tp, got '8 GPUs'"),
-        ({"n_gpus": "1,024"}, "expected a number of zero or more in n_gpus, got '1,024'"),
-        ({"tp": True}, "expected a number of zero or more in tp, got 'True'"),
+        ({"tp": "8 GPUs"}, "expected a whole number of 1 or more in tp, got '8 GPUs'"),
+        ({"n_gpus": "1,024"}, "expected a whole number of 1 or more in n_gpus, got '1,024'"),
+        ({"tp": True}, "expected a whole number of 1 or more in tp, got 'True'"),
         ({"tp": 10**9, "dp": 10**9, "pp": 1, "n_gpus": None}, "must be a billion or less"),
     ],
 )
@@ -255,3 +265,271 @@ def test_formats_in_and_out_say_the_same(bank, run, tmp_path, ending):
     write_table(rows({"id": "x"}), tmp_path / f"in{ending}")
     assert run("steps", tmp_path / f"in{ending}", "--out", tmp_path / f"out{ending}")[0] == 0
     assert read_table(tmp_path / f"out{ending}")["predicted_s"][0] == pytest.approx(one(bank)["predicted_s"])
+
+
+# --- accelerators that are given ---------------------------------------------------------------------------------------------------------
+
+_NAMED = sorted({entry["device"] for entry in names.aliases()["gpu"]})
+
+
+@pytest.mark.parametrize("device", _NAMED)
+def test_an_accelerator_is_the_same_by_option_and_in_the_table(device):
+    found = names.machine("", "", device)
+    assert found == names.machine(device, "")
+    assert found.device == device
+
+
+@pytest.mark.parametrize(
+    ("device", "system"), [("h100_sxm", "aic_h100_sxm"), ("h200_sxm", "aic_h200_sxm"), ("a100_pcie_80g", "8x_a100_pcie")]
+)
+def test_a_device_that_is_given_has_its_own_nodes(device, system):
+    assert names.machine("", "", device).system.id == system
+
+
+def test_what_options_replace_is_said():
+    (row,) = resolve(rows({}), device="h100_sxm", system="dgx_h100")
+    assert "device h100_sxm was given, in place of the row's gpu a100_sxm4_80g" in row.note
+    (links,) = resolve(rows({}), system="dgx_h100")
+    assert "links of aic_h100_sxm, whose accelerator is a H100-SXM5-80GB, for a a100_sxm4_80g" in links.note
+    for options in ({}, {"device": "a100_sxm4_80g"}, {"system": "aws_p4de_a100"}):
+        (same,) = resolve(rows({}), **options)
+        assert "links of" not in same.note
+        assert "was given, in place" not in same.note
+
+
+def test_an_unknown_accelerator_is_told_the_names_near_it():
+    with pytest.raises(InputError, match=r"^unknown gpu 'A10': name one of a100_pcie_80g, .* in gpu or by --device$"):
+        names.machine("A10", "")
+    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of titanxp"):
+        names.machine("", "", "titanxp")
+
+
+# --- files that are kept -----------------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_that_is_read_is_written_over(measured, refused, tmp_path):
+    table, train, link = tmp_path / "rows.csv", tmp_path / "train.csv", tmp_path / "link.csv"
+    rows({}).to_csv(table, index=False)
+    measured.to_csv(train, index=False)
+    link.symlink_to(table)
+    before = table.read_bytes(), train.read_bytes()
+    for arguments in (
+        ("--out", table),
+        ("--out", link),
+        ("--out", tmp_path / "sub" / ".." / "rows.csv"),
+        ("--fit-on", train, "--out", train),
+    ):
+        assert "which would be lost; give a new name" in refused("steps", table, *arguments)
+    fitting = ("steps", table, "--fit-on", train, "--out", tmp_path / "o.csv", "--save-knobs")
+    assert "a name ending in .json in --save-knobs" in refused(*fitting, table)
+    assert "a name ending in .json in --save-knobs" in refused(*fitting, tmp_path / "kk.txt")
+    assert "which would be lost" in refused("ops", table, "--model", "h100_sxm", "--out", table)
+    assert (table.read_bytes(), train.read_bytes()) == before
+
+
+def test_two_outputs_are_two_files(tmp_path):
+    one = {"--out": tmp_path / "a", "--html": tmp_path / "b", "--timeline": None}
+    cli_common.keep_files(one, [tmp_path / "c", None])
+    with pytest.raises(InputError, match=r"^expected different files in --out and --html"):
+        cli_common.keep_files({**one, "--html": tmp_path / "a"}, [])
+
+
+# --- models and sizes --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"family": "moe"}, "expected experts and topk of a family moe given by its sizes, got nothing"),
+        ({"family": "moe", "experts": 8}, "expected topk of a family moe"),
+        ({"family": "t5"}, "expected decoder_layers of a family t5 given by its sizes, got nothing"),
+    ],
+)
+def test_families_that_need_more_sizes_ask_for_them(changes, says):
+    (row,) = resolve(rows(changes))
+    assert says in row.refused
+
+
+def test_families_by_sizes_are_what_they_say():
+    experts, encoder = resolve(rows({"family": "moe", "experts": 8, "topk": 2}, {"family": "t5", "decoder_layers": 8, "pp": 1, "dp": 8}))
+    assert (experts.config.shape.experts, experts.config.shape.topk) == (8, 2)
+    assert (encoder.config.shape.decoder_layers, encoder.config.shape.positions) == (8, "relative")
+
+
+NAMED = dict.fromkeys(("hidden", "heads", "layers", "vocab", "family"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": "gpt3-13b", "layers": 80}, "layers 80 given, gpt3-13b has 40"),
+        ({"model": "llama3-8b", "hidden": 1024}, "hidden 1024 given, llama3-8b has 4096"),
+        ({"model": "gpt3-13b", "family": "llama"}, "family llama given, gpt3-13b is a gpt: predicted as that"),
+        ({"model": "gpt3-13b", "experts": 8, "topk": 2}, "experts 8 given, gpt3-13b has none"),
+        ({"model": "bert-large", "seq": 65536}, "seq 65536 given, bert-large has 512 learned positions"),
+        ({"model": "gpt2", "seq": 4096, "pp": 1, "dp": 8}, "seq 4096 given, gpt2 has 1024 learned positions"),
+    ],
+)
+def test_a_name_and_sizes_that_differ_are_said(changes, says):
+    (row,) = resolve(rows(NAMED | changes))
+    assert row.config is not None
+    assert says in row.note
+
+
+def test_a_name_and_sizes_that_agree_are_not():
+    same = {"model": "gpt3-13b", "family": "GPT", "layers": 40, "heads": 40, "kv_heads": 40, "head_dim": 128, "vocab": 50304, "seq": 1024}
+    (row,) = resolve(rows(NAMED | same))
+    assert "given" not in row.note
+    (rotary,) = resolve(rows(NAMED | {"model": "llama3-8b", "seq": 131072, "framework": "torchtitan", "pp": 1, "dp": 8}))
+    assert "given" not in rotary.note
+
+
+def test_heads_too_wide_for_fused_attention_are_said():
+    wide, usual = resolve(rows({"heads": 2}, {"heads": 4}))
+    assert "fused attention assumed for heads of 512, which kernels of up to 256 do not take" in wide.note
+    assert "fused attention" not in usual.note
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("recompue", "recompute"),
+        ("seqlen", "seq"),
+        ("micro_batch_size", "micro_batch"),
+        ("pipeline", "pp"),
+        ("Global Batch Size", "global_batch"),
+    ],
+)
+def test_columns_by_other_names_are_told_ours(wrong, right):
+    assert misspelt([wrong, "model"]) == {wrong: right}
+    assert misspelt([wrong, right, "model"]) == {}
+
+
+def test_other_names_of_columns_are_of_columns_that_are_read():
+    assert set(names.aliases()["columns"].values()) <= set(READ)
+    assert not set(names.aliases()["columns"]) & set(READ)
+
+
+def test_links_that_stand_for_others_are_said_only_where_they_do():
+    assert "nodes of T4s are priced with PCIe 4 links" in names.machine("t4", "").notes
+    assert "nodes of T4s are priced with PCIe 4 links" not in names.machine("t4", "", None, "deepbench_nv_t4").notes
+
+
+# --- what is assumed, and refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1.5, "nan.", "1e400"])
+def test_a_number_that_is_none_is_told_one_rule(value):
+    (row,) = resolve(rows({"micro_batch": value}))
+    assert f"expected a whole number of 1 or more in micro_batch, got {value!r}".replace("'1e400'", "1e400") in row.refused
+
+
+def test_a_number_of_gpus_of_a_node_that_is_assumed_is_asked_for():
+    (assumed,) = resolve(rows({"gpus_per_node": None, "n_gpus": 12, "dp": 3}))
+    assert "expected whole nodes of 8 GPUs, a number that is assumed, got 12 GPUs; give gpus_per_node" in assumed.refused
+    (given,) = resolve(rows({"n_gpus": 12, "dp": 3}))
+    assert "expected whole nodes of 8 GPUs, got 12 GPUs" in given.refused
+
+
+def test_an_assumed_framework_says_what_it_implies():
+    (row,) = resolve(rows({"framework": None}))
+    assert "framework megatron_core assumed (where the row does not say: ZeRO 1, fused attention, " in row.note
+    habits = names.aliases()["framework"]["megatron_core"]
+    assert (habits["zero"], habits["attention"], habits["sequence_parallel"], habits["overlap_gradients"]) == (1, "fused", True, True)
+    assert habits["recompute"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("zb", "zero_bubble"), ("ZB-H1", "zero_bubble"), ("interleaved-1F1B", "interleaved"), ("1f1b", "1f1b")]
+)
+def test_schedules_by_other_names(said, meant):
+    (row,) = resolve(rows({"schedule": said, "vp": 2 if meant == "interleaved" else 1}))
+    assert row.config.layout.schedule == meant
+
+
+def test_schedules_that_are_not_built_are_told_the_nearest():
+    (row,) = resolve(rows({"schedule": "zbv"}))
+    assert "got 'zbv'; zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built" in row.refused
+
+
+def test_chunks_without_a_schedule_are_said_to_interleave():
+    (row,) = resolve(rows({"vp": 2}))
+    assert row.config.layout.schedule == "interleaved"
+    assert "schedule interleaved (vp 2) assumed" in row.note
+    (said,) = resolve(rows({"vp": 2, "schedule": "interleaved"}))
+    assert "schedule" not in said.note
+
+
+def test_a_short_chimera_is_not_told_the_rule_of_one_way_pipelines():
+    short = {"pp": 8, "dp": 1, "layers": 16, "grad_accum": 4, "sharding": None}
+    two_ways, one_way = resolve(rows({**short, "schedule": "chimera"}, {**short, "schedule": "1f1b"}))
+    assert "a pipeline needs pp - 1 micro-batches" in one_way.note
+    assert two_ways.config is not None
+    assert "a pipeline needs pp - 1 micro-batches" not in two_ways.note
+
+
+@pytest.mark.parametrize("seq", [512, 1000, 1024, 2048, 4096])
+def test_one_gpu_exposes_no_communication(bank, seq):
+    assert one(bank, n_gpus=1, gpus_per_node=1, tp=1, pp=1, dp=1, seq=seq)["exposed_comm_s"] == 0.0
+
+
+# --- files -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_words_of_ones_own_columns_are_kept(run, tmp_path):
+    text = "id,tag,mine,count,model,gpu,n_gpus,global_batch,pp,tp,recompute\n"
+    text += "007,NA,x,,llama3-8b,H100,8,8,1,8,NA\n1e5,null,nan,2,llama3-8b,H100,8,8,1,8,\n8,,,,llama3-8b,H100,8,8,1,8,none\n"
+    (tmp_path / "t.csv").write_text(text)
+    assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")[0] == 0
+    found = pd.read_csv(tmp_path / "o.csv", dtype=str, keep_default_na=False)
+    assert found["id"].tolist() == ["007", "1e5", "8"]
+    assert found["tag"].tolist() == ["NA", "null", ""]
+    assert found["mine"].tolist() == ["x", "nan", ""]
+    assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.parquet")[0] == 0
+    assert pd.read_parquet(tmp_path / "o.parquet")["tag"].tolist()[:2] == ["NA", "null"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda knobs: knobs.update(gem=1.0), "'gem' is no knob (did you mean 'gemm'?)"),
+        (lambda knobs: knobs.update(gemm="1.0"), "gemm is no number but '1.0'"),
+        (lambda knobs: knobs.pop("gemm"), "knob gemm is missing"),
+    ],
+)
+def test_knobs_that_are_no_knobs_are_named(bank, measured, tmp_path, change, says):
+    path = tmp_path / "k.json"
+    predict_steps(measured, fit_on=measured, bank=bank).adaptation.save(path)
+    document = json.loads(path.read_text())
+    (group,) = document["groups"].values()
+    change(group["knobs"])
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError) as error:
+        Adaptation.load(path)
+    assert str(error.value) == f"{path} is damaged ({says}); fit the rows again"
+    del document["groups"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="'groups' is missing"):
+        Adaptation.load(path)
+
+
+# --- help and names ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_column(run):
+    status, printed, _ = run("steps", "--help")
+    assert status == 0
+    words = set(re.findall(r"\w+", printed))
+    assert not {*READ, *COLUMNS} - words
+    for table in ("framework", "recompute"):
+        assert set(names.aliases()[table]) - words <= {"selective_op", "true", "false", "unknown", "recipe"}
+    assert "whole square, not its causal half" in printed
+
+
+def test_memory_is_found_where_people_look_for_it():
+    shape, layout = hp.load_shape("llama3-8b"), hp.Layout(tp=8)
+    here: Any = hp.memory
+    assert here(shape, layout).peak_bytes == hybridperf.memory.memory(shape, layout).peak_bytes
+    assert hp.MemoryKnobs is hybridperf.memory.MemoryKnobs
+    alone = "import hybridperf as hp; hp.memory(hp.load_shape('llama3-8b'), hp.Layout()).peak_bytes; hp.memory.MemoryKnobs"
+    subprocess.run([sys.executable, "-c", alone], check=True)

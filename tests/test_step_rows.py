@@ -51,7 +51,7 @@ def test_what_a_framework_settles_is_said() -> None:
         ({"n_gpus": 12}, "expected tp x pp x cp x dp to be n_gpus, got 2 x 2 x 1 x 4 = 16 for 12 GPUs"),
         ({"dp": None, "n_gpus": 6}, "expected n_gpus to be a multiple of tp x pp x cp = 4, got 6"),
         ({"grad_accum": None, "micro_batch": 7}, "expected micro_batch to divide the 64 samples of a replica"),
-        ({"hidden": -1}, "expected a number of zero or more in hidden, got '-1'"),
+        ({"hidden": -1}, "expected a whole number of 1 or more in hidden, got -1"),
         ({"layers": 2.5}, "expected a whole number of 1 or more in layers, got 2.5"),
         ({"tp": 0}, "expected a whole number of 1 or more in tp, got 0"),
         ({"hidden": None}, "expected hidden"),

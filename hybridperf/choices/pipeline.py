@@ -96,6 +96,16 @@ def pipelines(
     return sorted(found, key=lambda each: each.step_s)
 
 
+def pipeline_like(
+    shape: TransformerShape, one: Pipeline, batch: int, layer_forward_s: Callable[[int], float], schedule: str, *, latency_s: float,
+    bytes_per_s: float, dtype: str = "fp32", **options: object,
+) -> Pipeline | None:  # fmt: skip
+    """The same W, D, B and recomputation under another schedule, whether it fits or not; None where that schedule has none such."""
+    every = _shapes(shape, one.replicas, one.stages, batch, schedule, one.recompute, dtype, options)
+    same = [each for each in every if each.micro_batch == one.micro_batch]
+    return _priced(shape, same[0], layer_forward_s, latency_s, bytes_per_s, schedule, dtype) if same else None
+
+
 def _shapes(
     shape: TransformerShape, replicas: int, stages: int, batch: int, schedule: str, recompute: str, dtype: str, options: dict
 ) -> list[Pipeline]:

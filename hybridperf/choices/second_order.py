@@ -8,7 +8,7 @@ others; all m then precondition its gradient, and each sends it to n - 1 ranks o
     memory of inverses per rank     those of the group's layers                 about f of all: all at f = 1, 1 / world at f = 1 / world
     gradients received per step     those of other groups' layers               about (1 - f) of all; none at f = 1
     inversion                       n^3 each, the fullest rank counts           every `every` steps
-    preconditioning                 all of the group's layers on each of its ranks, every step
+    preconditioning                 a g (a + g) each; all of the group's layers on each of its ranks, every step
 
 Few inverses per rank, many messages, or the other way round: a front, on which the memory left over can also buy a larger batch.
 """
@@ -42,6 +42,11 @@ class Factored(NamedTuple):
         return self.inputs * self.outputs
 
     @property
+    def products(self) -> int:
+        """What preconditioning the gradient costs, up to a constant: both sides' eigenvectors times a matrix of a by g, a g (a + g)."""
+        return self.inputs * self.outputs * (self.inputs + self.outputs)
+
+    @property
     def cubes(self) -> int:
         """What inverting both costs, up to a constant."""
         return self.inputs**3 + self.outputs**3
@@ -67,7 +72,7 @@ class SecondOrderCosts:
     """Rates of a machine, and how often what is done."""
 
     invert_s_per_cube: float  # of the size of a factor
-    precondition_s_per_element: float  # of a layer's factors
+    precondition_s_per_product: float  # a g (a + g) of a matrix
     bytes_per_s: float  # of a broadcast
     latency_s: float = 0.0
     element_bytes: float = 4.0
@@ -76,8 +81,8 @@ class SecondOrderCosts:
     @staticmethod
     def of_layer(layers: Sequence[Factored], invert_s: float, precondition_s: float, **rest: float) -> SecondOrderCosts:
         """From what inverting and preconditioning some layers was measured to take."""
-        cubes, factors = sum(layer.cubes for layer in layers), sum(layer.factors for layer in layers)
-        return SecondOrderCosts(invert_s / cubes, precondition_s / factors, **rest)  # type: ignore[arg-type]
+        cubes, products = sum(layer.cubes for layer in layers), sum(layer.products for layer in layers)
+        return SecondOrderCosts(invert_s / cubes, precondition_s / products, **rest)  # type: ignore[arg-type]
 
 
 class SecondOrder(NamedTuple):
@@ -110,7 +115,7 @@ def second_order(layers: Sequence[Factored], world: int, share: float, costs: Se
         raise InputError(f"gradient workers must divide {world} ranks, got {m} (a share of {share}); take {near / world:g}")
     n = world // m
     group_of = balanced([layer.cubes for layer in layers], n)
-    cubes, elements, weights, inverted = (np.zeros(n) for _ in range(4))
+    cubes, elements, weights, inverted, products = (np.zeros(n) for _ in range(5))
     fullest = 0.0
     for group in range(n):
         mine = [layer for layer, where in zip(layers, group_of, strict=True) if where == group]
@@ -121,6 +126,7 @@ def second_order(layers: Sequence[Factored], world: int, share: float, costs: Se
         cubes[group], elements[group] = sum(jobs), sum(layer.factors for layer in mine)
         weights[group] = sum(layer.weights for layer in mine)
         inverted[group] = len(jobs)
+        products[group] = sum(layer.products for layer in mine)
     size = costs.element_bytes
     received = (weights.sum() - weights.min()) * size if n > 1 else 0.0
     spread = elements.max() * size * (1 - 1 / m)  # of a group's inverses, those that others of it made
@@ -128,7 +134,7 @@ def second_order(layers: Sequence[Factored], world: int, share: float, costs: Se
     communication_s = (received + spread / costs.every) / costs.bytes_per_s + messages * costs.latency_s
     return SecondOrder(
         m / world, m, n, float((elements + weights).max() * size), float(received), float(spread), fullest / (float(cubes.sum()) / world),
-        fullest * costs.invert_s_per_cube / costs.every, float(elements.max()) * costs.precondition_s_per_element, float(communication_s),
+        fullest * costs.invert_s_per_cube / costs.every, float(products.max()) * costs.precondition_s_per_product, float(communication_s),
     )  # fmt: skip
 
 

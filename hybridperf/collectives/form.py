@@ -31,6 +31,7 @@ import numpy as np
 from hybridperf.prior.form import Closed
 
 WORK = ("inside_s", "across_s", "ranks_per_node", "nodes")  # seconds at the datasheet's rates; zero where nothing goes that way
+FIXED = ("floor_s", "hop_s", "node_hop_s", "rendezvous_s")  # knobs that are seconds
 _FAR = 12.0
 _WIRE = 1.15  # of the datasheet rate: nothing is faster; a little more, since switches that reduce send less
 _LEVELS_NORM = 2

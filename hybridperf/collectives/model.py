@@ -31,7 +31,7 @@ from hybridperf.collectives.traffic import bus_bytes_per_s, shares
 from hybridperf.either import anew
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
-from hybridperf.prior import Adapted
+from hybridperf.prior import Adapted, Predicted
 from hybridperf.prior.family import SLACK_OCTAVES
 from hybridperf.prior.knobs import group_of
 
@@ -100,6 +100,7 @@ class CollectiveModel:
     provenance: Mapping[str, Any]
     measured: tuple[Measured, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the library by group: a row that says none is of this one
+    learned_on: SystemSpec | None = None  # at whose rates corrections are taken; None: its own
 
     @staticmethod
     def datasheet(system: SystemSpec) -> CollectiveModel:
@@ -130,7 +131,7 @@ class CollectiveModel:
                 out["predicted_s"][at] = out["roofline_s"][at]
                 remarks = [("datasheet alone: this model has no measurements", np.ones(len(good), bool))]
             else:
-                said = curves.predict(self.adapted, rows, self.reach(rows))
+                said = self._said(good, rows)
                 for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
                     out[name][at] = np.exp(log_s)
                 in_range[at] = self._in_range(rows)
@@ -161,6 +162,16 @@ class CollectiveModel:
             for at in first
         ]  # fmt: skip
         return np.exp(-((np.array(octaves) / _REACH_OCTAVES) ** 2))[of]
+
+    def _said(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
+        """What measurements say of some rows of a checked table; elsewhere than where they were learned the closed form moves them."""
+        assert self.adapted is not None
+        if self.learned_on is None:
+            return curves.predict(self.adapted, rows, self.reach(rows))
+        there = collective_rows(good, self.learned_on, self.versions)
+        said = curves.predict(self.adapted, there, self.reach(there))
+        moved = np.log(form.seconds(self._theta(rows), rows.work()) / form.seconds(self._usual_theta(there), there.work()))
+        return Predicted(said.log_s + moved, said.low_log_s + moved, said.high_log_s + moved, said.closed_log_s + moved, said.outside)
 
     def _in_range(self, rows: CollectiveRows) -> np.ndarray:
         """Whether each row's collective, library and link was measured on as many ranks and nodes, at about its size [N]."""
@@ -211,8 +222,13 @@ class CollectiveModel:
         inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
         theta, correction = self._theta(rows), np.zeros(len(rows))
         if self.adapted is not None:
-            correction = curves.predict(self.adapted, rows, self.reach(rows)).log_s - np.log(form.seconds(theta, rows.work()))
+            correction = self._said(good, rows).log_s - np.log(form.seconds(theta, rows.work()))
         return CollectiveTable(rows.bytes * inside, rows.bytes * across, talking, g, nodes, theta, correction)
+
+    def on(self, system: SystemSpec) -> CollectiveModel:
+        """The same links with other rates and another latency: corrections stay those of the rates that were known, so that a faster link,
+        or a quicker one, makes no collective slower."""
+        return dataclasses.replace(self, system=system, learned_on=self.learned_on or self.system)
 
     def groups(self) -> list[str]:
         """Collective, implementation and link of all knobs there are, joined by `|`."""
@@ -239,6 +255,15 @@ class CollectiveModel:
     def _theta(self, rows: CollectiveRows) -> np.ndarray:
         if self.adapted is None:
             return np.tile(_datasheet_theta(self.system), (len(rows), 1))
+        usual = self._usual_theta(rows)
+        if self.learned_on is None:
+            return usual
+        fixed = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs])
+        return np.asarray(usual + np.log(self.system.latency_s / self.learned_on.latency_s) * fixed)
+
+    def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
+        """[N, K] as they were learned."""
+        assert self.adapted is not None
         return self.adapted.knobs.including(self.adapted.prior.population, rows.slot).of(rows.slot)
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -251,6 +276,7 @@ class CollectiveModel:
             "adapted": None if self.adapted is None else self.adapted.document(),
             "measured": [dataclasses.asdict(one) for one in self.measured],
             "versions": dict(self.versions),
+            "learned_on": None if self.learned_on is None else self.learned_on.model_dump(),
             "weights_sha256": hash_of(arrays),
             "provenance": dict(self.provenance),
         }
@@ -280,9 +306,11 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         if document["adapted"] is not None:
             adapted = Adapted.read(read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"])
         measured = tuple(Measured(**one) for one in document["measured"])
+        there = document.get("learned_on")
         return CollectiveModel(
-            SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured, dict(document.get("versions", {}))
-        )
+            SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured, dict(document.get("versions", {})),
+            None if there is None else SystemSpec(**there),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / DOCUMENT} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); restore it") from error
 

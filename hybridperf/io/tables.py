@@ -45,6 +45,24 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     return frame
 
 
+def with_own_text(frame: pd.DataFrame, path: str | os.PathLike, read: Iterable[str]) -> pd.DataFrame:
+    """A table that `read_table` read, with the words NA, null, nan ... back in text columns that only its owner reads, not `read`."""
+    known = set(read)
+    own = [name for name in frame if name not in known and frame[name].isna().any() and _may_be_text(frame[name])]
+    if not own or not Path(path).name.endswith((".csv", ".csv.gz")):
+        return frame
+    written = pd.read_csv(path, usecols=own, dtype=str, keep_default_na=False)
+    if len(written) != len(frame):
+        return frame
+    return frame.assign(
+        **{name: frame[name].astype(object).where(frame[name].notna() | (written[name] == ""), written[name]) for name in own}
+    )
+
+
+def _may_be_text(column: pd.Series) -> bool:
+    return column.isna().all() or not pd.api.types.is_numeric_dtype(column)
+
+
 def _check_header(path: Path) -> None:
     """`InputError` for a column named twice, which pandas would rename, and for a first row too long, whose columns it would shift.
 

@@ -48,13 +48,13 @@ def neighbours(plan: Plan, count: int) -> list[Choice]:
 
 
 def confirm(plan: Plan, choices: Sequence[Choice]) -> list[Confirmed]:
-    """The winner first, then each choice, by the plan and by the graph."""
-    setting = plan.setting
+    """The winner first, then each choice, by the plan and by the graph: those that the graph finds faster before the others."""
     found = []
     for choice in (plan.choice(0), *choices):
+        setting = plan.cases[choice.case].setting
         graph_s = full_s(setting.prices.model, setting.prices.links, plan.config(choice))
         found.append(Confirmed(choice, float(plan.cases[choice.case].parts.step_s[choice.at]), graph_s))
-    return found
+    return [found[0], *sorted(found[1:], key=lambda one: one.graph_s)]
 
 
 def full_s(model: PerfModel, links: CollectiveModel, config: TransformerConfig) -> float:

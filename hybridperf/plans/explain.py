@@ -12,7 +12,9 @@ import dataclasses
 import math
 
 import numpy as np
+import pandas as pd
 
+from hybridperf.plans import table
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.plans.words import field_words
 from hybridperf.steps import adapt
@@ -42,12 +44,24 @@ class Compared:
 def compared(plan: Plan) -> list[Compared]:
     """The winner first, then what it is compared with."""
     named = [("winner", plan.choice(0))]
-    if len(plan) > 1:
-        named.append(("runner-up", plan.choice(1)))
+    if len(first := plan.distinct(2)) > 1:
+        named.append(("runner-up", plan.choice(first[1])))
     for what, found in (("other division", other_division(plan)), ("naive", naive(plan))):
         if found is not None and found not in [choice for _, choice in named]:
             named.append((what, found))
     return with_chances(plan, named)
+
+
+def compared_table(plan: Plan) -> pd.DataFrame:
+    """The same as a table: columns of `Plan.top`, `low_s, high_s`, `chance`, `overlap` and `differs`, indexed by what each is."""
+    beside = compared(plan)
+    rows = []
+    for one in beside:
+        case = plan.cases[one.choice.case]
+        rows.append(table.rows_of(plan, case, np.array([one.choice.at])))
+    frame = pd.concat(rows).set_index(pd.Index([one.what for one in beside]))
+    said = {name: [getattr(one, name) for one in beside] for name in ("low_s", "high_s", "chance", "overlap")}
+    return frame.assign(**said, differs=[differences(plan.best, plan.layout(one.choice)) for one in beside])
 
 
 def with_chances(plan: Plan, named: list[tuple[str, Choice]]) -> list[Compared]:

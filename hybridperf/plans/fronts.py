@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridperf.io import InputError, unknown
 from hybridperf.plans.run import Plan, scores
 
+_NAMES = ("time", "memory", "energy", "cost")
 PAIRS = (("time", "memory"), ("time", "energy"), ("time", "cost"))
 
 
@@ -19,6 +21,11 @@ def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def plan_front(plan: Plan, one: str, other: str) -> np.ndarray:
     """Ranks of the layouts on the front of two of time (seconds per token), memory, energy and cost."""
+    for name in (one, other):
+        if name not in _NAMES:
+            raise unknown("column of a front", name, _NAMES, f"known are {', '.join(_NAMES)}")
+    if "cost" in (one, other) and plan.economy.usd_per_hour is None:
+        raise InputError(f"expected a price for a front of cost, got none of {plan.setting.device.id}; {plan.economy.unknown}")
     columns = [np.empty(len(plan)) for _ in range(2)]
     for number, case in enumerate(plan.cases):
         here = plan.ranked[:, 0] == number

@@ -20,7 +20,7 @@ from hybridperf.steps.knobs import Knobs
 from hybridperf.steps.prices import Prices
 from hybridperf.workloads.transformer import Layout
 
-LEVERS = ("arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "launches", "memory")
+LEVERS = ("arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "quick links", "launches", "memory")
 _CANDIDATES = 400
 _LITTLE, _TWICE = 1.1, 2.0
 REACH = 1.5  # times the memory there is
@@ -70,6 +70,8 @@ def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs
     elif lever == "links between nodes":
         more = {name: getattr(system, name) * factor for name in ("nic_bytes_per_s", "node_bytes_per_s")}
         system = system.model_copy(update=more)
+    elif lever == "quick links":
+        system = system.model_copy(update={"latency_s": system.latency_s / factor})
     elif lever == "launches":
         knobs = dataclasses.replace(knobs, launch_s=knobs.launch_s / factor, collective_launch_s=knobs.collective_launch_s / factor)
     capacity = setting.capacity_bytes * (factor if lever == "memory" else 1.0)
@@ -80,7 +82,7 @@ def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs
             "memory_bytes_per_s": own.memory_bytes_per_s * device.memory_bytes_per_s / prices.device.memory_bytes_per_s,
             "peak_flops_per_s": {name: rate * (factor if lever == "arithmetic" else 1.0) for name, rate in own.peak_flops_per_s.items()},
         })  # fmt: skip
-    new = Prices(dataclasses.replace(prices.model, device=priced_by), dataclasses.replace(prices.links, system=system), device, prices.kin)
+    new = Prices(dataclasses.replace(prices.model, device=priced_by), prices.links.on(system), device, prices.kin)
     return dataclasses.replace(setting, prices=new, device=device, capacity_bytes=capacity), knobs
 
 

@@ -43,7 +43,7 @@ def nothing_fits(setting: Setting, tried: Space, needed: np.ndarray, only: Mappi
         whole = gpus if gpus <= setting.gpus_per_node else -(-gpus // setting.gpus_per_node) * setting.gpus_per_node
         batch = max(tried.global_batch, whole)
         batch = -(-batch // whole) * whole if tried.global_batch % whole else tried.global_batch
-        more = space(setting.shape, whole, setting.gpus_per_node, batch, only, setting.strict)
+        more = space(setting.shape, whole, setting.for_gpus(whole).gpus_per_node, batch, only, setting.strict)
         if len(more) and (memory_of(setting, more) <= setting.capacity_bytes).any():
             with_batch = "" if batch == tried.global_batch else f" with a global batch of {batch}"
             return f"{said}; {whole} GPUs{with_batch} would do"

@@ -32,6 +32,7 @@ from hybridperf.plans.nearest import nothing_fits, nothing_legal
 from hybridperf.plans.priced import Priced, memory_of, priced
 from hybridperf.plans.setting import FRAMEWORK, Setting, setting
 from hybridperf.plans.space import space
+from hybridperf.plans.words import layout_words
 from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.batch import Bank
 from hybridperf.workloads.transformer import TransformerShape, load_shape
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("time", "tokens_per_s", "cost", "energy")
 DAY_S = 86400.0
+_DISTINCT = ("tp", "cp", "pp", "vp", "ep", "expert_tp", "sequence_parallel", "zero", "shard_ranks", "micro_batch")
+UNPLANNED = "of schedules 1F1B, GPipe and interleaved 1F1B are planned; Chimera (`hybridperf choose chimera`) and zero bubble are left out"
 _USUAL_TOKENS = 2**22  # of a batch, where none is said
 
 
@@ -54,7 +57,7 @@ class Choice:
     at: int  # of the case's priced rows
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """Ranked layouts. `cases`: one per number of devices and batch; `ranked` the choices that fit, best first, as [case, at] int [K, 2]."""
 
@@ -72,6 +75,29 @@ class Plan:
     def __len__(self) -> int:
         return len(self.ranked)
 
+    def __repr__(self) -> str:
+        first, case = self.setting, self.cases[self.choice(0).case]
+        where = f"{first.shape.name} on {case.space.gpus} x {first.device.id}, batch {case.space.global_batch}"
+        return f"<Plan: {where}: {layout_words(self.best)}, {self.step_s(self.choice(0)):.4g} s; {len(self):,} of {self.legal:,} fit>"
+
+    @property
+    def prices(self) -> tuple[str, ...]:
+        """Rates that money and energy were counted with, each with its unit, source and date."""
+        return self.economy.said
+
+    def distinct(self, count: int) -> list[int]:
+        """Ranks of the best layouts, without copies of better ones: the same but for what is computed again, the schedule or the places,
+        in no less memory."""
+        found: dict[tuple[float, ...], int] = {}
+        for rank in range(len(self)):
+            case = self.cases[self.ranked[rank, 0]]
+            base = case.space.base_of[case.rows[self.ranked[rank, 1]]]
+            same = (float(getattr(case.space.base, name)[base]) for name in _DISTINCT)
+            found.setdefault((float(self.ranked[rank, 0]), float(case.memory_bytes[base]), *same), rank)
+            if len(found) == count:
+                break
+        return list(found.values())
+
     def choice(self, rank: int) -> Choice:
         """The layout of a rank, from 0."""
         case, at = self.ranked[rank]
@@ -82,7 +108,7 @@ class Plan:
         return case.space.layout(int(case.rows[choice.at]))
 
     def config(self, choice: Choice) -> TransformerConfig:
-        return self.setting.config(self.layout(choice))
+        return self.cases[choice.case].setting.config(self.layout(choice))
 
     @property
     def best(self) -> Layout:
@@ -98,6 +124,19 @@ class Plan:
         from hybridperf.plans import table
 
         return table.top(self, count)
+
+    def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
+        """Layouts that no other beats in both of two of time (per token), memory, energy and cost; columns as `top`, ranks as index."""
+        from hybridperf.plans import fronts, table
+
+        return table.at_ranks(self, fronts.plan_front(self, one, other))
+
+    def compared(self) -> pd.DataFrame:
+        """Winner, runner-up, best other division and naive layout: columns of `top`, `low_s, high_s` (nine of ten), `chance` that the
+        winner is the faster one, `differs` in words; indexed by what they are."""
+        from hybridperf.plans import explain
+
+        return explain.compared_table(self)
 
     def write(self, path: str | os.PathLike) -> int:
         """Write every legal layout (.parquet, .csv), those that fit first and best first; how many rows that were."""
@@ -162,19 +201,24 @@ def _plan(
     refused: list[Callable[[], str]] = []  # why numbers of devices and batches have no plan; asked for when none has
     for count in counts:
         batches = _batches(batch, shape, count, notes)
+        mine = shared.for_gpus(count)
+        notes += mine.notes
         for samples in batches:
-            one = space(shape, count, shared.gpus_per_node, samples, only, shared.strict)
+            one = space(shape, count, mine.gpus_per_node, samples, only, mine.strict)
             if not len(one):
-                refused.append(functools.partial(nothing_legal, shared, count, samples, only))
+                refused.append(functools.partial(nothing_legal, mine, count, samples, only))
                 continue
             legal, orders = legal + len(one), orders + one.orders
-            needed = memory_of(shared, one)
-            if not (needed <= shared.capacity_bytes).any():
-                refused.append(functools.partial(nothing_fits, shared, one, needed, only))
+            needed = memory_of(mine, one)
+            if not (needed <= mine.capacity_bytes).any():
+                refused.append(functools.partial(nothing_fits, mine, one, needed, only))
                 continue
-            cases.append(priced(shared, one, needed))
+            cases.append(priced(mine, one, needed))
     if not cases:
         raise InputError(refused[-1]())
+    if objective == "time" and len({case.space.global_batch for case in cases}) > 1:
+        notes.append("ranked by the seconds of a step, which favour small batches: --objective tokens_per_s ranks by what a second trains")
+    notes.append(UNPLANNED)
     ranked = _ranked(cases, objective, rates)
     return Plan(
         shared, rates, objective, tokens, tuple(cases), ranked, legal, orders, time.perf_counter() - began, tuple(dict.fromkeys(notes))

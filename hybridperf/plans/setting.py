@@ -7,19 +7,22 @@ A framework's habits (kernels, attention, bytes of gradients, what overlaps) are
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
-from hybridperf.hardware import DeviceSpec, load_device, load_system
+from hybridperf.hardware import DeviceSpec, canonical_dtype, load_device, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.memory import MemoryKnobs
 from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.batch import Bank
 from hybridperf.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.steps.names import Machine, aliases, machine
+from hybridperf.steps.peaks import arithmetic
 from hybridperf.steps.prices import Prices
 from hybridperf.steps.rows import config_habits
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.zoo import HABITS
 
 FRAMEWORK = "megatron_core"
 _FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
@@ -44,6 +47,36 @@ class Setting:
     @property
     def gpus_per_node(self) -> int:
         return self.machine.gpus_per_node
+
+    @property
+    def mfu_format(self) -> str:
+        """Number format in which products of layers multiply, whose peak MFU is a share of."""
+        return arithmetic(self.template.dtype, self.template.quant)
+
+    @property
+    def mfu_flops_per_s(self) -> float:
+        """That peak, of one device."""
+        return self.device.peak(self.mfu_format, "matrix")
+
+    def for_gpus(self, gpus: int) -> Setting:
+        """The same for so many devices: where a switch joins a rack, as few racks as hold them, each with as many whole trays."""
+        tray, most = self.machine.whole, aliases()["rack"].get(self.machine.system.id, 0)
+        if not self.machine.switched or not tray or (gpus < most and gpus % tray):
+            return self
+        racks = next((n for n in range(-(-gpus // most), gpus // tray + 1) if gpus % n == 0 and gpus // n % tray == 0), 0)
+        each = gpus // racks if racks else self.gpus_per_node
+        old = self.machine.system
+        grown = each / old.accelerators_per_node
+        fabric = old.model_copy(update={
+            "accelerators_per_node": each, "node_bytes_per_s": old.node_bytes_per_s * grown,
+            "nics_per_node": round(old.nics_per_node * grown),
+        })  # fmt: skip
+        taken = dataclasses.replace(self.machine, system=fabric, gpus_per_node=each)
+        prices = self.prices
+        if each != self.gpus_per_node:
+            prices = Prices(prices.model, dataclasses.replace(prices.links, system=fabric), prices.device)
+        note = f"{each} GPUs of a rack count as a node: one switch joins them"
+        return dataclasses.replace(self, machine=taken, prices=prices, notes=(*self.notes, note))
 
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
@@ -74,11 +107,25 @@ def setting(
         template = template.replace(head_layers=shape.vocab * shape.hidden / shape.layer_parameters)
     bank = bank or Bank()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
-    notes = list(found.notes)
+    if not 0 < capacity < math.inf:
+        raise InputError(f"expected --memory-bytes above zero, such as 80e9, got {capacity:g}")
+    notes = [note for note in found.notes if "count as a node" not in note]  # `for_gpus` says how racks are taken
+    notes.append(
+        f"of {capacity / 1e9:.1f} GB a GPU layouts may use {USABLE * capacity / 1e9:.1f}: {100 * (1 - USABLE):.0f} % are left to the"
+        " driver, its context and gaps between blocks"
+    )
+    if canonical_dtype(dtype) == "fp16":
+        notes.append("fp16 is priced as it was measured: its products come from other kernels than those of bf16 and may be slower")
     if adapted is None:
         adapted = Adapted.before()
         notes.append("no measured steps: efficiencies of a step are believed, not measured")
-    return Setting(
+    notes += [note for note in (shape.note,) if note.startswith(HABITS)]
+    made = Setting(
         shape, found, load_device(found.device), framework, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
-        memory_knobs(framework), USABLE * capacity, tuple(notes),
+        memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
+    notes.append(
+        f"MFU is of the {made.mfu_format} peak of {made.device.id}, {made.mfu_flops_per_s / 1e12:,.0f} TFLOP/s a GPU; model FLOPs are three"
+        " forward passes with attention counted in full, its causal half too, and nothing computed twice"
+    )
+    return dataclasses.replace(made, notes=tuple(notes))

@@ -25,6 +25,7 @@ from hybridperf.workloads.transformer.rules import legal
 
 PLANNED_SCHEDULES = ("1f1b", "gpipe", "interleaved")  # those that the closed composition of a step tells apart
 FREE = ("tp", "cp", "ep", "pp", "vp", "zero", "micro_batch", "recompute", "schedule", "sequence_parallel")
+FOLLOWING = ("dp", "expert_tp", "shard_ranks", "accumulation")  # narrowed once the free ones are put together
 _NONE = Layouts(*([np.zeros(0, np.int64)] * len(Layouts._fields)))
 _DENSE = 2**32
 _WORDS = {"recompute": RECOMPUTE, "schedule": PLANNED_SCHEDULES}
@@ -76,6 +77,8 @@ def space(
     parts = [_of_division(shape, division, gpus_per_node, global_batch, allowed) for division in _divisions(shape, gpus, allowed)]
     tried = Layouts(*(np.concatenate(columns) for columns in zip(*parts, strict=True))) if parts else _NONE
     runs = legal(shape, tried, strict)
+    for name in allowed.keys() & set(FOLLOWING):
+        runs = runs & np.isin(getattr(tried, name), list(allowed[name]))
     base = Layouts(*(column[runs] for column in tried))
     if not len(base.tp):
         return Space(shape, gpus, gpus_per_node, global_batch, base, (), base.tp, base.tp, 0)
@@ -132,8 +135,8 @@ def _allowed(only: Mapping[str, Sequence[Any]]) -> dict[str, set[Any]]:
     """Values by field; words as their codes."""
     found: dict[str, set[Any]] = {}
     for name, values in only.items():
-        if name not in FREE:
-            raise unknown("dimension of a layout", name, FREE, f"known are {', '.join(FREE)}")
+        if name not in (*FREE, *FOLLOWING):
+            raise unknown("dimension of a layout", name, (*FREE, *FOLLOWING), f"known are {', '.join((*FREE, *FOLLOWING))}")
         words = _WORDS.get(name)
         codes = SCHEDULES if name == "schedule" else RECOMPUTE
         for value in values:
@@ -157,10 +160,10 @@ def _divisions(shape: TransformerShape, gpus: int, allowed: Mapping[str, set[Any
         if tp > shape.heads:
             continue
         for pp in _keep("pp", divisors(gpus // tp), allowed):
-            if pp > shape.depth:
+            if pp > shape.depth or (pp > 1 and shape.decoder_layers):  # pipelines over two stacks are not modelled: `parts.py`
                 continue
             for cp in _keep("cp", divisors(gpus // tp // pp), allowed):
-                if shape.seq % cp:
+                if shape.seq % cp or (cp > 1 and shape.decoder_layers):  # attention to an encoder is not divided: `parallel.py`
                     continue
                 dp = gpus // tp // pp // cp
                 for ep in _keep("ep", divisors(shape.experts) if shape.experts else [1], allowed):

@@ -27,14 +27,19 @@ _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 
 def top(plan: Plan, count: int) -> pd.DataFrame:
-    """The best layouts with what each takes, one row each."""
-    chosen = plan.ranked[:count]
+    """The best layouts with what each takes, one row each; copies of better ones left out, which their ranks show."""
+    return at_ranks(plan, np.array(plan.distinct(count)))
+
+
+def at_ranks(plan: Plan, ranks: np.ndarray) -> pd.DataFrame:
+    """Layouts by rank with what each takes, one row each, indexed by rank."""
+    chosen = plan.ranked[ranks]
     frames = []
     for number, case in enumerate(plan.cases):
         mine = chosen[chosen[:, 0] == number, 1]
         if len(mine):
-            frames.append(_frame(plan, case, case.rows[mine], mine).set_index(np.flatnonzero(chosen[:, 0] == number)))
-    return pd.concat(frames).sort_index()
+            frames.append(rows_of(plan, case, mine).set_index(ranks[chosen[:, 0] == number]))
+    return pd.concat(frames).loc[ranks]
 
 
 def check_name(path: str | os.PathLike) -> Path:
@@ -68,8 +73,9 @@ def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
     return int(table.num_rows)
 
 
-def _frame(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray) -> pd.DataFrame:
-    return _table(plan, case, rows, at).to_pandas()
+def rows_of(plan: Plan, case: Priced, at: np.ndarray) -> pd.DataFrame:
+    """Priced layouts of one case with what each takes."""
+    return _table(plan, case, case.rows[at], at).to_pandas()
 
 
 def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) -> pa.Table:
@@ -92,7 +98,7 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) ->
     tokens, gpus = tokens_of(case), space.gpus
     energy = rates.energy_j(gpus, parts)
     flops = case.setting.shape.model_flops(tokens)
-    peak = case.setting.device.peak(case.setting.template.dtype, "matrix")
+    peak = case.setting.mfu_flops_per_s
     out |= {"time_s": parts.step_s, **{name: getattr(parts, name) for name in _SECONDS}, "memory_bytes": memory}
     out |= {"tokens_per_s": tokens / parts.step_s, "mfu": flops / (parts.step_s * gpus * peak), "energy_j": energy}
     out["usd"] = rates.usd(gpus, parts)

@@ -6,16 +6,16 @@ from hybridperf.workloads.transformer.layout import Layout
 
 _NAMES = {"micro_batch": "micro-batch", "sequence_parallel": "sequence parallel", "expert_tp": "expert tp"}
 LEGEND = (
-    "layout: how many ranks share what (tp matrices, cp the sequence, pp layers, dp samples, ep experts), vp chunks of layers a stage, ZeRO-1"
-    " states of the optimizer, -2 gradients, -3 weights too, divided over all ranks that could hold copies or over so many, micro-batches of a"
-    " rank and step x samples of one",
-    "fastest first: whose ranks are neighbours; the first one's lie side by side in a node, the last one's farthest apart",
+    "layout: how many ranks share what: tp matrices, cp the sequence, pp layers (in vp chunks a stage), dp samples, ep experts; ZeRO-1"
+    " deals out states of the optimizer, -2 gradients, too, -3 weights, too, over all ranks that could hold copies or over as many as said;"
+    " 16 x micro-batch 2: a rank takes 2 samples 16 times a step",
+    "fastest first: which ranks are neighbours; the first one's lie side by side in a node, the last one's farthest apart",
 )
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 layout`, `4,110 layouts`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """`1 layout`, `4,110 layouts`; `nouns`: of several, where no s does."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or f'{noun}s'}"
 
 
 def layout_words(layout: Layout) -> str:
@@ -38,7 +38,7 @@ def field_words(layout: Layout, name: str) -> str:
     if name == "shard_ranks":
         return f"ZeRO over {value} ranks" if value else "ZeRO over all its ranks"
     if name == "accumulation":
-        return f"{value} x micro-batch"
+        return counted(value, "micro-batch", "micro-batches")
     if isinstance(value, bool):
         return f"{_NAMES.get(name, name)} {'on' if value else 'off'}"
     return f"{_NAMES.get(name, name)} {'as tp' if value is None else value}"

@@ -21,6 +21,7 @@ from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shi
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.prediction import Prediction
 from hybridperf.residual import LEAST_ROWS
+from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -40,6 +41,12 @@ def quantity(value: float | None, unit: str) -> str:
         return "-"
     scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(value) >= s), _PREFIXES[-1])
     return f"{value / scale:.4g} {prefix}{unit}"
+
+
+def amount(value: float) -> str:
+    """`8.03 billion`: a count of things without a unit."""
+    scale, word = next(((s, w) for s, w in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")) if value >= s), (1.0, ""))
+    return f"{value / scale:.4g} {word}" if word else f"{value:,.0f}"
 
 
 def percent(value: float | None) -> str:
@@ -148,7 +155,9 @@ def _whole_percent(share: float) -> str:
 
 
 def known(name: str) -> str:
-    """What is known under a name: ops, a device, a system or a model."""
+    """What is known under a name: ops, a device, a system, a Transformer or a model."""
+    from hybridperf.report import shapes  # which writes tables as this file does
+
     if name == "ops":
         rows = [[op, ", ".join(op_by_name(op)[0].dimensions()), op_by_name(op)[0].group] for op in op_names()]
         width = max(len(row[0]) for row in rows)
@@ -161,10 +170,12 @@ def known(name: str) -> str:
         return device(load_device(name))
     with contextlib.suppress(InputError):
         return system(load_system(name))
+    with contextlib.suppress(InputError):
+        return shapes.shape(load_shape(name))
     if Path(name).exists():
         return model(load_model(name))
-    names = [*names_people_use("devices"), *names_people_use("systems"), *shipped_models(), "ops", "here"]
-    raise unknown("name", name, names, "give a device, a system, a model folder, or `ops`")
+    names = [*names_people_use("devices"), *names_people_use("systems"), *shipped_models(), *shape_names(), "ops", "here"]
+    raise unknown("name", name, names, "give a device, a system, a Transformer, a model folder, or `ops`")
 
 
 def difference(first: str, second: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import Host
-from hybridperf.io import InputError, read_json, write_json
+from hybridperf.io import InputError, closest, read_json, write_json
 from hybridperf.steps import adapt
 from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.batch import Bank, Batch, relabelled
@@ -100,7 +100,8 @@ class Adaptation:
             few = {name: int(count) for name, count in said.get("few", {}).items()}  # knobs of before have none
             return Adaptation(groups, dict(said["recompute"]), likelihoods, host, dict(said["provenance"]), few)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the rows again") from error
+            why = f"{error} is missing" if isinstance(error, KeyError) else (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(f"{path} is damaged ({why}); fit the rows again") from error
 
 
 def adaptation(
@@ -226,6 +227,13 @@ def _labels(batch: Batch, source: str) -> list[str]:
 
 
 def _read(one: Mapping[str, Any]) -> Adapted:
+    if lacking := [name for name in NAMES if name not in one["knobs"]]:
+        raise ValueError(f"knob {lacking[0]} is missing")
+    if other := [name for name in one["knobs"] if name not in NAMES]:
+        raise ValueError(f"{other[0]!r} is no knob{closest(other[0], NAMES)}")
+    for name, value in (*one["knobs"].items(), *((name, one[name]) for name in ("rows", "noise", "evidence"))):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} is no number but {value!r}")
     knobs = np.array([float(one["knobs"][name]) for name in NAMES])
     if not (np.isfinite(knobs).all() and (knobs > 0).all()):
         raise ValueError("a knob is not positive")

@@ -159,4 +159,7 @@ def _links(machine: Machine) -> CollectiveModel:
     """The links of a row's system at the rates that its cluster has: measured, where a calibration of it is shipped, else as others are."""
     if find_collectives(machine.system.id) is None:
         return fit_collectives(None, machine.system)[0]
-    return dataclasses.replace(load_collectives(machine.system.id), system=machine.system)
+    measured = load_collectives(machine.system.id)
+    if measured.system.latency_s != machine.system.latency_s:
+        return measured.on(machine.system)
+    return dataclasses.replace(measured, system=machine.system)

@@ -243,7 +243,7 @@ def _placed(step: Step, nodes: Mapping[str, int] | None) -> Any:
 
 def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
     """What a node's own ranks do of a collective, with as many bytes; None where each node has but one of the ranks."""
-    each = call.ranks // call.nodes
+    each = call.ranks_per_node
     return None if each == 1 else call if call.nodes == 1 else dataclasses.replace(call, ranks=each, nodes=1)
 
 

@@ -1,4 +1,4 @@
-"""Columns of tables of training steps: which are read, and which look like one that is read but for their spelling.
+"""Columns of tables of training steps: which are read, and which look like one that is read but for their spelling, or go by another name.
 
 A table may have any other columns. But a header in capitals, cells between semicolons or "microbatch" would be passed over without a word
 and each row refused, or worse, predicted by what is assumed where nothing is said.
@@ -11,11 +11,13 @@ from collections.abc import Iterable
 
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain
+from hybridperf.steps.names import column_called
 
 READ = (
     "id", "source", "framework", "model", "family", "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts",
-    "topk", "gpu", "n_gpus", "gpus_per_node", "section", "system_detail", "tp", "pp", "vp", "dp", "cp", "ep", "seq_parallel", "sharding",
-    "micro_batch", "grad_accum", "global_batch", "precision", "recompute", "schedule", "offload", "step_time_s", "status",
+    "topk", "decoder_layers", "gpu", "n_gpus", "gpus_per_node", "section", "system_detail", "tp", "pp", "vp", "dp", "cp", "ep",
+    "seq_parallel", "sharding", "micro_batch", "grad_accum", "global_batch", "precision", "recompute", "schedule", "offload",
+    "step_time_s", "status",
 )  # fmt: skip
 _SIZES = ("hidden", "heads", "layers", "seq", "vocab")
 _ALIKE = 0.85  # of difflib's ratio: "microbatch" and "micro_batches", not "sequence"
@@ -27,7 +29,11 @@ def misspelt(columns: Iterable[str]) -> dict[str, str]:
     absent = [name for name in READ if name not in named]
     found = {}
     for name in named:
-        if name not in READ and (near := difflib.get_close_matches(plain(name), absent, 1, _ALIKE)):
+        if name in READ:
+            continue
+        called = column_called(name)
+        near = [called] if called in absent else difflib.get_close_matches(plain(name), absent, 1, _ALIKE)
+        if near:
             found[name] = near[0]
     return found
 

@@ -40,6 +40,7 @@ PHASES = ("forward", "recomputed", "backward")
 BACKWARD = PHASES.index("backward")
 _SHARPNESS = 12.0  # of the maximum: measured layers turn from host-bound to GPU-bound within a factor of 1.2
 _LEAST_S = 1e-12
+_ROUNDING = 1e-12  # of a step
 
 
 @functools.partial(jax.tree_util.register_dataclass)
@@ -152,7 +153,8 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
     of_ends_s = slowest.embeddings * (embedding.comm_s + embedding_gathers_s) + slowest.heads * (head.comm_s + head_gathers_s)
     compute_s = f.micro_batches * at_work_s + update_s
     exposed_s = f.micro_batches * (comm_s + of_ends_s * on_ends) + reduction_s + gathered_s
-    exposed_s = xp.maximum(exposed_s, 0.0)  # only rounding may put it below, and what follows
+    # only rounding puts it below zero, and so little above; what follows likewise
+    exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
     host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
     return Parts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s, layer.host_s / busy_s)
 

@@ -8,6 +8,7 @@ other words.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import re
 import tomllib
@@ -16,8 +17,9 @@ from importlib import resources
 from typing import Any
 
 from hybridperf.hardware import SystemSpec, device_called, device_id, load_device, load_system
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError
 
+_LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
 _PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
 
 
@@ -54,29 +56,26 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
 
     `InputError` where nothing of all that is known.
     """
-    found = _entry("gpu", plain(gpu))
     notes: list[str] = []
-    if device:
-        spec = load_device(device)
-        known = next((entry for entry in aliases()["gpu"] if entry["device"] == spec.id), None)
-        found = (known or {}) | {"device": spec.id, "model": device if device.endswith(".toml") else (known or {}).get("model", spec.id)}
-        for said_of_another in ("memory_bytes", "note"):
-            found.pop(said_of_another, None)
-    elif found is None:
-        driver = device_id(gpu) or device_called(gpu)
-        if not driver:
-            raise unknown("gpu", gpu, [entry["device"] for entry in aliases()["gpu"]], "name it by --device")
-        found = {"device": driver, "model": driver}
+    found = _of_device(device) if device else _of_gpu(gpu)
     spec = load_device(device or found["device"])
     if "note" in found:
         notes.append(found["note"])
+    if device and gpu and _called(gpu) not in ("", spec.id):
+        notes.append(f"device {spec.id} was given, in place of the row's gpu {gpu}")
     cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
     own = cluster.get("system") or found.get("system")
     name = system or own
     if name is None:
-        raise InputError(f"expected the fabric of {gpu!r}, which no row says and no alias knows; name it by --system")
+        raise InputError(
+            f"expected the system (nodes and links) of {spec.id}, which neither the row nor an alias says; name it by --system"
+        )
     fabric = load_system(name)
+    if (device or system) and fabric.device not in (None, spec.id) and name != found.get("system"):
+        notes.append(f"links of {fabric.id}, whose accelerator is a {fabric.accelerator}, for a {spec.id}")
     renoded = bool(system) and (own is None or load_system(own) != fabric)
+    if "system_note" in found and name == found["system"]:
+        notes.append(found["system_note"])
     if not renoded:  # the option names the row's own system, if any: what the row says of it stands
         if "node_bytes_per_s" in cluster:
             fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
@@ -90,6 +89,38 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
         notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
     return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain), whole, renoded)
+
+
+def _of_gpu(gpu: str) -> dict[str, Any]:
+    """What is known of the accelerator that a row calls so; `InputError` for nothing."""
+    if found := _entry("gpu", plain(gpu)):
+        return found
+    if driver := _called(gpu):
+        return {"device": driver, "model": driver}
+    known = [*dict.fromkeys(entry["device"] for entry in aliases()["gpu"])]
+    raise InputError(f"unknown gpu {gpu!r}: name one of {', '.join(_nearest(gpu, known))} in gpu or by --device")
+
+
+def _of_device(device: str) -> dict[str, Any]:
+    """What is known of a device that is given: the same as of a row whose `gpu` is its name."""
+    spec = load_device(device)
+    named = _entry("gpu", plain(spec.id))
+    found = named if named and named["device"] == spec.id else {"device": spec.id, "model": spec.id}
+    return {**found, "model": device} if device.endswith(".toml") else found
+
+
+def _called(gpu: str) -> str:
+    """The device that a row means by its `gpu`, "" where nobody knows."""
+    found = _entry("gpu", plain(gpu))
+    return str(found["device"]) if found else device_id(gpu) or device_called(gpu)
+
+
+def _nearest(name: str, known: list[str]) -> list[str]:
+    """The known names likest to a name, whole or by how they begin; all of them where none is like it."""
+    text = plain(name)
+    likeness = {one: max(difflib.SequenceMatcher(None, text, part).ratio() for part in (one, one.split("_")[0])) for one in known}
+    near = [one for one in sorted(known, key=lambda one: -likeness[one]) if likeness[one] > _LIKE][:_NAMED]
+    return near or known
 
 
 def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
@@ -115,6 +146,11 @@ def doubt_of(source: str) -> str:
     """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
     text = plain(source)
     return next((str(why) for says, why in aliases()["doubted"].items() if text.startswith(says)), "")
+
+
+def column_called(name: str) -> str:
+    """The column that others call so; "" where nobody does."""
+    return str(aliases()["columns"].get(plain(name), ""))
 
 
 def word(table: str, said: str) -> Any:

@@ -174,7 +174,7 @@ class Prices:
 
     def _inside(self, call: CollectiveCall) -> CollectiveCall | None:
         """The part of a collective over nodes that each node does by itself; None where it has none or the network was measured too."""
-        each = call.ranks // call.nodes
+        each = call.ranks_per_node
         placements = {one.nodes > 1 for one in self.links.measured if one.group.split("|")[0] == call.collective}
         if call.nodes == 1 or each == 1 or call.collective not in _COMPOSED or placements != {False}:
             return None

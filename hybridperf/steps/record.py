@@ -1,4 +1,4 @@
-"""One row of a table of training steps, asked for typed values: text, numbers, counts; with what had to be assumed."""
+"""One row of a table of training steps, asked for typed values: text, counts, yes or no; with what had to be assumed."""
 
 from __future__ import annotations
 
@@ -35,26 +35,17 @@ class Record:
         value = self.record.get(field)
         return "" if value is None or value is pd.NA or value != value else str(value).strip()  # NaN is what differs from itself
 
-    def number(self, field: str) -> float | None:
-        """A finite number of zero or more, None for nothing."""
+    def count(self, field: str) -> int | None:
+        """A whole number of 1 or more, None for nothing."""
         text = self.text(field)
         if not text:
             return None
         try:
             value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < 0:
-            raise Refused(f"expected a number of zero or more in {field}, got {text!r}")
-        return value
-
-    def count(self, field: str) -> int | None:
-        """A whole number of 1 or more, None for nothing."""
-        value = self.number(field)
-        if value is None:
-            return None
-        if value < 1 or value != int(value):
-            raise Refused(f"expected a whole number of 1 or more in {field}, got {self.text(field)}")
+        except ValueError as error:
+            raise Refused(f"expected a whole number of 1 or more in {field}, got {text!r}") from error
+        if not math.isfinite(value) or value < 1 or value != int(value):
+            raise Refused(f"expected a whole number of 1 or more in {field}, got {text}")
         return int(value)
 
     def yes(self, field: str) -> bool | None:

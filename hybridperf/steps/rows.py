@@ -25,7 +25,11 @@ from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
-_SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk")
+_SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk", "decoder_layers")
+_EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",)}  # of families that are others without these
+_NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
+_PADDING = 0.02  # of a vocabulary: 50304 for 50257
+_WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
 _LARGEST_ASSUMED_MICRO_BATCH = 4
 
@@ -100,6 +104,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
                 row.notes.append(f"framework {framework} is not known, only {', '.join(aliases()['framework'])}")
             framework = row.assume("framework", "megatron_core")
             habits = {**aliases()["framework"][framework], "precision": "bf16"}
+            row.notes[-1] += f" (where the row does not say: {habits['implies']})"
         else:
             habits = {**aliases()["framework"][framework], **habits_of(source)}
         shape = _shape(row)
@@ -110,8 +115,12 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         layout = _layout(row, habits, gpus_per_node, shape)
         strict = not habits.get("ragged_heads", False)
         gpus, global_batch = row.count("n_gpus"), row.count("global_batch")
+        if row.count("gpus_per_node") is None and gpus and gpus > whole and gpus % whole:
+            raise Refused(f"expected whole nodes of {whole} GPUs, a number that is assumed, got {gpus} GPUs; give gpus_per_node")
         row.notes += _checked(layout, shape, gpus, gpus_per_node, whole, strict)
         dtype, fields = _habits(row, habits, layout, found)
+        if dict(fields).get("attention", "fused") == "fused" and shape.dim > _WIDEST_FUSED_HEAD:
+            row.notes.append(f"fused attention assumed for heads of {shape.dim}, which kernels of up to {_WIDEST_FUSED_HEAD} do not take")
         flags = contradictions.of(row.record, shape, layout, found, dtype, dict(fields)["quant"], global_batch)
         config = _config(shape, layout, dtype, fields, min(gpus_per_node, layout.ranks))
         refuse_unmodelled(config)
@@ -150,15 +159,18 @@ def _gpu(row: Record, device: str | None) -> str:
 def _shape(row: Record) -> TransformerShape:
     """The row's own sizes over those of the published model of that name; all of them where no model is known."""
     said = {name: value for name in _SIZES if (value := row.count(name)) is not None}
-    shape, assumed = _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
+    shape, assumed, odd = _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
     for name, value in assumed:
         row.assume(name, value)
+    row.notes += odd
     return shape
 
 
 @functools.lru_cache(4096)
-def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> tuple[TransformerShape, tuple[tuple[str, Any], ...]]:
-    """(shape, what of it nobody said)."""
+def _known_shape(
+    model: str, family: str, said: tuple[tuple[str, int], ...]
+) -> tuple[TransformerShape, tuple[tuple[str, Any], ...], tuple[str, ...]]:
+    """(shape, what of it nobody said, where it is not the published one)."""
     sizes: dict[str, Any] = dict(said)
     try:
         published = load_shape(model) if model else None
@@ -178,17 +190,36 @@ def _known_shape(model: str, family: str, said: tuple[tuple[str, int], ...]) -> 
         if not kind:
             kind = "gpt"
             assumed.append(("family", kind))
+        if lacking := [name for name in _EXPECTED.get(kind, ()) if name not in sizes]:
+            raise Refused(f"expected {' and '.join(lacking)} of a family {kind} given by its sizes, got nothing")
         if "ffn" not in sizes:
             sizes["ffn"] = 4 * sizes["hidden"]
             assumed.append(("ffn", f"{sizes['ffn']} (4 x hidden)"))
-        gated = kind in ("llama", "moe")
+        gated, relative = kind in ("llama", "moe"), kind == "t5"
         shape = TransformerShape(
-            name=model or family or "unnamed", family=kind,
-            gated=gated, tied=not gated, positions="rotary" if gated else "learned", norm="rmsnorm" if gated else "layernorm",
-            biases=not gated, **sizes,
+            name=model or family or "unnamed", family=kind, gated=gated, tied=not gated,
+            positions="rotary" if gated else "relative" if relative else "learned", norm="rmsnorm" if gated or relative else "layernorm",
+            biases=not (gated or relative), **sizes,
         )  # fmt: skip
-        return shape, tuple(assumed)
-    return dataclasses.replace(published, **sizes), () if "seq" in sizes else (("seq", f"{published.seq} (the model's)"),)
+        return shape, tuple(assumed), ()
+    assumed = [] if "seq" in sizes else [("seq", f"{published.seq} (the model's)")]
+    return dataclasses.replace(published, **sizes), tuple(assumed), tuple(_unlike(published, sizes, word("family", family)))
+
+
+def _unlike(published: TransformerShape, said: Mapping[str, int], family: Any) -> Iterator[str]:
+    """Where a row's sizes are not those of the model it names."""
+    if family and family != published.family:
+        yield f"family {family} given, {published.name} is a {published.family}: predicted as that"
+    for name, value in said.items():
+        own = getattr(published, name) or (published.heads if name == "kv_heads" else 0)
+        if name == "head_dim":
+            own = published.dim
+        padded = name == "vocab" and own <= value <= own * (1 + _PADDING)
+        if name != "seq" and value != own and not padded:
+            yield f"{name} {value} given, {published.name} has {own or 'none'}"
+    places = published.max_positions or published.seq
+    if published.positions == "learned" and said.get("seq", 0) > places:
+        yield f"seq {said['seq']} given, {published.name} has {places} learned positions"
 
 
 # --- layout -----------------------------------------------------------------------------------------------------------------------------
@@ -280,10 +311,16 @@ def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
 
 
 def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
-    said = plain(row.text("schedule"))
-    if said and said not in SCHEDULES:
-        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {said!r}")
-    return said or ("interleaved" if vp > 1 else str(habits.get("schedule", "1f1b")))
+    said = row.text("schedule")
+    found = word("schedule", said) if said else ""
+    if found is None:
+        near = f"; {_NEAR_SCHEDULE}" if plain(said).startswith(("zb", "zero")) else ""
+        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(said)!r}{near}")
+    if found or vp == 1:
+        return found or str(habits.get("schedule", "1f1b"))
+    if row.count("vp"):
+        row.assume("schedule", f"interleaved (vp {vp})")
+    return "interleaved"
 
 
 def _yes(row: Record, field: str, habit: bool) -> bool:

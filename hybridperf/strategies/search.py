@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from hybridperf.io import InputError
 from hybridperf.strategies.cluster import Cluster, Law
 from hybridperf.strategies.layer import Layer
-from hybridperf.strategies.mapping import OF_KIND, Strategy, mapping
+from hybridperf.strategies.mapping import OF_KIND, Strategy, demands, mapping
 from hybridperf.strategies.timeline import iteration
 
 
@@ -18,6 +19,30 @@ def strategies_of(kind: str, cluster: Cluster) -> list[Strategy]:
     """Different strategies of a class; at a level of one rank all are the same, and called ddp."""
     inside, across = (OF_KIND[kind] if size > 1 else ("ddp",) for size in (cluster.gpus_per_node, cluster.nodes))
     return [Strategy(*pair) for pair in itertools.product(inside, across)]
+
+
+def smallest_bytes(layers: Sequence[Layer], law: Law, global_batch: float) -> dict[str, float]:
+    """Bytes of each class of layers on a GPU under the strategy with which it takes least; together the least that any choice takes."""
+    samples = global_batch / law.cluster.gpus
+    found: dict[str, float] = {}
+    for kind in dict.fromkeys(layer.kind for layer in layers):
+        mine = [layer for layer in layers if layer.kind == kind]
+        totals = [
+            sum(demands(layer, strategy, law, samples).memory_bytes for layer in mine) for strategy in strategies_of(kind, law.cluster)
+        ]
+        found[kind] = min(totals)
+    return found
+
+
+def least_nodes(layers: Sequence[Layer], law: Law, batch_of: Callable[[int], float], most: int = 4096) -> int | None:
+    """Nodes, doubled from those there are, from which on something fits; `batch_of` GPUs. None up to `most`."""
+    nodes = law.cluster.nodes
+    while nodes <= most:
+        larger = dataclasses.replace(law, cluster=dataclasses.replace(law.cluster, nodes=nodes))  # type: ignore[type-var]
+        if sum(smallest_bytes(layers, larger, batch_of(larger.cluster.gpus)).values()) <= law.cluster.capacity_bytes:
+            return nodes
+        nodes *= 2
+    return None
 
 
 def search_strategies(

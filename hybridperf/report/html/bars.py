@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hybridperf.report.html.document import Bar, Bars, Range, Ranges
 from hybridperf.report.html.ticks import linear_ticks
-from hybridperf.report.html.words import escaped, number
+from hybridperf.report.html.words import escaped, number, whole_figures
 
 _ROOM = 1.04  # beyond the largest value of an axis
 
@@ -40,7 +40,7 @@ def ranges_html(block: Ranges) -> str:
     top = _ROOM * max((end for end in ends if end is not None and math.isfinite(end)), default=0.0) or 1.0
     rows = "".join(_range(one, top) for one in block.ranges)
     ticks = "".join(
-        f'<span style="left:{number(100 * at / top)}%">{escaped(block.axis(at) if at else "0")}</span>' for at in linear_ticks(0.0, top, 4)
+        f'<span style="left:{number(100 * at / top)}%">{escaped(block.axis(at) if at else "0")}</span>' for at in linear_ticks(0.0, top, 7)
     )
     return (
         f'<figure>{_caption(block.caption)}<div class="ranges">{rows}'
@@ -66,7 +66,7 @@ def _bar(bar: Bar, most: float, legend: Sequence[tuple[str, int]]) -> str:
     said = escaped(f"{bar.label}: " + "; ".join(f"{legend[kind][0]} {words}" for _, kind, words in bar.segments))
     return (
         f'<div class="label">{escaped(bar.label)}</div><div class="track" role="img" aria-label="{said}">{parts}</div>'
-        f'<div class="value">{escaped(bar.text)}</div>'
+        f'<div class="value">{whole_figures(bar.text)}</div>'
     )
 
 
@@ -88,5 +88,5 @@ def _range(one: Range, top: float) -> str:
     return (
         f'<div class="label">{escaped(one.label)}</div><div class="strip">'
         f'<div class="line" role="img" aria-label="{said}">{pieces}</div>'
-        f'<div class="said">{escaped(one.text)}{marks}</div></div>'
+        f'<div class="said">{whole_figures(one.text)}{marks}</div></div>'
     )

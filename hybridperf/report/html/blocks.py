@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hybridperf.report.html.document import Cell, Facts, Notes, Table, Text
-from hybridperf.report.html.words import escaped, number
+from hybridperf.report.html.words import escaped, number, whole_figures
 
 _FEW = 3  # rows that are not worth a button
+_SHORT = 24  # characters: more than so many get a width that does not break them over and over on a narrow page
 _LONG, _BEGINNING = 160, 110  # characters of a cell: more than so many are folded, so many are seen of them
 
 
@@ -28,8 +29,8 @@ def facts_html(block: Facts) -> str:
 
 
 def _fact(what: str, figure: str, remark: str) -> str:
-    beside = f'<span class="remark">{escaped(remark)}</span>' if remark else ""
-    return f'<div><dt>{escaped(what)}</dt><dd><span class="figure">{escaped(figure)}</span>{beside}</dd></div>'
+    beside = f'<span class="remark">{whole_figures(remark)}</span>' if remark else ""
+    return f'<div><dt>{escaped(what)}</dt><dd><span class="figure">{whole_figures(figure)}</span>{beside}</dd></div>'
 
 
 def table_html(block: Table) -> str:
@@ -66,5 +67,6 @@ def _cell(cell: Cell | str, kind: str, first: bool) -> str:
     elif kind == "word":
         beginning = escaped(cell.text[:_BEGINNING])
         folded = f"<details><summary>{beginning}…</summary>{text}</details>" if len(cell.text) > _LONG else text
-        text = f'<div class="words">{folded}</div>'
+        long = " long" if len(cell.text) > _SHORT else ""
+        text = f'<div class="words{long}">{folded}</div>'
     return f'<{tag} class="{kind}"{value}>{text}</{tag.split()[0]}>'

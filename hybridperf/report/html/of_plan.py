@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridperf.plans.explain import Compared, compared, differences
+from hybridperf.plans.explain import NAIVE, Compared, compared, differences
 from hybridperf.plans.fronts import PAIRS, plan_front
 from hybridperf.plans.levers import Moved, moves
 from hybridperf.plans.run import Plan
 from hybridperf.plans.table import top
-from hybridperf.plans.words import layout_words
+from hybridperf.plans.words import LEGEND, counted, layout_words
 from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     OTHER,
@@ -33,8 +33,9 @@ from hybridperf.report.html.document import (
     Text,
 )
 from hybridperf.report.html.of_model import device_rows, system_rows
-from hybridperf.report.plan import PARTS, chance_words, dollars, part, step_words
-from hybridperf.report.text import percent, quantity
+from hybridperf.report.plan import PARTS, REST, chance_words, dollars, elasticity_words, memory_lines, part, step_words
+from hybridperf.report.text import amount, percent, quantity
+from hybridperf.steps.compose import Parts
 from hybridperf.workloads.transformer.layout import Layout
 
 _LISTED = 100  # best layouts
@@ -54,13 +55,13 @@ def plan_page(plan: Plan, title: str = "", moved: Sequence[Moved] | None = None)
         Section("The best layout", _summary(plan, beside)),
         Section("How sure", _sure(plan, beside)),
         Section("Why", _why(plan, beside)),
-        Section("Layouts", [_best(plan)]),
+        Section("Layouts", [_best(plan), *map(Text, LEGEND)]),
         Section("What is traded for what", [_front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)]),
         Section("What would move it", _levers(plan, moved)),
         Section("Notes and assumptions", [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.said)]),
         Section("Provenance", _provenance(plan)),
     ]
-    return Page(title or f"How to train {shape.name} on {case.space.gpus:,} GPUs", sections, lead)
+    return Page(title or f"How to train {shape.name} on {counted(case.space.gpus, 'GPU')}", sections, lead)
 
 
 def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
@@ -68,14 +69,18 @@ def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     first = beside[0]
     facts = [
         ("time of a step", step_words(row["time_s"]), _span(first)),
-        ("speed", f"{quantity(row['tokens_per_s'], '')} tokens/s", f"{percent(row['mfu'])} of the arithmetic peak"),
+        ("speed", f"{row['tokens_per_s']:,.0f} tokens/s", f"MFU {percent(row['mfu'])}, of the {plan.setting.mfu_format} peak"),
         ("memory of the fullest GPU", quantity(row["memory_bytes"], "B"), f"of {quantity(plan.setting.capacity_bytes, 'B')}"),
-        ("a step", quantity(row["energy_j"], "J"), f"{dollars(row['usd'])} of rent"),
+        ("energy of a step", quantity(row["energy_j"], "J"), _paid(plan, row["usd"])),
     ]
     if plan.tokens is not None:
-        facts.append((f"{quantity(plan.tokens, '')} tokens", f"{row['days']:.1f} days", f"{dollars(row['total_usd'])} of rent"))
-    facts.append(("legal layouts", f"{plan.legal:,}", f"{len(plan):,} fit, priced in {time_words(plan.seconds)}"))
-    return [Facts(facts)]
+        facts.append((f"{amount(plan.tokens)} tokens", f"{row['days']:.1f} days", _paid(plan, row["total_usd"])))
+    said = f"Best of {len(plan):,} that fit, of {counted(plan.legal, 'legal layout')}, found in {time_words(plan.seconds)}."
+    return [Facts(facts), Text(said)]
+
+
+def _paid(plan: Plan, usd: float) -> str:
+    return f"{dollars(usd)} of {plan.economy.money}" if np.isfinite(usd) else f"{plan.economy.money} not known, see the notes"
 
 
 def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
@@ -91,8 +96,9 @@ def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     if rows:
         said = "Most of what is unsure is shared, so intervals that overlap can still leave the order nearly certain."
         headers = ["beside the winner", "differs in", "chance that the winner is faster", "intervals overlap by"]
+        said += f" The naive layout is {NAIVE}." * any(one.what == "naive" for one in beside)
         blocks += [Text(said), Table(headers, rows, words=2)]
-    return blocks
+    return [*blocks, *(Text(f"{line[0].upper()}{line[1:]}.") for line in memory_lines(plan))]
 
 
 def _span(one: Compared) -> str:
@@ -106,7 +112,7 @@ def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     for one in beside:
         seconds = [part(plan, one.choice, field) for _, field in PARTS]
         step_s = part(plan, one.choice, "step_s")
-        segments = [(amount, at, time_words(amount)) for at, amount in enumerate(seconds)]
+        segments = [(took, at, time_words(took)) for at, took in enumerate(seconds)]
         bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, step_words(step_s)))
         rows.append([one.what, *map(time_cell, seconds), time_cell(step_s)])
     table = Table(["", *(name for name, _ in legend), "step"], rows, best=0, sortable=False)
@@ -115,16 +121,25 @@ def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
 
 def _best(plan: Plan) -> Table:
     rows: Rows = []
-    for rank, row in enumerate(top(plan, _LISTED).to_dict("records")):
+    several = len(plan.cases) > 1
+    for rank, row in top(plan, _LISTED).to_dict("index").items():
         layout = plan.layout(plan.choice(rank))
+        of = [count_cell(int(row["gpus"])), count_cell(int(row["global_batch"]))] if several else []
         rows.append([
-            layout_words(layout), _order(layout), count_cell(rank + 1), count_cell(int(row["gpus"])), count_cell(int(row["global_batch"])),
-            Cell(step_words(row["time_s"]), row["time_s"]), Cell(quantity(row["tokens_per_s"], ""), row["tokens_per_s"]),
+            layout_words(layout), _order(layout), count_cell(rank + 1), *of,
+            Cell(step_words(row["time_s"]), row["time_s"]), Cell(f"{row['tokens_per_s']:,.0f}", row["tokens_per_s"]),
             share_cell(row["mfu"]),
             rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"), _money(row["usd"]),
         ])  # fmt: skip
-    headers = ["layout", "fastest first", "rank", "GPUs", "batch", "step", "tokens/s", "MFU", "memory", "energy", "rent"]
-    return Table(headers, rows, f"The best {len(rows)} of {len(plan):,} that fit", words=2, best=0)
+    of_cases = ["GPUs", "batch"] if several else []
+    headers = ["layout", "fastest first", "rank", *of_cases, "step", "tokens/s", "MFU", "memory", "energy", f"{plan.economy.money}, USD"]
+    return Table(
+        headers,
+        rows,
+        f"The best {len(rows)} of {len(plan):,} that fit, without copies of better ones (their ranks are missing)",
+        words=2,
+        best=0,
+    )
 
 
 def _order(layout: Layout) -> str:
@@ -132,12 +147,12 @@ def _order(layout: Layout) -> str:
 
 
 def _money(usd: float) -> Cell:
-    return Cell(dollars(usd), float(usd) if np.isfinite(usd) else None)
+    return Cell(dollars(usd).removesuffix(" USD"), float(usd) if np.isfinite(usd) else None)
 
 
 def _differs(plan: Plan, other: str) -> bool:
     """Whether a front is more than one point: rent is time on so many devices."""
-    return other != "cost" or (plan.economy.usd_per_hour is not None and len({case.space.gpus for case in plan.cases}) > 1)
+    return other != "cost" or (bool(plan.economy.usd_per_hour) and len({case.space.gpus for case in plan.cases}) > 1)
 
 
 def _front_plot(plan: Plan, one: str, other: str) -> Plot:
@@ -155,6 +170,7 @@ def _front_plot(plan: Plan, one: str, other: str) -> Plot:
             Series("layouts that fit", step_s, amount, colour=OTHER),
             Series("front: no other is better in both", front_s, front, colour=1, line=True),
             Series("on the front", front_s, front, colour=1, labels=words),
+            *_limit(plan, step_s, other),
             Series("the best", best_s, best, colour=2, labels=[layout_words(plan.best)], mark=True),
         ],
         f"time of a {of}", name.format(of), time_words, lambda at: quantity(at, unit).strip(), x_log=True, y_log=True,
@@ -162,21 +178,30 @@ def _front_plot(plan: Plan, one: str, other: str) -> Plot:
     )  # fmt: skip
 
 
+def _limit(plan: Plan, step_s: np.ndarray, other: str) -> list[Series]:
+    """The memory that layouts may use, as a line."""
+    if other != "memory":
+        return []
+    ends = np.array([step_s.min(), step_s.max()])
+    return [Series("memory that may be used", ends, np.full(2, plan.setting.capacity_bytes), colour=3, line=True)]
+
+
 def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.ndarray]:
     """(seconds, memory, energy or rent) of layouts by rank: of a step, or of a sample where batches differ, as fronts have it."""
-    step_s, amount = np.empty(len(ranks)), np.empty(len(ranks))
+    step_s, taken = np.empty(len(ranks)), np.empty(len(ranks))
     for number, case in enumerate(plan.cases):
         here = plan.ranked[ranks, 0] == number
         at, gpus = plan.ranked[ranks[here], 1], case.space.gpus
+        parts = Parts(*(part[at] for part in case.parts))
         samples = case.space.global_batch if _batches_differ(plan) else 1
-        step_s[here] = case.parts.step_s[at] / samples
+        step_s[here] = parts.step_s / samples
         if other == "memory":
-            amount[here] = case.row_memory_bytes[at]
+            taken[here] = case.row_memory_bytes[at]
         elif other == "energy":
-            amount[here] = plan.economy.energy_j(gpus, case.parts.step_s[at], case.parts.compute_s[at]) / samples
+            taken[here] = plan.economy.energy_j(gpus, parts) / samples
         else:
-            amount[here] = plan.economy.usd(gpus, case.parts.step_s[at]) / samples
-    return step_s, amount
+            taken[here] = plan.economy.usd(gpus, parts) / samples
+    return step_s, taken
 
 
 def _batches_differ(plan: Plan) -> bool:
@@ -188,10 +213,16 @@ def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
     for one in moves(plan) if moved is None else moved:
         then = "the same layout" if one.same else differences(plan.best, one.best)
         rows.append(
-            [one.lever, then, Cell(f"{one.elasticity:+.2f}", one.elasticity), f"{one.factor:g} x", Cell(step_words(one.best_s), one.best_s)]
+            [
+                one.lever,
+                then,
+                Cell(elasticity_words(one), one.elasticity),
+                f"{one.factor:g} times",
+                Cell(step_words(one.best_s), one.best_s),
+            ]
         )
     headers = ["more of", "the best layout then differs in", "elasticity", "as much", "best step then"]
-    said = "Elasticity: percent of the best layout's time for one percent more; the step with much more is of the layout that is best then."
+    said = f"{REST[0].upper()}{REST[1:]}. The step with much more is of the layout that is best then."
     return [Text(said), Table(headers, rows, words=2)]
 
 

@@ -79,7 +79,7 @@ RULES = (
         lambda s, x: f"chimera needs up to pp micro-batches or a multiple of pp, got accumulation {x.accumulation}, pp {x.pp}",
     ),
     Rule(
-        "full pipeline", "note", lambda s, x: x.accumulation >= x.pp - 1,
+        "full pipeline", "note", lambda s, x: (x.schedule == CHIMERA) | (x.accumulation >= x.pp - 1),
         lambda s, x: f"accumulation {x.accumulation} leaves stages of pp {x.pp} empty: a pipeline needs pp - 1 micro-batches or more",
     ),
     Rule(

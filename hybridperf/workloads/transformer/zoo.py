@@ -19,6 +19,15 @@ from typing import Any
 from hybridperf.io import InputError, unknown
 from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
+HABITS = "habits of its family assumed: "  # how the note of a user's model begins
+_LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
+_HABITS: dict[str, dict[str, Any]] = {  # of a user's model that does not say so; a GPT's are the fields' own defaults
+    "llama": _LLAMA,
+    "moe": _LLAMA,
+    "t5": {"positions": "relative", "norm": "rmsnorm", "biases": False},
+    "bert": {"head": "mlm", "token_types": 2, "embedding_norm": True, "pooler": True},
+    "vit": {"head": "classes"},
+}
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
 _NEEDED = [field.name for field in dataclasses.fields(TransformerShape) if field.default is dataclasses.MISSING]
 
@@ -28,11 +37,17 @@ def shape_names() -> list[str]:
     return [name for name in _entries() if name not in _aliases()]
 
 
+def other_shape_names(name: str) -> list[str]:
+    """What else one of them is called."""
+    return list(_entries()[name].get("aliases", ()))
+
+
 def load_shape(name: str | os.PathLike) -> TransformerShape:
     """A model's sizes by its published name, or from a .toml or .json file; `InputError` names the nearest where there is none."""
     text = str(name)
     if text.endswith((".toml", ".json")):
-        return _shape(*_read(Path(text)), f"{text}: ")
+        name_said, entry = _read(Path(text))
+        return _shape(name_said, _with_habits(entry), f"{text}: ")
     key = _plain(text)
     key = _aliases().get(key, key)
     if key not in _entries():
@@ -53,6 +68,16 @@ def _aliases() -> dict[str, str]:
 @functools.cache
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _with_habits(entry: dict[str, Any]) -> dict[str, Any]:
+    """A user's model with what its family does where the file is silent; the note says which fields that were."""
+    taken = {field: value for field, value in _HABITS.get(str(entry.get("family")), {}).items() if field not in entry}
+    if not taken:
+        return entry
+    said = ", ".join(f"{field} {str(value).lower() if isinstance(value, bool) else value}" for field, value in taken.items())
+    own = f"; {entry['note']}" if isinstance(entry.get("note"), str) and entry["note"] else ""
+    return {**entry, **taken, "note": f"{HABITS}{said}{own}"}
 
 
 def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
