@@ -262,7 +262,9 @@ def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.nd
     ops = split(workload.calls)[0]
     remarks[list(ops)] = model.remarks(list(ops.values()))
     for said in sorted(set(remarks[times > 0]) - {""}):
-        notes.append(f"{said} ({run_s[remarks == said].sum() / total:.0%} of the step)")
+        # a step's framework is of training; the kernels that were measured are of frameworks that serve
+        shown = said.replace("no framework given: taken for ", "priced by kernels that were measured in ")
+        notes.append(f"{shown} ({run_s[remarks == said].sum() / total:.0%} of the step)")
     outside = run_s[~inside].sum() / total
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")

@@ -374,3 +374,21 @@ def test_layouts_that_are_refused(layout, sentence):
     with pytest.raises(InputError) as refused:
         transformer(config(**layout))
     assert sentence in str(refused.value)
+
+
+def test_a_graph_says_where_it_is_priced_otherwise_than_a_row_of_steps():
+    plain = transformer(config(settings={"framework": "compiled"})).notes
+    assert not any("hybridperf steps" in note for note in plain)
+    older = transformer(config(settings={"framework": "megatron", "attention_kernel": "flash1"})).notes
+    assert any("not as flash1" in note for note in older)
+    assert any("framework megatron" in note for note in older)
+    experts = dataclasses.replace(GPT, family="moe", experts=8, topk=2)
+    assert any("product by product" in note for note in transformer(config(experts)).notes)
+
+
+def test_a_missing_interval_is_explained_and_a_given_framework_is_not_denied():
+    found = hp.predict(hp.load_model("a100_pcie_40g"), transformer(config(BARE, settings={"framework": "compiled", "dtype": "bf16"})))
+    assert found.low_s is None
+    assert any(note.startswith("no interval") and "prefill_attention" in note for note in found.notes)
+    assert not any("no framework given" in note for note in hp.predict(hp.load_model("a100_sxm4_80g"), found.workload).notes)
+    assert any("kernels that were measured in" in note for note in hp.predict(hp.load_model("a100_sxm4_80g"), found.workload).notes)

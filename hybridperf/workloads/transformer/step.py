@@ -108,7 +108,11 @@ class _Build:
             graph=self.lines.graph.build(),
             calls=tuple(self.lines.calls),
             flops=self.lines.flops,
-            notes=(*self.notes, *(() if self.lines.host is not None else ("no host: launches cost nothing, as in a replayed CUDA graph",))),
+            notes=(
+                *self.notes,
+                *_unlike_steps(c),
+                *(() if self.lines.host is not None else ("no host: launches cost nothing, as in a replayed CUDA graph",)),
+            ),
         )
 
     # tasks ----------------------------------------------------------------------------------------------------------------------------
@@ -208,6 +212,18 @@ class _Build:
             step = summed_over_pipes(c, stage)
             for rank, node in self.lines.together((stage, pp - 1 - stage), step, COMM, nodes).items():
                 self.reductions[rank].append(node)
+
+
+def _unlike_steps(config: TransformerConfig) -> list[str]:
+    """In what `hybridperf steps` prices the step otherwise than its graph does."""
+    found = []
+    if config.attention == "fused" and config.attention_kernel:
+        found.append(f"attention as measured, not as {config.attention_kernel}, whose published share of the peak `hybridperf steps` takes")
+    if config.shape.experts:
+        found.append("experts as the one kernel of a server that was measured; `hybridperf steps` prices product by product")
+    if config.framework == "megatron":
+        found.append("kernels of framework megatron (2022); `hybridperf steps` takes megatron_core, here 'compiled', where none is given")
+    return found
 
 
 def _is_gather(step: Step) -> bool:
