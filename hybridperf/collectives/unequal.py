@@ -34,6 +34,7 @@ from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable
 from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.either import anew
 from hybridperf.io import InputError, unknown
 
 _IMPLEMENTATION = ("lib", "lib_version", "variant", "dtype", "in_place")
@@ -107,7 +108,7 @@ class AllToAll:
         calibrated, learned = self._calibrated(traffic, xp)
         if links is None:
             return learned
-        return form.seconds(xp.array(self.theta), self._work(*traffic, links, xp), xp) * (learned / calibrated)
+        return form.seconds(anew(self.theta), self._work(*traffic, links, xp), xp) * (learned / calibrated)
 
     def table(self, bytes_: np.ndarray, rule: str = "pairs") -> CollectiveTable:
         """The all-to-all of `bytes_` [n, n] as a row of a table of collectives [1]."""
@@ -117,20 +118,17 @@ class AllToAll:
         return CollectiveTable(inside, across, talking, g, nodes, np.asarray(self.theta)[None], np.full(1, np.log(learned / calibrated)))
 
     def _calibrated(self, traffic: tuple[Any, Any, Any], xp: ModuleType) -> tuple[Any, Any]:
-        """Seconds on the calibrated links: by the closed form, and as learned.
-
-        Arrays are made anew in each trace: JAX 0.9 and 0.11 keep a NumPy array that outlives one in the precision it first had there.
-        """
-        theta = xp.array(self.theta)
+        """Seconds on the calibrated links: by the closed form, and as learned."""
+        theta, log_s, log2_bytes = anew((self.theta, self.log_s, LOG2_BYTES))
         calibrated = form.seconds(theta, work := self._work(*traffic, self.links, xp), xp)
-        if self.log_s is None:
+        if log_s is None:
             return calibrated, calibrated
         plain, g, nodes = COLLECTIVES["alltoall"], self.ranks_per_node, self.nodes
         of_a_byte = self._work(plain.inside(g, nodes), plain.across(g, nodes), g, self.links, xp)
         message = form.carried_seconds(theta, work, xp) / form.carried_seconds(theta, of_a_byte, xp)
         octaves = xp.log2(xp.maximum(message, 1.0))
-        beyond = xp.maximum(octaves - LOG2_BYTES[-1], 0.0)
-        return calibrated, xp.exp(xp.interp(octaves, xp.array(LOG2_BYTES), xp.array(self.log_s)) + np.log(2.0) * beyond)
+        beyond = xp.maximum(octaves - log2_bytes[-1], 0.0)
+        return calibrated, xp.exp(xp.interp(octaves, log2_bytes, log_s) + np.log(2.0) * beyond)
 
     def _work(self, inside: Any, across: Any, talking: Any, links: Links, xp: ModuleType) -> Any:
         seconds = links.seconds(inside, across, talking, xp)
