@@ -105,7 +105,7 @@ def test_public_names_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["hp.gradient", "hp.predict_batch", "hp.predict", "import hybridperf.prediction", "import hybridperf.report.text"]
+    "first", ["hp.gradient", "hp.predict_batch", "hp.predict", "import hybridperf.prediction", "import hybridperf.report.prediction"]
 )
 def test_predict_is_a_function_whatever_is_used_first(first: str) -> None:
     """Python binds a loaded file to the package under the file's name, so no file may be called `predict`."""
