@@ -14,6 +14,7 @@ import math
 import numpy as np
 import pandas as pd
 
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.plans import table
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.plans.words import field_words
@@ -21,7 +22,6 @@ from hybridperf.steps import adapt
 from hybridperf.workloads.transformer.codes import FULL, NONE
 from hybridperf.workloads.transformer.layout import Layout
 
-_NINE_OF_TEN = 1.645
 NAIVE = (
     "tensor parallelism over a node, as few pipeline stages as fit, data parallelism for the rest, one sample at a time, everything"
     " recomputed; ZeRO-1 or no recomputation only where nothing fits otherwise"
@@ -68,7 +68,7 @@ def with_chances(plan: Plan, named: list[tuple[str, Choice]]) -> list[Compared]:
     """Intervals of layouts, and how each compares with the first."""
     log_s, covariance = _joint(plan, [choice for _, choice in named])
     deviation = np.sqrt(np.diag(covariance))
-    low, high = np.exp(log_s - _NINE_OF_TEN * deviation), np.exp(log_s + _NINE_OF_TEN * deviation)
+    low, high = np.exp(log_s - NINE_OF_TEN * deviation), np.exp(log_s + NINE_OF_TEN * deviation)
     found = []
     for at, (what, choice) in enumerate(named):
         apart = max(covariance[0, 0] + covariance[at, at] - 2 * covariance[0, at], 1e-18)

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-NINE_OF_TEN = 1.645  # deviations
 OF_OPS = ("gemm", "attention")  # knobs of what the op model prices
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
@@ -28,7 +29,7 @@ from hybridperf.step_table import collective_frame
 from hybridperf.steps.kin import ATTENTION_WIDTH, PER_POWER, PRODUCTS_WIDTH, as_measured, is_measured
 from hybridperf.steps.kin import kin as nearest
 from hybridperf.steps.kin import seconds as believed_seconds
-from hybridperf.steps.knobs import NAMES, NINE_OF_TEN
+from hybridperf.steps.knobs import NAMES
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer.attention_kernels import published_share
 from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
