@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from unlike_stages import stage_max_s
 
 import hybridperf as hp
 from hybridperf.collectives.model import load_collectives
@@ -14,7 +15,7 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
 from hybridperf.lower import lower
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
-from hybridperf.schedules import closed_form_s, schedule, stage_max_s
+from hybridperf.schedules import closed_form_s, schedule
 from hybridperf.schedules.order import BACKWARD, FORWARD, Task
 from hybridperf.workload import Chain, CollectiveCall, Seconds, Workload
 from hybridperf.workloads.transformer import Layout, TransformerShape, step
