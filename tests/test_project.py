@@ -1,6 +1,7 @@
 """The project is what it says it is: rooms in order, packages listed, no pickles, names that work."""
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -146,3 +147,14 @@ def test_predict_is_a_function_whatever_is_used_first(first: str) -> None:
 
 def test_importing_the_package_loads_no_jax() -> None:
     assert fresh("import sys, hybridperf\nprint([m for m in ('jax', 'pandas', 'flax', 'matplotlib') if m in sys.modules])") == "[]"
+
+
+def test_programs_from_jax_cache_are_loaded_without_a_word(tmp_path: Path) -> None:
+    code = "import hybridperf, jax, jax.numpy as jnp\nprint(float(jax.jit(lambda x: jnp.tanh(x @ x).sum())(jnp.ones((64, 64)))))"
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    cache["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"} | cache
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert (done.stdout, done.stderr) == ("4096.0\n", "")
+    assert any(tmp_path.iterdir())
