@@ -193,6 +193,33 @@ def test_thinning_is_what_dropping_lookups_gives(fraction: float) -> None:
     assert whole.unique_rows(fraction * len(rows), 50_000) == pytest.approx(len(left), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("shares", "mean"),
+    [
+        ([0, 0, 1, *14 * [0]], None),
+        ([*9 * [0], 1, *7 * [0]], 260.0),
+        ([*9 * [0], 1, *7 * [0]], 500.0),
+        ([0.4, 0.3, *13 * [0], 0.2, 0.1], 2e4),
+    ],
+)
+def test_a_thinned_batch_has_no_more_different_rows_than_lookups(shares: list[float], mean: float | None) -> None:
+    """Shares, counts inside the bins and the mean agree."""
+    whole = Histogram(shares, mean, 1e9)
+    for lookups in (1, 50, 1000, 1e5):
+        assert float(whole.unique_rows(lookups, 1e9)) <= lookups
+    assert float(whole.unique_rows(1, 1e9)) == pytest.approx(1, rel=0.01)  # a single lookup is of a single row
+    assert float(whole.unique_rows(0.999999e9, 1e9)) == pytest.approx(1e9 / float(whole._mean()), rel=0.01)
+
+
+@pytest.mark.parametrize(("rows", "lookups", "fraction"), [(20_000, 2_000_000, 0.01), (20_000, 2_000_000, 0.001), (5000, 1_000_000, 0.005)])
+def test_thinning_knows_the_mean_of_rows_that_are_alike(rows: int, lookups: int, fraction: float) -> None:
+    """All counts lie in one bin or two; where in them only the mean tells."""
+    _, times = np.unique(drawn(np.full(rows, 1 / rows), lookups), return_counts=True)
+    whole = Histogram(histogram_of(times), times.mean(), lookups)
+    n = fraction * lookups
+    assert whole.unique_rows(n, rows) == pytest.approx(rows * (1 - (1 - 1 / rows) ** n), rel=0.01)
+
+
 def test_thinning_twice_is_thinning_once() -> None:
     whole = Histogram(Zipf(0.8, 30.0).histogram(300_000, 3e4), 12.0)
     once, twice = thin(whole, 0.06), thin(thin(whole, 0.3), 0.2)
@@ -417,6 +444,7 @@ def test_thinning_is_differentiable() -> None:
     with jax.enable_x64(True):
         check_slope(mean_reuse, 0.1)
         check_slope(once, 0.3, rel=1e-4)
+        check_slope(lambda mean: thin(Histogram(shares, mean), 0.1).mean_reuse, 4.0, rel=1e-4)
 
 
 def test_numbers_and_tracers_agree() -> None:
@@ -471,6 +499,21 @@ def test_more_lookups_than_were_counted_are_refused() -> None:
         assert table.unique_rows(1) == pytest.approx(2, rel=0.3)
         with pytest.raises(InputError, match=r"table ads: expected at most the 3 lookups .* got 200"):
             table.unique_rows(100)
+
+
+def test_a_histogram_of_more_rows_than_there_are_is_refused() -> None:
+    """Of each batch that is asked for: only with the batch it shows."""
+    table = Table("ads", 1000, 8, 20, access=Histogram(GOOD))
+    assert table.unique_rows(10) == pytest.approx(200)
+    for ask in (table.unique_rows, table.histogram, table.classes, lambda batch: table.hits(batch, 100)):
+        with pytest.raises(
+            InputError, match=r"^table ads: expected at most its 1000 rows in the histogram, which makes of 20000 lookups 20000; say"
+        ):
+            ask(1000)
+    with pytest.raises(
+        InputError, match=r"^table ads: expected a histogram with its mean_reuse: shares alone tell about .* too few for 1000 rows"
+    ):
+        Table("ads", 1000, 8, 20, access=Histogram([*9 * [0.0], 1.0, *7 * [0.0]], None, 480_000))
 
 
 def test_thinning_goes_one_way() -> None:

@@ -118,9 +118,13 @@ class Histogram(Access):
         shares = module.asarray(self.shares, float)
         return shares / module.sum(shares)
 
-    def _at(self, lookups: Any) -> Histogram:
-        """The histogram of a batch of so many lookups."""
+    def _at(self, lookups: Any, rows: Any) -> Histogram:
+        """The histogram of a batch of so many lookups; `InputError` where it counts more rows than there are."""
         if self.lookups is None:
+            if not any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, lookups, rows)) and (
+                problem := self._beyond(rows, lookups)
+            ):
+                raise InputError(problem)
             return self
         fraction = lookups / self.lookups
         if not isinstance(fraction, jax.core.Tracer) and fraction > 1 + 1e-9:
@@ -131,13 +135,22 @@ class Histogram(Access):
         shares, mean, _ = reuse.thinned(self._shares(), self._mean(), module.minimum(fraction, 1.0))
         return Histogram(shares, mean)
 
+    def _beyond(self, rows: Any, lookups: Any) -> str:
+        """What is wrong where so many lookups are of more different rows than there are."""
+        mean = float(self._mean())
+        if lookups / mean <= rows * (1 + _MEAN_SLACK):
+            return ""
+        if self.mean_reuse is None and lookups / reuse.mean_range(self._shares())[1] <= rows:
+            return f"expected a histogram with its mean_reuse: shares alone tell about {mean:.3g} lookups a row, too few for {rows:g} rows"
+        of = "counted" if self.lookups is not None else f"makes of {lookups:g} lookups"
+        more = "" if self.lookups is not None else "; say over how many it was counted (lookups=)"
+        return f"expected at most its {rows:g} rows in the histogram, which {of} {lookups / mean:.0f}{more}"
+
     def unique_rows(self, lookups: Any, rows: Any) -> Any:
-        del rows
-        return lookups / self._at(lookups)._mean()
+        return array_module(lookups, rows, self.mean_reuse, self.shares).minimum(lookups / self._at(lookups, rows)._mean(), rows)
 
     def histogram(self, lookups: Any, rows: Any) -> Any:
-        del rows
-        return self._at(lookups)._shares()
+        return self._at(lookups, rows)._shares()
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
         """As `Access.hits`; where everything fits it is what the counted rows say, not a draw from their classes."""
@@ -153,7 +166,7 @@ class Histogram(Access):
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
         if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
             lookups = self.lookups or rows  # of an endless stream only the ratios count
-        here = self._at(lookups)
+        here = self._at(lookups, rows)
         module = array_module(here.shares, here.mean_reuse, lookups)
         shares, mean = here._shares(), here._mean()
         times, weight = reuse.counts(shares, mean)
@@ -189,10 +202,7 @@ class Histogram(Access):
     def misfit(self, rows: float) -> str:
         if self.lookups is None or any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups)):
             return ""
-        unique = float(self.lookups / self._mean())
-        return (
-            f"expected at most its {rows:g} rows in the histogram, which counted {unique:.0f}" if unique > rows * (1 + _MEAN_SLACK) else ""
-        )
+        return self._beyond(rows, self.lookups)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
