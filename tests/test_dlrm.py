@@ -164,10 +164,45 @@ def test_tables_that_exceed_the_devices_memory_are_named(model):
 
     assert notes(5e7) == []
     rows = 1.3e8  # 33.28 GB of fp32 beside t3's 0.256
-    assert notes(rows) == ["does not fit: rank 1 holds tables of 33.54 GB (most of them t1, 33.28 GB), v100_sxm2 has 16 GB"]
-    assert "rank 0 holds tables of 51.71 GB (most of them t1, 51.2 GB)" in notes(1e8, optimizer="adagrad", placement=(
+    assert notes(rows) == ["does not fit: rank 1 holds tables, MLPs and bags of 33.54 GB (most of it t1, 33.28 GB), v100_sxm2 has 16 GB"]
+    assert "rank 0 holds tables, MLPs and bags of 51.71 GB (most of it t1, 51.2 GB)" in notes(1e8, optimizer="adagrad", placement=(
         hp.Placement("table", (1,)), hp.Placement("table", (0,)), hp.Placement("table", (1,)), hp.Placement("table", (0,))
     ))[0]  # fmt: skip
+
+
+def test_memory_counts_gradients_of_copies_and_what_is_no_table():
+    """A copied table's gradient is dense and as large; MLPs and bags need their place."""
+
+    def held(**changes):
+        return hp.dlrm(dataclasses.replace(EIGHT, **changes)).held.bytes
+
+    copied = (Placement("data"),) * 8
+    each = 1e6 * 64 * 4
+    dense = sum(o * (i + 1) for i, o in [(128, 256), (256, 64), (100, 256), (256, 1)])
+    layers = 2 * 4 * dense + 4 * 512 * (128 + 256 + 64 + 100 + 256 + 1)  # weights and gradients, activations
+    bags = 4 * 64 * 512 * 8  # eight of 512 samples, or one of all 4096 on its way
+    assert held() == pytest.approx(each + layers + 2 * bags)
+    assert held(placement=copied) == pytest.approx(8 * 2 * each + layers + bags)
+    assert held(placement=copied, optimizer="rowwise_adagrad") == pytest.approx(8 * 3 * each + layers + 4 * dense + bags)  # as the MLPs
+    assert held(placement=copied, ranks=1) == held(ranks=1)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_on_one_rank_all_placements_are_one(model, optimizer):
+    here = [Placement(kind, (0,)) for kind in ("table", "row", "column", "data", "table_row")]
+    steps = [hp.predict(model, hp.dlrm(dataclasses.replace(ONE, optimizer=optimizer, placement=(one,) * 8))).time_s for one in here]
+    assert steps == steps[:1] * 5
+    alone = [
+        hp.predict(model, hp.dlrm(dataclasses.replace(EIGHT, placement=(Placement(kind, (3,)),) * 8))).time_s for kind in ("table", "row")
+    ]
+    assert alone[0] == alone[1]
+
+
+def test_a_copied_table_is_updated_once():
+    """Its lookups add to a gradient, which the optimizer takes when all ranks have added theirs."""
+    workload = hp.dlrm(dataclasses.replace(EIGHT, optimizer="adagrad", placement=(Placement("data"),) * 8))
+    ops = [call.op for call in workload.calls if isinstance(call, OpCall)]
+    assert {op.optimizer for op in ops if hasattr(op, "optimizer")} == {"sgd"}
 
 
 def test_small_buckets_leave_early(model):

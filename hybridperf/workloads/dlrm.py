@@ -257,14 +257,18 @@ class _Step:
         if (call := self.all_to_all(t.pairs)) is not None:
             self.bags = self.meet(call, _ALL_TO_ALL)
 
-    def lookups(self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"]) -> list[OpCall]:
-        """One fused op for each number format, of plain numbers: equal ones are one row of the duration table."""
+    def lookups(
+        self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"], optimizer: str | None = None
+    ) -> list[OpCall]:
+        """One fused op for each number format, of plain numbers: equal ones are one row of the duration table. `optimizer` None: the
+        tables'."""
         calls = []
         for dtype in dict.fromkeys(table.dtype for table in tables):
             together, beside = ([t for t in tables if (t.dtype == dtype) == same] for same in (True, False))
             call = lookup_calls(
-                together, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates, beside=beside, in_step=True
-            )
+                together, samples, direction, optimizer=optimizer or self.c.optimizer, duplicates=self.c.duplicates, beside=beside,
+                in_step=True,
+            )  # fmt: skip
             numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
             calls.append(dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers)))
         return calls
@@ -320,7 +324,8 @@ class _Step:
         c = self.c
         copied = [s.table for s in self.held if s.kind == "data" and s.rank == 0]
         if copied:
-            self.every([HostOp(_LOOKUP_BACKWARD, (call,)) for call in self.lookups(copied, self.b, "backward")])
+            # lookups add to the dense gradient as SGD would to the rows; the optimizer comes after the all-reduce
+            self.every([HostOp(_LOOKUP_BACKWARD, (call,)) for call in self.lookups(copied, self.b, "backward", "sgd")])
             for table in copied:
                 self.ready(Parameter(float(table.rows), float(table.dim)))
         for rank in self.all:
@@ -391,10 +396,29 @@ class _Step:
         )
 
     def fullest(self) -> Held:
-        """The rank whose tables take most memory, with their optimizer's state; the MLPs are small beside them."""
-        of_ranks: dict[int, list[tuple[float, str]]] = {}
+        """The rank that must hold most, at least: tables and MLPs with gradients (of tables only those that are all-reduced, dense) and the
+        optimizer's state, activations of the MLPs, and bags before and after they travel."""
+        c, b = self.c, self.b
+        layers = [*self.eager.parameters(self.bottom), *self.eager.parameters(self.top)]
+        state_bytes = 0.0 if self.dense_optimizer == "sgd" else DTYPE_BYTES["fp32"]
+        common = sum(p.elements for p in layers) * (2 * self.element_bytes + state_bytes)
+        common += b * (sum(self.bottom) + sum(self.top)) * self.element_bytes
+        common += b * sum(table.dim * self.bag_bytes(table) for table in c.tables)
+        of_ranks: dict[int, list[tuple[float, str]]] = {rank: [] for rank in self.all}
+        away = np.zeros(c.ranks)
         for shard in self.held:
-            of_ranks.setdefault(shard.rank, []).append((table_bytes(shard.table, self.c.optimizer), self.c.tables[shard.of].name))
-        rank = max(of_ranks, key=lambda one: sum(size for size, _ in of_ranks[one]))
-        largest, name = max(of_ranks[rank])
-        return Held(sum(size for size, _ in of_ranks[rank]), f"rank {rank} holds tables of", f"most of them {name}, {largest / 1e9:.4g} GB")
+            size = table_bytes(shard.table, c.optimizer)
+            if shard.kind == "data":  # updated as the MLPs are
+                size = table_bytes(shard.table, self.dense_optimizer) + float(shard.table.rows * shard.table.dim) * self.element_bytes
+            elif c.ranks > 1:
+                away[shard.rank] += c.batch * shard.table.dim * self.bag_bytes(shard.table)
+            of_ranks[shard.rank].append((size, c.tables[shard.of].name))
+        total = {rank: sum(size for size, _ in of_ranks[rank]) + away[rank] + common for rank in self.all}
+        rank = max(total, key=lambda one: total[one])
+        largest, name = max(of_ranks[rank], default=(0.0, ""))
+        most = f"most of it {name}, {largest / 1e9:.4g} GB" if largest > total[rank] / 2 else ""
+        return Held(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
+
+    def bag_bytes(self, table: Table) -> float:
+        """Of a number of its bags on their way."""
+        return DTYPE_BYTES[table.dtype] if self.c.dtype is None else self.element_bytes

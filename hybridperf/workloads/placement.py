@@ -8,6 +8,8 @@ R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = 
                partial sums are added up, on all R ranks by a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
     table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with the ranks in the same place of each node
     data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with those of the MLPs
+
+On one rank all are a whole table: there is nothing to exchange or to sum up.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, 
             parts = [dataclasses.replace(table, dim=table.dim // n)] * n
         elif place.kind in ("row", "table_row"):
             parts = row_pieces(table, n)
-        found += [Shard(part, rank, place.kind, of) for part, rank in zip(parts, holders, strict=True)]
+        kind: Kind = "table" if n == 1 else place.kind
+        found += [Shard(part, rank, kind, of) for part, rank in zip(parts, holders, strict=True)]
     return found
 
 
