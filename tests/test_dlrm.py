@@ -205,6 +205,34 @@ def test_a_copied_table_is_updated_once():
     assert {op.optimizer for op in ops if hasattr(op, "optimizer")} == {"sgd"}
 
 
+def test_more_ranks_in_a_node_than_it_has_are_said(model):
+    def notes(**changes):
+        return [
+            note for note in hp.predict(model, hp.dlrm(dataclasses.replace(EIGHT, **changes))).notes if "accelerators in a node" in note
+        ]
+
+    said = f"{model.collectives.system.id} has 8 accelerators in a node: more ranks there are priced as if it had, say on how many nodes they lie"
+    assert notes(ranks=64) == [said]
+    assert notes(ranks=64, nodes=8) == notes() == []
+
+
+def test_lookups_without_measured_caches_say_so(model):
+    """A table of ten rows costs what one of ten million does: nobody measured the caches that would hold it."""
+
+    def predicted(rows):
+        return hp.predict(model, hp.dlrm(dataclasses.replace(ONE, tables=(Table("t", rows, 64, 20),))))
+
+    small, large = predicted(10), predicted(1e7)
+    assert seconds_of(small, "embedding_bag") == pytest.approx(seconds_of(large, "embedding_bag"))
+    assert any("no cache of v100_sxm2 was measured: embedding rows come from its memory" in note for note in small.notes)
+    quick = dataclasses.replace(model, knobs=dataclasses.replace(model.knobs, level_speedup=np.array([1.0, 4.0, 3.0, 1.0])))
+    assert not any("no cache" in note for note in hp.predict(quick, small.workload).notes)
+    builder = GraphBuilder()
+    builder.op(1)
+    product = Workload("product", builder.build(), (OpCall(Gemm("fp32", 64.0, 64.0, 64.0)),))
+    assert not any("no cache" in note for note in hp.predict(model, product).notes)
+
+
 def test_small_buckets_leave_early(model):
     counts = [
         len({c for c in hp.dlrm(dataclasses.replace(EIGHT, bucket_bytes=size)).graph.collective if c >= 0}) for size in (1e9, 1e5, 1.0)
