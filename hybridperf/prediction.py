@@ -86,6 +86,8 @@ class Prediction:
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
     """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for another kind of device."""
+    if not isinstance(workload, Workload):
+        raise InputError(f"expected a workload, got {type(workload).__name__}; hp.dlrm, hp.transformer and hp.from_jax make one")
     check_backend(model, workload)
     table = step_table(model, workload.calls)
     group = np.array([kind_of(call) for call in workload.calls], np.int32)

@@ -211,7 +211,8 @@ def test_more_ranks_in_a_node_than_it_has_are_said(model):
             note for note in hp.predict(model, hp.dlrm(dataclasses.replace(EIGHT, **changes))).notes if "accelerators in a node" in note
         ]
 
-    said = f"{model.collectives.system.id} has 8 accelerators in a node: more ranks there are priced as if it had, say on how many nodes they lie"
+    said = model.collectives.crowded
+    assert said.startswith(f"{model.collectives.system.id} has 8 accelerators in a node")
     assert notes(ranks=64) == [said]
     assert notes(ranks=64, nodes=8) == notes() == []
 
@@ -379,7 +380,20 @@ def test_pairs_from_the_host_make_it_wait():
         ({"index_bytes": 0.0}, "index_bytes must be above zero, got 0.0"),
         ({"index_bytes": float("nan")}, "index_bytes must be above zero, got nan"),
         ({"bucket_bytes": "x"}, "bucket_bytes must be above zero, got 'x'"),
-        ({"load_s": "x"}, "load_s must be seconds of 0 or more, got 'x'"),
+        ({"load_s": "x"}, "load_s must be seconds of 0 or more, of all ranks or of each, got x"),
+        ({"load_s": np.zeros((8, 2))}, "load_s must be seconds of 0 or more, of all ranks or of each"),
+        ({"load_s": ((0, 1), (2,))}, "load_s must be seconds of 0 or more, of all ranks or of each"),
+        ({"load_s": True}, "load_s must be seconds of 0 or more, of all ranks or of each, got True"),
+        ({"host_bytes_per_s": True}, "host_bytes_per_s must be above zero or None, got True"),
+        ({"bucket_bytes": True}, "bucket_bytes must be above zero, got True"),
+        ({"index_bytes": float("inf")}, "index_bytes must be above zero, got inf"),
+        ({"blocking_copies": "no"}, "blocking_copies must be True or False, got 'no'"),
+        ({"lookup_first": "no"}, "lookup_first must be True or False, got 'no'"),
+        ({"exchange_indices": 3}, "exchange_indices must be True or False, got 3"),
+        ({"eager": "x"}, r"eager must be an Eager\(...\) or None, got 'x'"),
+        ({"placement": (Placement("row", (True,)),) * 8}, r"table t0 is placed on ranks \[True\]"),
+        ({"placement": (Placement("table", 3),) * 8}, "table t0 is placed on ranks 3, expected a tuple of them"),
+        ({"placement": (Placement("else", "x"),) * 8}, "table t0 is placed on ranks 'x', expected a tuple of them"),
         (
             {"tables": tuple(dataclasses.replace(one, rows=2) for one in TABLES), "placement": (Placement("row"),) * 8},
             "table t0 has 2 rows, expected 1 to 2 pieces of it by row, got 8",
@@ -390,6 +404,19 @@ def test_what_makes_no_model_is_said_in_one_sentence(changed, sentence):
     with pytest.raises(InputError, match=sentence) as refused:
         hp.dlrm(dataclasses.replace(EIGHT, **changed))
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_config_host_or_workload_is_said_in_one_sentence(model):
+    with pytest.raises(InputError, match=r"^expected a DlrmConfig\(...\), got \{'batch': 3\}$"):
+        hp.dlrm({"batch": 3})
+    with pytest.raises(InputError, match=r"^expected host as a Host\(...\) or None, got 'a100'"):
+        hp.dlrm(ONE, host="a100")
+    with pytest.raises(InputError, match=r"^expected a workload, got DlrmConfig; hp"):
+        hp.predict(model, ONE)
+
+
+def test_load_s_may_be_an_array(model):
+    assert hp.predict(model, hp.dlrm(dataclasses.replace(EIGHT, load_s=np.zeros(8)))).time_s == hp.predict(model, hp.dlrm(EIGHT)).time_s
 
 
 def test_bags_travel_in_the_models_format_or_in_their_tables(model):

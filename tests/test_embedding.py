@@ -485,6 +485,12 @@ GOOD = [1.0, *16 * [0.0]]
         ({"access": Indices([5, 100])}, "table ads: expected recorded rows of 0 to 99, got 100"),
         ({"access": Indices([])}, "table ads: expected the rows that were looked up, got none"),
         ({"access": Indices([1.5])}, "table ads: expected rows as whole numbers"),
+        ({"access": Indices([[1, 2], [3]])}, "table ads: expected rows as whole numbers of zero or more, got lists of different lengths"),
+        ({"access": Histogram("abc")}, "table ads: expected a reuse histogram of 17 shares, got 'abc'"),
+        ({"access": Histogram(GOOD, "x")}, "table ads: expected a number as mean_reuse of a reuse histogram, got 'x'"),
+        ({"access": Histogram(GOOD, 1.0, True)}, "table ads: expected a number as lookups of a reuse histogram, got True"),
+        ({"access": Histogram(GOOD[::-1], float("inf"))}, "table ads: expected a mean of one or more lookups per different row, got inf"),
+        ({"name": ""}, "expected a text as name of an embedding table, got ''"),
     ],
 )  # fmt: skip
 def test_bad_tables_are_named(wrong: dict, said: str) -> None:
@@ -522,6 +528,22 @@ def test_thinning_goes_one_way() -> None:
             thin(Histogram(GOOD), fraction)
     with pytest.raises(InputError, match="sum to one"):
         thin(Histogram([0.1] * 17), 0.5)
+    with pytest.raises(InputError, match="expected a share of a file above zero and at most one, got x"):
+        thin(Histogram(GOOD), "x")
+    for other in (Zipf(1.0), "x"):
+        with pytest.raises(InputError, match=r"^expected a Histogram\(...\) to thin, got "):
+            thin(other, 0.5)
+
+
+@pytest.mark.parametrize("batch", [-5, 0, "x", None, float("nan")])
+def test_a_batch_is_a_number_of_samples(batch) -> None:
+    table = Table("ads", 100, 8, 3, access=Histogram(GOOD, 1.0, 1000 / 11))
+    for ask in (table.unique_rows, table.histogram, table.classes, lambda batch: table.hits(batch, 100)):
+        with pytest.raises(InputError, match=r"^table ads: expected a batch of more than zero samples, got "):
+            ask(batch)
+    for cache in (-1, "x", None):
+        with pytest.raises(InputError, match=r"^table ads: expected a cache of zero or more bytes, got "):
+            table.hits(10, cache)
 
 
 def test_tables_are_told_apart_by_name() -> None:

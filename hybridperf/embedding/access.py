@@ -180,16 +180,23 @@ class Histogram(Access):
         return count, lookups_of / module.sum(lookups_of) / module.maximum(count, 1e-9)
 
     def problem(self) -> str:
+        for name in ("mean_reuse", "lookups"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, jax.core.Tracer) and not _is_number(value):
+                return f"expected a number as {name} of a reuse histogram, got {value!r}"
         if isinstance(self.shares, jax.core.Tracer):
             return ""
-        shares = np.asarray(self.shares, np.float64)
+        try:
+            shares = np.asarray(self.shares, np.float64)
+        except (TypeError, ValueError):
+            return f"expected a reuse histogram of {reuse.BINS} shares, got {self.shares!r:.60}"
         if shares.shape != (reuse.BINS,):
             return f"expected a reuse histogram of {reuse.BINS} shares, got {shares.size}"
         if not (shares >= 0).all():
             return f"expected a reuse histogram of shares of zero or more, got {shares.min():g}"
         if abs(shares.sum() - 1) > _SUM_SLACK:
             return f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
-        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not self.mean_reuse >= 1:
+        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not 1 <= self.mean_reuse < np.inf:
             return f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
         if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer):
             least, most = reuse.mean_range(shares / shares.sum())
@@ -253,7 +260,10 @@ class Indices(Access):
         return how_many, p
 
     def problem(self) -> str:
-        values = np.asarray(self.values)
+        try:
+            values = np.asarray(self.values)
+        except (TypeError, ValueError):
+            return "expected rows as whole numbers of zero or more, got lists of different lengths"
         if values.size == 0:
             return "expected the rows that were looked up, got none"
         if values.dtype.kind not in "iu" or values.min() < 0:
@@ -273,7 +283,9 @@ def _is_number(value: Any) -> bool:
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:
     """The histogram of a batch that holds a share `fraction` of the samples of a file (or batch): binomial thinning."""
-    if not isinstance(fraction, jax.core.Tracer) and not 0 < fraction <= 1:
+    if not isinstance(histogram, Histogram):
+        raise InputError(f"expected a Histogram(...) to thin, got {histogram!r:.60}; other accesses know batches of any size")
+    if not isinstance(fraction, jax.core.Tracer) and not (_is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
     if problem := histogram.problem():
         raise InputError(problem)

@@ -111,18 +111,24 @@ class DlrmConfig:
                         f"table {table.name} has {table.dim} columns and the bottom MLP ends in {self.bottom_mlp[-1]}; dot products need"
                         ' as many, interaction="cat" does not'
                     )
-        if np.asarray(self.load_s).dtype.kind not in "iuf":
-            raise InputError(f"load_s must be seconds of 0 or more, got {self.load_s!r}")
-        if np.ndim(self.load_s) and len(np.atleast_1d(self.load_s)) != self.ranks:
-            raise InputError(f"expected load_s of one number or of each of {self.ranks} ranks, got {len(np.atleast_1d(self.load_s))}")
-        if not (np.isfinite(self.load_s).all() and (np.asarray(self.load_s) >= 0).all()):
-            raise InputError(f"load_s must be seconds of 0 or more, got {self.load_s}")
+        each = not isinstance(self.load_s, str) and (isinstance(self.load_s, Sequence) or np.ndim(self.load_s) > 0)
+        load_s: Any = self.load_s if each else (self.load_s,)
+        for one in load_s:
+            if not _is_number(one) or not 0 <= one < np.inf:
+                raise InputError(f"load_s must be seconds of 0 or more, of all ranks or of each, got {one!s:.40}")
+        if each and len(load_s) != self.ranks:
+            raise InputError(f"expected load_s of one number or of each of {self.ranks} ranks, got {len(load_s)}")
         for name in ("host_bytes_per_s", "bucket_bytes", "index_bytes"):
             value = getattr(self, name)
             if value is None and name == "host_bytes_per_s":
                 continue
-            if not isinstance(value, int | float | np.number) or not value > 0:
+            if not _is_number(value) or not value > 0 or (name == "index_bytes" and value == np.inf):
                 raise InputError(f"{name} must be above zero{' or None' if name == 'host_bytes_per_s' else ''}, got {value!r}")
+        for name in ("blocking_copies", "lookup_first", "exchange_indices", "reads_loss"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.eager is not None and not isinstance(self.eager, Eager):
+            raise InputError(f"eager must be an Eager(...) or None, got {self.eager!r}")
 
     @property
     def _where(self) -> str:
@@ -133,8 +139,17 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
-    """The step as a workload. `host`: what issuing costs, of a device's framework; None: nothing, as a replayed CUDA graph."""
+    """The step as a workload. `host`: what issuing costs, of a device's framework (`load_host(FOLDER)`); None: nothing, as a replayed CUDA
+    graph."""
+    if not isinstance(config, DlrmConfig):
+        raise InputError(f"expected a DlrmConfig(...), got {config!r:.60}")
+    if host is not None and not isinstance(host, Host):
+        raise InputError(f"expected host as a Host(...) or None, got {host!r:.60}; load_host reads one from a model's folder")
     return _Step(config, host).build()
 
 

@@ -60,7 +60,9 @@ def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, 
     if len(placement) != len(tables):
         raise InputError(f"expected a placement for each of the {len(tables)} tables, got {len(placement)}")
     for of, (table, place) in enumerate(zip(tables, placement, strict=True)):
-        holders = place.ranks or tuple(range(ranks))
+        if not isinstance(place.ranks, Sequence) or isinstance(place.ranks, str):
+            raise InputError(f"table {table.name} is placed on ranks {place.ranks!r}, expected a tuple of them, as (0,) or (0, 1)")
+        holders = tuple(place.ranks) or tuple(range(ranks))
         _check(table, place, holders, ranks, nodes)
         n = len(holders)
         parts = [table] * n
@@ -96,9 +98,10 @@ def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element
 
 
 def _check(table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int) -> None:
-    if place.kind not in get_args(Kind):
+    if not isinstance(place.kind, str) or place.kind not in get_args(Kind):
         raise InputError(f"table {table.name} is placed {place.kind!r}, expected one of {', '.join(get_args(Kind))}")
-    if len(set(holders)) < len(holders) or not all(isinstance(rank, int | np.integer) and 0 <= rank < ranks for rank in holders):
+    whole = all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in holders)
+    if not whole or len(set(holders)) < len(holders) or not all(0 <= rank < ranks for rank in holders):
         raise InputError(f"table {table.name} is placed on ranks {list(holders)}, expected different ones of 0 to {ranks - 1}")
     if place.kind == "table" and len(holders) != 1:
         raise InputError(f"table {table.name} is placed whole on {len(holders)} ranks, expected one; name it as ranks=(r,)")
