@@ -16,12 +16,22 @@ from hybridperf.io.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table; what is wrong with it is an `InputError` that names it. Sizes may be traced by JAX, `rows` of Zipf access not."""
+    """One table; what is wrong with it is an `InputError` that names it. Sizes may be traced by JAX, `rows` of Zipf access not.
+
+    name      tells it from others
+    rows      of the whole table
+    dim       numbers of a row
+    pooling   rows that a sample looks up on average, and sums; not whole where samples differ
+    dtype     of the numbers
+    access    which rows are looked up: `Uniform()`, `Zipf(exponent, shift)`, `Histogram(shares, mean_reuse, lookups)`, `Indices(values)`
+
+        Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0)).unique_rows(batch=4096)
+    """
 
     name: str
     rows: Any
-    dim: Any  # numbers of a row
-    pooling: Any  # rows that a sample looks up on average, and sums
+    dim: Any
+    pooling: Any
     dtype: str = "fp32"
     access: Access = dataclasses.field(default_factory=Uniform)
 

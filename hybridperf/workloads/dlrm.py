@@ -38,29 +38,60 @@ _WORDS = {"interaction": ("dot", "cat"), "loss": ("bce", "mse"), "optimizer": ("
 
 @dataclasses.dataclass(frozen=True)
 class DlrmConfig:
-    """Sizes of the model, its batch and where it runs."""
+    """Sizes of the model, its batch and where it runs.
 
-    batch: int  # samples of all ranks together
+    batch              samples of all ranks together
+    dense_features     numbers that a sample brings beside its lookups
+    bottom_mlp         widths after the dense features; dot products need the tables' `dim` as the last
+    top_mlp            widths after the interaction; the last is 1
+    tables             `Table`s, whose `access` says how lookups fall: `Uniform()`, `Zipf(...)`, `Histogram(...)`, `Indices(...)`
+    interaction        "dot": dot products of all pairs of bags and the bottom MLP's result, beside it; "cat": side by side
+    loss               "bce" or "mse"
+    optimizer          of the tables: "sgd", "adagrad" or "rowwise_adagrad"; MLPs and copied tables take SGD or Adagrad
+    duplicates         how the tables' update treats a row looked up twice: "merged" first or "each" added where it falls (SGD)
+    dtype              of MLPs, interaction and bags on their way; None: fp32, each table's bags as its rows
+    ranks, nodes       in all; ranks are dealt out to nodes in order, as many to each
+    placement          a `Placement` of each table; empty: whole tables, dealt out to the ranks in turn
+    bucket_bytes       gradients that are all-reduced together
+    load_s             seconds until a rank's host has its batch, of all ranks or of each
+    host_bytes_per_s   rate at which batches are copied to devices; None: they lie there
+    index_bytes        of an index: 8 for int64
+    blocking_copies    the host waits for each copy
+    lookup_first       before the bottom MLP, which then hides the all-to-all
+    exchange_indices   each rank reads its own samples' indices and sends them to where the tables are
+    reads_loss         the host waits for the loss before it goes on
+    eager              how the framework cuts layers into kernels; None: as today's PyTorch
+
+        clicks = Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0))
+        users = Table("users", rows=1e6, dim=64, pooling=1, access=Indices(recorded))  # or Histogram(shares, mean_reuse, lookups)
+        config = DlrmConfig(
+            batch=8192, dense_features=13, bottom_mlp=(512, 64), top_mlp=(512, 1), tables=(clicks, users), ranks=8,
+            placement=(Placement("row"), Placement("table", (3,))), load_s=1e-3, host_bytes_per_s=20e9,
+        )
+        predict(model, dlrm(config, host=model.host))  # host: what launching costs; None where it was not learned
+    """
+
+    batch: int
     dense_features: int
-    bottom_mlp: tuple[int, ...]  # widths after the dense features
-    top_mlp: tuple[int, ...]  # widths after the interaction; the last is 1
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
     tables: tuple[Table, ...]
     interaction: Literal["dot", "cat"] = "dot"
     loss: Literal["bce", "mse"] = "bce"
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"  # of the tables; MLPs take SGD or Adagrad
-    duplicates: Literal["merged", "each"] = "merged"  # how the tables' update treats a row looked up twice
-    dtype: str | None = None  # of MLPs, interaction and bags on their way; None: fp32, each table's bags as its rows
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"
+    duplicates: Literal["merged", "each"] = "merged"
+    dtype: str | None = None
     ranks: int = 1
     nodes: int = 1
-    placement: tuple[Placement, ...] = ()  # of each table; empty: whole tables, dealt out to the ranks in turn
-    bucket_bytes: float = 25e6  # gradients that are all-reduced together
-    load_s: float | tuple[float, ...] = 0.0  # until a rank's host has its batch, of all or of each
-    host_bytes_per_s: float | None = None  # rate at which batches are copied to devices; None: they lie there
-    index_bytes: float = 8.0  # int64
+    placement: tuple[Placement, ...] = ()
+    bucket_bytes: float = 25e6
+    load_s: float | tuple[float, ...] = 0.0
+    host_bytes_per_s: float | None = None
+    index_bytes: float = 8.0
     blocking_copies: bool = True
-    lookup_first: bool = True  # before the bottom MLP, which then hides the all-to-all
-    exchange_indices: bool = False  # each rank reads its own samples' indices and sends them to where the tables are
-    reads_loss: bool = False  # the host waits for the loss before it goes on
+    lookup_first: bool = True
+    exchange_indices: bool = False
+    reads_loss: bool = False
     eager: Eager | None = None
 
     @property

@@ -28,7 +28,14 @@ Kind = Literal["table", "row", "column", "data", "table_row"]
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Of one table. `ranks` empty: all of them."""
+    """Where one table lies: `kind` as the module says, on `ranks` (empty: all of them).
+
+    Placement("table", (3,))          whole, on rank 3
+    Placement("row")                  its rows dealt out to all ranks; Placement("row", (0, 1)) to two
+    Placement("column")               its columns, as many to each
+    Placement("table_row", (4, 5, 6, 7))   its rows, over all ranks of one node
+    Placement("data")                 a copy on each rank
+    """
 
     kind: Kind
     ranks: tuple[int, ...] = ()
