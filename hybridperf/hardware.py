@@ -33,6 +33,7 @@ DTYPE_BYTES = {
     "fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "fp16in_fp32math": 2.0,
     "int64": 8.0, "int32": 4.0, "int16": 2.0, "int8": 1.0, "bool": 1.0,
 }  # fmt: skip
+FLOAT_DTYPES = tuple(name for name in DTYPE_BYTES if not name.startswith("int") and name != "bool")
 _DTYPE_ALIASES = {
     "half": "fp16",
     "float16": "fp16",
