@@ -328,7 +328,7 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
         hp.shard(tables, 8, model=model, batch=4096, memory_bytes=80e9)
     with pytest.raises(InputError, match=r"^table huge/row1of4 needs 128 GB, .*\(--split huge=row:13 or huge=column:13\)$"):
         hp.shard(tables, 8, model=model, batch=4096, memory_bytes=80e9, splits={"huge": "row:4"})
-    with pytest.raises(InputError, match=r"8 ranks hold|use at least 7 ranks and split it \(--split huge=row:13 or huge=column:13\)$"):
+    with pytest.raises(InputError, match=r"; use at least 7 ranks and split it \(--split huge=row:13 or huge=column:13\)$"):
         hp.shard(tables, 2, model=model, batch=4096, memory_bytes=80e9)
     found = hp.shard(tables, 8, model=model, batch=4096, memory_bytes=80e9, splits={"huge": "row"})
     assert found.owners.count("huge") == 13
@@ -346,7 +346,7 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
         (made_tables(4), 2, {"method": "gready"}, "unknown method 'gready'"),
         (made_tables(4), 2, {"batch": 0}, "expected a batch"),
         (made_tables(4), 2, {"optimizer": "adam"}, "unknown optimizer 'adam'"),
-        (made_tables(4), 2, {"batch": 0.5}, "expected a batch of one sample or more, got 0.5"),
+        (made_tables(4), 2, {"batch": 0.5}, "expected a batch of one sample or more, up to .*, got 0.5"),
         (made_tables(4), 2, {"batch": 511}, "expected a batch of whole samples for each of 2 ranks, got 511"),
         (made_tables(4), 2, {"batch": "x"}, "batch must be a number, got 'x'"),
         (made_tables(4), 2.5, {}, "ranks must be a whole number of 1 or more, got 2.5"),
@@ -418,7 +418,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         ("a,many,64,1", "table a: expected a number as rows, got 'many'"),
         (
             "a,1e12,64,1",
-            "2 tables need 2.56e+05 GB together, 2 ranks of 64 GB hold 128 GB (the largest is a with 2.56e+05 GB); use at least 4000",
+            "2 tables need 2.56e+05 GB together, 2 ranks of 64 GB hold 128 GB (the largest is a with 2.56e+05 GB); use at least 4001 ranks and split it (--split a=row:8000)",
         ),
         ("a,1e30,64,1", "hold 128 GB (the largest is a with 2.56e+23 GB); check the rows and columns of a"),
     ],
