@@ -14,6 +14,7 @@ from hybridperf.embedding import Table
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
+from hybridperf.report import sharding as reports
 from hybridperf.sharding import run as sharding_run
 from hybridperf.sharding.fused import Fused
 from hybridperf.sharding.tables import read_embedding_tables
@@ -108,6 +109,25 @@ def test_ranks_without_a_table_are_counted(model: PerfModel) -> None:
     empty = int((chunky.per_rank["tables"] == 0).sum())
     assert empty > 0
     assert f"{empty} of 8 ranks hold no table: the step is no shorter with some there." in chunky.explanation
+
+
+def test_the_picture_shows_what_is_used_and_says_what_is_not_known(model: PerfModel, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(reports, "_save", lambda figure, path: drawn.append(figure))
+    tables = made_tables(9)
+    found = hp.shard(tables, 4, model=model, batch=4096, method="size")
+    tight = hp.shard(tables, 4, model=model, batch=4096, method="size", memory_bytes=1.2 * found.per_rank["memory_bytes"].max())
+    for result in (found, tight):
+        reports.shard_plot(result, "nowhere.png")
+    for figure, result, dashed in zip(drawn, (found, tight), (False, True), strict=True):
+        figure.draw_without_rendering()
+        above, right, below, _ = figure.axes
+        for axes in (above, right):
+            assert not axes.get_legend().get_window_extent().overlaps(axes.patch.get_window_extent())
+        assert below.get_ylim()[1] < 2 * result.per_rank["memory_bytes"].max() / 1e9
+        assert below.get_title().startswith("limit ")
+        assert len(below.lines) == dashed
+        assert figure.get_supxlabel() == "\n".join(result.notes)
 
 
 # tables

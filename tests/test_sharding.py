@@ -110,6 +110,18 @@ def test_greedy_looks_for_room() -> None:
     assert greedy.greedy(np.array([9.0, 1.0, 5.0]), cost) is None
 
 
+def test_what_a_sum_rounds_to_is_room_for_every_method() -> None:
+    tables = np.zeros((2, len(COLUMNS)))
+    tables[:, 0], tables[:, MEMORY] = 1e-3, [0.1, 0.2]
+    cost = Cost(tables, np.zeros(2), np.float64(0.3), None, 1, 1, (0.0, 0.0))
+    together = np.zeros(2, int)
+    assert cost.sums(together)[0, MEMORY] > cost.limit_bytes
+    assert cost.fits(together)
+    assert local.polish(cost, together).over_bytes == 0
+    for found in (greedy.greedy(np.ones(2), cost), chunks.best_chunks(cost, np.arange(2)), exact.prove(cost, None)[0]):
+        np.testing.assert_array_equal(found, together)
+
+
 def test_rules_are_named_and_even() -> None:
     cost = made_cost(8, 4)
     tables = made_tables(8)
@@ -418,7 +430,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         ("a,many,64,1", "table a: expected a number as rows, got 'many'"),
         (
             "a,1e12,64,1",
-            "2 tables need 2.56e+05 GB together, 2 ranks of 64 GB hold 128 GB (the largest is a with 2.56e+05 GB); use at least 4001 ranks and split it (--split a=row:8000)",
+            "2 ranks of 64 GB hold 128 GB (the largest is a with 2.56e+05 GB); use at least 4001 ranks and split it (--split a=row:8000)",
         ),
         ("a,1e30,64,1", "hold 128 GB (the largest is a with 2.56e+23 GB); check the rows and columns of a"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from hybridperf.sharding.result import ShardResult
 
 _MOST_RANKS, _MOST_NAMES = 64, 40  # shown
 _LINE = 170  # letters under a picture
+_ABOVE: dict[str, Any] = {"fontsize": 7, "loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "frameon": False}  # off the bars
 
 
 def shard_report(result: ShardResult) -> str:
@@ -50,7 +52,7 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     above.bar(rank, frame["forward_s"] * 1e3, label="forward", color="C0")
     above.bar(rank, frame["backward_s"] * 1e3, bottom=frame["forward_s"] * 1e3, label="backward", color="C1")
     above.set(ylabel="lookups, ms", xlabel="rank")
-    above.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)  # off the bars
+    above.legend(**_ABOVE)
     below.bar(rank, frame["memory_bytes"] / 1e9, color="C2")
     limit = float(result.cost.limit_bytes)
     near = limit < 2 * frame["memory_bytes"].max()  # else the line would press the bars flat
@@ -68,13 +70,12 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
         width = times * shown[name].to_numpy() * 1e3
         right.barh(place, width, left=start, color=colour, label=label)
         start = start + width
-    right.axvline(result.bound_s * 1e3, color="black", lw=0.8, ls="--", label="by sums no placement of\nwhole tables is faster")
+    right.axvline(result.bound_s * 1e3, color="black", lw=0.8, ls="--", label="by sums no placement of whole tables is faster")
     kinds = {name: f"greedy by {name}" for name in greedy.GREEDY}
     words = [kinds.get(row.method, row.method) + ("" if row.fits else " (does not fit)") for row in shown.itertuples()]
     right.set_yticks(place, words, fontsize=7)
     right.set(xlabel="slowest lookups and all-to-alls, ms")
-    right.set_xlim(right=1.5 * start.max())  # room for the words
-    right.legend(fontsize=7, loc="right")
+    right.legend(**_ABOVE)
     for axes in (above, below, last):
         axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in (above, right, below, last):
