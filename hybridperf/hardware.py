@@ -156,6 +156,15 @@ class SystemSpec(_Spec):
     source: str
     confidence: str
 
+    @property
+    def share_bytes_per_s(self) -> float:
+        """Of its node's network, each accelerator's."""
+        return self.node_bytes_per_s / self.accelerators_per_node
+
+    def link_bytes_per_s(self, accelerators: int) -> float:
+        """What joins so many of them: the links of a node, or each one's share of its network."""
+        return self.intra_bytes_per_s if accelerators <= self.accelerators_per_node else self.share_bytes_per_s
+
 
 class Spread(_Spec):
     """How long something took over several times."""
@@ -262,6 +271,15 @@ def load_system(name: str | os.PathLike) -> SystemSpec:
 # issue two such instructions a cycle; a core with one unit reaches half, which calibration then finds.
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("fma", 32), ("avx", 16), ("asimd", 16), ("sse2", 8))
 _ONE_DDR4_3200_CHANNEL_BYTES_PER_S = 25.6e9  # 3200 MT/s x 8 bytes
+
+
+def device_of(system: SystemSpec, named: str | None = None) -> str:
+    """Name of the accelerator that is asked for, else of the system's own; `InputError` where that is no known device."""
+    if not (found := named or system.device):
+        raise InputError(
+            f"expected a system whose accelerators are a known device, got {system.id} of {system.accelerator}; name it by --device"
+        )
+    return found
 
 
 def this_cpu(cores: int | None = None) -> DeviceSpec:
