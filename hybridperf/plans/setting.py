@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from hybridperf.hardware import DeviceSpec, canonical_dtype, load_device, load_system
+from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_device, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.memory import MemoryKnobs
 from hybridperf.steps.adapt import Adapted
@@ -93,12 +93,7 @@ def setting(
     if framework not in known:
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
     fabric = load_system(system)
-    if device is None and fabric.device is None:
-        raise InputError(
-            f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device"
-        )
-    named = device or fabric.device
-    assert named is not None
+    named = device_of(fabric, device)
     found = machine(named, "", named, system)
     habits: dict[str, Any] = dict(known[framework])
     fields = {name: value for name, value in habits.items() if name in _FIELDS}
