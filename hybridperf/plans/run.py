@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridperf.io import InputError, unknown
+from hybridperf.plans.asked import narrowed, number_of_tokens, whole_numbers
 from hybridperf.plans.economy import Economy, economy
 from hybridperf.plans.nearest import nothing_fits, nothing_legal
 from hybridperf.plans.priced import Priced, memory_of, priced
@@ -147,22 +148,23 @@ class Plan:
 
 def plan(
     model: str | TransformerShape, system: str, gpus: int | Sequence[int], *, batch: int | Sequence[int] | None = None,
-    seq: int | None = None, tokens: float | None = None, objective: str = "time", prices: str | os.PathLike | None = None,
+    seq: int | None = None, tokens: float | str | None = None, objective: str = "time", prices: str | os.PathLike | None = None,
     device: str | None = None, framework: str = FRAMEWORK, dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
-    only: Mapping[str, Sequence[Any]] | None = None, adapted: Adapted | None = None, bank: Bank | None = None,
+    only: Mapping[str, Any] | None = None, adapted: Adapted | None = None, bank: Bank | None = None,
 ) -> Plan:  # fmt: skip
     """Every legal layout of a model on so many devices of a system, priced and ranked.
 
     `model`: a published shape's name, a file of sizes, or a shape. `system`: a name of `hybridperf systems` or a file. `gpus`, `batch`
     (samples of a step over all devices): a number or several, ranked together; no batch: about 4 million tokens. `seq`: the model's own if
-    not given. `tokens`: of the whole run, for days, money and energy. `prices`: a file over the shipped assumptions. `only`: narrows
-    dimensions, `{"tp": [1, 2], "recompute": ["none"]}`. `adapted`: efficiencies fitted on measured steps.
+    not given. `tokens`: of the whole run, 300e9 or "300B", for days, money and energy. `prices`: a file over the shipped assumptions.
+    `only`: narrows dimensions, `{"tp": [1, 2], "recompute": "none"}`. `adapted`: efficiencies fitted on measured steps.
     `InputError`, one sentence with the nearest thing that works, where nothing can run.
     """
+    counts, batches = whole_numbers("gpus", gpus), None if batch is None else whole_numbers("batch", batch)
     with _without_collector():
         return _plan(
-            model, system, [gpus] if isinstance(gpus, int) else list(gpus), batch, seq, tokens, objective, prices, device, framework, dtype,
-            quant, memory_bytes, only, adapted, bank,
+            model, system, counts, batches, seq, None if tokens is None else number_of_tokens(tokens), objective, prices, device, framework,
+            dtype, quant, memory_bytes, None if only is None else narrowed(only), adapted, bank,
         )  # fmt: skip
 
 
@@ -179,15 +181,13 @@ def _without_collector() -> Iterator[None]:
 
 
 def _plan(
-    model: str | TransformerShape, system: str, counts: Sequence[int], batch: int | Sequence[int] | None, seq: int | None,
+    model: str | TransformerShape, system: str, counts: Sequence[int], batch: Sequence[int] | None, seq: int | None,
     tokens: float | None, objective: str, prices: str | os.PathLike | None, device: str | None, framework: str, dtype: str, quant: str,
     memory_bytes: float | None, only: Mapping[str, Sequence[Any]] | None, adapted: Adapted | None, bank: Bank | None,
 ) -> Plan:  # fmt: skip
     began = time.perf_counter()
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES, f"known are {', '.join(OBJECTIVES)}")
-    if tokens is not None and not tokens > 0:
-        raise InputError(f"expected a number of tokens above zero, got {tokens:g}")
     shape = model if isinstance(model, TransformerShape) else load_shape(model)
     if seq is not None:
         shape = dataclasses.replace(shape, seq=seq)
@@ -254,7 +254,7 @@ def _ranked(cases: Sequence[Priced], objective: str, rates: Economy) -> np.ndarr
     return np.concatenate(parts)[order]
 
 
-def _batches(batch: int | Sequence[int] | None, shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:
+def _batches(batch: Sequence[int] | None, shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:
     if batch is None:
         samples = max(_USUAL_TOKENS // shape.seq, gpus, 1)
         samples = max(1, samples // gpus) * gpus
@@ -262,4 +262,4 @@ def _batches(batch: int | Sequence[int] | None, shape: TransformerShape, gpus: i
             f"a global batch of {samples} samples assumed on {gpus} GPUs: about {_USUAL_TOKENS / 1e6:.1f} million tokens, give --batch"
         )
         return [samples]
-    return [batch] if isinstance(batch, int) else list(batch)
+    return list(batch)
