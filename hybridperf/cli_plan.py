@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,7 @@ def plan(
         model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None, seq=seq,
         tokens=number_of_tokens(tokens, "--tokens") if tokens else None, objective=objective, prices=prices, device=device or None,
         framework=framework, dtype=dtype, quant=quant, memory_bytes=memory_bytes, only=_only(only or []), adapted=adapted,
+        say=lambda how_far: print(how_far, file=sys.stderr, flush=True),
     )  # fmt: skip
     rows = write_layouts(found, out)
     print(reports.plan_report(found, top))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hybridperf.io import InputError
 from hybridperf.memory import memory
+from hybridperf.plans import progress
 from hybridperf.plans.economy import economy
 from hybridperf.plans.explain import compared, naive
 from hybridperf.plans.fronts import front, plan_front
@@ -284,6 +285,16 @@ def test_what_is_plainly_meant_is_taken(shape, asked, meant):
     ours, other = ({**plain, **one} for one in (asked, meant))
     a, b = (plan(shape, SYSTEM, given_.pop("gpus"), **given_) for given_ in (ours, other))
     assert (len(a), a.best, a.tokens) == (len(b), b.best, b.tokens)
+
+
+def test_a_long_plan_says_how_far_it_is_and_a_short_one_nothing(shape, monkeypatch):
+    said = []
+    plan(shape, SYSTEM, 8, batch=16, only={"cp": 1}, say=said.append)
+    assert not said
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    plan(shape, SYSTEM, 8, batch=16, only={"cp": 1}, say=said.append)
+    for what in ("divisions of 8 GPUs, 10 of 10", "divisions laid out on nodes", "memory of layouts", "times of layouts"):
+        assert any(what in line for line in said), (what, said)
 
 
 def test_no_rows_cannot_be_asked_for(found):
