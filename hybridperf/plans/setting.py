@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_device, load_system
+from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.memory import MemoryKnobs
 from hybridperf.steps.adapt import Adapted
@@ -93,13 +93,10 @@ def setting(
     if framework not in known:
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
     fabric = load_system(system)
-    named = device_of(fabric, device)
-    found = machine(named, "", named, system)
+    found = machine("", "", device_of(fabric, device), system)
     habits: dict[str, Any] = dict(known[framework])
     fields = {name: value for name, value in habits.items() if name in _FIELDS}
     template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
-    if template.stage_split != "even":
-        template = template.replace(head_layers=shape.vocab * shape.hidden / shape.layer_parameters)
     bank = bank or Bank()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
@@ -116,7 +113,7 @@ def setting(
         notes.append("no measured steps: efficiencies of a step are believed, not measured")
     notes += [note for note in (shape.note,) if note.startswith(HABITS)]
     made = Setting(
-        shape, found, load_device(found.device), framework, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
+        shape, found, found.spec, framework, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
         memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
     notes.append(

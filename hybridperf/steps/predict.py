@@ -237,7 +237,7 @@ def _peak(row: ResolvedRow) -> float:
     """FLOP/s of a row's device that its MFU is a share of; NaN where the device has none of that format."""
     assert row.machine is not None
     assert row.config is not None
-    return peak_flops_per_s(row.machine.device, row.config.dtype, row.config.quant) or float("nan")
+    return peak_flops_per_s(row.machine.spec, row.config.dtype, row.config.quant) or float("nan")
 
 
 def _share_of(row: ResolvedRow) -> str:
