@@ -106,7 +106,7 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
     """The whole way through representatives, against each config by itself and by prices that know nothing of others."""
     case = request.getfixturevalue(which).cases[-1]
     rng = np.random.default_rng(3)
-    at = rng.choice(len(case.rows), min(60, len(case.rows)), replace=False)
+    at = rng.choice(len(case.rows), min(25, len(case.rows)), replace=False)
     configs = [case.setting.config(case.space.layout(int(row))) for row in case.rows[at]]
     prices = case.setting.prices
     alone = [(features([config], prices.on(prices.links)), np.array([at])) for at, config in enumerate(configs)]

@@ -4,7 +4,7 @@ Some things make up a row's features, each with a key of small whole numbers, an
 
     cell      a layer, embedding and head: tp, cp, ep, sequence parallelism, micro-batch, recompute
     placed    the same, and on how many nodes its groups lie
-    shards    gathers of sharded weights: ZeRO stage, tp, ep, where the shards lie, and whether a tied embedding is held twice
+    shards    gathers of sharded weights: ZeRO stage, tp, ep, and where the shards lie; of one number of GPUs this tells pp, too
     once      once a step: reductions, optimizer, stages
     message   from stage to stage: micro-batch, and whether stages lie on several nodes
 
@@ -62,9 +62,8 @@ class Columns:
         space: Space, rows: np.ndarray, config: Callable[[int], TransformerConfig], machine: Machine, framework: str, prices: Prices
     ) -> Columns:  # fmt: skip
         """Price the representatives of rows of a space [M]; `config` gives a row's config."""
-        first_config = config(int(rows[0]))
-        by_chunk = first_config.stage_split != "even"  # deals out chunks unevenly
-        cell_key, placed_key, *keys = _keys(space, by_chunk, first_config.shape.tied)
+        by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
+        cell_key, placed_key, *keys = _keys(space, by_chunk)
         first, index, at = [], [], 0
         for key in (cell_key, *keys):
             found, of = _unique(key[rows])
@@ -109,7 +108,7 @@ def _block(block: Block, placed: np.ndarray, sharded: Block, shards: np.ndarray)
     })  # fmt: skip
 
 
-def _keys(space: Space, by_chunk: bool, tied: bool) -> tuple[np.ndarray, ...]:
+def _keys(space: Space, by_chunk: bool) -> tuple[np.ndarray, ...]:
     """Whole numbers [N] that tell cells, placed cells, shards, what happens once, and messages apart."""
     base, of = space.base, space.base_of
     micro = np.unique(base.micro_batch, return_inverse=True)[1].reshape(-1)
@@ -137,11 +136,7 @@ def _keys(space: Space, by_chunk: bool, tied: bool) -> tuple[np.ndarray, ...]:
             p.division.tp, p.division.cp, p.division.ep, p.division.expert_tp, *(p.spans[name].nodes for name in ("tp", "cp", "ep"))
         )
     )  # fmt: skip
-    shards = of_places(  # a pipeline's last stage holds a tied embedding once more
-        lambda p: (
-            p.division.tp, p.division.ep, p.division.expert_tp, tied and p.division.pp > 1, *spans(p, "shard", "replica", "expert_data"),
-        )
-    )  # fmt: skip
+    shards = of_places(lambda p: (p.division.tp, p.division.ep, p.division.expert_tp, *spans(p, "shard", "replica", "expert_data")))
     once = of_places(
         lambda p: (
             p.division.tp, p.division.pp, p.division.ep, p.division.expert_tp,
