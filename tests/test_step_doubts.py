@@ -68,11 +68,11 @@ def test_no_interval_begins_below_what_the_hardware_can_do(bank, gpu, precision)
     assert row["mfu"] * row["predicted_s"] / row["low_s"] * share <= 1 + 1e-9
 
 
-def test_links_that_nobody_named_are_named(bank):
-    """Eight L40S share a root complex in the one system of them that was measured: all of them are priced so."""
+def test_one_box_that_stands_for_all_is_said(bank):
+    """The only L40S whose links were measured share a root complex: nodes of another system are not priced so."""
     row = {"gpu": "l40s", "n_gpus": 8, "dp": 4}
-    assert "no system named: links of aic_l40s assumed" in predicted(bank, row)["note"].iloc[0]
-    assert "no system named" not in predicted(bank, row, system="aic_l40s")["note"].iloc[0]
+    assert "the one box of them that was measured, aic_l40s" in predicted(bank, row)["note"].iloc[0]
+    assert "aic_l40s" not in predicted(bank, row, system="8x_a100_pcie")["note"].iloc[0]
 
 
 def test_experts_that_are_launched_one_by_one_are_said_where_they_wait(bank):

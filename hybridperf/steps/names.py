@@ -76,8 +76,6 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
     renoded = bool(system) and (own is None or load_system(own) != fabric)
     if "system_note" in found and name == found["system"]:
         notes.append(found["system_note"])
-    if not system and "system" not in cluster:
-        notes.append(f"no system named: links of {fabric.id} assumed")
     if not renoded:  # the option names the row's own system, if any: what the row says of it stands
         if "node_bytes_per_s" in cluster:
             fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
