@@ -8,10 +8,13 @@ around them, the faster of both peaks is taken of all.
 
 from __future__ import annotations
 
+import functools
+
 from hybridperf.steps.peaks import peak_flops_per_s
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 
+@functools.lru_cache(65536)
 def least_s(config: TransformerConfig, device: str) -> float:
     """Seconds that a step on such devices takes at least; 0 where the device has no peak in its formats."""
     layout, shape = config.layout, config.shape
