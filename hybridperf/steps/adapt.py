@@ -138,15 +138,16 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
     a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
     variance = np.einsum("ij,jk,ik->i", a, adapted.covariance, a) + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
-    return Said(log_s, np.sqrt(variance), _logs(corrections), _beyond(adapted, f, log_s, corrections))
+    beyond = np.sqrt((doubted(adapted, f, log_s, corrections) ** 2).sum(1))
+    return Said(log_s, np.sqrt(variance), _logs(corrections), beyond)
 
 
-def _beyond(adapted: Adapted, f: Features, log_s: np.ndarray, corrections: np.ndarray) -> np.ndarray:
-    """What doubts of a machine do to logs of steps, down and up [2, N]: all of a kind err together, ops and links apart.
+def doubted(adapted: Adapted, f: Features, log_s: np.ndarray, corrections: np.ndarray) -> np.ndarray:
+    """What doubts of a machine do to logs of steps in nine of ten cases, down and up, of ops and of links [2, 2, N].
 
-    Rows that were learned from told of a knob, and of what it multiplies, as much as its width shrank.
+    All of a kind err together. Rows that were learned from told of a knob, and of what it multiplies, as much as its width shrank.
     """
-    found = np.zeros((2, len(log_s)))
+    found = np.zeros((2, 2, len(log_s)))
     if f.doubt is None or not f.doubt.any():
         return found
     at = np.flatnonzero(f.doubt.any(0))
@@ -155,10 +156,10 @@ def _beyond(adapted: Adapted, f: Features, log_s: np.ndarray, corrections: np.nd
     moved = NINE_OF_TEN * (np.minimum(left, 1.0) * f.doubt[:, at].T).T
     of_ops = np.isin(NAMES, OF_OPS)[:, None]
     for way, sign in enumerate((-1, 1)):
-        for kind in (of_ops, ~of_ops):
-            theta = adapted.theta[:, None] + sign * np.where(kind, moved, 0.0)
+        for kind, knobs in enumerate((of_ops, ~of_ops)):
+            theta = adapted.theta[:, None] + sign * np.where(knobs, moved, 0.0)
             step_s = step_seconds(some, knobs_of(theta), *_logs(corrections[:, at])).step_s
-            found[way, at] = np.hypot(found[way, at], np.log(np.asarray(step_s, float)) - log_s[at])
+            found[way, kind, at] = np.log(np.asarray(step_s, float)) - log_s[at]
     return found
 
 

@@ -4,7 +4,9 @@ Products and attention go by the op model. Everything else moves bytes and compu
 datasheet's bandwidth, and one knob (`memory`) says what share of that loops reach. Collectives go by the links' model.
 
 Experts are products one by one, n experts on a rank: n (rows/n x hidden x inputs of the MLP) and n (rows/n x inter x hidden), as training
-multiplies them (grouped GEMM of Transformer Engine and Megatron-Core). The op model's own expert layers are kernels that serve requests.
+multiplies them (grouped layers of Transformer Engine and Megatron-Core). The op model's own expert layers are kernels that serve requests.
+A grouped layer launches them one by one, on some streams (TransformerEngine pull request 853, issue 1386); by its developers' table of 8
+products of a few us each (pull request 3134: 0.27 ms) that takes its host some 33 us apiece, about as long as any launch (`knobs.py`).
 
 A device that another one's calibration stands for (an H100 limited to 500 W) multiplies at its own clock: power limits it, and power goes
 with the cube of the clock (frequency x voltage^2, voltage ~ frequency), so time with (power / power)^(1/3).
@@ -48,7 +50,7 @@ class Doubts:
     """Of what was not measured on a machine."""
 
     widths: np.ndarray  # [K] in logs, beside the width of each knob
-    said: str
+    said: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,6 +68,10 @@ class Prices:
     sure: dict[Any, Doubts] = dataclasses.field(default_factory=dict)  # of rows, by what they depend on
     _doubts: dict[Priced, tuple[float, str]] = dataclasses.field(default_factory=dict)
     _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)  # of attention, by kernel and dtype
+
+    def on(self, links: CollectiveModel, device: DeviceSpec | None = None, model: PerfModel | None = None) -> Prices:
+        """By the same kin on other links, or another device: nothing that was priced before is kept."""
+        return Prices(model or self.model, links, device or self.device, self.kin)
 
     def learn(self, calls: Iterable[Priced]) -> None:
         """Price those that are new."""
@@ -140,7 +146,7 @@ class Prices:
             widths[knob] = max(widths.get(knob, 0.0), width)
             if why:
                 said[why] = None
-        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), "; ".join(said))
+        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(said))
 
     def _op_doubt(self, call: OpCall) -> tuple[float, str]:
         """(width in logs, sentence) of an op; nothing of a measured one."""
