@@ -30,8 +30,10 @@ _COLLECTIVES = {
 }
 
 
-def launch_s(host: Host, step: Step, backward: bool) -> float:
-    """Seconds the host spends on a step: between ops, before, in and after each launch."""
+def launch_s(host: Host | float, step: Step, backward: bool) -> float:
+    """Seconds the host spends on a step: between ops, before, in and after each launch; a number: so many for each launch."""
+    if not isinstance(host, Host):
+        return host * step.kernels
     names = _NAMES.get(type(step.op), _OTHERS)[backward] if step.is_op else _COLLECTIVES[step.collective.collective]
     between_s = 0.0 if host.between_ops_s is None else host.between_ops_s.mean_s
     call_s = _of(host.launch_call_s, (KERNEL_CALL,))

@@ -22,6 +22,7 @@ from hybridperf.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, Task, sche
 from hybridperf.schedules.graph import DOWNSTREAM, UPSTREAM
 from hybridperf.workload import Workload
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.fields import check_number
 from hybridperf.workloads.transformer.line import COMM, EXCHANGE, Lines, Run
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, send_call
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
@@ -32,8 +33,14 @@ KERNEL_NODES = 20_000  # up to which each kernel is a node
 MOST_TASKS = 100_000  # a stage's forward or backward of a micro-batch each
 
 
-def transformer(config: TransformerConfig, host: Host | None = None) -> Workload:
-    """The step as a workload. `host`: what launching costs, of a device's framework; None: nothing."""
+def transformer(config: TransformerConfig, host: Host | float | None = None) -> Workload:
+    """The step as a workload.
+
+    `host` is what launching costs: overheads of a device's framework, as a folder with a traced host has them
+    (`hp.load_model(folder).host`); or seconds of each launch, all alike (`hybridperf steps` believes 45e-6); or None, nothing.
+    """
+    if host is not None and not isinstance(host, Host):
+        check_number("host", host, zero=True)
     return _Build(config, host).workload()
 
 
@@ -58,7 +65,7 @@ class _Unit:
 class _Build:
     """One step, task by task in an order that ranks may issue it in."""
 
-    def __init__(self, config: TransformerConfig, host: Host | None):
+    def __init__(self, config: TransformerConfig, host: Host | float | None):
         layout = config.layout
         self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node))
         self.c = config
@@ -110,8 +117,11 @@ class _Build:
             flops=self.lines.flops,
             notes=(
                 *self.notes,
-                *_unlike_steps(c),
-                *(() if self.lines.host is not None else ("no host: launches cost nothing, as in a replayed CUDA graph",)),
+                *(
+                    ()
+                    if self.lines.host is not None
+                    else ("no host: launches cost nothing, as in a replayed CUDA graph; hp.transformer takes a host's",)
+                ),
             ),
         )
 
@@ -212,18 +222,6 @@ class _Build:
             step = summed_over_pipes(c, stage)
             for rank, node in self.lines.together((stage, pp - 1 - stage), step, COMM, nodes).items():
                 self.reductions[rank].append(node)
-
-
-def _unlike_steps(config: TransformerConfig) -> list[str]:
-    """In what `hybridperf steps` prices the step otherwise than its graph does."""
-    found = []
-    if config.attention == "fused" and config.attention_kernel:
-        found.append(f"attention as measured, not as {config.attention_kernel}, whose published share of the peak `hybridperf steps` takes")
-    if config.shape.experts:
-        found.append("experts as the one kernel of a server that was measured; `hybridperf steps` prices product by product")
-    if config.framework == "megatron":
-        found.append("kernels of framework megatron (2022); `hybridperf steps` takes megatron_core, here 'compiled', where none is given")
-    return found
 
 
 def _is_gather(step: Step) -> bool:
