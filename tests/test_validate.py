@@ -185,7 +185,7 @@ def test_time_within_an_event_is_not_its_own() -> None:
 def test_the_ops_of_a_step_add_up_to_it(tiny, measured) -> None:
     for number, step in enumerate(measured):
         ops = step_ops.compare_ops(step, predict(PerfModel.datasheet(this_cpu(1)), step.workload))
-        assert 0.5 < ops.events_s / step.time_s < 1.5
+        assert 0.5 < ops.events_s / step.least_s < 1.5  # the least of both: a median holds what else the machine does
         products = ops.ops[ops.ops["group"].str.contains("gemm")]
         assert len(products) >= 10
         assert products["measured_s"].notna().all()
