@@ -16,6 +16,8 @@ from hybridperf.lower import lower
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
 from hybridperf.schedules import closed_form_s, schedule, stage_max_s
 from hybridperf.schedules.order import BACKWARD, FORWARD, Task
+from hybridperf.steps.batch import shared_bank
+from hybridperf.steps.predict import predict_steps
 from hybridperf.steps.prices import Prices
 from hybridperf.steps.rows import resolve
 from hybridperf.workload import Chain, CollectiveCall, Seconds, Workload
@@ -24,7 +26,6 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.line import Lines, Run
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, optimizer_passes
 from hybridperf.workloads.transformer.passes import flops, launches
-from hybridperf.workloads.transformer.step import transformer
 
 GPT = TransformerShape("small", "gpt", hidden=256, heads=4, layers=8, ffn=1024, vocab=1024, seq=128)
 BARE = dataclasses.replace(GPT, head="none", positions="rotary", tied=False)
@@ -34,6 +35,11 @@ FLOPS_PER_S = 1e12
 
 def config(shape=GPT, *, settings=MEGATRON, **layout) -> TransformerConfig:
     return TransformerConfig(shape, Layout(**({"micro_batch": 2} | layout)), **settings)
+
+
+def transformer(c: TransformerConfig, host: Host | float | None = None) -> Workload:
+    """A step whose launches cost nothing, but for a host that is given."""
+    return step.transformer(c, host)
 
 
 def seconds(workload: Workload, collectives: dict[str, float] | None = None) -> np.ndarray:
@@ -280,6 +286,32 @@ def test_experts_are_priced_as_products(model):
     assert "moe" not in set(hp.predict(model, transformer(c)).breakdown()["group"])
 
 
+def test_the_graph_ranks_expert_parallelism_as_steps_do(model):
+    """128 experts a layer: launches and products of all of them on each rank, or of few; by the row's own config and prices."""
+    frame = pd.DataFrame([
+        {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "layers": 16, "seq": 4096, "n_gpus": 16, "tp": 1, "pp": 1, "dp": 16, "ep": ep,
+         "micro_batch": 1, "grad_accum": 4, "sharding": "zero1", "precision": "bf16", "framework": "megatron_core"} for ep in (1, 4, 16)
+    ])  # fmt: skip
+    by_steps = predict_steps(frame).frame["predicted_s"].to_numpy(float)
+    prices = [shared_bank().prices(row.machine) for row in resolve(frame)]
+    by_graph = [
+        hp.predict(one.model.with_collectives(one.links), hp.transformer(row.config)).time_s
+        for one, row in zip(prices, resolve(frame), strict=True)
+    ]
+    assert by_graph == pytest.approx(by_steps, rel=0.15)
+    assert by_graph[0] > by_graph[1] > by_graph[2]
+
+
+def test_an_interval_holds_what_nobody_knows_of_a_step(model):
+    """15 % of a step that its products bound, half of one that its launches bound; nothing more where a host was traced."""
+    bound = hp.TransformerConfig(load_shape("llama3-8b").replace(seq=8192), Layout(accumulation=4))
+    for c, host, low, high in ((bound, 45e-6, 0.74, 0.85), (bound, 4e-3, 0.35, 0.5), (bound, _host(4e-3), 0.74, 0.85)):
+        found = hp.predict(model, hp.transformer(c, host))
+        assert low < found.low_s / found.time_s < high
+        assert 1 / high < found.high_s / found.time_s < 1 / low
+        assert any("a deviation of 15% of the whole step" in note for note in found.notes)
+
+
 def test_a_host_bound_step_is_not_the_sum_of_host_and_device():
     """max, not sum (training_steps.md 2.3)."""
     c = config(accumulation=4)
@@ -309,7 +341,8 @@ def test_predicting_a_step_with_a_shipped_model(model):
     assert "adam" in set(listed["op"])
     groups = set(found.breakdown()["group"])
     assert {"gemm", "prefill_attention", "all_reduce", "sendrecv", "elementwise", "norm"} <= groups
-    assert any("no host" in note for note in found.notes)
+    assert "launches cost 45 us each, see host=" in found.notes
+    assert any("no host" in note for note in hp.predict(model, hp.transformer(c, host=None)).notes)
     assert len(found.ops()) == len(found.workload.graph)  # each kernel has a row for people
 
 

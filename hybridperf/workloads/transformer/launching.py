@@ -7,6 +7,7 @@ from hybridperf.io import InputError
 from hybridperf.ops import BatchedGemm, Copy, Gather, Gemm, Norm, OptimizerUpdate, Reduction, RmsNorm, ScatterAdd, Softmax
 from hybridperf.workloads.transformer.passes import Step
 
+LAUNCH_S, LAUNCH_WIDTH = 45e-6, 0.5  # of a host that nobody measured, and how sure that is in logs; from where: `steps/knobs.py`
 KERNEL_CALL = "cudaLaunchKernel"
 _NAMES: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {  # forward and backward; versions differ in names
     Gemm: (("aten::linear", "aten::addmm", "aten::mm"), ("AddmmBackward0", "MmBackward0", "AddmmBackward", "MmBackward")),
