@@ -20,9 +20,9 @@ from hybridperf.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.steps.names import Machine, aliases, machine
 from hybridperf.steps.peaks import arithmetic
 from hybridperf.steps.prices import Prices
-from hybridperf.steps.rows import config_habits
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import config_habits
 from hybridperf.workloads.transformer.zoo import HABITS
 
 FRAMEWORK = "megatron_core"  # where none is named
