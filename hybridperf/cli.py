@@ -20,6 +20,7 @@ from hybridperf.cli_common import (
     HtmlPage,
     Out,
     compilation_cache,
+    inside,
     keep_files,
     model_named,
     names_in,
@@ -175,6 +176,7 @@ def fit(
     if not device:
         raise InputError("expected --device NAME or --system NAME, got neither; `hybridperf devices` and `hybridperf systems` list them")
     compilation_cache()
+    keep_files(inside(out, ("held_out.csv",)), rows or [])
     load_device(device)  # a wrong name is said before long tables are read
     provenance = {"made_by": f"hybridperf {hybridperf.__version__} fit", "rows_from": [p.name for p in rows or []]}
     model, report = fit_rows(read_tables(rows) if rows else None, device, prior=prior or None, provenance=provenance)
@@ -202,6 +204,7 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
 
     if device:
         raise InputError("expected one of --device and --system, got both; fit ops and collectives one after the other into one --out")
+    keep_files(inside(out, ("collectives_held_out.csv", "collectives.json")), rows)
     spec = load_system(name)  # a wrong name is said before long tables are read
     compilation_cache()
     frame, remarks = read_collectives(rows) if rows else (None, [])
@@ -382,6 +385,7 @@ def calibrations(
     from hybridperf.families import FAMILIES
     from hybridperf.io import unknown
 
+    keep_files({"--out": out}, [data])
     if only not in ("", "ops", "collectives"):
         raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
     compilation_cache()
