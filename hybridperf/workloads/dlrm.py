@@ -462,7 +462,7 @@ class _Step:
         total = {rank: sum(size for size, _ in of_ranks[rank]) + away[rank] + common for rank in self.all}
         rank = max(total, key=lambda one: total[one])
         largest, name = max(of_ranks[rank], default=(0.0, ""))
-        most = f"most of it {name}, {largest / 1e9:.4g} GB" if largest > total[rank] / 2 else ""
+        most = f"the largest table {name}, {largest / 1e9:.4g} GB" if name else ""
         return Held(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
 
     def bag_bytes(self, table: Table) -> float:
