@@ -171,7 +171,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    value = value.item() if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0 else value
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
