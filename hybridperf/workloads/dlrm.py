@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridperf.embedding import Table, check_names, table_bytes
-from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
+from hybridperf.hardware import DTYPE_BYTES, FLOAT_DTYPES, Host, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding_bag import lookup_calls
@@ -32,7 +32,6 @@ from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, tr
 _LOOKUP = ("LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag")
 _LOOKUP_BACKWARD = ("LookupFunctionBackward", "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>", "EmbeddingBagBackward0")
 _ALL_TO_ALL = ("All2All_Pooled_Req", "c10d::alltoall_base_", "nccl:all_to_all")
-_FLOATS = tuple(name for name in DTYPE_BYTES if not name.startswith("int") and name != "bool")
 _WORDS = {"interaction": ("dot", "cat"), "loss": ("bce", "mse"), "optimizer": ("sgd", "adagrad", "rowwise_adagrad")}
 
 
@@ -128,8 +127,8 @@ class DlrmConfig:
                 raise InputError(f"{name} needs at least one width, each a whole number of 1 or more, got {widths!r}")
         if self.top_mlp[-1] != 1:
             raise InputError(f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}")
-        if canonical_dtype(self.dense_dtype) not in _FLOATS:
-            raise InputError(f"dtype must be a floating-point format ({', '.join(_FLOATS)}), got {self.dtype!r}")
+        if canonical_dtype(self.dense_dtype) not in FLOAT_DTYPES:
+            raise InputError(f"dtype must be a floating-point format ({', '.join(FLOAT_DTYPES)}), got {self.dtype!r}")
         if not self.tables:
             raise InputError("expected at least one table, got none; a model without tables is an MLP")
         check_names(self.tables)
