@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -192,6 +193,17 @@ class Host(_Spec):
     between_launches_s: Overhead  # T5, by op: from the end of a launch to the next of the op
     without_launch_s: Overhead  # by op: all of it, of ops that launch nothing (also T5)
 
+    def seconds(self, overhead: str, names: Sequence[str]) -> float:
+        """Of one of the overheads, by the first of an op's names that it was seen under; `InputError` where it was never seen at all."""
+        found: Overhead = getattr(self, overhead)
+        known = next((name for name in names if name in found.by_kind), names[0])
+        try:
+            return found.of(known).mean_s
+        except InputError as error:
+            if overhead == "between_launches_s":  # a host on which no op launches twice has nothing between two launches
+                return 0.0
+            raise InputError(f"{overhead} of host {self.source}: {error}") from error
+
     def save(self, folder: str | os.PathLike) -> None:
         """Write `host.json` into a model folder."""
         write_json(Path(folder) / HOST_FILE, "host", HOST_SCHEMA_VERSION, self.model_dump())
@@ -229,7 +241,7 @@ def system_names() -> list[str]:
 
 
 def device_called(driver_name: str) -> str:
-    """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2`), "" for none that we ship facts of.
+    """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2_32g`), "" for none that we ship facts of.
 
     Either an alias says so, or each part of the device's name is a word of the driver's. A part of a device (MIG) is none.
     """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hybridperf.io import InputError
 from hybridperf.memory import memory
+from hybridperf.plans import progress
 from hybridperf.plans.economy import economy
 from hybridperf.plans.explain import compared, naive
 from hybridperf.plans.fronts import front, plan_front
@@ -255,6 +256,17 @@ def test_a_users_prices_come_first(tmp_path, found):
         ({"system": "cscs_alps_gh200"}, "--device"),
         ({"framework": "jaxx"}, "known are"),
         ({"tokens": -1.0}, "above zero"),
+        ({"tokens": "many"}, "such as 300e9 or 300B, in tokens, got 'many'"),
+        ({"gpus": 0}, "expected a whole number of 1 or more in gpus, or several, got 0"),
+        ({"gpus": 8.5}, "in gpus, or several, got 8.5"),
+        ({"gpus": "8"}, "in gpus, or several, got '8'"),
+        ({"gpus": []}, "in gpus, or several, got none"),
+        ({"gpus": [8, None]}, "in gpus, or several, got None"),
+        ({"gpus": float("inf")}, "in gpus, or several, got inf"),
+        ({"batch": [0]}, "in batch, or several, got 0"),
+        ({"only": "tp=1"}, "expected only as a mapping"),
+        ({"only": {"recompute": "some"}}, "recompute can be none, selective, full, got 'some'"),
+        ({"only": {"sequence_parallel": "maybe"}}, "sequence_parallel must be yes or no, got 'maybe'"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(options, says):
@@ -264,6 +276,39 @@ def test_what_cannot_be_planned_is_one_sentence(options, says):
     said = str(error.value)
     assert says in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({"gpus": np.int64(8)}, {}),
+        ({"gpus": np.array([8])}, {}),
+        ({"gpus": 8.0, "batch": np.int64(16)}, {}),
+        ({"tokens": "1B"}, {"tokens": 1e9}),
+        ({"only": {"tp": 2, "recompute": "none", "cp": 1}}, {"only": {"tp": [2], "recompute": ["none"], "cp": [1]}}),
+        ({"only": {"tp": 2, "sequence_parallel": "yes", "cp": 1}}, {"only": {"tp": [2], "sequence_parallel": [1], "cp": [1]}}),
+    ],
+)
+def test_what_is_plainly_meant_is_taken(shape, asked, meant):
+    plain = {"gpus": 8, "batch": 16, "only": {"tp": [2], "cp": [1], "recompute": ["none"]}}
+    ours, other = ({**plain, **one} for one in (asked, meant))
+    a, b = (plan(shape, SYSTEM, given_.pop("gpus"), **given_) for given_ in (ours, other))
+    assert (len(a), a.best, a.tokens) == (len(b), b.best, b.tokens)
+
+
+def test_a_long_plan_says_how_far_it_is_and_a_short_one_nothing(shape, monkeypatch):
+    said = []
+    plan(shape, SYSTEM, 8, batch=16, only={"cp": 1}, say=said.append)
+    assert not said
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    plan(shape, SYSTEM, 8, batch=16, only={"cp": 1}, say=said.append)
+    for what in ("divisions of 8 GPUs, 10 of 10", "divisions laid out on nodes", "memory of layouts", "times of layouts"):
+        assert any(what in line for line in said), (what, said)
+
+
+def test_no_rows_cannot_be_asked_for(found):
+    with pytest.raises(InputError, match="whole number of 1 or more in top"):
+        found.top(0)
 
 
 def test_experts_are_spread_too():

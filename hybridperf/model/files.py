@@ -61,7 +61,9 @@ def load_model(name: str | Path) -> PerfModel:
 
 
 def model_or_datasheet(name: str | Path) -> PerfModel:
-    """A model by folder or name; a device's name means its datasheet roofline, which the prediction says."""
+    """A model by folder or name; a device's name, or a .toml file of one, means its datasheet roofline, which the prediction says."""
+    if str(name).endswith(".toml"):
+        return PerfModel.datasheet(load_device(name))
     check_folder(name)
     try:
         return load_model(name)

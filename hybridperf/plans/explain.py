@@ -70,7 +70,7 @@ def with_chances(plan: Plan, named: list[tuple[str, Choice]]) -> list[Compared]:
     """Intervals of layouts, and how each compares with the first."""
     log_s, covariance, doubted = _joint(plan, [choice for _, choice in named])
     down, up = np.sqrt(NINE_OF_TEN**2 * np.diag(covariance) + (doubted**2).sum(1))
-    least = np.array([least_s(plan.config(choice), plan.setting.device.id) for _, choice in named])
+    least = np.array([least_s(plan.config(choice), plan.setting.device) for _, choice in named])
     low, high = np.maximum(np.exp(log_s - down), np.minimum(least, np.exp(log_s))), np.exp(log_s + np.hypot(up, plan.setting.unnamed))
     of_doubts = doubted[1] / NINE_OF_TEN
     covariance = covariance + of_doubts.T @ of_doubts

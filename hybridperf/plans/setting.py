@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from hybridperf.hardware import DeviceSpec, canonical_dtype, load_device, load_system
+from hybridperf.hardware import DeviceSpec, canonical_dtype, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.memory import MemoryKnobs
 from hybridperf.steps.adapt import Adapted
@@ -102,12 +102,10 @@ def setting(
         )
     named = device or fabric.device
     assert named is not None
-    found = machine(named, "", named, system)
+    found = machine("", "", named, system)
     habits: dict[str, Any] = dict(known[framework])
     fields = {name: value for name, value in habits.items() if name in _FIELDS}
     template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
-    if template.stage_split != "even":
-        template = template.replace(head_layers=shape.vocab * shape.hidden / shape.layer_parameters)
     bank = bank or Bank()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
@@ -119,7 +117,7 @@ def setting(
     )
     if canonical_dtype(dtype) == "fp16":
         notes.append("fp16 is priced as it was measured: its products come from other kernels than those of bf16 and may be slower")
-    group = f"{framework} on {load_device(found.device).arch}"
+    group = f"{framework} on {found.spec.arch}"
     if not isinstance(adapted, Adapted):
         fitted = adapted or Adaptation({})
         adapted, whose = fitted.of(group)
@@ -129,7 +127,7 @@ def setting(
         notes.append(f"habits of {framework} assumed, the quickest: other frameworks may take 10 to 30 % longer; name yours by --framework")
     notes += [note for note in (shape.note,) if note.startswith(HABITS)]
     made = Setting(
-        shape, found, load_device(found.device), framework, unnamed, not habits.get("ragged_heads", False), template, bank.prices(found),
+        shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False), template, bank.prices(found),
         adapted, memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
     notes.append(

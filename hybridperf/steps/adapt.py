@@ -28,6 +28,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from hybridperf.hardware import Host
+from hybridperf.io import InputError
 from hybridperf.steps.compose import Features, step_seconds
 from hybridperf.steps.cross_node import with_stalled
 from hybridperf.steps.knobs import BELIEFS, NAMES, NINE_OF_TEN, OF_OPS, Knobs, knobs_of
@@ -124,6 +125,8 @@ def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
 
 def launch_s(host: Host) -> float:
     """Seconds of a host from one launch to the next, an op of one launch after the other: T1 + T2 + T4 + T3 of Lin et al."""
+    if host.launch_call_s.shared is None:
+        raise InputError(f"expected a host that was seen to launch kernels, got {host.source}, which never did; fit more traces")
     parts = (host.between_ops_s, *(one.shared for one in (host.before_launch_s, host.launch_call_s, host.after_launch_s)))
     return sum(part.median_s for part in parts if part is not None)
 

@@ -144,7 +144,7 @@ def _once(config: TransformerConfig) -> tuple[Any, ...]:
     """All that what happens once a step depends on."""
     x = config.layout
     groups = tuple(config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
-    cut = (config.stage_split, config.head_layers, x.schedule == "chimera")
+    cut = (config.stage_split, x.schedule == "chimera")
     return (config.shape, x.zero, x.tp, x.pp, x.ep, x.expert_tp, *cut, *kernels_key(config), *groups)
 
 
@@ -194,7 +194,7 @@ class _Ends:
 
 def _stages(config: TransformerConfig) -> tuple[float, float, float]:
     """Layers of the first stage, of the last, of the fullest of the others (of the first where there are no others)."""
-    return _stage_layers(config.shape.depth, config.layout.pp, config.layout.vp, config.stage_split, config.head_layers)
+    return _stage_layers(config.shape.depth, config.layout.pp, config.layout.vp, config.stage_split, config.shape.head_layers)
 
 
 @functools.lru_cache(maxsize=4096)

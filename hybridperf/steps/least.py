@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import functools
 
+from hybridperf.hardware import DeviceSpec
 from hybridperf.steps.peaks import peak_flops_per_s
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 
-@functools.lru_cache(65536)
-def least_s(config: TransformerConfig, device: str) -> float:
+def least_s(config: TransformerConfig, device: DeviceSpec) -> float:
     """Seconds that a step on such devices takes at least; 0 where the device has no peak in its formats."""
-    layout, shape = config.layout, config.shape
     peak = max(peak_flops_per_s(device, config.dtype, quant) or 0.0 for quant in ("", config.quant))
+    return _flops(config) / peak if peak else 0.0
+
+
+@functools.lru_cache(65536)
+def _flops(config: TransformerConfig) -> float:
+    """Of one device, in the mean."""
+    layout, shape = config.layout, config.shape
     tokens = float(layout.global_batch * shape.seq)
-    flops = shape.hardware_flops(tokens, layout.recompute, causal=config.attention == "fused")
-    return flops / (layout.ranks * peak) if peak else 0.0
+    return shape.hardware_flops(tokens, layout.recompute, causal=config.attention == "fused") / layout.ranks

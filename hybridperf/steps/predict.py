@@ -238,14 +238,14 @@ def _least_s(row: ResolvedRow) -> float:
     """Seconds that a row's devices need at least."""
     assert row.machine is not None
     assert row.config is not None
-    return least_s(row.config, row.machine.device)
+    return least_s(row.config, row.machine.spec)
 
 
 def _peak(row: ResolvedRow) -> float:
     """FLOP/s of a row's device that its MFU is a share of; NaN where the device has none of that format."""
     assert row.machine is not None
     assert row.config is not None
-    return peak_flops_per_s(row.machine.device, row.config.dtype, row.config.quant) or float("nan")
+    return peak_flops_per_s(row.machine.spec, row.config.dtype, row.config.quant) or float("nan")
 
 
 def _share_of(row: ResolvedRow) -> str:

@@ -34,6 +34,8 @@ MOST_TASKS = 100_000  # a stage's forward or backward of a micro-batch each
 
 def transformer(config: TransformerConfig, host: Host | None = None) -> Workload:
     """The step as a workload. `host`: what launching costs, of a device's framework; None: nothing."""
+    if not isinstance(config, TransformerConfig):
+        raise InputError(f"a step is of a TransformerConfig, got a {type(config).__name__}; TransformerConfig(shape, layout) makes one")
     return _Build(config, host).workload()
 
 
