@@ -34,6 +34,7 @@ DTYPE_BYTES = {
     "fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "fp16in_fp32math": 2.0,
     "int64": 8.0, "int32": 4.0, "int16": 2.0, "int8": 1.0, "bool": 1.0,
 }  # fmt: skip
+FLOAT_DTYPES = tuple(name for name in DTYPE_BYTES if not name.startswith("int") and name != "bool")
 _DTYPE_ALIASES = {
     "half": "fp16",
     "float16": "fp16",
@@ -156,6 +157,15 @@ class SystemSpec(_Spec):
     source: str
     confidence: str
 
+    @property
+    def share_bytes_per_s(self) -> float:
+        """Of its node's network, each accelerator's."""
+        return self.node_bytes_per_s / self.accelerators_per_node
+
+    def link_bytes_per_s(self, accelerators: int) -> float:
+        """What joins so many of them: the links of a node, or each one's share of its network."""
+        return self.intra_bytes_per_s if accelerators <= self.accelerators_per_node else self.share_bytes_per_s
+
 
 class Spread(_Spec):
     """How long something took over several times."""
@@ -273,6 +283,15 @@ def load_system(name: str | os.PathLike) -> SystemSpec:
 # issue two such instructions a cycle; a core with one unit reaches half, which calibration then finds.
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("fma", 32), ("avx", 16), ("asimd", 16), ("sse2", 8))
 _ONE_DDR4_3200_CHANNEL_BYTES_PER_S = 25.6e9  # 3200 MT/s x 8 bytes
+
+
+def device_of(system: SystemSpec, named: str | None = None) -> str:
+    """Name of the accelerator that is asked for, else of the system's own; `InputError` where that is no known device."""
+    if not (found := named or system.device):
+        raise InputError(
+            f"expected a system whose accelerators are a known device, got {system.id} of {system.accelerator}; name it by --device"
+        )
+    return found
 
 
 def this_cpu(cores: int | None = None) -> DeviceSpec:

@@ -14,12 +14,12 @@ import math
 import numpy as np
 import pandas as pd
 
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.plans import table
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.plans.words import field_words
 from hybridperf.steps import adapt
 from hybridperf.steps.features import doubts_of
-from hybridperf.steps.knobs import NINE_OF_TEN
 from hybridperf.steps.least import least_s
 from hybridperf.workloads.transformer.codes import FULL, NONE
 from hybridperf.workloads.transformer.layout import Layout

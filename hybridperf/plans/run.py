@@ -161,9 +161,8 @@ def plan(
     `model`: a published shape's name, a file of sizes, or a shape. `system`: a name of `hybridperf systems` or a file. `gpus`, `batch`
     (samples of a step over all devices): a number or several, ranked together; no batch: about 4 million tokens. `seq`: the model's own if
     not given. `tokens`: of the whole run, 300e9 or "300B", for days, money and energy. `prices`: a file over the shipped assumptions.
-    `only`: narrows dimensions, `{"tp": [1, 2], "recompute": "none"}`. `adapted`: efficiencies fitted on measured steps, of this
-    framework and architecture or of several. `framework`: megatron_core's habits if not given. `say`: called every few seconds with how far
-    a long plan is.
+    `only`: narrows dimensions, `{"tp": [1, 2], "recompute": "none"}`. `adapted`: efficiencies fitted on measured steps, of this group or
+    of several. `say`: called every few seconds with how far a long plan is.
     `InputError`, one sentence with the nearest thing that works, where nothing can run.
     """
     counts, batches = whole_numbers("gpus", gpus), None if batch is None else whole_numbers("batch", batch)

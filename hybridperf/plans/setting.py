@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from hybridperf.hardware import DeviceSpec, canonical_dtype, load_system
+from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.memory import MemoryKnobs
 from hybridperf.steps.adapt import Adapted
@@ -20,9 +20,9 @@ from hybridperf.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.steps.names import Machine, aliases, machine
 from hybridperf.steps.peaks import arithmetic
 from hybridperf.steps.prices import Prices
-from hybridperf.steps.rows import config_habits
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import config_habits
 from hybridperf.workloads.transformer.zoo import HABITS
 
 FRAMEWORK = "megatron_core"  # where none is named
@@ -96,13 +96,7 @@ def setting(
     if framework not in known:
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
     fabric = load_system(system)
-    if device is None and fabric.device is None:
-        raise InputError(
-            f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device"
-        )
-    named = device or fabric.device
-    assert named is not None
-    found = machine("", "", named, system)
+    found = machine("", "", device_of(fabric, device), system)
     habits: dict[str, Any] = dict(known[framework])
     fields = {name: value for name, value in habits.items() if name in _FIELDS}
     template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
@@ -127,8 +121,8 @@ def setting(
         notes.append(f"habits of {framework} assumed, the quickest: other frameworks may take 10 to 30 % longer; name yours by --framework")
     notes += [note for note in (shape.note,) if note.startswith(HABITS)]
     made = Setting(
-        shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False), template, bank.prices(found),
-        adapted, memory_knobs(framework), USABLE * capacity,
+        shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
+        memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
     notes.append(
         f"MFU is of the {made.mfu_format} peak of {made.device.id}, {made.mfu_flops_per_s / 1e12:,.0f} TFLOP/s a GPU; model FLOPs are three"

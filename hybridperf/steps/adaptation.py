@@ -23,6 +23,7 @@ from hybridperf.io import InputError, closest, read_json, write_json
 from hybridperf.steps import adapt
 from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.batch import Bank, Batch, relabelled
+from hybridperf.steps.failures import endings
 from hybridperf.steps.features import picked
 from hybridperf.steps.knobs import NAMES
 from hybridperf.steps.memory_fit import USABLE, memory_knobs, peak_bytes
@@ -194,9 +195,8 @@ def adaptation(
 def _left_out(frame: pd.DataFrame, batch: Batch) -> list[str]:
     """Why each row of a table cannot be fitted on, with how a message calls it; "" where it can [R]."""
     seconds = pd.to_numeric(frame["step_time_s"].where(~frame["step_time_s"].map(lambda one: isinstance(one, bool | np.bool_))), "coerce")
-    status = frame["status"].fillna("ok").astype(str).str.strip().str.lower() if "status" in frame else pd.Series("ok", frame.index)
     found = []
-    for at, (row, value, given, ended) in enumerate(zip(batch.resolved, seconds, frame["step_time_s"], status, strict=True)):
+    for at, (row, value, given, ended) in enumerate(zip(batch.resolved, seconds, frame["step_time_s"], endings(frame), strict=True)):
         if row.config is None or at in batch.problems:
             found.append(batch.problems.get(at, row.refused))
         elif ended != "ok":

@@ -18,12 +18,10 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 def least_s(config: TransformerConfig, device: DeviceSpec) -> float:
     """Seconds that a step on such devices takes at least; 0 where the device has no peak in its formats."""
     peak = max(peak_flops_per_s(device, config.dtype, quant) or 0.0 for quant in ("", config.quant))
-    return _flops(config) / peak if peak else 0.0
+    return _flops(config) / (config.layout.ranks * peak) if peak else 0.0
 
 
 @functools.lru_cache(65536)
 def _flops(config: TransformerConfig) -> float:
-    """Of one device, in the mean."""
     layout, shape = config.layout, config.shape
-    tokens = float(layout.global_batch * shape.seq)
-    return shape.hardware_flops(tokens, layout.recompute, causal=config.attention == "fused") / layout.ranks
+    return shape.hardware_flops(float(layout.global_batch * shape.seq), layout.recompute, causal=config.attention == "fused")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.steps import adapt
@@ -32,7 +33,7 @@ from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import stall_chance
 from hybridperf.steps.failures import failures
 from hybridperf.steps.features import experts_said, picked
-from hybridperf.steps.knobs import NINE_OF_TEN, knobs_of
+from hybridperf.steps.knobs import knobs_of
 from hybridperf.steps.least import least_s
 from hybridperf.steps.memory_fit import memory_knobs, peak_bytes
 from hybridperf.steps.names import doubt_of

@@ -24,6 +24,7 @@ from hybridperf.steps.record import Record, Refused
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import config_habits
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 from hybridperf.workloads.transformer.zoo import shape_of
 
@@ -388,13 +389,6 @@ def _habits(row: Record, habits: Mapping[str, Any], layout: Layout, found: Machi
     quant = word("quant", said) or ""
     settled = {**config_habits(habits, layout.tp), "quant": quant}
     return dtype, tuple((name, value) for name, value in settled.items() if name in names)
-
-
-def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded."""
-    if tp > 1 and "vocab_multiple_tp" in habits:
-        return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
-    return dict(habits)
 
 
 @functools.lru_cache(65536)
