@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,7 @@ def plan(
     top: Annotated[int, typer.Option("--top", help="how many of the best are shown")] = 10,
     prices: Annotated[Path | None, typer.Option("--prices", help="your prices and power (.toml), over the shipped assumptions")] = None,
     device: Annotated[str, typer.Option("--device", help="accelerator; the system's own if not given")] = "",
-    framework: Annotated[str, typer.Option("--framework", help="whose kernels and habits")] = "megatron_core",
+    framework: Annotated[str, typer.Option("--framework", help="whose kernels and habits; megatron_core's if not given")] = "",
     dtype: Annotated[str, typer.Option("--dtype", help="of activations")] = "bf16",
     quant: Annotated[str, typer.Option("--quant", help="scheme that layers' products multiply in, such as fp8")] = "",
     memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
@@ -40,11 +41,13 @@ def plan(
 ) -> None:
     """Find the best layout for training a model: all legal ones, memory as a constraint, ranked, explained, written out."""
     from hybridperf.io import InputError
+    from hybridperf.plans.asked import number_of_tokens
     from hybridperf.plans.confirm import confirm as confirmed
     from hybridperf.plans.confirm import neighbours
     from hybridperf.plans.run import plan as run_plan
     from hybridperf.plans.table import check_name, write_layouts
     from hybridperf.report import plan as reports
+    from hybridperf.steps.adaptation import Adaptation
 
     check_name(out)  # before a minute of work
     ready(out, "--out")
@@ -54,17 +57,12 @@ def plan(
     if top < 1:
         raise InputError(f"expected --top of 1 or more, got {top}")
     compilation_cache()
-    adapted = None
-    if knobs is not None:
-        from hybridperf.hardware import load_device, load_system
-        from hybridperf.steps.adaptation import Adaptation
-
-        arch = load_device(device or load_system(system).device or "").arch
-        adapted = Adaptation.load(knobs).of(f"{framework} on {arch}")[0]
     found = run_plan(
-        model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None, seq=seq, tokens=_tokens(tokens),
-        objective=objective, prices=prices, device=device or None, framework=framework, dtype=dtype, quant=quant, memory_bytes=memory_bytes,
-        only=_only(only or []), adapted=adapted,
+        model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None, seq=seq,
+        tokens=number_of_tokens(tokens, "--tokens") if tokens else None, objective=objective, prices=prices, device=device or None,
+        framework=framework, dtype=dtype, quant=quant, memory_bytes=memory_bytes, only=_only(only or []),
+        adapted=None if knobs is None else Adaptation.load(knobs),
+        say=lambda how_far: print(how_far, file=sys.stderr, flush=True),
     )  # fmt: skip
     rows = write_layouts(found, out)
     print(reports.plan_report(found, top))
@@ -89,21 +87,6 @@ def _counts(option: str, text: str) -> list[int]:
     if len(found) != len(names_in(text)) or any(one < 1 for one in found):
         raise InputError(f"expected whole numbers of 1 or more separated by commas in {option}, got {text!r}")
     return found
-
-
-def _tokens(text: str) -> float | None:
-    from hybridperf.io import InputError
-
-    if not text:
-        return None
-    scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:].upper(), 1.0)
-    try:
-        value = float(text[:-1] if scale > 1 else text) * scale
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e20:
-        raise InputError(f"expected a number of tokens such as 300e9 or 300B in --tokens, got {text!r}")
-    return value
 
 
 def _only(given: list[str]) -> dict[str, list[object]]:

@@ -32,7 +32,7 @@ def steps(
     \b
       model             name of a published one; else family (gpt, llama, bert, t5, vit, moe), hidden,
                         heads, layers, seq, vocab and, where they differ, ffn, kv_heads, head_dim;
-                        experts and topk of a moe, decoder_layers of a t5
+                        experts and topk of a moe, decoder_layers of a t5, image and patch of a vit
       gpu, n_gpus       accelerator and how many; gpus_per_node
       tp, pp, dp        degrees of parallelism; cp, ep; vp (chunks of a stage), seq_parallel (yes, no)
       micro_batch       samples; grad_accum (micro-batches of a step), global_batch (samples of all)

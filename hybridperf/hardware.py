@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,7 @@ DTYPE_BYTES = {
     "fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "fp16in_fp32math": 2.0,
     "int64": 8.0, "int32": 4.0, "int16": 2.0, "int8": 1.0, "bool": 1.0,
 }  # fmt: skip
+FLOAT_DTYPES = tuple(name for name in DTYPE_BYTES if not name.startswith("int") and name != "bool")
 _DTYPE_ALIASES = {
     "half": "fp16",
     "float16": "fp16",
@@ -155,6 +157,15 @@ class SystemSpec(_Spec):
     source: str
     confidence: str
 
+    @property
+    def share_bytes_per_s(self) -> float:
+        """Of its node's network, each accelerator's."""
+        return self.node_bytes_per_s / self.accelerators_per_node
+
+    def link_bytes_per_s(self, accelerators: int) -> float:
+        """What joins so many of them: the links of a node, or each one's share of its network."""
+        return self.intra_bytes_per_s if accelerators <= self.accelerators_per_node else self.share_bytes_per_s
+
 
 class Spread(_Spec):
     """How long something took over several times."""
@@ -191,6 +202,17 @@ class Host(_Spec):
     launch_call_s: Overhead  # T4, by call
     between_launches_s: Overhead  # T5, by op: from the end of a launch to the next of the op
     without_launch_s: Overhead  # by op: all of it, of ops that launch nothing (also T5)
+
+    def seconds(self, overhead: str, names: Sequence[str]) -> float:
+        """Of one of the overheads, by the first of an op's names that it was seen under; `InputError` where it was never seen at all."""
+        found: Overhead = getattr(self, overhead)
+        known = next((name for name in names if name in found.by_kind), names[0])
+        try:
+            return found.of(known).mean_s
+        except InputError as error:
+            if overhead == "between_launches_s":  # a host on which no op launches twice has nothing between two launches
+                return 0.0
+            raise InputError(f"{overhead} of host {self.source}: {error}") from error
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `host.json` into a model folder."""
@@ -229,7 +251,7 @@ def system_names() -> list[str]:
 
 
 def device_called(driver_name: str) -> str:
-    """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2`), "" for none that we ship facts of.
+    """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2_32g`), "" for none that we ship facts of.
 
     Either an alias says so, or each part of the device's name is a word of the driver's. A part of a device (MIG) is none.
     """
@@ -261,6 +283,15 @@ def load_system(name: str | os.PathLike) -> SystemSpec:
 # issue two such instructions a cycle; a core with one unit reaches half, which calibration then finds.
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("fma", 32), ("avx", 16), ("asimd", 16), ("sse2", 8))
 _ONE_DDR4_3200_CHANNEL_BYTES_PER_S = 25.6e9  # 3200 MT/s x 8 bytes
+
+
+def device_of(system: SystemSpec, named: str | None = None) -> str:
+    """Name of the accelerator that is asked for, else of the system's own; `InputError` where that is no known device."""
+    if not (found := named or system.device):
+        raise InputError(
+            f"expected a system whose accelerators are a known device, got {system.id} of {system.accelerator}; name it by --device"
+        )
+    return found
 
 
 def this_cpu(cores: int | None = None) -> DeviceSpec:

@@ -24,6 +24,7 @@ _DRAWS = 256
 _UNKNOWN_SHARE = 0.05
 _LARGEST_LOG_ERROR = 5.0
 _WAIT = "wait"
+_LOOKUPS = ("embedding_bag", "embedding_bag_backward", "embedding_bag_scatter")
 _NORMAL = tuple(NormalDist().inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS))
 _WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
@@ -85,6 +86,8 @@ class Prediction:
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
     """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for another kind of device."""
+    if not isinstance(workload, Workload):
+        raise InputError(f"expected a workload, got {type(workload).__name__}; hp.dlrm, hp.transformer and hp.from_jax make one")
     check_backend(model, workload)
     table = step_table(model, workload.calls)
     group = np.array([kind_of(call) for call in workload.calls], np.int32)
@@ -259,8 +262,16 @@ def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.nd
             f"does not fit: {held.what} {held.bytes / 1e9:.4g} GB{f' ({held.most})' if held.most else ''},"
             f" {model.device.id} has {model.device.memory_bytes / 1e9:.4g} GB"
         )
-    if table.collectives is not None and model.collectives is not None and model.collectives.adapted is None:
-        notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")
+    if table.collectives is not None and model.collectives is not None:
+        if model.collectives.adapted is None:
+            notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")
+        if any(c.ranks_per_node > model.collectives.system.accelerators_per_node for c in split(workload.calls)[1].values()):
+            notes.append(model.collectives.crowded)
+    unknown = {KINDS[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
+    if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
+        notes.append(
+            f"no cache of {model.device.id} was measured: embedding rows come from its memory, however few they are or often looked up"
+        )
     if not model.groups:
         return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
     times = workload.times_run()

@@ -84,7 +84,7 @@ class Held(NamedTuple):
     """The most that a device must hold for a step."""
 
     bytes: float
-    what: str  # "rank 3 holds tables of", followed by the bytes
+    what: str  # "rank 3 holds tables, MLPs and bags of", followed by the bytes
     most: str = ""  # the largest part of it
 
 

@@ -14,6 +14,7 @@ from hybridperf.hardware import (
     canonical_dtype,
     device_called,
     device_names,
+    device_of,
     load_device,
     load_system,
     system_names,
@@ -102,7 +103,7 @@ def test_a_nodes_bandwidth_is_its_network_cards(name: str) -> None:
     [
         ("dgx_v100", "v100_sxm2", 8, 50), ("DGX-2", None, 16, 100), ("dgx_a100", "a100_sxm4_80g", 8, 200), ("DGX H100", "h100_sxm", 8, 400),
         ("dgx_h200", "h200_sxm", 8, 400), ("dgx_b200", "b200_sxm", 8, 400), ("gb200_nvl72", "gb200", 4, 200),
-        ("p3dn.24xlarge", None, 8, 12.5), ("p4d.24xlarge", "a100_sxm4_40g", 8, 50), ("p5.48xlarge", "h100_sxm", 8, 400),
+        ("p3dn.24xlarge", "v100_sxm2_32g", 8, 12.5), ("p4d.24xlarge", "a100_sxm4_40g", 8, 50), ("p5.48xlarge", "h100_sxm", 8, 400),
         ("p5e.48xlarge", "h200_sxm", 8, 400), ("p5en.48xlarge", "h200_sxm", 8, 400), ("p6-b200.48xlarge", "b200_sxm", 8, 400),
         ("ND96asr_v4", "a100_sxm4_40g", 8, 200), ("ND96isr_H100_v5", "h100_sxm", 8, 400), ("azure_nc_a100_v4", "a100_pcie_80g", 4, 12.5),
         ("a2-megagpu-16g", "a100_sxm4_40g", 16, 12.5), ("a3-highgpu-8g", "h100_sxm", 8, 100), ("a3-megagpu-8g", "h100_sxm", 8, 200),
@@ -230,7 +231,8 @@ def test_this_cpu_is_sane() -> None:
         ("A100-SXM4-40GB", "a100_sxm4_40g"),
         ("NVIDIA A100 80GB PCIe", "a100_pcie_80g"),
         ("NVIDIA A100-PCIE-40GB", "a100_pcie_40g"),
-        ("Tesla V100-SXM2-32GB", "v100_sxm2"),
+        ("Tesla V100-SXM2-32GB", "v100_sxm2_32g"),
+        ("Tesla V100-SXM2-16GB", "v100_sxm2"),
         ("Tesla V100-PCIE-32GB", "v100_pcie_32g"),
         ("Tesla P100-SXM2-16GB", "p100_sxm2"),
         ("Tesla T4", "t4"),
@@ -285,3 +287,13 @@ def test_unknown_names_get_the_nearest_that_people_use(refused, tmp_path, words,
     (tmp_path / "tables.csv").write_text("name,rows,dim,pooling\na,1000,64,20\nb,500,64,10\n")
     files = {"ROWS": tmp_path / "rows.csv", "TABLES": tmp_path / "tables.csv"}
     assert f"(did you mean {nearest!r}?)" in refused(*(files.get(word, word) for word in words))
+
+
+def test_a_system_says_what_joins_accelerators_and_which_they_are():
+    dgx = load_system("dgx_h100")
+    assert dgx.share_bytes_per_s == dgx.node_bytes_per_s / 8
+    assert [dgx.link_bytes_per_s(count) for count in (8, 9)] == [dgx.intra_bytes_per_s, dgx.share_bytes_per_s]
+    assert device_of(dgx) == device_of(dgx, "") == dgx.device
+    assert device_of(dgx, "a100_sxm4_80g") == "a100_sxm4_80g"
+    with pytest.raises(InputError, match=f"known device, got {dgx.id} of {dgx.accelerator}; name it by --device"):
+        device_of(dgx.model_copy(update={"device": None}))

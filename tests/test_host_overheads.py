@@ -238,3 +238,26 @@ def test_a_gap_at_the_edge_of_what_is_no_outlier_counts_wherever_it_lies(origin)
     host += [("op", "aten::last", at, at + 20), ("call", "launch", at + 5, at + 9)]
     trace = made_trace(host, [("k", 7, at + 12, at + 30, "launch")])
     assert fit_host([trace], [steps(trace)]).between_ops_s.count == 44
+
+
+@pytest.mark.parametrize("missing", ["before_launch_s", "launch_call_s", "after_launch_s", "between_launches_s"])
+def test_an_overhead_that_was_never_seen_is_not_taken_for_none(host, missing):
+    """But for what lies between two launches: there is nothing on a host none of whose ops launched twice."""
+    from hybridperf.steps import adapt
+    from hybridperf.workloads.transformer import Layout, load_shape
+    from hybridperf.workloads.transformer.config import TransformerConfig
+    from hybridperf.workloads.transformer.launching import launch_s
+    from hybridperf.workloads.transformer.parts import layer_passes
+
+    step = layer_passes(TransformerConfig(load_shape("gpt3-125m"), Layout())).forward[0]
+    unseen = host.model_copy(update={missing: Overhead(shared=None, by_kind={})})
+    assert launch_s(host, step, backward=False) > 0
+    if missing == "between_launches_s":
+        assert unseen.seconds(missing, ("aten::mm",)) == 0
+        assert launch_s(unseen, step, backward=False) > 0
+        return
+    with pytest.raises(InputError, match=f"^{missing} of host .*: expected a host that has shown this overhead"):
+        launch_s(unseen, step, backward=False)
+    if missing == "launch_call_s":
+        with pytest.raises(InputError, match="seen to launch kernels"):
+            adapt.beliefs(unseen)

@@ -13,9 +13,12 @@ import pytest
 from hybridperf.io import InputError
 from hybridperf.memory import MEMORY_PRIORS, MemoryKnobs, ModelStates, in_flight, layer_activations, memory, model_states, sharded_bytes
 from hybridperf.schedules import NAMES, schedule
+from hybridperf.tiers.movable import movable
 from hybridperf.workloads.transformer import Layout, Layouts, load_shape, rules
 from hybridperf.workloads.transformer.codes import SCHEDULES
+from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.stages import stage_layers
+from hybridperf.workloads.transformer.update import tied_reduction, updated_weights
 
 GIB = 2**30
 GPT3, LLAMA, MIXTRAL = load_shape("gpt3-175b"), load_shape("llama3-8b"), load_shape("mixtral-8x7b")
@@ -206,6 +209,18 @@ def test_chimera_holds_two_stages():
     assert both.sum() == 2 * LLAMA.parameters
     assert both[0] == both[3]
     assert both[0] > both[1]
+
+
+def test_chimeras_tied_embedding_is_there_once_for_the_optimizer_too():
+    """The last stage lies where the first of the other direction lies: what a worker keeps is what it updates."""
+    gpt = load_shape("gpt3-1.3b")
+    assert gpt.tied
+    layout = Layout(pp=4, schedule="chimera", accumulation=4)
+    config = TransformerConfig(gpt, layout, vocab_multiple=1)
+    kept = memory(gpt, layout, states=ModelStates(1.0, 0.0, 0.0)).weights_bytes
+    assert updated_weights(config, 0) + updated_weights(config, 3) == kept[0]
+    assert tied_reduction(config) is None
+    assert tied_reduction(config.replace(layout=Layout(pp=4, accumulation=4))) is not None
 
 
 def test_head_and_embedding_are_at_the_ends():
@@ -474,3 +489,14 @@ def test_uneven_stages_are_those_of_the_split():
     layers = stage_layers(28, 4, np.arange(4), "cost", head / shape.layer_parameters)
     ends = np.array([head, 0, 0, head + shape.hidden])
     assert found.tolist() == (layers * shape.layer_parameters + ends).tolist()
+
+
+def test_stages_cut_by_cost_are_cut_alike_everywhere():
+    """Memory, what tiers may move, and the step's graph: the head counts as so many layers."""
+    shape, layout = load_shape("llama3-8b"), Layout(pp=8, accumulation=8)
+    config = TransformerConfig(shape, layout, stage_split="cost")
+    layers = [config.layers_of(stage)[0] for stage in range(8)]
+    assert layers == stage_layers(32, 8, np.arange(8), "cost", shape.head_layers).tolist() == [5, 4, 4, 5, 4, 4, 5, 1]
+    kept = memory(shape, layout, split="cost", states=ModelStates(1.0, 0.0, 0.0))
+    assert (kept.weights_bytes[1:-1] / shape.layer_parameters).tolist() == layers[1:-1]
+    assert movable(shape, layout, kept, "cost").bytes[0][1:-1].tolist() == [shape.layer_parameters * (count - 2) for count in layers[1:-1]]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hybridperf.io import InputError
 from hybridperf.memory import memory
+from hybridperf.plans import progress
 from hybridperf.plans.economy import economy
 from hybridperf.plans.explain import compared, naive
 from hybridperf.plans.fronts import front, plan_front
@@ -23,7 +24,7 @@ from hybridperf.plans.space import space
 from hybridperf.plans.table import top, write_layouts
 from hybridperf.steps.compose import Parts, step_seconds
 from hybridperf.steps.cross_node import with_crossings
-from hybridperf.steps.features import features
+from hybridperf.steps.features import features, joined
 from hybridperf.steps.rows import ResolvedRow
 from hybridperf.workloads.transformer import load_shape
 from hybridperf.workloads.transformer.layout import ORDER, Layout
@@ -94,14 +95,23 @@ def experts():
     return plan(mixtral, SYSTEM, 16, batch=32, only={"zero": [0, 3], "recompute": ["none", "selective"], "cp": [1, 2]})
 
 
-@pytest.mark.parametrize("which", ["found", "experts"])
+@pytest.fixture(scope="module")
+def tied():
+    """A tied embedding on two numbers of GPUs: the last of two stages holds and gathers it once more, one stage does not."""
+    gpt = dataclasses.replace(load_shape("gpt2-xl"), layers=4)
+    return plan(gpt, SYSTEM, [8, 16], batch=64, only={"zero": [2, 3], "recompute": ["full"], "cp": [1], "tp": [1], "micro_batch": [1]})
+
+
+@pytest.mark.parametrize("which", ["found", "experts", "tied"])
 def test_columns_say_what_features_of_one_layout_say(which, request):
-    """The whole way through representatives, against each config by itself."""
-    case = request.getfixturevalue(which).cases[0]
+    """The whole way through representatives, against each config by itself and by prices that know nothing of others."""
+    case = request.getfixturevalue(which).cases[-1]
     rng = np.random.default_rng(3)
-    at = rng.choice(len(case.rows), 60, replace=False)
+    at = rng.choice(len(case.rows), min(25, len(case.rows)), replace=False)
     configs = [case.setting.config(case.space.layout(int(row))) for row in case.rows[at]]
-    f = features(configs, case.setting.prices)
+    prices = case.setting.prices
+    alone = [(features([config], prices.on(prices.links)), np.array([at])) for at, config in enumerate(configs)]
+    f = joined(alone, len(configs))
     f = with_crossings(f, [ResolvedRow(config, case.setting.machine, "", case.setting.framework) for config in configs])
     alone = step_seconds(f, case.setting.adapted.knobs)
     for name in ("step_s", "compute_s", "exposed_comm_s", "bubble_s", "host_s"):
@@ -226,7 +236,7 @@ def test_a_users_prices_come_first(tmp_path, found):
     assert rates.full_w == 300
     assert found.economy.full_w == found.setting.device.tdp_w
     assert any("our contract, 2026-01" in said for said in rates.said)
-    parts = Parts(2.0, 1.0, 0.5, 0.25, 0.25, 0.0, 0.0)
+    parts = Parts(2.0, 1.0, 0.5, 0.25, 0.25, 0.0)
     # by hand: 2 devices, one second at work of two
     assert rates.energy_j(2, parts) == pytest.approx(2 * 1.25 * ((120 + 300) * 2 + (300 - 120) * (1 + 0.4 * 0.5)))
     assert rates.usd(2, parts._replace(step_s=3600.0)) == pytest.approx(2.0)
@@ -246,6 +256,17 @@ def test_a_users_prices_come_first(tmp_path, found):
         ({"system": "cscs_alps_gh200"}, "--device"),
         ({"framework": "jaxx"}, "known are"),
         ({"tokens": -1.0}, "above zero"),
+        ({"tokens": "many"}, "such as 300e9 or 300B, in tokens, got 'many'"),
+        ({"gpus": 0}, "expected a whole number of 1 or more in gpus, or several, got 0"),
+        ({"gpus": 8.5}, "in gpus, or several, got 8.5"),
+        ({"gpus": "8"}, "in gpus, or several, got '8'"),
+        ({"gpus": []}, "in gpus, or several, got none"),
+        ({"gpus": [8, None]}, "in gpus, or several, got None"),
+        ({"gpus": float("inf")}, "in gpus, or several, got inf"),
+        ({"batch": [0]}, "in batch, or several, got 0"),
+        ({"only": "tp=1"}, "expected only as a mapping"),
+        ({"only": {"recompute": "some"}}, "recompute can be none, selective, full, got 'some'"),
+        ({"only": {"sequence_parallel": "maybe"}}, "sequence_parallel must be yes or no, got 'maybe'"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(options, says):
@@ -255,6 +276,39 @@ def test_what_cannot_be_planned_is_one_sentence(options, says):
     said = str(error.value)
     assert says in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({"gpus": np.int64(8)}, {}),
+        ({"gpus": np.array([8])}, {}),
+        ({"gpus": 8.0, "batch": np.int64(16)}, {}),
+        ({"tokens": "1B"}, {"tokens": 1e9}),
+        ({"only": {"tp": 2, "recompute": "none", "cp": 1}}, {"only": {"tp": [2], "recompute": ["none"], "cp": [1]}}),
+        ({"only": {"tp": 2, "sequence_parallel": "yes", "cp": 1}}, {"only": {"tp": [2], "sequence_parallel": [1], "cp": [1]}}),
+    ],
+)
+def test_what_is_plainly_meant_is_taken(shape, asked, meant):
+    plain = {"gpus": 8, "batch": 16, "only": {"tp": [2], "cp": [1], "recompute": ["none"]}}
+    ours, other = ({**plain, **one} for one in (asked, meant))
+    a, b = (plan(shape, SYSTEM, given_.pop("gpus"), **given_) for given_ in (ours, other))
+    assert (len(a), a.best, a.tokens) == (len(b), b.best, b.tokens)
+
+
+def test_a_long_plan_says_how_far_it_is_and_a_short_one_nothing(shape, monkeypatch):
+    said = []
+    plan(shape, SYSTEM, 8, batch=16, only={"cp": 1}, say=said.append)
+    assert not said
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    plan(shape, SYSTEM, 8, batch=16, only={"cp": 1}, say=said.append)
+    for what in ("divisions of 8 GPUs, 10 of 10", "divisions laid out on nodes", "memory of layouts", "times of layouts"):
+        assert any(what in line for line in said), (what, said)
+
+
+def test_no_rows_cannot_be_asked_for(found):
+    with pytest.raises(InputError, match="whole number of 1 or more in top"):
+        found.top(0)
 
 
 def test_experts_are_spread_too():

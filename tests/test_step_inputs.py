@@ -12,7 +12,9 @@ import pytest
 import hybridperf as hp
 import hybridperf.memory
 from hybridperf import cli_common
-from hybridperf.io import InputError
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError, write_table
+from hybridperf.model import model_or_datasheet
 from hybridperf.steps import names
 from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
@@ -260,7 +262,7 @@ def test_a_name_of_no_format_is_refused_before_any_work(refused, tmp_path):
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".parquet"])
 def test_formats_in_and_out_say_the_same(bank, run, tmp_path, ending):
-    from hybridperf.io import read_table, write_table
+    from hybridperf.io import read_table
 
     write_table(rows({"id": "x"}), tmp_path / f"in{ending}")
     assert run("steps", tmp_path / f"in{ending}", "--out", tmp_path / f"out{ending}")[0] == 0
@@ -302,6 +304,32 @@ def test_an_unknown_accelerator_is_told_the_names_near_it():
         names.machine("A10", "")
     with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of titanxp"):
         names.machine("", "", "titanxp")
+
+
+def device_file(path, gb_per_s=2039, name="mine"):
+    """An A100 with another memory."""
+    spec = load_device("a100_sxm4_80g").model_dump(exclude_none=True, exclude={"id", "peak_flops_per_s"})
+    lines = [f"{field} = {json.dumps(value)}" for field, value in {**spec, "memory_bytes_per_s": gb_per_s * 1e9}.items()]
+    path.write_text(f"[{name}]\n" + "\n".join(lines) + f"\n[{name}.peak_flops_per_s]\nbf16 = 312e12\nfp32 = 19.5e12\n")
+    return str(path)
+
+
+def test_a_file_of_a_device_is_a_device_everywhere(run, tmp_path):
+    """In tables of steps, of ops and in plans; it may change between two calls."""
+    mine = device_file(tmp_path / "h100.toml")
+    asked = {"system": "aic_a100_sxm", "bank": Bank()}
+    full = predict_steps(rows({"gpu": None}), mine, **asked).frame.iloc[0]
+    assert "no products in bf16 of mine were measured" in full["note"]
+    assert "in place of" not in full["note"]
+    device_file(tmp_path / "h100.toml", 200)
+    slow = predict_steps(rows({"gpu": None}), mine, **asked).frame.iloc[0]
+    assert slow["predicted_s"] > 1.2 * full["predicted_s"]
+    found = hp.plan("gpt3-125m", "aic_a100_sxm", 8, batch=16, device=mine, only={"cp": 1, "recompute": "none"})
+    assert found.setting.device.id == "mine"
+    assert not any("in place of" in note for note in found.notes)
+    assert model_or_datasheet(mine).device.id == "mine"
+    write_table(pd.DataFrame([{"op": "gemm", "dtype": "bf16", "m": 64, "n": 64, "k": 64}]), tmp_path / "ops.csv")
+    assert run("ops", tmp_path / "ops.csv", "--model", mine, "--out", tmp_path / "out.csv")[0] == 0
 
 
 # --- files that are kept -----------------------------------------------------------------------------------------------------------------

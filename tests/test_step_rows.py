@@ -6,6 +6,7 @@ import pytest
 from hybridperf.io import InputError
 from hybridperf.steps import names
 from hybridperf.steps.rows import resolve
+from hybridperf.workloads.transformer import load_shape
 
 ROW = {
     "id": "abc", "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048, "heads": 32, "layers": 16,
@@ -54,6 +55,7 @@ def test_what_a_framework_settles_is_said() -> None:
         ({"hidden": -1}, "expected a whole number of 1 or more in hidden, got -1"),
         ({"layers": 2.5}, "expected a whole number of 1 or more in layers, got 2.5"),
         ({"tp": 0}, "expected a whole number of 1 or more in tp, got 0"),
+        ({"micro_batch": -1.0}, "expected a whole number of 1 or more in micro_batch, got -1"),
         ({"hidden": None}, "expected hidden"),
         ({"model": "unet3d"}, "expected a Transformer, got unet3d: not a Transformer but a convolutional network"),
         ({"model": "dlrm"}, "recommendation model"),
@@ -166,7 +168,11 @@ def test_options_override_what_rows_say() -> None:
         ("eos_n434_ngc23.09_pytorch", "h100_sxm", 8),
         ("coreweave_hgxh100_n448_ngc23.04_mxnet", "h100_sxm", 8),
         ("8xH100", "h100_sxm", 8),
-        ("Tesla V100-SXM2-32GB", "v100_sxm2", 8),
+        ("Tesla V100-SXM2-32GB", "v100_sxm2_32g", 8),
+        ("V100 SXM2", "v100_sxm2", 8),
+        ("32GB V100", "v100_sxm2_32g", 8),
+        ("NVIDIA A100 80GB PCIe", "a100_pcie_80g", 8),
+        ("40GB A100", "a100_sxm4_40g", 8),
         ("R750xax4A100-PCIE-80GB", "a100_pcie_80g", 4),
         ("NVIDIA H200-SXM5-141GB", "h200_sxm", 8),
         ("H100-96GB-HBM2e-500W", "h100_sxm_96g", 8),
@@ -175,6 +181,45 @@ def test_options_override_what_rows_say() -> None:
 def test_accelerators_by_what_clusters_call_them(gpu, device, per_node) -> None:
     found = names.machine(gpu, "")
     assert (found.device, found.gpus_per_node) == (device, per_node)
+
+
+def test_a_v100_of_32_gb_has_them() -> None:
+    small, large = (names.machine(gpu, "") for gpu in ("v100", "V100-SXM2-32GB"))
+    assert (small.memory_bytes, large.memory_bytes) == (16e9, 32e9)
+    assert large.model == small.model == "v100_sxm2"
+
+
+@pytest.mark.parametrize("gpu", ["H100_80GB_PCIe", "NVIDIA H100 PCIe", "H100 NVL", "h100_pcie"])
+def test_an_h100_on_pcie_is_no_sxm_one(gpu) -> None:
+    found = names.machine(gpu, "")
+    assert found.system.id == "vidur_h100_pairwise_nvlink"
+    assert "an H100 PCIe is priced as the SXM one, which is faster" in found.notes
+
+
+@pytest.mark.parametrize("gpu", ["H100-SXM-80GB on PCIe 5 hosts", "H100 SXM NVLink", "h100_nvlink"])
+def test_an_h100_beside_pcie_or_nvlink_stays_what_it_is(gpu) -> None:
+    assert names.machine(gpu, "").system.id == "aic_h100_sxm"
+
+
+def test_links_that_stand_for_those_of_a_v100_on_pcie_are_said() -> None:
+    assert any("NVLinks of a DGX-1V" in note for note in names.machine("v100_pcie", "").notes)
+    assert not any("NVLinks of a DGX-1V" in note for note in names.machine("v100", "").notes)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"),
+    [
+        ("l40s_24g", "gpu l40s_24g says 24 GB, a l40s has 48: predicted with that"),
+        ("h100 640GB", "gpu h100 640GB says 640 GB, a h100_sxm has 80: predicted with that"),
+        ("l40s_48g", ""),
+        ("B200-SXM-192GB", ""),
+        ("XE9680x8H100-SXM-80GB", ""),
+        ("h100_96gb", ""),
+    ],
+)
+def test_another_memory_in_an_accelerators_name_is_said(gpu, says) -> None:
+    found = [note for note in names.machine(gpu, "").notes if "GB, a " in note]
+    assert found == ([says] if says else [])
 
 
 def test_a_rack_is_a_node_and_open_precision_is_the_submitter_s() -> None:
@@ -228,3 +273,56 @@ def test_published_rows(data_dir) -> None:
     flagged = ultra["note"].str.contains("micro-batch x accumulation")
     assert (flagged[ultra["good"]] == (product != ultra["global_batch"])[ultra["good"]]).all()
     assert resolve(pd.read_csv(folder / "vtrain_steps_dev.csv.gz")).predictable == list(range(768))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shards", "replicas"),
+    [
+        ({"tp": 1, "dp": 128}, 8, 16),
+        ({"tp": 2, "dp": 64}, 4, 16),
+        ({"tp": 2, "dp": 32, "cp": 2}, 4, 16),  # parts of a sequence are data ranks too
+        ({"tp": 8, "dp": 16}, 1, 16),
+        ({"tp": 4, "dp": 2, "n_gpus": 8}, 2, 1),  # one node: all of them
+    ],
+)
+def test_hsdp_shards_inside_a_node_and_copies_over_nodes(changes, shards, replicas) -> None:
+    row = one(**{"sharding": "hsdp", "pp": 1, "n_gpus": 128, "micro_batch": 1, "grad_accum": None} | changes)
+    shard, replica = row.config.group("shard"), row.config.group("replica")
+    assert (shard.ranks, shard.nodes, replica.ranks) == (shards, 1, replicas)
+    assert ("hsdp taken to shard" in row.note) == (replicas > 1)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_word_that_is_neither_yes_nor_no_is_refused_at_any_degree(tp) -> None:
+    assert "expected yes or no in seq_parallel, got 'maybe'" in one(seq_parallel="maybe", tp=tp, dp=8 // tp).refused
+
+
+_TOML = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk", "decoder_layers", "image", "patch")
+
+
+@pytest.mark.parametrize("name", ["bert-large", "llama3-8b", "mixtral-8x7b", "t5-11b", "vit-l-16", "gpt3-1.3b"])
+def test_a_family_given_by_its_sizes_is_the_same_model_in_a_row_and_in_a_file(name, tmp_path) -> None:
+    published = load_shape(name)
+    sizes = {field: value for field in _TOML if (value := getattr(published, field))}
+    (tmp_path / "made.toml").write_text(
+        f'family = "{published.family}"\n' + "".join(f"{field} = {value}\n" for field, value in sizes.items())
+    )
+    layout = dict(tp=1, pp=1, dp=16, micro_batch=1, grad_accum=16)
+    shape = one(**{**sizes, **layout, "model": "made", "family": published.family}).config.shape
+    assert shape == load_shape(tmp_path / "made.toml")
+    assert shape.parameters == pytest.approx(published.parameters, rel=0.002)
+
+
+def test_a_vit_may_be_given_by_its_sizes() -> None:
+    sizes = {"hidden": 1024, "heads": 16, "layers": 24, "ffn": 4096, "vocab": 1000, "image": 224, "patch": 14, "seq": None}
+    layout = dict(tp=1, pp=1, dp=16, micro_batch=1, grad_accum=16)
+    shape = one(**sizes, **layout, family="vit").config.shape
+    assert (shape.seq, shape.head, shape.patch) == (257, "classes", 14)
+    assert "expected patch of a family vit" in one(**{**sizes, "patch": None, "seq": 257}, **layout, family="vit").refused
+    wider = one(model="vit-l-16", **{field: None for field in sizes if field != "image"}, **layout | {"image": 384}, family="vit")
+    assert wider.config.shape.seq == (384 // 16) ** 2 + 1
+    without_seq = pd.DataFrame(
+        [{field: value for field, value in {**ROW, **sizes, **layout, "family": "vit"}.items() if value is not None}]
+    )
+    (row,) = resolve(without_seq.drop(columns="model"))
+    assert row.config.shape.seq == 257

@@ -168,6 +168,13 @@ def test_faster_is_never_slower(name, more, data) -> None:
     assert math.isclose(before.exposed_s, before.iteration_s - before.compute_s)
 
 
+def test_a_model_without_a_head_pays_for_none() -> None:
+    bare = load_shape("llama2-7b").replace(head="none")
+    layers = hs.transformer_layers(bare)
+    assert [layer.name for layer in layers] == ["words", "blocks"]
+    assert math.isclose(sum(layer.units * layer.flops for layer in layers), bare.forward_flops(1.0))
+
+
 def test_refusals() -> None:
     with pytest.raises(InputError, match="unknown layer or class 'densest'"):
         hs.mapping(hs.DLRM_A, {"densest": ("ddp", "ddp")})

@@ -45,7 +45,6 @@ def refused(make, says):
         ({"gpus_per_node": True}, "gpus_per_node must be a whole number of 1 or more, got True"),
         ({"gpus_per_node": 8.0}, "gpus_per_node must be a whole number of 1 or more, got 8.0"),
         ({"vocab_multiple": -1}, "vocab_multiple must be a whole number of 1 or more, got -1"),
-        ({"head_layers": NAN}, "head_layers must be a number of zero or more, got nan"),
         ({"dtype": None}, "dtype must be a str, got None"),
         ({"quant": 8}, "quant must be a str, got 8"),
     ],
@@ -73,6 +72,22 @@ def test_a_config_of_wrong_kinds_is_refused(changes, says):
 )
 def test_a_shape_of_wrong_kinds_is_refused(changes, says):
     refused(lambda: GPT2.replace(**changes), says)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: hp.memory(hp.TransformerConfig(GPT2)), "got a TransformerConfig; give config.shape, config.layout"),
+        (lambda: hp.memory(GPT2), "layout must be a Layout, got None; hp.Layout() is one rank"),
+        (lambda: hp.memory(GPT2, {"tp": 2}), "layout must be a Layout, got {'tp': 2}"),
+        (
+            lambda: hp.transformer(GPT2),
+            "a step is of a TransformerConfig, got a TransformerShape; TransformerConfig(shape, layout) makes one",
+        ),
+    ],
+)
+def test_one_of_them_in_place_of_another_is_refused(make, says):
+    refused(make, says)
 
 
 def test_a_latent_of_wrong_kinds_is_refused():

@@ -18,7 +18,7 @@ from hybridperf.workloads.transformer.parts import (
     optimizer_passes,
     send_call,
 )  # fmt: skip
-from hybridperf.workloads.transformer.passes import collective_bytes, flops, launches
+from hybridperf.workloads.transformer.passes import flops, launches
 from hybridperf.workloads.transformer.weights import stage_weights
 
 GPT = TransformerShape("small", "gpt", hidden=1024, heads=16, layers=24, ffn=4096, vocab=51200, seq=1024)
@@ -47,6 +47,11 @@ def names(steps) -> list[str]:
 
 def calls(steps, part: str) -> list[CollectiveCall]:
     return [step.call for step in steps if step.part == part and not step.is_op]
+
+
+def collective_bytes(steps, part: str) -> float:
+    """Bytes on the wire per rank of the collectives of one part: bus factor times size (formulas.md 3.3)."""
+    return sum(bus_factor(call.collective, call.ranks) * call.bytes for call in calls(steps, part))
 
 
 # counts -----------------------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from unlike_stages import stage_max_s
 
 import hybridperf as hp
 from hybridperf.collectives.model import load_collectives
@@ -14,7 +15,7 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
 from hybridperf.lower import lower
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
-from hybridperf.schedules import closed_form_s, schedule, stage_max_s
+from hybridperf.schedules import closed_form_s, schedule
 from hybridperf.schedules.order import BACKWARD, FORWARD, Task
 from hybridperf.steps.batch import shared_bank
 from hybridperf.steps.predict import predict_steps
@@ -252,7 +253,7 @@ def test_a_gather_waits_until_the_layer_before_the_one_that_runs_is_gone():
 
 def _host(launch_s: float) -> Host:
     spread = Spread(mean_s=launch_s, std_s=0.0, median_s=launch_s, count=9)
-    one, none = Overhead(shared=spread, by_kind={}), Overhead(shared=None, by_kind={})
+    one, none = (Overhead(shared=each, by_kind={}) for each in (spread, spread.model_copy(update={"mean_s": 0.0, "median_s": 0.0})))
     return Host(
         source="test", profiler_s=0.0, between_ops_s=None, before_launch_s=none, after_launch_s=none, launch_call_s=one,
         between_launches_s=none, without_launch_s=none,

@@ -118,9 +118,13 @@ class Histogram(Access):
         shares = module.asarray(self.shares, float)
         return shares / module.sum(shares)
 
-    def _at(self, lookups: Any) -> Histogram:
-        """The histogram of a batch of so many lookups."""
+    def _at(self, lookups: Any, rows: Any) -> Histogram:
+        """The histogram of a batch of so many lookups; `InputError` where it counts more rows than there are."""
         if self.lookups is None:
+            if not any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, lookups, rows)) and (
+                problem := self._beyond(rows, lookups)
+            ):
+                raise InputError(problem)
             return self
         fraction = lookups / self.lookups
         if not isinstance(fraction, jax.core.Tracer) and fraction > 1 + 1e-9:
@@ -131,13 +135,22 @@ class Histogram(Access):
         shares, mean, _ = reuse.thinned(self._shares(), self._mean(), module.minimum(fraction, 1.0))
         return Histogram(shares, mean)
 
+    def _beyond(self, rows: Any, lookups: Any) -> str:
+        """What is wrong where so many lookups are of more different rows than there are."""
+        mean = float(self._mean())
+        if lookups / mean <= rows * (1 + _MEAN_SLACK):
+            return ""
+        if self.mean_reuse is None and lookups / reuse.mean_range(self._shares())[1] <= rows:
+            return f"expected a histogram with its mean_reuse: shares alone tell about {mean:.3g} lookups a row, too few for {rows:g} rows"
+        of = "counted" if self.lookups is not None else f"makes of {lookups:g} lookups"
+        more = "" if self.lookups is not None else "; say over how many it was counted (lookups=)"
+        return f"expected at most its {rows:g} rows in the histogram, which {of} {lookups / mean:.0f}{more}"
+
     def unique_rows(self, lookups: Any, rows: Any) -> Any:
-        del rows
-        return lookups / self._at(lookups)._mean()
+        return array_module(lookups, rows, self.mean_reuse, self.shares).minimum(lookups / self._at(lookups, rows)._mean(), rows)
 
     def histogram(self, lookups: Any, rows: Any) -> Any:
-        del rows
-        return self._at(lookups)._shares()
+        return self._at(lookups, rows)._shares()
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
         """As `Access.hits`; where everything fits it is what the counted rows say, not a draw from their classes."""
@@ -153,7 +166,7 @@ class Histogram(Access):
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
         if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
             lookups = self.lookups or rows  # of an endless stream only the ratios count
-        here = self._at(lookups)
+        here = self._at(lookups, rows)
         module = array_module(here.shares, here.mean_reuse, lookups)
         shares, mean = here._shares(), here._mean()
         times, weight = reuse.counts(shares, mean)
@@ -167,16 +180,23 @@ class Histogram(Access):
         return count, lookups_of / module.sum(lookups_of) / module.maximum(count, 1e-9)
 
     def problem(self) -> str:
+        for name in ("mean_reuse", "lookups"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, jax.core.Tracer) and not _is_number(value):
+                return f"expected a number as {name} of a reuse histogram, got {value!r}"
         if isinstance(self.shares, jax.core.Tracer):
             return ""
-        shares = np.asarray(self.shares, np.float64)
+        try:
+            shares = np.asarray(self.shares, np.float64)
+        except (TypeError, ValueError):
+            return f"expected a reuse histogram of {reuse.BINS} shares, got {self.shares!r:.60}"
         if shares.shape != (reuse.BINS,):
             return f"expected a reuse histogram of {reuse.BINS} shares, got {shares.size}"
         if not (shares >= 0).all():
             return f"expected a reuse histogram of shares of zero or more, got {shares.min():g}"
         if abs(shares.sum() - 1) > _SUM_SLACK:
             return f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
-        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not self.mean_reuse >= 1:
+        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not 1 <= self.mean_reuse < np.inf:
             return f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
         if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer):
             least, most = reuse.mean_range(shares / shares.sum())
@@ -189,10 +209,7 @@ class Histogram(Access):
     def misfit(self, rows: float) -> str:
         if self.lookups is None or any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups)):
             return ""
-        unique = float(self.lookups / self._mean())
-        return (
-            f"expected at most its {rows:g} rows in the histogram, which counted {unique:.0f}" if unique > rows * (1 + _MEAN_SLACK) else ""
-        )
+        return self._beyond(rows, self.lookups)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -243,7 +260,10 @@ class Indices(Access):
         return how_many, p
 
     def problem(self) -> str:
-        values = np.asarray(self.values)
+        try:
+            values = np.asarray(self.values)
+        except (TypeError, ValueError):
+            return "expected rows as whole numbers of zero or more, got lists of different lengths"
         if values.size == 0:
             return "expected the rows that were looked up, got none"
         if values.dtype.kind not in "iu" or values.min() < 0:
@@ -263,7 +283,9 @@ def _is_number(value: Any) -> bool:
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:
     """The histogram of a batch that holds a share `fraction` of the samples of a file (or batch): binomial thinning."""
-    if not isinstance(fraction, jax.core.Tracer) and not 0 < fraction <= 1:
+    if not isinstance(histogram, Histogram):
+        raise InputError(f"expected a Histogram(...) to thin, got {histogram!r:.60}; other accesses know batches of any size")
+    if not isinstance(fraction, jax.core.Tracer) and not (_is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
     if problem := histogram.problem():
         raise InputError(problem)

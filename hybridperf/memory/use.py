@@ -7,9 +7,9 @@
                                     what a pipeline receives
     overhead                        driver, libraries, communicators: a knob
 
-The first stage holds the embedding, the last the head, and a copy of the embedding where the two are tied. Stages hold ever fewer layers
-and micro-batches, so the peak is on the first or on the last one, and columns of layouts are priced on those two. Chimera's workers also
-peak where two stages hold most layers or most micro-batches; models of several kinds of layer are priced on every stage.
+The first stage holds the embedding, the last the head, and a copy of the embedding where the two are tied. No stage holds more layers or
+micro-batches than the first, so the peak is on the first or on the last one, and columns of layouts are priced on those two. Chimera's
+workers also peak where two stages hold most layers or most micro-batches; models of several kinds of layer are priced on every stage.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hybridperf.memory.knobs import MemoryKnobs, check_knobs
 from hybridperf.memory.states import ModelStates, element_bytes, model_states, sharded_bytes
 from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE
+from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number
 from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -69,7 +70,7 @@ class MemoryUse(NamedTuple):
 
 def memory(
     shape: TransformerShape | str,
-    layout: Layout | Layouts,
+    layout: Layout | Layouts | None = None,
     *,
     dtype: str = "bf16",
     grad_bytes: float | None = None,
@@ -89,7 +90,11 @@ def memory(
     """
     if isinstance(shape, str):
         shape = load_shape(shape)
+    if isinstance(shape, TransformerConfig):
+        raise InputError("shape must be a TransformerShape, got a TransformerConfig; give config.shape, config.layout")
     check_kind("shape", shape, TransformerShape)
+    if not isinstance(layout, Layout | Layouts):
+        raise InputError(f"layout must be a Layout, got {layout!r}; hp.Layout() is one rank")
     if isinstance(layout, Layout):
         layout.check(shape, strict=False)
     check_flag("dropout", dropout)
@@ -166,8 +171,7 @@ class _Priced:
         """Layers of each kind on a stage."""
         shape, pp = self.shape, self.x.pp
         xp = array_module(*self.x, stage)
-        head_layers = shape.vocab * shape.hidden / shape.layer_parameters
-        before, after = (layers_before(shape.depth, pp, at, self.split, head_layers) for at in (stage, stage + 1))
+        before, after = (layers_before(shape.depth, pp, at, self.split, shape.head_layers) for at in (stage, stage + 1))
         found, start = [], 0
         for block in shape.blocks:
             end = start + block.count

@@ -6,12 +6,14 @@ Both are columns of NumPy, whose loops let go of Python's lock: two threads keep
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from hybridperf.memory import memory
 from hybridperf.plans.columns import Columns, chunks
+from hybridperf.plans.progress import Progress
 from hybridperf.plans.setting import Setting
 from hybridperf.plans.space import Space
 from hybridperf.steps.compose import Parts, step_seconds
@@ -46,13 +48,15 @@ class Priced:
         return self.memory_bytes[self.space.base_of[self.rows]]
 
 
-def priced(setting: Setting, space: Space, memory_bytes: np.ndarray | None = None, threads: int = THREADS) -> Priced:
+def priced(
+    setting: Setting, space: Space, memory_bytes: np.ndarray | None = None, threads: int = THREADS, progress: Progress | None = None
+) -> Priced:
     """Price the layouts of a space that fit; there must be one."""
     if memory_bytes is None:
         memory_bytes = memory_of(setting, space, threads)
     rows = np.flatnonzero((memory_bytes <= setting.capacity_bytes)[space.base_of])
     columns = columns_of(setting, space, rows)
-    return Priced(setting, columns, times(columns, setting, threads=threads), memory_bytes)
+    return Priced(setting, columns, times(columns, setting, threads=threads, progress=progress), memory_bytes)
 
 
 def columns_of(setting: Setting, space: Space, rows: np.ndarray) -> Columns:
@@ -60,7 +64,10 @@ def columns_of(setting: Setting, space: Space, rows: np.ndarray) -> Columns:
     return Columns.of(space, rows, lambda row: setting.config(space.layout(row)), setting.machine, setting.framework, setting.prices)
 
 
-def times(columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np.ndarray | None = None, threads: int = THREADS) -> Parts:
+def times(
+    columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np.ndarray | None = None, threads: int = THREADS,
+    progress: Progress | None = None,
+) -> Parts:  # fmt: skip
     """What the steps of all priced layouts, or of some [n], are made of; `knobs` in place of the setting's."""
     adapted = setting.adapted
     knobs = knobs or adapted.knobs
@@ -76,11 +83,11 @@ def times(columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np
         for into, values in zip(out, step_seconds(columns.features(chosen), knobs, *logs), strict=True):
             into[piece] = values
 
-    _each(one, chunks(count, _ROWS), threads)
+    _each(one, chunks(count, _ROWS), threads, "times of layouts", progress)
     return out
 
 
-def memory_of(setting: Setting, space: Space, threads: int = THREADS) -> np.ndarray:
+def memory_of(setting: Setting, space: Space, threads: int = THREADS, progress: Progress | None = None) -> np.ndarray:
     """Bytes on the fullest rank of each base layout [B]."""
     c = setting.template
     out = np.empty(len(space.base.tp))
@@ -92,14 +99,12 @@ def memory_of(setting: Setting, space: Space, threads: int = THREADS) -> np.ndar
             split=c.stage_split, knobs=setting.memory_knobs,
         ).peak_bytes  # fmt: skip
 
-    _each(one, chunks(len(out), _ROWS), threads)
+    _each(one, chunks(len(out), _ROWS), threads, "memory of layouts, whatever their order on nodes", progress)
     return out
 
 
-def _each(work, pieces, threads: int) -> None:  # type: ignore[no-untyped-def]
-    if threads == 1 or len(pieces) < 2:
-        for piece in pieces:
-            work(piece)
-        return
+def _each(work: Callable[[slice], None], pieces: Sequence[slice], threads: int, what: str, progress: Progress | None = None) -> None:
+    progress = progress or Progress()
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, pieces))
+        for piece, _ in zip(pieces, (map if threads == 1 or len(pieces) < 2 else pool.map)(work, pieces), strict=True):
+            progress(what, piece.stop, pieces[-1].stop)

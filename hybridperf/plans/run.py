@@ -27,14 +27,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridperf.io import InputError, unknown
+from hybridperf.plans.asked import narrowed, number_of_tokens, whole_numbers
 from hybridperf.plans.economy import Economy, economy
 from hybridperf.plans.nearest import nothing_fits, nothing_legal
 from hybridperf.plans.priced import Priced, memory_of, priced
-from hybridperf.plans.setting import FRAMEWORK, Setting, setting
+from hybridperf.plans.progress import Progress
+from hybridperf.plans.setting import Setting, setting
 from hybridperf.plans.space import space
 from hybridperf.plans.words import layout_words
 from hybridperf.steps.adapt import Adapted
+from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
+from hybridperf.steps.features import doubts_of, experts_said
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
@@ -147,22 +151,25 @@ class Plan:
 
 def plan(
     model: str | TransformerShape, system: str, gpus: int | Sequence[int], *, batch: int | Sequence[int] | None = None,
-    seq: int | None = None, tokens: float | None = None, objective: str = "time", prices: str | os.PathLike | None = None,
-    device: str | None = None, framework: str = FRAMEWORK, dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
-    only: Mapping[str, Sequence[Any]] | None = None, adapted: Adapted | None = None, bank: Bank | None = None,
+    seq: int | None = None, tokens: float | str | None = None, objective: str = "time", prices: str | os.PathLike | None = None,
+    device: str | None = None, framework: str = "", dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
+    only: Mapping[str, Any] | None = None, adapted: Adaptation | Adapted | None = None, bank: Bank | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Plan:  # fmt: skip
     """Every legal layout of a model on so many devices of a system, priced and ranked.
 
     `model`: a published shape's name, a file of sizes, or a shape. `system`: a name of `hybridperf systems` or a file. `gpus`, `batch`
     (samples of a step over all devices): a number or several, ranked together; no batch: about 4 million tokens. `seq`: the model's own if
-    not given. `tokens`: of the whole run, for days, money and energy. `prices`: a file over the shipped assumptions. `only`: narrows
-    dimensions, `{"tp": [1, 2], "recompute": ["none"]}`. `adapted`: efficiencies fitted on measured steps.
+    not given. `tokens`: of the whole run, 300e9 or "300B", for days, money and energy. `prices`: a file over the shipped assumptions.
+    `only`: narrows dimensions, `{"tp": [1, 2], "recompute": "none"}`. `adapted`: efficiencies fitted on measured steps, of this group or
+    of several. `say`: called every few seconds with how far a long plan is.
     `InputError`, one sentence with the nearest thing that works, where nothing can run.
     """
+    counts, batches = whole_numbers("gpus", gpus), None if batch is None else whole_numbers("batch", batch)
     with _without_collector():
         return _plan(
-            model, system, [gpus] if isinstance(gpus, int) else list(gpus), batch, seq, tokens, objective, prices, device, framework, dtype,
-            quant, memory_bytes, only, adapted, bank,
+            model, system, counts, batches, seq, None if tokens is None else number_of_tokens(tokens), objective, prices, device, framework,
+            dtype, quant, memory_bytes, None if only is None else narrowed(only), adapted, bank, Progress(say),
         )  # fmt: skip
 
 
@@ -179,15 +186,14 @@ def _without_collector() -> Iterator[None]:
 
 
 def _plan(
-    model: str | TransformerShape, system: str, counts: Sequence[int], batch: int | Sequence[int] | None, seq: int | None,
+    model: str | TransformerShape, system: str, counts: Sequence[int], batch: Sequence[int] | None, seq: int | None,
     tokens: float | None, objective: str, prices: str | os.PathLike | None, device: str | None, framework: str, dtype: str, quant: str,
-    memory_bytes: float | None, only: Mapping[str, Sequence[Any]] | None, adapted: Adapted | None, bank: Bank | None,
+    memory_bytes: float | None, only: Mapping[str, Sequence[Any]] | None, adapted: Adaptation | Adapted | None, bank: Bank | None,
+    progress: Progress,
 ) -> Plan:  # fmt: skip
     began = time.perf_counter()
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES, f"known are {', '.join(OBJECTIVES)}")
-    if tokens is not None and not tokens > 0:
-        raise InputError(f"expected a number of tokens above zero, got {tokens:g}")
     shape = model if isinstance(model, TransformerShape) else load_shape(model)
     if seq is not None:
         shape = dataclasses.replace(shape, seq=seq)
@@ -204,22 +210,26 @@ def _plan(
         mine = shared.for_gpus(count)
         notes += mine.notes
         for samples in batches:
-            one = space(shape, count, mine.gpus_per_node, samples, only, mine.strict)
+            one = space(shape, count, mine.gpus_per_node, samples, only, mine.strict, progress)
             if not len(one):
                 refused.append(functools.partial(nothing_legal, mine, count, samples, only))
                 continue
             legal, orders = legal + len(one), orders + one.orders
-            needed = memory_of(mine, one)
+            needed = memory_of(mine, one, progress=progress)
             if not (needed <= mine.capacity_bytes).any():
                 refused.append(functools.partial(nothing_fits, mine, one, needed, only))
                 continue
-            cases.append(priced(mine, one, needed))
+            cases.append(priced(mine, one, needed, progress=progress))
     if not cases:
         raise InputError(refused[-1]())
     if objective == "time" and len({case.space.global_batch for case in cases}) > 1:
         notes.append("ranked by the seconds of a step, which favour small batches: --objective tokens_per_s ranks by what a second trains")
     notes.append(UNPLANNED)
     ranked = _ranked(cases, objective, rates)
+    winner, at = cases[ranked[0, 0]], ranked[0, 1]
+    best = winner.setting.config(winner.space.layout(int(winner.rows[at])))
+    notes += doubts_of(best, winner.setting.prices).said
+    notes += filter(None, (experts_said(best, float(winner.parts.host_s[at] / winner.parts.step_s[at])),))
     return Plan(
         shared, rates, objective, tokens, tuple(cases), ranked, legal, orders, time.perf_counter() - began, tuple(dict.fromkeys(notes))
     )
@@ -254,7 +264,7 @@ def _ranked(cases: Sequence[Priced], objective: str, rates: Economy) -> np.ndarr
     return np.concatenate(parts)[order]
 
 
-def _batches(batch: int | Sequence[int] | None, shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:
+def _batches(batch: Sequence[int] | None, shape: TransformerShape, gpus: int, notes: list[str]) -> list[int]:
     if batch is None:
         samples = max(_USUAL_TOKENS // shape.seq, gpus, 1)
         samples = max(1, samples // gpus) * gpus
@@ -262,4 +272,4 @@ def _batches(batch: int | Sequence[int] | None, shape: TransformerShape, gpus: i
             f"a global batch of {samples} samples assumed on {gpus} GPUs: about {_USUAL_TOKENS / 1e6:.1f} million tokens, give --batch"
         )
         return [samples]
-    return [batch] if isinstance(batch, int) else list(batch)
+    return list(batch)

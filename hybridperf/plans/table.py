@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from hybridperf.io import InputError, replacing
+from hybridperf.plans.asked import whole_numbers
 from hybridperf.plans.priced import Priced
 from hybridperf.plans.run import DAY_S, Plan, tokens_of
 from hybridperf.plans.space import Space
@@ -28,6 +29,7 @@ _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 def top(plan: Plan, count: int) -> pd.DataFrame:
     """The best layouts with what each takes, one row each; copies of better ones left out, which their ranks show."""
+    count = whole_numbers("top", count)[0]
     return at_ranks(plan, np.array(plan.distinct(count)))
 
 

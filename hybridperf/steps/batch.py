@@ -15,7 +15,6 @@ import pandas as pd
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.steps.compose import Features
@@ -69,12 +68,16 @@ class Bank:
 
     def prices(self, machine: Machine) -> Prices:
         """Of calls on one machine."""
-        key = _key(machine)
-        if key not in self._prices:
-            if machine.model not in self._models:
-                self._models[machine.model] = model_or_datasheet(machine.model)
-            self._prices[key] = Prices(self._models[machine.model], _links(machine), load_device(machine.device), shipped)
-        return self._prices[key]
+        if machine.key not in self._prices:
+            self._prices[machine.key] = Prices(self._model(machine), _links(machine), machine.spec, shipped)
+        return self._prices[machine.key]
+
+    def _model(self, machine: Machine) -> PerfModel:
+        if machine.model.endswith(".toml"):  # a file may change
+            return PerfModel.datasheet(machine.spec)
+        if machine.model not in self._models:
+            self._models[machine.model] = model_or_datasheet(machine.model)
+        return self._models[machine.model]
 
     def understand(self, frame: pd.DataFrame, device: str | None = None, system: str | None = None) -> Batch:
         """The rows of a table; `device`, `system` as in `resolve`."""
@@ -86,7 +89,7 @@ class Bank:
         for at in resolved.predictable:
             machine = resolved.rows[at].machine
             assert machine is not None
-            by_machine.setdefault(_key(machine), []).append(at)
+            by_machine.setdefault(machine.key, []).append(at)
         parts: list[tuple[Features, list[int]]] = []
         problems: dict[int, str] = {}
         for places in by_machine.values():
@@ -105,7 +108,7 @@ class Bank:
         return Batch(resolved, priced, rows, whole, cells_of([_config(row) for row in rows]), problems, self._doubts(rows))
 
     def _doubts(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
-        return tuple(doubts_of(_config(row), self._prices[_key(row.machine)]).said for row in rows if row.machine is not None)
+        return tuple("; ".join(doubts_of(_config(row), self._prices[row.machine.key]).said) for row in rows if row.machine is not None)
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine
@@ -130,7 +133,7 @@ def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
 def group_of(row: ResolvedRow) -> str:
     """Framework and architecture of a row."""
     assert row.machine is not None
-    return f"{row.framework} on {load_device(row.machine.device).arch}"
+    return f"{row.framework} on {row.machine.spec.arch}"
 
 
 def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
@@ -144,10 +147,6 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
 def _with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
     """One object for all rows that say the same."""
     return config.replace(layout=config.layout.replace(recompute=mode))
-
-
-def _key(machine: Machine) -> tuple[str, str, str]:
-    return machine.device, machine.model, machine.system.model_dump_json()
 
 
 def _config(row: ResolvedRow) -> TransformerConfig:

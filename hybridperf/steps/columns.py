@@ -15,8 +15,8 @@ from hybridperf.steps.names import column_called
 
 READ = (
     "id", "source", "framework", "model", "family", "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts",
-    "topk", "decoder_layers", "gpu", "n_gpus", "gpus_per_node", "section", "system_detail", "tp", "pp", "vp", "dp", "cp", "ep",
-    "seq_parallel", "sharding", "micro_batch", "grad_accum", "global_batch", "precision", "recompute", "schedule", "offload",
+    "topk", "decoder_layers", "image", "patch", "gpu", "n_gpus", "gpus_per_node", "section", "system_detail", "tp", "pp", "vp", "dp", "cp",
+    "ep", "seq_parallel", "sharding", "micro_batch", "grad_accum", "global_batch", "precision", "recompute", "schedule", "offload",
     "step_time_s", "status",
 )  # fmt: skip
 _SIZES = ("hidden", "heads", "layers", "seq", "vocab")
@@ -41,7 +41,7 @@ def misspelt(columns: Iterable[str]) -> dict[str, str]:
 def check_columns(columns: Iterable[str]) -> None:
     """`InputError` for a table no row of which can say its model."""
     named = [str(name) for name in columns]
-    if "model" in named or set(_SIZES) <= set(named):
+    if "model" in named or set(_SIZES) - ({"seq"} if {"image", "patch"} <= set(named) else set()) <= set(named):
         return
     near = "".join(f", {wrong!r} for {right!r}" for wrong, right in misspelt(named).items() if right in ("model", *_SIZES))
     separator = next((word for sign, word in ((";", "semicolons"), ("\t", "tabs")) if len(named) == 1 and sign in named[0]), "")

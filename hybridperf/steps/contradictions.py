@@ -42,7 +42,7 @@ def of(
     found += _differs("tokens/s", tokens_per_s, said, RATE_TOLERANCE + rounding, "batch x sequence / step time")
     whole = None if per_gpu is None or gpus is None else per_gpu * gpus
     found += _differs("tokens/s", tokens_per_s, whole, RATE_TOLERANCE, "tokens/s of a GPU x GPUs")
-    found += _mfu_differs(number(row, "mfu"), shape, layout, peak_flops_per_s(machine.device, dtype, quant), tokens, step_s)
+    found += _mfu_differs(number(row, "mfu"), shape, layout, peak_flops_per_s(machine.spec, dtype, quant), tokens, step_s)
     found += _differs("parameters", number(row, "params"), shape.parameters, PARAMETER_TOLERANCE, "those of the sizes")
     return tuple(found)
 

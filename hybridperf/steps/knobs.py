@@ -18,7 +18,6 @@ import numpy as np
 
 from hybridperf.workloads.transformer.launching import LAUNCH_S, LAUNCH_WIDTH
 
-NINE_OF_TEN = 1.645  # deviations
 OF_OPS = ("gemm", "attention")  # knobs of what the op model prices
 
 

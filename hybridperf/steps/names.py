@@ -14,21 +14,24 @@ import re
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from hybridperf.hardware import SystemSpec, device_called, device_id, load_device, load_system
+from hybridperf.hardware import DeviceSpec, SystemSpec, device_called, device_id, load_device, load_system
 from hybridperf.io import InputError
 
 _LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
 _PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
+_GIGABYTES = re.compile(r"(?<![0-9])(\d{2,4})_?g(?:i?b)?(?![a-z0-9])")
+_ABOUT = 0.1  # of a memory: what is sold as 192 GB has 180
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
     """What one accelerator of a row is priced by, and what joins it to the others."""
 
-    device: str  # name of a DeviceSpec
-    model: str  # name of the calibration that prices its ops
+    spec: DeviceSpec
+    model: str  # name of the calibration that prices its ops; a .toml file: its datasheet
     memory_bytes: float
     system: SystemSpec
     gpus_per_node: int
@@ -36,6 +39,16 @@ class Machine:
     switched: bool = False  # a switch joins more than one node's GPUs, whatever the row says of nodes
     whole: int = 0  # GPUs of a real node, which runs take whole; 0: `gpus_per_node`
     renoded: bool = False  # an option replaced the row's nodes by those of another system
+
+    @property
+    def device(self) -> str:
+        """Name of the device."""
+        return self.spec.id
+
+    @functools.cached_property
+    def key(self) -> tuple[str, str, str]:
+        """All that prices depend on; of a user's files what they say, not what they are called."""
+        return self.spec.model_dump_json(), self.model, self.system.model_dump_json()
 
 
 @functools.lru_cache(65536)
@@ -50,17 +63,32 @@ def aliases() -> Mapping[str, Any]:
     return tomllib.loads(resources.files("hybridperf").joinpath("presets", "step_rows.toml").read_text())
 
 
-@functools.lru_cache(4096)
 def machine(gpu: str, context: str, device: str | None = None, system: str | None = None) -> Machine:
     """The machine of a row whose accelerator is called `gpu`; `context`: its other words, joined. `device`, `system`: override both.
 
     `InputError` where nothing of all that is known.
     """
+    return _machine(gpu, context, device, system, _content(device), _content(system))
+
+
+def _content(name: str | None) -> bytes:
+    """Of a user's file, which may change between two calls; nothing of a name, or a file that cannot be read: whoever loads it says so."""
+    try:
+        return Path(name).read_bytes() if name and name.endswith(".toml") else b""
+    except OSError:
+        return b""
+
+
+@functools.lru_cache(4096)
+def _machine(gpu: str, context: str, device: str | None, system: str | None, *contents: bytes) -> Machine:
+    del contents  # what is remembered is of them, too
     notes: list[str] = []
     found = _of_device(device) if device else _of_gpu(gpu)
     spec = load_device(device or found["device"])
     if "note" in found:
         notes.append(found["note"])
+    if not device and (odd := _other_memory(gpu, spec)):
+        notes.append(odd)
     if device and gpu and _called(gpu) not in ("", spec.id):
         notes.append(f"device {spec.id} was given, in place of the row's gpu {gpu}")
     cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
@@ -88,7 +116,7 @@ def machine(gpu: str, context: str, device: str | None = None, system: str | Non
         fabric, per_node = _rack(fabric, domain), domain
         notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
-    return Machine(spec.id, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain), whole, renoded)
+    return Machine(spec, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain), whole, renoded)
 
 
 def _of_gpu(gpu: str) -> dict[str, Any]:
@@ -107,6 +135,14 @@ def _of_device(device: str) -> dict[str, Any]:
     named = _entry("gpu", plain(spec.id))
     found = named if named and named["device"] == spec.id else {"device": spec.id, "model": spec.id}
     return {**found, "model": device} if device.endswith(".toml") else found
+
+
+def _other_memory(gpu: str, spec: DeviceSpec) -> str:
+    """What is to be said of a row whose accelerator is called by another memory than that of the card it is taken for."""
+    said, own = [float(size) for size in _GIGABYTES.findall(plain(gpu))], spec.memory_bytes / 1e9
+    if not said or any(abs(size - own) <= _ABOUT * own for size in said):
+        return ""
+    return f"gpu {gpu} says {said[0]:g} GB, a {spec.id} has {own:g}: predicted with that"
 
 
 def _called(gpu: str) -> str:

@@ -6,7 +6,7 @@ which peak counts.
 
 from __future__ import annotations
 
-from hybridperf.hardware import load_device
+from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.ops.quantise import SCHEMES
 
@@ -16,9 +16,9 @@ def arithmetic(dtype: str, quant: str) -> str:
     return (SCHEMES[quant].arithmetic if quant else "") or dtype
 
 
-def peak_flops_per_s(device: str, dtype: str, quant: str) -> float | None:
+def peak_flops_per_s(device: DeviceSpec, dtype: str, quant: str) -> float | None:
     """Of a device's matrix units in that format; None where it has none of it."""
     try:
-        return load_device(device).peak(arithmetic(dtype, quant), "matrix")
+        return device.peak(arithmetic(dtype, quant), "matrix")
     except InputError:
         return None

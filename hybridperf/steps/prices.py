@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
@@ -26,7 +27,7 @@ from hybridperf.step_table import collective_frame
 from hybridperf.steps.kin import ATTENTION_WIDTH, PER_POWER, PRODUCTS_WIDTH, as_measured, is_measured
 from hybridperf.steps.kin import kin as nearest
 from hybridperf.steps.kin import seconds as believed_seconds
-from hybridperf.steps.knobs import NAMES, NINE_OF_TEN
+from hybridperf.steps.knobs import NAMES
 from hybridperf.workload import CollectiveCall
 
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes (`collectives/traffic.py`)
@@ -40,7 +41,7 @@ class Doubts:
     """Of what was not measured on a machine."""
 
     widths: np.ndarray  # [K] in logs, beside the width of each knob
-    said: str
+    said: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,6 +59,10 @@ class Prices:
     sure: dict[Any, Doubts] = dataclasses.field(default_factory=dict)  # of rows, by what they depend on
     _doubts: dict[Priced, tuple[float, str]] = dataclasses.field(default_factory=dict)
     _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)  # of attention, by kernel and dtype
+
+    def on(self, links: CollectiveModel, device: DeviceSpec | None = None, model: PerfModel | None = None) -> Prices:
+        """By the same kin on other links, or another device: nothing that was priced before is kept."""
+        return Prices(model or self.model, links, device or self.device, self.kin)
 
     def learn(self, calls: Iterable[Priced]) -> None:
         """Price those that are new."""
@@ -120,7 +125,7 @@ class Prices:
             widths[knob] = max(widths.get(knob, 0.0), width)
             if why:
                 said[why] = None
-        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), "; ".join(said))
+        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(said))
 
     def _op_doubt(self, call: OpCall) -> tuple[float, str]:
         """(width in logs, sentence) of an op; nothing of a measured one."""

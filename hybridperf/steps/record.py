@@ -45,7 +45,7 @@ class Record:
         except ValueError as error:
             raise Refused(f"expected a whole number of 1 or more in {field}, got {text!r}") from error
         if not math.isfinite(value) or value < 1 or value != int(value):
-            raise Refused(f"expected a whole number of 1 or more in {field}, got {text}")
+            raise Refused(f"expected a whole number of 1 or more in {field}, got {text.removesuffix('.0')}")
         return int(value)
 
     def yes(self, field: str) -> bool | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,9 +26,10 @@ from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import config_habits
 from hybridperf.workloads.transformer.step import refuse_unmodelled
+from hybridperf.workloads.transformer.zoo import shape_of
 
-_SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk", "decoder_layers")
-_EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",)}  # of families that are others without these
+_SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk", "decoder_layers", "image", "patch")
+_EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",), "vit": ("image", "patch")}  # of families that are others without these
 _NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
 _FAR = 2.0  # how many times beyond what was measured is said
 _PADDING = 0.02  # of a vocabulary: 50304 for 50257
@@ -49,6 +51,7 @@ class ResolvedRow:
     flags: tuple[str, ...] = ()  # what contradicts itself
     refused: str = ""
     name: str = ""  # how a message calls it
+    named: bool = True  # its framework is said, or known of its source
 
     @property
     def note(self) -> str:
@@ -97,6 +100,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
     source = row.text("source")
     framework = plain(row.text("framework")) or framework_of(source)
     found: Machine | None = None
+    named = True
     try:
         why = _no_transformer(row)
         if why:
@@ -106,7 +110,8 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
                 row.notes.append(f"framework {framework} is not known, only {', '.join(aliases()['framework'])}")
             framework = row.assume("framework", "megatron_core")
             habits = {**aliases()["framework"][framework], "precision": "bf16"}
-            row.notes[-1] += f" (where the row does not say: {habits['implies']})"
+            row.notes[-1] += f" (where the row does not say: {habits['implies']}); it is the quickest, others may take 10 to 30 % longer"
+            named = False
         else:
             habits = {**aliases()["framework"][framework], **habits_of(source)}
         shape = _shape(row)
@@ -129,7 +134,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         row.notes += _unseen(config)
     except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
-    return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name)
+    return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name, named=named)
 
 
 def _nodes(row: Record, found: Machine) -> tuple[int, int]:
@@ -188,18 +193,17 @@ def _known_shape(
 ) -> tuple[TransformerShape, tuple[tuple[str, Any], ...], tuple[str, ...]]:
     """(shape, what of it nobody said, where it is not the published one)."""
     sizes: dict[str, Any] = dict(said)
+    kind: Any = word("family", family) if family else ""
     try:
-        published = load_shape(model) if model else None
+        published, why = load_shape(model) if model else None, "neither"
     except InputError as error:
-        published = None
-        missing = [name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes]
-        if missing:
-            raise Refused(f"expected {', '.join(missing)} or the name of a published model, got {error}") from error
+        published, why = None, str(error)
     if published is None:
+        if kind == "vit":
+            sizes = _patched(sizes, 0, 0)
         missing = [name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes]
         if missing:
-            raise Refused(f"expected {', '.join(missing)} or the name of a published model in model, got neither")
-        kind: Any = word("family", family) if family else ""
+            raise Refused(f"expected {', '.join(missing)} or the name of a published model in model, got {why}")
         if kind is None:
             raise Refused(f"expected a family of {', '.join(filter(None, aliases()['family'].values()))}, got {family!r}")
         assumed: list[tuple[str, Any]] = []
@@ -211,15 +215,19 @@ def _known_shape(
         if "ffn" not in sizes:
             sizes["ffn"] = 4 * sizes["hidden"]
             assumed.append(("ffn", f"{sizes['ffn']} (4 x hidden)"))
-        gated, relative = kind in ("llama", "moe"), kind == "t5"
-        shape = TransformerShape(
-            name=model or family or "unnamed", family=kind, gated=gated, tied=not gated,
-            positions="rotary" if gated else "relative" if relative else "learned", norm="rmsnorm" if gated or relative else "layernorm",
-            biases=not (gated or relative), **sizes,
-        )  # fmt: skip
-        return shape, tuple(assumed), ()
+        return shape_of(model or family or "unnamed", {"family": kind, **sizes}), tuple(assumed), ()
+    if published.family == "vit":
+        sizes = _patched(sizes, published.image, published.patch)
     assumed = [] if "seq" in sizes else [("seq", f"{published.seq} (the model's)")]
     return dataclasses.replace(published, **sizes), tuple(assumed), tuple(_unlike(published, sizes, word("family", family)))
+
+
+def _patched(sizes: Mapping[str, Any], image: int, patch: int) -> dict[str, Any]:
+    """Sizes of a ViT, whose tokens are the patches of an image and one more; of an image or a patch that a row does not say the model's."""
+    image, patch = sizes.get("image", image), sizes.get("patch", patch)
+    if "seq" in sizes or not patch or not {"image", "patch"} & set(sizes):
+        return dict(sizes)
+    return {**sizes, "seq": (image // patch) ** 2 + 1}
 
 
 def _unlike(published: TransformerShape, said: Mapping[str, int], family: Any) -> Iterator[str]:
@@ -268,10 +276,22 @@ def _layout(row: Record, habits: Mapping[str, Any], gpus_per_node: int, shape: T
     return Layout(
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp, micro_batch=micro_batch,
         accumulation=accumulation, zero=zero,
-        sequence_parallel=tp > 1 and _yes(row, "seq_parallel", habits.get("sequence_parallel", False)),
-        shard_ranks=gpus_per_node if plain(row.text("sharding")) in ("hsdp", "hybrid_shard") and dp > gpus_per_node else None,
+        sequence_parallel=_yes(row, "seq_parallel", habits.get("sequence_parallel", False)) and tp > 1,
+        shard_ranks=_shard_ranks(row, tp, dp * cp, gpus_per_node),
         recompute=_recompute(row, habits), schedule=schedule,
     )  # fmt: skip
+
+
+def _shard_ranks(row: Record, tp: int, data_ranks: int, gpus_per_node: int) -> int | None:
+    """Over how many data ranks a hybrid shards: those of a node, where tensor parallelism leaves room for some; None: over all."""
+    inside = max(gpus_per_node // tp, 1)
+    if plain(row.text("sharding")) not in ("hsdp", "hybrid_shard") or data_ranks <= inside:
+        return None
+    shards = math.gcd(data_ranks, inside)
+    row.notes.append(
+        f"hsdp taken to shard over {shards} of the {data_ranks} data ranks: as many as a node of {gpus_per_node} holds at tp {tp}"
+    )
+    return shards
 
 
 def _left(row: Record, name: str, other: int | None, cp: int, dp: int | None, gpus: int | None) -> int:
@@ -360,7 +380,7 @@ def _habits(row: Record, habits: Mapping[str, Any], layout: Layout, found: Machi
     said = row.text("precision")
     if plain(said) in ("", "submission"):
         usual = habits.get("precision", "bf16")
-        known = usual in load_device(found.device).peak_flops_per_s
+        known = usual in found.spec.peak_flops_per_s
         said = row.assume("precision", usual if known else "bf16")
     dtype = word("precision", said)
     if dtype is None:
@@ -376,6 +396,4 @@ def _config(
     shape: TransformerShape, layout: Layout, dtype: str, fields: tuple[tuple[str, Any], ...], gpus_per_node: int
 ) -> TransformerConfig:
     """One object for all rows that say the same."""
-    found = TransformerConfig(shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields))
-    # nanotron weighs the head by its matrix against a layer's
-    return found if found.stage_split == "even" else found.replace(head_layers=shape.vocab * shape.hidden / shape.layer_parameters)
+    return TransformerConfig(shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields))

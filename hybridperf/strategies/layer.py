@@ -80,7 +80,7 @@ def dense_layers(name: str, units: int, width: float, *, needs: Sequence[str] = 
 
 
 def transformer_layers(shape: TransformerShape, *, checkpoints: bool = False) -> tuple[Layer, ...]:
-    """A Transformer in 16 bits with Adam: words or patches, blocks, head; a sample is one sequence.
+    """A Transformer in 16 bits with Adam: words or patches, blocks, head if it has one; a sample is one sequence.
 
     Attention is fused. `checkpoints`: only a block's input is kept, and its forward pass is computed again (in `flops`, a third more).
     """
@@ -88,7 +88,7 @@ def transformer_layers(shape: TransformerShape, *, checkpoints: bool = False) ->
     tokens = float(shape.decoder_seq or shape.seq)
     hidden = tokens * h * size
     in_blocks = sum(block.count * block.parameters.total for block in shape.blocks)
-    head_flops = 2.0 * tokens * h * shape.vocab if shape.head in ("lm", "mlm") else 2.0 * h * shape.vocab
+    head_flops = {"none": 0.0, "classes": 2.0 * h * shape.vocab}.get(shape.head, 2.0 * tokens * h * shape.vocab)
     flops = shape.forward_flops(1.0) - head_flops
     per_block = flops / blocks * (4 / 3 if checkpoints else 1)
     words = Layer(
@@ -99,6 +99,8 @@ def transformer_layers(shape: TransformerShape, *, checkpoints: bool = False) ->
         "blocks", "transformer", in_blocks / blocks, blocks, ("words",), flops=per_block, output_bytes=hidden, summed=2, weight_bytes=size,
         gradient_bytes=size, kept_bytes=hidden if checkpoints else 17 * hidden,
     )  # fmt: skip
+    if shape.head == "none":
+        return words, body
     head = Layer(
         "head", "dense", max(shape.head_parameters, shape.vocab * h), 1, ("blocks",), flops=head_flops,
         output_bytes=head_flops / (2 * h) * size, weight_bytes=size, gradient_bytes=size, kept_bytes=hidden,

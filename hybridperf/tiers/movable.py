@@ -36,7 +36,7 @@ class Movable(NamedTuple):
 def movable(shape: TransformerShape, layout: Layout, use: MemoryUse, split: str = "even") -> Movable:
     """What `memory(shape, layout)` found, as what may be moved."""
     columns, stage = layout.columns, np.arange(layout.pp)
-    layers = np.asarray(stage_layers(shape.depth, layout.pp, stage, split), float)
+    layers = np.asarray(stage_layers(shape.depth, layout.pp, stage, split, shape.head_layers), float)
     if columns.schedule == CHIMERA:
         layers = layers + layers[::-1]
     layers = np.maximum(layers, 1.0)

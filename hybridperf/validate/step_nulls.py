@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.steps.rows import ResolvedRow
 
@@ -42,7 +41,7 @@ def null_rows(rows: list[ResolvedRow]) -> NullRows:
         if row.config is None or row.machine is None:
             raise InputError(f"expected rows with a config, got one that was refused: {row.refused}")
         config, plan = row.config, row.config.layout
-        peak = load_device(row.machine.device).peak("bf16" if config.dtype in ("fp8", "fp4") else config.dtype, "matrix")
+        peak = row.machine.spec.peak("bf16" if config.dtype in ("fp8", "fp4") else config.dtype, "matrix")
         ideal.append(config.shape.model_flops(plan.global_batch * config.shape.seq) / (plan.ranks * peak))
         shape = config.shape
         layout.append([

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hybridperf.graph import GraphBuilder
-from hybridperf.hardware import Host, Overhead
-from hybridperf.io import InputError
+from hybridperf.hardware import Host
 from hybridperf.ops import OpCall
 from hybridperf.workload import Call, CollectiveCall, Seconds
 
@@ -125,11 +124,4 @@ class Issue:
         return 0.0 if self.host is None or self.host.between_ops_s is None else self.host.between_ops_s.mean_s
 
     def _of(self, overhead: str, names: Sequence[str]) -> float:
-        if self.host is None:
-            return 0.0
-        found: Overhead = getattr(self.host, overhead)
-        known = next((name for name in names if name in found.by_kind), names[0])
-        try:
-            return found.of(known).mean_s
-        except InputError:
-            return 0.0  # a host on which no op launches twice has nothing between two launches
+        return 0.0 if self.host is None else self.host.seconds(overhead, names)

@@ -53,7 +53,6 @@ class TransformerConfig:
     overlap_sends: bool = False  # a stage computes on while its result travels to the next
     scatter_gather: bool = False  # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
     stage_split: Literal["even", "cost"] = "even"  # how layers are dealt out to stages, `stages.py`
-    head_layers: float = 0.0  # the head's cost in layers, for stage_split "cost"
 
     def __post_init__(self) -> None:
         named = f"hp.load_shape({self.shape!r}) gives that of a published model" if isinstance(self.shape, str) else ""
@@ -77,7 +76,6 @@ class TransformerConfig:
         check_number("bucket_bytes", self.bucket_bytes, infinite=True)
         if self.gradient_bytes is not None:
             check_number("gradient_bytes", self.gradient_bytes)
-        check_number("head_layers", self.head_layers, zero=True)
 
     @staticmethod
     def run_by(framework: str, shape: TransformerShape, layout: Layout | None = None, **own: Any) -> TransformerConfig:
@@ -155,7 +153,7 @@ class TransformerConfig:
     def layers_of(self, stage: int) -> tuple[int, ...]:
         """How many layers of each kind (`shape.blocks`) lie on a stage, or chunk of one."""
         first, end = (
-            int(layers_before(self.shape.depth, self.stages, at, self.stage_split, self.head_layers)) for at in (stage, stage + 1)
+            int(layers_before(self.shape.depth, self.stages, at, self.stage_split, self.shape.head_layers)) for at in (stage, stage + 1)
         )
         counts, start = [], 0
         for block in self.shape.blocks:

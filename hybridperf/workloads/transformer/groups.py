@@ -68,7 +68,7 @@ def _cut(digits: list[tuple[str, int]], of: tuple[str, ...], ranks: int, fast: b
     return tuple(cut)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=65536)
 def _counted(digits: tuple[tuple[int, bool], ...], gpus_per_node: int) -> Span:
     ranks, per_node, stride, aligned = 1, 1, 1, True
     for size, member in digits:
@@ -81,11 +81,15 @@ def _counted(digits: tuple[tuple[int, bool], ...], gpus_per_node: int) -> Span:
 
 
 def _enumerated(digits: tuple[tuple[int, bool], ...], ranks: int, gpus_per_node: int) -> Span:
-    sizes = [size for size, _ in reversed(digits)]
-    members = [member for _, member in reversed(digits)]
-    node = np.arange(math.prod(sizes)).reshape(sizes) // gpus_per_node
-    axes = sorted(range(len(sizes)), key=lambda axis: members[axis])  # the group's digits last
-    groups = np.sort(node.transpose(axes).reshape(-1, ranks), axis=1)  # [groups, ranks]
+    """Every group is the first one, shifted: only what a shift leaves of a node tells groups apart."""
+    members, shifts, stride = np.zeros(1, np.int64), np.zeros(1, np.int64), 1  # of the first group, rising
+    for size, member in digits:
+        if member:
+            members = (stride * np.arange(size)[:, None] + members).reshape(-1)
+        else:  # multiples of a stride repeat after a node's length
+            shifts = np.unique((stride * np.arange(min(size, gpus_per_node)) + shifts[:, None]) % gpus_per_node)
+        stride *= size
+    groups = (members + shifts[:, None]) // gpus_per_node  # nodes [groups, ranks]
     starts = np.ones(groups.shape, bool)
     starts[:, 1:] = groups[:, 1:] != groups[:, :-1]
     runs = np.diff(np.append(np.flatnonzero(starts), starts.size))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hybridperf.hardware import Host, Overhead
-from hybridperf.io import InputError
+from hybridperf.hardware import Host
 from hybridperf.ops import BatchedGemm, Copy, Gather, Gemm, Norm, OptimizerUpdate, Reduction, RmsNorm, ScatterAdd, Softmax
 from hybridperf.workloads.transformer.passes import Step
 
@@ -37,14 +36,6 @@ def launch_s(host: Host | float, step: Step, backward: bool) -> float:
         return host * step.kernels
     names = _NAMES.get(type(step.op), _OTHERS)[backward] if step.is_op else _COLLECTIVES[step.collective.collective]
     between_s = 0.0 if host.between_ops_s is None else host.between_ops_s.mean_s
-    call_s = _of(host.launch_call_s, (KERNEL_CALL,))
-    more_s = (step.kernels - 1) * (_of(host.between_launches_s, names) + call_s)
-    return between_s + _of(host.before_launch_s, names) + call_s + more_s + _of(host.after_launch_s, names)
-
-
-def _of(overhead: Overhead, names: tuple[str, ...]) -> float:
-    known = next((name for name in names if name in overhead.by_kind), names[0])
-    try:
-        return overhead.of(known).mean_s
-    except InputError:
-        return 0.0  # a host on which no op launches twice has nothing between two launches
+    call_s = host.seconds("launch_call_s", (KERNEL_CALL,))
+    more_s = (step.kernels - 1) * (host.seconds("between_launches_s", names) + call_s)
+    return between_s + host.seconds("before_launch_s", names) + call_s + more_s + host.seconds("after_launch_s", names)

@@ -195,6 +195,11 @@ class TransformerShape:
         """Parameters of one layer of the last kind (the only kind of most models)."""
         return self.blocks[-1].parameters.total
 
+    @property
+    def head_layers(self) -> float:
+        """The head's cost in layers, its matrix against a layer's: what nanotron weighs it by where stages are cut by cost."""
+        return self.vocab * self.hidden / self.layer_parameters
+
     @functools.cached_property
     def embedding_parameters(self) -> int:
         """Words or patches, positions, segments, relative positions, and the embedding's own norm."""

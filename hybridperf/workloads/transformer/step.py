@@ -43,6 +43,8 @@ def transformer(config: TransformerConfig, host: Host | float | None = LAUNCH_S)
     `host` is what launching costs: seconds of each launch, all alike; or overheads of a host that was traced, as a model's folder has them
     (`hp.load_model(folder).host`); or None, nothing, as in a replayed CUDA graph.
     """
+    if not isinstance(config, TransformerConfig):
+        raise InputError(f"a step is of a TransformerConfig, got a {type(config).__name__}; TransformerConfig(shape, layout) makes one")
     if host is not None and not isinstance(host, Host):
         check_number("host", host, zero=True)
     return _Build(config, host).workload()

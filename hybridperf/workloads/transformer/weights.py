@@ -55,8 +55,9 @@ def head_weights(config: TransformerConfig) -> Weights:
 
 
 def copies_embedding(config: TransformerConfig) -> bool:
-    """Whether the last stage holds the embedding's matrix a second time."""
-    return config.shape.tied and config.shape.head in ("lm", "mlm") and config.layout.pp > 1
+    """Whether the last stage holds the embedding's matrix a second time. Chimera's lies where the first of the other direction lies."""
+    layout = config.layout
+    return config.shape.tied and config.shape.head in ("lm", "mlm") and layout.pp > 1 and layout.schedule != "chimera"
 
 
 def stage_weights(config: TransformerConfig, stage: int) -> Weights:

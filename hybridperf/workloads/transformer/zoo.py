@@ -47,12 +47,17 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
     text = str(name)
     if text.endswith((".toml", ".json")):
         name_said, entry = _read(Path(text))
-        return _shape(name_said, _with_habits(entry), f"{text}: ")
+        return shape_of(name_said, entry, f"{text}: ")
     key = _plain(text)
     key = _aliases().get(key, key)
     if key not in _entries():
         raise unknown("model", text, [*_entries(), *_aliases()], f"one of {len(shape_names())} published shapes, or a .toml file of sizes")
     return _shape(key, _entries()[key], "")
+
+
+def shape_of(name: str, fields: dict[str, Any], where: str = "") -> TransformerShape:
+    """A user's model by its fields, with what its family does where they are silent, of which its note speaks; `where`: said in errors."""
+    return _shape(name, _with_habits(fields), where)
 
 
 @functools.cache
