@@ -46,7 +46,7 @@ def legal(config: TransformerConfig) -> bool:
         refuse_unmodelled(config)
     except InputError:
         return False
-    return True
+    return config.layout.cp == 1 or config.attention == "fused"  # the others have no passes
 
 
 def neighbours(seed: int, count: int) -> list[TransformerConfig]:
