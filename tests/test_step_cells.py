@@ -30,7 +30,7 @@ CONFIGS = {
     "attention_kernel": ("", "flash1"), "expert_messages": ("copies", "nodes"), "framework": ("megatron", "eager", "compiled"),
     "dropout": (False, True), "fused_loss": (False, True), "vocab_multiple": (1, 128), "optimizer": ("adam", "sgd"),
     "gradient_bytes": (None, 4), "overlap_gradients": (False, True), "overlap_sends": (False, True), "scatter_gather": (False, True),
-    "stage_split": ("even", "cost"), "head_layers": (0.0, 3.0),
+    "stage_split": ("even", "cost"),
 }  # fmt: skip
 LINKS = fit_collectives(None, load_system("aic_h100_sxm"))[0]
 
@@ -46,7 +46,7 @@ def legal(config: TransformerConfig) -> bool:
         refuse_unmodelled(config)
     except InputError:
         return False
-    return True
+    return config.layout.cp == 1 or config.attention == "fused"  # `context_parallel` refuses the others
 
 
 def neighbours(seed: int, count: int) -> list[TransformerConfig]:

@@ -88,7 +88,7 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     passes = split_tensor(context_parallel(passes, config.group("cp")), config.group("tp"))
     if config.layout.sequence_parallel:
         passes = sequence_parallel(passes, config.group("tp"))
-    return grouped(expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes"))
+    return grouped(expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes"), config.kernels)
 
 
 def send_call(config: TransformerConfig) -> CollectiveCall | None:
