@@ -57,7 +57,7 @@ def test_ranks_stand_on_as_many_nodes_as_the_system_needs(model: PerfModel) -> N
 def test_more_ranks_than_a_node_has_are_said(model: PerfModel) -> None:
     squeezed = hp.shard(made_tables(20), 16, model=model, batch=4096, method="size", nodes=1)
     assert squeezed.nodes == 1
-    assert f"16 ranks on a node are more than the 8 that {SYSTEM} has; priced as if its links joined them" in squeezed.notes
+    assert sum(note.startswith(f"{SYSTEM} has 8 accelerators in a node: more ranks there") for note in squeezed.notes) == 1
 
 
 def test_a_cpu_runs_any_number_of_processes(model: PerfModel) -> None:
@@ -98,17 +98,15 @@ def test_a_placement_whose_lookups_were_not_measured_has_no_interval() -> None:
 def test_a_difference_of_nanoseconds_makes_no_rank_the_slowest(two, run) -> None:
     _, said, _ = run("shard", two, "--ranks", 2, "--batch", 64, *A100)
     assert "alone makes rank" not in said
+    assert "the slowest lookup forward 0.01281 µs (rank" in said
 
 
 def test_ranks_without_a_table_are_counted(model: PerfModel) -> None:
     tables = [Table("big", 1e6, 256.0, 100.0), *(Table(f"t{at}", 1e3, 4.0, 1.0) for at in range(8))]
-    found = hp.shard(tables, 8, model=model, batch=4096, method="lookup")
-    empty = int((found.per_rank["tables"] == 0).sum())
-    assert (f"{empty} of 8 ranks hold no table: the step is no shorter with some there." in found.explanation) == (empty > 0)
     chunky = hp.shard(tables, 8, model=model, batch=4096, method="random", seed=1)
     empty = int((chunky.per_rank["tables"] == 0).sum())
     assert empty > 0
-    assert f"{empty} of 8 ranks hold no table: the step is no shorter with some there." in chunky.explanation
+    assert f"{empty} of 8 ranks hold no table." in chunky.explanation
 
 
 def test_the_picture_shows_what_is_used_and_says_what_is_not_known(model: PerfModel, monkeypatch) -> None:

@@ -106,9 +106,9 @@ def _sentences(
     chosen = {name: float(value) for name, value in parts._asdict().items()}
     forward, backward, sender = (per_rank.loc[per_rank[name].idxmax()] for name in ("forward_s", "backward_s", "sent_bytes"))
     said = [
-        f"What placement decides of a step takes {_ms(step_s)}: the slowest lookup forward {_ms(forward['forward_s'])}"
-        f" (rank {forward['rank']}), backward {_ms(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
-        f" {_ms(chosen['alltoall_s'])}, for which rank {sender['rank']} sends the most, {sender['sent_bytes'] / 1e6:.4g} MB."
+        f"What placement decides of a step takes {_time(step_s)}: the slowest lookup forward {_time(forward['forward_s'])}"
+        f" (rank {forward['rank']}), backward {_time(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
+        f" {_time(chosen['alltoall_s'])}, for which rank {sender['rank']} sends the most, {sender['sent_bytes'] / 1e6:.4g} MB."
     ]
     rules = listed[listed["method"].isin(greedy.GREEDY) & listed["fits"] & listed["fused"]]
     if len(rules) and method not in greedy.GREEDY:
@@ -121,12 +121,12 @@ def _sentences(
         most = max(later, key=lambda name: later[name])
         gain = other["step_s"] / step_s - 1
         said.append(
-            f"The best greedy rule, {other['method']}, takes {_ms(other['step_s'])}, "
-            + (f"{gain:.1%} more, most of it by {most} (+{_ms(later[most])})." if gain > 1e-4 else "as long.")
+            f"The best greedy rule, {other['method']}, takes {_time(other['step_s'])}, "
+            + (f"{gain:.1%} more, most of it by {most} (+{_time(later[most])})." if gain > 1e-4 else "as long.")
         )
     said.append(
         "By the sums of tables' lookups no placement of whole tables is faster: proven by branch and bound." if proven
-        else f"By the sums of tables' lookups no placement of whole tables takes less than {_ms(cost.bound_s())}; this one is within"
+        else f"By the sums of tables' lookups no placement of whole tables takes less than {_time(cost.bound_s())}; this one is within"
         f" {apart:.1%} of that."
     )  # fmt: skip
     apart_s = forward["forward_s"] - per_rank["forward_s"].mean()
@@ -135,13 +135,13 @@ def _sentences(
         said.append(
             f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
             + (
-                f": --split {advice.how} takes {_ms(advice.step_s)}, {1 - advice.step_s / step_s:.0%} less."
+                f": --split {advice.how} takes {_time(advice.step_s)}, {1 - advice.step_s / step_s:.0%} less."
                 if advice
                 else ", and splitting it further does not help."
             )
         )
     if empty := int((per_rank["tables"] == 0).sum()):
-        said.append(f"{empty} of {cost.ranks} ranks hold no table: the step is no shorter with some there.")
+        said.append(f"{empty} of {cost.ranks} ranks hold no table.")
     fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
     said.append(
         f"Rank {fullest['rank']} is the fullest, {fullest['memory_bytes'] / 1e9:.4g} GB of {float(cost.limit_bytes) / 1e9:.4g}"
@@ -150,5 +150,5 @@ def _sentences(
     return said
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.4g} µs"

@@ -199,12 +199,9 @@ def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0
 
 def _nodes(model: PerfModel, ranks: int, nodes: int | None) -> tuple[int, list[str]]:
     """(nodes over which the ranks stand, what is to be said of it). Ranks on a CPU are processes, of which a machine runs any number."""
-    if ranks == 1 or model.collectives is None or model.device.kind == "cpu":
-        return nodes or 1, []
+    if nodes is not None or ranks == 1 or model.collectives is None or model.device.kind == "cpu":
+        return nodes or 1, []  # more ranks on a node than it has `predict` remarks on
     system, each = model.collectives.system.id, model.collectives.system.accelerators_per_node
-    if nodes is not None:
-        said = f"{ranks // nodes} ranks on a node are more than the {each} that {system} has; priced as if its links joined them"
-        return nodes, [said] if ranks > nodes * each else []
     least = -(-ranks // each)
     if ranks % least:
         raise InputError(
