@@ -10,9 +10,15 @@ Names are loaded when first used, so that importing the package costs little.
 """
 
 import importlib
+import os
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
+
+if "JAX_COMPILATION_CACHE_DIR" in os.environ and "jax" not in sys.modules:
+    # XLA reports tuning flags of its own cached programs as missing machine features, kilobytes each; what fails raises all the same
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _WHERE = {
     "BatchPredictor": "batches",
@@ -20,9 +26,11 @@ _WHERE = {
     "CollectiveModel": "collectives.model",
     "CollectivePricer": "pricing",
     "DlrmConfig": "workloads.dlrm",
+    "Eager": "workloads.eager",
     "Factored": "choices.second_order",
     "FitReport": "calibrate",
     "Histogram": "embedding",
+    "Host": "hardware",
     "Indices": "embedding",
     "InputError": "io",
     "Layout": "workloads.transformer.layout",
@@ -78,6 +86,7 @@ _WHERE = {
     "shard": "sharding.run",
     "sweep": "sweeps.run",
     "system_tiers": "tiers.tier",
+    "thin": "embedding",
     "transformer": "workloads.transformer.step",
     "transformer_layers": "strategies.layer",
     "write_timeline": "report.perfetto",

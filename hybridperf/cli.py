@@ -20,6 +20,7 @@ from hybridperf.cli_common import (
     HtmlPage,
     Out,
     compilation_cache,
+    inside,
     keep_files,
     model_named,
     names_in,
@@ -113,7 +114,7 @@ def calibrate(
     from hybridperf.here import to_stderr
     from hybridperf.io import write_table
     from hybridperf.learning_curve import learning_curve
-    from hybridperf.report import plots, text
+    from hybridperf.report import fits, plots
 
     start_s = time.perf_counter()
     result = calibrate_here(
@@ -124,7 +125,7 @@ def calibrate(
         only=names_in(ops),
         device=load_device(device) if device else None,
     )
-    print(text.fit_report(result.report))
+    print(fits.fit_report(result.report))
     plots.fit_plot(result.report, out / "fit.png")
     left = {
         "model.json, residual.npz": "the model",
@@ -143,14 +144,14 @@ def calibrate(
 
 def _calibrate_collectives(out: Path, processes: int, quick: bool, budget_s: float | None, cores_each: int | None) -> None:
     from hybridperf.here import calibrate_collectives
-    from hybridperf.report import collective_plots, text
+    from hybridperf.report import collective_plots, fits
 
     compilation_cache()
     model, report = calibrate_collectives(
         out, processes=processes, setting="quick" if quick else "full", budget_s=budget_s, cores_each=cores_each
     )
     collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
-    print(text.collective_report(report))
+    print(fits.collective_report(report))
     print(f"collectives between {processes} processes of this machine in {out}: collectives.json, collectives.csv, collectives.png")
 
 
@@ -170,11 +171,12 @@ def fit(
     from hybridperf.calibrate import fit as fit_rows
     from hybridperf.hardware import load_device
     from hybridperf.io import InputError, read_tables
-    from hybridperf.report import plots, text
+    from hybridperf.report import fits, plots
 
     if not device:
         raise InputError("expected --device NAME or --system NAME, got neither; `hybridperf devices` and `hybridperf systems` list them")
     compilation_cache()
+    keep_files(inside(out, ("held_out.csv",)), rows or [])
     load_device(device)  # a wrong name is said before long tables are read
     provenance = {"made_by": f"hybridperf {hybridperf.__version__} fit", "rows_from": [p.name for p in rows or []]}
     model, report = fit_rows(read_tables(rows) if rows else None, device, prior=prior or None, provenance=provenance)
@@ -184,7 +186,7 @@ def fit(
         plots.fit_plot(report, out / "fit.png")
     else:
         (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
-    print(text.fit_report(report, prior=bool(model.families)))
+    print(fits.fit_report(report, prior=bool(model.families)))
     print(
         f"model of {model.device.name} in {out}"
         + (", errors of held-out rows in report.json, held_out.csv, fit.png" if report.rows else "")
@@ -198,10 +200,11 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
     from hybridperf.hardware import load_system
     from hybridperf.importers.collective_files import read_collectives
     from hybridperf.io import InputError
-    from hybridperf.report import collective_plots, text
+    from hybridperf.report import collective_plots, fits
 
     if device:
         raise InputError("expected one of --device and --system, got both; fit ops and collectives one after the other into one --out")
+    keep_files(inside(out, ("collectives_held_out.csv", "collectives.json")), rows)
     spec = load_system(name)  # a wrong name is said before long tables are read
     compilation_cache()
     frame, remarks = read_collectives(rows) if rows else (None, [])
@@ -217,7 +220,7 @@ def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str)
         (out / "collectives.png").unlink(missing_ok=True)  # of an earlier fit
     if not rows and find_collectives(spec.id) is not None:
         print(f"a calibration of {spec.id} is shipped: `--model {spec.id}` predicts by it")
-    print(text.collective_report(report, prior=model.adapted is not None))
+    print(fits.collective_report(report, prior=model.adapted is not None))
     print(f"collectives of {spec.description} in {out}" + (", measured and predicted in collectives.png" if report.rows else ""))
 
 
@@ -336,7 +339,8 @@ def predict(
     from hybridperf.importers.recorded_graphs import recorded_step
     from hybridperf.io import InputError
     from hybridperf.prediction import predict as predict_step
-    from hybridperf.report import perfetto, text
+    from hybridperf.report import perfetto
+    from hybridperf.report.prediction import prediction_report
 
     given = bool(jax) + bool(program) + bool(trace)
     if given != 1:
@@ -356,7 +360,7 @@ def predict(
             compiled = compile_program(fn, *args, donate_argnums=donate, name=jax)
         workload = from_program(compiled, ignore=skip)
     result = predict_step(loaded, workload)
-    print(text.prediction(result))
+    print(prediction_report(result))
     if timeline:
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
@@ -381,6 +385,7 @@ def calibrations(
     from hybridperf.families import FAMILIES
     from hybridperf.io import unknown
 
+    keep_files({"--out": out}, [data])
     if only not in ("", "ops", "collectives"):
         raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
     compilation_cache()
@@ -448,11 +453,12 @@ def show(
 ) -> None:
     """What is known of a device, a system, a Transformer, a calibrated model, or which ops tables may name; of two models, what differs."""
     from hybridperf.model import check_folder
-    from hybridperf.report import text
+    from hybridperf.report.difference import difference
+    from hybridperf.report.known import known
 
     for one in filter(None, (name, other)):
         check_folder(one)
-    print(text.difference(name, other) if other else text.known(name))
+    print(difference(name, other) if other else known(name))
 
 
 def _run_like(model) -> None:  # type: ignore[no-untyped-def]

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Out, compilation_cache, keep_files
+from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, Out, compilation_cache, inside, keep_files
 
 app = typer.Typer()
+_PICTURE = "shard.png"
 
 
 @app.command()
@@ -86,7 +87,9 @@ def shard(
     model: Annotated[str, typer.Option("--model", help="model folder, shipped calibration, or device name")] = "here",
     system: Annotated[str, typer.Option("--system", help="whose collectives: system name or folder; the model's own if not given")] = "",
     memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each rank for tables; 80 % of the device's")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", help="over which the ranks stand")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="over which the ranks stand; as many as the system needs if not given")
+    ] = None,
     method: Annotated[
         str,
         typer.Option(
@@ -103,10 +106,14 @@ def shard(
     ] = None,
 ) -> None:
     """Which rank should hold which embedding table: least predicted step under a memory limit, and why."""
-    from hybridperf.io import InputError
+    from hybridperf.io import InputError, check_folder_writable
     from hybridperf.report import sharding as reports
+    from hybridperf.sharding.result import FILES
     from hybridperf.sharding.run import shard as run_shard
 
+    keep_files(inside(out, (*FILES, _PICTURE)), [tables])
+    if out:
+        check_folder_writable(out)  # before the work
     compilation_cache()
     splits: dict[str, str] = {}
     for one in split or []:
@@ -123,5 +130,5 @@ def shard(
     print(reports.shard_report(result))
     if out:
         written = result.save(out)
-        reports.shard_plot(result, out / "shard.png")
-        print(f"\nresult in {written}, tables and ranks in placement.csv and ranks.csv there, picture in {out / 'shard.png'}")
+        reports.shard_plot(result, out / _PICTURE)
+        print(f"\nresult in {written}, tables and ranks in placement.csv and ranks.csv there, picture in {out / _PICTURE}")

@@ -95,7 +95,7 @@ def chimera(
     shared = setting(shape, system, device=device or None, dtype=dtype)
     capacity = USABLE * (shared.machine.memory_bytes if memory_bytes is None else memory_bytes)
     fabric = shared.machine.system
-    link = fabric.node_bytes_per_s / shared.gpus_per_node if gpus > shared.gpus_per_node else fabric.intra_bytes_per_s
+    link = fabric.link_bytes_per_s(gpus)
     found = {
         schedule: pipelines(
             shape, gpus, batch, capacity, layer_forward_s(shared), latency_s=fabric.latency_s, bytes_per_s=link, dtype=dtype,
@@ -126,7 +126,7 @@ def kaisa(
 ) -> None:  # fmt: skip
     """On which share of the ranks K-FAC keeps its inverses: memory against communication."""
     from hybridperf.choices.second_order import SecondOrderCosts, factored, second_order_front, second_orders
-    from hybridperf.hardware import load_device, load_system
+    from hybridperf.hardware import device_of, load_device, load_system
     from hybridperf.io import InputError
     from hybridperf.memory import memory
     from hybridperf.report import choices as reports
@@ -134,12 +134,7 @@ def kaisa(
     from hybridperf.workloads.transformer import Layout, load_shape
 
     shape, fabric = load_shape(model), load_system(system)
-    named = device or fabric.device
-    if named is None:
-        raise InputError(
-            f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device"
-        )
-    spec = load_device(named)
+    spec = load_device(device_of(fabric, device))
     faster = spec.peak("fp32", "vector") / load_device(_MEASURED_ON).peak("fp32", "vector")
     scaled = invert_ms is None or precondition_ms is None
     invert_ms = _INVERT_MS / faster if invert_ms is None else invert_ms
@@ -147,7 +142,7 @@ def kaisa(
     if not (invert_ms > 0 and precondition_ms > 0):
         raise InputError(f"expected --invert-ms and --precondition-ms above 0, got {invert_ms:g} and {precondition_ms:g}")
     layer = factored(load_shape("bert-large"))[:_MATRICES]
-    link = fabric.node_bytes_per_s / fabric.accelerators_per_node if gpus > fabric.accelerators_per_node else fabric.intra_bytes_per_s
+    link = fabric.link_bytes_per_s(gpus)
     costs = SecondOrderCosts.of_layer(
         layer, 1e-3 * invert_ms, 1e-3 * precondition_ms, bytes_per_s=link, latency_s=fabric.latency_s, every=every
     )

@@ -70,10 +70,15 @@ def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) 
             continue
         place = os.path.realpath(path)
         if place in inputs:
-            raise InputError(f"expected another file in {option} than what is read, got {path}, which would be lost; give a new name")
+            raise InputError(f"expected another place in {option} than what is read, got {path}, which would be lost; give a new name")
         if place in outputs:
             raise InputError(f"expected different files in {outputs[place]} and {option}, got {path} in both; give another name")
         outputs[place] = option
+
+
+def inside(folder: Path | None, names: Iterable[str], option: str = "--out") -> dict[str, Path]:
+    """Files that a command writes into the folder of an option, for `keep_files`."""
+    return {} if folder is None else {f"{option}/{name}": folder / name for name in names}
 
 
 def names_in(text: str) -> list[str]:

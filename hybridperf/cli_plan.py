@@ -30,7 +30,7 @@ def plan(
     top: Annotated[int, typer.Option("--top", help="how many of the best are shown")] = 10,
     prices: Annotated[Path | None, typer.Option("--prices", help="your prices and power (.toml), over the shipped assumptions")] = None,
     device: Annotated[str, typer.Option("--device", help="accelerator; the system's own if not given")] = "",
-    framework: Annotated[str, typer.Option("--framework", help="whose kernels and habits")] = "megatron_core",
+    framework: Annotated[str, typer.Option("--framework", help="whose kernels and habits; megatron_core's if not given")] = "",
     dtype: Annotated[str, typer.Option("--dtype", help="of activations")] = "bf16",
     quant: Annotated[str, typer.Option("--quant", help="scheme that layers' products multiply in, such as fp8")] = "",
     memory_bytes: Annotated[float | None, typer.Option("--memory-bytes", help="of each device; the datasheet's if not given")] = None,
@@ -47,6 +47,7 @@ def plan(
     from hybridperf.plans.run import plan as run_plan
     from hybridperf.plans.table import check_name, write_layouts
     from hybridperf.report import plan as reports
+    from hybridperf.steps.adaptation import Adaptation
 
     check_name(out)  # before a minute of work
     ready(out, "--out")
@@ -56,17 +57,11 @@ def plan(
     if top < 1:
         raise InputError(f"expected --top of 1 or more, got {top}")
     compilation_cache()
-    adapted = None
-    if knobs is not None:
-        from hybridperf.hardware import load_device, load_system
-        from hybridperf.steps.adaptation import Adaptation
-
-        arch = load_device(device or load_system(system).device or "").arch
-        adapted = Adaptation.load(knobs).of(f"{framework} on {arch}")[0]
     found = run_plan(
         model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None, seq=seq,
         tokens=number_of_tokens(tokens, "--tokens") if tokens else None, objective=objective, prices=prices, device=device or None,
-        framework=framework, dtype=dtype, quant=quant, memory_bytes=memory_bytes, only=_only(only or []), adapted=adapted,
+        framework=framework, dtype=dtype, quant=quant, memory_bytes=memory_bytes, only=_only(only or []),
+        adapted=None if knobs is None else Adaptation.load(knobs),
         say=lambda how_far: print(how_far, file=sys.stderr, flush=True),
     )  # fmt: skip
     rows = write_layouts(found, out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridperf.cli_common import HtmlPage, keep_files
+from hybridperf.cli_common import HtmlPage, inside, keep_files
 
 if TYPE_CHECKING:
     from hybridperf.traces.changes import Change
@@ -54,7 +54,7 @@ def summary(
     from hybridperf.traces.steps import common_steps
     from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
 
-    keep_files({"--out": out, "--html": html}, files)
+    keep_files({"--out": out, "--html": html, **inside(host, [HOST_FILE], "--host")}, files)
     traces = read_traces(files)
     if communication:
         pattern = _pattern(communication)

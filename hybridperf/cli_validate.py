@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import Out, compilation_cache, model_named, names_in
+from hybridperf.cli_common import Out, compilation_cache, keep_files, model_named, names_in
 
 app = typer.Typer()
 
@@ -44,6 +44,7 @@ def validate(
 
     if what not in (known := ["here", "sharded", "ops", "collectives", "lin", "steps", "plans"]):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
+    keep_files({"--out": out}, [Path(model) if model else None, data])  # `validate ops` would replace measured rows by its own
     if what == "lin":
         from hybridperf.validate import lin
 

@@ -18,9 +18,9 @@ from hybridperf.batches import predict_batch
 from hybridperf.here import Calibration, calibrate, measure_steps, usable_core
 from hybridperf.io import write_json
 from hybridperf.prediction import Prediction, predict
-from hybridperf.report import perfetto, plots, text
+from hybridperf.report import fits, perfetto, plots, text
 from hybridperf.validate import comparison
-from hybridperf.validate.comparison import StepComparison
+from hybridperf.validate.comparison import StepComparison, mean_error
 
 CONFIGURATIONS = 10_000
 CALIBRATION_BUDGET_S = 150.0
@@ -47,7 +47,7 @@ def run(out: str | os.PathLike, cores: str | None = None, say: Callable[[str], N
     out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
     say(f"1/4 measuring this machine on core {cores}, two to three minutes (resumes if stopped)")
     calibration = calibrate(out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S)
-    say(text.fit_report(calibration.report))
+    say(fits.fit_report(calibration.report))
     say("\n2/4 running six real training steps whose sizes are not in the calibration")
     steps = measure_steps(out / "steps", _STEPS, cores=cores)
     predictions = [predict(calibration.model, step.workload) for step in steps]
@@ -107,8 +107,8 @@ def _summary(calibration: Calibration, compared: list[StepComparison], batch: di
         "date": calibration.model.provenance["date"],
         "calibration": calibration.report.summary(),
         "steps": [c.record() for c in compared],
-        "mean_error": text.mean_error([c.predicted.time_s for c in compared], measured),
-        "mean_roofline_error": text.mean_error([c.predicted.roofline_s for c in compared], measured),
+        "mean_error": mean_error([c.predicted.time_s for c in compared], measured),
+        "mean_roofline_error": mean_error([c.predicted.roofline_s for c in compared], measured),
         "batch": batch,
         "elapsed_s": elapsed_s,
     }

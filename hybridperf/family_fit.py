@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.families import FAMILIES, by_family, family_of, family_rows, groups_of, kin_of, with_defaults
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.model import GroupReport
 from hybridperf.ops import GROUPS
@@ -144,4 +145,4 @@ def _normal_quantiles(log_width: float) -> np.ndarray:
     """Errors [21] of which 90 % lie within `log_width`, were they normal."""
     from scipy.stats import norm
 
-    return np.asarray(norm.ppf((np.arange(21) + 0.5) / 21)) * log_width / 1.645
+    return np.asarray(norm.ppf((np.arange(21) + 0.5) / 21)) * log_width / NINE_OF_TEN

@@ -26,6 +26,7 @@ from scipy.optimize import minimize
 
 from hybridperf.either import array_module, floats, put, root
 
+NINE_OF_TEN = 1.645  # standard deviations to either side that nine in ten normal errors lie within
 VARIANCES = ("constant", "smooth", "rough", "linear", "trunk", "noise")
 _START_VARIANCE = (0.01, 0.02, 0.005, 0.003, 0.05, 0.001)
 _START_BELIEF = 0.7

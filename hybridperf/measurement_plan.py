@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import qmc
 
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.knob_fit import Parameters
@@ -55,7 +56,6 @@ NOISE_SD = 0.05  # log error of one measurement
 _RESIDUAL_LENGTH = 0.5  # distance, in standard deviations of log dimensions, over which that error changes
 _NOT_SIZES = ("op", "dtype", "device", "expected_s", "repeats", "gain", "time_s")  # columns of a plan that are no dimensions
 _BLOCK = 64  # picks between two exact covariances
-_TWO_SIDED_90 = 1.645  # normal quantile of a 90 % interval
 _SEED = 20_250_101
 
 
@@ -197,7 +197,7 @@ class _Belief:
                 inside = here & (report.outside(inputs_of(part.op, part.work, len(part.rows))) == 0) & report.measured_dtype(part.op)
                 known[part.rows[inside]] = report.rows
                 if report.half_width is not None:
-                    error = math.log1p(report.half_width) / _TWO_SIDED_90
+                    error = math.log1p(report.half_width) / NINE_OF_TEN
                     residual_sd[part.rows[inside]] = error
                     residual_sd[part.rows[here & ~inside]] = max(error, RESIDUAL_SD)
         for group in np.unique(table.group):

@@ -24,6 +24,7 @@ _DRAWS = 256
 _UNKNOWN_SHARE = 0.05
 _LARGEST_LOG_ERROR = 5.0
 _WAIT = "wait"
+_LOOKUPS = ("embedding_bag", "embedding_bag_backward", "embedding_bag_scatter")
 _NORMAL = tuple(NormalDist().inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS))
 _WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
@@ -85,6 +86,8 @@ class Prediction:
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
     """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for another kind of device."""
+    if not isinstance(workload, Workload):
+        raise InputError(f"expected a workload, got {type(workload).__name__}; hp.dlrm, hp.transformer and hp.from_jax make one")
     check_backend(model, workload)
     table = step_table(model, workload.calls)
     group = np.array([kind_of(call) for call in workload.calls], np.int32)
@@ -116,7 +119,12 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         timeline=times,
         on_critical_path=critical,
         in_range=bool(inside.all()),
-        notes=(*workload.notes, *_notes(model, table, group, op_s, inside, workload), *_no_interval(model, unsure, workload, group, op_s)),
+        notes=(
+            *workload.notes,
+            *_notes(model, table, group, op_s, inside, workload),
+            *_no_interval(model, unsure, workload, group, op_s),
+            *([] if interval is None else _widened(workload)),
+        ),
     )
 
 
@@ -142,11 +150,12 @@ def _interval(
     outside: np.ndarray,
 ) -> tuple[float, float]:
     """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its ops, one change of the whole machine's
-    slowness (`PerfModel.drift`) for all of them, and both are sent through the evaluator.
+    slowness (`PerfModel.drift`) for all of them, and both are sent through the evaluator; behind it, what the workload says of itself.
 
     An op outside the measured range errs more, see `widening`.
     """
     spread = _collective_spread(model, workload)
+    spread[list(split(workload.calls)[2])] = workload.given_deviation
     rng = np.random.default_rng(0)
     drawn = np.zeros((len(KINDS), _DRAWS))
     for g in np.unique(group):
@@ -155,7 +164,7 @@ def _interval(
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(outside), outside, 0.0))
-    for g in range(len(GROUPS), len(KINDS)):  # one error for all collectives of a kind; what is given has none
+    for g in range(len(GROUPS), len(KINDS)):  # one error for all collectives of a kind, one for all that is given
         drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
     widen = np.where(group < len(GROUPS), widen, np.nan_to_num(spread))
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
@@ -163,6 +172,8 @@ def _interval(
     state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
     seconds = chained(table, op_s[:, None] * np.exp(np.where((group < len(GROUPS))[:, None], error + state, error)))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
+    if workload.deviation:
+        steps *= np.exp(workload.deviation * _draw(_NORMAL, rng))
     low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
     return float(low), float(high)
 
@@ -187,6 +198,13 @@ def _no_interval(model: PerfModel, unsure: Sequence[int], workload: Workload, gr
         return []
     kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
     return [f"no interval: the error of {share:.0%} of the step is not known ({', '.join(kinds)})"]
+
+
+def _widened(workload: Workload) -> list[str]:
+    """What an interval holds beside errors of rows."""
+    more = f" and {workload.given_deviation:.0%} of seconds that are given" if workload.given_deviation else ""
+    said = f"no step like it was measured: the interval holds a deviation of {workload.deviation:.0%} of the whole step{more}"
+    return [said] if workload.deviation else []
 
 
 def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
@@ -244,8 +262,16 @@ def _notes(model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.nd
             f"does not fit: {held.what} {held.bytes / 1e9:.4g} GB{f' ({held.most})' if held.most else ''},"
             f" {model.device.id} has {model.device.memory_bytes / 1e9:.4g} GB"
         )
-    if table.collectives is not None and model.collectives is not None and model.collectives.adapted is None:
-        notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")
+    if table.collectives is not None and model.collectives is not None:
+        if model.collectives.adapted is None:
+            notes.append(f"datasheet alone for collectives: no measurements of {model.collectives.system.id} in this model")
+        if any(c.ranks_per_node > model.collectives.system.accelerators_per_node for c in split(workload.calls)[1].values()):
+            notes.append(model.collectives.crowded)
+    unknown = {KINDS[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
+    if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
+        notes.append(
+            f"no cache of {model.device.id} was measured: embedding rows come from its memory, however few they are or often looked up"
+        )
     if not model.groups:
         return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
     times = workload.times_run()

@@ -24,10 +24,13 @@ from hybridperf.io import InputError
 from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
 from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
+from hybridperf.ops.attention_kernels import published_factor
 from hybridperf.workload import Call, Chain, CollectiveCall, Seconds
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["ops", "collectives", "given_s", "place", "parts"], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["ops", "collectives", "given_s", "place", "parts", "slower"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class StepTable:
     """The rows of a step."""
@@ -37,6 +40,7 @@ class StepTable:
     given_s: Any = None  # [F]
     place: Any = None  # int32 [U] of each row in ops, collectives and given seconds, one after the other; None: ops alone, in order
     parts: Any = None  # int32 [P, 3] of chains: row of the chain and of its part, from 0, and how often it runs; None: no chains
+    slower: Any = None  # [O] seconds of an op's kernel over those of the measured one; None: those are the kernels
 
 
 def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
@@ -44,7 +48,7 @@ def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
     ops, collectives, given = split(calls)
     chains = {at: call for at, call in enumerate(calls) if isinstance(call, Chain)}
     if not collectives and not given and not chains:
-        return StepTable(model.table(list(ops.values())))
+        return StepTable(model.table(list(ops.values())), slower=_slower(model, list(ops.values())))
     table = model.table(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
     place = {at: i for i, at in enumerate(ops)}
     place |= {at: max(len(ops), 1) + i for i, at in enumerate((*collectives, *given))}
@@ -56,7 +60,19 @@ def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
         given_s=np.array([*(call.value for call in given.values()), *([0.0] if chains else [])]) if given or chains else None,
         place=np.array([place[at] for at in range(len(calls))], np.int32),
         parts=np.array([(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts], np.int32) if chains else None,
+        slower=_slower(model, list(ops.values())),
     )
+
+
+def _slower(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray | None:
+    """Seconds of calls over those of the kernels that were measured [O]; None where no call says another."""
+
+    def seconds(call: OpCall) -> float:
+        return float(model.op_seconds(model.table([call]))[0])
+
+    kinds = {(call.kernel, call.op.dtype) for call in calls if call.kernel}
+    factors = {(name, dtype): published_factor(name, dtype, model.device.arch, model.device, seconds) for name, dtype in kinds}
+    return np.array([factors.get((call.kernel, call.op.dtype), 1.0) for call in calls]) if kinds else None
 
 
 def split(calls: Sequence[Call]) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, Seconds]]:
@@ -71,7 +87,8 @@ def split(calls: Sequence[Call]) -> tuple[dict[int, OpCall], dict[int, Collectiv
 def step_durations(table: StepTable, platform: Platform) -> Any:
     """Seconds of each row [U] on one platform."""
     table, platform = anew((table, platform))
-    parts = [durations(table.ops, platform)]
+    op_s = durations(table.ops, platform)
+    parts = [op_s if table.slower is None else op_s * jnp.asarray(table.slower, op_s.dtype)]
     if table.place is None:
         return parts[0]
     if table.collectives is not None:
@@ -104,7 +121,8 @@ def batched_step_durations(table: StepTable, platform: Platform, axes: Platform)
 
 def row_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
     """Seconds of each row [U]."""
-    return _placed(table, model.op_seconds(table.ops), model.platform().links)
+    op_s = model.op_seconds(table.ops)
+    return _placed(table, op_s if table.slower is None else op_s * table.slower, model.platform().links)
 
 
 def row_roofline_seconds(model: PerfModel, table: StepTable, calls: Sequence[Call]) -> np.ndarray:

@@ -84,7 +84,7 @@ class Held(NamedTuple):
     """The most that a device must hold for a step."""
 
     bytes: float
-    what: str  # "rank 3 holds tables of", followed by the bytes
+    what: str  # "rank 3 holds tables, MLPs and bags of", followed by the bytes
     most: str = ""  # the largest part of it
 
 
@@ -100,6 +100,8 @@ class Workload:
     transcendentals: float = 0.0
     notes: tuple[str, ...] = ()  # what was assumed or left out
     held: Held | None = None  # None: nobody counted
+    deviation: float = 0.0  # of the log of its seconds, by what no row knows of a whole step
+    given_deviation: float = 0.0  # of the log of seconds that are given, all together
 
     def times_run(self) -> np.ndarray:
         """How often the nodes of the graph run each row [U], rows of chains counted where they stand in."""

@@ -20,7 +20,7 @@ from hybridperf.importers.jax_program import PROGRAM_SCHEMA_VERSION
 from hybridperf.io import write_json
 from hybridperf.model import MODEL_SCHEMA_VERSION, GroupReport, PerfModel, neutral_knobs
 from hybridperf.ops import GROUPS
-from hybridperf.report import text as tables
+from hybridperf.report import fits
 from hybridperf.residual import INPUTS, Box, Residual
 from hybridperf.roofline import Work
 
@@ -173,7 +173,7 @@ def test_a_fit_says_whether_its_intervals_hold(inside, says):
     }
     lines = [{**line, "roofline_ape": 0.5, "share": 0.75}, {**line, "op": "copy", "rows": 15, "roofline_ape": 0.05, "share": 0.0}]
     table = pd.DataFrame(lines)
-    said = tables.fit_report(FitReport(table, held_out, 215, {"thermally throttled": 2}))
+    said = fits.fit_report(FitReport(table, held_out, 215, {"thermally throttled": 2}))
     assert [cell.strip() for cell in said.splitlines()[2].split("  ") if cell] == [
         "gemm", "200", "10.0 %", "20.0 %", "30.0 %", "50.0 %", "-", "90.0 %", "75 %",
     ]  # fmt: skip
@@ -181,8 +181,8 @@ def test_a_fit_says_whether_its_intervals_hold(inside, says):
     assert "not fitted on: 2 rows, thermally throttled" in said
     assert says in said.splitlines()[-1]
     assert said.endswith("worse than the plain roofline: copy")
-    assert tables.binomial_band(200, 0.9) == (168, 190)
-    assert tables.binomial_band(1, 0.5) == (0, 1)
+    assert fits.binomial_band(200, 0.9) == (168, 190)
+    assert fits.binomial_band(1, 0.5) == (0, 1)
 
 
 def test_a_datasheet_model_is_the_roofline_and_says_so(run, rows, tmp_path):

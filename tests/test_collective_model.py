@@ -192,7 +192,7 @@ def test_notes_say_what_was_assumed(many: CollectiveModel) -> None:
         "as measured": row,
         "no lib given: taken for nccl": row.drop(columns="lib"),
         "outside the sizes, ranks and nodes that were measured": row.assign(bytes=2.0**36),
-        f"{NEW} has 8 accelerators in a node": row.assign(n_gpus=16),
+        f"{NEW} has 8 accelerators in a node: more ranks there are priced as if it had": row.assign(n_gpus=16),
         f"the row is of another system, predicted for {NEW}": row.assign(system="dgx2"),
         "no such collective, library and link was measured: made of what others share with it": row.assign(lib="gloo"),
     }

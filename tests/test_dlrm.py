@@ -164,10 +164,76 @@ def test_tables_that_exceed_the_devices_memory_are_named(model):
 
     assert notes(5e7) == []
     rows = 1.3e8  # 33.28 GB of fp32 beside t3's 0.256
-    assert notes(rows) == ["does not fit: rank 1 holds tables of 33.54 GB (most of them t1, 33.28 GB), v100_sxm2 has 16 GB"]
-    assert "rank 0 holds tables of 51.71 GB (most of them t1, 51.2 GB)" in notes(1e8, optimizer="adagrad", placement=(
+    assert notes(rows) == [
+        "does not fit: rank 1 holds tables, MLPs and bags of 33.54 GB (the largest table t1, 33.28 GB), v100_sxm2 has 16 GB"
+    ]
+    assert "rank 0 holds tables, MLPs and bags of 51.71 GB (the largest table t1, 51.2 GB)" in notes(1e8, optimizer="adagrad", placement=(
         hp.Placement("table", (1,)), hp.Placement("table", (0,)), hp.Placement("table", (1,)), hp.Placement("table", (0,))
     ))[0]  # fmt: skip
+
+
+def test_memory_counts_gradients_of_copies_and_what_is_no_table():
+    """A copied table's gradient is dense and as large; MLPs and bags need their place."""
+
+    def held(**changes):
+        return hp.dlrm(dataclasses.replace(EIGHT, **changes)).held.bytes
+
+    copied = (Placement("data"),) * 8
+    each = 1e6 * 64 * 4
+    dense = sum(o * (i + 1) for i, o in [(128, 256), (256, 64), (100, 256), (256, 1)])
+    layers = 2 * 4 * dense + 4 * 512 * (128 + 256 + 64 + 100 + 256 + 1)  # weights and gradients, activations
+    bags = 4 * 64 * 512 * 8  # eight of 512 samples, or one of all 4096 on its way
+    assert held() == pytest.approx(each + layers + 2 * bags)
+    assert held(placement=copied) == pytest.approx(8 * 2 * each + layers + bags)
+    assert held(placement=copied, optimizer="rowwise_adagrad") == pytest.approx(8 * 3 * each + layers + 4 * dense + bags)  # as the MLPs
+    assert held(placement=copied, ranks=1) == held(ranks=1)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_on_one_rank_all_placements_are_one(model, optimizer):
+    here = [Placement(kind, (0,)) for kind in ("table", "row", "column", "data", "table_row")]
+    steps = [hp.predict(model, hp.dlrm(dataclasses.replace(ONE, optimizer=optimizer, placement=(one,) * 8))).time_s for one in here]
+    assert steps == steps[:1] * 5
+    alone = [
+        hp.predict(model, hp.dlrm(dataclasses.replace(EIGHT, placement=(Placement(kind, (3,)),) * 8))).time_s for kind in ("table", "row")
+    ]
+    assert alone[0] == alone[1]
+
+
+def test_a_copied_table_is_updated_once():
+    """Its lookups add to a gradient, which the optimizer takes when all ranks have added theirs."""
+    workload = hp.dlrm(dataclasses.replace(EIGHT, optimizer="adagrad", placement=(Placement("data"),) * 8))
+    ops = [call.op for call in workload.calls if isinstance(call, OpCall)]
+    assert {op.optimizer for op in ops if hasattr(op, "optimizer")} == {"sgd"}
+
+
+def test_more_ranks_in_a_node_than_it_has_are_said(model):
+    def notes(**changes):
+        return [
+            note for note in hp.predict(model, hp.dlrm(dataclasses.replace(EIGHT, **changes))).notes if "accelerators in a node" in note
+        ]
+
+    said = model.collectives.crowded
+    assert said.startswith(f"{model.collectives.system.id} has 8 accelerators in a node")
+    assert notes(ranks=64) == [said]
+    assert notes(ranks=64, nodes=8) == notes() == []
+
+
+def test_lookups_without_measured_caches_say_so(model):
+    """A table of ten rows costs what one of ten million does: nobody measured the caches that would hold it."""
+
+    def predicted(rows):
+        return hp.predict(model, hp.dlrm(dataclasses.replace(ONE, tables=(Table("t", rows, 64, 20),))))
+
+    small, large = predicted(10), predicted(1e7)
+    assert seconds_of(small, "embedding_bag") == pytest.approx(seconds_of(large, "embedding_bag"))
+    assert any("no cache of v100_sxm2 was measured: embedding rows come from its memory" in note for note in small.notes)
+    quick = dataclasses.replace(model, knobs=dataclasses.replace(model.knobs, level_speedup=np.array([1.0, 4.0, 3.0, 1.0])))
+    assert not any("no cache" in note for note in hp.predict(quick, small.workload).notes)
+    builder = GraphBuilder()
+    builder.op(1)
+    product = Workload("product", builder.build(), (OpCall(Gemm("fp32", 64.0, 64.0, 64.0)),))
+    assert not any("no cache" in note for note in hp.predict(model, product).notes)
 
 
 def test_small_buckets_leave_early(model):
@@ -316,7 +382,20 @@ def test_pairs_from_the_host_make_it_wait():
         ({"index_bytes": 0.0}, "index_bytes must be above zero, got 0.0"),
         ({"index_bytes": float("nan")}, "index_bytes must be above zero, got nan"),
         ({"bucket_bytes": "x"}, "bucket_bytes must be above zero, got 'x'"),
-        ({"load_s": "x"}, "load_s must be seconds of 0 or more, got 'x'"),
+        ({"load_s": "x"}, "load_s must be seconds of 0 or more, of all ranks or of each, got x"),
+        ({"load_s": np.zeros((8, 2))}, "load_s must be seconds of 0 or more, of all ranks or of each"),
+        ({"load_s": ((0, 1), (2,))}, "load_s must be seconds of 0 or more, of all ranks or of each"),
+        ({"load_s": True}, "load_s must be seconds of 0 or more, of all ranks or of each, got True"),
+        ({"host_bytes_per_s": True}, "host_bytes_per_s must be above zero or None, got True"),
+        ({"bucket_bytes": True}, "bucket_bytes must be above zero, got True"),
+        ({"index_bytes": float("inf")}, "index_bytes must be above zero, got inf"),
+        ({"blocking_copies": "no"}, "blocking_copies must be True or False, got 'no'"),
+        ({"lookup_first": "no"}, "lookup_first must be True or False, got 'no'"),
+        ({"exchange_indices": 3}, "exchange_indices must be True or False, got 3"),
+        ({"eager": "x"}, r"eager must be an Eager\(...\) or None, got 'x'"),
+        ({"placement": (Placement("row", (True,)),) * 8}, r"table t0 is placed on ranks \[True\]"),
+        ({"placement": (Placement("table", 3),) * 8}, "table t0 is placed on ranks 3, expected a tuple of them"),
+        ({"placement": (Placement("else", "x"),) * 8}, "table t0 is placed on ranks 'x', expected a tuple of them"),
         (
             {"tables": tuple(dataclasses.replace(one, rows=2) for one in TABLES), "placement": (Placement("row"),) * 8},
             "table t0 has 2 rows, expected 1 to 2 pieces of it by row, got 8",
@@ -327,6 +406,20 @@ def test_what_makes_no_model_is_said_in_one_sentence(changed, sentence):
     with pytest.raises(InputError, match=sentence) as refused:
         hp.dlrm(dataclasses.replace(EIGHT, **changed))
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_config_host_or_workload_is_said_in_one_sentence(model):
+    with pytest.raises(InputError, match=r"^expected a DlrmConfig\(...\), got \{'batch': 3\}$"):
+        hp.dlrm({"batch": 3})
+    with pytest.raises(InputError, match=r"^expected host as a Host\(...\) or None, got 'a100'"):
+        hp.dlrm(ONE, host="a100")
+    with pytest.raises(InputError, match=r"^expected a workload, got DlrmConfig; hp"):
+        hp.predict(model, ONE)
+
+
+@pytest.mark.parametrize("load_s", [np.zeros(8), np.array(0.0), np.float32(0), [0] * 8])
+def test_load_s_may_be_an_array(load_s):
+    assert hp.dlrm(dataclasses.replace(EIGHT, load_s=load_s)).calls == hp.dlrm(EIGHT).calls
 
 
 def test_bags_travel_in_the_models_format_or_in_their_tables(model):
@@ -345,3 +438,11 @@ def test_tables_of_two_formats_are_looked_up_by_two_kernels(model):
     prediction = hp.predict(model, hp.dlrm(dataclasses.replace(ONE, tables=mixed)))
     found = prediction.ops().query("op == 'embedding_bag'")
     assert found[["dtype", "tables"]].to_numpy().tolist() == [["fp16", 2.0], ["fp32", 6.0]]
+
+
+def test_help_says_what_every_field_means():
+    for thing in (DlrmConfig, Table):
+        said = [line.strip().split("  ")[0] for line in (thing.__doc__ or "").splitlines()]
+        named = {name.strip() for line in said for name in line.split(",")}
+        assert {field.name for field in dataclasses.fields(thing)} <= named
+    assert (hp.Eager, hp.Host) == (Eager, Host)

@@ -193,6 +193,33 @@ def test_thinning_is_what_dropping_lookups_gives(fraction: float) -> None:
     assert whole.unique_rows(fraction * len(rows), 50_000) == pytest.approx(len(left), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("shares", "mean"),
+    [
+        ([0, 0, 1, *14 * [0]], None),
+        ([*9 * [0], 1, *7 * [0]], 260.0),
+        ([*9 * [0], 1, *7 * [0]], 500.0),
+        ([0.4, 0.3, *13 * [0], 0.2, 0.1], 2e4),
+    ],
+)
+def test_a_thinned_batch_has_no_more_different_rows_than_lookups(shares: list[float], mean: float | None) -> None:
+    """Shares, counts inside the bins and the mean agree."""
+    whole = Histogram(shares, mean, 1e9)
+    for lookups in (1, 50, 1000, 1e5):
+        assert float(whole.unique_rows(lookups, 1e9)) <= lookups
+    assert float(whole.unique_rows(1, 1e9)) == pytest.approx(1, rel=0.01)  # a single lookup is of a single row
+    assert float(whole.unique_rows(0.999999e9, 1e9)) == pytest.approx(1e9 / float(whole._mean()), rel=0.01)
+
+
+@pytest.mark.parametrize(("rows", "lookups", "fraction"), [(20_000, 2_000_000, 0.01), (20_000, 2_000_000, 0.001), (5000, 1_000_000, 0.005)])
+def test_thinning_knows_the_mean_of_rows_that_are_alike(rows: int, lookups: int, fraction: float) -> None:
+    """All counts lie in one bin or two; where in them only the mean tells."""
+    _, times = np.unique(drawn(np.full(rows, 1 / rows), lookups), return_counts=True)
+    whole = Histogram(histogram_of(times), times.mean(), lookups)
+    n = fraction * lookups
+    assert whole.unique_rows(n, rows) == pytest.approx(rows * (1 - (1 - 1 / rows) ** n), rel=0.01)
+
+
 def test_thinning_twice_is_thinning_once() -> None:
     whole = Histogram(Zipf(0.8, 30.0).histogram(300_000, 3e4), 12.0)
     once, twice = thin(whole, 0.06), thin(thin(whole, 0.3), 0.2)
@@ -268,6 +295,29 @@ def test_a_histogram_of_a_batch_hits_as_its_rows_do() -> None:
     held = np.array([100, 1000, 100_000])
     assert access.hits(50_000, 100_000, held) == pytest.approx([simulated(looked_up, int(size)) for size in held], abs=0.03)
     assert access.hits(50_000, 100_000, 1e6) == pytest.approx(1 - len(times) / 50_000)
+
+
+@pytest.mark.parametrize(("exponent", "most"), [(0.0, 0.015), (0.3, 0.01), (0.6, 0.035)])
+def test_counts_are_rates_and_chance(exponent: float, most: float) -> None:
+    """Rows that a histogram counted twice are not twice as liked as those it counted once."""
+    rows, lookups = 20_000, 20_000
+    looked_up = drawn(probabilities(rows, exponent, 0.0), lookups)
+    _, times = np.unique(looked_up, return_counts=True)
+    access = Histogram(histogram_of(times), times.mean(), lookups)
+    held = np.array([500, 2500, 5000])
+    for part in (looked_up, looked_up[: lookups // 5]):
+        assert access.hits(len(part), rows, held) == pytest.approx([simulated(part, int(size)) for size in held], abs=most)
+
+
+@pytest.mark.parametrize("shares", [[1.0, *16 * [0.0]], [0.0, 1.0, *15 * [0.0]], [0.5, 0.0, 0.5, *14 * [0.0]], [*16 * [0.0], 1.0]])
+@pytest.mark.parametrize("rows", [1.0, 1.02, 1e6])
+def test_classes_of_a_histogram_share_all_lookups(shares: list[float], rows: float) -> None:
+    access = Histogram(shares)
+    lookups = 1e9
+    count, p = access.classes(lookups, rows * float(access.unique_rows(lookups, 1e12)))
+    assert (p > 0).all()
+    assert float(count @ p) == pytest.approx(1)
+    assert float(count.sum()) >= float(access.unique_rows(lookups, 1e12)) * (1 - 1e-9)
 
 
 def test_distance_is_the_footprint_of_rows_in_use() -> None:
@@ -417,6 +467,7 @@ def test_thinning_is_differentiable() -> None:
     with jax.enable_x64(True):
         check_slope(mean_reuse, 0.1)
         check_slope(once, 0.3, rel=1e-4)
+        check_slope(lambda mean: thin(Histogram(shares, mean), 0.1).mean_reuse, 4.0, rel=1e-4)
 
 
 def test_numbers_and_tracers_agree() -> None:
@@ -457,6 +508,12 @@ GOOD = [1.0, *16 * [0.0]]
         ({"access": Indices([5, 100])}, "table ads: expected recorded rows of 0 to 99, got 100"),
         ({"access": Indices([])}, "table ads: expected the rows that were looked up, got none"),
         ({"access": Indices([1.5])}, "table ads: expected rows as whole numbers"),
+        ({"access": Indices([[1, 2], [3]])}, "table ads: expected rows as whole numbers of zero or more, got lists of different lengths"),
+        ({"access": Histogram("abc")}, "table ads: expected a reuse histogram of 17 shares, got 'abc'"),
+        ({"access": Histogram(GOOD, "x")}, "table ads: expected a number as mean_reuse of a reuse histogram, got 'x'"),
+        ({"access": Histogram(GOOD, 1.0, True)}, "table ads: expected a number as lookups of a reuse histogram, got True"),
+        ({"access": Histogram(GOOD[::-1], float("inf"))}, "table ads: expected a mean of one or more lookups per different row, got inf"),
+        ({"name": ""}, "expected a text as name of an embedding table, got ''"),
     ],
 )  # fmt: skip
 def test_bad_tables_are_named(wrong: dict, said: str) -> None:
@@ -473,12 +530,43 @@ def test_more_lookups_than_were_counted_are_refused() -> None:
             table.unique_rows(100)
 
 
+def test_a_histogram_of_more_rows_than_there_are_is_refused() -> None:
+    """Of each batch that is asked for: only with the batch it shows."""
+    table = Table("ads", 1000, 8, 20, access=Histogram(GOOD))
+    assert table.unique_rows(10) == pytest.approx(200)
+    for ask in (table.unique_rows, table.histogram, table.classes, lambda batch: table.hits(batch, 100)):
+        with pytest.raises(
+            InputError, match=r"^table ads: expected at most its 1000 rows in the histogram, which makes of 20000 lookups 20000; say"
+        ):
+            ask(1000)
+    with pytest.raises(
+        InputError, match=r"^table ads: expected a histogram with its mean_reuse: shares alone tell about .* too few for 1000 rows"
+    ):
+        Table("ads", 1000, 8, 20, access=Histogram([*9 * [0.0], 1.0, *7 * [0.0]], None, 480_000))
+
+
 def test_thinning_goes_one_way() -> None:
     for fraction in (0, 1.5, float("nan")):
         with pytest.raises(InputError, match="expected a share of a file above zero and at most one"):
             thin(Histogram(GOOD), fraction)
     with pytest.raises(InputError, match="sum to one"):
         thin(Histogram([0.1] * 17), 0.5)
+    with pytest.raises(InputError, match="expected a share of a file above zero and at most one, got x"):
+        thin(Histogram(GOOD), "x")
+    for other in (Zipf(1.0), "x"):
+        with pytest.raises(InputError, match=r"^expected a Histogram\(...\) to thin, got "):
+            thin(other, 0.5)
+
+
+@pytest.mark.parametrize("batch", [-5, 0, "x", None, float("nan")])
+def test_a_batch_is_a_number_of_samples(batch) -> None:
+    table = Table("ads", 100, 8, 3, access=Histogram(GOOD, 1.0, 1000 / 11))
+    for ask in (table.unique_rows, table.histogram, table.classes, lambda batch: table.hits(batch, 100)):
+        with pytest.raises(InputError, match=r"^table ads: expected a batch of more than zero samples, got "):
+            ask(batch)
+    for cache in (-1, "x", None):
+        with pytest.raises(InputError, match=r"^table ads: expected a cache of zero or more bytes, got "):
+            table.hits(10, cache)
 
 
 def test_tables_are_told_apart_by_name() -> None:

@@ -26,7 +26,9 @@ from hybridperf.prediction import predict
 from hybridperf.prior import FamilyRows, train_family, trunk
 from hybridperf.prior.form import ROOFLINE
 from hybridperf.prior.shipped import Prior
-from hybridperf.report import text
+from hybridperf.report import fits
+from hybridperf.report.known import known
+from hybridperf.report.prediction import prediction_report
 from hybridperf.validate.sources import device_rows
 from hybridperf.workload import Workload
 
@@ -196,7 +198,7 @@ def test_what_a_report_says_is_of_rows_left_out(mixed: tuple[PerfModel, FitRepor
     line = report.table.set_index("op").loc["matmul"]
     assert line["median_ape"] < line["knobs_ape"] < line["roofline_ape"]
     assert line["share"] == 1.0
-    assert "matmul" in text.fit_report(report)
+    assert "matmul" in fits.fit_report(report)
 
 
 def test_one_row_is_enough(prior: Prior, cold: PerfModel, unseen: pd.DataFrame) -> None:
@@ -257,7 +259,7 @@ def test_what_is_saved_predicts_the_same(request: pytest.FixtureRequest, tmp_pat
     assert document["families"]["matmul"]["slots"] == ["gemm|vllm|bf16|"]
     assert document["families"]["matmul"]["rows"] == model.families["matmul"].rows
     assert document["provenance"]["prior"]["date"] == "2026-11-01"
-    assert "gemm" in text.known(str(tmp_path))
+    assert "gemm" in known(str(tmp_path))
 
 
 def test_a_damaged_family_is_one_sentence(cold: PerfModel, tmp_path: Path) -> None:
@@ -343,7 +345,7 @@ def test_a_step_of_many_kinds_is_priced_whole(mixed: tuple[PerfModel, FitReport]
     assert (result.op_s > 0).all()
     assert result.op_in_range.tolist() == [True, True, False, False, False, False]
     assert any("no copy measurements: datasheet roofline" in note for note in result.notes)
-    assert len(text.prediction(result)) > 100
+    assert len(prediction_report(result)) > 100
 
 
 def test_an_op_compiled_into_another_pays_no_floor(mixed: tuple[PerfModel, FitReport]) -> None:

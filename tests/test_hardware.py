@@ -10,15 +10,16 @@ import pytest
 from hybridperf.hardware import (
     DTYPE_BYTES,
     LEVELS,
-    _aliases,
     canonical_dtype,
     device_called,
     device_names,
+    device_of,
     load_device,
     load_system,
     system_names,
     this_cpu,
 )
+from hybridperf.hardware.names import _aliases
 from hybridperf.io import InputError
 
 PEAKS = {  # column of devices.csv -> (dtype, unit)
@@ -286,3 +287,13 @@ def test_unknown_names_get_the_nearest_that_people_use(refused, tmp_path, words,
     (tmp_path / "tables.csv").write_text("name,rows,dim,pooling\na,1000,64,20\nb,500,64,10\n")
     files = {"ROWS": tmp_path / "rows.csv", "TABLES": tmp_path / "tables.csv"}
     assert f"(did you mean {nearest!r}?)" in refused(*(files.get(word, word) for word in words))
+
+
+def test_a_system_says_what_joins_accelerators_and_which_they_are():
+    dgx = load_system("dgx_h100")
+    assert dgx.share_bytes_per_s == dgx.node_bytes_per_s / 8
+    assert [dgx.link_bytes_per_s(count) for count in (8, 9)] == [dgx.intra_bytes_per_s, dgx.share_bytes_per_s]
+    assert device_of(dgx) == device_of(dgx, "") == dgx.device
+    assert device_of(dgx, "a100_sxm4_80g") == "a100_sxm4_80g"
+    with pytest.raises(InputError, match=f"known device, got {dgx.id} of {dgx.accelerator}; name it by --device"):
+        device_of(dgx.model_copy(update={"device": None}))

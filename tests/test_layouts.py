@@ -12,7 +12,7 @@ import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import Layout, Layouts, load_shape
 from hybridperf.workloads.transformer.groups import Span
-from hybridperf.workloads.transformer.layout import ORDER, accumulation_of
+from hybridperf.workloads.transformer.layout import ORDER
 from hybridperf.workloads.transformer.rules import RULES, legal
 from hybridperf.workloads.transformer.stages import layers_before, stage_layers
 
@@ -106,12 +106,6 @@ def test_what_some_frameworks_run_is_a_note_if_asked():
 )
 def test_what_is_unusual_is_noted(layout, says):
     assert any(says in note for note in Layout(**layout).check(GPT3, gpus_per_node=8))
-
-
-def test_a_global_batch_that_does_not_divide():
-    assert accumulation_of(256, 4, 8) == 8
-    with pytest.raises(InputError, match="must be a multiple of micro_batch x dp, got 100 of micro_batch 4 x dp 8"):
-        accumulation_of(100, 4, 8)
 
 
 def many(count=400, seed=0):

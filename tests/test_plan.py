@@ -24,7 +24,7 @@ from hybridperf.plans.space import space
 from hybridperf.plans.table import top, write_layouts
 from hybridperf.steps.compose import Parts, step_seconds
 from hybridperf.steps.cross_node import with_crossings
-from hybridperf.steps.features import features
+from hybridperf.steps.features import features, joined
 from hybridperf.steps.rows import ResolvedRow
 from hybridperf.workloads.transformer import load_shape
 from hybridperf.workloads.transformer.layout import ORDER, Layout
@@ -95,14 +95,23 @@ def experts():
     return plan(mixtral, SYSTEM, 16, batch=32, only={"zero": [0, 3], "recompute": ["none", "selective"], "cp": [1, 2]})
 
 
-@pytest.mark.parametrize("which", ["found", "experts"])
+@pytest.fixture(scope="module")
+def tied():
+    """A tied embedding on two numbers of GPUs: the last of two stages holds and gathers it once more, one stage does not."""
+    gpt = dataclasses.replace(load_shape("gpt2-xl"), layers=4)
+    return plan(gpt, SYSTEM, [8, 16], batch=64, only={"zero": [2, 3], "recompute": ["full"], "cp": [1], "tp": [1], "micro_batch": [1]})
+
+
+@pytest.mark.parametrize("which", ["found", "experts", "tied"])
 def test_columns_say_what_features_of_one_layout_say(which, request):
-    """The whole way through representatives, against each config by itself."""
-    case = request.getfixturevalue(which).cases[0]
+    """The whole way through representatives, against each config by itself and by prices that know nothing of others."""
+    case = request.getfixturevalue(which).cases[-1]
     rng = np.random.default_rng(3)
-    at = rng.choice(len(case.rows), 60, replace=False)
+    at = rng.choice(len(case.rows), min(25, len(case.rows)), replace=False)
     configs = [case.setting.config(case.space.layout(int(row))) for row in case.rows[at]]
-    f = features(configs, case.setting.prices)
+    prices = case.setting.prices
+    alone = [(features([config], prices.on(prices.links)), np.array([at])) for at, config in enumerate(configs)]
+    f = joined(alone, len(configs))
     f = with_crossings(f, [ResolvedRow(config, case.setting.machine, "", case.setting.framework) for config in configs])
     alone = step_seconds(f, case.setting.adapted.knobs)
     for name in ("step_s", "compute_s", "exposed_comm_s", "bubble_s", "host_s"):
@@ -227,7 +236,7 @@ def test_a_users_prices_come_first(tmp_path, found):
     assert rates.full_w == 300
     assert found.economy.full_w == found.setting.device.tdp_w
     assert any("our contract, 2026-01" in said for said in rates.said)
-    parts = Parts(2.0, 1.0, 0.5, 0.25, 0.25, 0.0, 0.0)
+    parts = Parts(2.0, 1.0, 0.5, 0.25, 0.25, 0.0)
     # by hand: 2 devices, one second at work of two
     assert rates.energy_j(2, parts) == pytest.approx(2 * 1.25 * ((120 + 300) * 2 + (300 - 120) * (1 + 0.4 * 0.5)))
     assert rates.usd(2, parts._replace(step_s=3600.0)) == pytest.approx(2.0)

@@ -7,6 +7,7 @@ import pytest
 
 from hybridperf.cli_plan import _ONLY
 from hybridperf.io import InputError
+from hybridperf.ops import Gemm, OpCall
 from hybridperf.plans.confirm import Confirmed, confirm, neighbours
 from hybridperf.plans.explain import compared
 from hybridperf.plans.run import UNPLANNED, plan
@@ -40,6 +41,16 @@ def test_as_few_racks_as_hold_the_gpus(shape, gpus, each):
     assert taken.gpus_per_node == taken.machine.system.accelerators_per_node == each
     share = rack.machine.system.node_bytes_per_s / rack.gpus_per_node
     assert taken.machine.system.node_bytes_per_s == pytest.approx(share * each)
+
+
+def test_a_whole_rack_prices_ops_as_most_of_it_does(shape):
+    """No GB200 was measured in tf32: its products reach the share of the peak that kin do, on 64 of a rack's GPUs and on all 72."""
+    some = setting(shape, "aic_gb200", dtype="tf32")
+    call, seconds = OpCall(Gemm("tf32", 4096.0, 4096.0, 4096.0)), []
+    for one in (some, some.for_gpus(72)):
+        one.prices.learn([call])
+        seconds.append(one.prices[call])
+    assert seconds[0] == seconds[1]
 
 
 def test_a_rack_has_a_plan(shape):

@@ -45,7 +45,7 @@ def prices(folder, **values):
 def test_messages_draw_between_idle_and_full_clock(found):
     """A second of messages takes more than one of idleness and less than one of arithmetic."""
     rates = found.economy
-    taken = [rates.energy_j(1, Parts(1.0, work, messages, 1.0, 0.0, 0.0, 0.0)) for work, messages in ((0, 0), (0, 1), (1, 0))]
+    taken = [rates.energy_j(1, Parts(1.0, work, messages, 1.0, 0.0, 0.0)) for work, messages in ((0, 0), (0, 1), (1, 0))]
     assert taken[0] < taken[1] < taken[2]
     assert any("gpu_message_share 0.4" in said for said in rates.said)
 
@@ -53,7 +53,7 @@ def test_messages_draw_between_idle_and_full_clock(found):
 def test_an_owner_pays_the_meter(found, tmp_path):
     """With a rent of 0 money is electricity, so its price per kWh is in every figure."""
     rates = economy(found.setting.device, prices(tmp_path, gpu_usd_per_hour=0.0, usd_per_kwh=0.5))
-    parts = Parts(3600.0, 1800.0, 0.0, 0.0, 1800.0, 0.0, 0.0)
+    parts = Parts(3600.0, 1800.0, 0.0, 0.0, 1800.0, 0.0)
     assert rates.money == "electricity"
     assert rates.usd(4, parts) == pytest.approx(rates.energy_j(4, parts) / 3.6e6 * 0.5)
     owned = hp.plan("gpt3-125m", "dgx_h100", 8, batch=16, objective="cost", only={"cp": [1]}, prices=tmp_path / "mine.toml")

@@ -23,7 +23,6 @@ from hybridperf.model import PerfModel, canonical, durations
 from hybridperf.ops import Elementwise, OpCall
 from hybridperf.ops.gemm import Gemm
 from hybridperf.roofline import Work, op_seconds
-from hybridperf.schedules import closed
 from hybridperf.sharding import relaxed
 from hybridperf.step_table import step_durations, step_table
 from hybridperf.steps.compose import Block, Features, step_seconds
@@ -113,12 +112,6 @@ def steps_of_transformers():
     blocks = [Block(*rng.uniform(0.1, 1, (len(dataclasses.fields(Block)), 3, 1))) for _ in range(3)]
     features = Features(*blocks, *rng.uniform(1, 2, (len(dataclasses.fields(Features)) - 3, 1)))
     return lambda gemm: step_seconds(features, dataclasses.replace(medians(), gemm=gemm)).step_s.sum(), 1.1
-
-
-@case
-def unlike_stages():
-    forward_s, backward_s = np.arange(1, 5) / 3, np.arange(2, 6) / 7
-    return lambda send_s: closed.stage_max_s(forward_s, backward_s, 8, send_s=send_s), 0.1
 
 
 @case

@@ -110,6 +110,18 @@ def test_greedy_looks_for_room() -> None:
     assert greedy.greedy(np.array([9.0, 1.0, 5.0]), cost) is None
 
 
+def test_what_a_sum_rounds_to_is_room_for_every_method() -> None:
+    tables = np.zeros((2, len(COLUMNS)))
+    tables[:, 0], tables[:, MEMORY] = 1e-3, [0.1, 0.2]
+    cost = Cost(tables, np.zeros(2), np.float64(0.3), None, 1, 1, (0.0, 0.0))
+    together = np.zeros(2, int)
+    assert cost.sums(together)[0, MEMORY] > cost.limit_bytes
+    assert cost.fits(together)
+    assert local.polish(cost, together).over_bytes == 0
+    for found in (greedy.greedy(np.ones(2), cost), chunks.best_chunks(cost, np.arange(2)), exact.prove(cost, None)[0]):
+        np.testing.assert_array_equal(found, together)
+
+
 def test_rules_are_named_and_even() -> None:
     cost = made_cost(8, 4)
     tables = made_tables(8)
@@ -326,6 +338,10 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
     tables = [*made_tables(5, 2), Table("huge", 1e9, 128.0, 5.0)]
     with pytest.raises(InputError, match=r"^table huge needs 512 GB, more than the 80 GB of any rank; split it .*--split huge=row:13"):
         hp.shard(tables, 8, model=model, batch=4096, memory_bytes=80e9)
+    with pytest.raises(InputError, match=r"^table huge/row1of4 needs 128 GB, .*\(--split huge=row:13 or huge=column:13\)$"):
+        hp.shard(tables, 8, model=model, batch=4096, memory_bytes=80e9, splits={"huge": "row:4"})
+    with pytest.raises(InputError, match=r"; use at least 7 ranks and split it \(--split huge=row:13 or huge=column:13\)$"):
+        hp.shard(tables, 2, model=model, batch=4096, memory_bytes=80e9)
     found = hp.shard(tables, 8, model=model, batch=4096, memory_bytes=80e9, splits={"huge": "row"})
     assert found.owners.count("huge") == 13
     assert (found.per_rank["memory_share"] <= 1).all()
@@ -337,12 +353,12 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
         ([Table("a", 1e6, 64.0, 2.0)] * 2, 2, {}, "table a is given twice"),
         (made_tables(3), 8, {}, r"8 ranks are more than the 3 tables, so 5 would hold none; split the largest \(--split t\d=column:6"),
         (ALIKE, 2, {"memory_bytes": 1e9}, "9 tables need 2.304 GB together, 2 ranks .* t0 with"),
-        (ALIKE[:3], 2, {"memory_bytes": 4e8}, "found no placement of 3 tables .*largest being t0"),
+        (ALIKE[:3], 2, {"memory_bytes": 4e8}, "as branch and bound proves, no placement of 3 tables .*largest being t0"),
         (made_tables(4), 3, {"nodes": 2}, "3 ranks on 2 nodes"),
         (made_tables(4), 2, {"method": "gready"}, "unknown method 'gready'"),
         (made_tables(4), 2, {"batch": 0}, "expected a batch"),
         (made_tables(4), 2, {"optimizer": "adam"}, "unknown optimizer 'adam'"),
-        (made_tables(4), 2, {"batch": 0.5}, "expected a batch of one sample or more, got 0.5"),
+        (made_tables(4), 2, {"batch": 0.5}, "expected a batch of one sample or more, up to .*, got 0.5"),
         (made_tables(4), 2, {"batch": 511}, "expected a batch of whole samples for each of 2 ranks, got 511"),
         (made_tables(4), 2, {"batch": "x"}, "batch must be a number, got 'x'"),
         (made_tables(4), 2.5, {}, "ranks must be a whole number of 1 or more, got 2.5"),
@@ -355,8 +371,8 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
             [Table("a", 1e5, 64, 3), Table("a/row1of2", 1e5, 64, 3)], 2, {"splits": {"a": "row:2"}},
             "table a/row1of2 has the name of a piece of table a; rename it",
         ),
-        ([Table("a", 1e6, 8, 3)], 20, {"batch": 2000}, r"more than the 1 table, so 19 .*\(--split a=row:20\) or use 1 rank$"),
-        ([Table("a", 1e6, 8, 3)] , 1, {"memory_bytes": 1e6}, r"by columns \(--split a=row:64\)"),
+        ([Table("a", 1e6, 8, 3)], 16, {}, r"more than the 1 table, so 15 .*\(--split a=row:16\) or use 1 rank$"),
+        ([Table("a", 1e6, 8, 3)], 64, {"memory_bytes": 1e6}, r"by columns \(--split a=row:64\)"),
         ([], 2, {}, "expected at least one embedding table"),
     ],
 )  # fmt: skip
@@ -412,7 +428,11 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
     [
         ("a,1000,64,0", "table a: expected pooling above zero, got 0"),
         ("a,many,64,1", "table a: expected a number as rows, got 'many'"),
-        ("a,1e12,64,1", "table a needs 2.56e+05 GB, more than the 64 GB of any rank"),
+        (
+            "a,1e12,64,1",
+            "2 ranks of 64 GB hold 128 GB (the largest is a with 2.56e+05 GB); use at least 4001 ranks and split it (--split a=row:8000)",
+        ),
+        ("a,1e30,64,1", "hold 128 GB (the largest is a with 2.56e+23 GB); check the rows and columns of a"),
     ],
 )
 def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str, said: str) -> None:
@@ -424,6 +444,8 @@ def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str,
 @pytest.mark.parametrize(
     ("header", "row", "said"),
     [
+        ("alpha", "0.9", "column 'alpha' is not read, the exponent of Zipf access is called 'exponent'; rename or drop it"),
+        ("Zipf", "0.9", "column 'Zipf' is not read, the exponent of Zipf access is called 'exponent'; rename or drop it"),
         ("exponant", "0.9", "unknown column 'exponant' (did you mean 'exponent'?)"),
         ("shift", "5", "table a: expected an exponent beside the shift, got none"),
         ("exponent,rf_0", "0.9,1", "table a: expected either an exponent or a reuse histogram, got both"),
@@ -442,6 +464,6 @@ def test_a_blank_and_a_table_split_twice_are_named(tmp_path, refused) -> None:
     path.write_text("name,rows,dim,pooling\na,,64,2\n")
     asked = ("shard", path, "--ranks", 1, "--model", "a100_sxm4_80g", "--batch", 64)
     assert "table a: expected a number as rows, got nothing; fill it in" in refused(*asked)
-    path.write_text("name,rows,dim,pooling\n,1000,64,2\n")
-    assert "expected a name of each embedding table" in refused(*asked)
+    path.write_text("name,rows,dim,pooling\na,1000,64,2\n,1000,64,2\n")
+    assert "expected a name of each embedding table, got a blank in row 2; fill it in" in refused(*asked)
     assert "table a is split twice, by row:2 and by column:2" in refused(*asked, "--split", "a=row:2", "--split", "a=column:2")

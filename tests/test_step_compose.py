@@ -26,7 +26,7 @@ def row(**changes):
     fields = {field.name: np.zeros(1) for field in dataclasses.fields(Features)}
     fields |= {"layer": block(gemm_s=(1, 0, 2)), "embedding": block(), "head": block()}
     fields |= {name: np.array([value], float) for name, value in dict(layers_first=4, layers_last=4, layers_most=4, layers=4).items()}
-    fields |= {name: np.ones(1) for name in ("stages", "micro_batches", "fill", "chunks", "tp_nodes", "stage_nodes", "tp")}
+    fields |= {name: np.ones(1) for name in ("stages", "micro_batches", "fill", "chunks", "tp_nodes", "tp")}
     return Features(**fields | {k: v if isinstance(v, Block) else np.array([v], float) for k, v in changes.items()})
 
 

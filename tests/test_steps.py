@@ -181,7 +181,7 @@ def test_a_row_takes_what_the_graph_of_its_step_takes(bank, name):
     batch = bank.understand(rows(UNIFORM | {"schedule": name, "sharding": "none"}))
     prices, config = bank.prices(batch.rows[0].machine), batch.rows[0].config.replace(overlap_sends=True)
     composed = step_seconds(dataclasses.replace(batch.features, sends_hidden=np.ones(1)), ALL_ONE).step_s[0]
-    step = transformer(config)
+    step = transformer(config, host=None)
     prices.learn(call for call in step.calls if not isinstance(call, Chain))
     seconds = [0.0 if isinstance(call, Chain) else prices[call] for call in step.calls]
     for at, call in enumerate(step.calls):

@@ -20,24 +20,40 @@ TWO = (tiers.Tier("CPU memory", 90e9, 3e9), tiers.Tier("NVMe", 1.75e12, 1.6e9))
 
 
 @pytest.mark.parametrize(
-    ("intensity", "bytes_per_s", "expected"), [(1024, 70e9, 0.506), (512, 1.5e12, 0.916), (49152, 2e9, 0.584), (196608, 1e9, 0.737)]
-)
+    ("intensity", "bytes_per_s", "expected"),
+    [
+        (tiers.parameter_intensity(1, 1024), 70e9, 0.506), (tiers.optimizer_intensity(2, 1024), 1.5e12, 0.916),
+        (tiers.activation_intensity(2048), 2e9, 0.584), (tiers.activation_intensity(4096, 2), 1e9, 0.737),
+    ],
+)  # fmt: skip
 def test_efficiencies_as_worked_in_formulas_4_6(intensity, bytes_per_s, expected) -> None:
+    """FLOPs per byte 1024, 512, 49152 and 196608."""
     found = tiers.efficiency(intensity, bytes_per_s, PEAK)
     assert round(found, 3) == expected
     assert tiers.needed_bytes_per_s(found, intensity, PEAK) == pytest.approx(bytes_per_s)
 
 
-def test_intensities_are_flops_over_bytes_moved() -> None:
-    batch, seq, hidden, layers, every = 2, 1024, 8192, 50, 3
-    flops, weights = tiers.step_flops(batch, seq, layers, hidden), 12 * layers * hidden**2
-    assert tiers.parameter_intensity(batch, seq) == batch * seq == flops / (8 * weights)
-    assert tiers.optimizer_intensity(batch, seq) == batch * seq / 4 == flops / (32 * weights)
-    assert tiers.activation_intensity(hidden, every) == 24 * hidden * every
-    assert tiers.activation_intensity(hidden, every) == flops / (2 * tiers.checkpoint_bytes(batch, seq, hidden, layers, every))
-    assert tiers.model_state_bytes(layers, hidden) == 240 * layers * hidden**2
-    assert tiers.weight_working_bytes(hidden) == 16 * hidden**2
-    assert tiers.activation_working_bytes(batch, seq, hidden, 64, every) == batch * seq * every * (16 * hidden + 2 * 64 * seq)
+def test_counts_are_those_of_the_model_itself() -> None:
+    """GPT-3 175B: the formulas leave out biases, embeddings and attention's own products, which its shape counts exactly."""
+    layers, hidden, tokens = GPT.layers, GPT.hidden, 2 * GPT.seq
+    blocks = 96 * 12 * 12288**2
+    assert blocks == pytest.approx(GPT.layer_parameters * layers, rel=2e-4)
+    assert tiers.model_state_bytes(layers, hidden) == 20 * blocks
+    products = 4 * 2 * blocks * tokens  # forward, again, and backward twice as long
+    assert tiers.step_flops(2, GPT.seq, layers, hidden) == products
+    full = GPT.model_flops(tokens) * 4 / 3
+    attention_and_head = 1 + GPT.seq / (6 * hidden) + GPT.vocab / (12 * layers * hidden)
+    assert products * attention_and_head == pytest.approx(full)
+    assert products / tiers.parameter_intensity(2, GPT.seq) == 8 * blocks  # bytes of weights and gradients moved
+    assert products / tiers.optimizer_intensity(2, GPT.seq) == 32 * blocks
+    assert products / tiers.activation_intensity(hidden, 3) == 2 * tiers.checkpoint_bytes(2, GPT.seq, hidden, layers, 3)
+    assert tiers.checkpoint_bytes(2, 2048, 12288, 96, 3) == 3 * 2**30  # 2 x 2048 x 12288 x 32 checkpoints in 2 bytes
+
+
+def test_what_stays_on_the_gpu() -> None:
+    assert tiers.weight_working_bytes(8192) == 2**30
+    assert tiers.activation_working_bytes(1, 1024, 8192, 64) == 2**28  # 2^27 each of what grows with hidden and with heads x seq
+    assert tiers.activation_working_bytes(2, 1024, 8192, 64, 3) == 6 * 2**28
 
 
 def test_bandwidth_needed_grows_as_peaks_do() -> None:

@@ -128,6 +128,7 @@ def test_more_ranks_than_a_group_has_are_not_matched():
     ranks = [rank_of(at, [(REDUCE, 20, 10 * at, 50)], world=4) for at in range(4)]
     ranks = [dataclasses.replace(trace, messages={0: Message(size=2)}) for trace in ranks]
     found = matched(*ranks)
+    assert found.collectives
     assert all(np.isnan(one.wait_s).all() for one in found.collectives)
     assert found.notes == ("ranks 0, 1, 2, 3 ran collectives of groups of 2 ranks without saying which: what they waited is not known",)
 

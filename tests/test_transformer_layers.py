@@ -8,7 +8,7 @@ from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, columns
 from hybridperf.workload import CollectiveCall
-from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape, shape_names
+from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape, ratios, shape_names
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import (
     embedding_passes,
@@ -18,7 +18,7 @@ from hybridperf.workloads.transformer.parts import (
     optimizer_passes,
     send_call,
 )  # fmt: skip
-from hybridperf.workloads.transformer.passes import collective_bytes, flops, launches
+from hybridperf.workloads.transformer.passes import flops, launches
 from hybridperf.workloads.transformer.weights import stage_weights
 
 GPT = TransformerShape("small", "gpt", hidden=1024, heads=16, layers=24, ffn=4096, vocab=51200, seq=1024)
@@ -27,7 +27,7 @@ MOE = TransformerShape(
     "experts", "moe", hidden=512, heads=8, layers=4, ffn=1024, vocab=32000, seq=512, gated=True, tied=False, positions="rotary",
     norm="rmsnorm", biases=False, experts=8, topk=2,
 )  # fmt: skip
-MEGATRON = {"dtype": "fp16", "attention": "unfused", "dropout": True}
+MEGATRON = {"framework": "megatron", "dtype": "fp16", "attention": "unfused", "dropout": True}
 H, S, B = GPT.hidden, GPT.seq, 4
 
 
@@ -47,6 +47,11 @@ def names(steps) -> list[str]:
 
 def calls(steps, part: str) -> list[CollectiveCall]:
     return [step.call for step in steps if step.part == part and not step.is_op]
+
+
+def collective_bytes(steps, part: str) -> float:
+    """Bytes on the wire per rank of the collectives of one part: bus factor times size (formulas.md 3.3)."""
+    return sum(bus_factor(call.collective, call.ranks) * call.bytes for call in calls(steps, part))
 
 
 # counts -----------------------------------------------------------------------------------------------------------------------------------
@@ -223,16 +228,31 @@ def test_experts_send_tokens_there_and_back_twice():
     assert collective_bytes(passes.forward, "ep") == pytest.approx(2 * sent.bytes * 3 / 4)
 
 
+def test_experts_are_products_of_their_own_sizes():
+    """2 of 8 gated experts of 512 x 1024 on each of 4 ranks: 4 x 2048 x 2 / 8 = 2048 rows each, into 2 x 1024 and out of 1024."""
+    settings = {"attention": "fused", "dtype": "bf16"}
+    passes = layer_passes(config(MOE, settings=settings, dp=4, ep=4))
+    for steps, times, tensors in ((passes.forward, 2, 3), (passes.backward, 2 * ratios.EXPERTS.value, 5)):
+        into, out = (step.call for step in steps if step.name.startswith("experts") and step.part == "gemm")
+        assert (into.op, out.op) == (Gemm("bf16", 2048.0, 2048.0, 512.0), Gemm("bf16", 2048.0, 512.0, 1024.0))
+        assert into.times == out.times == times
+        (inner,) = (step.call for step in steps if "inner" in step.name)
+        assert (
+            inner.op.work().bytes == tensors * 2 * 2048 * 1024 * 2.0
+        )  # gate and value read, result written; back, three read, two written
+
+
 def test_experts_under_tensor_parallelism():
     """Cut like an MLP, they leave partial sums; whole, their tokens are dealt out."""
     settings = {"attention": "fused", "dtype": "bf16"}
     cut = layer_passes(config(MOE, settings=settings, tp=2))
-    assert [step.op.moe_tp for step in cut.forward if step.name == "experts"] == [2.0]
+    rows = B * MOE.seq * MOE.topk / MOE.experts
+    assert [step.op.k for step in cut.forward if step.name == "experts, out"] == [MOE.ffn / 2]
     assert len(calls(cut.forward, "tp")) == 2
     assert len(calls(cut.backward, "tp")) == 2
     whole = layer_passes(config(MOE, settings=settings, tp=2, sequence_parallel=True, expert_tp=1, ep=2))
-    experts = next(step.op for step in whole.forward if step.name == "experts")
-    assert (experts.moe_tp, experts.moe_ep, experts.tokens) == (1.0, 2.0, B * MOE.seq)
+    out = next(step.call for step in whole.forward if step.name == "experts, out")
+    assert (out.op.m, out.op.k, out.times) == (rows, MOE.ffn, MOE.experts / 2)
 
 
 # shards, replicas, stages -----------------------------------------------------------------------------------------------------------------

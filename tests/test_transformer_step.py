@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from unlike_stages import stage_max_s
 
 import hybridperf as hp
 from hybridperf.collectives.model import load_collectives
@@ -14,24 +15,32 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
 from hybridperf.lower import lower
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
-from hybridperf.schedules import closed_form_s, schedule, stage_max_s
+from hybridperf.schedules import closed_form_s, schedule
 from hybridperf.schedules.order import BACKWARD, FORWARD, Task
+from hybridperf.steps.batch import shared_bank
+from hybridperf.steps.predict import predict_steps
+from hybridperf.steps.prices import Prices
+from hybridperf.steps.rows import resolve
 from hybridperf.workload import Chain, CollectiveCall, Seconds, Workload
-from hybridperf.workloads.transformer import Layout, TransformerShape, step
+from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape, step
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.line import Lines, Run
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, optimizer_passes
 from hybridperf.workloads.transformer.passes import flops, launches
-from hybridperf.workloads.transformer.step import transformer
 
 GPT = TransformerShape("small", "gpt", hidden=256, heads=4, layers=8, ffn=1024, vocab=1024, seq=128)
 BARE = dataclasses.replace(GPT, head="none", positions="rotary", tied=False)
-MEGATRON = {"dtype": "fp16", "attention": "unfused", "dropout": True}
+MEGATRON = {"framework": "megatron", "dtype": "fp16", "attention": "unfused", "dropout": True}
 FLOPS_PER_S = 1e12
 
 
 def config(shape=GPT, *, settings=MEGATRON, **layout) -> TransformerConfig:
     return TransformerConfig(shape, Layout(**({"micro_batch": 2} | layout)), **settings)
+
+
+def transformer(c: TransformerConfig, host: Host | float | None = None) -> Workload:
+    """A step whose launches cost nothing, but for a host that is given."""
+    return step.transformer(c, host)
 
 
 def seconds(workload: Workload, collectives: dict[str, float] | None = None) -> np.ndarray:
@@ -261,6 +270,49 @@ def test_small_layers_are_bound_by_launches(merged, monkeypatch):
     assert step_s(transformer(c, _host(1e-12))) == pytest.approx(step_s(transformer(c)), rel=1e-4)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_each_launch_of_a_host_that_is_a_number_costs_as_much(merged, monkeypatch):
+    """Those of experts one by one, as `hybridperf steps` counts them."""
+    if merged:
+        monkeypatch.setattr(step, "KERNEL_NODES", 0)
+    c = config(dataclasses.replace(GPT, family="moe", experts=8, topk=2), settings={})
+    assert step_s(transformer(c, 1.0)) == pytest.approx(launched(c), abs=0.1)
+    with pytest.raises(InputError, match="host must be a number of zero or more, got -1"):
+        transformer(c, -1)
+
+
+def test_experts_are_priced_as_products(model):
+    """A server's kernel for all experts together is no part of training."""
+    c = config(dataclasses.replace(GPT, family="moe", experts=8, topk=2), settings={}, dp=4, ep=4)
+    assert "moe" not in set(hp.predict(model, transformer(c)).breakdown()["group"])
+
+
+def test_the_graph_ranks_expert_parallelism_as_steps_do(model):
+    """128 experts a layer: launches and products of all of them on each rank, or of few; by the row's own config and prices."""
+    frame = pd.DataFrame([
+        {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "layers": 16, "seq": 4096, "n_gpus": 16, "tp": 1, "pp": 1, "dp": 16, "ep": ep,
+         "micro_batch": 1, "grad_accum": 4, "sharding": "zero1", "precision": "bf16", "framework": "megatron_core"} for ep in (1, 4, 16)
+    ])  # fmt: skip
+    by_steps = predict_steps(frame).frame["predicted_s"].to_numpy(float)
+    prices = [shared_bank().prices(row.machine) for row in resolve(frame)]
+    by_graph = [
+        hp.predict(one.model.with_collectives(one.links), hp.transformer(row.config)).time_s
+        for one, row in zip(prices, resolve(frame), strict=True)
+    ]
+    assert by_graph == pytest.approx(by_steps, rel=0.15)
+    assert by_graph[0] > by_graph[1] > by_graph[2]
+
+
+def test_an_interval_holds_what_nobody_knows_of_a_step(model):
+    """15 % of a step that its products bound, half of one that its launches bound; nothing more where a host was traced."""
+    bound = hp.TransformerConfig(load_shape("llama3-8b").replace(seq=8192), Layout(accumulation=4))
+    for c, host, low, high in ((bound, 45e-6, 0.74, 0.85), (bound, 4e-3, 0.35, 0.5), (bound, _host(4e-3), 0.74, 0.85)):
+        found = hp.predict(model, hp.transformer(c, host))
+        assert low < found.low_s / found.time_s < high
+        assert 1 / high < found.high_s / found.time_s < 1 / low
+        assert any("a deviation of 15% of the whole step" in note for note in found.notes)
+
+
 def test_a_host_bound_step_is_not_the_sum_of_host_and_device():
     """max, not sum (training_steps.md 2.3)."""
     c = config(accumulation=4)
@@ -290,7 +342,8 @@ def test_predicting_a_step_with_a_shipped_model(model):
     assert "adam" in set(listed["op"])
     groups = set(found.breakdown()["group"])
     assert {"gemm", "prefill_attention", "all_reduce", "sendrecv", "elementwise", "norm"} <= groups
-    assert any("no host" in note for note in found.notes)
+    assert "launches cost 45 us each, see host=" in found.notes
+    assert any("no host" in note for note in hp.predict(model, hp.transformer(c, host=None)).notes)
     assert len(found.ops()) == len(found.workload.graph)  # each kernel has a row for people
 
 
@@ -376,14 +429,42 @@ def test_layouts_that_are_refused(layout, sentence):
     assert sentence in str(refused.value)
 
 
-def test_a_graph_says_where_it_is_priced_otherwise_than_a_row_of_steps():
-    plain = transformer(config(settings={"framework": "compiled"})).notes
-    assert not any("hybridperf steps" in note for note in plain)
-    older = transformer(config(settings={"framework": "megatron", "attention_kernel": "flash1"})).notes
-    assert any("not as flash1" in note for note in older)
-    assert any("framework megatron" in note for note in older)
-    experts = dataclasses.replace(GPT, family="moe", experts=8, topk=2)
-    assert any("product by product" in note for note in transformer(config(experts)).notes)
+def test_fused_attention_of_an_older_kernel_takes_its_published_share(model):
+    """As `hybridperf steps` prices it, forward and backward, in the seconds and not in the datasheet's; nothing published: as measured."""
+    plain, older = (transformer(config(BARE, settings={"attention_kernel": kernel})) for kernel in ("", "flash2"))
+    one, other = hp.predict(model, plain), hp.predict(model, older)
+    shown_s, shown_older_s = (found.breakdown().set_index("group")["seconds"] for found in (one, other))
+    links = load_collectives("aic_h100_sxm")
+    factor = Prices(model, links, model.device).attention_factor("flash2", "bf16")
+    assert factor > 1.2
+    assert shown_older_s["prefill_attention"] == pytest.approx(factor * shown_s["prefill_attention"])
+    assert shown_older_s["gemm"] == pytest.approx(shown_s["gemm"])
+    assert other.roofline_s == pytest.approx(one.roofline_s)
+    rate = [model.device.memory_bytes_per_s]
+    assert hp.predict_batch(model, older, memory_bytes_per_s=rate) == pytest.approx(other.time_s, rel=1e-5)
+    b200 = hp.load_model("b200_sxm")
+    assert hp.predict(b200, older).time_s == pytest.approx(hp.predict(b200, plain).time_s)
+
+
+@pytest.mark.parametrize("framework", ["megatron_core", "nanotron", "torchtitan", "llm_foundry", "megatron_deepspeed"])
+def test_a_framework_runs_a_step_as_rows_of_it_are_understood(framework):
+    """The same config, so the same kernels and messages."""
+    layout = Layout(tp=2, dp=2, pp=2, micro_batch=2, accumulation=4, sequence_parallel=True)
+    frame = pd.DataFrame([{
+        "model": "gpt3-1.3b", "gpu": "h100_sxm", "n_gpus": 8, "tp": 2, "dp": 2, "pp": 2, "vp": 1, "micro_batch": 2, "grad_accum": 4,
+        "seq_parallel": "yes", "sharding": "none", "recompute": "none", "precision": "bf16", "framework": framework,
+    }])  # fmt: skip
+    (row,) = resolve(frame)
+    assert row.config == TransformerConfig.run_by(framework, load_shape("gpt3-1.3b"), layout)
+    named = TransformerConfig(GPT, framework=framework)
+    assert named.kernels == named.replace(framework=row.config.framework).kernels
+
+
+def test_kernels_are_those_of_the_framework_that_steps_assume():
+    assert layer_passes(config(settings={})) == layer_passes(config(settings={"framework": "megatron_core"}))
+    assert launches(layer_passes(config(settings={})).forward) == launches(layer_passes(config(settings={"framework": "compiled"})).forward)
+    with pytest.raises(InputError, match=r"unknown framework 'megatron_cor' \(did you mean 'megatron_core'"):
+        TransformerConfig.run_by("megatron_cor", GPT)
 
 
 def test_a_missing_interval_is_explained_and_a_given_framework_is_not_denied():

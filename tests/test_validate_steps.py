@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.steps.failures import endings
 from hybridperf.steps.rows import resolve
 from hybridperf.validate import step_memory, step_nulls, step_scores, step_splits, steps
 
@@ -26,6 +27,17 @@ def test_no_row_is_given_and_judged(measured) -> None:
         assert len(split.judged)
         assert not np.intersect1d(split.given, split.judged).size, split
     assert set(step_splits.GOALS) <= tasks
+
+
+def test_a_row_ran_if_it_says_so_in_whatever_letters(tmp_path) -> None:
+    rows = [
+        {**ROW, "micro_batch": 4, "grad_accum": 1, "step_time_s": 1.0, "status": status} for status in ("ok", " OK", None, "OOM/failed")
+    ]
+    assert endings(pd.DataFrame(rows)).tolist() == ["ok", "ok", "ok", "oom/failed"]
+    assert endings(pd.DataFrame(rows).drop(columns="status")).tolist() == ["ok"] * 4
+    (tmp_path / "training_steps").mkdir()
+    pd.DataFrame(rows).to_csv(tmp_path / steps.FILES[1])
+    assert steps.read(tmp_path).at.tolist() == [0, 1, 2]
 
 
 def test_twins_of_a_cell_stay_together(measured) -> None:

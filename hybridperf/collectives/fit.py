@@ -136,7 +136,7 @@ def kin_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
     a node would be no more than another guess."""
     joined = _joined(system)
     alike = {name: known for name in names if joined and _joined(known := load_system(name)) == joined}
-    apart = {name: abs(math.log(_share(known) / _share(system))) for name, known in alike.items()}
+    apart = {name: abs(math.log(known.share_bytes_per_s / system.share_bytes_per_s)) for name, known in alike.items()}
     return [name for name, far in apart.items() if far <= min(apart.values()) + _SAME_SHARE]
 
 
@@ -146,23 +146,18 @@ def _learned_on(system: SystemSpec, names: Iterable[str]) -> SystemSpec:
     rates: dict[str, float] = {"latency_s": _TAUGHT_LATENCY_S}
     if kin:
         rates |= {"intra_bytes_per_s": kin[0].intra_bytes_per_s, "nic_bytes_per_s": kin[0].nic_bytes_per_s}
-        rates |= {"node_bytes_per_s": _share(kin[0]) * system.accelerators_per_node}
+        rates |= {"node_bytes_per_s": kin[0].share_bytes_per_s * system.accelerators_per_node}
     return system.model_copy(update=rates)
 
 
 def _kind(system: SystemSpec) -> str:
     if not system.device:
         return ""
-    return f"{_joined(system)} {_share(system):.3g}"
+    return f"{_joined(system)} {system.share_bytes_per_s:.3g}"
 
 
 def _joined(system: SystemSpec) -> str:
     return f"{load_device(system.device).arch} {link_of(system)}" if system.device else ""
-
-
-def _share(system: SystemSpec) -> float:
-    """Of its node's network, each accelerator's."""
-    return system.node_bytes_per_s / system.accelerators_per_node
 
 
 def _prior(prior: Prior | str | None) -> FamilyPrior | None:

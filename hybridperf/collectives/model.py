@@ -129,7 +129,7 @@ class CollectiveModel:
             out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
             if self.adapted is None:
                 out["predicted_s"][at] = out["roofline_s"][at]
-                remarks = [("datasheet alone: this model has no measurements", np.ones(len(good), bool))]
+                remarks = [("datasheet alone: this model has no measurements", np.ones(len(good), bool)), self._crowded(rows)]
             else:
                 said = self._said(good, rows)
                 for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
@@ -189,7 +189,6 @@ class CollectiveModel:
         lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
         unsaid = good["lib_version"].isna().to_numpy() if "lib_version" in good else np.ones(len(good), bool)
         version = np.array([self.versions.get(group_of(slot), "") for slot in rows.slot], object)
-        crowded = rows.ranks_per_node > self.system.accelerators_per_node
         nothing = np.full(len(rows), not self.adapted.rows)
         return [
             (f"prior alone: no collective of {self.system.id} was measured", nothing),
@@ -197,8 +196,20 @@ class CollectiveModel:
             *((f"no lib_version given: taken for {one}", unsaid & (version == one)) for one in dict.fromkeys(version[unsaid]) if one),
             ("no such collective, library and link was measured: made of what others share with it", ~met),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
-            (f"{self.system.id} has {self.system.accelerators_per_node} accelerators in a node", crowded),
+            self._crowded(rows),
         ]
+
+    def _crowded(self, rows: CollectiveRows) -> tuple[str, np.ndarray]:
+        """What is to be said of more ranks in a node than it has room for, and of which rows [N]."""
+        return self.crowded, rows.ranks_per_node > self.system.accelerators_per_node
+
+    @property
+    def crowded(self) -> str:
+        """The same, where there are such."""
+        most = self.system.accelerators_per_node
+        return (
+            f"{self.system.id} has {most} accelerators in a node: more ranks there are priced as if it had, say on how many nodes they lie"
+        )
 
     @property
     def library(self) -> str:

@@ -28,6 +28,7 @@ from hybridperf.embedding.unique import distinct, zipf_classes
 from hybridperf.io.errors import InputError
 
 _MEAN_SLACK = 0.05  # shares of three digits leave the mean, which hangs on the rarest bins, open by so much
+_LEAST_RATE = 1e-15  # lookups to expect of a row that none is told of, where JAX keeps it
 _SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
 
 
@@ -103,7 +104,7 @@ class Histogram(Access):
     """Shares [17] of different rows by how often a batch looked them up, with the mean lookups per row.
 
     `lookups` is the size of the batch (or file) that was counted; None: of each batch that is asked for. Asked for fewer, it is thinned.
-    Rows that were looked up once are taken for a few of all those of the table that are rarely met.
+    How often a row is met by chance is told from how often it is looked up (`reuse.rates`), for caches and distances.
     """
 
     shares: Sequence[float] | Any
@@ -118,26 +119,42 @@ class Histogram(Access):
         shares = module.asarray(self.shares, float)
         return shares / module.sum(shares)
 
-    def _at(self, lookups: Any) -> Histogram:
+    def _at(self, lookups: Any, rows: Any) -> Histogram:
         """The histogram of a batch of so many lookups."""
+        self._check(lookups, rows)
         if self.lookups is None:
             return self
         fraction = lookups / self.lookups
-        if not isinstance(fraction, jax.core.Tracer) and fraction > 1 + 1e-9:
+        shares, mean, _ = reuse.thinned(self._shares(), self._mean(), array_module(fraction).minimum(fraction, 1.0))
+        return Histogram(shares, mean)
+
+    def _check(self, lookups: Any, rows: Any) -> None:
+        """`InputError` where a batch has more lookups than were counted, or more different rows than there are."""
+        if any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups, lookups, rows)):
+            return
+        if self.lookups is None and (problem := self._beyond(rows, lookups)):
+            raise InputError(problem)
+        if self.lookups is not None and lookups / self.lookups > 1 + 1e-9:
             raise InputError(
                 f"expected at most the {self.lookups:g} lookups that the histogram was counted over, got {lookups:g}; thinning goes one way"
             )
-        module = array_module(fraction)
-        shares, mean, _ = reuse.thinned(self._shares(), self._mean(), module.minimum(fraction, 1.0))
-        return Histogram(shares, mean)
+
+    def _beyond(self, rows: Any, lookups: Any) -> str:
+        """What is wrong where so many lookups are of more different rows than there are."""
+        mean = float(self._mean())
+        if lookups / mean <= rows * (1 + _MEAN_SLACK):
+            return ""
+        if self.mean_reuse is None and lookups / reuse.mean_range(self._shares())[1] <= rows:
+            return f"expected a histogram with its mean_reuse: shares alone tell about {mean:.3g} lookups a row, too few for {rows:g} rows"
+        of = "counted" if self.lookups is not None else f"makes of {lookups:g} lookups"
+        more = "" if self.lookups is not None else "; say over how many it was counted (lookups=)"
+        return f"expected at most its {rows:g} rows in the histogram, which {of} {lookups / mean:.0f}{more}"
 
     def unique_rows(self, lookups: Any, rows: Any) -> Any:
-        del rows
-        return lookups / self._at(lookups)._mean()
+        return array_module(lookups, rows, self.mean_reuse, self.shares).minimum(lookups / self._at(lookups, rows)._mean(), rows)
 
     def histogram(self, lookups: Any, rows: Any) -> Any:
-        del rows
-        return self._at(lookups)._shares()
+        return self._at(lookups, rows)._shares()
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
         """As `Access.hits`; where everything fits it is what the counted rows say, not a draw from their classes."""
@@ -151,32 +168,43 @@ class Histogram(Access):
         return module.where(drawn > 0, said * found / module.where(drawn > 0, drawn, 1.0), 0.0)
 
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
-        if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
-            lookups = self.lookups or rows  # of an endless stream only the ratios count
-        here = self._at(lookups)
-        module = array_module(here.shares, here.mean_reuse, lookups)
-        shares, mean = here._shares(), here._mean()
+        """Rows by what their counts tell of their rates (`reuse.rates`), those that were not met among them."""
+        endless = not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups)
+        if not endless:
+            self._check(lookups, rows)
+        if endless or self.lookups is not None:  # of the rows that were counted; of an endless stream only the ratios count
+            lookups = self.lookups or rows
+        module = array_module(self.shares, self.mean_reuse, self.lookups, lookups, rows)
+        shares, mean = self._shares(), self._mean()
         times, weight = reuse.counts(shares, mean)
-        unique = lookups / mean
-        often = unique * weight[1:]  # the first of the counts is one
-        rare = module.maximum(rows - module.sum(often), unique * weight[0])
-        count = module.concatenate([module.reshape(rare, (1,)), often])
-        lookups_of = module.concatenate([module.reshape(unique * weight[0], (1,)), often * times[1:]])
-        keep = np.ones(len(times), bool) if module is not np else (lookups_of > 0) & (count > 0)
-        count, lookups_of = count[keep], lookups_of[keep]
-        return count, lookups_of / module.sum(lookups_of) / module.maximum(count, 1e-9)
+        met = lookups / mean * weight
+        unmet = module.maximum(rows - lookups / mean, 0.0)
+        rates = reuse.rates(shares, times, met, unmet)
+        count = module.concatenate([module.reshape(unmet, (1,)), met])
+        if module is np:
+            kept = (count > 0) & (rates > 0)
+            count, rates = count[kept], rates[kept]
+        rates = module.maximum(rates, _LEAST_RATE)
+        return count, rates / module.sum(count * rates)
 
     def problem(self) -> str:
+        for name in ("mean_reuse", "lookups"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, jax.core.Tracer) and not _is_number(value):
+                return f"expected a number as {name} of a reuse histogram, got {value!r}"
         if isinstance(self.shares, jax.core.Tracer):
             return ""
-        shares = np.asarray(self.shares, np.float64)
+        try:
+            shares = np.asarray(self.shares, np.float64)
+        except (TypeError, ValueError):
+            return f"expected a reuse histogram of {reuse.BINS} shares, got {self.shares!r:.60}"
         if shares.shape != (reuse.BINS,):
             return f"expected a reuse histogram of {reuse.BINS} shares, got {shares.size}"
         if not (shares >= 0).all():
             return f"expected a reuse histogram of shares of zero or more, got {shares.min():g}"
         if abs(shares.sum() - 1) > _SUM_SLACK:
             return f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
-        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not self.mean_reuse >= 1:
+        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer) and not 1 <= self.mean_reuse < np.inf:
             return f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
         if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer):
             least, most = reuse.mean_range(shares / shares.sum())
@@ -189,10 +217,7 @@ class Histogram(Access):
     def misfit(self, rows: float) -> str:
         if self.lookups is None or any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups)):
             return ""
-        unique = float(self.lookups / self._mean())
-        return (
-            f"expected at most its {rows:g} rows in the histogram, which counted {unique:.0f}" if unique > rows * (1 + _MEAN_SLACK) else ""
-        )
+        return self._beyond(rows, self.lookups)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -243,7 +268,10 @@ class Indices(Access):
         return how_many, p
 
     def problem(self) -> str:
-        values = np.asarray(self.values)
+        try:
+            values = np.asarray(self.values)
+        except (TypeError, ValueError):
+            return "expected rows as whole numbers of zero or more, got lists of different lengths"
         if values.size == 0:
             return "expected the rows that were looked up, got none"
         if values.dtype.kind not in "iu" or values.min() < 0:
@@ -263,7 +291,9 @@ def _is_number(value: Any) -> bool:
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:
     """The histogram of a batch that holds a share `fraction` of the samples of a file (or batch): binomial thinning."""
-    if not isinstance(fraction, jax.core.Tracer) and not 0 < fraction <= 1:
+    if not isinstance(histogram, Histogram):
+        raise InputError(f"expected a Histogram(...) to thin, got {histogram!r:.60}; other accesses know batches of any size")
+    if not isinstance(fraction, jax.core.Tracer) and not (_is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
     if problem := histogram.problem():
         raise InputError(problem)

@@ -6,7 +6,8 @@ tells how many different rows there are.
 
 **Thinning.** A batch of a share f of a file's samples keeps each of a row's c lookups with probability f, so a row is looked up
 Binomial(c, f) times in it, and not at all with (1 - f)^c. Inside a bin counts are spread as c^-a, `a` from the slope between the bins'
-neighbours; the mean of the last bin, which has no end, is what is left of the mean lookups per row.
+neighbours; the mean of the last bin, which has no end, is what is left of the mean lookups per row, and what it cannot make good is added
+to all powers alike: shares, counts and mean agree, so that a batch never has more different rows than lookups.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _UPPER = 2.0 ** np.arange(BINS - 1)  # most lookups of a row of each bin but the
 _LOWER = np.concatenate([[1.0], _UPPER + 1])  # fewest
 _NODES = 24  # counts that stand for a bin, at most
 _LONG_TAIL = 8.0  # the last bin ends so many times its beginning where nothing tells
+_STEEPEST = 200.0  # power of the count that leaves a bin's rows at one of its ends
+_HALVINGS = 30  # of twice that: to a millionth
+_LEAST_SLOPE = 1e-5  # of a mean in the power, as a share of it, where there is room in the bins to move it
 
 
 def bin_names() -> list[str]:
@@ -62,22 +66,58 @@ def more_than(trials: Any, p: Any) -> Any:
 def counts(shares: Any, mean_reuse: Any = None) -> tuple[np.ndarray, Any]:
     """(lookups of a row, share of the different rows that have so many), both [M], of a histogram.
 
-    Where `mean_reuse` is known (and nothing is traced) the last bin's mean is what the others leave of it; otherwise it goes on to 2^18.
+    Their mean is `mean_reuse` where it is given: the last bin takes what the others leave of it (where nothing is traced; otherwise it goes
+    on to 2^18), and what it cannot take leans the counts inside all bins by one power, as far as the bins' ends.
     """
     module = array_module(shares, mean_reuse)
-    slopes = _slopes(shares)
-    places: list[np.ndarray] = []
-    weights: list[Any] = []
-    for k in range(BINS):
-        top = _UPPER[k] if k < BINS - 1 else _LOWER[-1] * _LONG_TAIL
-        if k == BINS - 1 and mean_reuse is not None and module is np and shares[k] > 0:
-            below = float(np.concatenate(places) @ np.concatenate(weights))
-            top = _end_of_tail((mean_reuse - below) / shares[k], float(slopes[k]))
-        at, width = _nodes(_LOWER[k], top)
-        spread = width * at ** -slopes[k]
-        places.append(at)
-        weights.append(shares[k] * (spread / spread.sum()))
-    return np.concatenate(places), module.concatenate(weights)
+    slopes, high = _slopes(shares), np.append(_UPPER, _LOWER[-1] * _LONG_TAIL)
+    if mean_reuse is not None and module is np and shares[-1] > 0:
+        below = sum(share * bin_mean(k, slope) for k, (share, slope) in enumerate(zip(shares[:-1], slopes, strict=False)))
+        high[-1] = _end_of_tail((mean_reuse - below) / shares[-1], float(slopes[-1]))
+    nodes = [_nodes(*ends) for ends in zip(_LOWER, high, strict=True)]
+    at, width = (np.concatenate(one) for one in zip(*nodes, strict=True))
+    of = np.repeat(np.arange(BINS), [len(places) for places, _ in nodes])
+    member = (of == np.arange(BINS)[:, None]).astype(float)
+
+    def weight(lean: Any) -> Any:
+        power = (lean - slopes)[of]
+        ratio = at / module.where(power > 0, high[of], _LOWER[of])  # at most one, to whatever power
+        spread = width * module.exp(power * module.log(ratio))
+        return (module.asarray(shares) / (member @ spread))[of] * spread
+
+    if mean_reuse is None:
+        return at, weight(0.0)
+    low, most = -_STEEPEST, _STEEPEST
+    for _ in range(_HALVINGS):
+        middle = (low + most) / 2
+        below = module.sum(at * weight(middle)) < mean_reuse
+        low, most = module.where(below, middle, low), module.where(below, most, middle)
+    lean = (low + most) / 2
+    here = weight(lean)
+    apart = np.log(at) - ((member @ (here * np.log(at))) / module.maximum(module.asarray(shares), 1e-30))[of]
+    slope = module.sum(here * at * apart)  # of the mean in the lean; a last step of Newton's makes the answer differentiable
+    firm = slope > _LEAST_SLOPE * mean_reuse
+    return at, weight(lean - module.where(firm, (module.sum(at * here) - mean_reuse) / module.where(firm, slope, 1.0), 0.0))
+
+
+def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
+    """Lookups to expect [1 + M] of a row that was not looked up, or `times` [M], where `met` [M] and `unmet` rows were.
+
+    Counts are rates and chance: where few rows are looked up twice, those that were are no more liked than others. Of rows of c lookups
+    (Good 1953, Robbins 1956; n_c rows, whatever their rates)
+
+        rate = (c + 1) n_(c+1) / n_c,   about (c + 1) exp(-a / c) where n falls as c^-a,
+
+    `a` by the densities of the bins beside c's, and not further from c + 1 than the chance of its count, exp(1 / sqrt(c)).
+    """
+    module = array_module(shares, met, unmet)
+    slopes = _slopes(shares, np.inf)[np.searchsorted(_UPPER, times)]
+    more = module.log(times + 1.0) - module.clip(slopes / times, -1 / np.sqrt(times), 1 / np.sqrt(times))
+    alone = module.where(unmet > 0, met[0] / module.where(unmet > 0, unmet, 1.0), 1.0)
+    once = module.where(met[0] > 0, 2.0 * met[1] / module.where(met[0] > 0, met[0], 1.0), 1.0)
+    once = module.maximum(once, module.minimum(alone, 1.0))  # a row that was met is no rarer than one that was not
+    first = module.stack([module.minimum(alone, once), once])
+    return module.concatenate([first, module.exp(more[1:])])
 
 
 def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any, Any]:
@@ -88,7 +128,7 @@ def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any, Any]
     inside = module.concatenate([more[:, :-1] - more[:, 1:], more[:, -1:]], 1)
     rows = module.sum(weight[:, None] * inside, 0)
     kept = module.sum(rows)
-    return rows / kept, fraction * mean_reuse / kept, kept
+    return rows / kept, fraction * module.sum(times * weight) / kept, kept
 
 
 def mean_of(shares: Any) -> Any:
@@ -137,14 +177,17 @@ def _nodes(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     return (edges[1:] + edges[:-1] - 1) / 2, np.diff(edges)
 
 
-def _slopes(shares: Any) -> Any:
-    """a of c^-a inside each bin [17], from the densities of the bins beside it; steep where there is nothing beyond."""
+def _slopes(shares: Any, steepest: float = 4.0) -> Any:
+    """a of c^-a inside each bin [17], from the densities of the bins beside it; steep where there is nothing beyond. Zero to `steepest`, or
+    whatever it is."""
     module = array_module(shares)
     high = np.append(_UPPER, _LOWER[-1] * _LONG_TAIL)
     density = module.log(module.maximum(module.asarray(shares), 1e-9) / (high - _LOWER + 1))
     centre = np.log(np.sqrt(_LOWER * high))
     before, after = np.maximum(np.arange(BINS) - 1, 0), np.minimum(np.arange(BINS) + 1, BINS - 1)
-    return module.clip((density[before] - density[after]) / (centre[after] - centre[before]), 0.0, 4.0)
+    return module.clip(
+        (density[before] - density[after]) / (centre[after] - centre[before]), 0.0 if steepest < np.inf else -np.inf, steepest
+    )
 
 
 def _end_of_tail(mean: float, slope: float) -> float:

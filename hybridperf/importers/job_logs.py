@@ -107,7 +107,15 @@ def measurement(collective: str, n_bytes: int, machines: Machines, time_s: float
     }
 
 
-def measurement_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as a table: the schema's columns first, then those that only some logs fill."""
+def measured(
+    rows: list[dict[str, Any]], remarks: list[str], path: str | os.PathLike, program: str, otherwise: str
+) -> tuple[pd.DataFrame, list[str]]:
+    """What a reader of logs of a `program` returns: rows as a table, the schema's columns first, then those that only some fill; remarks.
+
+    `InputError` where no row is left: the first remark says why, or `otherwise`.
+    """
+    if not rows:
+        why = remarks[0] if remarks else otherwise
+        raise InputError(f"expected measurements printed by {program} in {path}, found none that can be used ({why}); check the file")
     more = [column for column in dict.fromkeys(key for row in rows for key in row) if column not in COLUMNS]
-    return pd.DataFrame(rows, columns=[*COLUMNS, *more])
+    return pd.DataFrame(rows, columns=[*COLUMNS, *more]), remarks

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.importers.job_logs import given_machines, known_collective, measurement_table, read_lines
+from hybridperf.importers.job_logs import given_machines, known_collective, measured, read_lines
 from hybridperf.importers.nccl_runs import TESTS, Asked, Printed, Rank, Row, Run, Timing, printed, usable
 from hybridperf.io import InputError
 
@@ -69,10 +69,7 @@ def read_nccl_tests(
         more, said = usable(run, asked)
         rows += more
         remarks += said
-    if not rows:
-        why = remarks[0] if remarks else "the columns of nccl-tests ('# size count type ... algbw busbw') are missing"
-        raise InputError(f"expected measurements printed by nccl-tests in {path}, found none that can be used ({why}); check the file")
-    return measurement_table(rows), remarks
+    return measured(rows, remarks, path, "nccl-tests", "the columns of nccl-tests ('# size count type ... algbw busbw') are missing")
 
 
 def _text_runs(lines: list[str]) -> Iterator[Run]:

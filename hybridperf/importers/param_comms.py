@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.importers.job_logs import Machines, given_machines, known_collective, measurement, measurement_table, places, read_lines
+from hybridperf.importers.job_logs import Machines, given_machines, known_collective, measured, measurement, places, read_lines
 from hybridperf.io import InputError
 
 _NAMES = {  # longest first, so that a name is not taken for a shorter one; None: not in the schema
@@ -114,12 +114,7 @@ def read_param_comms(
             else:
                 rows.append(row)
     remarks = [f"{places(numbers)}: {why}, skipped" for why, numbers in skipped.items()]
-    if not rows:
-        why = remarks[0] if remarks else "no result is marked COMMS-RES"
-        raise InputError(
-            f"expected measurements printed by PARAM's comms.py in {path}, found none that can be used ({why}); check the file"
-        )
-    return measurement_table(rows), remarks
+    return measured(rows, remarks, path, "PARAM's comms.py", "no result is marked COMMS-RES")
 
 
 def _context(run: _Run, line: str) -> _Run:

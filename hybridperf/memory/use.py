@@ -7,9 +7,9 @@
                                     what a pipeline receives
     overhead                        driver, libraries, communicators: a knob
 
-The first stage holds the embedding, the last the head, and a copy of the embedding where the two are tied. Stages hold ever fewer layers
-and micro-batches, so the peak is on the first or on the last one, and columns of layouts are priced on those two. Chimera's workers also
-peak where two stages hold most layers or most micro-batches; models of several kinds of layer are priced on every stage.
+The first stage holds the embedding, the last the head, and a copy of the embedding where the two are tied. No stage holds more layers or
+micro-batches than the first, so the peak is on the first or on the last one, and columns of layouts are priced on those two. Chimera's
+workers also peak where two stages hold most layers or most micro-batches; models of several kinds of layer are priced on every stage.
 """
 
 from __future__ import annotations

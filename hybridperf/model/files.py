@@ -44,6 +44,11 @@ def load_model(name: str | Path) -> PerfModel:
     if folder.is_dir() and not (folder / "model.json").exists():
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not folder.exists():
+        if device := device_id(str(name)):
+            raise InputError(
+                f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device} --out FOLDER` makes one, without"
+                " ROWS of what its datasheet says and other GPUs showed"
+            )
         known = [*shipped_models(), *names_people_use("devices")]
         raise unknown("model", str(name), known, "give a model folder, a shipped calibration's name or a device of `hybridperf devices`")
     path = folder if folder.is_file() else folder / "model.json"

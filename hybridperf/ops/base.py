@@ -160,6 +160,7 @@ class OpCall:
     reuse_bytes: float | None = None  # bytes touched since the op's data was; None: the op repeated on the same data
     inlined: bool = False  # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
     issued_apart: bool = False  # a host's seconds of launching it stand beside it: what a GPU's model knows of launches is not paid again
+    kernel: str = ""  # another than was measured, at its published share of the peak (`attention_kernels.py`); empty: the measured one
 
 
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}

@@ -4,7 +4,7 @@ Some things make up a row's features, each with a key of small whole numbers, an
 
     cell      a layer, embedding and head: tp, cp, ep, sequence parallelism, micro-batch, recompute
     placed    the same, and on how many nodes its groups lie
-    shards    gathers of sharded weights: ZeRO stage, tp, ep, and where the shards lie
+    shards    gathers of sharded weights: ZeRO stage, tp, ep, and where the shards lie; of one number of GPUs this tells pp, too
     once      once a step: reductions, optimizer, stages
     message   from stage to stage: micro-batch, and whether stages lie on several nodes
 
@@ -35,7 +35,7 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 
 _OF_SHARDS = ("gather_s", "gather_inside_s", "gather_calls")
 _ONCE = (
-    "layers_first", "layers_last", "layers_most", "layers", "stages", "stage_nodes", "reduction_s", "reduction_calls", "updated_s",
+    "layers_first", "layers_last", "layers_most", "layers", "stages", "reduction_s", "reduction_calls", "updated_s",
     "reduction_hidden", "optimizer_s", "optimizer_kernels", "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")

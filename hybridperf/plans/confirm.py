@@ -59,4 +59,4 @@ def confirm(plan: Plan, choices: Sequence[Choice]) -> list[Confirmed]:
 
 def full_s(model: PerfModel, links: CollectiveModel, config: TransformerConfig) -> float:
     """Seconds of a step by its whole graph."""
-    return float(predict(model.with_collectives(links), transformer(config)).time_s)
+    return float(predict(model.with_collectives(links), transformer(config, host=None)).time_s)

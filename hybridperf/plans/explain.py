@@ -14,14 +14,16 @@ import math
 import numpy as np
 import pandas as pd
 
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.plans import table
 from hybridperf.plans.run import Choice, Plan
 from hybridperf.plans.words import field_words
 from hybridperf.steps import adapt
+from hybridperf.steps.features import doubts_of
+from hybridperf.steps.least import least_s
 from hybridperf.workloads.transformer.codes import FULL, NONE
 from hybridperf.workloads.transformer.layout import Layout
 
-_NINE_OF_TEN = 1.645
 NAIVE = (
     "tensor parallelism over a node, as few pipeline stages as fit, data parallelism for the rest, one sample at a time, everything"
     " recomputed; ZeRO-1 or no recomputation only where nothing fits otherwise"
@@ -66,9 +68,12 @@ def compared_table(plan: Plan) -> pd.DataFrame:
 
 def with_chances(plan: Plan, named: list[tuple[str, Choice]]) -> list[Compared]:
     """Intervals of layouts, and how each compares with the first."""
-    log_s, covariance = _joint(plan, [choice for _, choice in named])
-    deviation = np.sqrt(np.diag(covariance))
-    low, high = np.exp(log_s - _NINE_OF_TEN * deviation), np.exp(log_s + _NINE_OF_TEN * deviation)
+    log_s, covariance, doubted = _joint(plan, [choice for _, choice in named])
+    down, up = np.sqrt(NINE_OF_TEN**2 * np.diag(covariance) + (doubted**2).sum(1))
+    least = np.array([least_s(plan.config(choice), plan.setting.device) for _, choice in named])
+    low, high = np.maximum(np.exp(log_s - down), np.minimum(least, np.exp(log_s))), np.exp(log_s + np.hypot(up, plan.setting.unnamed))
+    of_doubts = doubted[1] / NINE_OF_TEN
+    covariance = covariance + of_doubts.T @ of_doubts
     found = []
     for at, (what, choice) in enumerate(named):
         apart = max(covariance[0, 0] + covariance[at, at] - 2 * covariance[0, at], 1e-18)
@@ -99,7 +104,9 @@ def naive(plan: Plan) -> Choice | None:
     case = plan.cases[number]
     at = plan.ranked[plan.ranked[:, 0] == number, 1]
     x = {name: column[case.space.base_of[case.rows[at]]] for name, column in case.space.base._asdict().items()}
-    plain = (x["cp"] == 1) & (x["vp"] == 1) & (x["sequence_parallel"] == 0) & (x["micro_batch"] == 1) & (x["schedule"] == 0)
+    plain = (
+        (x["cp"] == 1) & (x["ep"] == 1) & (x["vp"] == 1) & (x["sequence_parallel"] == 0) & (x["micro_batch"] == 1) & (x["schedule"] == 0)
+    )
     for mode, zero in ((FULL, 0), (FULL, 1), (NONE, 0), (NONE, 1)):
         here = np.flatnonzero(plain & (x["recompute"] == mode) & (x["zero"] == zero))
         if len(here):
@@ -116,22 +123,25 @@ def differences(a: Layout, b: Layout) -> str:
     return ", ".join(said + (["another order on the nodes"] if "order" in named and not said else [])) or "nothing"
 
 
-def _joint(plan: Plan, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
-    """(logs of the seconds of some layouts [n], their joint covariance [n, n])."""
+def _joint(plan: Plan, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(logs of the seconds of some layouts [n], their joint covariance [n, n], what doubts of the machine do to them [2, 2, n])."""
     adapted = plan.setting.adapted
-    log_s, slopes, cells, by_block = [], [], [], []
+    log_s, slopes, cells, by_block, doubted = [], [], [], [], []
     for choice in choices:
         columns = plan.cases[choice.case].columns
         at = np.array([choice.at])
         cell = columns.cells[columns.cell[at]]
         corrections, weights, _ = adapted.of_cells(cell)
-        value, by_theta, by_blocks = adapt.slopes(columns.features(at), adapted.theta, corrections)
+        f = columns.features(at)
+        f = dataclasses.replace(f, doubt=doubts_of(plan.config(choice), plan.cases[choice.case].setting.prices).widths[:, None])
+        value, by_theta, by_blocks = adapt.slopes(f, adapted.theta, corrections)
         log_s.append(value[0])
         slopes.append(np.concatenate([by_theta[0], *(by_blocks[:, 0, None] * weights[:, 0])]))
         cells.append(cell[0])
         by_block.append(by_blocks[:, 0])
+        doubted.append(adapt.doubted(adapted, f, value, corrections)[..., 0])
     a, x, b = np.array(slopes), np.array(cells), np.array(by_block)
     covariance = a @ adapted.covariance @ a.T
     for block, spread in enumerate(adapt.SPREAD):
         covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * adapt.alike_left(adapted, x, block)
-    return np.array(log_s), covariance + adapted.noise**2 * np.eye(len(a))
+    return np.array(log_s), covariance + adapted.noise**2 * np.eye(len(a)), np.moveaxis(np.array(doubted), 0, -1)

@@ -17,7 +17,6 @@ from hybridperf.plans.priced import Priced, columns_of, times
 from hybridperf.plans.run import Plan
 from hybridperf.plans.setting import Setting
 from hybridperf.steps.knobs import Knobs
-from hybridperf.steps.prices import Prices
 from hybridperf.workloads.transformer import Layout
 
 LEVERS = ("arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "quick links", "launches", "memory")
@@ -82,7 +81,7 @@ def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs
             "memory_bytes_per_s": own.memory_bytes_per_s * device.memory_bytes_per_s / prices.device.memory_bytes_per_s,
             "peak_flops_per_s": {name: rate * (factor if lever == "arithmetic" else 1.0) for name, rate in own.peak_flops_per_s.items()},
         })  # fmt: skip
-    new = Prices(dataclasses.replace(prices.model, device=priced_by), prices.links.on(system), device, prices.kin)
+    new = prices.on(prices.links.on(system), device, dataclasses.replace(prices.model, device=priced_by))
     return dataclasses.replace(setting, prices=new, device=device, capacity_bytes=capacity), knobs
 
 

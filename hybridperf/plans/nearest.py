@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.plans.priced import memory_of
 from hybridperf.plans.setting import Setting
 from hybridperf.plans.space import Space, space
 from hybridperf.plans.words import counted
@@ -30,8 +31,6 @@ def nothing_legal(setting: Setting, gpus: int, batch: int, only: Mapping[str, Se
 
 def nothing_fits(setting: Setting, tried: Space, needed: np.ndarray, only: Mapping[str, Sequence[Any]] | None) -> str:
     """No layout has room: what the smallest needs, and how many devices would do."""
-    from hybridperf.plans.priced import memory_of
-
     least = int(np.argmin(needed))
     x = {name: int(column[least]) for name, column in tried.base._asdict().items()}
     named = f"tp {x['tp']}, pp {x['pp']}, cp {x['cp']}, dp {x['dp']}, ZeRO-{x['zero']}, micro-batch {x['micro_batch']}"

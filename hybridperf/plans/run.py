@@ -32,11 +32,13 @@ from hybridperf.plans.economy import Economy, economy
 from hybridperf.plans.nearest import nothing_fits, nothing_legal
 from hybridperf.plans.priced import Priced, memory_of, priced
 from hybridperf.plans.progress import Progress
-from hybridperf.plans.setting import FRAMEWORK, Setting, setting
+from hybridperf.plans.setting import Setting, setting
 from hybridperf.plans.space import space
 from hybridperf.plans.words import counted, layout_words
 from hybridperf.steps.adapt import Adapted
+from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
+from hybridperf.steps.features import doubts_of, experts_said
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
@@ -150,8 +152,8 @@ class Plan:
 def plan(
     model: str | TransformerShape, system: str, gpus: int | Sequence[int], *, batch: int | Sequence[int] | None = None,
     seq: int | None = None, tokens: float | str | None = None, objective: str = "time", prices: str | os.PathLike | None = None,
-    device: str | None = None, framework: str = FRAMEWORK, dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
-    only: Mapping[str, Any] | None = None, adapted: Adapted | None = None, bank: Bank | None = None,
+    device: str | None = None, framework: str = "", dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
+    only: Mapping[str, Any] | None = None, adapted: Adaptation | Adapted | None = None, bank: Bank | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Plan:  # fmt: skip
     """Every legal layout of a model on so many devices of a system, priced and ranked.
@@ -159,8 +161,8 @@ def plan(
     `model`: a published shape's name, a file of sizes, or a shape. `system`: a name of `hybridperf systems` or a file. `gpus`, `batch`
     (samples of a step over all devices): a number or several, ranked together; no batch: about 4 million tokens. `seq`: the model's own if
     not given. `tokens`: of the whole run, 300e9 or "300B", for days, money and energy. `prices`: a file over the shipped assumptions.
-    `only`: narrows dimensions, `{"tp": [1, 2], "recompute": "none"}`. `adapted`: efficiencies fitted on measured steps. `say`: called every
-    few seconds with how far a long plan is.
+    `only`: narrows dimensions, `{"tp": [1, 2], "recompute": "none"}`. `adapted`: efficiencies fitted on measured steps, of this group or
+    of several. `say`: called every few seconds with how far a long plan is.
     `InputError`, one sentence with the nearest thing that works, where nothing can run.
     """
     counts, batches = whole_numbers("gpus", gpus), None if batch is None else whole_numbers("batch", batch)
@@ -186,7 +188,7 @@ def _without_collector() -> Iterator[None]:
 def _plan(
     model: str | TransformerShape, system: str, counts: Sequence[int], batch: Sequence[int] | None, seq: int | None,
     tokens: float | None, objective: str, prices: str | os.PathLike | None, device: str | None, framework: str, dtype: str, quant: str,
-    memory_bytes: float | None, only: Mapping[str, Sequence[Any]] | None, adapted: Adapted | None, bank: Bank | None,
+    memory_bytes: float | None, only: Mapping[str, Sequence[Any]] | None, adapted: Adaptation | Adapted | None, bank: Bank | None,
     progress: Progress,
 ) -> Plan:  # fmt: skip
     began = time.perf_counter()
@@ -224,6 +226,10 @@ def _plan(
         notes.append("ranked by the seconds of a step, which favour small batches: --objective tokens_per_s ranks by what a second trains")
     notes.append(UNPLANNED)
     ranked = _ranked(cases, objective, rates)
+    winner, at = cases[ranked[0, 0]], ranked[0, 1]
+    best = winner.setting.config(winner.space.layout(int(winner.rows[at])))
+    notes += doubts_of(best, winner.setting.prices).said
+    notes += filter(None, (experts_said(best, float(winner.parts.host_s[at] / winner.parts.step_s[at])),))
     return Plan(
         shared, rates, objective, tokens, tuple(cases), ranked, legal, orders, time.perf_counter() - began, tuple(dict.fromkeys(notes))
     )

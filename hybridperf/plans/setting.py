@@ -10,21 +10,22 @@ import dataclasses
 import math
 from typing import Any
 
-from hybridperf.hardware import DeviceSpec, canonical_dtype, load_system
+from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.memory import MemoryKnobs
 from hybridperf.steps.adapt import Adapted
+from hybridperf.steps.adaptation import UNNAMED, Adaptation
 from hybridperf.steps.batch import Bank
 from hybridperf.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.steps.names import Machine, aliases, machine
 from hybridperf.steps.peaks import arithmetic
 from hybridperf.steps.prices import Prices
-from hybridperf.steps.rows import config_habits
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import config_habits
 from hybridperf.workloads.transformer.zoo import HABITS
 
-FRAMEWORK = "megatron_core"
+FRAMEWORK = "megatron_core"  # where none is named
 _FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
 
 
@@ -36,6 +37,7 @@ class Setting:
     machine: Machine
     device: DeviceSpec
     framework: str
+    unnamed: float  # how much longer in logs other frameworks than the assumed one may take; 0 where one was named
     strict: bool  # heads must divide by tp
     template: TransformerConfig  # layouts are put into it
     prices: Prices  # seconds of calls
@@ -74,7 +76,7 @@ class Setting:
         taken = dataclasses.replace(self.machine, system=fabric, gpus_per_node=each)
         prices = self.prices
         if each != self.gpus_per_node:
-            prices = Prices(prices.model, dataclasses.replace(prices.links, system=fabric), prices.device)
+            prices = prices.on(dataclasses.replace(prices.links, system=fabric))
         note = f"{each} GPUs of a rack count as a node: one switch joins them"
         return dataclasses.replace(self, machine=taken, prices=prices, notes=(*self.notes, note))
 
@@ -85,21 +87,16 @@ class Setting:
 
 
 def setting(
-    shape: TransformerShape, system: str, *, device: str | None = None, framework: str = FRAMEWORK, dtype: str = "bf16", quant: str = "",
-    memory_bytes: float | None = None, adapted: Adapted | None = None, bank: Bank | None = None,
+    shape: TransformerShape, system: str, *, device: str | None = None, framework: str = "", dtype: str = "bf16", quant: str = "",
+    memory_bytes: float | None = None, adapted: Adaptation | Adapted | None = None, bank: Bank | None = None,
 ) -> Setting:  # fmt: skip
     """`InputError` for a system without a known device, or a framework nobody knows."""
-    known = aliases()["framework"]
+    known, unnamed = aliases()["framework"], 0.0 if framework else UNNAMED
+    framework = framework or FRAMEWORK
     if framework not in known:
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
     fabric = load_system(system)
-    if device is None and fabric.device is None:
-        raise InputError(
-            f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device"
-        )
-    named = device or fabric.device
-    assert named is not None
-    found = machine("", "", named, system)
+    found = machine("", "", device_of(fabric, device), system)
     habits: dict[str, Any] = dict(known[framework])
     fields = {name: value for name, value in habits.items() if name in _FIELDS}
     template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
@@ -114,12 +111,17 @@ def setting(
     )
     if canonical_dtype(dtype) == "fp16":
         notes.append("fp16 is priced as it was measured: its products come from other kernels than those of bf16 and may be slower")
-    if adapted is None:
-        adapted = Adapted.before()
-        notes.append("no measured steps: efficiencies of a step are believed, not measured")
+    group = f"{framework} on {found.spec.arch}"
+    if not isinstance(adapted, Adapted):
+        fitted = adapted or Adaptation({})
+        adapted, whose = fitted.of(group)
+        unnamed *= whose != group
+        notes += filter(None, (fitted.said(group),))
+    if unnamed:
+        notes.append(f"habits of {framework} assumed, the quickest: other frameworks may take 10 to 30 % longer; name yours by --framework")
     notes += [note for note in (shape.note,) if note.startswith(HABITS)]
     made = Setting(
-        shape, found, found.spec, framework, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
+        shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False), template, bank.prices(found), adapted,
         memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
     notes.append(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import textwrap
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from hybridperf.sharding import greedy
 from hybridperf.sharding.result import ShardResult
 
 _MOST_RANKS, _MOST_NAMES = 64, 40  # shown
+_LINE = 170  # letters under a picture
+_ABOVE: dict[str, Any] = {"fontsize": 7, "loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "frameon": False}  # off the bars
 
 
 def shard_report(result: ShardResult) -> str:
@@ -25,7 +29,8 @@ def shard_report(result: ShardResult) -> str:
         for row in frame.itertuples()
     ]  # fmt: skip
     headers = ["rank", "tables", "lookups", "forward", "backward", "sent", "memory", "of limit", "slowest", "which"]
-    lines = [f"placement by {result.method}: {seconds(result.step_s)} of a step", "", table(headers, rows)]
+    interval = "" if result.low_s is None else f" (90 %: {seconds(result.low_s)} to {seconds(result.high_s)})"
+    lines = [f"placement by {result.method}: {seconds(result.step_s)} of a step{interval}", "", table(headers, rows)]
     if len(result.per_rank) > _MOST_RANKS:
         lines.append(f"... {len(result.per_rank) - _MOST_RANKS} more ranks")
     lines += ["", table(
@@ -36,7 +41,7 @@ def shard_report(result: ShardResult) -> str:
             for row in result.candidates.itertuples()
         ],
     )]  # fmt: skip
-    return "\n".join([*lines, "", *result.explanation])
+    return "\n".join([*lines, "", *result.explanation, *(f"note: {note}" for note in result.notes)])
 
 
 def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
@@ -47,11 +52,14 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     above.bar(rank, frame["forward_s"] * 1e3, label="forward", color="C0")
     above.bar(rank, frame["backward_s"] * 1e3, bottom=frame["forward_s"] * 1e3, label="backward", color="C1")
     above.set(ylabel="lookups, ms", xlabel="rank")
-    above.legend(fontsize=8)
+    above.legend(**_ABOVE)
     below.bar(rank, frame["memory_bytes"] / 1e9, color="C2")
-    below.axhline(float(result.cost.limit_bytes) / 1e9, color="black", lw=0.8, ls="--", label="limit")
+    limit = float(result.cost.limit_bytes)
+    near = limit < 2 * frame["memory_bytes"].max()  # else the line would press the bars flat
+    if near:
+        below.axhline(limit / 1e9, color="black", lw=0.8, ls="--")
     below.set(ylabel="memory, GB", xlabel="rank")
-    below.legend(fontsize=8)
+    below.set_title(f"limit {quantity(limit, 'B')}{', dashed' if near else ''}", fontsize=8)
     last.bar(rank, frame["sent_bytes"] / 1e6, color="C3")
     last.set(ylabel="sent all-to-all, MB", xlabel="rank")
     shown = result.candidates.dropna(subset=["step_s"])
@@ -62,17 +70,17 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
         width = times * shown[name].to_numpy() * 1e3
         right.barh(place, width, left=start, color=colour, label=label)
         start = start + width
-    right.axvline(result.bound_s * 1e3, color="black", lw=0.8, ls="--", label="no placement is faster")
+    right.axvline(result.bound_s * 1e3, color="black", lw=0.8, ls="--", label="by sums no placement of whole tables is faster")
     kinds = {name: f"greedy by {name}" for name in greedy.GREEDY}
     words = [kinds.get(row.method, row.method) + ("" if row.fits else " (does not fit)") for row in shown.itertuples()]
     right.set_yticks(place, words, fontsize=7)
     right.set(xlabel="slowest lookups and all-to-alls, ms")
-    right.set_xlim(right=1.5 * start.max())  # room for the words
-    right.legend(fontsize=7, loc="right")
+    right.legend(**_ABOVE)
     for axes in (above, below, last):
         axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in (above, right, below, last):
         axes.grid(alpha=0.2)
+    figure.supxlabel("\n".join(textwrap.fill(note, _LINE) for note in result.notes), fontsize=7)
     _save(figure, path)
 
 

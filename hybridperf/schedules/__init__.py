@@ -1,12 +1,11 @@
 """Pipeline schedules: who does what in which order, as a graph, and in closed form where stages are alike."""
 
-from hybridperf.schedules.closed import bubble_over_ideal, bubble_over_total, closed_form_s, gpipe_s, in_flight, stage_max_s, weight_copies
+from hybridperf.schedules.closed import bubble_over_ideal, bubble_over_total, closed_form_s, in_flight
 from hybridperf.schedules.graph import StageRows, add_schedule, graph_seconds, schedule_graph, stage_seconds
 from hybridperf.schedules.names import NAMES, check_sizes, schedule
 from hybridperf.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 
 __all__ = [
     "BACKWARD", "FORWARD", "NAMES", "WEIGHT", "Schedule", "StageRows", "Task", "add_schedule", "bubble_over_ideal", "bubble_over_total",
-    "check_sizes", "closed_form_s", "gpipe_s", "graph_seconds", "in_flight", "schedule", "schedule_graph", "stage_max_s", "stage_seconds",
-    "weight_copies",
+    "check_sizes", "closed_form_s", "graph_seconds", "in_flight", "schedule", "schedule_graph", "stage_seconds",
 ]  # fmt: skip

@@ -8,8 +8,8 @@ backward of one micro-batch, v chunks, W the part of B that makes the weights' g
     ZB-H1          m (F + B) + (p - 1) (F + B - 2 W)         Qi et al. 2023; with W above F or B - W see `_zero_bubble_s`
     Chimera        D F + (m + D - 2) B with B >= F           Li and Hoefler 2021; with m > D or F > B see `_chimera_s`
 
-These equal the graph, whose order each of them belongs to. With stages that differ they do not: `stage_max_s` is then the usual form, exact
-for some and a bound for others, as it says. All functions take NumPy columns and JAX's traced numbers.
+These equal the graph, whose order each of them belongs to; with stages that differ they do not (`steps/pipelines.py` says what then). All
+functions take NumPy columns and JAX's traced numbers.
 """
 
 from __future__ import annotations
@@ -46,33 +46,6 @@ def closed_form_s(
     return _zero_bubble_s(p, m, floats(forward_s), backward_s, weight_s)
 
 
-def stage_max_s(forward_s: Any, backward_s: Any, micro_batches: Any, *, chunks: Any = 1, send_s: Any = 0.0) -> Any:
-    """(m - 1) max + sum over unlike stages [..., p]: seconds [...] of a step by GPipe or 1F1B, held up by their transfers.
-
-    A stage's seconds are its forward, its backward and a transfer each: activations from all stages but the last, gradients from all but
-    the first. Of the graph with `held` transfers this is
-
-        GPipe   a lower bound; exact where one stage has both the longest forward and the longest backward (`gpipe_s` is always exact)
-        1F1B    an upper bound where one stage has both, which uniform stages have, and exact where that is the last stage or, without
-                transfers, where all are alike; else neither: forwards and backwards that are long in different stages can take longer
-
-    With several chunks, m max + (sum - max) / v over the workers' seconds: exact for uniform stages without transfers, else an estimate.
-    """
-    forward_s, backward_s = _with_transfers(forward_s, backward_s, floats(send_s) * chunks)
-    stage_s = forward_s + backward_s
-    longest_s = stage_s.max(-1)
-    return floats(micro_batches) * longest_s + (stage_s.sum(-1) - longest_s) / chunks
-
-
-def gpipe_s(forward_s: Any, backward_s: Any, micro_batches: Any, *, send_s: Any = 0.0) -> Any:
-    """Seconds [...] of a step by GPipe over unlike stages [..., p], held up by their transfers: exact. 1F1B takes no longer.
-
-    Identical jobs that pass machines in a row take sum + (m - 1) max, once forward and once backward.
-    """
-    forward_s, backward_s = _with_transfers(forward_s, backward_s, send_s)
-    return (floats(micro_batches) - 1) * (forward_s.max(-1) + backward_s.max(-1)) + forward_s.sum(-1) + backward_s.sum(-1)
-
-
 def bubble_over_total(total_s: Any, busy_s: Any) -> Any:
     """Share of the step in which a worker waits (Chimera's definition): 1 - busy / total."""
     return 1 - floats(busy_s) / total_s
@@ -103,11 +76,6 @@ def in_flight(name: str, worker: Any, workers: Any, micro_batches: Any, *, chunk
         one_unit = module.minimum(p - w, m / 2) + module.minimum(w + 1, m / 2)
         return module.where(m > p, p, one_unit)
     return module.minimum(p, m) + 0 * w
-
-
-def weight_copies(name: str) -> int:
-    """How often a schedule keeps the model's weights in the pipeline."""
-    return 2 if known_name(name) == "chimera" else 1
 
 
 def _zero_bubble_s(p: Any, m: Any, forward_s: Any, backward_s: Any, weight_s: Any) -> Any:
@@ -149,14 +117,6 @@ def _sends_of_1f1b(p: Any, m: Any) -> Any:
     trips = module.floor((m - 1) / p)
     left = m - 1 - trips * p
     return 2 * ((p - 1) * (1 + trips) + module.maximum(left - 1, 0))
-
-
-def _with_transfers(forward_s: Any, backward_s: Any, send_s: Any) -> tuple[Any, Any]:
-    """Seconds of forwards and backwards [..., p], each with the transfer that follows it."""
-    forward_s, backward_s, send_s = floats(forward_s), floats(backward_s), floats(send_s)[..., None]
-    module = array_module(forward_s, backward_s, send_s)
-    stage = module.arange(forward_s.shape[-1])
-    return forward_s + send_s * (stage < forward_s.shape[-1] - 1), backward_s + send_s * (stage > 0)
 
 
 def _nothing(seconds: Any) -> bool:

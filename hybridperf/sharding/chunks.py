@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.sharding.cost import MEMORY, SENT, Cost
+from hybridperf.sharding.cost import SENT, Cost
 
 
 def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
@@ -19,7 +19,7 @@ def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
     until = np.concatenate([np.zeros((1, cost.tables.shape[1])), np.cumsum(cost.tables[order], 0)])
     piece = np.maximum(until[None, :] - until[:, None], 0)  # [T + 1, T + 1, C] tables i ... j - 1
     seconds = piece_seconds(cost, piece)
-    seconds = np.where(piece[..., MEMORY] <= cost.limit_bytes, seconds, np.inf)
+    seconds = np.where(cost.over_bytes(piece) == 0, seconds, np.inf)
     seconds[np.tril_indices(count + 1, -1)] = np.inf
     np.fill_diagonal(seconds, 0.0)
     worst, cuts = np.where(np.arange(count + 1) == 0, 0.0, np.inf), []

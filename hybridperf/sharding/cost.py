@@ -97,9 +97,13 @@ class Cost:
         np.add.at(out, np.asarray(placement, int), self.tables)
         return out
 
+    def over_bytes(self, sums: Any) -> Any:
+        """Bytes [...] by which ranks exceed their memory, from what each holds [..., C]; rounding of a sum is none."""
+        return np.maximum(sums[..., MEMORY] - self.limit_bytes * (1 + 1e-9), 0.0)
+
     def fits(self, placement: Sequence[int] | np.ndarray) -> bool:
         """Whether no rank holds more than its memory."""
-        return bool((self.sums(placement)[:, MEMORY] <= self.limit_bytes * (1 + 1e-9)).all())
+        return not self.over_bytes(self.sums(placement)).any()
 
     def step_s(self, placement: Sequence[int] | np.ndarray) -> float:
         """Seconds of one placement, float64."""

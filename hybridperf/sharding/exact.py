@@ -30,7 +30,7 @@ def prove(cost: Cost, known: np.ndarray | None, tolerance: float = 1e-9) -> tupl
         node = np.repeat(sums[..., SENT].reshape(len(sums), cost.nodes, per_node).sum(-1), per_node, axis=1) + cost.tables[table, SENT]
         new = np.maximum(highest[:, None], np.stack([forward, backward, grown[..., SENT], node], -1))  # [N, R, 4]
         step = cost.parts(*np.moveaxis(new, -1, 0)).step_s
-        use = (step < limit_s) & (grown[..., MEMORY] <= cost.limit_bytes) & _first_of_its_kind(sums[..., MEMORY] > 0, per_node)
+        use = (step < limit_s) & (cost.over_bytes(grown) == 0) & _first_of_its_kind(sums[..., MEMORY] > 0, per_node)
         parent, rank = np.nonzero(use)
         if len(parent) * sums[0].size > MOST_NUMBERS:
             return known, False

@@ -8,20 +8,24 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.embedding import Table
+from hybridperf.prediction import Prediction
 from hybridperf.sharding import greedy
 from hybridperf.sharding.advice import Advice
 from hybridperf.sharding.cost import MEMORY, SENT, Cost, Parts
 from hybridperf.sharding.fused import Fused
 from hybridperf.sharding.result import Candidate, ShardResult
 
+_NOTABLE = 0.01  # of a step, from which on a difference is worth a sentence
+
 
 def result(
     cost: Cost, fused: Fused, tables: Sequence[Table], owners: Sequence[str], found: Sequence[Candidate], few: Sequence[Candidate],
-    best: Candidate, proven: bool, split_helps: Callable[[str, float], Advice | None],
+    best: Candidate, proven: bool, split_helps: Callable[[str, float], Advice | None], predicted: Prediction, remarks: Sequence[str],
 ) -> ShardResult:  # fmt: skip
     """Everything about the best of some candidates, of which `few` were priced kernel by kernel.
 
-    `split_helps`: what splitting a table (by name) further would bring, against a step's seconds.
+    `split_helps`: what splitting a table (by name) further would bring, against a step's seconds. `predicted`: the best one as a step of
+    its own, for how sure it is. `remarks`: what else is to be known.
     """
     placement = tuple(int(rank) for rank in best.placement)
     owner_of = {table.name: owner for table, owner in zip(tables, owners, strict=True)}
@@ -39,6 +43,8 @@ def result(
         nodes=cost.nodes,
         method=best.method,
         step_s=float(parts.step_s),
+        low_s=predicted.low_s,
+        high_s=predicted.high_s,
         parts=parts,
         bound_s=cost.bound_s(),
         proven=proven,
@@ -50,6 +56,7 @@ def result(
         }),
         candidates=listed,
         explanation=tuple(_sentences(cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps)),
+        notes=(*remarks, *predicted.notes),
         cost=cost,
     )  # fmt: skip
 
@@ -122,7 +129,8 @@ def _sentences(
         else f"By the sums of tables' lookups no placement of whole tables takes less than {_ms(cost.bound_s())}; this one is within"
         f" {apart:.1%} of that."
     )  # fmt: skip
-    if forward["tables"] == 1 and cost.ranks > 1 and forward["forward_s"] > 1.05 * per_rank["forward_s"].mean():
+    apart_s = forward["forward_s"] - per_rank["forward_s"].mean()
+    if forward["tables"] == 1 and cost.ranks > 1 and apart_s > max(0.05 * per_rank["forward_s"].mean(), _NOTABLE * step_s):
         advice = split_helps(owner_of[forward["names"]], step_s)
         said.append(
             f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
@@ -132,6 +140,8 @@ def _sentences(
                 else ", and splitting it further does not help."
             )
         )
+    if empty := int((per_rank["tables"] == 0).sum()):
+        said.append(f"{empty} of {cost.ranks} ranks hold no table: the step is no shorter with some there.")
     fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
     said.append(
         f"Rank {fullest['rank']} is the fullest, {fullest['memory_bytes'] / 1e9:.4g} GB of {float(cost.limit_bytes) / 1e9:.4g}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hybridperf.embedding import Table
-from hybridperf.sharding.cost import MEMORY, Cost
+from hybridperf.sharding.cost import Cost
 
 TableCost = Callable[[Table, float], float]  # of a table and a batch
 GREEDY: dict[str, TableCost] = {
@@ -43,13 +43,13 @@ def by_rule(rule: str, cost: Cost, tables: Sequence[Table], batch: float, seed: 
 
 def greedy(dearness: np.ndarray, cost: Cost) -> np.ndarray | None:
     """The dearest table first [T], each on the rank that has the least so far and room for it."""
-    load, held = np.zeros(cost.ranks), np.zeros(cost.ranks)
+    load, held = np.zeros(cost.ranks), np.zeros((cost.ranks, cost.tables.shape[1]))
     out = np.zeros(len(dearness), int)
     for at in np.argsort(-dearness, kind="stable"):
-        needs = cost.tables[at, MEMORY]
-        room = held + needs <= cost.limit_bytes
+        room = cost.over_bytes(held + cost.tables[at]) == 0
         if not room.any():
             return None
         rank = int(np.argmin(np.where(room, load, np.inf)))
-        out[at], load[rank], held[rank] = rank, load[rank] + dearness[at], held[rank] + needs
+        out[at], load[rank] = rank, load[rank] + dearness[at]
+        held[rank] += cost.tables[at]
     return out

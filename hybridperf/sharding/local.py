@@ -85,15 +85,14 @@ def _down(cost: Cost, start: np.ndarray) -> Local:
 
 def _seen(cost: Cost, placement: np.ndarray) -> Local:
     sums = cost.sums(placement)
-    over = np.maximum(sums[:, MEMORY] - cost.limit_bytes * (1 + 1e-9), 0).sum()
-    return Local(placement.copy(), float(cost.of_ranks(sums).step_s), float(over))
+    return Local(placement.copy(), float(cost.of_ranks(sums).step_s), float(cost.over_bytes(sums).sum()))
 
 
 def _matters(cost: Cost, sums: np.ndarray) -> np.ndarray:
     """Ranks [R] that are a maximum of the cost, or beyond their memory."""
     forward, backward = cost.lookup_seconds(sums)
     by_node = np.repeat(_by_node(cost, sums[:, SENT]), cost.ranks // cost.nodes)
-    out = sums[:, MEMORY] > cost.limit_bytes
+    out = cost.over_bytes(sums) > 0
     for values in (forward, backward, sums[:, SENT], *((by_node,) if cost.nodes > 1 else ())):
         out = out | (values >= _NEAR_MOST * values.max())
     return out

@@ -12,6 +12,7 @@ from hybridperf.io import write_json, write_table
 from hybridperf.sharding.cost import Cost, Parts
 
 SCHEMA_VERSION = 1
+FILES = ("shard.json", "placement.csv", "ranks.csv", "candidates.csv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class ShardResult:
     nodes: int
     method: str  # that found it
     step_s: float  # what placement decides of a step: lookups and all-to-alls
+    low_s: float | None  # its 90 % interval; None where the error of its ops or collectives is not known
+    high_s: float | None
     parts: Parts
     bound_s: float  # by the sums of tables' lookups no placement takes less
     proven: bool  # that none is better, by branch and bound
@@ -42,6 +45,7 @@ class ShardResult:
     # by kernel, else by the sums of tables' lookups as in `sums_s`
     candidates: pd.DataFrame
     explanation: tuple[str, ...]  # sentences
+    notes: tuple[str, ...]  # what was assumed, and what the model has not measured, as `predict` says it
     cost: Cost
 
     def save(self, folder: str | Path) -> Path:
@@ -54,6 +58,7 @@ class ShardResult:
             "placement": dict(zip(self.tables, self.placement, strict=True)), "ranks": self.ranks, "nodes": self.nodes,
             "method": self.method, "step_s": self.step_s, "parts": {k: float(v) for k, v in self.parts._asdict().items()},
             "bound_s": self.bound_s, "proven": self.proven, "explanation": list(self.explanation),
+            "low_s": self.low_s, "high_s": self.high_s, "notes": list(self.notes),
         }  # fmt: skip
         path = folder / "shard.json"
         write_json(path, "shard-result", SCHEMA_VERSION, content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.embedding import STATE_BYTES, Table, check_names, table_bytes
-from hybridperf.hardware import canonical_dtype
+from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.prediction import predict
 from hybridperf.sharding import chunks, exact, explain, greedy, local, relaxed
 from hybridperf.sharding.advice import Advice, Cut, better_split
 from hybridperf.sharding.cost import Cost, cost_of
@@ -29,6 +31,8 @@ _MOST_NUMBERS = 4e6  # of all descents' logits together
 _GREEDY_PRICED = 2
 _ALIKE = 0.01  # ranks whose kernels take so nearly the same share of the sums
 _POLISHED = 4  # placements improved by moves
+_MOST_SAMPLES = 1e15  # of a batch: whole numbers of them, and of their lookups, are still told apart
+_MOST_ADVISED = 1e5  # ranks
 _KICKS_WORK, _MOST_KICKS = 3e5, 40  # of the best one: moves times swaps looked at
 
 
@@ -39,7 +43,7 @@ def shard(
     model: PerfModel | str | Path,
     batch: float,
     memory_bytes: float | None = None,
-    nodes: int = 1,
+    nodes: int | None = None,
     method: str = "best",
     seed: int = 0,
     system: str = "",
@@ -50,45 +54,53 @@ def shard(
     """The best placement of embedding tables on ranks, by predicted seconds under a memory limit.
 
     `tables`: or a file of them, see `sharding.tables`. `batch`: samples of a step over all ranks together. `memory_bytes`: what tables may
-    take of a rank, four fifths of the device if not given. `method`: one of METHODS; `best` tries all. `splits`: tables to be cut,
-    `row`, `column` or `row:4`. `dtype`: what bags travel in, each table's own if not given (as `hp.dlrm`).
+    take of a rank, four fifths of the device if not given. `nodes`: as many as the ranks take if not given, by accelerators of a node.
+    `method`: one of METHODS; `best` tries all. `splits`: tables to be cut, `row`, `column` or `row:4`. `dtype`: what bags travel in, each
+    table's own if not given (as `hp.dlrm`).
     `InputError` in one sentence for what cannot be, naming the table.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
-    if optimizer not in STATE_BYTES:
+    if optimizer not in tuple(STATE_BYTES):
         raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
-    for name, number, least in (("ranks", ranks, 1), ("nodes", nodes, 1), ("seed", seed, 0)):
+    for name, what, kinds in (("model", model, str | Path | PerfModel), ("system", system or "", str | Path)):
+        if not isinstance(what, kinds):
+            raise InputError(f"{name} must be a name or a folder, got {what!r}")
+    for name, number, least in (("ranks", ranks, 1), ("nodes", 1 if nodes is None else nodes, 1), ("seed", seed, 0)):
         if not isinstance(number, int | np.integer) or isinstance(number, bool) or (name == "seed" and number < least):
             raise InputError(f"{name} must be a whole number of {least} or more, got {number!r}")
     for name, value in (("batch", batch), ("memory_bytes", memory_bytes)):
         if isinstance(value, bool) or not isinstance(value, int | float | np.number | None):
             raise InputError(f"{name} must be a number, got {value!r}")
-    if batch is None or not (np.isfinite(batch) and batch >= 1):
-        raise InputError(f"expected a batch of one sample or more, got {batch}")
+    if batch is None or not 1 <= batch <= _MOST_SAMPLES:
+        raise InputError(f"expected a batch of one sample or more, up to {_MOST_SAMPLES:g}, got {batch}")
     if splits is not None and not (isinstance(splits, Mapping) and all(isinstance(how, str) for how in splits.values())):
         raise InputError(f"splits must be like {{'name': 'row:4'}}, got {splits!r}")
-    if dtype is not None:
-        canonical_dtype(dtype)
-    if ranks < 1 or nodes < 1 or ranks % nodes:
+    if dtype is not None and canonical_dtype(dtype) not in FLOAT_DTYPES:
+        raise InputError(f"dtype must be a floating-point format ({', '.join(FLOAT_DTYPES)}), got {dtype!r}")
+    if ranks < 1 or (nodes is not None and (nodes < 1 or ranks % nodes)):
         raise InputError(
-            f"expected ranks and nodes of 1 or more, and ranks that divide into nodes evenly, got {ranks} ranks on {nodes} nodes"
+            f"expected ranks and nodes of 1 or more, and ranks that divide into nodes evenly, got {ranks} ranks"
+            + ("" if nodes is None else f" on {nodes} nodes")
         )
     if batch % ranks:
         raise InputError(f"expected a batch of whole samples for each of {ranks} ranks, got {batch:g}")
-    given = read_embedding_tables(tables) if isinstance(tables, str | Path) else tables
+    given, unread = read_embedding_tables(tables) if isinstance(tables, str | Path) else (tables, [])
     check_names(given)
     priced = model if isinstance(model, PerfModel) else model_or_datasheet(model)
     if system:
-        priced = dataclasses.replace(priced, collectives=collectives_by_name(system))
+        priced = dataclasses.replace(priced, collectives=collectives_by_name(str(system)))
+    on_nodes, remarks = _nodes(priced, ranks, nodes)
+    if unread:
+        remarks.append(f"columns of {tables} that are not read: {', '.join(map(str, unread))}")
     limit = MEMORY_SHARE * priced.device.memory_bytes if memory_bytes is None else float(memory_bytes)
     if not limit > 0:
         raise InputError(f"expected memory of more than zero bytes for each rank, got {limit:g}")
 
     def cut(splits: Mapping[str, str]) -> Cut:
         pieces, owners = split(given, splits, limit, optimizer)
-        _check_room(pieces, ranks, limit, optimizer)
-        cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=nodes, optimizer=optimizer, dtype=dtype)
+        _check_room(given, pieces, owners, ranks, limit, optimizer)
+        cost = cost_of(pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=on_nodes, optimizer=optimizer, dtype=dtype)
         return Cut(pieces, owners, cost, Fused(cost, pieces, priced, batch, optimizer))
 
     def split_helps(owner: str, step_s: float) -> Advice | None:
@@ -98,11 +110,13 @@ def shard(
     found, proven = candidates(cost, pieces, batch, method, seed)
     few = final_few(cost, found)
     if not few:
-        raise _fits_nowhere(pieces, ranks, limit, optimizer, method)
+        raise _fits_nowhere(pieces, ranks, limit, optimizer, method, proven)
     if method in ("best", RELAXED) and ranks > 1 and (again := _again(cost, fused, few[0], seed)) is not None:
         found, few = [*found, again], [*few, again]
     best = min(few, key=lambda one: float(fused.parts(one.placement).step_s))
-    return explain.result(cost, fused, pieces, owners, found, few, best, proven, split_helps)
+    return explain.result(
+        cost, fused, pieces, owners, found, few, best, proven, split_helps, predict(priced, fused.workload(best.placement)), remarks
+    )
 
 
 def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:
@@ -183,19 +197,44 @@ def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0
     return local.polish(cost, best.placement, kicks=int(np.clip(_KICKS_WORK / work, 2, _MOST_KICKS)), seed=seed)
 
 
-def _check_room(tables: Sequence[Table], ranks: int, limit: float, optimizer: str) -> None:
+def _nodes(model: PerfModel, ranks: int, nodes: int | None) -> tuple[int, list[str]]:
+    """(nodes over which the ranks stand, what is to be said of it). Ranks on a CPU are processes, of which a machine runs any number."""
+    if ranks == 1 or model.collectives is None or model.device.kind == "cpu":
+        return nodes or 1, []
+    system, each = model.collectives.system.id, model.collectives.system.accelerators_per_node
+    if nodes is not None:
+        said = f"{ranks // nodes} ranks on a node are more than the {each} that {system} has; priced as if its links joined them"
+        return nodes, [said] if ranks > nodes * each else []
+    least = -(-ranks // each)
+    if ranks % least:
+        raise InputError(
+            f"expected ranks that divide evenly into nodes of up to {each}, which {system} has, got {ranks}; take {ranks // each * each} or"
+            f" {least * each}, or name --nodes"
+        )
+    return least, [f"{ranks} ranks are taken to stand on {least} nodes of {system}, {ranks // least} on each"] if least > 1 else []
+
+
+def _check_room(
+    given: Sequence[Table], tables: Sequence[Table], owners: Sequence[str], ranks: int, limit: float, optimizer: str
+) -> None:  # fmt: skip
     needs = np.array([table_bytes(table, optimizer) for table in tables])
-    largest = tables[int(needs.argmax())]
+    largest, most = tables[int(needs.argmax())], _gb(needs.max())
+    ways = []
     if needs.max() > limit:
-        count = least_pieces(largest, limit, optimizer)
-        ways = [f"{largest.name}={kind}:{count}" for kind, most in (("row", largest.rows), ("column", largest.dim)) if count <= most]
-        mend = f"split it by rows or by columns (--split {' or '.join(ways)})" if ways else "give more memory"
-        raise InputError(f"table {largest.name} needs {_gb(needs.max())}, more than the {_gb(limit)} of any rank; {mend}")
+        whole = next(table for table in given if table.name == owners[int(needs.argmax())])
+        count = least_pieces(whole, limit, optimizer)
+        ways = [f"{whole.name}={kind}:{count}" for kind, parts in (("row", whole.rows), ("column", whole.dim)) if count <= parts]
     if needs.sum() > ranks * limit:
+        count = math.ceil(needs.sum() / limit)
+        mend = f"use at least {count} ranks" if count <= _MOST_ADVISED else f"check the rows and columns of {largest.name}"
+        mend += f" and split it (--split {' or '.join(ways)})" if ways and count <= _MOST_ADVISED else ""
         raise InputError(
             f"{len(tables)} tables need {_gb(needs.sum())} together, {ranks} ranks of {_gb(limit)} hold {_gb(ranks * limit)}"
-            f" (the largest is {largest.name} with {_gb(needs.max())}); use at least {int(np.ceil(needs.sum() / limit))} ranks"
+            f" (the largest is {largest.name} with {most}); {mend}"
         )
+    if needs.max() > limit:
+        mend = f"split it by rows or by columns (--split {' or '.join(ways)})" if ways else "give more memory"
+        raise InputError(f"table {largest.name} needs {most}, more than the {_gb(limit)} of any rank; {mend}")
     if ranks > len(tables):
         count, tell = ranks - len(tables) + 1, "1 table" if len(tables) == 1 else f"{len(tables)} tables"
         ways = [kind for kind, most in (("column", largest.dim), ("row", largest.rows)) if count <= most][:1]
@@ -204,12 +243,14 @@ def _check_room(tables: Sequence[Table], ranks: int, limit: float, optimizer: st
         raise InputError(f"{ranks} ranks are more than the {tell}, so {ranks - len(tables)} would hold none; {mend}use {at_most}")
 
 
-def _fits_nowhere(tables: Sequence[Table], ranks: int, limit: float, optimizer: str, method: str) -> InputError:
+def _fits_nowhere(tables: Sequence[Table], ranks: int, limit: float, optimizer: str, method: str, proven: bool) -> InputError:
     needs = [table_bytes(table, optimizer) for table in tables]
     largest = int(np.argmax(needs))
+    found = "there is, as branch and bound proves," if proven else f"{method} found"
+    other = "" if proven or method == "best" else "ask for the method best, "
     return InputError(
-        f"{method} found no placement of {len(tables)} tables on {ranks} ranks within {_gb(limit)} each, the largest being"
-        f" {tables[largest].name} with {_gb(needs[largest])}; ask for the method best, split that one or give more memory"
+        f"{found} no placement of {len(tables)} tables on {ranks} ranks within {_gb(limit)} each, the largest being"
+        f" {tables[largest].name} with {_gb(needs[largest])}; {other}split that one, or give more ranks or memory"
     )
 
 

@@ -47,7 +47,7 @@ def split(tables: Sequence[Table], splits: Mapping[str, str], limit_bytes: float
         made = [table]
         if table.name in splits:
             kind, _, number = splits[table.name].partition(":")
-            if number and not number.isdigit():
+            if number and not number.isdecimal():
                 raise InputError(f"table {table.name}: expected a split such as row:4, got {splits[table.name]!r}")
             made = pieces(table, kind, int(number) if number else least_pieces(table, limit_bytes, optimizer))
         out += made

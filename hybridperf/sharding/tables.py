@@ -5,6 +5,8 @@ dtype                               fp32 if not given
 exponent, shift                     of a Zipf-Mandelbrot access distribution
 rf_0 ... rf_16, mean_reuse          or the reuse histogram of a batch, see `embedding/reuse.py`; `counted`: lookups it was counted over
                                     uniform access where neither is given
+
+Other columns are people's own: they are named and not read. One that says the exponent under another name is refused.
 """
 
 from __future__ import annotations
@@ -16,30 +18,38 @@ import pandas as pd
 
 from hybridperf.embedding import BINS, Access, Histogram, Table, Uniform, Zipf, check_names
 from hybridperf.io import InputError, closest, read_table, require_columns
+from hybridperf.io.errors import plain
+from hybridperf.io.tables import with_own_text
 
 _SIZES = ("rows", "dim", "pooling")
 _KNOWN = ("name", *_SIZES, "dtype", "exponent", "shift", "mean_reuse", "counted")
 _BINS = tuple(f"rf_{at}" for at in range(BINS))
+_EXPONENTS = frozenset({"alpha", "zipf", "zipf_exponent", "zipf_alpha", "zipf_s", "skew", "skewness", "power_law"})
 
 
-def read_embedding_tables(path: str | Path) -> list[Table]:
-    """Tables from a file, see module docstring; `InputError` names what is wrong and with which table."""
+def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
+    """(tables, columns that are not read) of a file, see module docstring; `InputError` names what is wrong and with which table."""
     frame = read_table(path)
+    frame = with_own_text(frame, path, [column for column in frame if column != "name"])  # a table may be called NA
     require_columns(frame, _SIZES, f"{path}, a table of embedding tables,")
-    for column in frame:
-        if column not in (*_KNOWN, *_BINS) and (near := closest(column, (*_KNOWN, *_BINS))):
+    others = [column for column in frame if column not in (*_KNOWN, *_BINS)]
+    for column in others:
+        if plain(column) in _EXPONENTS:
+            raise InputError(f"{path}: column {column!r} is not read, the exponent of Zipf access is called 'exponent'; rename or drop it")
+        if near := closest(column, (*_KNOWN, *_BINS)):
             raise InputError(f"{path}: unknown column {column!r}{near}; rename or drop it")
     names = (
         frame["name"].astype(object).fillna("").astype(str) if "name" in frame else pd.Series([f"table{at}" for at in range(len(frame))])
     )
+    for at, name in enumerate(names):
+        if not name.strip():
+            raise InputError(f"expected a name of each embedding table, got a blank in row {at + 1}; fill it in")
     tables = [_table(str(name), row) for name, (_, row) in zip(names, frame.iterrows(), strict=True)]
     check_names(tables)
-    return tables
+    return tables, others
 
 
 def _table(name: str, row: pd.Series) -> Table:
-    if not name.strip():
-        raise InputError("expected a name of each embedding table, got a blank; fill it in")
     sizes = {size: _number(name, row, size) for size in _SIZES}
     for size, value in sizes.items():
         if math.isnan(value):

@@ -108,7 +108,7 @@ class Bank:
         return Batch(resolved, priced, rows, whole, cells_of([_config(row) for row in rows]), problems, self._doubts(rows))
 
     def _doubts(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
-        return tuple(doubts_of(_config(row), self._prices[row.machine.key]).said for row in rows if row.machine is not None)
+        return tuple("; ".join(doubts_of(_config(row), self._prices[row.machine.key]).said) for row in rows if row.machine is not None)
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine

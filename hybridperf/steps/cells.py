@@ -27,7 +27,7 @@ from hybridperf.workloads.transformer.passes import Passes, Step, Steps
 from hybridperf.workloads.transformer.recompute import recompute
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.sharding import shard_parameters
-from hybridperf.workloads.transformer.weights import Weights, embedding_weights, head_weights, layer_weights
+from hybridperf.workloads.transformer.weights import Weights, copies_embedding, embedding_weights, head_weights, layer_weights
 
 _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
 _FIELDS = tuple(field.name for field in dataclasses.fields(Block))
@@ -137,7 +137,7 @@ def shards_key(config: TransformerConfig) -> tuple[Any, ...]:
     if x.zero < 2:
         return ()
     groups = tuple(config.group(dim) for dim in ("shard", "replica", "expert_data"))
-    return (config.shape, x.zero, x.tp, x.ep, x.expert_tp, *kernels_key(config), *groups)
+    return (config.shape, x.zero, x.tp, x.ep, x.expert_tp, copies_embedding(config), *kernels_key(config), *groups)
 
 
 def shards_of(config: TransformerConfig) -> Cell:

@@ -81,7 +81,6 @@ class Features:
     sends_s: Any  # one message between neighbouring stages
     sends_hidden: Any  # 1: a stage computes on meanwhile
     tp_nodes: Any  # that a tensor-parallel group lies on
-    stage_nodes: Any  # that a whole replica lies on
     reduction_s: Any  # gradients
     reduction_calls: Any  # of both
     updated_s: Any  # weights that were updated in shards, gathered behind the optimizer: nothing hides them
@@ -107,7 +106,6 @@ class Parts(NamedTuple):
     bubble_s: Any  # the slowest stage waits for others
     host_s: Any  # the slowest stage's GPU waits for its host
     layer_s: Any  # one layer, one micro-batch
-    host_bound: Any  # host seconds of a layer over its GPU seconds
 
 
 def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0, ends_log: Any = 0.0) -> Parts:
@@ -156,7 +154,7 @@ def step_seconds(f: Features, k: Knobs, gpu_log: Any = 0.0, host_log: Any = 0.0,
     # only rounding puts it below zero, and so little above; what follows likewise
     exposed_s = xp.where(exposed_s > _ROUNDING * step_s, exposed_s, 0.0)
     host_s = xp.maximum(step_s - (compute_s + exposed_s + bubble_s), 0.0)
-    return Parts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s, layer.host_s / busy_s)
+    return Parts(step_s, compute_s, exposed_s, bubble_s, host_s, layer_s)
 
 
 class _Times(NamedTuple):

@@ -1,4 +1,4 @@
-"""Why a step would not run: more memory than there is, or a rule of the framework that runs it.
+"""Whether a step ran, and why one would not: more memory than there is, or a rule of the framework that runs it.
 
 Memory is everybody's: the fullest rank against what a device can give (`memory_fit.USABLE` of it). Rules are a framework's own habits
 (`starves` in `presets/step_rows.toml`): nanotron ends where a stage of a pipeline has no work, others run such layouts slowly.
@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from hybridperf.steps.memory_fit import USABLE, starved
 from hybridperf.steps.names import aliases
 from hybridperf.steps.rows import ResolvedRow
+
+
+def endings(frame: pd.DataFrame) -> pd.Series:
+    """How each measured run of a table ended: `ok`, or what its column `status` says, in small letters [N]."""
+    if "status" not in frame:
+        return pd.Series("ok", frame.index)
+    return frame["status"].fillna("ok").astype(str).str.strip().str.lower()
 
 
 def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:

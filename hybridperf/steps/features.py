@@ -33,6 +33,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "tp": ("tp", "tp_across"), "cp": ("exchange",), "ep": ("exchange",), "shard": ("gather",), "data": ("reduction",), "pp": ("p2p",),
 }  # fmt: skip
 _PROBED_BYTES = 64e6
+_WAITING = 0.1  # share of a step that waits for its host, from which on experts are said to be launched one by one
 
 
 def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
@@ -59,12 +60,11 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     columns = np.array([
         (
             config.shape.depth, config.layout.pp, config.layout.accumulation, _fill(config), config.layout.vp, float(config.overlap_sends),
-            config.group("tp").nodes, -(-config.layout.ranks // config.layout.dp // config.gpus_per_node),
-            float(config.overlap_gradients), config.layout.tp, SCHEDULES.index(config.layout.schedule),
+            config.group("tp").nodes, float(config.overlap_gradients), config.layout.tp, SCHEDULES.index(config.layout.schedule),
         )
         for config in configs
     ], float).T  # fmt: skip
-    depth, pp, m, fill, chunks, sends_hidden, tp_nodes, stage_nodes, reduction_hidden, tp, schedule = columns
+    depth, pp, m, fill, chunks, sends_hidden, tp_nodes, reduction_hidden, tp, schedule = columns
     reduction_s, reduction_calls, updated_s, optimizer_s, optimizer_kernels = np.array([prices.once[key] for key in once.keys])[once.of].T
     sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
     splits = [at for at, config in enumerate(configs) if config.layout.schedule == "zero_bubble"]
@@ -74,7 +74,7 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
     return Features(
         layer=layer, embedding=embedding, head=head, layers_first=stages[0], layers_last=stages[1], layers_most=stages[2], layers=depth,
         stages=pp, micro_batches=m, fill=fill, chunks=chunks, sends_s=sends_s, sends_hidden=sends_hidden, tp_nodes=tp_nodes,
-        stage_nodes=np.maximum(stage_nodes, 1), reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
+        reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
         reduction_hidden=reduction_hidden, optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing,
         crossing=nothing, stalls=nothing, gathered_layers=nothing, schedule=schedule, weight_share=weight_share,
         doubt=np.stack([doubts_of(config, prices).widths for config in configs], -1),
@@ -89,10 +89,21 @@ def doubts_of(config: TransformerConfig, prices: Prices) -> Doubts:
     return prices.sure[key]
 
 
+def experts_said(config: TransformerConfig, host_share: float) -> str:
+    """What is assumed of launching experts, where a step of experts waits for its host; "" elsewhere."""
+    experts = config.shape.experts // config.layout.ep
+    if experts < 2 or host_share < _WAITING:
+        return ""
+    return (
+        f"{100 * host_share:.0f} % of the step waits for the host, which launches products of {experts} experts of a rank one by one, as"
+        " Transformer Engine's grouped layers do by default; one kernel for all, or a graph of launches, would wait less"
+    )
+
+
 @functools.lru_cache(65536)
 def _doubted(config: TransformerConfig) -> tuple[Any, ...]:
     """All that doubts depend on."""
-    return (config.dtype, config.quant, config.attention, *(config.group(dim) for dim in _GROUPS))
+    return (config.dtype, config.quant, config.attention, config.layout.zero >= 2, *(config.group(dim) for dim in _GROUPS))
 
 
 def _probes(config: TransformerConfig) -> list[tuple[str, OpCall | CollectiveCall]]:

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-NINE_OF_TEN = 1.645  # deviations
+from hybridperf.workloads.transformer.launching import LAUNCH_S, LAUNCH_WIDTH
+
 OF_OPS = ("gemm", "attention")  # knobs of what the op model prices
 
 
@@ -50,8 +51,8 @@ class Knobs:
     )
     memory: Any = _knob(1.25, 0.15, "measured loops, norms and softmax of an A100 reach 75 to 86 % of its bandwidth (NeuSight's tables)")
     launch_s: Any = _knob(
-        45e-6,
-        0.5,
+        LAUNCH_S,
+        LAUNCH_WIDTH,
         "host seconds between launches in shared PyTorch traces: A100 45 and 30 (forward, backward), V100 47 and 93, 42 and 36,"
         " 30 and 22, RTX 2080 Ti 82 and 60: geometric mean 44",
     )

@@ -40,11 +40,6 @@ def memory_knobs(framework: str) -> MemoryKnobs:
     return MemoryKnobs(**{name: float(str(value)) for name, value in said.items() if name in _NAMES})
 
 
-def fitted_frameworks() -> list[str]:
-    """Frameworks whose memory was fitted to measured peaks."""
-    return [name for name, entry in _fitted().items() if isinstance(entry, dict)]
-
-
 def peak_bytes(configs: Sequence[TransformerConfig], knobs: MemoryKnobs | None = None) -> np.ndarray:
     """Bytes on the fullest rank of each config [N]."""
     columns = MemoryColumns.of(configs)

@@ -23,16 +23,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.steps import adapt
-from hybridperf.steps.adaptation import Adaptation, adaptation, fitting
+from hybridperf.steps.adaptation import UNNAMED, Adaptation, adaptation, fitting
 from hybridperf.steps.batch import Bank, Batch, relabelled, shared_bank
 from hybridperf.steps.compose import step_seconds
 from hybridperf.steps.cross_node import stall_chance
 from hybridperf.steps.failures import failures
-from hybridperf.steps.features import picked
-from hybridperf.steps.knobs import NINE_OF_TEN, knobs_of
+from hybridperf.steps.features import experts_said, picked
+from hybridperf.steps.knobs import knobs_of
+from hybridperf.steps.least import least_s
 from hybridperf.steps.memory_fit import memory_knobs, peak_bytes
 from hybridperf.steps.names import doubt_of
 from hybridperf.steps.peaks import arithmetic, peak_flops_per_s
@@ -166,7 +168,10 @@ class _Times:
             one = adapt.predict(adapted, f, cells)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.beyond[:, here] = one.beyond
-            found.remarks[here] = _remarks(group, whose, known.few.get(group, 0), adapted, cells)
+            if whose != group:  # rows of its own say how fast a framework is, whatever its name
+                unnamed = np.array([not row.named for row in itertools.compress(batch.rows, here)])
+                found.beyond[1, here] = np.hypot(one.beyond[1], UNNAMED * unnamed)
+            found.remarks[here] = _remarks(known.said(group), adapted if whose else None, cells)
             parts = step_seconds(f, knobs_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
                 values[here] = getattr(parts, name)
@@ -190,6 +195,7 @@ def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | No
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
         out[name][at] = np.exp(times.log_s + sign * np.hypot(NINE_OF_TEN * times.deviation, beyond))
+    out["low_s"][at] = np.maximum(out["low_s"][at], np.minimum([_least_s(row) for row in batch.rows], step_s))
     for name, values in times.parts.items():
         out[name][at] = values
     tokens = np.array([config.layout.global_batch * config.shape.seq for config in configs], float)
@@ -202,21 +208,18 @@ def _fill(out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | No
     chance = stall_chance(batch.rows)
     for i, (place, row) in enumerate(zip(at, batch.rows, strict=True)):
         stall = f"one run in {round(1 / chance[i])} like this stalls and takes far longer" if chance[i] > _LIKELY_STALL else ""
-        share = _share_of(row)
-        note[place] = "; ".join(
-            filter(None, (failed[i], row.note, notes.get(int(place), ""), times.remarks[i], batch.doubts[i], stall, share))
-        )
+        launched = experts_said(configs[i], float(times.parts["host_s"][i] / step_s[i]))
+        said = (failed[i], row.note, notes.get(int(place), ""), times.remarks[i], batch.doubts[i], stall, launched, _share_of(row))
+        note[place] = "; ".join(filter(None, said))
 
 
-def _remarks(group: str, whose: str, few: int, adapted: adapt.Adapted, cells: np.ndarray) -> np.ndarray:
-    """What is to be said of how each row of a group was predicted [n]; `few`: its own measured rows, too few to be fitted."""
-    if not whose:
-        why = f"measured steps of {group} too few to fit ({few})" if few else "no measured steps"
-        return np.full(len(cells), f"{why}: believed efficiencies alone", object)
+def _remarks(whose: str, adapted: adapt.Adapted | None, cells: np.ndarray) -> np.ndarray:
+    """What is to be said of how each row of a group was predicted [n]; `whose`: by what rows; `adapted`: fitted to these, None to none."""
+    if adapted is None:
+        return np.full(len(cells), whose, object)
     known = {tuple(cell) for cell in np.round(adapted.cells, 6)}
     new = "no measured step has layers of this size, tensor parallelism and micro-batch"
-    other = "" if whose == group else f"fitted to rows of {whose}" + (f", since those of {group} are too few ({few})" if few else "")
-    return np.array(["; ".join(filter(None, (other, "" if tuple(cell) in known else new))) for cell in np.round(cells, 6)], object)
+    return np.array(["; ".join(filter(None, (whose, "" if tuple(cell) in known else new))) for cell in np.round(cells, 6)], object)
 
 
 def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
@@ -230,6 +233,13 @@ def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
     failed = failures(batch.rows, needed)
     out["fits"][batch.at] = [not why for why in failed]
     return failed
+
+
+def _least_s(row: ResolvedRow) -> float:
+    """Seconds that a row's devices need at least."""
+    assert row.machine is not None
+    assert row.config is not None
+    return least_s(row.config, row.machine.spec)
 
 
 def _peak(row: ResolvedRow) -> float:

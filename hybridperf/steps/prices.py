@@ -3,9 +3,6 @@
 Products and attention go by the op model. Everything else moves bytes and computes next to nothing: its seconds are its bytes at the
 datasheet's bandwidth, and one knob (`memory`) says what share of that loops reach. Collectives go by the links' model.
 
-Experts are products one by one, n experts on a rank: n (rows/n x hidden x inputs of the MLP) and n (rows/n x inter x hidden), as training
-multiplies them (grouped GEMM of Transformer Engine and Megatron-Core). The op model's own expert layers are kernels that serve requests.
-
 A device that another one's calibration stands for (an H100 limited to 500 W) multiplies at its own clock: power limits it, and power goes
 with the cube of the clock (frequency x voltage^2, voltage ~ frequency), so time with (power / power)^(1/3).
 """
@@ -20,25 +17,22 @@ from typing import Any
 import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.gaussian_process import NINE_OF_TEN
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
-from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, Moe, OpCall, PrefillAttention
+from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, OpCall, PrefillAttention
+from hybridperf.ops.attention_kernels import published_factor
 from hybridperf.step_table import collective_frame
 from hybridperf.steps.kin import ATTENTION_WIDTH, PER_POWER, PRODUCTS_WIDTH, as_measured, is_measured
 from hybridperf.steps.kin import kin as nearest
 from hybridperf.steps.kin import seconds as believed_seconds
-from hybridperf.steps.knobs import NAMES, NINE_OF_TEN
+from hybridperf.steps.knobs import NAMES
 from hybridperf.workload import CollectiveCall
-from hybridperf.workloads.transformer.attention_kernels import published_share
-from hybridperf.workloads.transformer.ratios import FUSED_ATTENTION
 
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _BY_MODEL = (Gemm, BatchedGemm, PrefillAttention, EncoderAttention)
-_ATTENTION_BACKWARD_FLOPS = 2.5  # five products where the forward has two
-# causal attention on which published shares of the peak are reached: a long sequence, heads of 128
-_LONG_SEQUENCE, _HEADS, _HEAD_DIM = 16384.0, 16.0, 128.0
 Priced = OpCall | CollectiveCall
 
 
@@ -47,7 +41,7 @@ class Doubts:
     """Of what was not measured on a machine."""
 
     widths: np.ndarray  # [K] in logs, beside the width of each knob
-    said: str
+    said: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,13 +60,13 @@ class Prices:
     _doubts: dict[Priced, tuple[float, str]] = dataclasses.field(default_factory=dict)
     _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)  # of attention, by kernel and dtype
 
+    def on(self, links: CollectiveModel, device: DeviceSpec | None = None, model: PerfModel | None = None) -> Prices:
+        """By the same kin on other links, or another device: nothing that was priced before is kept."""
+        return Prices(model or self.model, links, device or self.device, self.kin)
+
     def learn(self, calls: Iterable[Priced]) -> None:
         """Price those that are new."""
         new = [call for call in dict.fromkeys(calls) if call not in self.known]
-        experts = {call: grouped(call) for call in new if isinstance(call, OpCall) and isinstance(call.op, Moe)}
-        if experts:
-            self.learn(product for products in experts.values() for product in products)
-            self.known.update((call, sum(self.known[product] for product in products)) for call, products in experts.items())
         by_model = [call for call in new if isinstance(call, OpCall) and isinstance(call.op, _BY_MODEL)]
         messages = [call for call in new if isinstance(call, CollectiveCall)]
         if by_model:
@@ -116,16 +110,8 @@ class Prices:
 
     def attention_factor(self, kernel: str, dtype: str) -> float:
         """Seconds of a generation of fused attention, forward and backward, over those of the op model; 1 where nothing is published."""
-        share = published_share(kernel, self.device.arch)
-        if share is None:
-            return 1.0
         if (kernel, dtype) not in self._factors:
-            op = PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM)
-            once = OpCall(op, issued_apart=True)
-            forward_flops = float(op.work().flops)
-            products = 1 + _ATTENTION_BACKWARD_FLOPS
-            own_s = self._unlimited_s(once) * (1 + FUSED_ATTENTION.value)
-            self._factors[kernel, dtype] = products * forward_flops / (share * self.model.device.peak(dtype, "matrix")) / own_s
+            self._factors[kernel, dtype] = published_factor(kernel, dtype, self.device.arch, self.model.device, self._unlimited_s)
         return self._factors[kernel, dtype]
 
     def doubts(self, probes: Sequence[tuple[str, Priced]]) -> Doubts:
@@ -139,7 +125,7 @@ class Prices:
             widths[knob] = max(widths.get(knob, 0.0), width)
             if why:
                 said[why] = None
-        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), "; ".join(said))
+        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(said))
 
     def _op_doubt(self, call: OpCall) -> tuple[float, str]:
         """(width in logs, sentence) of an op; nothing of a measured one."""
@@ -187,15 +173,3 @@ class Prices:
             at = int(np.flatnonzero(~np.isfinite(seconds))[0])
             raise InputError(f"cannot price {calls[at].collective} over {calls[at].ranks} ranks: {said['note'].iloc[at]}")
         return seconds
-
-
-def grouped(call: OpCall) -> tuple[OpCall, OpCall]:
-    """The products of experts on the rank that has most to do, `times` as often as the experts' own call says."""
-    op = call.op
-    assert isinstance(op, Moe)
-    routing = op.routing()
-    inter, active = float(op.inter / op.moe_tp), float(routing.active)
-    rows = float(routing.rows) / active
-    into = Gemm(op.dtype, rows, inter * (2.0 if op.gated else 1.0), float(op.hidden), quant=op.quant)
-    out = Gemm(op.dtype, rows, float(op.hidden), inter, quant=op.quant)
-    return OpCall(into, times=call.times * active), OpCall(out, times=call.times * active)

@@ -24,6 +24,7 @@ from hybridperf.steps.row_layout import checked, row_layout
 from hybridperf.steps.row_shape import row_shape
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import config_habits
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _FAR = 2.0  # how many times beyond what was measured is said
@@ -44,6 +45,7 @@ class ResolvedRow:
     flags: tuple[str, ...] = ()  # what contradicts itself
     refused: str = ""
     name: str = ""  # how a message calls it
+    named: bool = True  # its framework is said, or known of its source
 
     @property
     def note(self) -> str:
@@ -92,6 +94,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
     source = row.text("source")
     framework = plain(row.text("framework")) or framework_of(source)
     found: Machine | None = None
+    named = True
     try:
         why = _no_transformer(row)
         if why:
@@ -101,7 +104,8 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
                 row.notes.append(f"framework {framework} is not known, only {', '.join(aliases()['framework'])}")
             framework = row.assume("framework", "megatron_core")
             habits = {**aliases()["framework"][framework], "precision": "bf16"}
-            row.notes[-1] += f" (where the row does not say: {habits['implies']})"
+            row.notes[-1] += f" (where the row does not say: {habits['implies']}); it is the quickest, others may take 10 to 30 % longer"
+            named = False
         else:
             habits = {**aliases()["framework"][framework], **habits_of(source)}
         shape = row_shape(row)
@@ -124,7 +128,7 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         row.notes += _unseen(config)
     except (Refused, InputError) as error:
         return ResolvedRow(None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name)
-    return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name)
+    return ResolvedRow(config, found, source, framework, host, (*found.notes, *row.notes), flags, name=row.name, named=named)
 
 
 def _nodes(row: Record, found: Machine) -> tuple[int, int]:
@@ -178,13 +182,6 @@ def _habits(row: Record, habits: Mapping[str, Any], layout: Layout, found: Machi
     quant = word("quant", said) or ""
     settled = {**config_habits(habits, layout.tp), "quant": quant}
     return dtype, tuple((name, value) for name, value in settled.items() if name in names)
-
-
-def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded."""
-    if tp > 1 and "vocab_multiple_tp" in habits:
-        return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
-    return dict(habits)
 
 
 @functools.lru_cache(65536)

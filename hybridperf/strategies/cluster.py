@@ -62,7 +62,7 @@ class Cluster:
         """A known system at some shares of its datasheet: `compute` of peak, `memory`, `inside` and `across` of bandwidths."""
         return Cluster(
             system.accelerators_per_node, nodes, compute * device.peak(dtype, "matrix"), memory * device.memory_bytes_per_s,
-            inside * system.intra_bytes_per_s, across * system.node_bytes_per_s / system.accelerators_per_node, device.memory_bytes,
+            inside * system.intra_bytes_per_s, across * system.share_bytes_per_s, device.memory_bytes,
             system.latency_s, system.latency_s,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hybridperf.hardware import load_device, load_system
+from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.strategies.cluster import Cluster, Law, StageAdditive
 from hybridperf.strategies.layer import Layer, transformer_layers
@@ -33,13 +33,8 @@ def named_cluster(
     if not system:
         return _whole(zionex(1), "ZionEX", gpus)
     fabric = load_system(system)
-    if device is None and fabric.device is None:
-        raise InputError(
-            f"expected a system whose accelerators are a known device, got {system} of {fabric.accelerator}; name it by --device"
-        )
-    one = Cluster.of_system(
-        fabric, load_device(device or fabric.device or ""), 1, _DTYPE, compute=compute, memory=memory, inside=links, across=links
-    )
+    spec = load_device(device_of(fabric, device))
+    one = Cluster.of_system(fabric, spec, 1, _DTYPE, compute=compute, memory=memory, inside=links, across=links)
     return _whole(one, system, gpus)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from hybridperf.traces.recorded_tensors import Argument, arguments, flat
 
 CPU, GPU, COMM = "cpu", "gpu", "comm"  # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
-_BACKWARD_THREAD = "autograd::engine::evaluate_function"
 
 
 @dataclass(frozen=True)
@@ -83,22 +82,6 @@ class RecordedGraph:
     def top_level_ops(self) -> tuple[RecordedNode, ...]:
         """Ops that run inside no other op: marks, threads and nodes of the autograd engine are looked through."""
         return tuple(node for node in self.nodes if node.is_op and not any(above.is_op for above in self.around(node)))
-
-    @cached_property
-    def backward_ops(self) -> tuple[RecordedNode, ...]:
-        """Of those, the ones that compute gradients: inside a node of the autograd engine."""
-        return tuple(
-            node for node in self.top_level_ops if any(above.name.startswith(_BACKWARD_THREAD) for above in (node, *self.around(node)))
-        )
-
-    @cached_property
-    def producers(self) -> dict[int, int]:
-        """Id of the last node that gave a tensor or wrote its memory, by the storage's number; outermost ops only."""
-        last: dict[int, int] = {}
-        for node in self.top_level_ops:
-            for storage in written(node):
-                last[storage] = node.id
-        return last
 
     def around(self, node: RecordedNode) -> Iterator[RecordedNode]:
         """The nodes that a node runs inside of, innermost first."""

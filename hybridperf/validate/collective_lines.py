@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.calibrate import COVERAGE
-from hybridperf.report import text
+from hybridperf.report import fits, text
 from hybridperf.validate import collective_nulls
 from hybridperf.validate.collective_groups import GROUP
 
@@ -68,7 +68,7 @@ def line_of(line: Line, results: Sequence[Mapping[str, Any]], seed: int = 0) -> 
     best = min(whole, key=lambda name: whole[name])
     near = groups["in_range"].sum() >= 0.5 * groups["tested"].sum()
     rows = round(float(groups["in_range" if near else "tested"].sum()))
-    low, high = text.binomial_band(rows, COVERAGE)
+    low, high = fits.binomial_band(rows, COVERAGE)
     ours = groups["ours"].to_numpy(np.float64)
     drawn = np.random.default_rng(seed).integers(0, len(ours), (_RESAMPLES, len(ours)))
     spread = np.quantile(np.median(ours[drawn], axis=1), [0.025, 0.975])

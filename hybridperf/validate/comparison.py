@@ -97,14 +97,14 @@ def summarise(comparisons: Sequence[StepComparison]) -> dict[str, Any]:
     with_interval = [c for c in comparisons if c.inside is not None]
     return {
         "steps": [c.record() for c in comparisons],
-        "mean_error": text.mean_error([c.predicted.time_s for c in comparisons], measured_s),
+        "mean_error": mean_error([c.predicted.time_s for c in comparisons], measured_s),
         "worst_error": worst.error,
         "worst_step": worst.measured.name,
         "inside": sum(bool(c.inside) for c in with_interval),
         "with_interval": len(with_interval),
-        "mean_roofline_error": text.mean_error(roofline_s, measured_s),
+        "mean_roofline_error": mean_error(roofline_s, measured_s),
         "scaled_roofline_factors": None if factors is None else factors.tolist(),
-        "mean_scaled_roofline_error": None if factors is None else text.mean_error((factors * np.asarray(roofline_s)).tolist(), measured_s),
+        "mean_scaled_roofline_error": None if factors is None else mean_error((factors * np.asarray(roofline_s)).tolist(), measured_s),
         "mean_noise": float(np.mean([c.measured.noise for c in comparisons])),
     }
 
@@ -124,3 +124,8 @@ def summary_text(summary: dict[str, Any]) -> str:
         text.table([f"mean absolute error of {steps} steps", ""], rows),
         f"worst {text.percent(summary['worst_error'])} ({summary['worst_step']}); {hits}",
     ])  # fmt: skip
+
+
+def mean_error(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Mean absolute percentage error as a share."""
+    return float(np.mean(np.abs(np.asarray(predicted) / np.asarray(measured) - 1)))

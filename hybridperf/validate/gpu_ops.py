@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,27 +25,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import hybridperf
 from hybridperf.families import kin_of, kinds_of
 from hybridperf.hardware import load_device
-from hybridperf.io import InputError, read_json, write_json, write_table
+from hybridperf.io import InputError, write_json, write_table
 from hybridperf.prior import Adapted, FamilyPrior, adapt, train_family
 from hybridperf.prior.shipped import Prior, load_prior
 from hybridperf.prior.trunk import Recipe
-from hybridperf.report import device_plots, text
+from hybridperf.report import device_plots
 from hybridperf.validate import model_ops, null_models
+from hybridperf.validate.gpu_keep import Keep, keep_part, kept_part, version_of
 from hybridperf.validate.gpu_lines import FAMILIES, GOAL_SIZES, LINES, SPLITS, Line, Split, goal, has_goal, rows_of_size
 from hybridperf.validate.gpu_scores import LEAST_TESTED, Guesses, repeat_noise, scores
-from hybridperf.validate.sources import FILES, DeviceRows, Measured, read_families, require_data, table_path
+from hybridperf.validate.gpu_tables import left_out_text, met, tables
+from hybridperf.validate.sources import FILES, DeviceRows, Measured, read_families, require_data
 
 SCHEMA_VERSION = 1
 LEAST_PRIOR_ROWS = 300  # of a device, to be part of a prior
 MOST_TESTED = 2000
 _DRAWS = {"20": 2, "50": 2}  # few rows: which ones matters
-_DEPENDS_ON = (  # what a result depends on, beside the tables
-    *("prior", "ops", "families.py"),
-    *(f"validate/{name}.py" for name in ("sources", "null_models", "gpu_lines", "gpu_scores")),
-)
 
 Says = Callable[[str], None]
 
@@ -85,7 +81,7 @@ def run(
         )
     require_data(data)
     chosen = [split for split in SPLITS if split.name in names]
-    version = _version(data, seed, effort)
+    version = version_of(data, seed, effort)
     parts: list[dict[str, Any]] = []
     left_out: dict[str, dict[str, int]] = {}
     begun, done, jobs = time.monotonic(), 0, len(families) * len(chosen)
@@ -93,7 +89,7 @@ def run(
         measured: Measured | None = None
         for split in chosen:
             path = out / "parts" / f"{split.name}_{family}.json"
-            part = _kept(path, version)
+            part = kept_part(path, version)
             if part is None:
                 measured = measured or read_families(data, [family])
                 part = {
@@ -101,7 +97,7 @@ def run(
                     "left_out": measured.left_out,
                     **judge_family(measured.families.get(family, {}), family, split, effort, seed, Keep(out / "priors", version)),
                 }
-                write_json(path, "validate-gpu-part", SCHEMA_VERSION, part)
+                keep_part(path, part)
                 left = (time.monotonic() - begun) / (done + 1) * (jobs - done - 1)
                 say(f"{split.name} {family}: {len(part['results'])} results; about {left / 60:.0f} min left")
             done += 1
@@ -114,14 +110,14 @@ def run(
     models = _model_ops(data, out, effort, version, seed, chosen, say) if wants_models else []
     summary = {
         "version": version, "left_out": left_out, "priors": [part["prior"] for part in parts if part["prior"]],
-        "results": _plain(results), "met": _met(results), "models": models,
+        "results": list(results.astype(object).where(results.notna(), None).to_dict("records")), "met": met(results), "models": models,
     }  # fmt: skip
     write_json(out / "gpu_ops.json", "validate-gpu-ops", SCHEMA_VERSION, summary)
     write_table(results, out / "gpu_ops.csv")
     for family, rows in results.groupby("family", sort=False):
         device_plots.learning_curves(rows, out / f"learning_curve_{family}.png")
     say("\n" + tables(results) + ("\n\n" + model_ops.table(models) if models else ""))
-    say("\n" + _left_out_text(left_out) + f"\n\ngpu_ops.json, gpu_ops.csv and plots are in {out}")
+    say("\n" + left_out_text(left_out) + f"\n\ngpu_ops.json, gpu_ops.csv and plots are in {out}")
     return summary
 
 
@@ -137,14 +133,14 @@ def _model_ops(
     for split in chosen:
         for device in (device for device, name in model_ops.DEVICES.items() if name == split.name):
             path = out / "parts" / f"model_ops_{device}.json"
-            part = _kept(path, version)
+            part = kept_part(path, version)
             if part is None:
                 if not measured:
                     measured = {family: read_families(data, [family]) for family in model_ops.FAMILIES}
                 keep = Keep(out / "priors", version)
                 adapted = functools.cache(functools.partial(_fitted, measured, device, split, effort, seed, keep))
                 part = {"version": version, "models": model_ops.judge(data, device, adapted)[0]}
-                write_json(path, "validate-gpu-part", SCHEMA_VERSION, part)
+                keep_part(path, part)
                 say(f"{device}: sums over {len(part['models'])} models")
             models += part["models"]
     return models
@@ -163,43 +159,7 @@ def _fitted(
     return adapt(prior, own.rows, own.time_s, kin=kin_of(load_device(device), prior.population.devices))
 
 
-def _kept(path: Path, version: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A part that was finished by the same program from the same data."""
-    if not path.is_file():
-        return None
-    try:
-        part = read_json(path, "validate-gpu-part", SCHEMA_VERSION)
-    except InputError:
-        return None
-    return part if part["version"] == version else None
-
-
-def _version(data: Path, seed: int, effort: Effort) -> dict[str, Any]:
-    """What a result depends on: program, tables, seed and effort."""
-    sizes = {name: table_path(data, name).stat().st_size for name in FILES if table_path(data, name).is_file()}
-    tables_digest = hashlib.sha256(repr(sorted(sizes.items())).encode()).hexdigest()[:16]
-    return {"program": _program(), "tables": tables_digest, "seed": seed, "effort": repr(effort)}
-
-
-@functools.cache
-def _program() -> str:
-    """Digest of the files that a result depends on, read once: what runs does not change when they do."""
-    library, digest = Path(hybridperf.__file__).parent, hashlib.sha256()
-    for name in _DEPENDS_ON:
-        for path in sorted((library / name).rglob("*.py")) if (library / name).is_dir() else [library / name]:
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 # --- one split and family -------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Keep:
-    """Where trained priors are kept, and what they depend on."""
-
-    folder: Path
-    version: Mapping[str, Any]
 
 
 def judge_family(
@@ -336,76 +296,3 @@ def _draw(
         counts = ~exclude if kind == "seen" else np.ones(len(some), bool)
         out[kind] = Guesses(adapted.predict(some.rows), {name: says(some.rows) for name, says in nulls.items()}, counts)
     return out
-
-
-# --- report ---------------------------------------------------------------------------------------------------------------
-
-
-def tables(results: pd.DataFrame) -> str:
-    """Medians by rows fitted on with goals and the best null model, then how many measurements lie inside their interval."""
-    unseen = results[results["shapes"] == "unseen"]
-    sizes = [size for size in ("0", "20", "50", "200", "10%", "all") if size in set(unseen["size"])]
-    errors, covers = [], []
-    for (split, device, line), rows in unseen.groupby(["split", "device", "line"], sort=False):
-        by_size = {row["size"]: row for row in rows.to_dict("records")}
-        errors.append([f"{line}, {device} ({split})", *(_error_cell(by_size.get(size)) for size in sizes)])
-        covers.append([f"{line}, {device} ({split})", *(_cover_cell(by_size.get(size)) for size in sizes)])
-    seen = results[results["shapes"] == "seen"].groupby(["line", "size"], sort=False)["median"].median().unstack()
-    seen_rows = [[str(line), *(text.percent(row.get(size)) for size in sizes)] for line, row in seen.iterrows()]
-    met = _met(results)
-    return "\n\n".join([
-        text.table(["median error, unseen shapes; rows:", *sizes], errors)
-        + "\nours /goal [best null model]; ! goal missed, * worse than the null model beyond chance",
-        text.table(["inside 90 % intervals, in range | all; rows:", *sizes], covers),
-        text.table(["median error, shapes other devices were seen with; rows:", *sizes], seen_rows),
-        f"{met['goals_met']} of {met['goals']} goals met; worse than the best null model beyond chance:"
-        f" {met['worse']} of {met['compared']}; outside its range worse than its roofline: {met['worse_out_of_range']}"
-        f" of {met['out_of_range']};"
-        f" in-range coverage below its band: {met['under_covered']} of {met['covered']}",
-    ])  # fmt: skip
-
-
-def _error_cell(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    wanted = row["goal"]
-    has_goal = wanted is not None and np.isfinite(wanted)
-    missed = "!" if has_goal and row["median"] > wanted else ""
-    worse = "*" if row["excess_low"] > 0 else ""
-    null = row[f"null_{row['best_null']}"]
-    return f"{missed}{100 * row['median']:.1f}" + (f"/{100 * wanted:g}" if has_goal else "") + f" [{100 * null:.1f}{worse}]"
-
-
-def _cover_cell(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    inside = row["covered_in_range"]
-    low = "<" if inside is not None and inside < row["band_low"] else ""
-    return f"{low}{100 * inside:.0f}" + f"|{100 * row['covered']:.0f} +-{100 * row['half_width']:.0f}" if inside is not None else "-"
-
-
-def _met(results: pd.DataFrame) -> dict[str, int]:
-    """Counts of what must hold, on unseen shapes; views without a goal are not counted."""
-    unseen = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": ") | results["goal"].notna())]
-    with_goal = unseen[unseen["goal"].notna()]
-    far = unseen[unseen["median_out_of_range"].notna()]
-    near = unseen[(unseen["covered_in_range"].notna()) & (unseen["size"] != "0")]
-    return {
-        "goals": len(with_goal),
-        "goals_met": int((with_goal["median"] <= with_goal["goal"]).sum()),
-        "compared": len(unseen),
-        "worse": int((unseen["excess_low"] > 0).sum()),
-        "out_of_range": len(far),
-        "worse_out_of_range": int((far["median_out_of_range"] > far["knobs_out_of_range"]).sum()),
-        "covered": len(near),
-        "under_covered": int((near["covered_in_range"] < near["band_low"]).sum()),
-    }
-
-
-def _plain(results: pd.DataFrame) -> list[dict[str, Any]]:
-    return list(results.astype(object).where(results.notna(), None).to_dict("records"))
-
-
-def _left_out_text(left_out: Mapping[str, Mapping[str, int]]) -> str:
-    lines = [f"  {name}: {count} rows, {reason}" for name, reasons in sorted(left_out.items()) for reason, count in reasons.items()]
-    return "rows left out:\n" + "\n".join(lines) if lines else "no row was left out"

@@ -18,6 +18,7 @@ import pandas as pd
 from hybridperf.io import InputError
 from hybridperf.memory import MemoryKnobs
 from hybridperf.report import text
+from hybridperf.steps.failures import endings
 from hybridperf.steps.memory_fit import USABLE, fit_memory, peak_bytes, will_fail
 from hybridperf.steps.rows import Resolved
 from hybridperf.validate.step_nulls import null_rows
@@ -49,7 +50,7 @@ def judge(frame: pd.DataFrame, resolved: Resolved, folds: int = FOLDS) -> list[J
     some = resolved.predictable
     frame, rows = frame.iloc[some].reset_index(drop=True), [resolved.rows[at] for at in some]
     configs = [row.config for row in rows if row.config is not None]
-    failed = (frame["status"] != "ok").to_numpy()
+    failed = endings(frame).ne("ok").to_numpy()
     peak = pd.to_numeric(frame["mem_gb"]).to_numpy() * _GIGABYTE
     clean = np.array([not row.flags for row in rows])
     capacity = np.array([row.machine.memory_bytes for row in rows if row.machine is not None])

@@ -21,6 +21,7 @@ import pandas as pd
 from hybridperf.io import InputError, read_table, write_table
 from hybridperf.report import text
 from hybridperf.steps.batch import Bank
+from hybridperf.steps.failures import endings
 from hybridperf.steps.predict import predict_steps
 from hybridperf.steps.rows import Resolved, resolve
 from hybridperf.validate import chimera, step_memory
@@ -92,9 +93,7 @@ def read(data: Path) -> Measured:
         raise InputError(f"expected {' or '.join(FILES)} under {data}, found neither; give the folder that holds them")
     whole = pd.concat([read_table(path) for path in there], ignore_index=True)
     resolved = resolve(whole)
-    ran = pd.to_numeric(whole["step_time_s"], errors="coerce").gt(0) & ~whole.get("status", pd.Series("ok", whole.index)).fillna("ok").ne(
-        "ok"
-    )
+    ran = pd.to_numeric(whole["step_time_s"], errors="coerce").gt(0) & endings(whole).eq("ok")
     good = np.array([row.config is not None for row in resolved])
     at = np.flatnonzero(ran.to_numpy() & good)
     frame = whole.iloc[at].reset_index(drop=True).assign(flagged=[bool(resolved.rows[one].flags) for one in at])

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridperf.embedding import Table, check_names, table_bytes
-from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
+from hybridperf.hardware import DTYPE_BYTES, FLOAT_DTYPES, Host, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding_bag import lookup_calls
@@ -32,35 +32,65 @@ from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, tr
 _LOOKUP = ("LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag")
 _LOOKUP_BACKWARD = ("LookupFunctionBackward", "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>", "EmbeddingBagBackward0")
 _ALL_TO_ALL = ("All2All_Pooled_Req", "c10d::alltoall_base_", "nccl:all_to_all")
-_FLOATS = tuple(name for name in DTYPE_BYTES if not name.startswith("int") and name != "bool")
 _WORDS = {"interaction": ("dot", "cat"), "loss": ("bce", "mse"), "optimizer": ("sgd", "adagrad", "rowwise_adagrad")}
 
 
 @dataclasses.dataclass(frozen=True)
 class DlrmConfig:
-    """Sizes of the model, its batch and where it runs."""
+    """Sizes of the model, its batch and where it runs.
 
-    batch: int  # samples of all ranks together
+    batch              samples of all ranks together
+    dense_features     numbers that a sample brings beside its lookups
+    bottom_mlp         widths after the dense features; dot products need the tables' `dim` as the last
+    top_mlp            widths after the interaction; the last is 1
+    tables             `Table`s, whose `access` says how lookups fall: `Uniform()`, `Zipf(...)`, `Histogram(...)`, `Indices(...)`
+    interaction        "dot": dot products of all pairs of bags and the bottom MLP's result, beside it; "cat": side by side
+    loss               "bce" or "mse"
+    optimizer          of the tables: "sgd", "adagrad" or "rowwise_adagrad"; MLPs and copied tables take SGD or Adagrad
+    duplicates         how the tables' update treats a row looked up twice: "merged" first or "each" added where it falls (SGD)
+    dtype              of MLPs, interaction and bags on their way; None: fp32, each table's bags as its rows
+    ranks, nodes       in all; ranks are dealt out to nodes in order, as many to each
+    placement          a `Placement` of each table; empty: whole tables, dealt out to the ranks in turn
+    bucket_bytes       gradients that are all-reduced together
+    load_s             seconds until a rank's host has its batch, of all ranks or of each
+    host_bytes_per_s   rate at which batches are copied to devices; None: they lie there
+    index_bytes        of an index: 8 for int64
+    blocking_copies    the host waits for each copy
+    lookup_first       before the bottom MLP, which then hides the all-to-all
+    exchange_indices   each rank reads its own samples' indices and sends them to where the tables are
+    reads_loss         the host waits for the loss before it goes on
+    eager              how the framework cuts layers into kernels; None: as today's PyTorch
+
+        clicks = Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0))
+        users = Table("users", rows=1e6, dim=64, pooling=1, access=Indices(recorded))  # or Histogram(shares, mean_reuse, lookups)
+        config = DlrmConfig(
+            batch=8192, dense_features=13, bottom_mlp=(512, 64), top_mlp=(512, 1), tables=(clicks, users), ranks=8,
+            placement=(Placement("row"), Placement("table", (3,))), load_s=1e-3, host_bytes_per_s=20e9,
+        )
+        predict(model, dlrm(config, host=model.host))  # host: what launching costs; None where it was not learned
+    """
+
+    batch: int
     dense_features: int
-    bottom_mlp: tuple[int, ...]  # widths after the dense features
-    top_mlp: tuple[int, ...]  # widths after the interaction; the last is 1
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
     tables: tuple[Table, ...]
     interaction: Literal["dot", "cat"] = "dot"
     loss: Literal["bce", "mse"] = "bce"
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"  # of the tables; MLPs take SGD or Adagrad
-    duplicates: Literal["merged", "each"] = "merged"  # how the tables' update treats a row looked up twice
-    dtype: str | None = None  # of MLPs, interaction and bags on their way; None: fp32, each table's bags as its rows
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"
+    duplicates: Literal["merged", "each"] = "merged"
+    dtype: str | None = None
     ranks: int = 1
     nodes: int = 1
-    placement: tuple[Placement, ...] = ()  # of each table; empty: whole tables, dealt out to the ranks in turn
-    bucket_bytes: float = 25e6  # gradients that are all-reduced together
-    load_s: float | tuple[float, ...] = 0.0  # until a rank's host has its batch, of all or of each
-    host_bytes_per_s: float | None = None  # rate at which batches are copied to devices; None: they lie there
-    index_bytes: float = 8.0  # int64
+    placement: tuple[Placement, ...] = ()
+    bucket_bytes: float = 25e6
+    load_s: float | tuple[float, ...] = 0.0
+    host_bytes_per_s: float | None = None
+    index_bytes: float = 8.0
     blocking_copies: bool = True
-    lookup_first: bool = True  # before the bottom MLP, which then hides the all-to-all
-    exchange_indices: bool = False  # each rank reads its own samples' indices and sends them to where the tables are
-    reads_loss: bool = False  # the host waits for the loss before it goes on
+    lookup_first: bool = True
+    exchange_indices: bool = False
+    reads_loss: bool = False
     eager: Eager | None = None
 
     @property
@@ -97,8 +127,8 @@ class DlrmConfig:
                 raise InputError(f"{name} needs at least one width, each a whole number of 1 or more, got {widths!r}")
         if self.top_mlp[-1] != 1:
             raise InputError(f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}")
-        if canonical_dtype(self.dense_dtype) not in _FLOATS:
-            raise InputError(f"dtype must be a floating-point format ({', '.join(_FLOATS)}), got {self.dtype!r}")
+        if canonical_dtype(self.dense_dtype) not in FLOAT_DTYPES:
+            raise InputError(f"dtype must be a floating-point format ({', '.join(FLOAT_DTYPES)}), got {self.dtype!r}")
         if not self.tables:
             raise InputError("expected at least one table, got none; a model without tables is an MLP")
         check_names(self.tables)
@@ -111,18 +141,24 @@ class DlrmConfig:
                         f"table {table.name} has {table.dim} columns and the bottom MLP ends in {self.bottom_mlp[-1]}; dot products need"
                         ' as many, interaction="cat" does not'
                     )
-        if np.asarray(self.load_s).dtype.kind not in "iuf":
-            raise InputError(f"load_s must be seconds of 0 or more, got {self.load_s!r}")
-        if np.ndim(self.load_s) and len(np.atleast_1d(self.load_s)) != self.ranks:
-            raise InputError(f"expected load_s of one number or of each of {self.ranks} ranks, got {len(np.atleast_1d(self.load_s))}")
-        if not (np.isfinite(self.load_s).all() and (np.asarray(self.load_s) >= 0).all()):
-            raise InputError(f"load_s must be seconds of 0 or more, got {self.load_s}")
+        each = not isinstance(self.load_s, str) and (isinstance(self.load_s, Sequence) or np.ndim(self.load_s) > 0)
+        load_s: Any = self.load_s if each else (self.load_s,)
+        for one in load_s:
+            if not _is_number(one) or not 0 <= one < np.inf:
+                raise InputError(f"load_s must be seconds of 0 or more, of all ranks or of each, got {one!s:.40}")
+        if each and len(load_s) != self.ranks:
+            raise InputError(f"expected load_s of one number or of each of {self.ranks} ranks, got {len(load_s)}")
         for name in ("host_bytes_per_s", "bucket_bytes", "index_bytes"):
             value = getattr(self, name)
             if value is None and name == "host_bytes_per_s":
                 continue
-            if not isinstance(value, int | float | np.number) or not value > 0:
+            if not _is_number(value) or not value > 0 or (name == "index_bytes" and value == np.inf):
                 raise InputError(f"{name} must be above zero{' or None' if name == 'host_bytes_per_s' else ''}, got {value!r}")
+        for name in ("blocking_copies", "lookup_first", "exchange_indices", "reads_loss"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.eager is not None and not isinstance(self.eager, Eager):
+            raise InputError(f"eager must be an Eager(...) or None, got {self.eager!r}")
 
     @property
     def _where(self) -> str:
@@ -133,8 +169,18 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
+def _is_number(value: Any) -> bool:
+    value = value.item() if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0 else value
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
-    """The step as a workload. `host`: what issuing costs, of a device's framework; None: nothing, as a replayed CUDA graph."""
+    """The step as a workload. `host`: what issuing costs, of a device's framework (`load_host(FOLDER)`); None: nothing, as a replayed CUDA
+    graph."""
+    if not isinstance(config, DlrmConfig):
+        raise InputError(f"expected a DlrmConfig(...), got {config!r:.60}")
+    if host is not None and not isinstance(host, Host):
+        raise InputError(f"expected host as a Host(...) or None, got {host!r:.60}; load_host reads one from a model's folder")
     return _Step(config, host).build()
 
 
@@ -257,14 +303,18 @@ class _Step:
         if (call := self.all_to_all(t.pairs)) is not None:
             self.bags = self.meet(call, _ALL_TO_ALL)
 
-    def lookups(self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"]) -> list[OpCall]:
-        """One fused op for each number format, of plain numbers: equal ones are one row of the duration table."""
+    def lookups(
+        self, tables: Sequence[Table], samples: float, direction: Literal["forward", "backward"], optimizer: str | None = None
+    ) -> list[OpCall]:
+        """One fused op for each number format, of plain numbers: equal ones are one row of the duration table. `optimizer` None: the
+        tables'."""
         calls = []
         for dtype in dict.fromkeys(table.dtype for table in tables):
             together, beside = ([t for t in tables if (t.dtype == dtype) == same] for same in (True, False))
             call = lookup_calls(
-                together, samples, direction, optimizer=self.c.optimizer, duplicates=self.c.duplicates, beside=beside, in_step=True
-            )
+                together, samples, direction, optimizer=optimizer or self.c.optimizer, duplicates=self.c.duplicates, beside=beside,
+                in_step=True,
+            )  # fmt: skip
             numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in call.op.dimensions()}
             calls.append(dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers)))
         return calls
@@ -320,7 +370,8 @@ class _Step:
         c = self.c
         copied = [s.table for s in self.held if s.kind == "data" and s.rank == 0]
         if copied:
-            self.every([HostOp(_LOOKUP_BACKWARD, (call,)) for call in self.lookups(copied, self.b, "backward")])
+            # lookups add to the dense gradient as SGD would to the rows; the optimizer comes after the all-reduce
+            self.every([HostOp(_LOOKUP_BACKWARD, (call,)) for call in self.lookups(copied, self.b, "backward", "sgd")])
             for table in copied:
                 self.ready(Parameter(float(table.rows), float(table.dim)))
         for rank in self.all:
@@ -391,10 +442,29 @@ class _Step:
         )
 
     def fullest(self) -> Held:
-        """The rank whose tables take most memory, with their optimizer's state; the MLPs are small beside them."""
-        of_ranks: dict[int, list[tuple[float, str]]] = {}
+        """The rank that must hold most, at least: tables and MLPs with gradients (of tables only those that are all-reduced, dense) and the
+        optimizer's state, activations of the MLPs, and bags before and after they travel."""
+        c, b = self.c, self.b
+        layers = [*self.eager.parameters(self.bottom), *self.eager.parameters(self.top)]
+        state_bytes = 0.0 if self.dense_optimizer == "sgd" else DTYPE_BYTES["fp32"]
+        common = sum(p.elements for p in layers) * (2 * self.element_bytes + state_bytes)
+        common += b * (sum(self.bottom) + sum(self.top)) * self.element_bytes
+        common += b * sum(table.dim * self.bag_bytes(table) for table in c.tables)
+        of_ranks: dict[int, list[tuple[float, str]]] = {rank: [] for rank in self.all}
+        away = np.zeros(c.ranks)
         for shard in self.held:
-            of_ranks.setdefault(shard.rank, []).append((table_bytes(shard.table, self.c.optimizer), self.c.tables[shard.of].name))
-        rank = max(of_ranks, key=lambda one: sum(size for size, _ in of_ranks[one]))
-        largest, name = max(of_ranks[rank])
-        return Held(sum(size for size, _ in of_ranks[rank]), f"rank {rank} holds tables of", f"most of them {name}, {largest / 1e9:.4g} GB")
+            size = table_bytes(shard.table, c.optimizer)
+            if shard.kind == "data":  # updated as the MLPs are
+                size = table_bytes(shard.table, self.dense_optimizer) + float(shard.table.rows * shard.table.dim) * self.element_bytes
+            elif c.ranks > 1:
+                away[shard.rank] += c.batch * shard.table.dim * self.bag_bytes(shard.table)
+            of_ranks[shard.rank].append((size, c.tables[shard.of].name))
+        total = {rank: sum(size for size, _ in of_ranks[rank]) + away[rank] + common for rank in self.all}
+        rank = max(total, key=lambda one: total[one])
+        largest, name = max(of_ranks[rank], default=(0.0, ""))
+        most = f"the largest table {name}, {largest / 1e9:.4g} GB" if name else ""
+        return Held(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
+
+    def bag_bytes(self, table: Table) -> float:
+        """Of a number of its bags on their way."""
+        return DTYPE_BYTES[table.dtype] if self.c.dtype is None else self.element_bytes

@@ -8,6 +8,8 @@ R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = 
                partial sums are added up, on all R ranks by a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
     table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with the ranks in the same place of each node
     data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with those of the MLPs
+
+On one rank all are a whole table: there is nothing to exchange or to sum up.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ Kind = Literal["table", "row", "column", "data", "table_row"]
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Of one table. `ranks` empty: all of them."""
+    """Where one table lies: `kind` as the module says, on `ranks` (empty: all of them).
+
+    Placement("table", (3,))          whole, on rank 3
+    Placement("row")                  its rows dealt out to all ranks; Placement("row", (0, 1)) to two
+    Placement("column")               its columns, as many to each
+    Placement("table_row", (4, 5, 6, 7))   its rows, over all ranks of one node
+    Placement("data")                 a copy on each rank
+    """
 
     kind: Kind
     ranks: tuple[int, ...] = ()
@@ -58,7 +67,9 @@ def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, 
     if len(placement) != len(tables):
         raise InputError(f"expected a placement for each of the {len(tables)} tables, got {len(placement)}")
     for of, (table, place) in enumerate(zip(tables, placement, strict=True)):
-        holders = place.ranks or tuple(range(ranks))
+        if not isinstance(place.ranks, Sequence) or isinstance(place.ranks, str):
+            raise InputError(f"table {table.name} is placed on ranks {place.ranks!r}, expected a tuple of them, as (0,) or (0, 1)")
+        holders = tuple(place.ranks) or tuple(range(ranks))
         _check(table, place, holders, ranks, nodes)
         n = len(holders)
         parts = [table] * n
@@ -66,7 +77,8 @@ def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, 
             parts = [dataclasses.replace(table, dim=table.dim // n)] * n
         elif place.kind in ("row", "table_row"):
             parts = row_pieces(table, n)
-        found += [Shard(part, rank, place.kind, of) for part, rank in zip(parts, holders, strict=True)]
+        kind: Kind = "table" if n == 1 else place.kind
+        found += [Shard(part, rank, kind, of) for part, rank in zip(parts, holders, strict=True)]
     return found
 
 
@@ -93,9 +105,10 @@ def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element
 
 
 def _check(table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int) -> None:
-    if place.kind not in get_args(Kind):
+    if not isinstance(place.kind, str) or place.kind not in get_args(Kind):
         raise InputError(f"table {table.name} is placed {place.kind!r}, expected one of {', '.join(get_args(Kind))}")
-    if len(set(holders)) < len(holders) or not all(isinstance(rank, int | np.integer) and 0 <= rank < ranks for rank in holders):
+    whole = all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in holders)
+    if not whole or len(set(holders)) < len(holders) or not all(0 <= rank < ranks for rank in holders):
         raise InputError(f"table {table.name} is placed on ranks {list(holders)}, expected different ones of 0 to {ranks - 1}")
     if place.kind == "table" and len(holders) != 1:
         raise InputError(f"table {table.name} is placed whole on {len(holders)} ranks, expected one; name it as ranks=(r,)")

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
+from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer import rules
-from hybridperf.workloads.transformer.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number, check_whole
-from hybridperf.workloads.transformer.framework import FRAMEWORKS, Framework, framework_called
+from hybridperf.workloads.transformer.framework import Framework, config_habits, framework_called, framework_names, habits
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.parallel import Group
@@ -25,7 +25,7 @@ _WORDS = {
     "attention_kernel": ATTENTION_KERNELS,
     "optimizer": ("adam", "sgd"),
     "expert_messages": ("copies", "nodes"),
-    "framework": tuple(FRAMEWORKS),
+    "framework": framework_names(),
     "stage_split": SPLITS,
 }
 
@@ -40,9 +40,9 @@ class TransformerConfig:
     quant: str = ""  # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
-    attention_kernel: Literal["", "flash1", "flash2"] = ""  # generation of fused attention, `attention_kernels.py`; empty: the op model's
+    attention_kernel: Literal["", "flash1", "flash2"] = ""  # of fused attention, `ops/attention_kernels.py`; empty: the op model's
     expert_messages: Literal["copies", "nodes"] = "copies"  # a token travels to each expert, or once to each node of theirs
-    framework: str = "megatron"  # which kernels are launched, `framework.py`
+    framework: str = "megatron_core"  # whose kernels are launched, `framework.py`; its other habits: `run_by`
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
     vocab_multiple: int = 128  # the vocabulary is padded to multiples of tp times this; 1: of tp alone
@@ -76,6 +76,17 @@ class TransformerConfig:
         check_number("bucket_bytes", self.bucket_bytes, infinite=True)
         if self.gradient_bytes is not None:
             check_number("gradient_bytes", self.gradient_bytes)
+
+    @staticmethod
+    def run_by(framework: str, shape: TransformerShape, layout: Layout | None = None, **own: Any) -> TransformerConfig:
+        """The step as a framework runs it, by the habits that `hybridperf steps` assumes (kernels, attention, bytes of gradients, what
+        overlaps); `own` fields come first. What the layout says (ZeRO, recompute, schedule) stays as it is."""
+        layout = layout or Layout()
+        if framework not in habits():
+            raise unknown("framework", framework, habits(), f"known are {', '.join(habits())}")
+        names = {field.name for field in dataclasses.fields(TransformerConfig)}
+        usual = {name: value for name, value in config_habits(habits()[framework], layout.tp).items() if name in names}
+        return TransformerConfig(shape, layout, **{**usual, **own})
 
     def replace(self, **changes: Any) -> TransformerConfig:
         """The same step with other settings."""
@@ -113,7 +124,7 @@ class TransformerConfig:
     @property
     def layer_kernels(self) -> Kernels:
         """Pieces of layers, whose products may multiply in fewer bits."""
-        return dataclasses.replace(self.kernels, quant=self.quant)
+        return dataclasses.replace(self.kernels, quant=self.quant, attention_kernel=self.attention_kernel)
 
     @property
     def kernels(self) -> Kernels:

@@ -2,12 +2,19 @@
 
 Launches are counted, not guessed: a layer is host-bound where kernels x launch cost exceeds what the device needs, as for most published
 steps of small models (training_steps.md, sections 2 and 3).
+
+Frameworks that rows of measured steps name (`habits`: megatron_core, nanotron, torchtitan ...) run one of three sets of kernels, and have
+habits beside it that are fields of a config or a layout: `TransformerConfig.run_by` takes them all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Literal
 
 from hybridperf.io import unknown
 
@@ -38,8 +45,30 @@ _KNOWN = (
 FRAMEWORKS = {one.name: one for one in _KNOWN}
 
 
+@functools.cache
+def habits() -> Mapping[str, Mapping[str, Any]]:
+    """Frameworks by the names that rows of steps give them, each with what it settles where a row leaves it open."""
+    found: Mapping[str, Mapping[str, Any]] = tomllib.loads(resources.files("hybridperf").joinpath("presets", "step_rows.toml").read_text())[
+        "framework"
+    ]
+    return found
+
+
+def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded."""
+    if tp > 1 and "vocab_multiple_tp" in habits:
+        return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
+    return dict(habits)
+
+
+@functools.cache
+def framework_names() -> tuple[str, ...]:
+    """All names of `framework_called`."""
+    return tuple(dict.fromkeys((*habits(), *FRAMEWORKS)))
+
+
 def framework_called(name: str) -> Framework:
-    """A framework by name; `InputError` for one nobody knows."""
-    if name not in FRAMEWORKS:
-        raise unknown("framework", name, FRAMEWORKS, f"known are {', '.join(FRAMEWORKS)}")
-    return FRAMEWORKS[name]
+    """A framework's kernels by its name, or by that of a set of kernels; `InputError` for one nobody knows."""
+    if name not in framework_names():
+        raise unknown("framework", name, framework_names(), f"known are {', '.join(framework_names())}")
+    return FRAMEWORKS[habits()[name]["framework"] if name in habits() else name]

@@ -52,6 +52,7 @@ class Kernels:
     gradient_bytes: float  # of a number in the buffer that gradients are added to
     micro_batches: int = 1  # of a step: gradients are added up from the second on
     quant: str = ""  # scheme of `ops/quantise.py` that products with weights multiply in
+    attention_kernel: str = ""  # generation of fused attention, `ops/attention_kernels.py`
 
     @property
     def element_bytes(self) -> float:
@@ -224,10 +225,11 @@ class Kernels:
             op = PrefillAttention(self.dtype, float(batch), few, *sizes[2:], kv_len=many, causal=0.0)
         else:
             op = PrefillAttention(self.dtype, *sizes) if causal else EncoderAttention(self.dtype, *sizes)
-        forward = Step(OpCall(op), "attention", "attention", tensor=("heads", "kv_heads"), tokens="q_len", core=True)
+        call = OpCall(op, kernel=self.attention_kernel)
+        forward = Step(call, "attention", "attention", tensor=("heads", "kv_heads"), tokens="q_len", core=True)
         back = dataclasses.replace(
             forward,
-            call=OpCall(op, times=ratios.FUSED_ATTENTION.value),
+            call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION.value),
             name="attention gradient",
             kernels=FUSED_ATTENTION_BACKWARD_KERNELS,
         )

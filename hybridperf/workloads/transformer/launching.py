@@ -6,6 +6,7 @@ from hybridperf.hardware import Host
 from hybridperf.ops import BatchedGemm, Copy, Gather, Gemm, Norm, OptimizerUpdate, Reduction, RmsNorm, ScatterAdd, Softmax
 from hybridperf.workloads.transformer.passes import Step
 
+LAUNCH_S, LAUNCH_WIDTH = 45e-6, 0.5  # of a host that nobody measured, and how sure that is in logs; from where: `steps/knobs.py`
 KERNEL_CALL = "cudaLaunchKernel"
 _NAMES: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {  # forward and backward; versions differ in names
     Gemm: (("aten::linear", "aten::addmm", "aten::mm"), ("AddmmBackward0", "MmBackward0", "AddmmBackward", "MmBackward")),
@@ -29,8 +30,10 @@ _COLLECTIVES = {
 }
 
 
-def launch_s(host: Host, step: Step, backward: bool) -> float:
-    """Seconds the host spends on a step: between ops, before, in and after each launch."""
+def launch_s(host: Host | float, step: Step, backward: bool) -> float:
+    """Seconds the host spends on a step: between ops, before, in and after each launch; a number: so many for each launch."""
+    if not isinstance(host, Host):
+        return host * step.kernels
     names = _NAMES.get(type(step.op), _OTHERS)[backward] if step.is_op else _COLLECTIVES[step.collective.collective]
     between_s = 0.0 if host.between_ops_s is None else host.between_ops_s.mean_s
     call_s = host.seconds("launch_call_s", (KERNEL_CALL,))

@@ -135,16 +135,6 @@ class Layout:
         return dataclasses.replace(self, **changes)
 
 
-def accumulation_of(global_batch: int, micro_batch: int, dp: int) -> int:
-    """Micro-batches per replica that make up a global batch."""
-    if micro_batch < 1 or dp < 1 or global_batch < 1 or global_batch % (micro_batch * dp):
-        raise InputError(
-            f"the global batch must be a multiple of micro_batch x dp, got {global_batch} of micro_batch {micro_batch} x dp {dp}; "
-            "choose another micro-batch"
-        )
-    return global_batch // (micro_batch * dp)
-
-
 def _code(what: str, word: str, words: Sequence[str]) -> int:
     if word not in words:
         raise InputError(f"{what} must be one of {', '.join(words)}, got {word!r}")

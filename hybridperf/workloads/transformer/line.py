@@ -51,7 +51,7 @@ class Run:
 class Lines:
     """Collects a graph and its rows."""
 
-    def __init__(self, host: Host | None, each_kernel: bool):
+    def __init__(self, host: Host | float | None, each_kernel: bool):
         self.host, self.each_kernel = host, each_kernel
         self.graph, self.calls = GraphBuilder(), dict[Call, int]()
         self.flops = 0.0

@@ -18,6 +18,7 @@ from hybridperf.io import InputError
 from hybridperf.workload import CollectiveCall
 from hybridperf.workloads.transformer import ends, layers
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.experts import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
 from hybridperf.workloads.transformer.parallel import context_parallel, expert_parallel, sequence_parallel, split_tensor
 from hybridperf.workloads.transformer.passes import Passes
@@ -45,8 +46,8 @@ def head_passes(config: TransformerConfig) -> Passes:
 
 
 _OF_PASSES = (
-    "dtype", "quant", "gpus_per_node", "attention", "framework", "dropout", "fused_loss", "vocab_multiple", "gradient_bytes",
-    "expert_messages",
+    "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout", "fused_loss", "vocab_multiple",
+    "gradient_bytes", "expert_messages",
 )  # fmt: skip
 
 
@@ -83,11 +84,11 @@ def _head_passes(config: TransformerConfig) -> Passes:
 
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:
-    """Shared out over context, tensor and expert ranks."""
+    """Shared out over context, tensor and expert ranks, experts then as their products."""
     passes = split_tensor(context_parallel(passes, config.group("cp")), config.group("tp"))
     if config.layout.sequence_parallel:
         passes = sequence_parallel(passes, config.group("tp"))
-    return expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes")
+    return grouped(expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes"), config.kernels)
 
 
 def send_call(config: TransformerConfig) -> CollectiveCall | None:

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from hybridperf.collectives.traffic import bus_factor
 from hybridperf.ops import OpCall
 from hybridperf.workload import CollectiveCall
 
@@ -112,9 +111,3 @@ def flops(steps: Iterable[Step], parts: tuple[str, ...] = ("gemm", "attention"))
 def launches(steps: Iterable[Step]) -> int:
     """Launches of a pass, collectives left out."""
     return sum(step.kernels for step in steps if step.is_op)
-
-
-def collective_bytes(steps: Iterable[Step], part: str) -> float:
-    """Bytes on the wire per rank of the collectives of one part: bus factor times size (formulas.md 3.3)."""
-    found = (step.collective for step in steps if step.part == part and not step.is_op)
-    return float(sum(bus_factor(call.collective, call.ranks) * call.bytes for call in found))

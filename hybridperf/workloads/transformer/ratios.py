@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hybridperf.ops import attention_kernels
+
 
 class Ratio(NamedTuple):
     """Backward over forward."""
@@ -19,9 +21,7 @@ class Ratio(NamedTuple):
     high: float
 
 
-# Five products (scores again, and gradients of values, weights, queries, keys) where the forward has two, at a lower rate: FlashAttention 2
-# reaches up to 73 % of an A100 forward and 63 % backward (Dao 2023): 2.5 x 73 / 63.
-FUSED_ATTENTION = Ratio(2.9, 2.0, 3.5)
+FUSED_ATTENTION = Ratio(attention_kernels.BACKWARD, 2.0, 3.5)  # derived in `ops/attention_kernels.py`
 # Reads results and their gradients, writes gradients: three tensors where the forward moves two.
 SOFTMAX = Ratio(1.5, 1.2, 2.0)
 # The same by PyTorch's own kernel: measured, three rows.

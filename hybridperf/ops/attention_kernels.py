@@ -11,7 +11,11 @@ al., FlashAttention-3, 2024); of a range the geometric mean. None was fitted to 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.ops.attention import PrefillAttention
+from hybridperf.ops.base import OpCall
 
 _AMPERE, _HOPPER = "Ampere sm_80", "Hopper sm_90"
 _FLASH_2_HOPPER = 0.35
@@ -26,3 +30,20 @@ KERNELS = ("", *SHARES)  # empty: the op model's own
 def published_share(kernel: str, arch: str) -> float | None:
     """Share of the peak that a kernel reaches on an architecture; None where nobody published one."""
     return SHARES[kernel].get(arch) if kernel else None
+
+
+# Backward over forward of fused attention: five products (scores again, and gradients of values, weights, queries, keys) where the forward
+# has two, at a lower rate: FlashAttention 2 reaches up to 73 % of an A100 forward and 63 % backward (Dao 2023): 2.5 x 73 / 63
+BACKWARD = 2.9
+_BACKWARD_FLOPS = 2.5
+_LONG_SEQUENCE, _HEADS, _HEAD_DIM = 16384.0, 16.0, 128.0  # causal attention on which published shares are reached
+
+
+def published_factor(kernel: str, dtype: str, arch: str, device: DeviceSpec, seconds: Callable[[OpCall], float]) -> float:
+    """Seconds of a kernel, forward and backward, over those that `seconds` gives on `device`; 1 where nothing is published of `arch`."""
+    share = published_share(kernel, arch)
+    if share is None:
+        return 1.0
+    once = OpCall(PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM), issued_apart=True)
+    flops = (1 + _BACKWARD_FLOPS) * float(once.op.work().flops)
+    return flops / (share * device.peak(dtype, "matrix")) / (seconds(once) * (1 + BACKWARD))
