@@ -290,6 +290,7 @@ def test_hsdp_shards_inside_a_node_and_copies_over_nodes(changes, shards, replic
     shard, replica = row.config.group("shard"), row.config.group("replica")
     assert (shard.ranks, shard.nodes, replica.ranks) == (shards, 1, replicas)
     assert ("hsdp taken to shard" in row.note) == (replicas > 1)
+    assert ("so nothing is" in row.note) == (shards == 1)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

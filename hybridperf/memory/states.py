@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from hybridperf.either import array_module
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import unknown
+from hybridperf.workloads.transformer.counts import MOMENTS
 
-_MOMENTS_BYTES = {"adam": 8.0, "momentum": 4.0, "sgd": 0.0}  # fp32
 _FP32_BYTES = 4.0
 _LEAST_WEIGHT_BYTES = 2.0  # fp8 recipes keep weights in 16 bits and cast them as they are used
 
@@ -31,11 +31,11 @@ class ModelStates(NamedTuple):
 
 def model_states(dtype: str = "bf16", optimizer: str = "adam", grad_bytes: float | None = None) -> ModelStates:
     """States of training in a dtype. `grad_bytes`: of gradients; None: as the weights (frameworks that add up in fp32 keep 4)."""
-    if optimizer not in _MOMENTS_BYTES:
-        raise unknown("optimizer", optimizer, _MOMENTS_BYTES, f"known are {', '.join(_MOMENTS_BYTES)}")
+    if optimizer not in MOMENTS:
+        raise unknown("optimizer", optimizer, MOMENTS, f"known are {', '.join(MOMENTS)}")
     weight = max(element_bytes(dtype), _LEAST_WEIGHT_BYTES)
     master = _FP32_BYTES if weight < _FP32_BYTES else 0.0
-    return ModelStates(weight, weight if grad_bytes is None else grad_bytes, master + _MOMENTS_BYTES[optimizer])
+    return ModelStates(weight, weight if grad_bytes is None else grad_bytes, master + _FP32_BYTES * MOMENTS[optimizer])
 
 
 def sharded_bytes(parameters: Any, states: ModelStates, zero: Any, shards: Any) -> tuple[Any, Any, Any]:

@@ -190,11 +190,7 @@ class _Priced:
 
     def _rank_parameters(self, part: counts.Parameters) -> tuple[Any, Any]:
         """Parameters of one rank of some that are shared: (dense, of experts)."""
-        x = self.x
-        xp = array_module(*x)
-        kv_share = xp.maximum(1 / x.tp, 1 / self.shape.key_heads)
-        dense = (part.heads + part.ffn + part.vocab) / x.tp + part.kv * kv_share + part.whole
-        return dense, part.experts / (x.ep * x.expert_tp) + part.experts_whole / x.ep
+        return counts.rank_shares(part, self.shape.key_heads, self.x.tp, self.x.ep, self.x.expert_tp)
 
     def _parameters(self) -> tuple[Any, Any]:
         """Parameters of one rank of each stage: (dense, of experts)."""

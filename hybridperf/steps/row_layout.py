@@ -56,8 +56,9 @@ def _shard_ranks(row: Record, tp: int, data_ranks: int, gpus_per_node: int) -> i
     if plain(row.text("sharding")) not in ("hsdp", "hybrid_shard") or data_ranks <= inside:
         return None
     shards = math.gcd(data_ranks, inside)
+    nothing = ", so nothing is; fsdp shards over all" if shards == 1 else ""
     row.notes.append(
-        f"hsdp taken to shard over {shards} of the {data_ranks} data ranks: as many as a node of {gpus_per_node} holds at tp {tp}"
+        f"hsdp taken to shard over {shards} of the {data_ranks} data ranks: as many as a node of {gpus_per_node} holds at tp {tp}{nothing}"
     )
     return shards
 

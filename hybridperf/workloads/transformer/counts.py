@@ -12,14 +12,16 @@ Parameters are kept by how ranks share them: a tensor-parallel rank has 1/t of `
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hybridperf.either import array_module
 from hybridperf.io import InputError
 
 if TYPE_CHECKING:
     from hybridperf.workloads.transformer.shape import TransformerShape
 
 MULTIPLY_ADD = 2  # FLOPs of a multiply-add
+MOMENTS = {"adam": 2, "momentum": 1, "sgd": 0}  # numbers that an optimizer keeps beside each weight
 BACKWARD = 2  # a matrix product's backward pass is two products of its size
 
 
@@ -37,6 +39,13 @@ class Parameters(NamedTuple):
     @property
     def total(self) -> int:
         return sum(self)
+
+
+def rank_shares(part: Parameters, key_heads: int, tp: Any, ep: Any, expert_tp: Any) -> tuple[Any, Any]:
+    """One rank's of a part of the model: (of all but the experts, of the experts); degrees are numbers or arrays."""
+    xp = array_module(tp, ep, expert_tp)
+    dense = (part.heads + part.ffn + part.vocab) / tp + part.kv / xp.minimum(tp, key_heads) + part.whole
+    return dense, (part.experts / expert_tp + part.experts_whole) / ep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ _WIDE = "fp32"
 _NORM_COLUMNS = 65536.0  # numbers that one block adds up
 TENSORS_PER_KERNEL = 36  # that one launch of a fused optimizer takes
 TENSORS_PER_LAYER = 12  # scales, shifts, weights and biases of a GPT's layer
-_MOMENTS = {"adam": 2, "sgd": 0}
 
 
 def updated_weights(config: TransformerConfig, stage: int) -> float:
@@ -38,11 +37,11 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     """The optimizer of one rank of a stage."""
     n = updated_weights(config, stage)
     wide = DTYPE_BYTES[_WIDE]
-    kept = wide * (1 + _MOMENTS[config.optimizer])  # fp32 weight and moments, read and written
+    kept = wide * (1 + counts.MOMENTS[config.optimizer])  # fp32 weight and moments, read and written
     copy = config.element_bytes if config.element_bytes < wide else 0.0
-    _, counts = op_by_name(config.optimizer)
-    moved = (2 * kept + config.reduced_bytes + copy) / (wide * (counts["reads"] + counts["writes"]))  # against the op all in fp32
-    update = OptimizerUpdate(_WIDE, n * moved, **counts)
+    _, touched = op_by_name(config.optimizer)
+    moved = (2 * kept + config.reduced_bytes + copy) / (wide * (touched["reads"] + touched["writes"]))  # against the op all in fp32
+    update = OptimizerUpdate(_WIDE, n * moved, **touched)
     tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
     launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
     norm = Reduction(_WIDE, max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS), _NORM_COLUMNS)

@@ -29,9 +29,8 @@ class Weights:
 def on_rank(parameters: counts.Parameters, config: TransformerConfig) -> Weights:
     """One rank's of a part of the model."""
     layout = config.layout
-    t, expert_tp = layout.tp, layout.expert_tp or layout.tp
-    shared = (parameters.heads + parameters.ffn + parameters.vocab) / t + parameters.kv / min(t, config.shape.key_heads) + parameters.whole
-    return Weights(shared, (parameters.experts / expert_tp + parameters.experts_whole) / layout.ep)
+    shares = counts.rank_shares(parameters, config.shape.key_heads, layout.tp, layout.ep, layout.expert_tp or layout.tp)
+    return Weights(*map(float, shares))
 
 
 def layer_weights(config: TransformerConfig, kind: int = -1) -> Weights:
