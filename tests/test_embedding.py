@@ -297,6 +297,29 @@ def test_a_histogram_of_a_batch_hits_as_its_rows_do() -> None:
     assert access.hits(50_000, 100_000, 1e6) == pytest.approx(1 - len(times) / 50_000)
 
 
+@pytest.mark.parametrize(("exponent", "most"), [(0.0, 0.015), (0.3, 0.01), (0.6, 0.035)])
+def test_counts_are_rates_and_chance(exponent: float, most: float) -> None:
+    """Rows that a histogram counted twice are not twice as liked as those it counted once."""
+    rows, lookups = 20_000, 20_000
+    looked_up = drawn(probabilities(rows, exponent, 0.0), lookups)
+    _, times = np.unique(looked_up, return_counts=True)
+    access = Histogram(histogram_of(times), times.mean(), lookups)
+    held = np.array([500, 2500, 5000])
+    for part in (looked_up, looked_up[: lookups // 5]):
+        assert access.hits(len(part), rows, held) == pytest.approx([simulated(part, int(size)) for size in held], abs=most)
+
+
+@pytest.mark.parametrize("shares", [[1.0, *16 * [0.0]], [0.0, 1.0, *15 * [0.0]], [0.5, 0.0, 0.5, *14 * [0.0]], [*16 * [0.0], 1.0]])
+@pytest.mark.parametrize("rows", [1.0, 1.02, 1e6])
+def test_classes_of_a_histogram_share_all_lookups(shares: list[float], rows: float) -> None:
+    access = Histogram(shares)
+    lookups = 1e9
+    count, p = access.classes(lookups, rows * float(access.unique_rows(lookups, 1e12)))
+    assert (p > 0).all()
+    assert float(count @ p) == pytest.approx(1)
+    assert float(count.sum()) >= float(access.unique_rows(lookups, 1e12)) * (1 - 1e-9)
+
+
 def test_distance_is_the_footprint_of_rows_in_use() -> None:
     assert float(reuse_distance_bytes(250.0, 128.0)) == 32_000
 

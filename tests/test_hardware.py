@@ -10,7 +10,6 @@ import pytest
 from hybridperf.hardware import (
     DTYPE_BYTES,
     LEVELS,
-    _aliases,
     canonical_dtype,
     device_called,
     device_names,
@@ -20,6 +19,7 @@ from hybridperf.hardware import (
     system_names,
     this_cpu,
 )
+from hybridperf.hardware.names import _aliases
 from hybridperf.io import InputError
 
 PEAKS = {  # column of devices.csv -> (dtype, unit)

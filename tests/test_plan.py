@@ -264,6 +264,7 @@ def test_a_users_prices_come_first(tmp_path, found):
         ({"gpus": [8, None]}, "in gpus, or several, got None"),
         ({"gpus": float("inf")}, "in gpus, or several, got inf"),
         ({"batch": [0]}, "in batch, or several, got 0"),
+        ({"model": "gpt3-13b", "gpus": 1, "only": {"cp": 1}}, "no layout of gpt3-13b fits on 1 GPU with"),
         ({"only": "tp=1"}, "expected only as a mapping"),
         ({"only": {"recompute": "some"}}, "recompute can be none, selective, full, got 'some'"),
         ({"only": {"sequence_parallel": "maybe"}}, "sequence_parallel must be yes or no, got 'maybe'"),

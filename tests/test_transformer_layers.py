@@ -232,10 +232,14 @@ def test_experts_are_products_of_their_own_sizes():
     """2 of 8 gated experts of 512 x 1024 on each of 4 ranks: 4 x 2048 x 2 / 8 = 2048 rows each, into 2 x 1024 and out of 1024."""
     settings = {"attention": "fused", "dtype": "bf16"}
     passes = layer_passes(config(MOE, settings=settings, dp=4, ep=4))
-    for steps, times in ((passes.forward, 2), (passes.backward, 2 * ratios.EXPERTS.value)):
+    for steps, times, tensors in ((passes.forward, 2, 3), (passes.backward, 2 * ratios.EXPERTS.value, 5)):
         into, out = (step.call for step in steps if step.name.startswith("experts") and step.part == "gemm")
         assert (into.op, out.op) == (Gemm("bf16", 2048.0, 2048.0, 512.0), Gemm("bf16", 2048.0, 512.0, 1024.0))
         assert into.times == out.times == times
+        (inner,) = (step.call for step in steps if "inner" in step.name)
+        assert (
+            inner.op.work().bytes == tensors * 2 * 2048 * 1024 * 2.0
+        )  # gate and value read, result written; back, three read, two written
 
 
 def test_experts_under_tensor_parallelism():

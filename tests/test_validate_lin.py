@@ -11,7 +11,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
-from hybridperf.validate import lin_data, lin_hosts, lin_ranks, lin_single
+from hybridperf.validate import lin, lin_data, lin_hosts, lin_ranks, lin_single
 from hybridperf.validate.lin_borrowed import Borrowed, borrowed
 from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
 from hybridperf.workload import CollectiveCall, Seconds
@@ -50,6 +50,17 @@ def test_recorded_sequences_are_read_whole(data_dir):
 def test_summed_kernel_time(data_dir, prices):
     sums = lin_single.kernels(data_dir, prices).groupby(["workload", "date"])[["measured_s", "predicted_s"]].sum()
     assert ((sums["predicted_s"] / sums["measured_s"] - 1).abs() <= 0.06).all()
+
+
+def test_lins_formulas_stand_beside_our_lookups(data_dir, prices):
+    """Forward: 8 tables, 2048 bags of 100 rows of 256 bytes, indices, offsets and results, at what their curve says of memory."""
+    found = lin.lookups(lin_single.kernels(data_dir, prices)).set_index(["workload", "direction"])
+    assert len(found) == 4
+    default = found.loc[("DLRM_default", "forward")]
+    moved_bytes = 8 * 2048 * (64 + 32 + 416 + 100 * 256 + 256)
+    assert 0.9 * 816.95e9 < moved_bytes / default["lin_plain"] < 816.95e9
+    assert default["lin_hit_rate"] == pytest.approx(1.1 * default["lin_plain"], rel=0.02)  # hardly a hit; 1.1: their factor of 64 columns
+    assert default["measured_s"] == pytest.approx(default["predicted_s"], rel=0.05)
 
 
 def test_every_recorded_op_has_a_prediction(data_dir, prices):

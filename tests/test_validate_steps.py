@@ -30,7 +30,9 @@ def test_no_row_is_given_and_judged(measured) -> None:
 
 
 def test_a_row_ran_if_it_says_so_in_whatever_letters(tmp_path) -> None:
-    rows = [{**ROW, "step_time_s": 1.0, "status": status} for status in ("ok", " OK", None, "OOM/failed")]
+    rows = [
+        {**ROW, "micro_batch": 4, "grad_accum": 1, "step_time_s": 1.0, "status": status} for status in ("ok", " OK", None, "OOM/failed")
+    ]
     assert endings(pd.DataFrame(rows)).tolist() == ["ok", "ok", "ok", "oom/failed"]
     assert endings(pd.DataFrame(rows).drop(columns="status")).tolist() == ["ok"] * 4
     (tmp_path / "training_steps").mkdir()

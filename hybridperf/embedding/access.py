@@ -28,6 +28,7 @@ from hybridperf.embedding.unique import distinct, zipf_classes
 from hybridperf.io.errors import InputError
 
 _MEAN_SLACK = 0.05  # shares of three digits leave the mean, which hangs on the rarest bins, open by so much
+_LEAST_RATE = 1e-15  # lookups to expect of a row that none is told of, where JAX keeps it
 _SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
 
 
@@ -103,7 +104,7 @@ class Histogram(Access):
     """Shares [17] of different rows by how often a batch looked them up, with the mean lookups per row.
 
     `lookups` is the size of the batch (or file) that was counted; None: of each batch that is asked for. Asked for fewer, it is thinned.
-    Rows that were looked up once are taken for a few of all those of the table that are rarely met.
+    How often a row is met by chance is told from how often it is looked up (`reuse.rates`), for caches and distances.
     """
 
     shares: Sequence[float] | Any
@@ -119,21 +120,24 @@ class Histogram(Access):
         return shares / module.sum(shares)
 
     def _at(self, lookups: Any, rows: Any) -> Histogram:
-        """The histogram of a batch of so many lookups; `InputError` where it counts more rows than there are."""
+        """The histogram of a batch of so many lookups."""
+        self._check(lookups, rows)
         if self.lookups is None:
-            if not any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, lookups, rows)) and (
-                problem := self._beyond(rows, lookups)
-            ):
-                raise InputError(problem)
             return self
         fraction = lookups / self.lookups
-        if not isinstance(fraction, jax.core.Tracer) and fraction > 1 + 1e-9:
+        shares, mean, _ = reuse.thinned(self._shares(), self._mean(), array_module(fraction).minimum(fraction, 1.0))
+        return Histogram(shares, mean)
+
+    def _check(self, lookups: Any, rows: Any) -> None:
+        """`InputError` where a batch has more lookups than were counted, or more different rows than there are."""
+        if any(isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups, lookups, rows)):
+            return
+        if self.lookups is None and (problem := self._beyond(rows, lookups)):
+            raise InputError(problem)
+        if self.lookups is not None and lookups / self.lookups > 1 + 1e-9:
             raise InputError(
                 f"expected at most the {self.lookups:g} lookups that the histogram was counted over, got {lookups:g}; thinning goes one way"
             )
-        module = array_module(fraction)
-        shares, mean, _ = reuse.thinned(self._shares(), self._mean(), module.minimum(fraction, 1.0))
-        return Histogram(shares, mean)
 
     def _beyond(self, rows: Any, lookups: Any) -> str:
         """What is wrong where so many lookups are of more different rows than there are."""
@@ -164,20 +168,24 @@ class Histogram(Access):
         return module.where(drawn > 0, said * found / module.where(drawn > 0, drawn, 1.0), 0.0)
 
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
-        if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
-            lookups = self.lookups or rows  # of an endless stream only the ratios count
-        here = self._at(lookups, rows)
-        module = array_module(here.shares, here.mean_reuse, lookups)
-        shares, mean = here._shares(), here._mean()
+        """Rows by what their counts tell of their rates (`reuse.rates`), those that were not met among them."""
+        endless = not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups)
+        if not endless:
+            self._check(lookups, rows)
+        if endless or self.lookups is not None:  # of the rows that were counted; of an endless stream only the ratios count
+            lookups = self.lookups or rows
+        module = array_module(self.shares, self.mean_reuse, self.lookups, lookups, rows)
+        shares, mean = self._shares(), self._mean()
         times, weight = reuse.counts(shares, mean)
-        unique = lookups / mean
-        often = unique * weight[1:]  # the first of the counts is one
-        rare = module.maximum(rows - module.sum(often), unique * weight[0])
-        count = module.concatenate([module.reshape(rare, (1,)), often])
-        lookups_of = module.concatenate([module.reshape(unique * weight[0], (1,)), often * times[1:]])
-        keep = np.ones(len(times), bool) if module is not np else (lookups_of > 0) & (count > 0)
-        count, lookups_of = count[keep], lookups_of[keep]
-        return count, lookups_of / module.sum(lookups_of) / module.maximum(count, 1e-9)
+        met = lookups / mean * weight
+        unmet = module.maximum(rows - lookups / mean, 0.0)
+        rates = reuse.rates(shares, times, met, unmet)
+        count = module.concatenate([module.reshape(unmet, (1,)), met])
+        if module is np:
+            kept = (count > 0) & (rates > 0)
+            count, rates = count[kept], rates[kept]
+        rates = module.maximum(rates, _LEAST_RATE)
+        return count, rates / module.sum(count * rates)
 
     def problem(self) -> str:
         for name in ("mean_reuse", "lookups"):

@@ -1,4 +1,4 @@
-"""Embedding lookups by the formulas of Lin et al. (owensgroup/ml_perf_model@5b2522a), to print beside ours; nothing else uses them.
+"""Embedding lookups by the formulas of Lin et al. (owensgroup/ml_perf_model@5b2522a), which `hybridperf validate lin` prints beside ours.
 
 B bags per table, E rows, D numbers of fp32 a row, L lookups per bag, r32(x) = x rounded up to 32 bytes. A bag of a table moves
 

@@ -100,6 +100,26 @@ def counts(shares: Any, mean_reuse: Any = None) -> tuple[np.ndarray, Any]:
     return at, weight(lean - module.where(firm, (module.sum(at * here) - mean_reuse) / module.where(firm, slope, 1.0), 0.0))
 
 
+def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
+    """Lookups to expect [1 + M] of a row that was not looked up, or `times` [M], where `met` [M] and `unmet` rows were.
+
+    Counts are rates and chance: where few rows are looked up twice, those that were are no more liked than others. Of rows of c lookups
+    (Good 1953, Robbins 1956; n_c rows, whatever their rates)
+
+        rate = (c + 1) n_(c+1) / n_c,   about (c + 1) exp(-a / c) where n falls as c^-a,
+
+    `a` by the densities of the bins beside c's, and not further from c + 1 than the chance of its count, exp(1 / sqrt(c)).
+    """
+    module = array_module(shares, met, unmet)
+    slopes = _slopes(shares, np.inf)[np.searchsorted(_UPPER, times)]
+    more = module.log(times + 1.0) - module.clip(slopes / times, -1 / np.sqrt(times), 1 / np.sqrt(times))
+    alone = module.where(unmet > 0, met[0] / module.where(unmet > 0, unmet, 1.0), 1.0)
+    once = module.where(met[0] > 0, 2.0 * met[1] / module.where(met[0] > 0, met[0], 1.0), 1.0)
+    once = module.maximum(once, module.minimum(alone, 1.0))  # a row that was met is no rarer than one that was not
+    first = module.stack([module.minimum(alone, once), once])
+    return module.concatenate([first, module.exp(more[1:])])
+
+
 def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any, Any]:
     """(shares [17], mean lookups per row, different rows per different row before) of a batch of a share `fraction` of the samples."""
     module = array_module(shares, mean_reuse, fraction)
@@ -157,14 +177,17 @@ def _nodes(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     return (edges[1:] + edges[:-1] - 1) / 2, np.diff(edges)
 
 
-def _slopes(shares: Any) -> Any:
-    """a of c^-a inside each bin [17], from the densities of the bins beside it; steep where there is nothing beyond."""
+def _slopes(shares: Any, steepest: float = 4.0) -> Any:
+    """a of c^-a inside each bin [17], from the densities of the bins beside it; steep where there is nothing beyond. Zero to `steepest`, or
+    whatever it is."""
     module = array_module(shares)
     high = np.append(_UPPER, _LOWER[-1] * _LONG_TAIL)
     density = module.log(module.maximum(module.asarray(shares), 1e-9) / (high - _LOWER + 1))
     centre = np.log(np.sqrt(_LOWER * high))
     before, after = np.maximum(np.arange(BINS) - 1, 0), np.minimum(np.arange(BINS) + 1, BINS - 1)
-    return module.clip((density[before] - density[after]) / (centre[after] - centre[before]), 0.0, 4.0)
+    return module.clip(
+        (density[before] - density[after]) / (centre[after] - centre[before]), 0.0 if steepest < np.inf else -np.inf, steepest
+    )
 
 
 def _end_of_tail(mean: float, slope: float) -> float:

@@ -59,7 +59,9 @@ def read_json(path: str | os.PathLike, kind: str, version: int) -> dict[str, Any
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is damaged (not JSON: {error}); make it again or restore a copy") from error
+        raise InputError(
+            f"expected a hybridperf/{kind} file; {path} is another or is damaged (not JSON: {error}); check the path, or make it again"
+        ) from error
     found = document.get("schema") if isinstance(document, dict) else None
     if found != f"hybridperf/{kind}":
         raise InputError(f"expected a hybridperf/{kind} file at {path}, found {found or 'no schema field'!s}; check the path")

@@ -10,6 +10,7 @@ import numpy as np
 from hybridperf.plans.priced import memory_of
 from hybridperf.plans.setting import Setting
 from hybridperf.plans.space import Space, space
+from hybridperf.plans.words import counted
 
 _DOUBLINGS = 8  # of devices, that are tried
 _NEAREST_BATCHES = 64
@@ -17,7 +18,7 @@ _NEAREST_BATCHES = 64
 
 def nothing_legal(setting: Setting, gpus: int, batch: int, only: Mapping[str, Sequence[Any]] | None) -> str:
     """No layout is legal: because of what was pinned, or of the batch."""
-    where = f"{setting.shape.name} on {gpus} GPUs with a global batch of {batch}"
+    where = f"{setting.shape.name} on {counted(gpus, 'GPU')} with a global batch of {batch}"
     if only:
         pinned = ", ".join(f"{name} {'/'.join(map(str, values))}" for name, values in only.items())
         if len(space(setting.shape, gpus, setting.gpus_per_node, batch, None, setting.strict)):
@@ -34,8 +35,8 @@ def nothing_fits(setting: Setting, tried: Space, needed: np.ndarray, only: Mappi
     x = {name: int(column[least]) for name, column in tried.base._asdict().items()}
     named = f"tp {x['tp']}, pp {x['pp']}, cp {x['cp']}, dp {x['dp']}, ZeRO-{x['zero']}, micro-batch {x['micro_batch']}"
     said = (
-        f"no layout of {setting.shape.name} fits on {tried.gpus} GPUs with {setting.capacity_bytes / 1e9:.0f} GB to use each: the smallest"
-        f" needs {needed[least] / 1e9:.0f} GB ({named})"
+        f"no layout of {setting.shape.name} fits on {counted(tried.gpus, 'GPU')} with {setting.capacity_bytes / 1e9:.0f} GB to use each:"
+        f" the smallest needs {needed[least] / 1e9:.0f} GB ({named})"
     )
     for doubling in range(1, _DOUBLINGS + 1):
         gpus = tried.gpus * 2**doubling

@@ -34,7 +34,7 @@ from hybridperf.plans.priced import Priced, memory_of, priced
 from hybridperf.plans.progress import Progress
 from hybridperf.plans.setting import Setting, setting
 from hybridperf.plans.space import space
-from hybridperf.plans.words import layout_words
+from hybridperf.plans.words import counted, layout_words
 from hybridperf.steps.adapt import Adapted
 from hybridperf.steps.adaptation import Adaptation
 from hybridperf.steps.batch import Bank
@@ -269,7 +269,8 @@ def _batches(batch: Sequence[int] | None, shape: TransformerShape, gpus: int, no
         samples = max(_USUAL_TOKENS // shape.seq, gpus, 1)
         samples = max(1, samples // gpus) * gpus
         notes.append(
-            f"a global batch of {samples} samples assumed on {gpus} GPUs: about {_USUAL_TOKENS / 1e6:.1f} million tokens, give --batch"
+            f"a global batch of {samples} samples assumed on {counted(gpus, 'GPU')}: about {_USUAL_TOKENS / 1e6:.1f} million tokens, give"
+            " --batch"
         )
         return [samples]
     return list(batch)

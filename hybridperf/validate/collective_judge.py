@@ -30,7 +30,7 @@ from hybridperf.validate.collective_tasks import TASKS, eligible
 
 _QUICK_RECIPE, _QUICK_SYSTEMS = Recipe(steps=200), 3
 _MEASURED = ["time_s", "time_min_s", "time_mean_s", "time_std_s", "busbw_log"]
-_PRIOR_DEPENDS_ON: tuple[str, ...] = ("collectives", "prior", "presets", "gaussian_process.py", "robust.py", "residual.py", "hardware.py")
+_PRIOR_DEPENDS_ON: tuple[str, ...] = ("collectives", "prior", "presets", "gaussian_process.py", "robust.py", "residual.py", "hardware")
 _DEPENDS_ON = (*_PRIOR_DEPENDS_ON, *(f"validate/collective_{name}.py" for name in ("judge", "groups", "nulls", "tasks")))
 
 Says = Callable[[str], None]

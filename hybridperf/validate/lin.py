@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hybridperf.embedding import lin as lin_formulas
 from hybridperf.io import InputError, write_table
 from hybridperf.model import PerfModel, load_model, model_or_datasheet
 from hybridperf.report import text
@@ -19,6 +20,9 @@ from hybridperf.validate.lin_kernels import KernelPrices
 
 MODEL = "v100_pcie_32g"  # of the V100s that are shipped, the one whose products and loops were measured
 KERNEL_SUM_GOAL, RANK_GOAL = 0.06, 0.10
+_DATES = ("2021-05-04", "2021-05-14")  # the other two dates recorded the same models
+_BATCH = 2048
+_LOOKUPS = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
 _OTHERS = {"P100": ("p100_pcie_16g", 1.189e9), "Xp": ("titanxp", 1.404e9)}
 
 
@@ -30,6 +34,8 @@ def run(data: Path, out: Path, model: str = MODEL) -> None:
     kernels = lin_single.kernels(data, prices)
     print(_kernel_table(kernels))
     print(_sums(data, prices, kernels), end="\n\n")
+    looked_up = lookups(kernels)
+    print(_lookup_table(looked_up), end="\n\n")
     by_gpu = {"V100": prices} | _other_gpus()
     plain = lin_single.cells(data, by_gpu)
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
@@ -37,7 +43,7 @@ def run(data: Path, out: Path, model: str = MODEL) -> None:
     print(_cell_summary(data, by_gpu, plain, added), end="\n\n")
     ranks = lin_ranks.ranks(data)
     print(_rank_tables(ranks))
-    tables = {"kernels": kernels, "cells": plain, "cells_added": added, "ranks": ranks.steps, "waits": ranks.waits}
+    tables = {"kernels": kernels, "lookups": looked_up, "cells": plain, "cells_added": added, "ranks": ranks.steps, "waits": ranks.waits}
     for name, frame in tables.items():
         write_table(frame, out / f"lin_{name}.csv")
     print(f"\ntables in {out}/lin_*.csv")
@@ -56,13 +62,31 @@ def _other_gpus() -> dict[str, KernelPrices]:
 
 def _kernel_table(kernels: pd.DataFrame) -> str:
     """One line per kind of op: microseconds measured and predicted, of both models."""
-    one = kernels[kernels["date"].isin(["2021-05-04", "2021-05-14"])]  # the other two dates recorded the same models
+    one = kernels[kernels["date"].isin(_DATES)]
     rows = []
     wide = one.pivot(index="op", columns="workload", values=["measured_s", "predicted_s"]) * 1e6
     for op in wide[("measured_s", "DLRM_default")].fillna(0.0).sort_values(ascending=False).index:
         cells = [wide.loc[op, (what, workload)] for workload in ("DLRM_default", "DLRM_MLPerf") for what in ("measured_s", "predicted_s")]
         rows.append([op, *("" if np.isnan(cell) else f"{cell:.0f}" for cell in cells)])
     return text.table(["kernels by op, us a step (B = 2048)", "default", "predicted", "MLPerf", "predicted"], rows)
+
+
+def lookups(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Embedding kernels as measured, by us, and by the formulas of Lin's pipeline with their own constants of a V100, s a step."""
+    found = kernels[kernels["op"].isin(_LOOKUPS) & kernels["date"].isin(_DATES)]
+    rows = []
+    for _, one in found.iterrows():
+        tables, direction = lin_data.config(one["workload"], _BATCH).tables, _LOOKUPS[one["op"]]
+        theirs = {name: by[direction](tables, _BATCH, lin_formulas.gpu("v100_sxm2")) for name, by in lin_formulas.FORMULAS.items()}
+        rows.append({"workload": one["workload"], "direction": direction, **one[["measured_s", "predicted_s"]], **theirs})
+    return pd.DataFrame(rows)
+
+
+def _lookup_table(found: pd.DataFrame) -> str:
+    numbers = ["measured_s", "predicted_s", *lin_formulas.FORMULAS]
+    rows = [[f"{one['workload']} {one['direction']}", *(f"{one[name] * 1e6:.0f}" for name in numbers)] for _, one in found.iterrows()]
+    headers = ["lookups, us a step (B = 2048)", "measured", "predicted", "Lin: all from memory", "Lin: hits"]
+    return text.table(headers, rows)
 
 
 def _sums(data: Path, prices: KernelPrices, kernels: pd.DataFrame) -> str:

@@ -170,7 +170,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    value = value.item() if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0 else value
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
@@ -461,7 +462,7 @@ class _Step:
         total = {rank: sum(size for size, _ in of_ranks[rank]) + away[rank] + common for rank in self.all}
         rank = max(total, key=lambda one: total[one])
         largest, name = max(of_ranks[rank], default=(0.0, ""))
-        most = f"most of it {name}, {largest / 1e9:.4g} GB" if largest > total[rank] / 2 else ""
+        most = f"the largest table {name}, {largest / 1e9:.4g} GB" if name else ""
         return Held(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
 
     def bag_bytes(self, table: Table) -> float:

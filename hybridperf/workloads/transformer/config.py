@@ -87,9 +87,7 @@ class TransformerConfig:
             raise unknown("framework", framework, habits(), f"known are {', '.join(habits())}")
         names = {field.name for field in dataclasses.fields(TransformerConfig)}
         usual = {name: value for name, value in config_habits(habits()[framework], layout.tp).items() if name in names}
-        found = TransformerConfig(shape, layout, **{**usual, **own})
-        # nanotron weighs the head by its matrix against a layer's
-        return found if found.stage_split == "even" else found.replace(head_layers=shape.vocab * shape.hidden / shape.layer_parameters)
+        return TransformerConfig(shape, layout, **{**usual, **own})
 
     def replace(self, **changes: Any) -> TransformerConfig:
         """The same step with other settings."""

@@ -14,26 +14,28 @@ import dataclasses
 from collections.abc import Iterator
 
 from hybridperf.ops import Gemm, Moe, OpCall
+from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.parallel import rewritten
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
 
 
-def grouped(passes: Passes, together: bool = False) -> Passes:
-    """Passes whose experts are products, launched one by one or `together`; after everything that divides experts or their tokens."""
+def grouped(passes: Passes, kernels: Kernels, together: bool = False) -> Passes:
+    """Passes whose experts are products, launched one by one or `together`, and an activation between them; after everything that divides
+    experts or their tokens."""
 
     def split(steps: Steps) -> Iterator[Step]:
         for step in steps:
             if step.is_op and isinstance(step.op, Moe):
                 each = int(step.op.experts // step.op.moe_ep) if together else 1
-                yield from _products(dataclasses.replace(step, kernels=1 + (step.kernels - 1) // each))
+                yield from _products(dataclasses.replace(step, kernels=1 + (step.kernels - 1) // each), kernels)
             else:
                 yield step
 
     return rewritten(passes, split)
 
 
-def _products(step: Step) -> tuple[Step, Step]:
-    """Into the experts and out of them, `times` as often as the experts' own call says."""
+def _products(step: Step, kernels: Kernels) -> Steps:
+    """Into the experts, the activation of all of them, and out of them; products `times` as often as the experts' own call says."""
     assert isinstance(step.call, OpCall)
     op: Moe = step.op
     routing = op.routing()
@@ -41,12 +43,12 @@ def _products(step: Step) -> tuple[Step, Step]:
     rows = float(routing.rows) / active
     into = Gemm(op.dtype, rows, inter * (2.0 if op.gated else 1.0), float(op.hidden), quant=op.quant)
     out = Gemm(op.dtype, rows, float(op.hidden), inter, quant=op.quant)
-    half = step.kernels // 2
-
     times = step.call.times * active
 
-    def product(what: str, of: Gemm, kernels: int) -> Step:
+    def product(what: str, of: Gemm) -> Step:
         call = OpCall(of, times=times)
-        return dataclasses.replace(step, call=call, name=f"{step.name}, {what}", kernels=kernels, tensor=(), tokens="m")
+        return dataclasses.replace(step, call=call, name=f"{step.name}, {what}", kernels=(step.kernels - 1) // 2, tensor=(), tokens="m")
 
-    return product("in", into, step.kernels - half), product("out", out, half)
+    piece = kernels.activation(f"{step.name}, inner", float(routing.rows), inter, gated=bool(op.gated), bias=False)
+    inner = piece.backward if "gradient" in step.name else piece.forward
+    return product("in", into), *inner, product("out", out)

@@ -89,7 +89,7 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     if config.layout.sequence_parallel:
         passes = sequence_parallel(passes, config.group("tp"))
     passes = expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes")
-    return grouped(passes, together=config.grouped_experts)
+    return grouped(passes, config.kernels, together=config.grouped_experts)
 
 
 def send_call(config: TransformerConfig) -> CollectiveCall | None:

@@ -1,0 +1,127 @@
+"""Published facts of devices and of systems, and the numbers of a device that formulas read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+from hybridperf.hardware.dtypes import canonical_dtype
+from hybridperf.io import InputError
+
+LEVELS = ("l1", "l2", "l3", "memory")
+MEMORY = LEVELS.index("memory")
+Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["peak_flops_per_s", "memory_bytes_per_s", "level_bytes"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The numbers of one device that a roofline reads, for one dtype and unit. L = len(LEVELS)."""
+
+    peak_flops_per_s: Any  # []
+    memory_bytes_per_s: Any  # []
+    level_bytes: Any  # [L] capacity of each level; zero where there is none, infinite for memory
+
+
+class Spec(BaseModel):
+    """Facts that do not change, every field of a file known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DeviceSpec(Spec):
+    """Published facts of one device."""
+
+    id: str
+    name: str
+    vendor: str
+    arch: str
+    kind: Literal["gpu", "cpu"]
+    year: int | None = None
+    peak_flops_per_s: dict[str, PositiveFloat]  # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
+    memory_bytes_per_s: PositiveFloat
+    memory_bytes: PositiveFloat
+    l1_bytes: PositiveFloat | None = None  # private data cache that serves one core; CPUs only
+    l2_bytes: PositiveFloat | None = None
+    l3_bytes: PositiveFloat | None = None
+    multiprocessors: PositiveInt | None = None  # SMs, compute units or cores
+    clock_hz: PositiveFloat | None = None
+    l1_bytes_per_multiprocessor: PositiveFloat | None = None
+    shared_memory_bytes_per_multiprocessor: PositiveFloat | None = None
+    tdp_w: PositiveFloat | None = None
+    source: str
+    note: str = ""
+
+    def peak(self, dtype: str, unit: Unit) -> float:
+        """FLOP/s of one dtype. Vector work: the fp32 rate unless the datasheet gives `<dtype>_vector`."""
+        dtype = canonical_dtype(dtype)
+        peaks = self.peak_flops_per_s
+        if unit == "vector":
+            rate = peaks.get("fp64") if dtype == "fp64" else peaks.get(f"{dtype}_vector", peaks.get("fp32"))
+        elif dtype in ("fp32", "tf32"):
+            rate = peaks.get(dtype)
+        elif dtype == "fp16in_fp32math":  # half storage, single arithmetic: matrix units take it, plain cores run at fp32
+            rate = peaks.get("fp16", peaks.get("fp32"))
+        elif dtype in ("int32", "int64", "int16", "bool"):
+            rate = peaks.get("fp32")  # no matrix unit takes them; they run beside the fp32 lanes
+        elif dtype == "int8" and self.kind == "cpu":
+            rate = peaks.get("int8", peaks.get("fp32"))  # without an instruction for them, bytes are widened into the vector lanes
+        else:
+            rate = peaks.get(dtype, peaks.get(f"{dtype}_vector"))
+        if rate is None:
+            have = ", ".join(sorted(peaks))
+            raise InputError(f"device {self.id} has no known {dtype} peak ({unit} unit), only {have}; give it in a device file")
+        return float(rate)
+
+    def device(self, dtype: str = "fp32", unit: Unit = "vector") -> Device:
+        """The numbers a roofline reads."""
+        return Device(
+            peak_flops_per_s=np.float64(self.peak(dtype, unit)),
+            memory_bytes_per_s=np.float64(self.memory_bytes_per_s),
+            level_bytes=self.level_bytes(),
+        )
+
+    def level_bytes(self) -> np.ndarray:
+        """Capacity of each memory level [L]."""
+        caches = [self.l1_bytes or 0.0, self.l2_bytes or 0.0, self.l3_bytes or 0.0]
+        return np.array([*caches, np.inf])
+
+
+class SystemSpec(Spec):
+    """Published facts of one system: a kind of node and the links inside and between nodes."""
+
+    id: str
+    description: str
+    accelerator: str
+    device: str | None = None  # name of a DeviceSpec, where the accelerator is a known one
+    accelerators_per_node: PositiveInt
+    intra_link: str
+    intra_bytes_per_s: PositiveFloat  # per accelerator and direction
+    in_network_reduction: bool
+    host_link: str
+    host_link_bytes_per_s: PositiveFloat
+    nic: str
+    nics_per_node: PositiveInt
+    nic_bytes_per_s: PositiveFloat
+    node_bytes_per_s: PositiveFloat
+    latency_s: PositiveFloat
+    source: str
+    confidence: str
+
+    @property
+    def share_bytes_per_s(self) -> float:
+        """Of its node's network, each accelerator's."""
+        return self.node_bytes_per_s / self.accelerators_per_node
+
+    def link_bytes_per_s(self, accelerators: int) -> float:
+        """What joins so many of them: the links of a node, or each one's share of its network."""
+        return self.intra_bytes_per_s if accelerators <= self.accelerators_per_node else self.share_bytes_per_s
