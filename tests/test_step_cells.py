@@ -30,7 +30,7 @@ CONFIGS = {
     "attention_kernel": ("", "flash1"), "expert_messages": ("copies", "nodes"), "framework": ("megatron", "eager", "compiled"),
     "dropout": (False, True), "fused_loss": (False, True), "vocab_multiple": (1, 128), "optimizer": ("adam", "sgd"),
     "gradient_bytes": (None, 4), "overlap_gradients": (False, True), "overlap_sends": (False, True), "scatter_gather": (False, True),
-    "stage_split": ("even", "cost"),
+    "stage_split": ("even", "cost"), "grouped_experts": (False, True),
 }  # fmt: skip
 LINKS = fit_collectives(None, load_system("aic_h100_sxm"))[0]
 

@@ -78,7 +78,10 @@ def test_one_box_that_stands_for_all_is_said(bank):
 def test_experts_that_are_launched_one_by_one_are_said_where_they_wait(bank):
     """128 experts of each rank keep its host busy; 2 of them do not, and a model without experts has none."""
     row = {"model": "qwen3-30b-a3b", "n_gpus": 64, "tp": 1, "dp": 64, "framework": "megatron_core"}
-    alone, shared, dense = predicted(bank, row, row | {"ep": 64, "micro_batch": 4}, {"framework": "megatron_core"}).to_dict("records")
+    alone, shared, dense, grouped = predicted(
+        bank, row, row | {"ep": 64, "micro_batch": 4}, {"framework": "megatron_core"}, row | {"framework": "torchtitan"}
+    ).to_dict("records")
     assert "products of 128 experts of a rank one by one" in alone["note"]
     assert alone["host_s"] > 0.1 * alone["predicted_s"]
-    assert "one by one" not in shared["note"] + dense["note"]
+    assert "one by one" not in shared["note"] + dense["note"] + grouped["note"]
+    assert grouped["host_s"] < 0.5 * alone["host_s"]

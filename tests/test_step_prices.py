@@ -98,6 +98,16 @@ def test_each_expert_is_launched_by_itself():
         assert (forward, backward) == (1 + 2 * 128 // ep, 1 + 4 * 128 // ep)
 
 
+def test_a_kernel_for_all_experts_is_one_launch():
+    """Two products forward and four backward, however many experts a rank has."""
+    shape = load_shape("qwen3-30b-a3b")
+    for ep in (1, 8):
+        passes = layer_passes(TransformerConfig(shape, Layout(ep=ep, dp=ep), "bf16", grouped_experts=True))
+        launched = [sum(step.kernels for step in steps if step.name.startswith("experts") and step.part == "gemm")
+                    for steps in (passes.forward, passes.backward)]  # fmt: skip
+        assert launched == [2, 4]
+
+
 def test_what_shows_of_gathers_is_a_nodes_own_part():
     """Shards over 8 ranks of one node and over 32 of four: as much shows beside the computation, whatever the network takes."""
     config = TransformerConfig(load_shape("llama3-8b"), Layout(dp=8, zero=3), "bf16", gpus_per_node=8)

@@ -102,6 +102,7 @@ def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:
         c.attention,
         c.attention_kernel,
         c.framework,
+        c.grouped_experts,
         c.dropout,
         c.fused_loss,
         c.vocab_multiple,

@@ -92,7 +92,7 @@ def doubts_of(config: TransformerConfig, prices: Prices) -> Doubts:
 def experts_said(config: TransformerConfig, host_share: float) -> str:
     """What is assumed of launching experts, where a step of experts waits for its host; "" elsewhere."""
     experts = config.shape.experts // config.layout.ep
-    if experts < 2 or host_share < _WAITING:
+    if config.grouped_experts or experts < 2 or host_share < _WAITING:
         return ""
     return (
         f"{100 * host_share:.0f} % of the step waits for the host, which launches products of {experts} experts of a rank one by one, as"

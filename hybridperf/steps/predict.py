@@ -1,6 +1,6 @@
 """Rows of training steps -> times with interval, rates, memory, what the time is made of, and what was assumed.
 
-    predicted_s low_s high_s     seconds of a step; low and high hold nine of ten
+    predicted_s low_s high_s     seconds of a step; low and high hold nine of ten, low no less than the devices' peak allows (`least.py`)
     tokens_per_s mfu             of all GPUs; model FLOPs over time, GPUs and peak (0 to 1; attention's whole square counted);
                                  the peak is that of the format that layers' products multiply in (`peaks.py`); where that is not the
                                  activations', the note names it

@@ -19,7 +19,7 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import SPLITS, layers_before
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
-_FLAGS = ("dropout", "fused_loss", "overlap_gradients", "overlap_sends", "scatter_gather")
+_FLAGS = ("dropout", "fused_loss", "overlap_gradients", "overlap_sends", "scatter_gather", "grouped_experts")
 _WORDS = {
     "attention": ("fused", "unfused"),
     "attention_kernel": ATTENTION_KERNELS,
@@ -42,6 +42,7 @@ class TransformerConfig:
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
     attention_kernel: Literal["", "flash1", "flash2"] = ""  # of fused attention, `ops/attention_kernels.py`; empty: the op model's
     expert_messages: Literal["copies", "nodes"] = "copies"  # a token travels to each expert, or once to each node of theirs
+    grouped_experts: bool = False  # a kernel multiplies by all experts of a rank; else one by each
     framework: str = "megatron_core"  # whose kernels are launched, `framework.py`; its other habits: `run_by`
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation

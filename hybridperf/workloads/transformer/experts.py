@@ -5,6 +5,7 @@ n experts with work on a rank: n (rows/n x hidden x inputs of the MLP) and n (ro
 
 A grouped layer launches them one by one, on some streams (TransformerEngine pull request 853, issue 1386); by its developers' table of 8
 products of a few us each (pull request 3134: 0.27 ms) that takes its host some 33 us apiece, about as long as any launch (`launching.py`).
+PyTorch's grouped_mm, which torchtitan calls (its pull request 3308), is one launch for all of them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from hybridperf.workloads.transformer.parallel import rewritten
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
 
 
-def grouped(passes: Passes, kernels: Kernels) -> Passes:
-    """Passes whose experts are products and an activation between them; after everything that divides experts or their tokens."""
+def grouped(passes: Passes, kernels: Kernels, together: bool = False) -> Passes:
+    """Passes whose experts are products, launched one by one or `together`, and an activation between them; after everything that divides
+    experts or their tokens."""
 
     def split(steps: Steps) -> Iterator[Step]:
         for step in steps:
             if step.is_op and isinstance(step.op, Moe):
-                yield from _products(step, kernels)
+                each = int(step.op.experts // step.op.moe_ep) if together else 1
+                yield from _products(dataclasses.replace(step, kernels=1 + (step.kernels - 1) // each), kernels)
             else:
                 yield step
 

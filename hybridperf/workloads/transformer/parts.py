@@ -47,7 +47,7 @@ def head_passes(config: TransformerConfig) -> Passes:
 
 _OF_PASSES = (
     "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout", "fused_loss", "vocab_multiple",
-    "gradient_bytes", "expert_messages",
+    "gradient_bytes", "expert_messages", "grouped_experts",
 )  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     passes = split_tensor(context_parallel(passes, config.group("cp")), config.group("tp"))
     if config.layout.sequence_parallel:
         passes = sequence_parallel(passes, config.group("tp"))
-    return grouped(expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes"), config.kernels)
+    passes = expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes")
+    return grouped(passes, config.kernels, together=config.grouped_experts)
 
 
 def send_call(config: TransformerConfig) -> CollectiveCall | None:
