@@ -41,7 +41,7 @@ class Lookups:
 
     def columns(self, sets: int, copies: int) -> dict[str, Any]:
         """The row of one of `copies` tables that are looked up in turn, each with `sets` batches that rotate."""
-        table = Table("", self.rows, self.dim, self.pooling, access=Zipf(self.exponent, self.shift))
+        table = Table("looked up", self.rows, self.dim, self.pooling, access=Zipf(self.exponent, self.shift))
         call = lookup_calls([table], self.bags, self.direction, duplicates="each")
         lookups = self.bags * self.pooling
         again = Stream(*met(*table.classes(self.bags), sets * lookups), lookups, table.row_bytes)
