@@ -21,7 +21,7 @@ import numpy as np
 from hybridperf.io import InputError, unknown
 
 if TYPE_CHECKING:
-    from hybridperf.workloads.transformer.layout import Layouts
+    from hybridperf.workloads.transformer.layout import Layout, Layouts
 
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "data", "expert_data", "shard", "replica")
 
@@ -34,17 +34,27 @@ class Span(NamedTuple):
     ranks_per_node: int  # most that lie on one
 
 
-def span(layout: Layouts, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:
+def span(layout: Layout | Layouts, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:
     """The span of one dimension's groups of one layout."""
     if dim not in DIMENSIONS:
         raise unknown("dimension", dim, DIMENSIONS, f"known are {', '.join(DIMENSIONS)}")
     if gpus_per_node < 1:
         raise InputError(f"gpus_per_node must be 1 or more, got {gpus_per_node}")
-    digits = [(name, int(getattr(layout, name))) for name in order if name != "ep"]
-    return _counted(_members(layout, dim, digits), gpus_per_node)
+    digits = tuple([(name, int(getattr(layout, name))) for name in order if name != "ep"])
+    ranks, apart = 0, False  # of the groups that share a digit with others; whether experts are cut unlike the other layers
+    if dim in ("shard", "replica"):
+        ranks = int(layout.shard_ranks or layout.data_ranks)
+    elif dim in ("ep", "expert_data"):
+        ranks, apart = int(layout.ep), layout.expert_tp not in (None, layout.tp)
+    return _span(dim, digits, ranks, apart, gpus_per_node)
 
 
-def _members(layout: Layouts, dim: str, digits: list[tuple[str, int]]) -> tuple[tuple[int, bool], ...]:
+@functools.lru_cache(maxsize=65536)
+def _span(dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool, gpus_per_node: int) -> Span:
+    return _counted(_members(dim, digits, ranks, apart), gpus_per_node)
+
+
+def _members(dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool) -> tuple[tuple[int, bool], ...]:
     """Digits (size, whether the group runs over it), fastest first; a digit that a group shares with another is cut in two."""
     if dim in ("tp", "cp", "pp", "dp"):
         return tuple((size, name == dim) for name, size in digits)
@@ -52,11 +62,11 @@ def _members(layout: Layouts, dim: str, digits: list[tuple[str, int]]) -> tuple[
     if dim == "data":
         return tuple((size, name in data) for name, size in digits)
     if dim in ("shard", "replica"):
-        return _cut(digits, data, int(layout.shard_ranks), dim == "shard")
-    return _cut(digits, data if layout.expert_tp == layout.tp else ("tp", *data), int(layout.ep), dim == "ep")
+        return _cut(digits, data, ranks, dim == "shard")
+    return _cut(digits, ("tp", *data) if apart else data, ranks, dim == "ep")
 
 
-def _cut(digits: list[tuple[str, int]], of: tuple[str, ...], ranks: int, fast: bool) -> tuple[tuple[int, bool], ...]:
+def _cut(digits: tuple[tuple[str, int], ...], of: tuple[str, ...], ranks: int, fast: bool) -> tuple[tuple[int, bool], ...]:
     """Digits of the fastest `ranks` of some dimensions (`fast`), or of the rest of them."""
     left, cut = ranks, []
     for name, size in digits:

@@ -129,7 +129,7 @@ class Layout:
 
     def group(self, dim: str, gpus_per_node: int) -> Span:
         """What a collective of a dimension spans: tp, cp, pp, dp, ep; also `data` (dp and cp), `expert_data`, `shard`, `replica`."""
-        return span(self.columns, dim, gpus_per_node, self.order)
+        return span(self, dim, gpus_per_node, self.order)
 
     def replace(self, **changes: Any) -> Layout:
         return dataclasses.replace(self, **changes)
