@@ -71,7 +71,7 @@ class Columns:
             index.append((of + at).astype(np.int32))
             at += len(found)
         configs = [config(row) for row in np.concatenate(first).tolist()]
-        priced = features(configs, prices)
+        priced = features(configs, prices, with_doubts=False)  # `explain.py` asks for those of what it shows
         priced = with_crossings(priced, [ResolvedRow(one, machine, "", framework) for one in configs])
         found, placed = _unique(placed_key[rows])
         spans = [space.places[at].spans for at in space.place_of[rows[found]].tolist()]

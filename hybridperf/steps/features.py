@@ -36,7 +36,7 @@ _PROBED_BYTES = 64e6
 _WAITING = 0.1  # share of a step that waits for its host, from which on experts are said to be launched one by one
 
 
-def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
+def features(configs: Sequence[TransformerConfig], prices: Prices, with_doubts: bool = True) -> Features:
     """Features [N] of rows that run on one device and its links; `InputError` where a call cannot be priced."""
     cells = Unique([cell_key(config) for config in configs], configs)
     shards = Unique([("shards", *shards_key(config)) for config in configs], configs)
@@ -77,7 +77,7 @@ def features(configs: Sequence[TransformerConfig], prices: Prices) -> Features:
         reduction_s=reduction_s, reduction_calls=reduction_calls, updated_s=updated_s,
         reduction_hidden=reduction_hidden, optimizer_s=optimizer_s, optimizer_kernels=optimizer_kernels, tp=tp, waiting=nothing,
         crossing=nothing, stalls=nothing, gathered_layers=nothing, schedule=schedule, weight_share=weight_share,
-        doubt=np.stack([doubts_of(config, prices).widths for config in configs], -1),
+        doubt=np.stack([doubts_of(config, prices).widths for config in configs], -1) if with_doubts else None,
     )  # fmt: skip
 
 
