@@ -115,7 +115,8 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
     f = with_crossings(f, [ResolvedRow(config, case.setting.machine, "", case.setting.framework) for config in configs])
     alone = step_seconds(f, case.setting.adapted.knobs)
     for name in ("step_s", "compute_s", "exposed_comm_s", "bubble_s", "host_s"):
-        np.testing.assert_allclose(getattr(case.parts, name)[at], getattr(alone, name), rtol=1e-9, atol=1e-12)
+        # networks count in float32, whose rounding hangs on how many rows they are given (JAX 0.11)
+        np.testing.assert_allclose(getattr(case.parts, name)[at], getattr(alone, name), rtol=1e-6, atol=1e-12)
     c = case.setting.template
     for one, layout in zip(at[:10], (config.layout for config in configs), strict=False):
         use = memory(c.shape, layout, dtype=c.dtype, grad_bytes=c.gradient_bytes, attention=c.attention, knobs=case.setting.memory_knobs)

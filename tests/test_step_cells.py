@@ -77,4 +77,5 @@ def test_a_batch_is_each_row_by_itself(seed):
         for at, (config, own_features) in enumerate(zip(configs[::way], alone[::way], strict=True)):
             for name in (field.name for field in dataclasses.fields(own_features)):
                 for one, own in zip(jax.tree.leaves(getattr(together, name)), jax.tree.leaves(getattr(own_features, name)), strict=True):
-                    np.testing.assert_allclose(one[..., at], own[..., 0], rtol=1e-9, atol=1e-15, err_msg=f"{name} of {config}")
+                    # networks count in float32, whose rounding hangs on how many rows they are given (JAX 0.11)
+                    np.testing.assert_allclose(one[..., at], own[..., 0], rtol=1e-6, atol=1e-15, err_msg=f"{name} of {config}")
