@@ -15,7 +15,6 @@ import typer
 
 from hybridperf import cli_ask, cli_choose, cli_plan, cli_steps, cli_trace, cli_validate
 from hybridperf.cli_common import (
-    SOME_ROWS_UNPREDICTED,
     Cores,
     HtmlPage,
     Out,
@@ -24,6 +23,7 @@ from hybridperf.cli_common import (
     keep_files,
     model_named,
     names_in,
+    say_predicted,
     seconds_in,
 )
 from hybridperf.cli_program import code_of, jax_program
@@ -279,18 +279,7 @@ def ops(
     frame = read_table(rows)
     predicted = model_named(model).predict_ops(frame)
     write_table(predicted, out)
-    return _say_predicted(predicted, out)
-
-
-def _say_predicted(predicted, out: Path) -> int:  # type: ignore[no-untyped-def]  # a DataFrame, imported late
-    """How many rows of a table were predicted; the exit status."""
-    missing = int(predicted["predicted_s"].isna().sum())
-    print(f"{len(predicted) - missing} of {len(predicted)} rows predicted, written to {out}")
-    if missing:
-        first = predicted.loc[predicted["predicted_s"].isna(), "note"].iloc[0]
-        print(f"hybridperf: {missing} rows not predicted, their note says why; the first: {first}", file=sys.stderr)
-        return SOME_ROWS_UNPREDICTED
-    return 0
+    return say_predicted(predicted, out)
 
 
 @app.command()
@@ -321,7 +310,7 @@ def collectives(
     compilation_cache()
     predicted = loaded.predict(frame)
     write_table(predicted, out)
-    return _say_predicted(predicted, out)
+    return say_predicted(predicted, out)
 
 
 @app.command()

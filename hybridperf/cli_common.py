@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hybridperf.model import PerfModel
 
 SOME_ROWS_UNPREDICTED = 3  # exit status
@@ -79,6 +82,17 @@ def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) 
 def inside(folder: Path | None, names: Iterable[str], option: str = "--out") -> dict[str, Path]:
     """Files that a command writes into the folder of an option, for `keep_files`."""
     return {} if folder is None else {f"{option}/{name}": folder / name for name in names}
+
+
+def say_predicted(predicted: pd.DataFrame, out: Path) -> int:
+    """How many rows of a table were predicted, and the first note of the others; the exit status."""
+    without = predicted.loc[predicted["predicted_s"].isna(), "note"]
+    print(f"{len(predicted) - len(without)} of {len(predicted)} rows predicted, written to {out}")
+    if without.empty:
+        return 0
+    rows = "1 row" if len(without) == 1 else f"{len(without)} rows"
+    print(f"hybridperf: {rows} not predicted, the note says why; the first: {without.iloc[0]}", file=sys.stderr)
+    return SOME_ROWS_UNPREDICTED
 
 
 def names_in(text: str) -> list[str]:

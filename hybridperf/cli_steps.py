@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hybridperf.cli_common import SOME_ROWS_UNPREDICTED, compilation_cache, keep_files
+from hybridperf.cli_common import compilation_cache, keep_files, say_predicted
 
 
 def steps(
@@ -99,10 +99,4 @@ def steps(
     if save_knobs:
         found.adaptation.save(save_knobs)
         print(f"efficiencies in {save_knobs}")
-    missing = found.frame["predicted_s"].isna()
-    print(f"{len(frame) - int(missing.sum())} of {len(frame)} rows predicted, written to {out}")
-    if missing.any():
-        first = found.frame.loc[missing, "note"].iloc[0]
-        print(f"hybridperf: {int(missing.sum())} rows not predicted, their note says why; the first: {first}", file=sys.stderr)
-        return SOME_ROWS_UNPREDICTED
-    return 0
+    return say_predicted(found.frame, out)

@@ -369,7 +369,7 @@ def test_the_command_writes_predictions_and_knobs(fitted, run, tmp_path):
     status, printed, err = run("steps", tmp_path / "rows.csv", "--fit-on", tmp_path / "train.csv", "--save-knobs", knobs, "--out", out)
     assert status == 3
     assert "4 of 5 rows predicted" in printed
-    assert "1 rows not predicted" in err
+    assert "1 row not predicted" in err
     first = pd.read_csv(out)
     status, _, _ = run("steps", tmp_path / "rows.csv", "--knobs", knobs, "--out", tmp_path / "again.csv")
     assert status == 3
