@@ -78,7 +78,6 @@ def _cut(digits: tuple[tuple[str, int], ...], of: tuple[str, ...], ranks: int, f
     return tuple(cut)
 
 
-@functools.lru_cache(maxsize=65536)
 def _counted(digits: tuple[tuple[int, bool], ...], gpus_per_node: int) -> Span:
     ranks, per_node, stride, aligned = 1, 1, 1, True
     for size, member in digits:
