@@ -1,12 +1,14 @@
 """Measures this machine's ops: the program that `hybridperf calibrate` starts, once for each part.
 
-    python -m hybridperf_calibration.measure --part ops --out DIR/ops.jsonl --setting quick --cores 0 --budget-s 120
-    python -m hybridperf_calibration.measure --part host --out DIR/host.jsonl --cores 0
+    python -m hybridperf_calibration.measure --part ops --out DIR/ops.jsonl --setting quick --cores
+    0 --budget-s 120 python -m hybridperf_calibration.measure --part host --out DIR/host.jsonl
+    --cores 0
 
-Part `ops` runs with a memory allocator that keeps freed memory and with dispatch in the calling thread, so that an op's
-time is the op's; part `host` measures what both cost as users have them. Each pins itself before JAX starts, writes
-rows as it goes and resumes where an earlier run stopped. Beside the store it leaves the merged rows as a table
-(`ops.csv`) and the machine's facts (`ops.machine.json`).
+Part `ops` runs with a memory allocator that keeps freed memory and with dispatch in the calling
+thread, so that an op's time is the op's; part `host` measures what both cost as users have them.
+Each pins itself before JAX starts, writes rows as it goes and resumes where an earlier run stopped.
+Beside the store it leaves the merged rows as a table (`ops.csv`) and the machine's facts
+(`ops.machine.json`).
 
 Exit status: 0 all measured, 4 the time budget ran out first, 2 one sentence says what is wrong.
 """
@@ -60,16 +62,27 @@ def _measure(options: argparse.Namespace) -> int:
     only = tuple(name for name in options.only.split(",") if name)
     cases = op_cases(options.setting, only) if options.part == "ops" else host_cases()
     # the setting is not part of the fingerprint: a full run goes on where a quick one stopped
-    with RowStore(options.out, machine.fingerprint({"cores": options.cores, "part": options.part})) as store:
+    with RowStore(
+        options.out, machine.fingerprint({"cores": options.cores, "part": options.part})
+    ) as store:
         yardstick = Yardstick(allowance_s=WAITING_SHARE * (options.budget_s or UNLIMITED_BUDGET_S))
-        report = run(cases, store, passes=options.passes, budget_s=options.budget_s, yardstick=yardstick)
+        report = run(
+            cases, store, passes=options.passes, budget_s=options.budget_s, yardstick=yardstick
+        )
         rows = pd.DataFrame(row for row in merge_passes(store.rows) if "error" not in row)
         moved = drift(store.rows)
     path = Path(options.out)
     if rows.empty:
-        raise RuntimeError(f"none of {report.total} measurements succeeded; the rows in {path} say why")
+        raise RuntimeError(
+            f"none of {report.total} measurements succeeded; the rows in {path} say why"
+        )
     write_table(rows, path.with_suffix(".csv"))
-    write_json(path.with_suffix(".machine.json"), "machine", 1, {**machine.machine_facts(), **report.machine, "drift": moved})
+    write_json(
+        path.with_suffix(".machine.json"),
+        "machine",
+        1,
+        {**machine.machine_facts(), **report.machine, "drift": moved},
+    )
     print(f"hybridperf: {report.sentence()}", file=sys.stderr)
     return 0 if report.complete else 4
 

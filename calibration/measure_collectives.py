@@ -1,23 +1,30 @@
-"""Measures collectives between processes: the program that `hybridperf calibrate --collectives` starts.
+"""Measures collectives between processes: the program that `hybridperf calibrate --collectives`
+starts.
 
     python -m hybridperf_calibration.measure_collectives --processes 2 --setting quick --out DIR
-    python -m hybridperf_calibration.measure_collectives --processes 16 --process-ids 8-15 --coordinator host0:8476 --out DIR
+    python -m hybridperf_calibration.measure_collectives --processes 16 --process-ids 8-15
+    --coordinator host0:8476 --out DIR
 
-The first line measures this machine: it starts all processes here. The second is one machine's share of a job on several: run it on each
-with its own numbers; the coordinator is a free port of the machine that has process 0, and the results are left there.
+The first line measures this machine: it starts all processes here. The second is one machine's
+share of a job on several: run it on each with its own numbers; the coordinator is a free port of
+the machine that has process 0, and the results are left there.
 
-Each process has one device: an accelerator where JAX sees one (process i of those started here takes number i), else the CPU. Each is
-pinned to two cores of its own where there are enough, else to none: gloo receives in a thread of its own, which on a single core waits
-for the caller's time slice to end (with other programs running, medians were 2 to 50 times those of unpinned processes). `--cores-each 1`
-pins each to one all the same: what a training step meets that runs on one core per process.
+Each process has one device: an accelerator where JAX sees one (process i of those started here
+takes number i), else the CPU. Each is pinned to two cores of its own where there are enough, else
+to none: gloo receives in a thread of its own, which on a single core waits for the caller's time
+slice to end (with other programs running, medians were 2 to 50 times those of unpinned processes).
+`--cores-each 1` pins each to one all the same: what a training step meets that runs on one core per
+process.
 
-DIR gets the store (`collectives.jsonl`, by which a stopped run is resumed), the table (`collectives.csv`), the machine's facts
-(`collectives.machine.json`) and each process's output (`collectives_logs/`).
+DIR gets the store (`collectives.jsonl`, by which a stopped run is resumed), the table
+(`collectives.csv`), the machine's facts (`collectives.machine.json`) and each process's output
+(`collectives_logs/`).
 
-The processes end with this program, however it ends: each has a pipe from it, whose other end closes then.
+The processes end with this program, however it ends: each has a pipe from it, whose other end
+closes then.
 
-Exit status: 0 all measured, 4 the time budget ran out first, 2 one sentence says what is wrong, 5 (on several machines only) a collective
-did not return: start all again to go on with the others.
+Exit status: 0 all measured, 4 the time budget ran out first, 2 one sentence says what is wrong, 5
+(on several machines only) a collective did not return: start all again to go on with the others.
 """
 
 from __future__ import annotations
@@ -41,66 +48,126 @@ if TYPE_CHECKING:
     from hybridperf_calibration.microbench.store import RowStore
 
 PASSES = {"quick": 1, "full": 2, "long": 3}
-BUDGET_S = {"quick": 50.0, "full": 330.0, "long": None}  # between two processes the sizes of `full` take less; starting takes seconds
+BUDGET_S = {
+    "quick": 50.0,
+    "full": 330.0,
+    "long": None,
+}  # between two processes the sizes of `full` take less; starting takes seconds
 CORES_EACH = 2  # one for the caller, one for the library's thread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; see the module docstring."""
     parser = argparse.ArgumentParser(prog="hybridperf_calibration.measure_collectives")
-    parser.add_argument("--out", required=True, help="folder for store, table, facts and logs, created or resumed")
-    parser.add_argument("--processes", type=int, required=True, help="of the whole job, one device each")
+    parser.add_argument(
+        "--out", required=True, help="folder for store, table, facts and logs, created or resumed"
+    )
+    parser.add_argument(
+        "--processes", type=int, required=True, help="of the whole job, one device each"
+    )
     parser.add_argument("--setting", default="quick", choices=list(PASSES))
     parser.add_argument("--passes", type=int, default=None)
     parser.add_argument("--budget-s", type=float, default=None)
     parser.add_argument("--only", default="", help="collectives, separated by commas")
-    parser.add_argument("--sizes", default="", help="bytes, separated by commas, instead of the setting's")
-    parser.add_argument("--coordinator", default="", help="host:port of process 0, for a job on several machines")
-    parser.add_argument("--process-ids", default="", help="those to start here, such as 8-15; all if not given")
+    parser.add_argument(
+        "--sizes", default="", help="bytes, separated by commas, instead of the setting's"
+    )
+    parser.add_argument(
+        "--coordinator", default="", help="host:port of process 0, for a job on several machines"
+    )
+    parser.add_argument(
+        "--process-ids", default="", help="those to start here, such as 8-15; all if not given"
+    )
     parser.add_argument("--unpinned", action="store_true", help="let every process use all cores")
-    parser.add_argument("--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned")
-    parser.add_argument("--local-device", type=int, default=None, help=argparse.SUPPRESS)  # how this program starts itself
+    parser.add_argument(
+        "--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned"
+    )
+    parser.add_argument(
+        "--local-device", type=int, default=None, help=argparse.SUPPRESS
+    )  # how this program starts itself
     return job.run(parser, arguments, _start_all, _measure)
 
 
 def _start_all(options: argparse.Namespace) -> int:
     """Start this machine's processes and wait for them; returns their exit status."""
     try:
-        ranks = machine.parse_cores(options.process_ids) if options.process_ids else tuple(range(options.processes))
+        ranks = (
+            machine.parse_cores(options.process_ids)
+            if options.process_ids
+            else tuple(range(options.processes))
+        )
     except ValueError as error:
-        raise InputError(f"expected --process-ids like 8-15, got {options.process_ids!r}") from error
+        raise InputError(
+            f"expected --process-ids like 8-15, got {options.process_ids!r}"
+        ) from error
     if not all(rank < options.processes for rank in ranks) or len(set(ranks)) < len(ranks):
-        raise InputError(f"expected each of --process-ids once and below --processes {options.processes}, got {options.process_ids!r}")
+        raise InputError(
+            f"expected each of --process-ids once and below --processes {options.processes}, got"
+            f" {options.process_ids!r}"
+        )
     if options.cores_each < 1:
         raise InputError(f"expected --cores-each of at least 1, got {options.cores_each}")
     if len(ranks) < options.processes and not options.coordinator:
-        raise InputError("expected --coordinator HOST:PORT, the machine of process 0, with --process-ids of a part of the job; got none")
-    collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))  # refuses wrong names and sizes here, once
+        raise InputError(
+            "expected --coordinator HOST:PORT, the machine of process 0, with --process-ids of a"
+            " part of the job; got none"
+        )
+    collective_cases(
+        options.processes, "cpu", _sizes(options), _names(options.only)
+    )  # refuses wrong names and sizes here, once
     logs = job.make_folders(Path(options.out), "collectives_logs")
     cores, remark = _cores(len(ranks), unpinned=options.unpinned, each=options.cores_each)
     job.say(remark, job.busy_remark("collectives"))
     budget_s = BUDGET_S[options.setting] if options.budget_s is None else options.budget_s
     start_s = time.perf_counter()
     passes = options.passes or PASSES[options.setting]
-    last = passes if options.coordinator else 1  # new processes for each pass; where other machines take part, they would all have to agree
+    last = (
+        passes if options.coordinator else 1
+    )  # new processes for each pass; where other machines take part, they would all have to agree
     while True:
         left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - start_s), 0.0)
         status = _job(options, ranks, cores, logs, last, left_s)
         if status == job.STALLED and not options.coordinator:
-            job.say("a collective did not return (its row says which); starting the processes again to go on with the others")
+            job.say(
+                "a collective did not return (its row says which); starting the processes again to"
+                " go on with the others"
+            )
         elif status == 0 and last < passes:
             last += 1
         else:
             return status
 
 
-def _job(options: argparse.Namespace, ranks: Sequence[int], cores: Sequence[str], logs: Path, last: int, budget_s: float | None) -> int:
-    """Start the processes once, to measure up to pass `last`, and wait for them; returns their exit status."""
+def _job(
+    options: argparse.Namespace,
+    ranks: Sequence[int],
+    cores: Sequence[str],
+    logs: Path,
+    last: int,
+    budget_s: float | None,
+) -> int:
+    """Start the processes once, to measure up to pass `last`, and wait for them; returns their exit
+    status.
+    """
     coordinator = options.coordinator or f"127.0.0.1:{job.free_port()}"
     commands = []
     for local, (rank, share) in enumerate(zip(ranks, cores, strict=True)):
-        command = [sys.executable, "-m", "hybridperf_calibration.measure_collectives", *_own_arguments(options, budget_s)]
-        command += ["--coordinator", coordinator, "--last-pass", str(last), "--rank", str(rank), "--local-device", str(local)]
+        command = [
+            sys.executable,
+            "-m",
+            "hybridperf_calibration.measure_collectives",
+            *_own_arguments(options, budget_s),
+        ]
+        command += [
+            "--coordinator",
+            coordinator,
+            "--last-pass",
+            str(last),
+            "--rank",
+            str(rank),
+            "--local-device",
+            str(local),
+        ]
         commands.append([*command, "--cores", share] if share else command)
     return job.start(commands, ranks, logs, options.processes)
 
@@ -111,19 +178,33 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     from hybridperf_calibration.microbench.store import RowStore
 
     start_s = time.perf_counter()
-    team = collectives.Team(options.coordinator, options.processes, options.rank, options.local_device)
+    team = collectives.Team(
+        options.coordinator, options.processes, options.rank, options.local_device
+    )
     nodes = team.nodes()
     pinned = team.exchange([float(bool(options.cores))]).min() > 0
     cases = collective_cases(team.n, team.platform, _sizes(options), _names(options.only))
-    budget_s = None if options.budget_s is None else options.budget_s - (time.perf_counter() - start_s)
+    budget_s = (
+        None if options.budget_s is None else options.budget_s - (time.perf_counter() - start_s)
+    )
     with contextlib.ExitStack() as stack:
         store: RowStore | None = None
         if options.rank == 0:
-            # neither the setting nor the list of cases is part of the fingerprint: a full run goes on where a quick one stopped
-            settings = {"part": "collectives", "processes": team.n, "nodes": nodes, "pinned": bool(pinned)}
-            store = stack.enter_context(RowStore(Path(options.out) / "collectives.jsonl", machine.fingerprint(settings)))
+            # neither the setting nor the list of cases is part of the fingerprint: a full run goes
+            # on where a quick one stopped
+            settings = {
+                "part": "collectives",
+                "processes": team.n,
+                "nodes": nodes,
+                "pinned": bool(pinned),
+            }
+            store = stack.enter_context(
+                RowStore(Path(options.out) / "collectives.jsonl", machine.fingerprint(settings))
+            )
         passes = options.passes or PASSES[options.setting]
-        report = collectives.run(cases, team, store, passes=passes, last=options.last_pass, budget_s=budget_s, say=say)
+        report = collectives.run(
+            cases, team, store, passes=passes, last=options.last_pass, budget_s=budget_s, say=say
+        )
         if store is not None:
             _leave(Path(options.out), store, team, nodes, pinned=bool(pinned))
             if report.stopped or options.last_pass == passes:
@@ -149,7 +230,9 @@ def _leave(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: boo
     }
     rows = table(store.rows, common)
     if rows.empty:
-        raise RuntimeError(f"none of the collectives could be measured; the rows in {store.path} say why.")
+        raise RuntimeError(
+            f"none of the collectives could be measured; the rows in {store.path} say why."
+        )
     write_table(rows, folder / "collectives.csv")
     facts = {
         **machine.machine_facts(),
@@ -164,22 +247,42 @@ def _leave(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: boo
 
 
 def _cores(n: int, *, unpinned: bool, each: int = CORES_EACH) -> tuple[list[str], str]:
-    """Cores for each of this machine's `n` processes as `machine.parse_cores` reads them, "" for all of them, and a sentence about that."""
+    """Cores for each of this machine's `n` processes as `machine.parse_cores` reads them, "" for
+    all of them, and a sentence about that.
+    """
     if unpinned or not hasattr(os, "sched_getaffinity"):
         return [""] * n, "the processes are not pinned to cores"
     usable = sorted(os.sched_getaffinity(0))
     if n > len(usable):
-        return [""] * n, f"{n} processes share {len(usable)} cores here: they wait for each other, which is part of what is measured"
+        return (
+            [""] * n,
+            (
+                f"{n} processes share {len(usable)} cores here: they wait for each other, which is"
+                " part of what is measured"
+            ),
+        )
     if each * n > len(usable):
-        return [""] * n, f"{n} processes share {len(usable)} cores here and are not pinned: each would want {each} of its own"
+        return (
+            [""] * n,
+            (
+                f"{n} processes share {len(usable)} cores here and are not pinned: each would want"
+                f" {each} of its own"
+            ),
+        )
     return [",".join(map(str, usable[each * i : each * (i + 1)])) for i in range(n)], ""
 
 
 def _sizes(options: argparse.Namespace) -> tuple[int, ...]:
     try:
-        return tuple(int(size) for size in options.sizes.split(",")) if options.sizes else SIZES[options.setting]
+        return (
+            tuple(int(size) for size in options.sizes.split(","))
+            if options.sizes
+            else SIZES[options.setting]
+        )
     except ValueError as error:
-        raise InputError(f"expected --sizes in bytes like 256,65536, got {options.sizes!r}") from error
+        raise InputError(
+            f"expected --sizes in bytes like 256,65536, got {options.sizes!r}"
+        ) from error
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -188,7 +291,14 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _own_arguments(options: argparse.Namespace, budget_s: float | None) -> list[str]:
     """What a process of the job needs to know of our own command line."""
-    arguments = ["--out", options.out, "--processes", str(options.processes), "--setting", options.setting]
+    arguments = [
+        "--out",
+        options.out,
+        "--processes",
+        str(options.processes),
+        "--setting",
+        options.setting,
+    ]
     arguments += ["--only", options.only, "--sizes", options.sizes]
     arguments += ["--passes", str(options.passes)] if options.passes is not None else []
     arguments += ["--budget-s", str(budget_s)] if budget_s is not None else []

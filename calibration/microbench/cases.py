@@ -1,10 +1,13 @@
-"""Programs of `families` as measurable cases: how many copies, how many sets of arguments, which row they become.
+"""Programs of `families` as measurable cases: how many copies, how many sets of arguments, which
+row they become.
 
-One call runs several independent copies of the op, so that the call's own cost stays small beside it, and rotates through sets of
-arguments, so that data comes from where a training step would find it: some cases keep everything in the nearest caches, some
-spread over 96 MB, the largest in-place updates over half a gigabyte. What a copy became is read from the compiled program by the
-same importer that will later read a training step, so calibration and prediction mean the same by "an op". A program that did not
-compile to one op (another version of XLA fuses differently) is a row with an `error` that says so.
+One call runs several independent copies of the op, so that the call's own cost stays small beside
+it, and rotates through sets of arguments, so that data comes from where a training step would find
+it: some cases keep everything in the nearest caches, some spread over 96 MB, the largest in-place
+updates over half a gigabyte. What a copy became is read from the compiled program by the same
+importer that will later read a training step, so calibration and prediction mean the same by "an
+op". A program that did not compile to one op (another version of XLA fuses differently) is a row
+with an `error` that says so.
 """
 
 from __future__ import annotations
@@ -17,14 +20,27 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.embedding import uniform_unique_rows
-from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, Program, points
+from hybridperf.ops.embedding import uniform_unique_rows
+from hybridperf_calibration.microbench.families import (
+    FAMILIES,
+    FLOAT_BYTES,
+    Family,
+    Program,
+    points,
+)
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
 
 _CALL_BYTES = 4e6  # copies are added until a call moves about this much
 _MOST_COPIES = 12
-_RESULT_BYTES = 24e6  # of one call together: below what the allocator hands back to the operating system
-_SPREADS = (0.0, 16e6, 96e6, 250e6)  # bytes that the sets of arguments take up together; zero: two sets, however small
+_RESULT_BYTES = (
+    24e6  # of one call together: below what the allocator hands back to the operating system
+)
+_SPREADS = (
+    0.0,
+    16e6,
+    96e6,
+    250e6,
+)  # bytes that the sets of arguments take up together; zero: two sets, however small
 _LARGEST_SPREAD_BYTES = 2e9
 _COLD_TABLE_BYTES = 5e7
 _SHARED_BYTES = 2.4e8  # of the tables of one call together
@@ -37,17 +53,26 @@ _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
 def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
-    """Ops of a setting, or of the named families. Measured with a steady allocator: fresh memory is a case of its own."""
+    """Ops of a setting, or of the named families. Measured with a steady allocator: fresh memory is
+    a case of its own.
+    """
     known = [family.name for family in FAMILIES]
     for name in only:
         if name not in known:
             raise ValueError(f"unknown family of ops {name!r}; known are {', '.join(known)}")
     overhead = CallOverhead()
-    return [case for family in FAMILIES if not only or family.name in only for case in _family_cases(family, setting, seed, overhead)]
+    return [
+        case
+        for family in FAMILIES
+        if not only or family.name in only
+        for case in _family_cases(family, setting, seed, overhead)
+    ]
 
 
 def host_cases() -> list[Case]:
-    """What a call costs besides its ops, and what fresh memory costs: measured in a process as users have it."""
+    """What a call costs besides its ops, and what fresh memory costs: measured in a process as
+    users have it.
+    """
     return [*map(_call_case, _CALL_BUFFERS), *map(_allocation_case, _ALLOCATION_MB)]
 
 
@@ -62,19 +87,27 @@ class CallOverhead:
     def _measured(self) -> tuple[float, float]:
         counts = (2, 16, 64)
         rng = np.random.default_rng(0)
-        times = [time_case(dispatch_case(n // 2, n // 2), Budget(cap_s=0.4, min_s=0.1), rng).time_s for n in counts]
+        times = [
+            time_case(dispatch_case(n // 2, n // 2), Budget(cap_s=0.4, min_s=0.1), rng).time_s
+            for n in counts
+        ]
         per_buffer_s = max((times[-1] - times[0]) / (counts[-1] - counts[0]), 0.0)
         return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
 
 
 def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhead) -> list[Case]:
     count = family.quick if setting == "quick" else family.full
-    # quick points are the first of the full ones: a later full run goes on where a quick one stopped
+    # quick points are the first of the full ones: a later full run goes on where a quick one
+    # stopped
     found = {}
     for at, u in enumerate(points(family, count, seed)):
         program = family.build(u)
         # in a step, rows of a table larger than the caches come back after many batches
-        spread = _SPREADS[-1] if program.shared_bytes() > _COLD_TABLE_BYTES else _SPREADS[at % len(_SPREADS)]
+        spread = (
+            _SPREADS[-1]
+            if program.shared_bytes() > _COLD_TABLE_BYTES
+            else _SPREADS[at % len(_SPREADS)]
+        )
         key = f"{program.name} spread {spread:g}"
         if key not in found:
             found[key] = _case(program, key, spread, overhead)
@@ -85,9 +118,17 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
     composite = program.columns is not None
     own_bytes = sum(program.own_bytes())
     result_bytes = max(program.result_bytes or 0.0, *program.own_bytes())
-    most = [_CALL_BYTES / (own_bytes + result_bytes), _RESULT_BYTES / result_bytes, _SHARED_BYTES / (program.shared_bytes() + 1)]
+    most = [
+        _CALL_BYTES / (own_bytes + result_bytes),
+        _RESULT_BYTES / result_bytes,
+        _SHARED_BYTES / (program.shared_bytes() + 1),
+    ]
     copies = 1 if program.alone else int(min(max(min(most), 1), _MOST_COPIES))
-    if program.shared and spread_bytes:  # few tables and many batches of indices: their rows are out of the caches when they come again
+    if (
+        program.shared and spread_bytes
+        # few tables and many batches of indices: their rows are out of the caches when they come
+        # again
+    ):
         copies = min(copies, 2)
     call_bytes = copies * own_bytes
     if program.shared:
@@ -96,36 +137,60 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
         touched = FLOAT_BYTES * width * math.prod(looked_up)
         sets = int(min(max(math.ceil(spread_bytes / (copies * touched)), 2), _INDEX_SETS))
     else:
-        sets = int(min(max(math.ceil(spread_bytes / call_bytes), 2), max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
+        sets = int(
+            min(
+                max(math.ceil(spread_bytes / call_bytes), 2),
+                max(_LARGEST_SPREAD_BYTES / call_bytes, 2),
+                64,
+            )
+        )
     per_copy = len(program.arguments)
     sets = max(min(sets, _MOST_ARRAYS // (copies * (per_copy - program.shared) or 1)), 2)
 
     def many(*flat: Any) -> tuple[Any, ...]:
         parts = [flat[i * per_copy : (i + 1) * per_copy] for i in range(copies)]
-        results = [program.fn(program.prelude(*part)) if program.prelude else program.fn(*part) for part in parts]
+        results = [
+            program.fn(program.prelude(*part)) if program.prelude else program.fn(*part)
+            for part in parts
+        ]
         if not program.carry:
             return tuple(results)
         return tuple(x for result in results for x in result)
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-        shared = [[_argument(rng, a) for a in program.arguments[: program.shared]] for _ in range(copies)]
+        shared = [
+            [_argument(rng, a) for a in program.arguments[: program.shared]] for _ in range(copies)
+        ]
         own = program.arguments[program.shared :]
-        return many, [tuple(x for tables in shared for x in (*tables, *(_argument(rng, a) for a in own))) for _ in range(sets)]
+        return many, [
+            tuple(x for tables in shared for x in (*tables, *(_argument(rng, a) for a in own)))
+            for _ in range(sets)
+        ]
 
     def describe(hlo: str) -> Mapping[str, Any]:
         if program.lookups is not None:
-            if not program.carry:  # of long sums XLA makes several ops, which a step's program is priced by
+            if (
+                not program.carry
+            ):  # of long sums XLA makes several ops, which a step's program is priced by
                 main_op(hlo, copies)
             return program.lookups.columns(sets, copies)
-        columns = dict(program.columns) if composite else main_op(hlo, copies, bool(program.prelude))
+        columns = (
+            dict(program.columns) if composite else main_op(hlo, copies, bool(program.prelude))
+        )
         footprint = sets * call_bytes
         if composite:
             columns["reuse_bytes"] = footprint
-        elif "vocab" in columns:  # the rows that these indices name are touched again and again, the rest of the table never
+        elif (
+            "vocab" in columns
+            # the rows that these indices name are touched again and again, the rest of the table
+            # never
+        ):
             touched = uniform_unique_rows(sets * columns["rows"], columns["vocab"])
             columns["reuse_bytes"] = float(copies * touched * row_bytes(columns))
         else:
-            columns["reuse_bytes"] = max(columns["reuse_bytes"], min(columns["reuse_bytes"] * sets, footprint))
+            columns["reuse_bytes"] = max(
+                columns["reuse_bytes"], min(columns["reuse_bytes"] * sets, footprint)
+            )
         return columns
 
     carried = tuple(i * per_copy + j for i in range(copies) for j in range(program.carry))
@@ -136,7 +201,9 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
             return overhead(copies * per_copy + results)
         prelude = dataclasses.replace(program, fn=program.prelude, prelude=None)
         return time_case(
-            dataclasses.replace(_case(prelude, key, spread_bytes, overhead), subtract_s=0.0, describe=None),
+            dataclasses.replace(
+                _case(prelude, key, spread_bytes, overhead), subtract_s=0.0, describe=None
+            ),
             Budget(cap_s=0.2),
             np.random.default_rng(0),
         ).call_s
@@ -158,12 +225,13 @@ def row_bytes(columns: Mapping[str, Any]) -> float:
 
 
 def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
-    """The op that the compiled program consists of, `copies` times, as columns; ValueError where there is no such op.
+    """The op that the compiled program consists of, `copies` times, as columns; ValueError where
+    there is no such op.
 
     With a prelude its elementwise loops are passed over.
     """
-    from hybridperf.importers.jax_program import from_hlo
     from hybridperf.ops import Fused, columns
+    from hybridperf.workloads.jax.program import from_hlo
 
     workload = from_hlo(hlo, backend="cpu")
     work: dict[Any, float] = {}
@@ -184,7 +252,10 @@ def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
     if count[main] != copies or work[main] < _MAIN_SHARE * sum(work.values()):
         kinds = ", ".join(sorted({columns(op)["op"] for op in work}))
         raise ValueError(f"compiled to several ops, not one: {kinds}")
-    return {**columns(main), "reuse_bytes": float(np.exp(np.mean(np.log(np.maximum(reuse[main], 1.0)))))}
+    return {
+        **columns(main),
+        "reuse_bytes": float(np.exp(np.mean(np.log(np.maximum(reuse[main], 1.0))))),
+    }
 
 
 def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
@@ -193,7 +264,8 @@ def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
         return rng.integers(0, below[0], shape, dtype=np.int32)
     if kind == "lookups":
         return below[0].draw(rng, shape)
-    # the same numbers from another place on: drawing hundreds of megabytes anew would take longer than measuring with them
+    # the same numbers from another place on: drawing hundreds of megabytes anew would take longer
+    # than measuring with them
     start = int(rng.integers(_NUMBERS // 2))
     few = _numbers()[start : start + math.prod(shape)]  # np.resize would copy all of them first
     return few.reshape(shape).copy() if len(few) == math.prod(shape) else np.resize(few, shape)
@@ -208,11 +280,17 @@ def _numbers() -> np.ndarray:
 def _call_case(buffers: int) -> Case:
     half = buffers // 2
     base = dispatch_case(half, buffers - half)
-    return Case(key=f"call {buffers}", columns={"op": "call", "dtype": "fp32", "buffers": buffers}, make=base.make)
+    return Case(
+        key=f"call {buffers}",
+        columns={"op": "call", "dtype": "fp32", "buffers": buffers},
+        make=base.make,
+    )
 
 
 def _allocation_case(megabytes: int) -> Case:
-    """Fresh memory: a result too large for the allocator's free lists, against the same result written in place."""
+    """Fresh memory: a result too large for the allocator's free lists, against the same result
+    written in place.
+    """
     n = megabytes * 2**20 // FLOAT_BYTES
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
@@ -224,7 +302,10 @@ def _allocation_case(megabytes: int) -> Case:
             key="",
             columns={},
             carried=(0,),
-            make=lambda rng: ((lambda x: (x + np.float32(1),)), [(rng.random(n, dtype=np.float32),)]),
+            make=lambda rng: (
+                (lambda x: (x + np.float32(1),)),
+                [(rng.random(n, dtype=np.float32),)],
+            ),
         )
         return time_case(case, Budget(cap_s=0.3), rng).call_s
 

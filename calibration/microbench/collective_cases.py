@@ -1,31 +1,39 @@
 """Which collectives are measured between processes, and the program that runs each of them.
 
-Sizes count as NVIDIA's nccl-tests and `hybridperf.collectives` count them; on `n` ranks one rank holds
+Sizes count as NVIDIA's nccl-tests and `hybridperf.collectives` count them; on `n` ranks one rank
+holds
 
     collective       `bytes` is              goes in     comes out
     all_reduce       the buffer              bytes       bytes
     all_gather       the whole output        bytes / n   bytes
     reduce_scatter   the whole input         bytes       bytes / n
     alltoall         one rank's send buffer  bytes       bytes
-    sendrecv         the message             bytes       bytes       (every rank sends to the next one, in a ring)
+    sendrecv         the message             bytes       bytes       (every rank sends to the next
+                     one, in a ring)
 
-Broadcast and reduce are missing: JAX has no program for them on a CPU (`jax.lax.pbroadcast` has no rule there in 0.9.2 nor in 0.11.2), and
-a broadcast written as a masked sum would be timed as the all-reduce it is.
+Broadcast and reduce are missing: JAX has no program for them on a CPU (`jax.lax.pbroadcast` has no
+rule there in 0.9.2 nor in 0.11.2), and a broadcast written as a masked sum would be timed as the
+all-reduce it is.
 
-**What one call runs.** A step waits for a collective inside a compiled program, not for JAX's dispatch of a program that holds nothing
-else: what an empty call takes is taken off (`Team.dispatch_s`), and one call runs `chained` collectives one after the other. Each passes
-one number of its result into its input, which is carried on in place:
+**What one call runs.** A step waits for a collective inside a compiled program, not for JAX's
+dispatch of a program that holds nothing else: what an empty call takes is taken off
+(`Team.dispatch_s`), and one call runs `chained` collectives one after the other. Each passes one
+number of its result into its input, which is carried on in place:
 
     y = collective(x);  x[0] = y[-1];  y = collective(x);  x[0] = y[-1];  ...
 
-so that none can be dropped, merged, replaced (an all-reduce of what an all-reduce returned is a multiplication by n to XLA) or started
-before the last one ended. Both buffers are donated and come back: after the warm-up no call copies them or touches new pages. What XLA does
-around a collective in any program is counted; for alltoall on a CPU that is a cut of the buffer into n pieces and their concatenation.
+so that none can be dropped, merged, replaced (an all-reduce of what an all-reduce returned is a
+multiplication by n to XLA) or started before the last one ended. Both buffers are donated and come
+back: after the warm-up no call copies them or touches new pages. What XLA does around a collective
+in any program is counted; for alltoall on a CPU that is a cut of the buffer into n pieces and their
+concatenation.
 
-How many: between two processes of one machine with gloo, an empty call took 10 us and the shortest collective 75 to 150 us, and the minima
-of 1, 4, 16 and 64 in a call agreed within 20 us. But as soon as another program ran, long chains met its time slices (2 to 4 ms) in
-every call: the median of an all-reduce of 256 B was 200 us at one a call, 0.9 ms at four and 2.7 ms at sixteen. So there is one. An
-accelerator's collective is shorter than the dispatch, its host is not in the way, and there are sixteen; fewer from `CHAINED_BYTES` on.
+How many: between two processes of one machine with gloo, an empty call took 10 us and the shortest
+collective 75 to 150 us, and the minima of 1, 4, 16 and 64 in a call agreed within 20 us. But as
+soon as another program ran, long chains met its time slices (2 to 4 ms) in every call: the median
+of an all-reduce of 256 B was 200 us at one a call, 0.9 ms at four and 2.7 ms at sixteen. So there
+is one. An accelerator's collective is shorter than the dispatch, its host is not in the way, and
+there are sixteen; fewer from `CHAINED_BYTES` on.
 """
 
 from __future__ import annotations
@@ -51,7 +59,9 @@ CHAINED_BYTES = 2**22  # in one call; above, a collective is so long that the di
 
 @dataclass(frozen=True)
 class Collective:
-    """One kind of collective on a mesh axis named `ranks`; its program sees one rank's part, float32 [items]."""
+    """One kind of collective on a mesh axis named `ranks`; its program sees one rank's part,
+    float32 [items].
+    """
 
     run: Callable[[Any, int], Any]  # (x, number of ranks) -> y
     instruction: str  # its name in a compiled program
@@ -103,7 +113,8 @@ class CollectiveCase:
     """One collective at one size between `n` ranks."""
 
     collective: str
-    bytes: int  # as the table in the module docstring counts them; a whole number of items for every rank
+    # as the table in the module docstring counts them; a whole number of items for every rank
+    bytes: int
     n: int
     chained: int  # in one call
 
@@ -123,20 +134,28 @@ class CollectiveCase:
         return self.bytes // ITEM_BYTES // (self.n if COLLECTIVES[self.collective].scatters else 1)
 
 
-def collective_cases(n: int, platform: str, sizes: Sequence[int], only: Sequence[str] = ()) -> list[CollectiveCase]:
-    """All cases between `n` ranks on JAX' `platform`; sizes [bytes] are rounded to be divisible. `only` names collectives."""
+def collective_cases(
+    n: int, platform: str, sizes: Sequence[int], only: Sequence[str] = ()
+) -> list[CollectiveCase]:
+    """All cases between `n` ranks on JAX' `platform`; sizes [bytes] are rounded to be divisible.
+    `only` names collectives.
+    """
     for name in only:
         if name not in COLLECTIVES:
             raise unknown("collective", name, COLLECTIVES, f"measured are {', '.join(COLLECTIVES)}")
     rounded = dict.fromkeys(_divisible(size, n) for size in sizes)  # two sizes may become one
     most = CHAINED["cpu" if platform == "cpu" else "accelerator"]
     return [
-        CollectiveCase(name, size, n, chained=min(most, max(1, CHAINED_BYTES // size))) for name in only or COLLECTIVES for size in rounded
+        CollectiveCase(name, size, n, chained=min(most, max(1, CHAINED_BYTES // size)))
+        for name in only or COLLECTIVES
+        for size in rounded
     ]
 
 
 def chain(case: CollectiveCase) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """The program of one rank: (x [items_in], y [items_out]) -> the same, after `case.chained` collectives; see the module docstring."""
+    """The program of one rank: (x [items_in], y [items_out]) -> the same, after `case.chained`
+    collectives; see the module docstring.
+    """
     collective = COLLECTIVES[case.collective]
 
     def run(x: Any, y: Any) -> tuple[Any, Any]:
@@ -151,11 +170,16 @@ def chain(case: CollectiveCase) -> Callable[[Any, Any], tuple[Any, Any]]:
 
 
 def count_collectives(case: CollectiveCase, program: str) -> int:
-    """How many of the case's collectives a compiled program's text holds; one that XLA splits in start and end counts once."""
+    """How many of the case's collectives a compiled program's text holds; one that XLA splits in
+    start and end counts once.
+    """
     return len(re.findall(rf" {COLLECTIVES[case.collective].instruction}(?:-start)?\(", program))
 
 
 def _divisible(size: int, n: int) -> int:
     if size < ITEM_BYTES:
-        raise InputError(f"expected sizes of at least {ITEM_BYTES} bytes, got {size}; a size is that of a buffer of float32")
+        raise InputError(
+            f"expected sizes of at least {ITEM_BYTES} bytes, got {size}; a size is that of a buffer"
+            " of float32"
+        )
     return max(1, round(size / (ITEM_BYTES * n))) * ITEM_BYTES * n

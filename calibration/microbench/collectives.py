@@ -1,23 +1,30 @@
-"""Times collectives between the processes of a job: several programs that measure together, one device each.
+"""Times collectives between the processes of a job: several programs that measure together, one
+device each.
 
-Every rank runs the same cases in the same order. A repeat is a barrier (an all-reduce of one number), on a CPU some work that fills the
-caches, as the ops before a collective do, and one timed call (see `collective_cases`). What a repeat took is the **least over the ranks**:
-a rank that was late for the barrier makes the others wait, and waiting is not the collective. The times of a case's repeats are exchanged
-after the last of them, so the exchange disturbs none.
+Every rank runs the same cases in the same order. A repeat is a barrier (an all-reduce of one
+number), on a CPU some work that fills the caches, as the ops before a collective do, and one timed
+call (see `collective_cases`). What a repeat took is the **least over the ranks**: a rank that was
+late for the barrier makes the others wait, and waiting is not the collective. The times of a case's
+repeats are exchanged after the last of them, so the exchange disturbs none.
 
-    elapsed_s [ranks, repeats] --least over ranks, - dispatch_s, / chained--> [repeats] --median, least, mean, standard deviation--> row
+    elapsed_s [ranks, repeats] --least over ranks, - dispatch_s, / chained--> [repeats] --median,
+    least, mean, standard deviation--> row
 
-Whatever decides how it goes on (which rows are stored already, how many repeats, whether the time is up) is exchanged first and decided
-from the same numbers on every rank: ranks that disagreed would wait for each other for ever. Rank 0 keeps the store.
+Whatever decides how it goes on (which rows are stored already, how many repeats, whether the time
+is up) is exchanged first and decided from the same numbers on every rank: ranks that disagreed
+would wait for each other for ever. Rank 0 keeps the store.
 
-All cases are measured once in each pass, from large to small, so that two passes over a case lie apart in time; and by processes of its
-own, because a connection can be slow for as long as it lives. With gloo over the loopback of one machine (packets of 64 KiB, Linux 6.18),
-the first large message after some thousand small ones took 44 ms for each 64 KiB, hundreds of times the usual, and so did all after it: it
-looks like TCP's delayed acknowledgement, and a step may meet it, too. From large to small it was not met. The quietest pass of a case is
-its row; how far the others lie above it is `noise`.
+All cases are measured once in each pass, from large to small, so that two passes over a case lie
+apart in time; and by processes of its own, because a connection can be slow for as long as it
+lives. With gloo over the loopback of one machine (packets of 64 KiB, Linux 6.18), the first large
+message after some thousand small ones took 44 ms for each 64 KiB, hundreds of times the usual, and
+so did all after it: it looks like TCP's delayed acknowledgement, and a step may meet it, too. From
+large to small it was not met. The quietest pass of a case is its row; how far the others lie above
+it is `noise`.
 
-A collective between processes may never return, and no error says so. Rank 0 has a `Watch`: a case that takes longer than `STALLED_S` gets
-a row that says so and the job ends, to be started again without it.
+A collective between processes may never return, and no error says so. Rank 0 has a `Watch`: a case
+that takes longer than `STALLED_S` gets a row that says so and the job ends, to be started again
+without it.
 """
 
 from __future__ import annotations
@@ -35,7 +42,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf_calibration.microbench.collective_cases import DTYPE, CollectiveCase, chain, count_collectives
+from hybridperf_calibration.microbench.collective_cases import (
+    DTYPE,
+    CollectiveCase,
+    chain,
+    count_collectives,
+)
 from hybridperf_calibration.microbench.store import Row, RowStore, measured_passes
 
 MOST_REPEATS = 200
@@ -54,25 +66,40 @@ _SHORTEST_EXCHANGE = 64  # numbers
 
 
 class Team:
-    """All processes of a job, seen from one of them, which has one device. A mesh with one axis, `ranks`, lies over the devices."""
+    """All processes of a job, seen from one of them, which has one device. A mesh with one axis,
+    `ranks`, lies over the devices.
+    """
 
     def __init__(self, coordinator: str, processes: int, rank: int, local_device: int = 0) -> None:
-        """Join the job: waits for the other processes. `coordinator` is rank 0's "host:port", `local_device` our accelerator's number."""
+        """Join the job: waits for the other processes. `coordinator` is rank 0's "host:port",
+        `local_device` our accelerator's number.
+        """
         import jax
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(coordinator, processes, rank, local_device_ids=[local_device], initialization_timeout=INITIALIZE_S)
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            rank,
+            local_device_ids=[local_device],
+            initialization_timeout=INITIALIZE_S,
+        )
         if jax.local_device_count() != 1:
             raise RuntimeError(
-                f"expected one device for each process, found {jax.local_device_count()}; unset XLA_FLAGS or set JAX_PLATFORMS."
+                f"expected one device for each process, found {jax.local_device_count()}; unset"
+                " XLA_FLAGS or set JAX_PLATFORMS."
             )
         self.n, self.rank, self.platform = len(jax.devices()), rank, jax.devices()[0].platform
-        self._mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))  # in the order of the processes
+        self._mesh = jax.sharding.Mesh(
+            np.array(jax.devices()), ("ranks",)
+        )  # in the order of the processes
         self._sharding = jax.NamedSharding(self._mesh, jax.P("ranks"))
         self._exchanges: dict[int, Callable[[Any], Any]] = {}
         self._one = self.place(np.ones(1, np.float32))
         self._barrier = self.compile(lambda one: jax.lax.psum(one, "ranks"), self._one)
-        self.dispatch_s = self._empty_call_s()  # what a call of a program takes in which ranks do not meet; the least over the ranks
+        self.dispatch_s = (
+            self._empty_call_s()
+        )  # what a call of a program takes in which ranks do not meet; the least over the ranks
 
     def place(self, part: np.ndarray) -> Any:
         """An array over all ranks of which this one holds `part` [items]."""
@@ -84,40 +111,67 @@ class Team:
         """What this rank holds of an array over all ranks."""
         return np.asarray(array.addressable_shards[0].data)
 
-    def compile(self, program: Callable[..., Any], *arrays: Any, donate: tuple[int, ...] = ()) -> Any:
-        """A program of one rank's parts, compiled for arrays like these; `donate` numbers those whose memory it may take."""
+    def compile(
+        self, program: Callable[..., Any], *arrays: Any, donate: tuple[int, ...] = ()
+    ) -> Any:
+        """A program of one rank's parts, compiled for arrays like these; `donate` numbers those
+        whose memory it may take.
+        """
         import jax
 
-        return jax.jit(self.mapped(program), donate_argnums=donate, keep_unused=True).lower(*arrays).compile()
+        return (
+            jax.jit(self.mapped(program), donate_argnums=donate, keep_unused=True)
+            .lower(*arrays)
+            .compile()
+        )
 
     def mapped(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """A program of one rank's parts as one of arrays over all ranks."""
         import jax
 
-        # check_vma: the parts of an all-gather's result are alike on all ranks and still count as this rank's own
-        return jax.shard_map(program, mesh=self._mesh, in_specs=jax.P("ranks"), out_specs=jax.P("ranks"), check_vma=False)
+        # check_vma: the parts of an all-gather's result are alike on all ranks and still count as
+        # this rank's own
+        return jax.shard_map(
+            program,
+            mesh=self._mesh,
+            in_specs=jax.P("ranks"),
+            out_specs=jax.P("ranks"),
+            check_vma=False,
+        )
 
     def barrier(self) -> None:
         """Return when all ranks are here; they leave within some 10 us of each other."""
         self._barrier(self._one).block_until_ready()
 
     def exchange(self, numbers: Sequence[float]) -> np.ndarray:
-        """Everybody's numbers [ranks, numbers], rounded to float32, the same on every rank; all ranks give equally many."""
+        """Everybody's numbers [ranks, numbers], rounded to float32, the same on every rank; all
+        ranks give equally many.
+        """
         import jax
 
-        length = max(_SHORTEST_EXCHANGE, 2 ** math.ceil(math.log2(max(len(numbers), 1))))  # few lengths: each is compiled once
+        length = max(
+            _SHORTEST_EXCHANGE, 2 ** math.ceil(math.log2(max(len(numbers), 1)))
+        )  # few lengths: each is compiled once
         mine = np.zeros(length, np.float32)
         mine[: len(numbers)] = numbers
         placed = self.place(mine)
         if length not in self._exchanges:
-            self._exchanges[length] = self.compile(lambda x: jax.lax.all_gather(x, "ranks", tiled=True), placed)
-        return self.part(self._exchanges[length](placed)).reshape(self.n, length)[:, : len(numbers)].astype(np.float64)
+            self._exchanges[length] = self.compile(
+                lambda x: jax.lax.all_gather(x, "ranks", tiled=True), placed
+            )
+        return (
+            self.part(self._exchanges[length](placed))
+            .reshape(self.n, length)[:, : len(numbers)]
+            .astype(np.float64)
+        )
 
     def _empty_call_s(self) -> float:
         import jax
 
         x, y = (self.place(np.ones(_SHORTEST_EXCHANGE, np.float32)) for _ in range(2))
-        call = self.compile(lambda x, y: (x.at[0].set(y[-1]), y.at[0].set(x[-1])), x, y, donate=(0, 1))
+        call = self.compile(
+            lambda x, y: (x.at[0].set(y[-1]), y.at[0].set(x[-1])), x, y, donate=(0, 1)
+        )
         calls_s = []
         for _ in range(DISPATCH_CALLS):
             start_s = time.perf_counter()
@@ -126,12 +180,17 @@ class Team:
         return float(self.exchange([np.median(calls_s)]).min())
 
     def nodes(self, host: str | None = None) -> int:
-        """How many machines the ranks run on, by their names; an error where they do not hold equally many ranks each."""
+        """How many machines the ranks run on, by their names; an error where they do not hold
+        equally many ranks each.
+        """
         name = zlib.crc32((host or platform.node()).encode())
-        _, counts = np.unique(self.exchange([name >> 16, name & 0xFFFF]), axis=0, return_counts=True)  # halves: exact in float32
+        _, counts = np.unique(
+            self.exchange([name >> 16, name & 0xFFFF]), axis=0, return_counts=True
+        )  # halves: exact in float32
         if len(set(counts)) > 1:
             raise RuntimeError(
-                f"expected equally many processes on every machine, found {', '.join(map(str, counts))}; start as many on each of them."
+                "expected equally many processes on every machine, found"
+                f" {', '.join(map(str, counts))}; start as many on each of them."
             )
         return len(counts)
 
@@ -141,7 +200,11 @@ class Team:
 
         if self.platform == "cpu":
             return "gloo(jax)"
-        return "rccl(jax)" if "rocm" in jax.devices()[0].client.platform_version.lower() else "nccl(jax)"
+        return (
+            "rccl(jax)"
+            if "rocm" in jax.devices()[0].client.platform_version.lower()
+            else "nccl(jax)"
+        )
 
 
 @dataclass(frozen=True)
@@ -165,7 +228,9 @@ class CollectiveReport:
 
 
 class Watch:
-    """Ends the process with status `STALLED` when a case does not come to its end; a row in the store says so first."""
+    """Ends the process with status `STALLED` when a case does not come to its end; a row in the
+    store says so first.
+    """
 
     def __init__(self, store: RowStore, limit_s: float = STALLED_S) -> None:
         self._store, self._limit_s = store, limit_s
@@ -209,14 +274,21 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     seed: int = 0,
 ) -> CollectiveReport:
-    """Measure every case in every pass unless the store (rank 0's; None on the others) has it, for about `budget_s` seconds at most.
+    """Measure every case in every pass unless the store (rank 0's; None on the others) has it, for
+    about `budget_s` seconds at most.
 
     `last` is the pass to stop after: other processes are to measure the later ones.
     """
     order = [one for pass_no in range(1, passes + 1) for one in _ordered(cases, pass_no, seed)]
     watch = Watch(store) if store is not None else None
-    stored = team.exchange([float(store is not None and store.has(case.key, pass_no)) for case, pass_no in order])[0]
-    todo = [one for one, there in zip(order, stored, strict=True) if not there and one[1] <= (last or passes)]
+    stored = team.exchange(
+        [float(store is not None and store.has(case.key, pass_no)) for case, pass_no in order]
+    )[0]
+    todo = [
+        one
+        for one, there in zip(order, stored, strict=True)
+        if not there and one[1] <= (last or passes)
+    ]
     earlier = int(stored.sum())
     ready: dict[str, _Ready] = {}  # by the first pass, for the later ones
     now = failed = 0
@@ -225,7 +297,9 @@ def run(
     start_s = last_line_s = time.perf_counter()
     for case, pass_no in todo:
         elapsed_s = time.perf_counter() - start_s
-        cap_s = _cap_s(budget_s, elapsed_s, len(todo) - now, (elapsed_s - repeating_s) / max(now, 1))
+        cap_s = _cap_s(
+            budget_s, elapsed_s, len(todo) - now, (elapsed_s - repeating_s) / max(now, 1)
+        )
         cap_s = float(team.exchange([cap_s])[0, 0])  # rank 0's clock and budget count
         if cap_s <= 0:
             stopped = True
@@ -243,9 +317,15 @@ def run(
         if now == len(todo) or time.perf_counter() - last_line_s >= LINE_EVERY_S:
             last_line_s = time.perf_counter()
             left_s = (last_line_s - start_s) / now * (len(todo) - now)
-            left_s = left_s if budget_s is None else min(left_s, max(budget_s - (last_line_s - start_s), 0.0))
+            left_s = (
+                left_s
+                if budget_s is None
+                else min(left_s, max(budget_s - (last_line_s - start_s), 0.0))
+            )
             say(f"measured {earlier + now} of {len(order)} collectives, {left_s:.0f} s left")
-    return CollectiveReport(done=earlier + now, now=now, failed=failed, total=len(order), stopped=stopped)
+    return CollectiveReport(
+        done=earlier + now, now=now, failed=failed, total=len(order), stopped=stopped
+    )
 
 
 def summarize(elapsed_s: np.ndarray, chained: int, dispatch_s: float) -> Row:
@@ -264,28 +344,47 @@ def summarize(elapsed_s: np.ndarray, chained: int, dispatch_s: float) -> Row:
 def table(rows: Sequence[Row], facts: Row) -> pd.DataFrame:
     """One row per collective and size, sorted; `facts` are columns that all have in common.
 
-    Of several passes the one of the least median is the row. `noise` is (largest median / least median) - 1 over the passes, not a number
-    after a single one.
+    Of several passes the one of the least median is the row. `noise` is (largest median / least
+    median) - 1 over the passes, not a number after a single one.
     """
     merged = []
     for repeats in measured_passes(rows):
         medians_s = [row["time_s"] for row in repeats]
-        quietest = {name: value for name, value in repeats[int(np.argmin(medians_s))].items() if name not in ("key", "pass_no")}
+        quietest = {
+            name: value
+            for name, value in repeats[int(np.argmin(medians_s))].items()
+            if name not in ("key", "pass_no")
+        }
         noise = max(medians_s) / min(medians_s) - 1 if len(repeats) > 1 else math.nan
         merged.append({**quietest, **facts, "passes": len(repeats), "noise": noise})
-    leading = ["collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "time_min_s", "time_mean_s", "time_std_s"]
+    leading = [
+        "collective",
+        "bytes",
+        "n_gpus",
+        "n_nodes",
+        "gpus_per_node",
+        "time_s",
+        "time_min_s",
+        "time_mean_s",
+        "time_std_s",
+    ]
     frame = pd.DataFrame(merged, columns=None if merged else leading)
     return frame[[*leading, *(name for name in frame.columns if name not in leading)]].sort_values(
         ["collective", "bytes"], ignore_index=True
     )
 
 
-def _measure(case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, _Ready]) -> tuple[Row, float]:
+def _measure(
+    case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, _Ready]
+) -> tuple[Row, float]:
     """The row of one case, and the seconds that its calls took."""
     import jax
 
     columns = _columns(case)
-    x, y = team.place(np.ones(case.items_in, np.float32)), team.place(np.ones(case.items_out, np.float32))
+    x, y = (
+        team.place(np.ones(case.items_in, np.float32)),
+        team.place(np.ones(case.items_out, np.float32)),
+    )
     if case.key not in ready:
         ready[case.key] = _compile(case, team, x, y)
     call = ready[case.key].call
@@ -317,7 +416,9 @@ def _measure(case: CollectiveCase, team: Team, cap_s: float, ready: dict[str, _R
 
 
 class _Work:
-    """What ops before a collective leave behind on a CPU: caches full of something else. Elsewhere nothing: collectives do not use them."""
+    """What ops before a collective leave behind on a CPU: caches full of something else. Elsewhere
+    nothing: collectives do not use them.
+    """
 
     def __init__(self, platform: str) -> None:
         self._numbers = np.ones(CACHE_BYTES // 8 if platform == "cpu" else 0)
@@ -328,11 +429,21 @@ class _Work:
 
 
 def _columns(case: CollectiveCase) -> Row:
-    return {"collective": case.collective, "bytes": case.bytes, "chained": case.chained, "dtype": DTYPE, "in_place": 0}
+    return {
+        "collective": case.collective,
+        "bytes": case.bytes,
+        "chained": case.chained,
+        "dtype": DTYPE,
+        "in_place": 0,
+    }
 
 
-def _ordered(cases: Sequence[CollectiveCase], pass_no: int, seed: int) -> list[tuple[CollectiveCase, int]]:
-    """The pass's cases, the same on every rank: large ones first (see the module docstring), equally large ones in an order of its own."""
+def _ordered(
+    cases: Sequence[CollectiveCase], pass_no: int, seed: int
+) -> list[tuple[CollectiveCase, int]]:
+    """The pass's cases, the same on every rank: large ones first (see the module docstring),
+    equally large ones in an order of its own.
+    """
     shuffled = [cases[i] for i in np.random.default_rng([seed, pass_no]).permutation(len(cases))]
     return [(case, pass_no) for case in sorted(shuffled, key=lambda case: -case.bytes)]
 
@@ -340,7 +451,10 @@ def _ordered(cases: Sequence[CollectiveCase], pass_no: int, seed: int) -> list[t
 def _compile(case: CollectiveCase, team: Team, x: Any, y: Any) -> _Ready:
     call = team.compile(chain(case), x, y, donate=(0, 1))
     found = count_collectives(case, call.as_text())
-    wrong = f"the compiled program has {found} collectives instead of {case.chained}; this JAX changes what is measured here"
+    wrong = (
+        f"the compiled program has {found} collectives instead of {case.chained}; this JAX changes"
+        " what is measured here"
+    )
     return _Ready(call, "" if found == case.chained else wrong)
 
 
@@ -350,4 +464,6 @@ def _cap_s(budget_s: float | None, elapsed_s: float, cases_left: int, overhead_s
         return LONGEST_CAP_S
     if elapsed_s >= budget_s:
         return 0.0
-    return float(np.clip((budget_s - elapsed_s) / cases_left - overhead_s, SHORTEST_CAP_S, LONGEST_CAP_S))
+    return float(
+        np.clip((budget_s - elapsed_s) / cases_left - overhead_s, SHORTEST_CAP_S, LONGEST_CAP_S)
+    )

@@ -1,7 +1,9 @@
-"""The ops a training step is made of, as small JAX functions with arguments: one family per kind of op.
+"""The ops a training step is made of, as small JAX functions with arguments: one family per kind of
+op.
 
-A family turns a point of the unit cube into one function of a shape. Points come from a Sobol sequence (space-filling), sizes are
-log-uniform; some are powers of two, which hit caches differently, some multiples of eight, which suit vector units, some odd.
+A family turns a point of the unit cube into one function of a shape. Points come from a Sobol
+sequence (space-filling), sizes are log-uniform; some are powers of two, which hit caches
+differently, some multiples of eight, which suit vector units, some odd.
 """
 
 from __future__ import annotations
@@ -21,17 +23,28 @@ FLOAT_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One op of one shape. Arguments are described, not made: floats, indices or lookups of a shape."""
+    """One op of one shape. Arguments are described, not made: floats, indices or lookups of a
+    shape.
+    """
 
     name: str
     fn: Callable[..., Any]
     arguments: Sequence[tuple]
     carry: int = 0  # leading arguments that are donated and come back as the leading results
-    columns: dict[str, Any] | None = None  # the row's columns where the op is a composite; None: read from the compiled program
-    shared: int = 0  # leading arguments that all sets have in common: a table that different indices look into
-    result_bytes: float | None = None  # of one copy, where larger than its largest argument of its own
-    prelude: Callable[..., Any] | None = None  # makes the op's operands inside the program; timed alone and taken off
-    lookups: Lookups | None = None  # of an embedding bag: who looks up what; the row's columns come from it
+    columns: dict[str, Any] | None = (
+        None  # the row's columns where the op is a composite; None: read from the compiled program
+    )
+    # leading arguments that all sets have in common: a table that different indices look into
+    shared: int = 0
+    result_bytes: float | None = (
+        None  # of one copy, where larger than its largest argument of its own
+    )
+    prelude: Callable[..., Any] | None = (
+        None  # makes the op's operands inside the program; timed alone and taken off
+    )
+    lookups: Lookups | None = (
+        None  # of an embedding bag: who looks up what; the row's columns come from it
+    )
     alone: bool = False  # one copy to a call: beside copies of itself XLA would fuse it differently
 
     def shared_bytes(self) -> float:
@@ -45,7 +58,9 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """`build(u)` maps a point u of the unit cube [dimensions] to a Program; `quick` and `full` say how many points to take."""
+    """`build(u)` maps a point u of the unit cube [dimensions] to a Program; `quick` and `full` say
+    how many points to take.
+    """
 
     name: str
     dimensions: int
@@ -55,7 +70,8 @@ class Family:
 
 
 def size(u: float, low: float, high: float, snap: float) -> int:
-    """A log-uniform whole number in [low, high]; `snap` in [0, 1) decides power of two, multiple of eight or odd.
+    """A log-uniform whole number in [low, high]; `snap` in [0, 1) decides power of two, multiple of
+    eight or odd.
 
     Widths of real models are mostly of the first two kinds, batches and vocabularies of any.
     """
@@ -78,15 +94,26 @@ def indices(below: int, *shape: int) -> tuple:
 def _gemm(u: np.ndarray) -> Program:
     from jax import lax
 
-    # rows of activations are many, widths fewer; the third layout is the weight gradient's, contracted over rows
+    # rows of activations are many, widths fewer; the third layout is the weight gradient's,
+    # contracted over rows
     m, n, k = size(u[0], 16, 4096, u[3]), size(u[1], 8, 2048, u[4]), size(u[2], 8, 2048, u[5])
-    if u[7] < 0.12:  # a vocabulary: columns of the output layer, summed over in its input gradient, rows of its weight gradient
+    if (
+        u[7] < 0.12
+        # a vocabulary: columns of the output layer, summed over in its input gradient, rows of its
+        # weight gradient
+    ):
         vocabulary = size(u[7] / 0.12, 2000, 24_000, u[3])
-        m, n, k = [(m // 8 + 8, vocabulary, k // 2 + 8), (m // 8 + 8, n // 2 + 8, vocabulary), (vocabulary, n // 2 + 8, k // 8 + 8)][
-            int(u[6] * 3)
-        ]
+        m, n, k = [
+            (m // 8 + 8, vocabulary, k // 2 + 8),
+            (m // 8 + 8, n // 2 + 8, vocabulary),
+            (vocabulary, n // 2 + 8, k // 8 + 8),
+        ][int(u[6] * 3)]
     while 2.0 * m * n * k > 1.5e9:
-        m, n, k = max(m // 2, 16), max(n * 3 // 4, 8), max(k * 3 // 4, 8)  # slowly, so that shapes stay like those of layers
+        m, n, k = (
+            max(m // 2, 16),
+            max(n * 3 // 4, 8),
+            max(k * 3 // 4, 8),
+        )  # slowly, so that shapes stay like those of layers
     layout = _layout(u[6])
     a, b = _stored(layout, m, n, k)
     contracted = ((0 if layout[0] == "t" else 1,), (1 if layout[1] == "t" else 0,))
@@ -98,7 +125,9 @@ def _gemm(u: np.ndarray) -> Program:
 
 
 def _layout(u: float) -> str:
-    """How the two operands of a product are stored: a weight gradient contracts over rows (t n), an input gradient over columns (n t)."""
+    """How the two operands of a product are stored: a weight gradient contracts over rows (t n), an
+    input gradient over columns (n t).
+    """
     return "nn" if u < 0.32 else "nt" if u < 0.61 else "tn" if u < 0.92 else "tt"
 
 
@@ -127,14 +156,22 @@ def _elementwise(u: np.ndarray) -> Program:
     rows, cols = size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4])
     while rows * cols > 4e6:
         rows //= 2
-    inputs, arithmetic, transcendental = 1 + int(u[2] * 5), 1 + int(18 * u[5] ** 2), int(u[6] * 7) - 3
+    inputs, arithmetic, transcendental = (
+        1 + int(u[2] * 5),
+        1 + int(18 * u[5] ** 2),
+        int(u[6] * 7) - 3,
+    )
     fn = _chain(arithmetic, transcendental)
     arguments = [floats(rows, cols) if i % 3 != 2 else floats(cols) for i in range(inputs)]
-    return Program(f"elementwise {rows}x{cols} in{inputs} a{arithmetic} t{transcendental}", fn, arguments)
+    return Program(
+        f"elementwise {rows}x{cols} in{inputs} a{arithmetic} t{transcendental}", fn, arguments
+    )
 
 
 def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
-    """An expression of so many multiplications and additions and, where positive, so many of the usual transcendentals."""
+    """An expression of so many multiplications and additions and, where positive, so many of the
+    usual transcendentals.
+    """
     import jax.numpy as jnp
 
     functions = [jnp.tanh, jnp.exp, jnp.log, jnp.sqrt]
@@ -173,11 +210,24 @@ def _strided(u: np.ndarray) -> Program:
         return Program(f"transpose {rows}x{cols}", lambda x: x.T, [floats(rows, cols)])
     if u[7] < 0.5:  # as attention swaps positions and heads
         batch, width = max(rows // 128, 1), max(cols // heads, 8)
-        return Program(f"swap {batch}x128x{heads}x{width}", lambda x: x.transpose(0, 3, 2, 1), [floats(batch, 128, heads, width)])
-    inputs, arithmetic, transcendental = 1 + int(u[2] * 4), 1 + int(12 * u[5] ** 2), max(int(u[6] * 4) - 2, 0)
+        return Program(
+            f"swap {batch}x128x{heads}x{width}",
+            lambda x: x.transpose(0, 3, 2, 1),
+            [floats(batch, 128, heads, width)],
+        )
+    inputs, arithmetic, transcendental = (
+        1 + int(u[2] * 4),
+        1 + int(12 * u[5] ** 2),
+        max(int(u[6] * 4) - 2, 0),
+    )
     chain, name = _chain(arithmetic, transcendental), f"in{inputs} a{arithmetic} t{transcendental}"
     if u[7] < 0.8:
-        return Program(f"transposed {rows}x{cols} {name}", lambda *xs: chain(*xs).T, [floats(rows, cols)] * inputs, alone=True)
+        return Program(
+            f"transposed {rows}x{cols} {name}",
+            lambda *xs: chain(*xs).T,
+            [floats(rows, cols)] * inputs,
+            alone=True,
+        )
     batch = max(rows // 64, 1)
     return Program(
         f"transposed {batch}x64x{cols} {name}",
@@ -197,7 +247,9 @@ def _reduction(u: np.ndarray) -> Program:
 
 
 def _window_reduction(u: np.ndarray) -> Program:
-    """Sums in windows of 32 and more, as XLA splits a sum whose operand comes out of a loop: the loop is taken off."""
+    """Sums in windows of 32 and more, as XLA splits a sum whose operand comes out of a loop: the
+    loop is taken off.
+    """
     rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3])
     while rows * cols > 2e6:
         rows //= 2
@@ -213,18 +265,32 @@ def _window_reduction(u: np.ndarray) -> Program:
 
 
 def _loop_reduction(u: np.ndarray) -> Program:
-    """Reductions that XLA writes out as plain loops: short rows and matrix-vector products with a fused operand."""
+    """Reductions that XLA writes out as plain loops: short rows and matrix-vector products with a
+    fused operand.
+    """
     import jax
 
     rows, cols = size(u[0], 16, 8192, u[2]), size(u[1], 4, 31, 0.9)
     if u[3] < 0.4:
-        return Program(f"short rows {rows}x{cols}", lambda x: (x * 2.0).sum(-1), [floats(rows, cols)])
+        return Program(
+            f"short rows {rows}x{cols}", lambda x: (x * 2.0).sum(-1), [floats(rows, cols)]
+        )
     if u[3] < 0.6:
-        return Program(f"short columns {cols}x{rows}", lambda x: (x * 2.0).sum(0), [floats(cols, rows)])
+        return Program(
+            f"short columns {cols}x{rows}", lambda x: (x * 2.0).sum(0), [floats(cols, rows)]
+        )
     rows, cols = size(u[0], 32, 2048, u[2]), size(u[1], 16, 512, u[4])
     if u[3] < 0.8:
-        return Program(f"matrix vector {rows}x{cols}", lambda a, v: jax.nn.relu(a) @ v, [floats(rows, cols), floats(cols)])
-    return Program(f"vector matrix {rows}x{cols}", lambda a, v: v @ jax.nn.relu(a), [floats(rows, cols), floats(rows)])
+        return Program(
+            f"matrix vector {rows}x{cols}",
+            lambda a, v: jax.nn.relu(a) @ v,
+            [floats(rows, cols), floats(cols)],
+        )
+    return Program(
+        f"vector matrix {rows}x{cols}",
+        lambda a, v: v @ jax.nn.relu(a),
+        [floats(rows, cols), floats(rows)],
+    )
 
 
 def _vocabulary(u: float) -> int:
@@ -271,7 +337,9 @@ def _scatter_add(u: np.ndarray) -> Program:
 
 
 def _lookups(u: np.ndarray, direction: str) -> Lookups:
-    """A quarter uniform; the others as skewed as tables of click models, a third of them with a flat head."""
+    """A quarter uniform; the others as skewed as tables of click models, a third of them with a
+    flat head.
+    """
     rows, dim = size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5])
     most = 32 if direction == "forward" else 64  # XLA splits longer sums: then a bag is several ops
     bags, pooling = size(u[2], 32, 2048, u[6]), size(u[3], 1, most, 0.9)
@@ -306,7 +374,9 @@ def _embedding_bag_backward(u: np.ndarray) -> Program:
     of = _lookups(u, "backward")
 
     def update(t: Array, i: Array, g: Array) -> tuple[Array]:
-        return (t.at[i].add(-0.01 * jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))),)
+        return (
+            t.at[i].add(-0.01 * jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))),
+        )
 
     return Program(
         _name("embedding_bag_backward", of),
@@ -324,7 +394,11 @@ def _concatenate(u: np.ndarray) -> Program:
     rows, cols, parts = size(u[0], 8, 4096, u[3]), size(u[1], 8, 512, u[4]), 2 + int(u[2] * 10)
     while rows * cols * parts > 4e6:
         rows //= 2
-    return Program(f"concatenate {parts}x{rows}x{cols}", lambda *xs: jnp.concatenate(xs, 1), [floats(rows, cols)] * parts)
+    return Program(
+        f"concatenate {parts}x{rows}x{cols}",
+        lambda *xs: jnp.concatenate(xs, 1),
+        [floats(rows, cols)] * parts,
+    )
 
 
 def _sort(u: np.ndarray) -> Program:
@@ -344,7 +418,12 @@ def _cumulative(u: np.ndarray) -> Program:
 def _softmax(u: np.ndarray) -> Program:
     import jax
 
-    return _composite("softmax", size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3]), lambda x: jax.nn.softmax(x, -1))
+    return _composite(
+        "softmax",
+        size(u[0], 16, 4096, u[2]),
+        size(u[1], 16, 1024, u[3]),
+        lambda x: jax.nn.softmax(x, -1),
+    )
 
 
 def _layer_norm(u: np.ndarray) -> Program:
@@ -384,18 +463,30 @@ def _optimizer(u: np.ndarray) -> Program:
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         return p - 0.001 * m / (lax.sqrt(v) + 1e-8), m, v
 
-    return Program(f"adam {n}", adam, [floats(n)] * 4, carry=3, columns={"op": "adam", "dtype": "fp32", "parameters": n})
+    return Program(
+        f"adam {n}",
+        adam,
+        [floats(n)] * 4,
+        carry=3,
+        columns={"op": "adam", "dtype": "fp32", "parameters": n},
+    )
 
 
 def _convolution(u: np.ndarray) -> Program:
     from jax import lax
 
     batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
-    c_in, c_out, kernel = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5]), [1, 3, 3, 5][int(u[6] * 4)]
+    c_in, c_out, kernel = (
+        size(u[2], 3, 128, u[4]),
+        size(u[3], 8, 128, u[5]),
+        [1, 3, 3, 5][int(u[6] * 4)],
+    )
     stride = 1 + int(u[7] * 1.5)
 
     def forward(x: Array, w: Array) -> Array:
-        return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     x, w = floats(batch, image, image, c_in), floats(kernel, kernel, c_in, c_out)
     out = -(-image // stride)
@@ -404,8 +495,16 @@ def _convolution(u: np.ndarray) -> Program:
     if u[8] < 0.6:
         return Program(f"convolution {name}", forward, [x, w])
     if u[8] < 0.8:  # the transposed programs of a backward pass
-        return Program(f"convolution inputs {name}", lambda w, g: _transposed(lambda x: forward(x, w), x[1], g), [w, y])
-    return Program(f"convolution weights {name}", lambda x, g: _transposed(lambda w: forward(x, w), w[1], g), [x, y])
+        return Program(
+            f"convolution inputs {name}",
+            lambda w, g: _transposed(lambda x: forward(x, w), x[1], g),
+            [w, y],
+        )
+    return Program(
+        f"convolution weights {name}",
+        lambda x, g: _transposed(lambda w: forward(x, w), w[1], g),
+        [x, y],
+    )
 
 
 def _transposed(linear: Callable[[Array], Array], shape: tuple[int, ...], gradient: Array) -> Array:
@@ -422,7 +521,14 @@ def _grouped_convolution(u: np.ndarray) -> Program:
     kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
 
     def forward(x: Array, w: Array) -> Array:
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups)
+        return lax.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
 
     return Program(
         f"grouped convolution {batch} {image} {channels} {groups} {kernel}",
@@ -436,7 +542,12 @@ def _loop_trip(u: np.ndarray) -> Program:
 
     trips = size(u[0], 50, 2000, 0.9)
     columns = {"op": "loop_trip", "dtype": "int32", "trips": trips}
-    return Program(f"loop {trips}", lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x), [floats()], columns=columns)
+    return Program(
+        f"loop {trips}",
+        lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x),
+        [floats()],
+        columns=columns,
+    )
 
 
 def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> Program:

@@ -1,8 +1,11 @@
-"""Lookups of one table with a skew: how indices are drawn, and what the row of a measurement says of them.
+"""Lookups of one table with a skew: how indices are drawn, and what the row of a measurement says
+of them.
 
-Row i of the ranking is drawn in proportion to (i + shift)^-exponent; ranks are dealt over the table, so that hot rows are not neighbours.
-A measurement rotates through some batches of indices over one table: rows that none of them names are never touched, and what the cache
-holds is decided by those that they do. Both are expected values of the distribution, as a user would give it, not counted from the draw.
+Row i of the ranking is drawn in proportion to (i + shift)^-exponent; ranks are dealt over the
+table, so that hot rows are not neighbours. A measurement rotates through some batches of indices
+over one table: rows that none of them names are never touched, and what the cache holds is decided
+by those that they do. Both are expected values of the distribution, as a user would give it, not
+counted from the draw.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.embedding import Stream, Table, Zipf, distances, met, zipf_classes
 from hybridperf.ops import columns, lookup_calls
+from hybridperf.ops.embedding import Stream, Table, Zipf, distances, met, zipf_classes
 
 _GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it spread evenly, however many
 
@@ -34,21 +37,37 @@ class Lookups:
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Row numbers, int32."""
         count, p = zipf_classes(float(self.rows), self.exponent, self.shift)
-        of_class = np.minimum(np.searchsorted(np.cumsum(count * p), rng.random(shape)), len(count) - 1)
+        of_class = np.minimum(
+            np.searchsorted(np.cumsum(count * p), rng.random(shape)), len(count) - 1
+        )
         first = np.cumsum(count) - count
         rank = (first[of_class] + rng.random(shape) * count[of_class]).astype(np.int64)
         return ((np.minimum(rank, self.rows - 1) * _stride(self.rows)) % self.rows).astype(np.int32)
 
     def columns(self, sets: int, copies: int) -> dict[str, Any]:
-        """The row of one of `copies` tables that are looked up in turn, each with `sets` batches that rotate."""
-        table = Table("looked up", self.rows, self.dim, self.pooling, access=Zipf(self.exponent, self.shift))
+        """The row of one of `copies` tables that are looked up in turn, each with `sets` batches
+        that rotate.
+        """
+        table = Table(
+            "looked up", self.rows, self.dim, self.pooling, access=Zipf(self.exponent, self.shift)
+        )
         call = lookup_calls([table], self.bags, self.direction, duplicates="each")
         lookups = self.bags * self.pooling
         again = Stream(*met(*table.classes(self.bags), sets * lookups), lookups, table.row_bytes)
         distance_bytes, spread = distances([again] * copies)
-        op = dataclasses.replace(call.op, distance=distance_bytes / table.row_bytes, spread=float(spread))
-        said = {name: float(value) if isinstance(value, np.floating | np.ndarray) else value for name, value in columns(op).items()}
-        return {**said, "reuse_bytes": float(distance_bytes), "exponent": self.exponent, "shift": self.shift}
+        op = dataclasses.replace(
+            call.op, distance=distance_bytes / table.row_bytes, spread=float(spread)
+        )
+        said = {
+            name: float(value) if isinstance(value, np.floating | np.ndarray) else value
+            for name, value in columns(op).items()
+        }
+        return {
+            **said,
+            "reuse_bytes": float(distance_bytes),
+            "exponent": self.exponent,
+            "shift": self.shift,
+        }
 
 
 def _stride(rows: int) -> int:

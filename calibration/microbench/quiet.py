@@ -1,9 +1,10 @@
 """Waiting for a machine shared with others to be itself again.
 
-Neighbours on the same processor can take a third of its speed for half a minute, which no number of repeats in a row can see. A yardstick
-can: two small pieces of work of our own, one arithmetic, one copying, whose good times so far (the tenth percentile: the very best is
-luck) tell how fast the machine is when it is left alone. Before something is measured, wait for a limited time until the yardstick is
-near them.
+Neighbours on the same processor can take a third of its speed for half a minute, which no number of
+repeats in a row can see. A yardstick can: two small pieces of work of our own, one arithmetic, one
+copying, whose good times so far (the tenth percentile: the very best is luck) tell how fast the
+machine is when it is left alone. Before something is measured, wait for a limited time until the
+yardstick is near them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import time
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-TOLERANCE = 0.25  # beyond a good time; on the shared machine this was made on, a quiet yardstick varies by 15 %, a disturbed one adds 40
+# beyond a good time; on the shared machine this was made on, a quiet yardstick varies by 15 %, a
+# disturbed one adds 40
+TOLERANCE = 0.25
 _GOOD = 0.1  # quantile of the times so far
 _SIDE = 192  # of the matrices multiplied: 0.1 to 0.2 ms
 _COPIED = 2**21  # numbers copied: 8 MiB, past the second-level cache, 0.5 to 1 ms
@@ -23,10 +26,14 @@ _REMEMBERED = 2000  # readings
 
 
 class Yardstick:
-    """The machine's speed against the good times it has shown; `allowance_s` is how long it may make us wait in all."""
+    """The machine's speed against the good times it has shown; `allowance_s` is how long it may
+    make us wait in all.
+    """
 
     def __init__(self, allowance_s: float = 300.0) -> None:
-        threadpool_limits(1, user_api="blas")  # on a pinned core several threads would wait for each other: 60 times slower
+        threadpool_limits(
+            1, user_api="blas"
+        )  # on a pinned core several threads would wait for each other: 60 times slower
         self.allowance_s = allowance_s
         self.waited_s = 0.0
         self._a = np.full((_SIDE, _SIDE), 0.5, np.float32)
@@ -38,12 +45,18 @@ class Yardstick:
             self.slowness()
 
     def slowness(self) -> float:
-        """How much longer the slower of the two takes now than at good times, as a share of those."""
-        self._seen_s.append([min(times) for times in zip(*(self._once_s() for _ in range(_TRIES)), strict=True)])
+        """How much longer the slower of the two takes now than at good
+        times, as a share of those.
+        """
+        self._seen_s.append(
+            [min(times) for times in zip(*(self._once_s() for _ in range(_TRIES)), strict=True)]
+        )
         return float(np.max(self._seen_s[-1] / self._good_s())) - 1.0
 
     def wait(self, limit_s: float) -> float:
-        """Wait for at most `limit_s` (and what is left of the allowance) until the machine is quiet; returns the slowness then."""
+        """Wait for at most `limit_s` (and what is left of the allowance) until the machine is
+        quiet; returns the slowness then.
+        """
         limit_s = min(limit_s, self.allowance_s - self.waited_s)
         start_s = time.perf_counter()
         slowness = self.slowness()
@@ -54,9 +67,15 @@ class Yardstick:
         return slowness
 
     def facts(self) -> dict[str, float]:
-        """Good times of the yardstick [s], for the record: measurements of two days can be told apart by them."""
+        """Good times of the yardstick [s], for the record: measurements of two days can be told
+        apart by them.
+        """
         product_s, copy_s = self._good_s()
-        return {"yardstick_product_s": float(product_s), "yardstick_copy_s": float(copy_s), "waited_s": self.waited_s}
+        return {
+            "yardstick_product_s": float(product_s),
+            "yardstick_copy_s": float(copy_s),
+            "waited_s": self.waited_s,
+        }
 
     def _good_s(self) -> np.ndarray:
         return np.quantile(self._seen_s[-_REMEMBERED:], _GOOD, axis=0)

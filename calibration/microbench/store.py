@@ -1,13 +1,15 @@
-"""Rows of measurements in a file that survives whatever ends the run: kill -9, a full disk, a pulled plug.
+"""Rows of measurements in a file that survives whatever ends the run: kill -9, a full disk, a
+pulled plug.
 
 A store is a text file of JSON lines. The first is the header, each other one is a measured row:
 
     {"hybridperf_rows": 1, "fingerprint": {"cpu_model": ..., "jax": ...}}
     {"key": "gemm f32 64x64x64", "pass_no": 1, "op": "gemm", "m": 64, ..., "time_s": 1.2e-05, ...}
 
-A row is appended in one piece and is on the disk (fsync) before the next case starts. A run that ends in the middle of
-a line leaves a line without its newline: the next run drops it and measures that case again. A row is known by its
-case's `key` and its `pass_no`, so a resumed run measures nothing twice. (Not "pass": conv tables have such a column.)
+A row is appended in one piece and is on the disk (fsync) before the next case starts. A run that
+ends in the middle of a line leaves a line without its newline: the next run drops it and measures
+that case again. A row is known by its case's `key` and its `pass_no`, so a resumed run measures
+nothing twice. (Not "pass": conv tables have such a column.)
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ try:
 except ImportError:  # Windows: two runs on one file are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-SCHEMA_VERSION = 2  # from 2 on time_s is a median; the minima of version 1 are not to be mixed with them
+SCHEMA_VERSION = (
+    2  # from 2 on time_s is a median; the minima of version 1 are not to be mixed with them
+)
 Row = dict[str, Any]
 
 _VERSION_FIELD = "hybridperf_rows"
@@ -51,7 +55,8 @@ class StoreError(RuntimeError):
 class RowStore:
     """An open store: `rows` as they stand in the file, `has` and `append` for the engine.
 
-    Opening creates the file or resumes it. `dropped` is the text of an incomplete last line that was cut off, or "".
+    Opening creates the file or resumes it. `dropped` is the text of an incomplete last line that
+    was cut off, or "".
     """
 
     def __init__(self, path: str | Path, fingerprint: Mapping[str, Any]) -> None:
@@ -59,9 +64,13 @@ class RowStore:
         self.rows: list[Row] = []
         self.dropped = ""
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            self._file = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644
+            )
         except OSError as error:
-            raise StoreError(f"cannot open {self.path} for measurements: {error.strerror}.") from error
+            raise StoreError(
+                f"cannot open {self.path} for measurements: {error.strerror}."
+            ) from error
         try:
             self._resume(_plain(fingerprint))
         except BaseException:
@@ -92,7 +101,9 @@ class RowStore:
     def __enter__(self) -> RowStore:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _resume(self, fingerprint: dict[str, Any]) -> None:
@@ -100,7 +111,10 @@ class RowStore:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StoreError(f"another process is measuring into {self.path}; wait for it or use another --out.") from None
+                raise StoreError(
+                    f"another process is measuring into {self.path}; wait for it or use another"
+                    " --out."
+                ) from None
             except OSError:
                 pass  # a file system without locks (some network ones): measure all the same
         content = self.path.read_bytes()
@@ -114,7 +128,10 @@ class RowStore:
             self._write_line({_VERSION_FIELD: SCHEMA_VERSION, "fingerprint": fingerprint})
         elif header["fingerprint"] != fingerprint:
             difference = _difference(header["fingerprint"], fingerprint)
-            raise StoreError(f"{self.path} holds measurements of something else ({difference}); use another --out or delete the file.")
+            raise StoreError(
+                f"{self.path} holds measurements of something else ({difference}); use another"
+                " --out or delete the file."
+            )
 
     def _write_line(self, values: dict[str, Any]) -> None:
         line = (json.dumps(values, allow_nan=False) + "\n").encode()
@@ -129,13 +146,16 @@ class RowStore:
             os.lseek(self._file, self._size_bytes, os.SEEK_SET)
             reason = "the disk is full" if error.errno in _NO_SPACE else error.strerror
             raise StoreError(
-                f"cannot write to {self.path}: {reason}; its {len(self.rows)} rows are kept, so make room and run the same command again."
+                f"cannot write to {self.path}: {reason}; its {len(self.rows)} rows are kept, so"
+                " make room and run the same command again."
             ) from error
         self._size_bytes += len(line)
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a store, also of one that is being written or that was cut off in the middle of a line."""
+    """The rows of a store, also of one that is being written or that was cut off in the middle of a
+    line.
+    """
     return _parse(Path(path), _read(path))[1]
 
 
@@ -155,11 +175,17 @@ def _read(path: str | Path) -> bytes:
 
 
 def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row], int]:
-    """Header (None in a new file), rows, and the number of bytes up to the end of the last whole line."""
-    *lines, tail = content.split(b"\n")  # a whole line ends in a newline, so what is left over is not one
+    """Header (None in a new file), rows, and the number of bytes up to the end of the last whole
+    line.
+    """
+    *lines, tail = content.split(
+        b"\n"
+    )  # a whole line ends in a newline, so what is left over is not one
     if not lines:
         start = f'{{"{_VERSION_FIELD}"'.encode()
-        if not (tail.startswith(start) or start.startswith(tail)):  # neither a cut-off header nor an empty file
+        if not (
+            tail.startswith(start) or start.startswith(tail)
+        ):  # neither a cut-off header nor an empty file
             raise StoreError(f"{path} is not a file of hybridperf measurements; use another --out.")
         return None, [], 0
     header = _json_object(lines[0])
@@ -167,8 +193,15 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row]
     if not isinstance(version, int) or not isinstance(header.get("fingerprint"), dict):
         raise StoreError(f"{path} is not a file of hybridperf measurements; use another --out.")
     if version != SCHEMA_VERSION:
-        advice = "update hybridperf or use another --out" if version > SCHEMA_VERSION else "measure anew into another --out"
-        raise StoreError(f"{path} has rows of schema version {version} and this hybridperf reads version {SCHEMA_VERSION}; {advice}.")
+        advice = (
+            "update hybridperf or use another --out"
+            if version > SCHEMA_VERSION
+            else "measure anew into another --out"
+        )
+        raise StoreError(
+            f"{path} has rows of schema version {version} and this hybridperf reads version"
+            f" {SCHEMA_VERSION}; {advice}."
+        )
     rows = []
     good_bytes = len(lines[0]) + 1
     for number, line in enumerate(lines[1:], start=2):
@@ -176,7 +209,9 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row]
         if "key" not in row or "pass_no" not in row:
             if number == len(lines) and not tail:
                 break  # a garbled last line: what a crash leaves behind
-            raise StoreError(f"line {number} of {path} is damaged; remove that line or use another --out.")
+            raise StoreError(
+                f"line {number} of {path} is damaged; remove that line or use another --out."
+            )
         rows.append(row)
         good_bytes += len(line) + 1
     return header, rows, good_bytes
@@ -199,9 +234,13 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def _plain_number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"expected numbers, strings or lists of them in a row, got {type(value).__name__}.")
+    raise TypeError(
+        f"expected numbers, strings or lists of them in a row, got {type(value).__name__}."
+    )
 
 
 def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     differing = [name for name in {**stored, **now} if stored.get(name) != now.get(name)]
-    return ", ".join(f"{name}: {stored.get(name)!r} there, {now.get(name)!r} here" for name in differing)
+    return ", ".join(
+        f"{name}: {stored.get(name)!r} there, {now.get(name)!r} here" for name in differing
+    )

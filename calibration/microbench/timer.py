@@ -1,18 +1,21 @@
-"""Seconds of one call of a compiled JAX function, the way that repeats best on a machine shared with others.
+"""Seconds of one call of a compiled JAX function, the way that repeats best on a machine shared
+with others.
 
-The estimate is the **median** over repeats. A training step is long: its ops meet what a usual call meets (neighbours in the shared
-cache, a clock that moves), and the minimum of a thousand calls of a few microseconds is luck that a step does not have. Where the steps'
-errors were -10 % in the median against minima, they were -5 % against medians. What slows the machine for longer than one measurement is
-left to the passes, of which the quietest counts (`engine.merge_passes`). Repeats go on until the minimum, too, has settled (the last
-third of them did not lower it by more than 1 %) or the time is up.
+The estimate is the **median** over repeats. A training step is long: its ops meet what a usual call
+meets (neighbours in the shared cache, a clock that moves), and the minimum of a thousand calls of a
+few microseconds is luck that a step does not have. Where the steps' errors were -10 % in the median
+against minima, they were -5 % against medians. What slows the machine for longer than one
+measurement is left to the passes, of which the quietest counts (`engine.merge_passes`). Repeats go
+on until the minimum, too, has settled (the last third of them did not lower it by more than 1 %) or
+the time is up.
 
-Every call gets **fresh inputs**: a case brings several tuples of arguments and the calls rotate through them, so that
-data larger than the caches is read from memory, as it is in a training step. `reuse_bytes` says how much was touched
-between two uses of the same data.
+Every call gets **fresh inputs**: a case brings several tuples of arguments and the calls rotate
+through them, so that data larger than the caches is read from memory, as it is in a training step.
+`reuse_bytes` says how much was touched between two uses of the same data.
 
-A call costs some microseconds before the device starts. Cases that are too short for that to be small either repeat the
-op inside the function (`divisor` ops per call) or take off what an empty call costs (`subtract_s`, measured with
-`dispatch_case`):
+A call costs some microseconds before the device starts. Cases that are too short for that to be
+small either repeat the op inside the function (`divisor` ops per call) or take off what an empty
+call costs (`subtract_s`, measured with `dispatch_case`):
 
     time_s = (call_s - subtract_s) / divisor
 """
@@ -30,10 +33,15 @@ import numpy as np
 
 from hybridperf_calibration.microbench import machine
 
-WARM_UP_CALLS = 6  # large outputs take up to 5 calls until each finds the memory that an earlier one freed
+WARM_UP_CALLS = (
+    6  # large outputs take up to 5 calls until each finds the memory that an earlier one freed
+)
 SETTLED = 0.01  # the last third of the repeats lowered the minimum by less than this share
-RELIABLE_SHARE = 0.2  # less of the call than this left after the subtraction: a difference of two nearly equal numbers
-SMALLEST_SHARE = 0.01  # time_s stays above this share of the call, because the fits take its logarithm
+# less of the call than this left after the subtraction: a difference of two nearly equal numbers
+RELIABLE_SHARE = 0.2
+SMALLEST_SHARE = (
+    0.01  # time_s stays above this share of the call, because the fits take its logarithm
+)
 GROWTH = 1.5  # repeats between two looks at the minimum; 1.5 makes the new repeats the last third
 
 
@@ -41,25 +49,40 @@ GROWTH = 1.5  # repeats between two looks at the minimum; 1.5 makes the new repe
 class Case:
     """One shape of one op: what to run and which row it becomes.
 
-    `make(rng)` returns a traceable function and the tuples of arguments to rotate through, all of the same shapes.
+    `make(rng)` returns a traceable function and the tuples of arguments to rotate through, all of
+    the same shapes.
     """
 
     key: str  # unique, and the same from run to run: a store is resumed by it
     columns: Mapping[str, Any]  # the row's own columns: "op", "dtype" and the op's dimensions
-    make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = field(repr=False)
+    make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = (
+        field(repr=False)
+    )
     divisor: float = 1.0  # ops executed by one call
-    reuse_bytes: int | None = None  # touched between two uses of the same data; None = all arguments together
-    subtract_s: float | Callable[[], float] = 0.0  # taken off the call before the division; a function measures it then
-    carried: tuple[int, ...] = ()  # positions of arguments updated in place: donated, and replaced by the leading results
-    describe: Callable[[str], Mapping[str, Any]] | None = None  # text of the compiled program -> the row's own columns
+    reuse_bytes: int | None = (
+        None  # touched between two uses of the same data; None = all arguments together
+    )
+    subtract_s: float | Callable[[], float] = (
+        0.0  # taken off the call before the division; a function measures it then
+    )
+    carried: tuple[
+        int, ...
+    ] = ()  # positions of arguments updated in place: donated, and replaced by the leading results
+    describe: Callable[[str], Mapping[str, Any]] | None = (
+        None  # text of the compiled program -> the row's own columns
+    )
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to repeat: at least `min_repeats` and `min_s`, until settled; `cap_s` ends it after `floor_repeats`."""
+    """How long to repeat: at least `min_repeats` and `min_s`, until settled; `cap_s` ends it after
+    `floor_repeats`.
+    """
 
     cap_s: float = 0.5
-    min_s: float = 0.02  # 12 calls of 5 us are over before the scheduler has done anything: not yet a minimum
+    min_s: float = (
+        0.02  # 12 calls of 5 us are over before the scheduler has done anything: not yet a minimum
+    )
     min_repeats: int = 12
     floor_repeats: int = 3  # of calls that take longer than the cap
     max_repeats: int = 100_000
@@ -85,7 +108,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A case ready to run: a later pass over the same case need not trace, compile and describe it again."""
+    """A case ready to run: a later pass over the same case need not trace, compile and describe it
+    again.
+    """
 
     call: Callable[..., Any]
     compile_s: float
@@ -102,16 +127,22 @@ def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...])
     return Compiled(call, compile_s, case.describe(call.as_text()) if case.describe else {})
 
 
-def time_case(case: Case, budget: Budget, rng: np.random.Generator, kept: dict[str, Compiled] | None = None) -> Timing:
-    """Compile the case once, warm it up, and repeat it until its minimum has settled. `kept` remembers what was compiled, by key."""
+def time_case(
+    case: Case, budget: Budget, rng: np.random.Generator, kept: dict[str, Compiled] | None = None
+) -> Timing:
+    """Compile the case once, warm it up, and repeat it until its minimum has settled. `kept`
+    remembers what was compiled, by key.
+    """
     import jax
 
     fn, argument_tuples = case.make(rng)
-    # On the device before the clock starts; device_put makes arrays of Python numbers, too, so all tuples look alike.
-    # What several tuples have in common stays one array.
+    # On the device before the clock starts; device_put makes arrays of Python numbers, too, so all
+    # tuples look alike. What several tuples have in common stays one array.
     distinct = {id(argument): argument for arguments in argument_tuples for argument in arguments}
     placed = dict(zip(distinct, jax.device_put(list(distinct.values())), strict=True))
-    argument_tuples = jax.block_until_ready([tuple(placed[id(a)] for a in arguments) for arguments in argument_tuples])
+    argument_tuples = jax.block_until_ready(
+        [tuple(placed[id(a)] for a in arguments) for arguments in argument_tuples]
+    )
     compiled = kept.get(case.key) if kept is not None else None
     if compiled is None:
         compiled = compile_case(case, fn, argument_tuples[0])
@@ -146,9 +177,11 @@ def time_case(case: Case, budget: Budget, rng: np.random.Generator, kept: dict[s
 
 
 def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
-    """A call that computes next to nothing: what it costs is what every call costs before and after its op.
+    """A call that computes next to nothing: what it costs is what every call costs before and after
+    its op.
 
-    Outputs are computed (from one element), because JAX hands unchanged arguments back without a call.
+    Outputs are computed (from one element), because JAX hands unchanged arguments back without a
+    call.
     """
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
@@ -158,14 +191,26 @@ def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
 
         return nothing, [tuple(rng.random(n_arguments, dtype=np.float32)) for _ in range(2)]
 
-    columns = {"op": "dispatch", "dtype": "float32", "n_arguments": n_arguments, "n_outputs": n_outputs}
+    columns = {
+        "op": "dispatch",
+        "dtype": "float32",
+        "n_arguments": n_arguments,
+        "n_outputs": n_outputs,
+    }
     return Case(key=f"dispatch {n_arguments} {n_outputs}", columns=columns, make=make)
 
 
 class Rotation:
-    """Calls of a compiled function, each on the next tuple of arguments; those updated in place come back for the next turn."""
+    """Calls of a compiled function, each on the next tuple of arguments; those updated in place
+    come back for the next turn.
+    """
 
-    def __init__(self, compiled: Callable[..., Any], argument_tuples: Sequence[tuple[Any, ...]], carried: Sequence[int]) -> None:
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        argument_tuples: Sequence[tuple[Any, ...]],
+        carried: Sequence[int],
+    ) -> None:
         self._compiled = compiled
         self._tuples = [list(arguments) for arguments in argument_tuples]
         self._carried = tuple(carried)
@@ -192,7 +237,9 @@ class Rotation:
 
 
 def warm_up(rotation: Rotation, cap_s: float) -> None:
-    """Call it a few times (kernels loaded, results' memory found again); the arguments' pages were touched when they were placed."""
+    """Call it a few times (kernels loaded, results' memory found again); the arguments' pages were
+    touched when they were placed.
+    """
     start_s = time.perf_counter()
     for _ in range(WARM_UP_CALLS):
         rotation.call_s()
@@ -211,13 +258,17 @@ def repeat_until_settled(rotation: Rotation, budget: Budget) -> list[float]:
         if elapsed_s > budget.cap_s and len(calls_s) >= budget.floor_repeats:
             return calls_s
         if len(calls_s) >= look_at:
-            if len(calls_s) >= budget.max_repeats or (elapsed_s >= budget.min_s and is_settled(calls_s)):
+            if len(calls_s) >= budget.max_repeats or (
+                elapsed_s >= budget.min_s and is_settled(calls_s)
+            ):
                 return calls_s
             look_at = math.ceil(look_at * GROWTH)
 
 
 def is_settled(calls_s: Sequence[float]) -> bool:
-    """Whether the last third of the repeats left the minimum of the earlier ones as it was, within SETTLED."""
+    """Whether the last third of the repeats left the minimum of the earlier ones as it was, within
+    SETTLED.
+    """
     earlier = len(calls_s) - len(calls_s) // 3
     if earlier == len(calls_s):
         return False

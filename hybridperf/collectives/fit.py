@@ -1,4 +1,6 @@
-"""Fit a system's collectives: the prior over systems, adapted to the rows there are, none to thousands."""
+"""Fit a system's collectives: the prior over systems, adapted to the rows there are, none to
+thousands.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,31 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.links import link_of
-from hybridperf.collectives.model import CollectiveModel, Measured, find_collectives, load_collectives
-from hybridperf.collectives.rows import CollectiveRows, collective_rows, implementations, usual_versions
+from hybridperf.collectives.model import (
+    CollectiveModel,
+    Measured,
+    find_collectives,
+    load_collectives,
+)
+from hybridperf.collectives.rows import (
+    CollectiveRows,
+    collective_rows,
+    implementations,
+    usual_versions,
+)
 from hybridperf.collectives.table import checked
 from hybridperf.hardware import SystemSpec, load_device, load_system
 from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
-from hybridperf.prior import FamilyPrior, adapt, train_family, uninformed
-from hybridperf.prior.shipped import NO_PRIOR, Prior, load_prior
-from hybridperf.provenance import origin
+from hybridperf.io.provenance import origin
+from hybridperf.learning.prior import FamilyPrior, adapt, train_family, uninformed
+from hybridperf.learning.prior.shipped import NO_PRIOR, Prior, load_prior
 
 FAMILY = "collectives"
 DEFAULT_PRIOR = "collectives_prior"  # the one that is installed
 REPORT_SCHEMA_VERSION = 1
-_OWN_HYPER_ROWS = 30  # systems differ more than GPUs do: 20 rows of a group err by 8.9 % with, 10.2 % without
+_OWN_HYPER_ROWS = (
+    30  # systems differ more than GPUs do: 20 rows of a group err by 8.9 % with, 10.2 % without
+)
 _TAUGHT_LATENCY_S = 1e-5  # that all systems of the shipped prior say
 _SAME_SHARE = 1e-3  # logs of shares of a network that are one
 _LEAST_TEACHING_ROWS = 100  # systems of fewer have a say on knobs only
@@ -37,65 +51,94 @@ class CollectiveReport:
 
     rows: int
     dropped: Mapping[str, int]  # rows left out, by reason
-    held_out: (
-        pd.DataFrame
-    )  # collective, implementation, n_gpus, n_nodes, bytes, measured_s, predicted_s, knobs_s, roofline_s, low_s, high_s
+    # collective, implementation, n_gpus, n_nodes, bytes, measured_s, predicted_s, knobs_s,
+    # roofline_s, low_s, high_s
+    held_out: pd.DataFrame
     measured: pd.DataFrame  # the rows fitted on
 
     def by_collective(self) -> pd.DataFrame:
-        """One line per collective, implementation and kind of link: rows, median and mean error, and those of simpler models, shares."""
+        """One line per collective, implementation and kind of link: rows, median and mean error,
+        and those of simpler models, shares.
+        """
         lines: list[dict[str, Any]] = []
         if self.held_out.empty:
             return pd.DataFrame(lines)
         for key, part in self.held_out.groupby(["collective", "implementation", "link"], sort=True):
-            errors = {name: np.abs(part[f"{name}_s"] / part["measured_s"] - 1) for name in ("predicted", "knobs", "roofline")}
+            errors = {
+                name: np.abs(part[f"{name}_s"] / part["measured_s"] - 1)
+                for name in ("predicted", "knobs", "roofline")
+            }
             inside = (part["low_s"] <= part["measured_s"]) & (part["measured_s"] <= part["high_s"])
             lines.append({
-                **dict(zip(("collective", "implementation", "link"), key, strict=True)), "rows": len(part),
-                "median_ape": errors["predicted"].median(), "mean_ape": errors["predicted"].mean(),
-                "knobs_ape": errors["knobs"].median(), "roofline_ape": errors["roofline"].median(), "inside": inside.mean(),
+                **dict(zip(("collective", "implementation", "link"), key, strict=True)),
+                "rows": len(part), "median_ape": errors["predicted"].median(),
+                "mean_ape": errors["predicted"].mean(), "knobs_ape": errors["knobs"].median(),
+                "roofline_ape": errors["roofline"].median(), "inside": inside.mean(),
             })  # fmt: skip
         return pd.DataFrame(lines)
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers, for provenance."""
         table = self.by_collective()
-        return {"rows": self.rows, "dropped": dict(self.dropped), "held_out": table.to_dict("records") if len(table) else []}
+        return {
+            "rows": self.rows,
+            "dropped": dict(self.dropped),
+            "held_out": table.to_dict("records") if len(table) else [],
+        }
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `collectives_report.json` and `collectives_held_out.csv` into a folder, atomically each."""
-        write_json(Path(folder) / "collectives_report.json", "collectives-report", REPORT_SCHEMA_VERSION, self.summary())
+        """Write `collectives_report.json` and `collectives_held_out.csv` into a folder, atomically
+        each.
+        """
+        write_json(
+            Path(folder) / "collectives_report.json",
+            "collectives-report",
+            REPORT_SCHEMA_VERSION,
+            self.summary(),
+        )
         if len(self.held_out):
             write_table(self.held_out, Path(folder) / "collectives_held_out.csv")
 
 
 def fit_collectives(
-    rows: pd.DataFrame | None, system: SystemSpec | str, prior: Prior | str | None = None, provenance: Mapping[str, Any] | None = None,
-    keep_rows: bool = True,
+    rows: pd.DataFrame | None, system: SystemSpec | str, prior: Prior | str | None = None,
+    provenance: Mapping[str, Any] | None = None, keep_rows: bool = True,
 ) -> tuple[CollectiveModel, CollectiveReport]:  # fmt: skip
-    """A model of a system's collectives from measured rows (`collective, bytes, n_gpus, n_nodes, time_s`; `lib, lib_version, variant,
-    dtype, in_place` where known); none: the prior alone.
+    """A model of a system's collectives from measured rows (`collective, bytes, n_gpus, n_nodes,
+    time_s`; `lib, lib_version, variant, dtype, in_place` where known); none: the prior alone.
 
-    `prior`: a `Prior`, the folder or name of one, "none"; the shipped one if not given. Without a prior and rows the model is the
-    datasheet's latency and rates, and says so. `keep_rows=False`: no row stays in the model, at some cost in accuracy.
+    `prior`: a `Prior`, the folder or name of one, "none"; the shipped one if not given. Without a
+    prior and rows the model is the datasheet's latency and rates, and says so. `keep_rows=False`:
+    no row stays in the model, at some cost in accuracy.
     """
     spec = load_system(system) if isinstance(system, str) else system
     about = {**origin(rows), **(provenance or {})}
     known = _prior(prior)
     if rows is None or rows.empty:
         if known is None:
-            return CollectiveModel(spec, None, about), CollectiveReport(0, {}, pd.DataFrame(), pd.DataFrame())
+            return CollectiveModel(spec, None, about), CollectiveReport(
+                0, {}, pd.DataFrame(), pd.DataFrame()
+            )
         adapted = adapt(known, kin=kin_of(spec, known.population.devices))
-        model = CollectiveModel(_learned_on(spec, known.population.devices), adapted, about).on(spec)
+        model = CollectiveModel(_learned_on(spec, known.population.devices), adapted, about).on(
+            spec
+        )
         return model, CollectiveReport(0, {}, pd.DataFrame(), pd.DataFrame())
     usable, dropped = usable_rows(rows, spec)
     seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
     kin = kin_of(spec, known.population.devices) if known else []
     known = known or uninformed(seen)
-    adapted = adapt(known, seen, time_s, kin=kin, own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows)
-    model = CollectiveModel(spec, adapted, {**about, "rows": len(usable)}, Measured.of(seen), usual_versions(seen))
+    adapted = adapt(
+        known, seen, time_s, kin=kin, own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows
+    )
+    model = CollectiveModel(
+        spec, adapted, {**about, "rows": len(usable)}, Measured.of(seen), usual_versions(seen)
+    )
     report = CollectiveReport(len(usable), dropped, _held_out(model, usable), usable)
-    return dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}), report
+    return (
+        dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}),
+        report,
+    )
 
 
 def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPrior:
@@ -112,7 +155,9 @@ def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows
 
 
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:
-    """(rows of `system` that can be fitted on, how many others were left out, by reason); `InputError` where a row is damaged."""
+    """(rows of `system` that can be fitted on, how many others were left out, by reason);
+    `InputError` where a row is damaged.
+    """
     require_columns(frame, ["collective", "bytes", "n_gpus", "time_s"], "fitting collectives")
     dropped = {}
     if "system" in frame and system.id != "here":
@@ -121,31 +166,49 @@ def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, 
             dropped["other systems"] = int(others.sum())
         frame = frame[~others]
         if frame.empty:
-            raise InputError(f"no row of {system.id} ({dropped['other systems']} of other systems); check --system against the table")
+            raise InputError(
+                f"no row of {system.id} ({dropped['other systems']} of other systems); check"
+                " --system against the table"
+            )
     good, problem, _ = checked(frame)
     if len(good) < len(frame):
         at = int(np.flatnonzero(problem != "")[0])
-        raise InputError(f"row {int(frame.index[at]) + 1}: {problem[at]} ({int((problem != '').sum())} such rows)")
+        raise InputError(
+            f"row {int(frame.index[at]) + 1}: {problem[at]} ({int((problem != '').sum())} such"
+            " rows)"
+        )
     positive_column(good, "time_s", "fitting collectives")
     return good, dropped
 
 
 def kin_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
-    """Those of some known systems whose accelerators are of one architecture with this system's, joined by the same kind of link: each with
-    as much of the network, or, where none has, with the next to it. Else a faster network would have no kin, and what it changes inside
-    a node would be no more than another guess."""
+    """Those of some known systems whose accelerators are of one architecture with this system's,
+    joined by the same kind of link: each with as much of the network, or, where none has, with the
+    next to it. Else a faster network would have no kin, and what it changes inside a node would be
+    no more than another guess.
+    """
     joined = _joined(system)
-    alike = {name: known for name in names if joined and _joined(known := load_system(name)) == joined}
-    apart = {name: abs(math.log(known.share_bytes_per_s / system.share_bytes_per_s)) for name, known in alike.items()}
+    alike = {
+        name: known for name in names if joined and _joined(known := load_system(name)) == joined
+    }
+    apart = {
+        name: abs(math.log(known.share_bytes_per_s / system.share_bytes_per_s))
+        for name, known in alike.items()
+    }
     return [name for name, far in apart.items() if far <= min(apart.values()) + _SAME_SHARE]
 
 
 def _learned_on(system: SystemSpec, names: Iterable[str]) -> SystemSpec:
-    """A system without measurements at the rates of its kin, at which their corrections were learned; all of them say one latency."""
+    """A system without measurements at the rates of its kin, at which their corrections were
+    learned; all of them say one latency.
+    """
     kin = [load_system(name) for name in kin_of(system, names)]
     rates: dict[str, float] = {"latency_s": _TAUGHT_LATENCY_S}
     if kin:
-        rates |= {"intra_bytes_per_s": kin[0].intra_bytes_per_s, "nic_bytes_per_s": kin[0].nic_bytes_per_s}
+        rates |= {
+            "intra_bytes_per_s": kin[0].intra_bytes_per_s,
+            "nic_bytes_per_s": kin[0].nic_bytes_per_s,
+        }
         rates |= {"node_bytes_per_s": kin[0].share_bytes_per_s * system.accelerators_per_node}
     return system.model_copy(update=rates)
 
@@ -165,7 +228,10 @@ def _prior(prior: Prior | str | None) -> FamilyPrior | None:
         return None
     found = prior if isinstance(prior, Prior) else load_prior(prior or DEFAULT_PRIOR)
     if FAMILY not in found.families:
-        raise InputError(f"the prior holds {', '.join(found.families)}, expected {FAMILY}; give --prior {DEFAULT_PRIOR}, or none")
+        raise InputError(
+            f"the prior holds {', '.join(found.families)}, expected {FAMILY}; give --prior"
+            f" {DEFAULT_PRIOR}, or none"
+        )
     return found.families[FAMILY]
 
 
@@ -173,23 +239,38 @@ def _held_out(model: CollectiveModel, usable: pd.DataFrame) -> pd.DataFrame:
     adapted = model.adapted
     assert adapted is not None
     at = adapted.held_out_at
-    part, rows = usable.iloc[at], collective_rows(usable.iloc[at], model.system) if len(at) else None
+    part, rows = (
+        usable.iloc[at],
+        collective_rows(usable.iloc[at], model.system) if len(at) else None,
+    )
     if rows is None:
         return pd.DataFrame()
     measured_s = part["time_s"].to_numpy(np.float64)
     predicted_s = measured_s * np.exp(adapted.held_out)
-    return pd.DataFrame({
-        "collective": part["collective"].to_numpy(), "implementation": implementations(part),
-        "link": np.where(rows.nodes > 1, "network", link_of(model.system)), "n_gpus": part["n_gpus"].to_numpy(),
-        "n_nodes": part["n_nodes"].to_numpy(), "bytes": part["bytes"].to_numpy(), "measured_s": measured_s, "predicted_s": predicted_s,
-        "knobs_s": np.exp(adapted.knobs.closed(rows).total),
-        "roofline_s": CollectiveModel.datasheet(model.system).predict(part)["roofline_s"].to_numpy(),
-        "low_s": predicted_s * np.exp(-adapted.held_out_log_width), "high_s": predicted_s * np.exp(adapted.held_out_log_width),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "collective": part["collective"].to_numpy(),
+            "implementation": implementations(part),
+            "link": np.where(rows.nodes > 1, "network", link_of(model.system)),
+            "n_gpus": part["n_gpus"].to_numpy(),
+            "n_nodes": part["n_nodes"].to_numpy(),
+            "bytes": part["bytes"].to_numpy(),
+            "measured_s": measured_s,
+            "predicted_s": predicted_s,
+            "knobs_s": np.exp(adapted.knobs.closed(rows).total),
+            "roofline_s": (
+                CollectiveModel.datasheet(model.system).predict(part)["roofline_s"].to_numpy()
+            ),
+            "low_s": predicted_s * np.exp(-adapted.held_out_log_width),
+            "high_s": predicted_s * np.exp(adapted.held_out_log_width),
+        }
+    )
 
 
 def collectives_by_name(name: str) -> CollectiveModel:
-    """A model of collectives by folder or name; of a system without a calibration what the prior says, which the prediction notes."""
+    """A model of collectives by folder or name; of a system without a calibration what the prior
+    says, which the prediction notes.
+    """
     if find_collectives(name) is not None or (Path(name).exists() and not name.endswith(".toml")):
         return load_collectives(name)
     try:

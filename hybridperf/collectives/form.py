@@ -1,23 +1,32 @@
-"""The closed form of a collective: two algorithms, of which a library takes the faster, over links inside and between nodes.
+"""The closed form of a collective: two algorithms, of which a library takes the faster, over links
+inside and between nodes.
 
     t        = floor + softmin(t_small, t_large)
-    t_small  = hop log2 g + node_hop log2 N + (1 + c) b                        few steps, wasteful with bytes (trees, LL protocols)
-    t_large  = ring (hop (g - 1) + node_hop (N - 1)) + rendezvous + b          many steps, full bandwidth (rings)
-    b        = (x^2 + y^2)^(1/2)                                               levels one after the other, in part at once
-    x        = V_in  / (min(e_in (g / 2)^-d, 1.15) B_in)    V_in bytes through a rank's link, datasheet B_in
-    y        = V_out / (min(e_out, 1.15) B_out)             V_out bytes through a node's network, datasheet B_out
+    t_small  = hop log2 g + node_hop log2 N + (1 + c) b                        few steps, wasteful
+             with bytes (trees, LL protocols)
+    t_large  = ring (hop (g - 1) + node_hop (N - 1)) + rendezvous + b          many steps, full
+             bandwidth (rings)
+    b        = (x^2 + y^2)^(1/2)                                               levels one after the
+             other, in part at once
+    x        = V_in  / (min(e_in (g / 2)^-d, 1.15) B_in)    V_in bytes through a rank's link,
+             datasheet B_in
+    y        = V_out / (min(e_out, 1.15) B_out)             V_out bytes through a node's network,
+             datasheet B_out
 
-Nothing is faster than the wire (but a little: where switches reduce, ranks send less than a ring's share).
-g ranks on each of N nodes. softmin(a, b) = (a^-p + b^-p)^(-1/p). The fixed seconds saturate bandwidth with message size, without a
-knot: S / t rises smoothly towards e B (a little above it, by what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how
-bandwidth decays with the ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched
-link. The form is continuous, rises with bytes and never falls below its latency at zero bytes, for any knobs. Ranks and nodes are
-numbers in it, not structure.
+Nothing is faster than the wire (but a little: where switches reduce, ranks send less than a ring's
+share). g ranks on each of N nodes. softmin(a, b) = (a^-p + b^-p)^(-1/p). The fixed seconds saturate
+bandwidth with message size, without a knot: S / t rises smoothly towards e B (a little above it, by
+what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays with the
+ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a
+switched link. The form is continuous, rises with bytes and never falls below its latency at zero
+bytes, for any knobs. Ranks and nodes are numbers in it, not structure.
 
-Alpha-beta forms: formulas.md 3.4; that NCCL takes the best of several (algorithm, protocol) pairs, each latency + bytes / bandwidth:
-NVIDIA/nccl src/graph/tuning.cc. Its constants are not used here: knobs are fitted.
+Alpha-beta forms: formulas.md 3.4; that NCCL takes the best of several (algorithm, protocol) pairs,
+each latency + bytes / bandwidth: NVIDIA/nccl src/graph/tuning.cc. Its constants are not used here:
+knobs are fitted.
 
-Axes: N rows, K knobs, W = len(WORK). All knobs are logs (sharpness of p - 1, rank_decay of d + 0.3).
+Axes: N rows, K knobs, W = len(WORK). All knobs are logs (sharpness of p - 1, rank_decay of d +
+0.3).
 """
 
 from __future__ import annotations
@@ -28,12 +37,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.prior.form import Closed
+from hybridperf.learning.prior.form import Closed
 
-WORK = ("inside_s", "across_s", "ranks_per_node", "nodes")  # seconds at the datasheet's rates; zero where nothing goes that way
+WORK = (
+    "inside_s",
+    "across_s",
+    "ranks_per_node",
+    "nodes",
+)  # seconds at the datasheet's rates; zero where nothing goes that way
 FIXED = ("floor_s", "hop_s", "node_hop_s", "rendezvous_s")  # knobs that are seconds
 _FAR = 12.0
-_WIRE = 1.15  # of the datasheet rate: nothing is faster; a little more, since switches that reduce send less
+# of the datasheet rate: nothing is faster; a little more, since switches that reduce send less
+_WIRE = 1.15
 _LEVELS_NORM = 2
 NO_DECAY, _MOST_DECAY = 0.3, 6.0  # of the knob: d = 0, and where the form stops following it
 _LEAST = 1e-12  # seconds
@@ -60,10 +75,17 @@ class AlphaBeta:
     """The form above. `work` [N, W] is in the order of `WORK`."""
 
     knobs = (
-        "floor_s", "hop_s", "node_hop_s", "ring", "rendezvous_s", "intra_efficiency", "inter_efficiency", "small_waste", "rank_decay",
-        "sharpness",
+        "floor_s", "hop_s", "node_hop_s", "ring", "rendezvous_s", "intra_efficiency",
+        "inter_efficiency", "small_waste", "rank_decay", "sharpness",
     )  # fmt: skip
-    position = ("bytes_over_fixed", "small_over_large", "body_over_floor", "inside_over_across", "large_bound", "total_over_floor")
+    position = (
+        "bytes_over_fixed",
+        "small_over_large",
+        "body_over_floor",
+        "inside_over_across",
+        "large_bound",
+        "total_over_floor",
+    )
     apart: int | None = 2  # the link
     start = np.log([8e-6, 1.5e-6, 5e-6, 0.7, 5e-6, 0.7, 0.7, 1.5, 0.3, 1.5])
     start_spread = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.4, 0.5, 0.7, 0.7, 0.5])
@@ -74,7 +96,9 @@ class AlphaBeta:
         return np.asarray(np.log(_parts(theta, work, np).total))
 
     def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        _, hop, node_hop, ring, rendezvous, _, _, waste, decays, _ = np.moveaxis(np.exp(theta), -1, 0)
+        _, hop, node_hop, ring, rendezvous, _, _, waste, decays, _ = np.moveaxis(
+            np.exp(theta), -1, 0
+        )
         part = _parts(theta, work, np)
         g, nodes = work[:, 2], work[:, 3]
         soft = part.total - part.floor
@@ -84,7 +108,12 @@ class AlphaBeta:
         carried = part.carried
         of_inside = (part.inside / np.maximum(carried, _LEAST)) ** _LEVELS_NORM
         shares = by_small * part.small / soft, by_large * part.large / soft
-        by_sharpness = soft / p * (shares[0] * np.log(part.small) + shares[1] * np.log(part.large) - np.log(soft)) * (p - 1)
+        by_sharpness = (
+            soft
+            / p
+            * (shares[0] * np.log(part.small) + shares[1] * np.log(part.large) - np.log(soft))
+            * (p - 1)
+        )
         each = [
             part.floor,
             hop * (by_small * np.log2(g) + by_large * ring * (g - 1)),
@@ -94,10 +123,18 @@ class AlphaBeta:
             -by_bytes * carried * of_inside * part.free_inside,
             -by_bytes * carried * (1 - of_inside) * part.free_across,
             by_small * waste * carried,
-            by_bytes * carried * of_inside * part.free_inside * np.where(decays < _MOST_DECAY, decays, 0.0) * np.log(np.maximum(g, 2) / 2),
+            by_bytes
+            * carried
+            * of_inside
+            * part.free_inside
+            * np.where(decays < _MOST_DECAY, decays, 0.0)
+            * np.log(np.maximum(g, 2) / 2),
             by_sharpness,
         ]
-        return np.stack([np.broadcast_to(value, part.total.shape) for value in each], 1) / part.total[:, None]
+        return (
+            np.stack([np.broadcast_to(value, part.total.shape) for value in each], 1)
+            / part.total[:, None]
+        )
 
     def closed(self, theta: np.ndarray, work: np.ndarray) -> Closed:
         part = _parts(theta, work, np)
@@ -108,12 +145,16 @@ class AlphaBeta:
         links = np.log(np.maximum(part.inside, _LEAST)) - np.log(np.maximum(part.across, _LEAST))
         floor = np.log(part.floor)
         ratios = np.stack([carried - fixed, two, soft - floor, links], 1).clip(-_FAR, _FAR)
-        place = np.concatenate([ratios, np.tanh(two)[:, None], (np.log(part.total) - floor)[:, None]], 1)
+        place = np.concatenate(
+            [ratios, np.tanh(two)[:, None], (np.log(part.total) - floor)[:, None]], 1
+        )
         return Closed(np.log(part.total), place)
 
 
 def seconds(theta: Any, work: Any, xp: ModuleType = np) -> Any:
-    """Seconds [N] at knobs theta [N, K] or [K] (logs); `xp` is numpy or jax.numpy, there differentiable in all knobs and work."""
+    """Seconds [N] at knobs theta [N, K] or [K] (logs); `xp` is numpy or jax.numpy, there
+    differentiable in all knobs and work.
+    """
     return _parts(theta, work, xp).total
 
 
@@ -123,19 +164,25 @@ def carried_seconds(theta: Any, work: Any, xp: ModuleType = np) -> Any:
 
 
 def _parts(theta: Any, work: Any, xp: ModuleType) -> _Parts:
-    floor, hop, node_hop, ring, rendezvous, e_in, e_out, waste, decays, sharp = xp.moveaxis(xp.exp(theta), -1, 0)
+    floor, hop, node_hop, ring, rendezvous, e_in, e_out, waste, decays, sharp = xp.moveaxis(
+        xp.exp(theta), -1, 0
+    )
     inside_s, across_s, g, nodes = xp.moveaxis(work, -1, 0)
     decay = (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY)
     x, y = inside_s / xp.minimum(e_in / decay, _WIRE), across_s / xp.minimum(e_out, _WIRE)
     longest = xp.maximum(xp.maximum(x, y), _LEAST)
     # where nothing goes anywhere the root's slope would be infinite: a trillionth keeps it
-    carried = longest * ((x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-12) ** (1 / _LEVELS_NORM)
+    carried = longest * ((x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-12) ** (
+        1 / _LEVELS_NORM
+    )
     fixed_small = hop * xp.log2(g) + node_hop * xp.log2(nodes)
     fixed_large = ring * (hop * (g - 1) + node_hop * (nodes - 1)) + rendezvous
     small = fixed_small + (1 + waste) * carried
     large = fixed_large + carried
     p = 1 + sharp
-    least = xp.minimum(small, large)  # taken out before powers: seconds to the minus tenth would overflow
+    least = xp.minimum(
+        small, large
+    )  # taken out before powers: seconds to the minus tenth would overflow
     soft = least * ((small / least) ** -p + (large / least) ** -p) ** (-1 / p)
     return _Parts(
         floor + 0 * soft,
@@ -156,7 +203,11 @@ def _parts(theta: Any, work: Any, xp: ModuleType) -> _Parts:
 def plain(theta: np.ndarray) -> dict[str, float]:
     """Knobs [K] as the formula has them, by name: d for rank_decay, p for sharpness."""
     of = dict(zip(AlphaBeta.knobs, map(float, np.exp(theta)), strict=True))
-    return {**of, "rank_decay": min(of["rank_decay"], _MOST_DECAY) - NO_DECAY, "sharpness": 1 + of["sharpness"]}
+    return {
+        **of,
+        "rank_decay": min(of["rank_decay"], _MOST_DECAY) - NO_DECAY,
+        "sharpness": 1 + of["sharpness"],
+    }
 
 
 ALPHA_BETA = AlphaBeta()

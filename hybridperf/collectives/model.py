@@ -1,9 +1,11 @@
-"""A calibrated fabric: what any collective takes on a system, with interval, and the same as a differentiable function of its links.
+"""A calibrated fabric: what any collective takes on a system, with interval, and the same as a
+differentiable function of its links.
 
     t = t0(knobs, links) x exp(correction),   correction frozen at the calibrated links
 
-`predict` answers a table of rows. `table` and `collective_seconds` are the same in JAX, for a batch of systems and for gradients:
-rates of links, ranks and nodes are arguments, so one compiled function serves every scale.
+`predict` answers a table of rows. `table` and `collective_seconds` are the same in JAX, for a batch
+of systems and for gradients: rates of links, ranks and nodes are arguments, so one compiled
+function serves every scale.
 """
 
 from __future__ import annotations
@@ -25,26 +27,50 @@ import pandas as pd
 
 from hybridperf.collectives import curves, form
 from hybridperf.collectives.links import Links
-from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, CollectiveRows, collective_rows, known
+from hybridperf.collectives.rows import (
+    DEFAULT_IMPLEMENTATION,
+    CollectiveRows,
+    collective_rows,
+    known,
+)
 from hybridperf.collectives.table import checked, joined
 from hybridperf.collectives.traffic import bus_bytes_per_s, shares
-from hybridperf.either import anew
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
-from hybridperf.io import InputError, hash_of, installed_hardware, read_arrays, read_json, unknown, write_arrays, write_json
-from hybridperf.prior import Adapted, Predicted
-from hybridperf.prior.family import SLACK_OCTAVES
-from hybridperf.prior.knobs import group_of
+from hybridperf.io import (
+    InputError,
+    hash_of,
+    installed_hardware,
+    read_arrays,
+    read_json,
+    unknown,
+    write_arrays,
+    write_json,
+)
+from hybridperf.io.namespace import anew
+from hybridperf.learning.prior import Adapted, Predicted
+from hybridperf.learning.prior.family import SLACK_OCTAVES
+from hybridperf.learning.prior.knobs import group_of
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
-_REACH_OCTAVES = 0.5  # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
+_REACH_OCTAVES = (
+    0.5  # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
+)
 _SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["inside_bytes", "across_bytes", "talking", "ranks_per_node", "nodes", "theta", "correction"],
+    data_fields=[
+        "inside_bytes",
+        "across_bytes",
+        "talking",
+        "ranks_per_node",
+        "nodes",
+        "theta",
+        "correction",
+    ],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +87,9 @@ class CollectiveTable:
 
 
 def collective_seconds(table: CollectiveTable, links: Links) -> Any:
-    """Seconds [N] over links whose rates may be traced; differentiable in the rates, all knobs, bytes and ranks."""
+    """Seconds [N] over links whose rates may be traced; differentiable in the rates, all knobs,
+    bytes and ranks.
+    """
     table, links = anew((table, links))
     seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
     work = jnp.concatenate([seconds, jnp.stack([table.ranks_per_node, table.nodes], -1)], -1)
@@ -82,8 +110,8 @@ class Measured:
     def of(rows: CollectiveRows) -> tuple[Measured, ...]:
         """All there are among some rows."""
         frame = pd.DataFrame({
-            "group": [group_of(slot) for slot in rows.slot], "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
-            "bytes": rows.bytes,
+            "group": [group_of(slot) for slot in rows.slot], "g": rows.ranks_per_node.astype(int),
+            "nodes": rows.nodes.astype(int), "bytes": rows.bytes,
         })  # fmt: skip
         return tuple(
             Measured(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
@@ -99,7 +127,9 @@ class CollectiveModel:
     adapted: Adapted | None
     provenance: Mapping[str, Any]
     measured: tuple[Measured, ...] = ()
-    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the library by group: a row that says none is of this one
+    versions: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # of the library by group: a row that says none is of this one
     learned_on: SystemSpec | None = None  # at whose rates corrections are taken; None: its own
 
     @staticmethod
@@ -108,18 +138,30 @@ class CollectiveModel:
         return CollectiveModel(system, None, {"made_by": "datasheet"})
 
     def shortcomings(self) -> list[str]:
-        """What is to be known before any number is read, in sentences; empty for a system that was measured."""
+        """What is to be known before any number is read, in sentences; empty for a system that was
+        measured.
+        """
         if self.adapted is None:
-            return [f"collectives of {self.system.id} are priced by its datasheet: nothing was measured, and real ones are slower"]
+            return [
+                f"collectives of {self.system.id} are priced by its datasheet: nothing was"
+                " measured, and real ones are slower"
+            ]
         return (
-            [] if self.adapted.rows else [f"collectives of {self.system.id} are priced by what other systems showed: none of it is known"]
+            []
+            if self.adapted.rows
+            else [
+                f"collectives of {self.system.id} are priced by what other systems showed: none of"
+                " it is known"
+            ]
         )
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a table with `predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range, note`.
+        """The rows of a table with `predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s,
+        in_range, note`.
 
-        `roofline_s`: bytes at the datasheet's rates, and its latency; no bound: small collectives can be quicker than that latency. A row
-        that cannot be priced keeps its place with empty numbers and the reason in `note`.
+        `roofline_s`: bytes at the datasheet's rates, and its latency; no bound: small collectives
+        can be quicker than that latency. A row that cannot be priced keeps its place with empty
+        numbers and the reason in `note`.
         """
         good, problem, assumed = checked(self._with_library(frame), self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
@@ -129,22 +171,39 @@ class CollectiveModel:
             out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
             if self.adapted is None:
                 out["predicted_s"][at] = out["roofline_s"][at]
-                remarks = [("datasheet alone: this model has no measurements", np.ones(len(good), bool)), self._crowded(rows)]
+                remarks = [
+                    ("datasheet alone: this model has no measurements", np.ones(len(good), bool)),
+                    self._crowded(rows),
+                ]
             else:
                 said = self._said(good, rows)
-                for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
+                for name, log_s in (
+                    ("predicted_s", said.log_s),
+                    ("low_s", said.low_log_s),
+                    ("high_s", said.high_log_s),
+                ):
                     out[name][at] = np.exp(log_s)
                 in_range[at] = self._in_range(rows)
-                remarks = self._remarks(frame.reset_index(drop=True).loc[good.index], rows, in_range[at])
-            note[at] = joined([*((text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text), *remarks])
+                remarks = self._remarks(
+                    frame.reset_index(drop=True).loc[good.index], rows, in_range[at]
+                )
+            note[at] = joined(
+                [
+                    *((text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text),
+                    *remarks,
+                ]
+            )
             for name in good["collective"].unique():
                 here = at[(good["collective"] == name).to_numpy()]
                 ranks = good.loc[here, "n_gpus"].to_numpy()
-                out["bus_bytes_per_s"][here] = bus_bytes_per_s(name, good.loc[here, "bytes"].to_numpy(), ranks, out["predicted_s"][here])
+                out["bus_bytes_per_s"][here] = bus_bytes_per_s(
+                    name, good.loc[here, "bytes"].to_numpy(), ranks, out["predicted_s"][here]
+                )
         return frame.assign(**out, in_range=in_range, note=note)
 
     def reach(self, rows: CollectiveRows) -> np.ndarray:
-        """How far measurements speak for each row's collective, library, link and placement [N]: 1 where it was measured, 0 far from it.
+        """How far measurements speak for each row's collective, library, link and placement [N]: 1
+        where it was measured, 0 far from it.
 
         Without any measurement the prior speaks for all.
         """
@@ -154,53 +213,97 @@ class CollectiveModel:
         octaves = [
             min(
                 (
-                    np.hypot(np.log2(rows.ranks_per_node[at] / one.ranks_per_node), np.log2(rows.nodes[at] / one.nodes))
-                    for one in self.measured if one.group == group_of(rows.slot[at])
+                    np.hypot(
+                        np.log2(rows.ranks_per_node[at] / one.ranks_per_node),
+                        np.log2(rows.nodes[at] / one.nodes),
+                    )
+                    for one in self.measured
+                    if one.group == group_of(rows.slot[at])
                 ),
                 default=np.inf,
             )
             for at in first
-        ]  # fmt: skip
+        ]
         return np.exp(-((np.array(octaves) / _REACH_OCTAVES) ** 2))[of]
 
     def _said(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
-        """What measurements say of some rows of a checked table; elsewhere than where they were learned the closed form moves them."""
+        """What measurements say of some rows of a checked table; elsewhere than where they were
+        learned the closed form moves them.
+        """
         assert self.adapted is not None
         if self.learned_on is None:
             return curves.predict(self.adapted, rows, self.reach(rows))
         there = collective_rows(good, self.learned_on, self.versions)
         said = curves.predict(self.adapted, there, self.reach(there))
-        moved = np.log(form.seconds(self._theta(rows), rows.work()) / form.seconds(self._usual_theta(there), there.work()))
-        return Predicted(said.log_s + moved, said.low_log_s + moved, said.high_log_s + moved, said.closed_log_s + moved, said.outside)
+        moved = np.log(
+            form.seconds(self._theta(rows), rows.work())
+            / form.seconds(self._usual_theta(there), there.work())
+        )
+        return Predicted(
+            said.log_s + moved,
+            said.low_log_s + moved,
+            said.high_log_s + moved,
+            said.closed_log_s + moved,
+            said.outside,
+        )
 
     def _in_range(self, rows: CollectiveRows) -> np.ndarray:
-        """Whether each row's collective, library and link was measured on as many ranks and nodes, at about its size [N]."""
-        sizes = {(one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes) for one in self.measured}
+        """Whether each row's collective, library and link was measured on as many ranks and nodes,
+        at about its size [N].
+        """
+        sizes = {
+            (one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes)
+            for one in self.measured
+        }
         first, of = rows.alike
-        low, high = np.array([
-            sizes.get((group_of(rows.slot[at]), int(rows.ranks_per_node[at]), int(rows.nodes[at])), (np.inf, 0.0)) for at in first
-        ])[of].T  # fmt: skip
+        low, high = np.array(
+            [
+                sizes.get(
+                    (group_of(rows.slot[at]), int(rows.ranks_per_node[at]), int(rows.nodes[at])),
+                    (np.inf, 0.0),
+                )
+                for at in first
+            ]
+        )[of].T
         return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
 
-    def _remarks(self, good: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    def _remarks(
+        self, good: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray
+    ) -> list[tuple[str, np.ndarray]]:
         """What is to be said, and of which rows [N]."""
         assert self.adapted is not None
         met = known(rows, self.adapted.knobs.slots)
         lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
-        unsaid = good["lib_version"].isna().to_numpy() if "lib_version" in good else np.ones(len(good), bool)
+        unsaid = (
+            good["lib_version"].isna().to_numpy()
+            if "lib_version" in good
+            else np.ones(len(good), bool)
+        )
         version = np.array([self.versions.get(group_of(slot), "") for slot in rows.slot], object)
         nothing = np.full(len(rows), not self.adapted.rows)
         return [
             (f"prior alone: no collective of {self.system.id} was measured", nothing),
             (f"no lib given: taken for {self.library}", lib.isna().to_numpy()),
-            *((f"no lib_version given: taken for {one}", unsaid & (version == one)) for one in dict.fromkeys(version[unsaid]) if one),
-            ("no such collective, library and link was measured: made of what others share with it", ~met),
+            *(
+                (f"no lib_version given: taken for {one}", unsaid & (version == one))
+                for one in dict.fromkeys(version[unsaid])
+                if one
+            ),
+            (
+                (
+                    "no such collective, library and link was measured: made of what others share"
+                    " with it"
+                ),
+                ~met,
+            ),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
             self._crowded(rows),
         ]
 
     def _crowded(self, rows: CollectiveRows) -> tuple[str, np.ndarray]:
-        """What is to be said of more ranks in a node than it has room for, and of which rows [N]."""
+        """What is to be said of more ranks in a node than it has room for,
+        and of which rows [N].
+        """
         return self.crowded, rows.ranks_per_node > self.system.accelerators_per_node
 
     @property
@@ -208,22 +311,29 @@ class CollectiveModel:
         """The same, where there are such."""
         most = self.system.accelerators_per_node
         return (
-            f"{self.system.id} has {most} accelerators in a node: more ranks there are priced as if it had, say on how many nodes they lie"
+            f"{self.system.id} has {most} accelerators in a node: more ranks there are priced as if"
+            " it had, say on how many nodes they lie"
         )
 
     @property
     def library(self) -> str:
-        """What a row that names none is of: the only library that was measured, else the usual one."""
+        """What a row that names none is of: the only library that was
+        measured, else the usual one.
+        """
         measured = {one.group.split("|")[1] for one in self.measured}
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
     def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
         if self.library == DEFAULT_IMPLEMENTATION:
             return frame
-        return frame.assign(lib=frame["lib"].fillna(self.library) if "lib" in frame else self.library)
+        return frame.assign(
+            lib=frame["lib"].fillna(self.library) if "lib" in frame else self.library
+        )
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
-        """The rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
+        """The rows of a table for `collective_seconds`; `InputError` for one
+        that cannot be priced.
+        """
         good, problem, _ = checked(self._with_library(frame))
         if len(good) < len(frame):
             at = int(np.flatnonzero(problem != "")[0])
@@ -234,19 +344,28 @@ class CollectiveModel:
         theta, correction = self._theta(rows), np.zeros(len(rows))
         if self.adapted is not None:
             correction = self._said(good, rows).log_s - np.log(form.seconds(theta, rows.work()))
-        return CollectiveTable(rows.bytes * inside, rows.bytes * across, talking, g, nodes, theta, correction)
+        return CollectiveTable(
+            rows.bytes * inside, rows.bytes * across, talking, g, nodes, theta, correction
+        )
 
     def on(self, system: SystemSpec) -> CollectiveModel:
-        """The same links with other rates and another latency: corrections stay those of the rates that were known, so that a faster link,
-        or a quicker one, makes no collective slower."""
+        """The same links with other rates and another latency: corrections stay those of the rates
+        that were known, so that a faster link, or a quicker one, makes no collective slower.
+        """
         return dataclasses.replace(self, system=system, learned_on=self.learned_on or self.system)
 
     def groups(self) -> list[str]:
         """Collective, implementation and link of all knobs there are, joined by `|`."""
-        return [] if self.adapted is None else list(dict.fromkeys(group_of(slot) for slot in self.adapted.knobs.slots))
+        return (
+            []
+            if self.adapted is None
+            else list(dict.fromkeys(group_of(slot) for slot in self.adapted.knobs.slots))
+        )
 
     def knobs(self, group: str) -> dict[str, float]:
-        """The closed form's knobs of one of `groups`, over its versions; rank_decay is d of the form, sharpness its p."""
+        """The closed form's knobs of one of `groups`, over its versions; rank_decay is d of the
+        form, sharpness its p.
+        """
         if self.adapted is None:
             raise InputError(f"this model of {self.system.id} is its datasheet and has no knobs")
         mine = [i for i, slot in enumerate(self.adapted.knobs.slots) if group_of(slot) == group]
@@ -260,8 +379,14 @@ class CollectiveModel:
 
     def fingerprint(self) -> str:
         """Short hash of system, knobs and weights."""
-        learned = None if self.adapted is None else [self.adapted.document(), hash_of(self.adapted.arrays())]
-        return hashlib.sha256(json.dumps([self.system.model_dump(), learned], sort_keys=True).encode()).hexdigest()[:12]
+        learned = (
+            None
+            if self.adapted is None
+            else [self.adapted.document(), hash_of(self.adapted.arrays())]
+        )
+        return hashlib.sha256(
+            json.dumps([self.system.model_dump(), learned], sort_keys=True).encode()
+        ).hexdigest()[:12]
 
     def _theta(self, rows: CollectiveRows) -> np.ndarray:
         if self.adapted is None:
@@ -278,7 +403,9 @@ class CollectiveModel:
         return self.adapted.knobs.including(self.adapted.prior.population, rows.slot).of(rows.slot)
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `collectives.json` and, where anything was learned, `collectives.npz` into a folder, atomically each."""
+        """Write `collectives.json` and, where anything was learned, `collectives.npz` into a
+        folder, atomically each.
+        """
         arrays = {} if self.adapted is None else self.adapted.arrays()
         if arrays:
             write_arrays(Path(folder) / _WEIGHTS, arrays)
@@ -295,7 +422,9 @@ class CollectiveModel:
 
 
 def find_collectives(name: str | os.PathLike) -> Path | None:
-    """The folder of a model of collectives: `name` itself, or the shipped calibration of a system of that name, or None."""
+    """The folder of a model of collectives: `name` itself, or the shipped calibration of a system
+    of that name, or None.
+    """
     places, installed = [Path(name)], installed_hardware()
     if installed:
         with contextlib.suppress(InputError):
@@ -304,34 +433,52 @@ def find_collectives(name: str | os.PathLike) -> Path | None:
 
 
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:
-    """A model of collectives by folder, or by the name (any of its names) of a system whose calibration is shipped."""
+    """A model of collectives by folder, or by the name (any of its names) of a system whose
+    calibration is shipped.
+    """
     folder = find_collectives(name)
     if folder is None:
         installed = installed_hardware()
-        shipped = sorted(path.parent.name for path in installed.glob(f"*/{DOCUMENT}")) if installed else []
+        shipped = (
+            sorted(path.parent.name for path in installed.glob(f"*/{DOCUMENT}"))
+            if installed
+            else []
+        )
         known = [*shipped, *names_people_use("systems")]
-        raise unknown("model of collectives", str(name), known, "give a folder made by `hybridperf fit --system`, or a shipped name")
+        raise unknown(
+            "model of collectives",
+            str(name),
+            known,
+            "give a folder made by `hybridperf fit --system`, or a shipped name",
+        )
     document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION)
     try:
         adapted = None
         if document["adapted"] is not None:
-            adapted = Adapted.read(read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"])
+            adapted = Adapted.read(
+                read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"]
+            )
         measured = tuple(Measured(**one) for one in document["measured"])
         there = document.get("learned_on")
         return CollectiveModel(
-            SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured, dict(document.get("versions", {})),
-            None if there is None else SystemSpec(**there),
+            SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
+            dict(document.get("versions", {})), None if there is None else SystemSpec(**there),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder / DOCUMENT} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); restore it") from error
+        raise InputError(
+            f"{folder / DOCUMENT} is damaged ({type(error).__name__}:"
+            f" {str(error).splitlines()[0]}); restore it"
+        ) from error
 
 
 def _datasheet_theta(system: SystemSpec) -> np.ndarray:
-    """Knobs that leave bytes at the datasheet's rates, and its latency: the form's other seconds vanish and one algorithm is left."""
+    """Knobs that leave bytes at the datasheet's rates, and its latency: the form's other seconds
+    vanish and one algorithm is left.
+    """
     nothing, one, never = 1e-12, 1.0, 1e9
     knobs = {
-        "floor_s": system.latency_s, "hop_s": nothing, "node_hop_s": nothing, "ring": one, "rendezvous_s": nothing,
-        "intra_efficiency": one, "inter_efficiency": one, "small_waste": never, "rank_decay": form.NO_DECAY,
-        "sharpness": one,
+        "floor_s": system.latency_s, "hop_s": nothing, "node_hop_s": nothing, "ring": one,
+        "rendezvous_s": nothing, "intra_efficiency": one, "inter_efficiency": one,
+        "small_waste": never, "rank_decay": form.NO_DECAY, "sharpness": one,
     }  # fmt: skip
     return np.log([knobs[name] for name in form.ALPHA_BETA.knobs])

@@ -1,4 +1,6 @@
-"""Devices and systems by name: those we ship facts of, their other names, what drivers call them, and files of further ones."""
+"""Devices and systems by name: those we ship facts of, their other names, what drivers call them,
+and files of further ones.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from hybridperf.hardware.specs import DeviceSpec, SystemSpec
 from hybridperf.hardware.this_machine import this_cpu, this_system
 from hybridperf.io import InputError, unknown
 
-_VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})  # in what drivers call devices
+_VENDOR_WORDS = frozenset(
+    {"nvidia", "tesla", "geforce", "amd", "instinct", "intel"}
+)  # in what drivers call devices
 
 
 def device_names() -> list[str]:
@@ -25,7 +29,9 @@ def device_names() -> list[str]:
 
 
 def names_people_use(which: str) -> list[str]:
-    """Names and other names of the devices or systems we ship facts of: what a misspelt one is compared with."""
+    """Names and other names of the devices or systems we ship facts of: what a misspelt one is
+    compared with.
+    """
     return [*_presets(which), *_aliases()[which]]
 
 
@@ -40,9 +46,11 @@ def system_names() -> list[str]:
 
 
 def device_called(driver_name: str) -> str:
-    """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2_32g`), "" for none that we ship facts of.
+    """Name of the device that a driver calls so ("Tesla V100-SXM2-32GB": `v100_sxm2_32g`), "" for
+    none that we ship facts of.
 
-    Either an alias says so, or each part of the device's name is a word of the driver's. A part of a device (MIG) is none.
+    Either an alias says so, or each part of the device's name is a word of the driver's. A part of
+    a device (MIG) is none.
     """
     words = [word for word in _plain(driver_name).split("_") if word not in _VENDOR_WORDS]
     if "mig" in words:
@@ -51,41 +59,62 @@ def device_called(driver_name: str) -> str:
     if bare in aliases:
         return aliases[bare]
     sizes = {re.sub(r"^(\d+)gi?b$", r"\1g", word) for word in words}
-    return max((name for name in device_names() if sizes.issuperset(name.split("_"))), key=len, default="")
+    return max(
+        (name for name in device_names() if sizes.issuperset(name.split("_"))), key=len, default=""
+    )
 
 
 def load_device(name: str | os.PathLike) -> DeviceSpec:
-    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file in the presets' format."""
+    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file in
+    the presets' format.
+    """
     if str(name) == "here":
         return this_cpu()
-    return _load(name, "devices", DeviceSpec, "device", "`hybridperf devices` lists them, a .toml file describes another")
+    return _load(
+        name,
+        "devices",
+        DeviceSpec,
+        "device",
+        "`hybridperf devices` lists them, a .toml file describes another",
+    )
 
 
 def load_system(name: str | os.PathLike) -> SystemSpec:
-    """A system (fabric) by name or alias, `here` for processes of this machine, or by the path of a .toml file in the presets' format."""
+    """A system (fabric) by name or alias, `here` for processes of this machine, or by the path of a
+    .toml file in the presets' format.
+    """
     if str(name) == "here":
         return this_system()
-    return _load(name, "systems", SystemSpec, "system", "`hybridperf systems` lists them, a .toml file describes another")
+    return _load(
+        name,
+        "systems",
+        SystemSpec,
+        "system",
+        "`hybridperf systems` lists them, a .toml file describes another",
+    )
 
 
 def device_of(system: SystemSpec, named: str | None = None) -> str:
-    """Name of the accelerator that is asked for, else of the system's own; `InputError` where that is no known device."""
+    """Name of the accelerator that is asked for, else of the system's own; `InputError` where that
+    is no known device.
+    """
     if not (found := named or system.device):
         raise InputError(
-            f"expected a system whose accelerators are a known device, got {system.id} of {system.accelerator}; name it by --device"
+            f"expected a system whose accelerators are a known device, got {system.id} of"
+            f" {system.accelerator}; name it by --device"
         )
     return found
 
 
 @functools.cache
 def _presets(which: str) -> dict[str, dict[str, Any]]:
-    text = resources.files("hybridperf").joinpath("presets", f"{which}.toml").read_text()
+    text = resources.files(__package__).joinpath(f"{which}.toml").read_text()
     return {name: entry for name, entry in tomllib.loads(text).items() if isinstance(entry, dict)}
 
 
 @functools.cache
 def _aliases() -> dict[str, dict[str, str]]:
-    return tomllib.loads(resources.files("hybridperf").joinpath("presets", "aliases.toml").read_text())
+    return tomllib.loads(resources.files(__package__).joinpath("aliases.toml").read_text())
 
 
 def device_id(name: str | os.PathLike) -> str | None:
@@ -98,7 +127,9 @@ def _known_id(text: str, which: str) -> str | None:
     presets, plain = _presets(which), _plain(text)
     if text in presets:
         return text
-    return _aliases()[which].get(plain) or next((name for name in presets if _plain(name) == plain), None)
+    return _aliases()[which].get(plain) or next(
+        (name for name in presets if _plain(name) == plain), None
+    )
 
 
 def _load(name: str | os.PathLike, which: str, spec: type, what: str, where: str) -> Any:
@@ -119,22 +150,32 @@ def _shipped(key: str, which: str, spec: type) -> Any:
 
 def _load_file(path: Path, spec: type, what: str) -> Any:
     try:
-        entries = {name: entry for name, entry in tomllib.loads(path.read_text()).items() if isinstance(entry, dict)}
+        entries = {
+            name: entry
+            for name, entry in tomllib.loads(path.read_text()).items()
+            if isinstance(entry, dict)
+        }
     except FileNotFoundError as error:
         raise InputError(f"expected a {what} file at {path}, found none; check the path") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML ({error}); see hybridperf/presets/{what}s.toml for the format") from error
+        raise InputError(
+            f"{path} is not TOML ({error}); see hybridperf/hardware/{what}s.toml for the format"
+        ) from error
     if len(entries) != 1:
-        raise InputError(f"expected one [{what}] section in {path}, found {len(entries)}; split the file")
+        raise InputError(
+            f"expected one [{what}] section in {path}, found {len(entries)}; split the file"
+        )
     ((name, entry),) = entries.items()
     try:
         return spec(**{**entry, "id": name})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: {field}: {first['msg']}; see hybridperf/presets/{what}s.toml for the format") from error
+        raise InputError(
+            f"{path}: {field}: {first['msg']}; see hybridperf/hardware/{what}s.toml for the format"
+        ) from error
 
 
 def _plain(name: str) -> str:

@@ -1,4 +1,6 @@
-"""This machine as its operating system describes it: its CPU as a device, its processes as a system."""
+"""This machine as its operating system describes it: its CPU as a device, its processes as a
+system.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,27 @@ from pathlib import Path
 
 from hybridperf.hardware.specs import DeviceSpec, SystemSpec
 
-# FLOP per core and cycle in fp32: vector width in floats x 2 (multiply and add) x 2 units. Server cores since Skylake-SP and Zen 2
-# issue two such instructions a cycle; a core with one unit reaches half, which calibration then finds.
+# FLOP per core and cycle in fp32: vector width in floats x 2 (multiply and add) x 2 units. Server
+# cores since Skylake-SP and Zen 2 issue two such instructions a cycle; a core with one unit reaches
+# half, which calibration then finds.
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("fma", 32), ("avx", 16), ("asimd", 16), ("sse2", 8))
 _ONE_DDR4_3200_CHANNEL_BYTES_PER_S = 25.6e9  # 3200 MT/s x 8 bytes
 
 
 def this_cpu(cores: int | None = None) -> DeviceSpec:
-    """This machine's CPU as the operating system describes it, for as many cores as this process may use (or `cores`).
+    """This machine's CPU as the operating system describes it, for as many cores as this process
+    may use (or `cores`).
 
-    Peak = cores x clock x the widest vector unit. No operating system tells the memory bandwidth: one DDR4-3200 channel is assumed,
-    and `note` says so.
+    Peak = cores x clock x the widest vector unit. No operating system tells the memory bandwidth:
+    one DDR4-3200 channel is assumed, and `note` says so.
     """
     cores = cores or _usable_cores()
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.M)[:1]).split())
-    model = (re.findall(r"^model name\s*:\s*(.*)$", text, re.M) or [platform.processor() or platform.machine()])[0].strip()
+    model = (
+        re.findall(r"^model name\s*:\s*(.*)$", text, re.M)
+        or [platform.processor() or platform.machine()]
+    )[0].strip()
     clock_hz = _clock_hz(text)
     per_cycle = next((rate for flag, rate in _FLOPS_PER_CYCLE if flag in flags), 8)
     fp32 = cores * clock_hz * per_cycle
@@ -45,27 +52,36 @@ def this_cpu(cores: int | None = None) -> DeviceSpec:
         multiprocessors=cores,
         clock_hz=clock_hz,
         source="this machine's operating system",
-        note=f"{per_cycle} fp32 FLOP per core and cycle from the instruction set; memory bandwidth assumed: one DDR4-3200 channel",
+        note=(
+            f"{per_cycle} fp32 FLOP per core and cycle from the instruction set; memory bandwidth"
+            " assumed: one DDR4-3200 channel"
+        ),
     )
 
 
 def this_system() -> SystemSpec:
-    """Processes of this machine as the accelerators of a node: one per core, joined by its memory, through which each byte goes twice.
+    """Processes of this machine as the accelerators of a node: one per core, joined by its memory,
+    through which each byte goes twice.
 
-    No operating system tells what its network card reaches: ten gigabit Ethernet is assumed, and `confidence` says so.
+    No operating system tells what its network card reaches: ten gigabit Ethernet is assumed, and
+    `confidence` says so.
     """
     cpu = this_cpu()
     link = cpu.memory_bytes_per_s / 2
     return SystemSpec(
-        id="here", description=f"processes on {cpu.name}", accelerator=cpu.name, accelerators_per_node=_usable_cores(),
-        intra_link="shared memory", intra_bytes_per_s=link, in_network_reduction=False, host_link="none", host_link_bytes_per_s=link,
-        nic="10 GbE", nics_per_node=1, nic_bytes_per_s=1.25e9, node_bytes_per_s=1.25e9, latency_s=5e-5, source="operating system",
+        id="here", description=f"processes on {cpu.name}", accelerator=cpu.name,
+        accelerators_per_node=_usable_cores(), intra_link="shared memory", intra_bytes_per_s=link,
+        in_network_reduction=False, host_link="none", host_link_bytes_per_s=link, nic="10 GbE",
+        nics_per_node=1, nic_bytes_per_s=1.25e9, node_bytes_per_s=1.25e9, latency_s=5e-5,
+        source="operating system",
         confidence="assumed: one DDR4-3200 channel, 10 Gb/s Ethernet, 50 us of waking a process",
     )  # fmt: skip
 
 
 def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
 
 
 def _clock_hz(cpuinfo: str) -> float:
@@ -73,7 +89,9 @@ def _clock_hz(cpuinfo: str) -> float:
     if best.exists():
         return float(best.read_text()) * 1e3
     mhz = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", cpuinfo, re.M)
-    return float(mhz[0]) * 1e6 if mhz else 2e9  # a guess only where nothing tells, corrected by calibration
+    return (
+        float(mhz[0]) * 1e6 if mhz else 2e9
+    )  # a guess only where nothing tells, corrected by calibration
 
 
 def _cpu_caches() -> dict[int, float]:

@@ -1,7 +1,8 @@
-"""Whole files: written under a temporary name and moved into place, so that a reader never sees half of one.
+"""Whole files: written under a temporary name and moved into place, so that a reader never sees
+half of one.
 
-Every JSON file of ours says what it is: `{"schema": "hybridperf/<kind>", "schema_version": n, ...}`. A reader refuses another kind
-and a newer version, each in one sentence.
+Every JSON file of ours says what it is: `{"schema": "hybridperf/<kind>", "schema_version": n,
+...}`. A reader refuses another kind and a newer version, each in one sentence.
 """
 
 from __future__ import annotations
@@ -19,23 +20,34 @@ from hybridperf.io.errors import InputError
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
-    """Open a temporary file beside `path` for writing; move it to `path` when the block ends without an error."""
+    """Open a temporary file beside `path` for writing; move it to `path` when the block ends
+    without an error.
+    """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = tempfile.NamedTemporaryFile(mode, dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115  (closed below: it is moved after that)
+        handle = tempfile.NamedTemporaryFile(
+            mode, dir=path.parent, prefix=f".{path.name}.", delete=False
+        )  # noqa: SIM115  (closed below: it is moved after that)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place for the output") from error
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; choose another place for the output"
+        ) from error
     try:
         with handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
-        os.chmod(handle.name, 0o666 & ~_umask())  # a temporary file is private; what we leave behind is ordinary
+        os.chmod(
+            handle.name, 0o666 & ~_umask()
+        )  # a temporary file is private; what we leave behind is ordinary
         os.replace(handle.name, path)
     except OSError as error:
         _forget(handle.name)
-        raise InputError(f"cannot write {path}: {error.strerror or error}; free some space or choose another place") from error
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another"
+            " place"
+        ) from error
     except BaseException:
         _forget(handle.name)
         raise
@@ -50,7 +62,9 @@ def write_json(path: str | os.PathLike, kind: str, version: int, content: dict[s
 
 
 def read_json(path: str | os.PathLike, kind: str, version: int) -> dict[str, Any]:
-    """Content of one of our JSON files; `InputError` if it is missing, damaged, of another kind or of a newer version."""
+    """Content of one of our JSON files; `InputError` if it is missing, damaged, of another kind or
+    of a newer version.
+    """
     path = Path(path)
     try:
         document = json.loads(path.read_text())
@@ -60,25 +74,36 @@ def read_json(path: str | os.PathLike, kind: str, version: int) -> dict[str, Any
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"expected a hybridperf/{kind} file; {path} is another or is damaged (not JSON: {error}); check the path, or make it again"
+            f"expected a hybridperf/{kind} file; {path} is another or is damaged (not JSON:"
+            f" {error}); check the path, or make it again"
         ) from error
     found = document.get("schema") if isinstance(document, dict) else None
     if found != f"hybridperf/{kind}":
-        raise InputError(f"expected a hybridperf/{kind} file at {path}, found {found or 'no schema field'!s}; check the path")
+        raise InputError(
+            f"expected a hybridperf/{kind} file at {path}, found {found or 'no schema field'!s};"
+            " check the path"
+        )
     newer = document.get("schema_version")
     if not isinstance(newer, int) or newer > version:
-        raise InputError(f"{path} has schema version {newer}, this hybridperf reads up to {version}; upgrade hybridperf")
+        raise InputError(
+            f"{path} has schema version {newer}, this hybridperf reads up to {version}; upgrade"
+            " hybridperf"
+        )
     return document
 
 
 def check_folder_writable(folder: str | os.PathLike) -> None:
-    """`InputError` where a folder could not be written into, or not be made; nothing is made yet."""
+    """`InputError` where a folder could not be written into, or not be made;
+    nothing is made yet.
+    """
     path = Path(folder)
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not there.is_dir():
         raise InputError(f"cannot write into {path}: {there} is no folder; choose another --out")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write into {path}: permission denied at {there}; choose another --out")
+        raise InputError(
+            f"cannot write into {path}: permission denied at {there}; choose another --out"
+        )
 
 
 def _umask() -> int:

@@ -1,4 +1,6 @@
-"""Where fitted hardware is installed: a folder of the calibration package, which is looked up and never imported."""
+"""Where fitted hardware is installed: a folder of the calibration package, which is looked up and
+never imported.
+"""
 
 from __future__ import annotations
 
@@ -9,4 +11,8 @@ from pathlib import Path
 def installed_hardware() -> Path | None:
     """The folder of shipped calibrations; None where the calibration package is not installed."""
     spec = importlib.util.find_spec("hybridperf_calibration")
-    return Path(next(iter(spec.submodule_search_locations))) / "hardware" if spec and spec.submodule_search_locations else None
+    return (
+        Path(next(iter(spec.submodule_search_locations))) / "hardware"
+        if spec and spec.submodule_search_locations
+        else None
+    )

@@ -1,12 +1,18 @@
-"""A calibrated machine: device facts, knobs per group of ops, intervals; prices ops, one table of unique ops at a time.
+"""A calibrated machine: device facts, knobs per group of ops, intervals; prices ops, one table of
+unique ops at a time.
 
 model = load_model("h100_sxm")
 model.op_seconds(model.table([OpCall(Gemm("bf16", 4096, 4096, 4096))]))
 """
 
-from hybridperf.model.by_prior import KERNEL_S, LONG_LOOP
 from hybridperf.model.document import MODEL_SCHEMA_VERSION
-from hybridperf.model.files import check_folder, is_shipped, load_model, model_or_datasheet, shipped_models
+from hybridperf.model.files import (
+    check_folder,
+    is_shipped,
+    load_model,
+    model_or_datasheet,
+    shipped_models,
+)
 from hybridperf.model.group_report import GroupReport, widening
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import (
@@ -19,9 +25,10 @@ from hybridperf.model.platform import (
     neutral_knobs,
     op_table,
 )
+from hybridperf.model.prior_pricing import KERNEL_S, LONG_LOOP
 
 __all__ = [
-    "GROUP_KNOBS", "KERNEL_S", "LEVEL_KNOBS", "LONG_LOOP", "MODEL_SCHEMA_VERSION", "GroupReport", "OpTable", "PerfModel", "Platform",
-    "canonical", "check_folder", "durations", "is_shipped", "load_model", "model_or_datasheet", "neutral_knobs", "op_table",
-    "shipped_models", "widening",
+    "GROUP_KNOBS", "KERNEL_S", "LEVEL_KNOBS", "LONG_LOOP", "MODEL_SCHEMA_VERSION", "GroupReport",
+    "OpTable", "PerfModel", "Platform", "canonical", "check_folder", "durations", "is_shipped",
+    "load_model", "model_or_datasheet", "neutral_knobs", "op_table", "shipped_models", "widening",
 ]  # fmt: skip

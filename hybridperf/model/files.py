@@ -11,27 +11,37 @@ import numpy as np
 
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import load_collectives
-from hybridperf.families import groups_of
-from hybridperf.hardware import HOST_FILE, LEVELS, DeviceSpec, device_id, load_device, load_host, names_people_use
+from hybridperf.hardware import (
+    HOST_FILE,
+    LEVELS,
+    DeviceSpec,
+    device_id,
+    load_device,
+    load_host,
+    names_people_use,
+)
 from hybridperf.io import InputError, installed_hardware, read_arrays, read_json, unknown
+from hybridperf.learning.prior import Adapted
+from hybridperf.learning.residual import Box, Residual
 from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, WEIGHTS_FILE
+from hybridperf.model.families import groups_of
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS, neutral_knobs
 from hybridperf.ops import GROUPS
-from hybridperf.prior import Adapted
-from hybridperf.residual import Box, Residual
-from hybridperf.roofline import Knobs, Work
+from hybridperf.ops.roofline import Knobs, Work
 
-_LATER_FIELDS = frozenset({"reuse_spread"})  # models from before it had rows of one distance only: zero, wherever they were measured
+_LATER_FIELDS = frozenset(
+    {"reuse_spread"}
+)  # models from before it had rows of one distance only: zero, wherever they were measured
 
 
 def load_model(name: str | Path) -> PerfModel:
-    """A model by folder, or by name (any name of the device) among those shipped with the calibration package, with the collectives and
-    host that lie in its folder.
+    """A model by folder, or by name (any name of the device) among those shipped with the
+    calibration package, with the collectives and host that lie in its folder.
 
-    A folder with collectives alone is a model of the system's device by its datasheet. `here` is this machine by its datasheet: what
-    measuring it made lies in the folder that was given then.
+    A folder with collectives alone is a model of the system's device by its datasheet. `here` is
+    this machine by its datasheet: what measuring it made lies in the folder that was given then.
     """
     folder = Path(name)
     if str(name) == "here" and not folder.exists():
@@ -40,33 +50,49 @@ def load_model(name: str | Path) -> PerfModel:
         folder = shipped
     fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
     if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
-        return dataclasses.replace(PerfModel.datasheet(load_device(fabric.system.device)), collectives=fabric)
+        return dataclasses.replace(
+            PerfModel.datasheet(load_device(fabric.system.device)), collectives=fabric
+        )
     if folder.is_dir() and not (folder / "model.json").exists():
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not folder.exists():
         if device := device_id(str(name)):
             raise InputError(
-                f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device} --out FOLDER` makes one, without"
-                " ROWS of what its datasheet says and other GPUs showed"
+                f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device}"
+                " --out FOLDER` makes one, without ROWS of what its datasheet says and other GPUs"
+                " showed"
             )
         known = [*shipped_models(), *names_people_use("devices")]
-        raise unknown("model", str(name), known, "give a model folder, a shipped calibration's name or a device of `hybridperf devices`")
+        raise unknown(
+            "model",
+            str(name),
+            known,
+            "give a model folder, a shipped calibration's name or a device of `hybridperf devices`",
+        )
     path = folder if folder.is_file() else folder / "model.json"
     host = load_host(path.parent) if (path.parent / HOST_FILE).exists() else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION)
     if document["schema_version"] < MODEL_SCHEMA_VERSION:
         raise InputError(
-            f"{path} has schema version {document['schema_version']}, from an earlier hybridperf, and this one reads"
-            f" {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf fit` or `calibrate` keeps what was measured)"
+            f"{path} has schema version {document['schema_version']}, from an earlier hybridperf,"
+            f" and this one reads {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf"
+            " fit` or `calibrate` keeps what was measured)"
         )
     try:
-        return dataclasses.replace(_from_document(document, path.parent / WEIGHTS_FILE), collectives=fabric, host=host)
+        return dataclasses.replace(
+            _from_document(document, path.parent / WEIGHTS_FILE), collectives=fabric, host=host
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the model again") from error
+        raise InputError(
+            f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the"
+            " model again"
+        ) from error
 
 
 def model_or_datasheet(name: str | Path) -> PerfModel:
-    """A model by folder or name; a device's name, or a .toml file of one, means its datasheet roofline, which the prediction says."""
+    """A model by folder or name; a device's name, or a .toml file of one, means its datasheet
+    roofline, which the prediction says.
+    """
     if str(name).endswith(".toml"):
         return PerfModel.datasheet(load_device(name))
     check_folder(name)
@@ -121,7 +147,9 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         missing = {field.name for field in dataclasses.fields(Work)} - _LATER_FIELDS - set(names)
         if missing and (names or group not in by_prior):  # no names: its family keeps the range
             raise ValueError(f"the range of {group} lacks {min(missing)}")
-        lowest, highest = ({name: float(entry[end][name]) for name in names} for end in ("lowest", "highest"))
+        lowest, highest = (
+            {name: float(entry[end][name]) for name in names} for end in ("lowest", "highest")
+        )
         errors = tuple(map(float, entry["errors"]))
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
             raise ValueError(f"what is said of {group} holds a number that is not finite")
@@ -132,23 +160,54 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
             highest=highest,
             dtypes=tuple(entry["dtypes"]),
             errors=errors,
-            residual=None if entry["residual"] is None else _residual_from(entry["residual"], Box.between(lowest, highest), group, stored),
+            residual=(
+                None
+                if entry["residual"] is None
+                else _residual_from(entry["residual"], Box.between(lowest, highest), group, stored)
+            ),
         )
-    levels = {name: np.array([float(document["levels"][name][level]) for level in LEVELS]) for name in LEVEL_KNOBS}
-    if not all(np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())):
+    levels = {
+        name: np.array([float(document["levels"][name][level]) for level in LEVELS])
+        for name in LEVEL_KNOBS
+    }
+    if not all(
+        np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())
+    ):
         raise ValueError("a knob is not a finite number of zero or more")
     drift = tuple(map(float, document["drift"]))
     if not np.isfinite(drift).all():
         raise ValueError("the drift holds a number that is not finite")
-    families = {family: Adapted.read(_under(f"{FAMILY}{family}/", stored), said) for family, said in document["families"].items()}
-    return PerfModel(DeviceSpec(**document["device"]), Knobs(**arrays, **levels), reports, dict(document["provenance"]), families, drift)
+    families = {
+        family: Adapted.read(_under(f"{FAMILY}{family}/", stored), said)
+        for family, said in document["families"].items()
+    }
+    return PerfModel(
+        DeviceSpec(**document["device"]),
+        Knobs(**arrays, **levels),
+        reports,
+        dict(document["provenance"]),
+        families,
+        drift,
+    )
 
 
-def _residual_from(entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]) -> Residual:
+def _residual_from(
+    entry: Mapping[str, Any], box: Box, group: str, stored: Mapping[str, np.ndarray]
+) -> Residual:
     arrays = _under(f"{group}/", stored)
     centre, scale = np.array(entry["centre"], float), np.array(entry["scale"], float)
-    return Residual.read(box, list(entry["names"]), centre, scale, float(entry["share"]), arrays, float(entry["process_share"]))
+    return Residual.read(
+        box,
+        list(entry["names"]),
+        centre,
+        scale,
+        float(entry["share"]),
+        arrays,
+        float(entry["process_share"]),
+    )
 
 
 def _under(folder: str, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(folder): leaf for name, leaf in stored.items() if name.startswith(folder)}
+    return {
+        name.removeprefix(folder): leaf for name, leaf in stored.items() if name.startswith(folder)
+    }

@@ -1,4 +1,6 @@
-"""What a model knows about its own trustworthiness: ranges that were measured, intervals, and how they widen outside."""
+"""What a model knows about its own trustworthiness: ranges that were measured, intervals, and how
+they widen outside.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.learning.residual import Box, Inputs, Residual, log_correction
 from hybridperf.ops import Op
-from hybridperf.residual import Box, Inputs, Residual, log_correction
 
 _WIDEST_OCTAVES = 3.0
 
@@ -19,11 +21,17 @@ class GroupReport:
     """What a model knows about its own trustworthiness for one group of ops."""
 
     rows: int
-    half_width: float | None  # 90 % interval: predicted / (1 + w) to predicted * (1 + w); None: too few rows
-    lowest: Mapping[str, float]  # ends of what was measured, by input of the residual: log2 of work counts and sizes, flags
+    half_width: (
+        float | None
+    )  # 90 % interval: predicted / (1 + w) to predicted * (1 + w); None: too few rows
+    lowest: Mapping[
+        str, float
+    ]  # ends of what was measured, by input of the residual: log2 of work counts and sizes, flags
     highest: Mapping[str, float]
     dtypes: tuple[str, ...] = ()  # number formats that were measured; empty: not recorded
-    errors: tuple[float, ...] = ()  # evenly spaced quantiles of held-out log(predicted / measured), least to largest
+    errors: tuple[
+        float, ...
+    ] = ()  # evenly spaced quantiles of held-out log(predicted / measured), least to largest
     residual: Residual | None = None  # None: the closed form as it is
 
     def outside(self, inputs: Inputs) -> np.ndarray:
@@ -31,17 +39,26 @@ class GroupReport:
         return Box.between(self.lowest, self.highest).outside(inputs)
 
     def measured_dtype(self, op: Op) -> bool:
-        """Whether ops in this number format were measured; loops and copies care for its size only."""
-        same_size = op.unit == "vector" and op.element_bytes in {DTYPE_BYTES[dtype] for dtype in self.dtypes}
+        """Whether ops in this number format were measured; loops and copies
+        care for its size only.
+        """
+        same_size = op.unit == "vector" and op.element_bytes in {
+            DTYPE_BYTES[dtype] for dtype in self.dtypes
+        }
         return not self.dtypes or op.dtype in self.dtypes or same_size
 
     def correction(self, inputs: Inputs) -> np.ndarray:
         """What was learned of ops, to add to the log of the closed form's seconds [N]."""
-        return np.zeros(len(inputs.values)) if self.residual is None else log_correction(self.residual, inputs)
+        return (
+            np.zeros(len(inputs.values))
+            if self.residual is None
+            else log_correction(self.residual, inputs)
+        )
 
 
 def widening(outside: np.ndarray) -> np.ndarray:
-    """How much wider an interval is at a distance from what was measured [N]: each octave adds the log width once more, up to three.
+    """How much wider an interval is at a distance from what was measured [N]: each octave adds the
+    log width once more, up to three.
 
     Farther out the closed form alone speaks, whose error does not go on growing with distance.
     """

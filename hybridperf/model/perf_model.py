@@ -1,7 +1,8 @@
 """A calibrated device: what prices ops, one table of unique ops at a time.
 
-The learned correction of an op is a property of the op on the calibrated machine: it is worked out once per unique op (`table`) and stays
-where it is when knobs are varied, so a knob means what the closed form says it means.
+The learned correction of an op is a property of the op on the calibrated machine: it is worked out
+once per unique op (`table`) and stays where it is when knobs are varied, so a knob means what the
+closed form says it means.
 """
 
 from __future__ import annotations
@@ -18,35 +19,48 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.families import by_family, family_rows, with_defaults
 from hybridperf.hardware import DeviceSpec, Host
 from hybridperf.io import InputError, write_arrays, write_json
-from hybridperf.model import by_prior
+from hybridperf.learning.prior import Adapted
+from hybridperf.learning.residual import Inputs, concatenate, inputs_of
+from hybridperf.model import prior_pricing as by_prior
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
+from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import GroupReport, widened
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.ops.alike import alike
+from hybridperf.ops.roofline import Knobs, Work
+from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows, parse_ops
-from hybridperf.prior import Adapted
-from hybridperf.residual import Inputs, concatenate, inputs_of
-from hybridperf.roofline import Knobs, Work
 
-_UNKNOWN_SLOT_OCTAVES = 1.0  # an implementation never met counts as so far outside what was measured
+_UNKNOWN_SLOT_OCTAVES = (
+    1.0  # an implementation never met counts as so far outside what was measured
+)
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 
 @dataclasses.dataclass(frozen=True)
 class PerfModel:
-    """A device with knobs. Without calibration it is the datasheet roofline exactly, and says so."""
+    """A device with knobs. Without calibration it is the datasheet roofline
+    exactly, and says so.
+    """
 
     device: DeviceSpec
     knobs: Knobs
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)  # priors adapted to this GPU: they price the ops they know
-    drift: tuple[float, ...] = ()  # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not recorded
-    collectives: CollectiveModel | None = None  # of the system that the device stands in; saved by themselves
+    families: Mapping[str, Adapted] = dataclasses.field(
+        default_factory=dict
+    )  # priors adapted to this GPU: they price the ops they know
+    drift: tuple[
+        float,
+        ...,
+        # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not
+        # recorded
+    ] = ()
+    collectives: CollectiveModel | None = (
+        None  # of the system that the device stands in; saved by themselves
+    )
     host: Host | None = None  # what launching costs; None: not learned
 
     @staticmethod
@@ -69,12 +83,18 @@ class PerfModel:
         return dataclasses.replace(self, collectives=collectives)
 
     def table(self, calls: Sequence[OpCall]) -> OpTable:
-        """Ops as arrays for this device; `InputError` where the device has no peak for an op's dtype."""
+        """Ops as arrays for this device; `InputError` where the device has no peak for an op's
+        dtype.
+        """
         works = [self._work_in_place(call) for call in calls]
-        arrays = {name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS}
+        arrays = {
+            name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS
+        }
         table = OpTable(
             work=Work(**arrays),
-            peak_flops_per_s=np.array([self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]),
+            peak_flops_per_s=np.array(
+                [self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]
+            ),
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
             times=np.array([call.times for call in calls]),
             floors=self._floors(calls),
@@ -84,22 +104,30 @@ class PerfModel:
             if family != by_prior.LOOPS:
                 table.floors[at] = 1.0  # as they are, see `kernels_alone`
             # a correction to the closed form as it stands here, so that knobs keep their meaning
-            bare = jax.tree.map(lambda leaf, at=at: leaf[at], dataclasses.replace(table, times=np.ones(len(calls))))
+            bare = jax.tree.map(
+                lambda leaf, at=at: leaf[at], dataclasses.replace(table, times=np.ones(len(calls)))
+            )
             log_s = self.families[family].predict(rows).log_s
             if family == by_prior.LOOPS:
-                log_s = by_prior.kernels_alone(self.families[family], self.device, [calls[i] for i in at], log_s)
+                log_s = by_prior.kernels_alone(
+                    self.families[family], self.device, [calls[i] for i in at], log_s
+                )
             table.correction[at] = log_s - np.log(self.op_seconds(bare))
         return table
 
     def _floors(self, calls: Sequence[OpCall]) -> np.ndarray:
-        """Share of its group's floor that each op pays [U]: a kernel issued apart at most the least that a kernel takes."""
+        """Share of its group's floor that each op pays [U]: a kernel issued apart at most the least
+        that a kernel takes.
+        """
         floor_s = np.asarray(self.knobs.floor_s)[[int(call.op.group_index()) for call in calls]]
         alone = np.array([call.issued_apart and self.device.kind == "gpu" for call in calls], bool)
         share = np.where(alone, by_prior.KERNEL_S / np.maximum(floor_s, by_prior.KERNEL_S), 1.0)
         return np.where([call.inlined for call in calls], 0.0, share)
 
     def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
-        """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where its group was not measured."""
+        """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where
+        its group was not measured.
+        """
         said = self._by_group(calls, GroupReport.outside, np.inf)
         for family, (at, rows, _) in by_prior.members(self.families, self.device, calls).items():
             said[at] = self.families[family].predict(rows).outside + np.where(
@@ -108,11 +136,22 @@ class PerfModel:
         return said
 
     def _work_in_place(self, call: OpCall) -> Work:
-        """The op's work, with the reuse distance that its data has where the op stands in a program."""
+        """The op's work, with the reuse distance that its data has where the op stands in a
+        program.
+        """
         work = call.op.work()
-        return work if call.reuse_bytes is None else dataclasses.replace(work, reuse_bytes=call.reuse_bytes)
+        return (
+            work
+            if call.reuse_bytes is None
+            else dataclasses.replace(work, reuse_bytes=call.reuse_bytes)
+        )
 
-    def _by_group(self, calls: Sequence[OpCall], ask: Callable[[GroupReport, Inputs], np.ndarray], unmeasured: float) -> np.ndarray:
+    def _by_group(
+        self,
+        calls: Sequence[OpCall],
+        ask: Callable[[GroupReport, Inputs], np.ndarray],
+        unmeasured: float,
+    ) -> np.ndarray:
         """What each op's group says of it [U]."""
         said = np.full(len(calls), unmeasured)
         members: dict[str, list[int]] = {}
@@ -121,14 +160,23 @@ class PerfModel:
         for group, positions in members.items():
             if group in self.groups:
                 kinds = list(alike([calls[i].op for i in positions]))
-                each = [inputs_of(op, _in_place(op.work(), [calls[positions[i]] for i in at]), len(at)) for at, op, _ in kinds]
-                said[np.array(positions)[np.concatenate([at for at, _, _ in kinds])]] = ask(self.groups[group], concatenate(each))
+                each = [
+                    inputs_of(op, _in_place(op.work(), [calls[positions[i]] for i in at]), len(at))
+                    for at, op, _ in kinds
+                ]
+                said[np.array(positions)[np.concatenate([at for at, _, _ in kinds])]] = ask(
+                    self.groups[group], concatenate(each)
+                )
         return said
 
     def remarks(self, calls: Sequence[OpCall]) -> list[str]:
-        """What an adapted prior has to say of each op besides its time [U], empty where nothing: what it assumed, what it never met."""
+        """What an adapted prior has to say of each op besides its time [U], empty where nothing:
+        what it assumed, what it never met.
+        """
         said = np.full(len(calls), "", object)
-        for family, (at, rows, assumed) in by_prior.members(self.families, self.device, calls).items():
+        for family, (at, rows, assumed) in by_prior.members(
+            self.families, self.device, calls
+        ).items():
             said[at] = by_prior.remarks(family, self.families[family], self.device, rows, assumed)
         return list(said)
 
@@ -138,23 +186,33 @@ class PerfModel:
 
     def roofline_seconds(self, table: OpTable) -> np.ndarray:
         """The datasheet roofline's seconds of each op [U], its `times` included."""
-        # the same compiled function with neutral knobs: another one may round differently (XLA divides by a scalar its own way)
+        # the same compiled function with neutral knobs: another one may round differently (XLA
+        # divides by a scalar its own way)
         bare = dataclasses.replace(table, correction=np.zeros_like(table.correction))
         return seconds(bare, dataclasses.replace(self.platform(), knobs=neutral_knobs()))
 
     def shortcomings(self) -> list[str]:
-        """What is to be known before any number is read, in sentences; empty for a model that was measured."""
+        """What is to be known before any number is read, in sentences; empty for a model that was
+        measured.
+        """
         if self.groups:
             return []
-        return [f"{self.device.id} is priced by its datasheet: no calibration of it is known, and real machines are slower"]
+        return [
+            f"{self.device.id} is priced by its datasheet: no calibration of it is known, and real"
+            " machines are slower"
+        ]
 
     def predict_ops(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a measurement table with `predicted_s, low_s, high_s, roofline_s, in_range, note` (units: seconds).
+        """The rows of a measurement table with `predicted_s, low_s, high_s, roofline_s, in_range,
+        note` (units: seconds).
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
         parsed = parse_ops(frame, self.device)
-        out = {name: np.full(len(frame), np.nan) for name in ("predicted_s", "low_s", "high_s", "roofline_s")}
+        out = {
+            name: np.full(len(frame), np.nan)
+            for name in ("predicted_s", "low_s", "high_s", "roofline_s")
+        }
         in_range, note = np.zeros(len(frame), bool), parsed.problem
         for part in parsed.parts:
             table = op_table(part)
@@ -162,7 +220,9 @@ class PerfModel:
             for group in np.unique(part.group):
                 if GROUPS[group] in self.groups:
                     here = part.group == group
-                    table.correction[here] = self.groups[GROUPS[group]].correction(inputs.rows(here))
+                    table.correction[here] = self.groups[GROUPS[group]].correction(
+                        inputs.rows(here)
+                    )
             op_s = self.op_seconds(table)
             out["predicted_s"][part.rows] = op_s
             out["roofline_s"][part.rows] = self.roofline_seconds(table)
@@ -179,11 +239,16 @@ class PerfModel:
                     note[rows] = self._uncalibrated_note(GROUPS[group])
                     continue
                 if not report.measured_dtype(part.op):
-                    note[rows] = f"no {GROUPS[group]} in {part.op.dtype} was measured, only {', '.join(report.dtypes)}"
+                    note[rows] = (
+                        f"no {GROUPS[group]} in {part.op.dtype} was measured, only"
+                        f" {', '.join(report.dtypes)}"
+                    )
                     continue
                 outside = report.outside(inputs.rows(here))
                 in_range[rows] = outside == 0
-                note[rows] = np.where(outside > 0, f"outside the measured range of {GROUPS[group]}", note[rows])
+                note[rows] = np.where(
+                    outside > 0, f"outside the measured range of {GROUPS[group]}", note[rows]
+                )
                 if report.half_width is not None:
                     width = widened(report.half_width, outside)
                     out["low_s"][rows] = op_s[here] / (1 + width)
@@ -196,24 +261,39 @@ class PerfModel:
         return result
 
     def _predict_family(
-        self, family: str, part: OpRows, here: np.ndarray, out: Mapping[str, np.ndarray], in_range: np.ndarray, note: np.ndarray
+        self,
+        family: str,
+        part: OpRows,
+        here: np.ndarray,
+        out: Mapping[str, np.ndarray],
+        in_range: np.ndarray,
+        note: np.ndarray,
     ) -> None:
         """Fill in the rows `here` (a mask) of a part by an adapted prior."""
         adapted, at = self.families[family], part.rows[here]
-        rows, assumed = with_defaults(family_rows(part, here, self.device), adapted.prior.population.slots)
+        rows, assumed = with_defaults(
+            family_rows(part, here, self.device), adapted.prior.population.slots
+        )
         said = adapted.predict(rows)
-        for name, log_s in (("predicted_s", said.log_s), ("low_s", said.low_log_s), ("high_s", said.high_log_s)):
+        for name, log_s in (
+            ("predicted_s", said.log_s),
+            ("low_s", said.low_log_s),
+            ("high_s", said.high_log_s),
+        ):
             out[name][at] = np.exp(log_s)
         in_range[at] = (said.outside == 0) & by_prior.known(adapted, rows)
         far = np.where(said.outside > 0, f"outside the measured range of {family}", "")
-        remarks = zip(by_prior.remarks(family, adapted, self.device, rows, assumed), far, strict=True)
+        remarks = zip(
+            by_prior.remarks(family, adapted, self.device, rows, assumed), far, strict=True
+        )
         note[at] = ["; ".join(filter(None, both)) for both in remarks]
 
     def predict_collectives(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a table of collectives, priced as by `CollectiveModel.predict`."""
         if self.collectives is None:
             raise InputError(
-                f"this model of {self.device.id} knows no collectives; `hybridperf fit --system NAME --out` its folder adds them"
+                f"this model of {self.device.id} knows no collectives; `hybridperf fit --system"
+                " NAME --out` its folder adds them"
             )
         return self.collectives.predict(frame)
 
@@ -222,9 +302,11 @@ class PerfModel:
         return sorted({GROUPS[g] for g in np.unique(table.group)} - set(self.groups))
 
     def save(self, folder: str | Path) -> None:
-        """Write `model.json` (knobs in plain numbers, provenance, what was measured) and `residual.npz` (weights) into a folder.
+        """Write `model.json` (knobs in plain numbers, provenance, what was measured) and
+        `residual.npz` (weights) into a folder.
 
-        With a host, `host.json` too; without one, a `host.json` that lies there stays, as collectives do.
+        With a host, `host.json` too; without one, a `host.json` that lies there stays, as
+        collectives do.
         """
         document = to_document(self)
         write_arrays(Path(folder) / WEIGHTS_FILE, weights_of(self))
@@ -235,7 +317,9 @@ class PerfModel:
     def fingerprint(self) -> str:
         """Short hash of knobs and weights, and of the host where there is one."""
         document = to_document(self)
-        said = [document[key] for key in ("device", "groups", "families", "levels", "weights_sha256")]
+        said = [
+            document[key] for key in ("device", "groups", "families", "levels", "weights_sha256")
+        ]
         said += [] if self.host is None else [self.host.model_dump(exclude={"source"})]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -246,9 +330,14 @@ class PerfModel:
 
 
 def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
-    """The work of some ops alike [n], with the reuse distances that their data has where they stand."""
+    """The work of some ops alike [n], with the reuse distances that their data has where they
+    stand.
+    """
     if all(call.reuse_bytes is None for call in calls):
         return work
     own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
-    said = [mine if call.reuse_bytes is None else call.reuse_bytes for mine, call in zip(own, calls, strict=True)]
+    said = [
+        mine if call.reuse_bytes is None else call.reuse_bytes
+        for mine, call in zip(own, calls, strict=True)
+    ]
     return dataclasses.replace(work, reuse_bytes=np.array(said))

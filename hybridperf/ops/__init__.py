@@ -1,20 +1,43 @@
-"""What each op computes and moves, written for one op; `op_by_name` leads from a table's name to its class."""
+"""What each op computes and moves, written for one op; `op_by_name` leads from a table's name to
+its class.
+"""
 
-from hybridperf.ops import attention, convolution, embedding_bag, gemm, loops, moe, movement, quantise  # register their ops
+from hybridperf.ops import (  # register their ops
+    attention,
+    convolution,
+    embedding_bag,
+    gemm,
+    loops,
+    moe,
+    movement,
+    quantise,
+)
 from hybridperf.ops.attention import DecodeAttention, EncoderAttention, PrefillAttention
 from hybridperf.ops.base import GROUPS, Gpu, Op, OpCall, columns, op_by_name, op_names
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.gemm import BatchedGemm, Gemm
-from hybridperf.ops.loops import Cumulative, Elementwise, Fused, Norm, OptimizerUpdate, Random, Reduction, RmsNorm, Softmax, Sort
+from hybridperf.ops.loops import (
+    Cumulative,
+    Elementwise,
+    Fused,
+    Norm,
+    OptimizerUpdate,
+    Random,
+    Reduction,
+    RmsNorm,
+    Softmax,
+    Sort,
+)
 from hybridperf.ops.moe import Moe
 from hybridperf.ops.movement import Allocation, Call, Copy, Gather, LoopTrip, ScatterAdd, Transpose
 from hybridperf.ops.quantise import Quantise
 
 __all__ = [
-    "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative", "DecodeAttention", "Elementwise",
-    "EmbeddingBag", "EmbeddingBagBackward", "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op",
-    "OpCall", "OptimizerUpdate", "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm", "ScatterAdd", "Softmax", "Sort",
-    "Transpose", "attention", "columns", "convolution", "embedding_bag", "gemm", "lookup_calls", "loops", "moe", "movement",
-    "op_by_name", "op_names", "quantise",
+    "GROUPS", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy", "Cumulative",
+    "DecodeAttention", "Elementwise", "EmbeddingBag", "EmbeddingBagBackward", "EncoderAttention",
+    "Fused", "Gather", "Gemm", "Gpu", "LoopTrip", "Moe", "Norm", "Op", "OpCall", "OptimizerUpdate",
+    "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm", "ScatterAdd", "Softmax",
+    "Sort", "Transpose", "attention", "columns", "convolution", "embedding_bag", "gemm",
+    "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names", "quantise",
 ]  # fmt: skip

@@ -1,11 +1,14 @@
-"""Attention as one fused kernel: scores, softmax and weighted values of batch x heads, never written to memory.
+"""Attention as one fused kernel: scores, softmax and weighted values of batch x heads, never
+written to memory.
 
-Each query looks at P keys: 2 P d multiply-adds for its scores and as many for the values, 4 P d flops, and P exponentials. Causal: query
-i of a prompt sees itself and what came before; a window of W: at most the last W of those. `kv_heads` < heads: so many heads share one
-set of keys and values (grouped queries).
+Each query looks at P keys: 2 P d multiply-adds for its scores and as many for the values, 4 P d
+flops, and P exponentials. Causal: query i of a prompt sees itself and what came before; a window of
+W: at most the last W of those. `kv_heads` < heads: so many heads share one set of keys and values
+(grouped queries).
 
-Queries and results are 16-bit numbers between ops even where fp8 multiplies (they are narrowed inside); keys and values in the cache are
-`kv_dtype`. `kv_heads` = 0 means as many as heads, `window` = 0 none, `kv_len` = 0 just the prompt.
+Queries and results are 16-bit numbers between ops even where fp8 multiplies (they are narrowed
+inside); keys and values in the cache are `kv_dtype`. `kv_heads` = 0 means as many as heads,
+`window` = 0 none, `kv_len` = 0 just the prompt.
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hybridperf.either import array_module, floats
 from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
+from hybridperf.io.namespace import array_module, floats
 from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.quantise import WIDE_BYTES
+from hybridperf.ops.roofline import Work
 from hybridperf.ops.tiles import aligned, wave_inputs, whole_tiles
-from hybridperf.roofline import Work
 
-FLOPS_PER_SCORE = 4.0  # per query, key and element of a head: multiply and add, once for the score and once for the value
+# per query, key and element of a head: multiply and add, once for the score and once for the value
+FLOPS_PER_SCORE = 4.0
 QUERY_TILE = 128.0  # queries of one head that a thread block takes
 _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded or fall back
 _TRUE_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
@@ -45,7 +49,9 @@ class Attention(Op):
 @register("context_attention", "prefill_attention")
 @dataclasses.dataclass(frozen=True)
 class PrefillAttention(Attention):
-    """A prompt's attention: `q_len` new tokens of each sequence, the last of `kv_len`; new keys and values go into the cache."""
+    """A prompt's attention: `q_len` new tokens of each sequence, the last of `kv_len`; new keys and
+    values go into the cache.
+    """
 
     group: ClassVar[str] = "prefill_attention"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "kv_len": 0.0, "causal": 1.0}
@@ -67,11 +73,20 @@ class PrefillAttention(Attention):
         scores = self.batch * self.heads * self.q_len * self._keys()
         wide, cached = _wide_bytes(self), _cache_bytes(self)
         minimum = array_module(window, kv_len, self.q_len).minimum
-        before = minimum(kv_len - self.q_len, window)  # of the prompt's past, what the first query still sees
+        before = minimum(
+            kv_len - self.q_len, window
+        )  # of the prompt's past, what the first query still sees
         queries = 2 * self.heads * self.q_len * wide  # read, and results written
-        keys = 2 * kv_heads * (self.q_len * (wide + cached) + before * cached)  # new ones read and put into the cache, old ones read
+        keys = (
+            2 * kv_heads * (self.q_len * (wide + cached) + before * cached)
+        )  # new ones read and put into the cache, old ones read
         moved = self.batch * self.head_dim * (queries + keys)
-        return Work(flops=FLOPS_PER_SCORE * scores * self.head_dim, transcendentals=scores, bytes=moved, reuse_bytes=moved)
+        return Work(
+            flops=FLOPS_PER_SCORE * scores * self.head_dim,
+            transcendentals=scores,
+            bytes=moved,
+            reuse_bytes=moved,
+        )
 
     def _kv_len(self) -> Any:
         maximum = array_module(self.kv_len, self.q_len).maximum
@@ -86,8 +101,8 @@ class PrefillAttention(Attention):
     def _keys(self) -> Any:
         """Keys that a query sees, mean over a prompt's queries.
 
-        Causal: query i = 1..q sees min(p + i, W) of p tokens before the prompt and i of it. The first a = clip(W - p, 0, q) queries
-        are not cut: sum = a p + a (a + 1) / 2 + (q - a) W.
+        Causal: query i = 1..q sees min(p + i, W) of p tokens before the prompt and i of it. The
+        first a = clip(W - p, 0, q) queries are not cut: sum = a p + a (a + 1) / 2 + (q - a) W.
         """
         q, window, before = self.q_len, self._window(), self._kv_len() - self.q_len
         module = array_module(q, window, before)
@@ -97,7 +112,13 @@ class PrefillAttention(Attention):
         return is_causal * seen / q + (1.0 - is_causal) * window
 
     def shape(self) -> dict[str, Any]:
-        return log_sizes(batch=self.batch, queries=self.q_len, keys=self._keys(), heads=self.heads, head_size=self.head_dim)
+        return log_sizes(
+            batch=self.batch,
+            queries=self.q_len,
+            keys=self._keys(),
+            heads=self.heads,
+            head_size=self.head_dim,
+        )
 
     def blocks(self) -> Any:
         return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
@@ -106,11 +127,17 @@ class PrefillAttention(Attention):
         window, kv_len = floats(self._window()), floats(self._kv_len())
         return {
             **_prompt_inputs(self, gpu),
-            **log_sizes_base2(kv_len=kv_len, kv_heads=_kv_heads(self), group=self.heads / _kv_heads(self), keys=self._keys()),
+            **log_sizes_base2(
+                kv_len=kv_len,
+                kv_heads=_kv_heads(self),
+                group=self.heads / _kv_heads(self),
+                keys=self._keys(),
+            ),
             "causal": (floats(self.causal) > 0) * 1.0,
             "windowed": (window < kv_len) * 1.0,
             "window_share": log2_ratio(window, kv_len),
-            "window_given": (floats(self.window) > 0) * 1.0,  # another kernel, even where the window cuts nothing off
+            "window_given": (floats(self.window) > 0)
+            * 1.0,  # another kernel, even where the window cuts nothing off
             "has_past": (kv_len > floats(self.q_len)) * 1.0,
             "multi_query": (floats(_kv_heads(self)) == 1) * 1.0,
             "all_heads": (floats(_kv_heads(self)) == floats(self.heads)) * 1.0,
@@ -139,10 +166,17 @@ class EncoderAttention(Attention):
         scores = self.batch * self.heads * self.q_len * self.q_len
         tensors = 2 * self.heads * _wide_bytes(self) + 2 * _kv_heads(self) * _cache_bytes(self)
         moved = self.batch * self.q_len * self.head_dim * tensors
-        return Work(flops=FLOPS_PER_SCORE * scores * self.head_dim, transcendentals=scores, bytes=moved, reuse_bytes=moved)
+        return Work(
+            flops=FLOPS_PER_SCORE * scores * self.head_dim,
+            transcendentals=scores,
+            bytes=moved,
+            reuse_bytes=moved,
+        )
 
     def shape(self) -> dict[str, Any]:
-        return log_sizes(batch=self.batch, queries=self.q_len, heads=self.heads, head_size=self.head_dim)
+        return log_sizes(
+            batch=self.batch, queries=self.q_len, heads=self.heads, head_size=self.head_dim
+        )
 
     def blocks(self) -> Any:
         return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
@@ -159,7 +193,9 @@ class EncoderAttention(Attention):
 @register("generation_attention", "decode_attention")
 @dataclasses.dataclass(frozen=True)
 class DecodeAttention(Attention):
-    """`q_len` (one) new token of each sequence against `kv_len` tokens in the cache, of which a window leaves the last ones."""
+    """`q_len` (one) new token of each sequence against `kv_len` tokens in the cache, of which a
+    window leaves the last ones.
+    """
 
     group: ClassVar[str] = "decode_attention"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "q_len": 1.0}
@@ -177,15 +213,30 @@ class DecodeAttention(Attention):
     def work(self) -> Work:
         scores = self.batch * self.heads * self.q_len * self._keys()
         queries = 2 * self.heads * self.q_len * _wide_bytes(self)
-        moved = self.batch * self.head_dim * (queries + 2 * _kv_heads(self) * self._keys() * _cache_bytes(self))
-        return Work(flops=FLOPS_PER_SCORE * scores * self.head_dim, transcendentals=scores, bytes=moved, reuse_bytes=moved)
+        moved = (
+            self.batch
+            * self.head_dim
+            * (queries + 2 * _kv_heads(self) * self._keys() * _cache_bytes(self))
+        )
+        return Work(
+            flops=FLOPS_PER_SCORE * scores * self.head_dim,
+            transcendentals=scores,
+            bytes=moved,
+            reuse_bytes=moved,
+        )
 
     def _keys(self) -> Any:
         minimum = array_module(self.window, self.kv_len).minimum
         return minimum(self.window + (self.window == 0) * self.kv_len, self.kv_len)
 
     def shape(self) -> dict[str, Any]:
-        return log_sizes(batch=self.batch, keys=self._keys(), heads=self.heads, kv_heads=_kv_heads(self), head_size=self.head_dim)
+        return log_sizes(
+            batch=self.batch,
+            keys=self._keys(),
+            heads=self.heads,
+            kv_heads=_kv_heads(self),
+            head_size=self.head_dim,
+        )
 
     def blocks(self) -> Any:
         return self.batch * self.heads
@@ -195,14 +246,23 @@ class DecodeAttention(Attention):
         cached = self.batch * 2 * kv_heads * keys * self.head_dim * _cache_bytes(self)
         out = {
             **log_sizes_base2(
-                batch=self.batch, kv_len=self.kv_len, keys=keys, heads=self.heads, kv_heads=kv_heads, head_size=self.head_dim
+                batch=self.batch,
+                kv_len=self.kv_len,
+                keys=keys,
+                heads=self.heads,
+                kv_heads=kv_heads,
+                head_size=self.head_dim,
             ),
             **log_sizes_base2(group=self.heads / kv_heads, queries=self.q_len),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
             "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
-            "log2_cache_per_sm": log2_ratio(cached, gpu.sm_count * 2.0**10),  # KiB that each multiprocessor streams if all take part
+            "log2_cache_per_sm": log2_ratio(
+                cached, gpu.sm_count * 2.0**10
+            ),  # KiB that each multiprocessor streams if all take part
             **wave_inputs("heads", self.batch * self.heads, gpu),
-            **wave_inputs("kv_heads", self.batch * kv_heads, gpu),  # heads that share keys in one block
+            **wave_inputs(
+                "kv_heads", self.batch * kv_heads, gpu
+            ),  # heads that share keys in one block
             **tails(64, keys=keys),
             **tails(8, group=self.heads / kv_heads),  # rows of the smallest tile of a matrix unit
             **_head_flags(self.head_dim),
@@ -215,8 +275,13 @@ class DecodeAttention(Attention):
             "kv_bytes": _cache_bytes(self),
             "narrow": float(self.element_bytes < WIDE_BYTES),
         }
-        for length in (256.0, 1024.0):  # keys cut into parts that other multiprocessors take, and whose results are then merged
-            out |= wave_inputs(f"parts{length:.0f}", self.batch * kv_heads * whole_tiles(keys, length), gpu)
+        for length in (
+            256.0,
+            1024.0,
+        ):  # keys cut into parts that other multiprocessors take, and whose results are then merged
+            out |= wave_inputs(
+                f"parts{length:.0f}", self.batch * kv_heads * whole_tiles(keys, length), gpu
+            )
         return out
 
 
@@ -234,7 +299,11 @@ def _wide_bytes(op: Op) -> float:
 
 def _head_flags(head_dim: Any) -> Mapping[str, Any]:
     size = floats(head_dim)
-    return {**{f"head_{one}": (size == one) * 1.0 for one in _HEAD_SIZES}, **tails(64, head=size), "head_above_128": (size > 128) * 1.0}
+    return {
+        **{f"head_{one}": (size == one) * 1.0 for one in _HEAD_SIZES},
+        **tails(64, head=size),
+        "head_above_128": (size > 128) * 1.0,
+    }
 
 
 def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
@@ -243,7 +312,14 @@ def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
     pairs = op.batch * op.heads
     cached = op.batch * 2 * _kv_heads(op) * q * op.head_dim * _cache_bytes(op)
     return {
-        **log_sizes_base2(batch=op.batch, q_len=q, heads=op.heads, head_size=op.head_dim, sequences=pairs, tokens=op.batch * q),
+        **log_sizes_base2(
+            batch=op.batch,
+            q_len=q,
+            heads=op.heads,
+            head_size=op.head_dim,
+            sequences=pairs,
+            tokens=op.batch * q,
+        ),
         "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
         "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
         **tails(64, q_len=q),
@@ -252,6 +328,10 @@ def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
         "align_q_len": aligned(q, 256),
         "one_token": (q == 1) * 1.0,
         **wave_inputs("sequences", pairs, gpu),
-        **{name: value for tile in (64, 128, 256) for name, value in wave_inputs(f"q{tile}", pairs * whole_tiles(q, tile), gpu).items()},
+        **{
+            name: value
+            for tile in (64, 128, 256)
+            for name, value in wave_inputs(f"q{tile}", pairs * whole_tiles(q, tile), gpu).items()
+        },
         **_head_flags(op.head_dim),
     }

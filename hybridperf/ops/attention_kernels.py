@@ -1,11 +1,15 @@
-"""Which fused attention a framework trains with. Tables of measured attention are of the fastest kernels that serve prompts today; a
-framework of an earlier year runs an earlier generation, on the same device up to three times slower.
+"""Which fused attention a framework trains with. Tables of measured attention are of the fastest
+kernels that serve prompts today; a framework of an earlier year runs an earlier generation, on the
+same device up to three times slower.
 
-    flash1    FlashAttention 1 and its Triton port (2022 to mid 2023): 25 to 40 % of an A100's peak, and half of flash2's rate
-    flash2    FlashAttention 2 (mid 2023 on, PyTorch's own): 50 to 73 % of an A100's peak, 35 % of an H100's
+    flash1    FlashAttention 1 and its Triton port (2022 to mid 2023): 25 to 40 % of an A100's peak,
+              and half of flash2's rate
+    flash2    FlashAttention 2 (mid 2023 on, PyTorch's own): 50 to 73 % of an A100's peak, 35 % of
+              an H100's
 
-Shares are those of forward and backward together on long sequences, as their authors publish them (Dao, FlashAttention-2, 2023; Shah et
-al., FlashAttention-3, 2024); of a range the geometric mean. None was fitted to measured steps. What depends on sizes is the op model's.
+Shares are those of forward and backward together on long sequences, as their authors publish them
+(Dao, FlashAttention-2, 2023; Shah et al., FlashAttention-3, 2024); of a range the geometric mean.
+None was fitted to measured steps. What depends on sizes is the op model's.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from hybridperf.ops.base import OpCall
 _AMPERE, _HOPPER = "Ampere sm_80", "Hopper sm_90"
 _FLASH_2_HOPPER = 0.35
 _OVER_FLASH_1 = 2.0  # "around 2x speedup compared to FlashAttention"
-SHARES: Mapping[str, Mapping[str, float]] = {  # of the matrix units' peak, by kernel and architecture
+SHARES: Mapping[
+    str, Mapping[str, float]
+] = {  # of the matrix units' peak, by kernel and architecture
     "flash1": {_AMPERE: math.sqrt(0.25 * 0.40), _HOPPER: _FLASH_2_HOPPER / _OVER_FLASH_1},
     "flash2": {_AMPERE: math.sqrt(0.50 * 0.73), _HOPPER: _FLASH_2_HOPPER},
 }
@@ -28,22 +34,35 @@ KERNELS = ("", *SHARES)  # empty: the op model's own
 
 
 def published_share(kernel: str, arch: str) -> float | None:
-    """Share of the peak that a kernel reaches on an architecture; None where nobody published one."""
+    """Share of the peak that a kernel reaches on an architecture; None where
+    nobody published one.
+    """
     return SHARES[kernel].get(arch) if kernel else None
 
 
-# Backward over forward of fused attention: five products (scores again, and gradients of values, weights, queries, keys) where the forward
-# has two, at a lower rate: FlashAttention 2 reaches up to 73 % of an A100 forward and 63 % backward (Dao 2023): 2.5 x 73 / 63
+# Backward over forward of fused attention: five products (scores again, and gradients of values,
+# weights, queries, keys) where the forward has two, at a lower rate: FlashAttention 2 reaches up to
+# 73 % of an A100 forward and 63 % backward (Dao 2023): 2.5 x 73 / 63
 BACKWARD = 2.9
 _BACKWARD_FLOPS = 2.5
-_LONG_SEQUENCE, _HEADS, _HEAD_DIM = 16384.0, 16.0, 128.0  # causal attention on which published shares are reached
+_LONG_SEQUENCE, _HEADS, _HEAD_DIM = (
+    16384.0,
+    16.0,
+    128.0,
+)  # causal attention on which published shares are reached
 
 
-def published_factor(kernel: str, dtype: str, arch: str, device: DeviceSpec, seconds: Callable[[OpCall], float]) -> float:
-    """Seconds of a kernel, forward and backward, over those that `seconds` gives on `device`; 1 where nothing is published of `arch`."""
+def published_factor(
+    kernel: str, dtype: str, arch: str, device: DeviceSpec, seconds: Callable[[OpCall], float]
+) -> float:
+    """Seconds of a kernel, forward and backward, over those that `seconds` gives on `device`; 1
+    where nothing is published of `arch`.
+    """
     share = published_share(kernel, arch)
     if share is None:
         return 1.0
-    once = OpCall(PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM), issued_apart=True)
+    once = OpCall(
+        PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM), issued_apart=True
+    )
     flops = (1 + _BACKWARD_FLOPS) * float(once.op.work().flops)
     return flops / (share * device.peak(dtype, "matrix")) / (seconds(once) * (1 + BACKWARD))

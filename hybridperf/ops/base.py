@@ -1,8 +1,9 @@
 """What an op answers: which group it is calibrated with, and its work.
 
-A new op is a final subclass of `Op`: a frozen dataclass whose fields are the columns of a measurement table, written for one op. Its
-fields hold floats; NumPy columns and JAX tracers pass through the same arithmetic, so tables are evaluated whole and gradients reach
-dimensions. Register it under the names that tables use:
+A new op is a final subclass of `Op`: a frozen dataclass whose fields are the columns of a
+measurement table, written for one op. Its fields hold floats; NumPy columns and JAX tracers pass
+through the same arithmetic, so tables are evaluated whole and gradients reach dimensions. Register
+it under the names that tables use:
 
     @register("copy", "slice")
     @dataclasses.dataclass(frozen=True)
@@ -16,24 +17,29 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from hybridperf.either import array_module, floats
 from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io import unknown
-from hybridperf.roofline import Work
+from hybridperf.io.namespace import array_module, floats
+from hybridperf.ops.roofline import Work
 
-# Ops of one group share knobs. The order is the order of knob arrays; models store names, so appending is safe.
+# Ops of one group share knobs. The order is the order of knob arrays; models store names, so
+# appending is safe.
 GROUPS = (
-    "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution", "elementwise", "strided_loop",
-    "reduction", "window_reduction", "padded_window_reduction", "library_reduction", "softmax", "norm", "transpose", "copy",
-    "gather", "pooled_gather", "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
-    "grouped_convolution", "padded_library_reduction", "prefill_attention", "decode_attention", "encoder_attention", "moe", "quantise",
-    "embedding_bag", "embedding_bag_backward", "embedding_bag_scatter",
+    "gemm", "gemm_transposed", "batched_gemm", "batched_gemm_transposed", "convolution",
+    "elementwise", "strided_loop", "reduction", "window_reduction", "padded_window_reduction",
+    "library_reduction", "softmax", "norm", "transpose", "copy", "gather", "pooled_gather",
+    "scatter_add", "sort", "cumulative", "random", "optimizer", "allocation", "call", "loop_trip",
+    "grouped_convolution", "padded_library_reduction", "prefill_attention", "decode_attention",
+    "encoder_attention", "moe", "quantise", "embedding_bag", "embedding_bag_backward",
+    "embedding_bag_scatter",
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """What an op's own inputs may know of a GPU. Ratios of rates are left out on purpose: with few devices they are learned by heart."""
+    """What an op's own inputs may know of a GPU. Ratios of rates are left out on purpose: with few
+    devices they are learned by heart.
+    """
 
     sm_count: float  # multiprocessors: blocks that run at once, one each
     l2_bytes: float
@@ -41,25 +47,39 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Op(abc.ABC):
-    """One operation on tensors. Subclasses add their dimensions as fields before use; all are counts, not bytes."""
+    """One operation on tensors. Subclasses add their dimensions as fields before use; all are
+    counts, not bytes.
+    """
 
     group: ClassVar[str]  # one of GROUPS
     unit: ClassVar[Unit] = "vector"
-    optional: ClassVar[Mapping[str, float]] = {}  # columns a table may lack, with the value meant then
+    optional: ClassVar[
+        Mapping[str, float]
+    ] = {}  # columns a table may lack, with the value meant then
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
     zero_allowed: ClassVar[frozenset[str]] = frozenset()  # dimensions that may be zero
-    text: ClassVar[Mapping[str, str]] = {}  # fields that hold words which change the work, with what an empty cell means
-    words: ClassVar[Mapping[str, float]] = {}  # words that tables write where a flag of ours is a number
-    implied: ClassVar[Mapping[str, tuple[str, Mapping[str, float]]]] = {}  # optional dimension: (label, part of its text -> value)
+    text: ClassVar[
+        Mapping[str, str]
+    ] = {}  # fields that hold words which change the work, with what an empty cell means
+    words: ClassVar[
+        Mapping[str, float]
+    ] = {}  # words that tables write where a flag of ours is a number
+    implied: ClassVar[
+        Mapping[str, tuple[str, Mapping[str, float]]]
+    ] = {}  # optional dimension: (label, part of its text -> value)
 
     dtype: str
 
     @abc.abstractmethod
     def work(self) -> Work:
-        """Flops, bytes and steps of the op. `reuse_bytes` is for the op repeated on the same data, unless it has its own."""
+        """Flops, bytes and steps of the op. `reuse_bytes` is for the op repeated on the same data,
+        unless it has its own.
+        """
 
     def shape(self) -> dict[str, Any]:
-        """What a learned correction may know of the op beside its work: logs of sizes, how they fill vectors and tiles, flags."""
+        """What a learned correction may know of the op beside its work: logs of sizes, how they
+        fill vectors and tiles, flags.
+        """
         return {}
 
     def blocks(self) -> Any:
@@ -67,10 +87,12 @@ class Op(abc.ABC):
         return 0.0
 
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        """What a correction learned across GPUs sees of the op beside its place on the roofline, float64.
+        """What a correction learned across GPUs sees of the op beside its place on the roofline,
+        float64.
 
-        Names are the same for every row of a class. Those that start with `log2_` are sizes, for which distance from what was seen
-        counts; the others say how sizes fill tiles and waves, or are flags.
+        Names are the same for every row of a class. Those that start with `log2_` are sizes, for
+        which distance from what was seen counts; the others say how sizes fill tiles and waves, or
+        are flags.
         """
         work = self.work()
         sizes = {name: getattr(self, name) for name in self.dimensions()}
@@ -82,7 +104,9 @@ class Op(abc.ABC):
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A text field's value as we write it; `InputError` for one that says nothing to this op."""
+        """A text field's value as we write it; `InputError` for one that
+        says nothing to this op.
+        """
         del name, dtype
         return value
 
@@ -102,7 +126,9 @@ class Op(abc.ABC):
         return DTYPE_BYTES[self.dtype]
 
     def group_index(self) -> Any:
-        """Index into GROUPS of the knobs that price this op; some ops choose by their dimensions."""
+        """Index into GROUPS of the knobs that price this op; some ops choose
+        by their dimensions.
+        """
         return GROUPS.index(self.group)
 
     def possible_groups(self) -> tuple[str, ...]:
@@ -112,7 +138,11 @@ class Op(abc.ABC):
     @classmethod
     def dimensions(cls) -> list[str]:
         """Names of the dimension columns."""
-        return [field.name for field in dataclasses.fields(cls) if field.name != "dtype" and field.type != "str"]
+        return [
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.name != "dtype" and field.type != "str"
+        ]
 
 
 def log2_above_zero(size: Any) -> Any:
@@ -126,12 +156,16 @@ def log_sizes(**sizes: Any) -> dict[str, Any]:
 
 
 def tails(multiple: int, **sizes: Any) -> dict[str, Any]:
-    """`log2(size rounded up to a multiple / size)`: what is computed in vain where vectors or tiles have that size."""
+    """`log2(size rounded up to a multiple / size)`: what is computed in vain where vectors or tiles
+    have that size.
+    """
     out = {}
     for name, size in sizes.items():
         module = array_module(size)
         counted = module.maximum(floats(size), 1.0)
-        out[f"tail{multiple}_{name}"] = module.log2(module.ceil(counted / multiple) * multiple / counted)
+        out[f"tail{multiple}_{name}"] = module.log2(
+            module.ceil(counted / multiple) * multiple / counted
+        )
     return out
 
 
@@ -153,21 +187,33 @@ def group_if(condition: Any, group: str, otherwise: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class OpCall:
-    """An op where it stands in a program: how often in a row, and how long ago its data was last touched."""
+    """An op where it stands in a program: how often in a row, and how long ago its data was last
+    touched.
+    """
 
     op: Op
     times: float = 1.0  # executions one after the other (trips of a loop)
-    reuse_bytes: float | None = None  # bytes touched since the op's data was; None: the op repeated on the same data
-    inlined: bool = False  # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
-    issued_apart: bool = False  # a host's seconds of launching it stand beside it: what a GPU's model knows of launches is not paid again
-    kernel: str = ""  # another than was measured, at its published share of the peak (`attention_kernels.py`); empty: the measured one
+    reuse_bytes: float | None = (
+        None  # bytes touched since the op's data was; None: the op repeated on the same data
+    )
+    inlined: bool = (
+        False  # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
+    )
+    # a host's seconds of launching it stand beside it: what a GPU's model knows of launches is not
+    # paid again
+    issued_apart: bool = False
+    # another than was measured, at its published share of the peak (`attention_kernels.py`); empty:
+    # the measured one
+    kernel: str = ""
 
 
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
 
 
 def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
-    """Class decorator: the op goes by these names in tables. `fixed` gives fields that the name itself decides."""
+    """Class decorator: the op goes by these names in tables. `fixed` gives fields that the name
+    itself decides.
+    """
 
     def add(cls: type[Op]) -> type[Op]:
         for name in names:
@@ -183,17 +229,25 @@ def op_names() -> list[str]:
 
 
 def op_by_name(name: str) -> tuple[type[Op], dict[str, Any]]:
-    """The class behind an op name and the fields that the name fixes; `InputError` for an unknown name."""
+    """The class behind an op name and the fields that the name fixes; `InputError` for an unknown
+    name.
+    """
     if name not in _BY_NAME:
         raise unknown("op", name, _BY_NAME, "`hybridperf show ops` lists them")
     return _BY_NAME[name]
 
 
 def columns(op: Op) -> dict[str, Any]:
-    """One op as a row of a measurement table: its name, dtype, dimensions, and text that is not what an empty cell means."""
+    """One op as a row of a measurement table: its name, dtype, dimensions, and text that is not
+    what an empty cell means.
+    """
     for name, (cls, fixed) in _BY_NAME.items():
         if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
             dims = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
-            text = {key: getattr(op, key) for key, empty in cls.text.items() if key not in fixed and getattr(op, key) != empty}
+            text = {
+                key: getattr(op, key)
+                for key, empty in cls.text.items()
+                if key not in fixed and getattr(op, key) != empty
+            }
             return {"op": name, "dtype": op.dtype, **dims, **text}
     raise ValueError(f"{type(op).__name__} is not registered under any name")

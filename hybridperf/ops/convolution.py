@@ -1,17 +1,28 @@
-"""Two-dimensional convolution, forward or either backward pass (all three multiply and add equally often)."""
+"""Two-dimensional convolution, forward or either backward pass (all three multiply and add equally
+often).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, ClassVar
 
-from hybridperf.either import array_module, floats
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import unknown
-from hybridperf.ops.base import Gpu, Op, group_if, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.io.namespace import array_module, floats
+from hybridperf.ops.base import (
+    Gpu,
+    Op,
+    group_if,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    register,
+    tails,
+)
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
+from hybridperf.ops.roofline import Work
 from hybridperf.ops.tiles import product_inputs, tile_count
-from hybridperf.roofline import Work
 
 DIRECTIONS = ("fwd", "bwd_inputs", "bwd_params")
 
@@ -19,7 +30,8 @@ DIRECTIONS = ("fwd", "bwd_inputs", "bwd_params")
 @register("conv", "convolution")
 @dataclasses.dataclass(frozen=True)
 class Convolution(Op):
-    """NCHW sizes. `taps`: mean number of kernel positions that lie inside the image, kh * kw where nothing says otherwise.
+    """NCHW sizes. `taps`: mean number of kernel positions that lie inside the image, kh * kw where
+    nothing says otherwise.
 
     Sizes are those of the forward pass whichever way the op goes.
     """
@@ -42,19 +54,26 @@ class Convolution(Op):
     w_out: Any = 0.0  # 0: square, as h_out
     groups: Any = 1.0
     taps: Any = 0.0  # 0: kh * kw
-    direction: str = "fwd"  # one of DIRECTIONS: outputs from inputs, input gradients, or weight gradients
+    direction: str = (
+        "fwd"  # one of DIRECTIONS: outputs from inputs, input gradients, or weight gradients
+    )
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
         """A known direction."""
         del name, dtype
         if value not in DIRECTIONS:
-            raise unknown("pass", value, DIRECTIONS, f"a convolution's passes are {', '.join(DIRECTIONS)}")
+            raise unknown(
+                "pass", value, DIRECTIONS, f"a convolution's passes are {', '.join(DIRECTIONS)}"
+            )
         return value
 
     def work(self) -> Work:
         kw = self.kw + (self.kw == 0) * self.kh
-        w_in, w_out = self.w_in + (self.w_in == 0) * self.h_in, self.w_out + (self.w_out == 0) * self.h_out
+        w_in, w_out = (
+            self.w_in + (self.w_in == 0) * self.h_in,
+            self.w_out + (self.w_out == 0) * self.h_out,
+        )
         taps = self.taps + (self.taps == 0) * self.kh * kw
         outputs = self.batch * self.c_out * self.h_out * w_out
         weights = self.kh * kw * self.c_in / self.groups * self.c_out
@@ -63,7 +82,11 @@ class Convolution(Op):
             flops=FLOPS_PER_MULTIPLY_ADD * outputs * self.c_in / self.groups * taps,
             bytes=moved,
             reuse_bytes=moved,
-            steps=self.batch * self.h_out * w_out * self.kh * kw,  # addresses: which pixel lies under each position of the kernel
+            steps=self.batch
+            * self.h_out
+            * w_out
+            * self.kh
+            * kw,  # addresses: which pixel lies under each position of the kernel
         )
 
     def shape(self) -> dict[str, Any]:
@@ -71,14 +94,22 @@ class Convolution(Op):
         taps = self.taps + (self.taps == 0) * kernel
         w_out = self.w_out + (self.w_out == 0) * self.h_out
         return {
-            **log_sizes(batch=self.batch, c_in=self.c_in, c_out=self.c_out, pixels=self.h_out * w_out, width=w_out, kernel=kernel),
+            **log_sizes(
+                batch=self.batch,
+                c_in=self.c_in,
+                c_out=self.c_out,
+                pixels=self.h_out * w_out,
+                width=w_out,
+                kernel=kernel,
+            ),
             **log_sizes(groups=self.groups, stride=self.h_in / self.h_out),
             **tails(2, c_in=self.c_in),
             **tails(4, c_in=self.c_in, c_out=self.c_out),
             **tails(16, c_in=self.c_in, c_out=self.c_out),
             **tails(64, c_out=self.c_out),
             "odd": array_module(self.c_in).rint(floats(self.c_in)) % 2.0,
-            "outside": kernel / taps - 1.0,  # positions of the kernel that fall into the padding, or between dilated pixels
+            "outside": kernel / taps
+            - 1.0,  # positions of the kernel that fall into the padding, or between dilated pixels
         }
 
     def blocks(self) -> Any:
@@ -88,17 +119,26 @@ class Convolution(Op):
     def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
         m, n, k = self._as_product()
         kw = self.kw + (self.kw == 0) * self.kh
-        w_in, w_out = self.w_in + (self.w_in == 0) * self.h_in, self.w_out + (self.w_out == 0) * self.h_out
+        w_in, w_out = (
+            self.w_in + (self.w_in == 0) * self.h_in,
+            self.w_out + (self.w_out == 0) * self.h_out,
+        )
         weights = self.kh * kw * self.c_in / self.groups * self.c_out
         taps = self.taps + (self.taps == 0) * self.kh * kw
         return {
             **product_inputs(m, n, k, gpu, self.groups),
             **log_sizes_base2(
-                batch=self.batch, c_in=self.c_in, c_out=self.c_out, pixels_in=self.h_in * w_in, pixels_out=self.h_out * w_out
+                batch=self.batch,
+                c_in=self.c_in,
+                c_out=self.c_out,
+                pixels_in=self.h_in * w_in,
+                pixels_out=self.h_out * w_out,
             ),
             **log_sizes_base2(kernel=self.kh * kw, groups=self.groups, width=w_out),
             "stride": log2_ratio(self.h_in * w_in, self.h_out * w_out) / 2,
-            "square_3": (floats(self.kh) == 3) * (floats(kw) == 3) * 1.0,  # what Winograd's transform is made for
+            "square_3": (floats(self.kh) == 3)
+            * (floats(kw) == 3)
+            * 1.0,  # what Winograd's transform is made for
             "pointwise": (floats(self.kh * kw) == 1) * 1.0,
             "outside": self.kh * kw / taps - 1.0,
             # a transform works on tiles of 4 x 4 outputs
@@ -112,7 +152,10 @@ class Convolution(Op):
     def _as_product(self) -> tuple[Any, Any, Any]:
         """(m, n, k) of the matrix product that each group's pass comes down to."""
         kw = self.kw + (self.kw == 0) * self.kh
-        w_in, w_out = self.w_in + (self.w_in == 0) * self.h_in, self.w_out + (self.w_out == 0) * self.h_out
+        w_in, w_out = (
+            self.w_in + (self.w_in == 0) * self.h_in,
+            self.w_out + (self.w_out == 0) * self.h_out,
+        )
         c_in, c_out, kernel = self.c_in / self.groups, self.c_out / self.groups, self.kh * kw
         if self.direction == "bwd_inputs":
             return self.batch * self.h_in * w_in, c_in, c_out * kernel

@@ -1,23 +1,29 @@
-"""Embedding bags: every sample looks rows up in tables and sums them; backward, their gradients update the rows that were looked up.
+"""Embedding bags: every sample looks rows up in tables and sums them; backward, their gradients
+update the rows that were looked up.
 
-One op is one kernel over `tables` tables: `pooling` counts a sample's lookups in all of them together, `rows` and `unique` all their rows,
-and the result has `width` numbers a sample. Besides sizes it says how the lookups fall:
+One op is one kernel over `tables` tables: `pooling` counts a sample's lookups in all of them
+together, `rows` and `unique` all their rows, and the result has `width` numbers a sample. Besides
+sizes it says how the lookups fall:
 
     unique     different rows that the batch looks up
-    distance   rows touched between two lookups of the same row, geometric mean; `spread` the standard deviation of its natural log
+    distance   rows touched between two lookups of the same row, geometric mean; `spread` the
+               standard deviation of its natural log
     once       share of the different rows that are looked up once
     hot        share of the lookups that go to rows looked up more than 16 times
 
-A row of a table that says nothing of them (`unique` 0) means uniform access, for which all have closed forms. `lookup_calls` fills them in
-from the tables' access distributions.
+A row of a table that says nothing of them (`unique` 0) means uniform access, for which all have
+closed forms. `lookup_calls` fills them in from the tables' access distributions.
 
-Bytes. Forward, every lookup reads a row, from the memory level that its distance leaves it in, and a bag is written once. Backward,
-gradients of bags are read, and
+Bytes. Forward, every lookup reads a row, from the memory level that its distance leaves it in, and
+a bag is written once. Backward, gradients of bags are read, and
 
-    merged     indices are sorted, gradients of a row met twice are summed, and each different row is updated once (fused GPU kernels)
-    each       every lookup's gradient is added to its row where it falls (XLA's scatter); plain SGD only
+    merged     indices are sorted, gradients of a row met twice are summed, and each different row
+               is updated once (fused GPU kernels)
+    each       every lookup's gradient is added to its row where it falls (XLA's scatter); plain SGD
+               only
 
-An optimizer's state is as large as the row (`adagrad`) or one number a row (`rowwise_adagrad`: a memory sector of 32 bytes).
+An optimizer's state is as large as the row (`adagrad`) or one number a row (`rowwise_adagrad`: a
+memory sector of 32 bytes).
 """
 
 from __future__ import annotations
@@ -30,20 +36,36 @@ import jax
 import numpy as np
 from scipy import special
 
-from hybridperf.either import array_module, floats
-from hybridperf.embedding import Stream, Table, check_names, distances, lookups_within
 from hybridperf.io.errors import InputError
-from hybridperf.ops.base import GROUPS, Gpu, Op, OpCall, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.io.namespace import array_module, floats
+from hybridperf.ops.base import (
+    GROUPS,
+    Gpu,
+    Op,
+    OpCall,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    register,
+    tails,
+)
+from hybridperf.ops.embedding import Stream, Table, check_names, distances, lookups_within
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
-from hybridperf.roofline import Work
+from hybridperf.ops.roofline import Work
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 DUPLICATES = ("merged", "each")
 HOT_LOOKUPS = 16.0  # a row that is looked up more often in a batch is hot
 _STATE_BYTES = 4.0  # optimizers keep single precision
 _SECTOR_BYTES = 32.0  # least that memory moves for one number
-_SORT_BYTES = 64.0  # of one index and its place, by radix: four passes over eight bits that each read and write eight bytes
-_UPDATE_FLOPS = {"sgd": 2.0, "adagrad": 5.0, "rowwise_adagrad": 4.0}  # per number: w - r g; s + g g, w - r g / sqrt(s); its mean by row
+# of one index and its place, by radix: four passes over eight bits that each read and write eight
+# bytes
+_SORT_BYTES = 64.0
+_UPDATE_FLOPS = {
+    "sgd": 2.0,
+    "adagrad": 5.0,
+    "rowwise_adagrad": 4.0,
+}  # per number: w - r g; s + g g, w - r g / sqrt(s); its mean by row
 
 Direction = Literal["forward", "backward"]
 
@@ -52,7 +74,15 @@ Direction = Literal["forward", "backward"]
 class _Bags(Op):
     """What both directions have in common."""
 
-    optional: ClassVar = {"tables": 1.0, "width": 0.0, "unique": 0.0, "distance": 0.0, "spread": 0.0, "once": 0.0, "hot": 0.0}
+    optional: ClassVar = {
+        "tables": 1.0,
+        "width": 0.0,
+        "unique": 0.0,
+        "distance": 0.0,
+        "spread": 0.0,
+        "once": 0.0,
+        "hot": 0.0,
+    }
     zero_allowed: ClassVar = frozenset({"width", "unique", "distance", "spread", "once", "hot"})
 
     batch: Any  # samples
@@ -73,33 +103,53 @@ class _Bags(Op):
 
     def said(self) -> Mapping[str, Any]:
         """`unique, distance, spread, once, hot`: as given, or of uniform access."""
-        values = [floats(getattr(self, name)) for name in ("unique", "distance", "spread", "once", "hot")]
-        batch, pooling, rows, tables = (floats(x) for x in (self.batch, self.pooling, self.rows, self.tables))
+        values = [
+            floats(getattr(self, name)) for name in ("unique", "distance", "spread", "once", "hot")
+        ]
+        batch, pooling, rows, tables = (
+            floats(x) for x in (self.batch, self.pooling, self.rows, self.tables)
+        )
         module = array_module(*values, batch, pooling, rows, tables)
         each = module.maximum(rows / tables, 1.0 + 1e-9)
         mean = batch * pooling / tables / each  # lookups of a row
         seen = -module.expm1(mean * each * module.log1p(-1.0 / each))
-        hot = (special if module is np else jax.scipy.special).gammainc(HOT_LOOKUPS, mean)  # of a Poisson number of others
+        hot = (special if module is np else jax.scipy.special).gammainc(
+            HOT_LOOKUPS, mean
+        )  # of a Poisson number of others
         uniform = {
             "unique": rows * seen,
-            "distance": module.maximum(rows / np.e, 1.0),  # distances are uniform between nothing and all rows: mean log -1, spread 1
+            "distance": module.maximum(
+                rows / np.e, 1.0
+            ),  # distances are uniform between nothing and all rows: mean log -1, spread 1
             "spread": module.ones_like(mean),
             "once": mean * module.exp(-mean) / seen,
             "hot": hot,
         }
         given = values[0] > 0
-        return {name: module.where(given, value, uniform[name]) for name, value in zip(uniform, values, strict=True)}
+        return {
+            name: module.where(given, value, uniform[name])
+            for name, value in zip(uniform, values, strict=True)
+        }
 
     def result(self) -> Any:
         """Numbers of the pooled result."""
         width = floats(self.width)
-        return self.batch * array_module(width, self.tables, self.dim).where(width > 0, width, self.tables * floats(self.dim))
+        return self.batch * array_module(width, self.tables, self.dim).where(
+            width > 0, width, self.tables * floats(self.dim)
+        )
 
     def shape(self) -> dict[str, Any]:
         said = self.said()
         module = array_module(*said.values(), self.batch, self.pooling)
         return {
-            **log_sizes(batch=self.batch, pooling=self.pooling, rows=self.rows, dim=self.dim, unique=said["unique"], tables=self.tables),
+            **log_sizes(
+                batch=self.batch,
+                pooling=self.pooling,
+                rows=self.rows,
+                dim=self.dim,
+                unique=said["unique"],
+                tables=self.tables,
+            ),
             **tails(16, dim=self.dim),
             "reuse": module.log2(self.lookups() / module.maximum(said["unique"], 1e-9)),
             "once": said["once"],
@@ -110,8 +160,16 @@ class _Bags(Op):
         said, work = self.said(), self.work()
         row_bytes = self.dim * self.element_bytes
         return {
-            **log_sizes_base2(batch=self.batch, pooling=self.pooling, rows=self.rows, dim=self.dim, tables=self.tables),
-            **log_sizes_base2(unique=said["unique"], distance=said["distance"], bytes=work.bytes, flops=work.flops),
+            **log_sizes_base2(
+                batch=self.batch,
+                pooling=self.pooling,
+                rows=self.rows,
+                dim=self.dim,
+                tables=self.tables,
+            ),
+            **log_sizes_base2(
+                unique=said["unique"], distance=said["distance"], bytes=work.bytes, flops=work.flops
+            ),
             "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
             "log2_distance_per_l2": log2_ratio(said["distance"] * row_bytes, gpu.l2_bytes),
             "log2_unique_per_l2": log2_ratio(said["unique"] * row_bytes, gpu.l2_bytes),
@@ -126,14 +184,18 @@ class _Bags(Op):
 @register("embedding_bag")
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBag(_Bags):
-    """Rows of `tables` tables looked up and summed into bags (module docstring); a step is one lookup."""
+    """Rows of `tables` tables looked up and summed into bags (module docstring); a step is one
+    lookup.
+    """
 
     group: ClassVar[str] = "embedding_bag"
 
     def work(self) -> Work:
         said, lookups = self.said(), self.lookups()
         row_bytes = self.dim * self.element_bytes
-        streamed = self.result() * self.element_bytes + INDEX_BYTES * (lookups + self.batch * self.tables)  # bags, indices and offsets
+        streamed = self.result() * self.element_bytes + INDEX_BYTES * (
+            lookups + self.batch * self.tables
+        )  # bags, indices and offsets
         return Work(
             flops=lookups * self.dim,
             bytes=lookups * row_bytes + streamed,
@@ -147,7 +209,9 @@ class EmbeddingBag(_Bags):
 @register("embedding_bag_backward")
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBagBackward(_Bags):
-    """The rows that a batch looked up, updated by the gradients of its bags (module docstring); a step is one lookup."""
+    """The rows that a batch looked up, updated by the gradients of its bags (module docstring); a
+    step is one lookup.
+    """
 
     group: ClassVar[str] = "embedding_bag_backward"
     text: ClassVar = {"optimizer": "sgd", "duplicates": "merged"}
@@ -161,7 +225,9 @@ class EmbeddingBagBackward(_Bags):
         del dtype
         known = OPTIMIZERS if name == "optimizer" else DUPLICATES
         if value not in known:
-            raise InputError(f"unknown {name} {value!r} of embedding tables: known are {', '.join(known)}")
+            raise InputError(
+                f"unknown {name} {value!r} of embedding tables: known are {', '.join(known)}"
+            )
         return value
 
     def group_index(self) -> int:
@@ -174,18 +240,28 @@ class EmbeddingBagBackward(_Bags):
     def work(self) -> Work:
         said, lookups = self.said(), self.lookups()
         row_bytes = self.dim * self.element_bytes
-        streamed = self.result() * self.element_bytes + INDEX_BYTES * (lookups + self.batch * self.tables)
+        streamed = self.result() * self.element_bytes + INDEX_BYTES * (
+            lookups + self.batch * self.tables
+        )
         merged = self.duplicates == "merged"
         updated = said["unique"] if merged else lookups
-        state_bytes = {"sgd": 0.0, "adagrad": self.dim * _STATE_BYTES, "rowwise_adagrad": _SECTOR_BYTES}[self.optimizer]
-        roots = {"sgd": 0.0, "adagrad": updated * self.dim, "rowwise_adagrad": updated}[self.optimizer]
+        state_bytes = {
+            "sgd": 0.0,
+            "adagrad": self.dim * _STATE_BYTES,
+            "rowwise_adagrad": _SECTOR_BYTES,
+        }[self.optimizer]
+        roots = {"sgd": 0.0, "adagrad": updated * self.dim, "rowwise_adagrad": updated}[
+            self.optimizer
+        ]
         distance = said["distance"]
         if merged:  # a row comes once in a batch: at least all others lie between
             distance = array_module(distance, said["unique"]).maximum(distance, said["unique"])
         return Work(
             flops=lookups * self.dim + _UPDATE_FLOPS[self.optimizer] * updated * self.dim,
             transcendentals=roots,
-            bytes=streamed + 2.0 * updated * (row_bytes + state_bytes) + _SORT_BYTES * merged * lookups,
+            bytes=streamed
+            + 2.0 * updated * (row_bytes + state_bytes)
+            + _SORT_BYTES * merged * lookups,
             reuse_bytes=distance * row_bytes,
             reuse_spread=0.0 if merged else said["spread"],
             scattered_reads=updated * scattered_lines(row_bytes),
@@ -194,45 +270,67 @@ class EmbeddingBagBackward(_Bags):
 
 
 def lookup_calls(
-    tables: Sequence[Table], batch: Any, direction: Direction = "forward", *, optimizer: str = "sgd", duplicates: str = "merged",
-    beside: Sequence[Table] = (), in_step: bool = False,
+    tables: Sequence[Table], batch: Any, direction: Direction = "forward", *,
+    optimizer: str = "sgd", duplicates: str = "merged", beside: Sequence[Table] = (),
+    in_step: bool = False,
 ) -> OpCall:  # fmt: skip
-    """The lookups of a batch in all tables as one fused op, forward or backward. Tables of one number format; `InputError` names the table.
+    """The lookups of a batch in all tables as one fused op, forward or backward. Tables of one
+    number format; `InputError` names the table.
 
-    `beside`: tables that other ops of the step look up, whose rows come between. `in_step`: a backward op finds the rows that the step's
-    own forward op has just touched; else it is taken for one that runs again and again by itself, as when it is measured.
+    `beside`: tables that other ops of the step look up, whose rows come between. `in_step`: a
+    backward op finds the rows that the step's own forward op has just touched; else it is taken for
+    one that runs again and again by itself, as when it is measured.
 
-    Differentiable in the batch, the tables' sizes and their distributions' parameters (tracers pass through).
+    Differentiable in the batch, the tables' sizes and their distributions' parameters (tracers pass
+    through).
     """
     if direction not in ("forward", "backward"):
         raise InputError(f"expected a direction of forward or backward, got {direction!r}")
     check_names([*tables, *beside])
-    if not isinstance(batch, jax.core.Tracer) and (isinstance(batch, str | bool) or np.ndim(batch) or not 0 < float(batch) < np.inf):
-        raise InputError(f"expected a batch of more than zero samples to look up in {tables[0].name}, got {batch!r}")
+    if not isinstance(batch, jax.core.Tracer) and (
+        isinstance(batch, str | bool) or np.ndim(batch) or not 0 < float(batch) < np.inf
+    ):
+        raise InputError(
+            f"expected a batch of more than zero samples to look up in {tables[0].name}, got"
+            f" {batch!r}"
+        )
     for table in tables:
         if table.dtype != tables[0].dtype:
             raise InputError(
-                f"table {table.name}: expected {tables[0].dtype} as in {tables[0].name}, got {table.dtype}; a kernel is of one format"
+                f"table {table.name}: expected {tables[0].dtype} as in {tables[0].name}, got"
+                f" {table.dtype}; a kernel is of one format"
             )
     if direction == "backward":
         for name, word in (("optimizer", optimizer), ("duplicates", duplicates)):
             EmbeddingBagBackward.read_text(name, word, tables[0].dtype)
         if duplicates == "each" and optimizer != "sgd":
-            raise InputError(f"expected merged duplicates with {optimizer}: its state needs a row's whole gradient")
+            raise InputError(
+                f"expected merged duplicates with {optimizer}: its state needs a row's whole"
+                " gradient"
+            )
     sums = _summed(tables, beside, batch, direction, again=in_step and direction == "backward")
     if direction == "forward":
         return OpCall(EmbeddingBag(tables[0].dtype, batch, **sums))
-    return OpCall(EmbeddingBagBackward(tables[0].dtype, batch, **sums, optimizer=optimizer, duplicates=duplicates))
+    return OpCall(
+        EmbeddingBagBackward(
+            tables[0].dtype, batch, **sums, optimizer=optimizer, duplicates=duplicates
+        )
+    )
 
 
-def _summed(tables: Sequence[Table], beside: Sequence[Table], batch: Any, direction: Direction, again: bool) -> dict[str, Any]:
+def _summed(
+    tables: Sequence[Table], beside: Sequence[Table], batch: Any, direction: Direction, again: bool
+) -> dict[str, Any]:
     """Dimensions of the fused op."""
     lookups = [table.lookups(batch) for table in tables]
     unique = [table.unique_rows(batch) for table in tables]
     shares = [table.histogram(batch) for table in tables]
     moved = lookups if direction == "forward" else unique
     dim = sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved)
-    streams = [Stream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch)) for t in (*tables, *beside)]
+    streams = [
+        Stream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch))
+        for t in (*tables, *beside)
+    ]
     distance_bytes, spread = distances(streams, len(tables), again)
     cold = [u * lookups_within(s, HOT_LOOKUPS) for u, s in zip(unique, shares, strict=True)]
     hot = 1.0 - sum(cold) / sum(lookups)
@@ -243,7 +341,11 @@ def _summed(tables: Sequence[Table], beside: Sequence[Table], batch: Any, direct
         "tables": float(len(tables)),
         "width": sum(table.dim for table in tables),
         "unique": sum(unique),
-        "distance": distance_bytes * sum(lookups) / sum(n * table.row_bytes for n, table in zip(lookups, tables, strict=True)),
+        "distance": (
+            distance_bytes
+            * sum(lookups)
+            / sum(n * table.row_bytes for n, table in zip(lookups, tables, strict=True))
+        ),
         "spread": spread,
         "once": sum(u * s[0] for u, s in zip(unique, shares, strict=True)) / sum(unique),
         "hot": array_module(hot).clip(hot, 0.0, 1.0),

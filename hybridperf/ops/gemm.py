@@ -1,10 +1,11 @@
 """Dense linear algebra: C[m,n] = A[m,k] B[k,n], alone or in batches.
 
-`transposed_a` = 1: A is stored as [k, m]; `transposed_b` = 1: B as [n, k] (weight and input gradients). A library that packs operands
-before multiplying reads such an A with a stride, element by element: on CPUs that can cost as much as the arithmetic.
+`transposed_a` = 1: A is stored as [k, m]; `transposed_b` = 1: B as [n, k] (weight and input
+gradients). A library that packs operands before multiplying reads such an A with a stride, element
+by element: on CPUs that can cost as much as the arithmetic.
 
-`quant` names a scheme of `quantise.py`: B holds weights in the scheme's format, A comes in and C goes out as the scheme says, and its
-number format multiplies. Empty: all three in the op's dtype.
+`quant` names a scheme of `quantise.py`: B holds weights in the scheme's format, A comes in and C
+goes out as the scheme says, and its number format multiplies. Empty: all three in the op's dtype.
 """
 
 from __future__ import annotations
@@ -13,15 +14,26 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hybridperf.either import floats
 from hybridperf.hardware import Unit
-from hybridperf.ops.base import Gpu, Op, group_if, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.io.namespace import floats
+from hybridperf.ops.base import (
+    Gpu,
+    Op,
+    group_if,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    register,
+    tails,
+)
 from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
+from hybridperf.ops.roofline import Work
 from hybridperf.ops.tiles import product_inputs, tile_count
-from hybridperf.roofline import Work
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
-PRODUCT_STEPS = 1000.0  # starting one product of a batch takes about as long as packing so many numbers (Eigen: 0.25 us to 0.25 ns)
+# starting one product of a batch takes about as long as packing so many numbers (Eigen: 0.25 us to
+# 0.25 ns)
+PRODUCT_STEPS = 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +87,11 @@ class Gemm(Product):
             # with both transposed the other operand is packed against its grain, too
             strided_reads=self.transposed_a * (m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
-            steps=m * k + k * n + m * n,  # operands are packed and results written element by element, wherever they come from
+            steps=m * k
+            + k * n
+            + m
+            # operands are packed and results written element by element, wherever they come from
+            * n,
         )
 
     def shape(self) -> dict[str, Any]:
@@ -95,10 +111,14 @@ class Gemm(Product):
         return "gemm", "gemm_transposed"
 
 
-@register("bmm", "mla_gen_pre", "mla_gen_post")  # the last two: latent attention's projections of one token per head
+@register(
+    "bmm", "mla_gen_pre", "mla_gen_post"
+)  # the last two: latent attention's projections of one token per head
 @dataclasses.dataclass(frozen=True)
 class BatchedGemm(Product):
-    """`batch` independent matrix products of one shape; a step is one number packed or written, as for one product."""
+    """`batch` independent matrix products of one shape; a step is one number packed or written, as
+    for one product.
+    """
 
     group: ClassVar[str] = "batched_gemm"
     optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}
@@ -159,7 +179,11 @@ def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Any]:
 def _quantised_bytes(op: Gemm | BatchedGemm) -> Any:
     """Bytes of one product under a scheme."""
     scheme = SCHEMES[op.quant]
-    return op.m * op.k * scheme.activation_bytes + op.k * op.n * scheme.weight_bytes + op.m * op.n * scheme.outgoing_bytes
+    return (
+        op.m * op.k * scheme.activation_bytes
+        + op.k * op.n * scheme.weight_bytes
+        + op.m * op.n * scheme.outgoing_bytes
+    )
 
 
 def _product_inputs(op: Gemm | BatchedGemm, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Loops over tensors: elementwise ops, fusions of them, reductions, norms, softmax, random numbers, optimizer updates.
+"""Loops over tensors: elementwise ops, fusions of them, reductions, norms, softmax, random numbers,
+optimizer updates.
 
-All are priced by the same counts; what differs is the group they are calibrated with. Flops per element follow XLA's count: one per
-arithmetic instruction, transcendentals apart.
+All are priced by the same counts; what differs is the group they are calibrated with. Flops per
+element follow XLA's count: one per arithmetic instruction, transcendentals apart.
 """
 
 from __future__ import annotations
@@ -9,23 +10,49 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from hybridperf.either import array_module, floats
-from hybridperf.ops.base import GROUPS, Gpu, Op, group_if, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.io.namespace import array_module, floats
+from hybridperf.ops.base import (
+    GROUPS,
+    Gpu,
+    Op,
+    group_if,
+    log2_ratio,
+    log_sizes,
+    log_sizes_base2,
+    register,
+    tails,
+)
+from hybridperf.ops.roofline import Work
 from hybridperf.ops.tiles import aligned, wave_inputs
-from hybridperf.roofline import Work
 
 BLOCK_ELEMENTS = 1024.0  # elements that one thread block of a GPU loop takes
 
-# name: (tensors read, flops, transcendentals) per element; `...u` has a scalar as second operand, as in NeuSight's tables
+# name: (tensors read, flops, transcendentals) per element; `...u` has a scalar as second operand,
+# as in NeuSight's tables
 _ELEMENTWISE = {
-    "add": (2, 1, 0), "sub": (2, 1, 0), "mul": (2, 1, 0), "div": (2, 1, 0), "pow": (2, 0, 1), "maximum": (2, 1, 0),
-    "addu": (1, 1, 0), "mulu": (1, 1, 0), "divu": (1, 1, 0), "powu": (1, 0, 1),
-    "relu": (1, 1, 0), "gelu": (1, 8, 1), "tanh": (1, 0, 1), "exp": (1, 0, 1), "log": (1, 0, 1), "sqrt": (1, 0, 1),
-    "sigmoid": (1, 2, 1), "cast": (1, 0, 0),
-    "fill": (0, 0, 0), "addcmul": (3, 2, 0),
+    "add": (2, 1, 0),
+    "sub": (2, 1, 0),
+    "mul": (2, 1, 0),
+    "div": (2, 1, 0),
+    "pow": (2, 0, 1),
+    "maximum": (2, 1, 0),
+    "addu": (1, 1, 0),
+    "mulu": (1, 1, 0),
+    "divu": (1, 1, 0),
+    "powu": (1, 0, 1),
+    "relu": (1, 1, 0),
+    "gelu": (1, 8, 1),
+    "tanh": (1, 0, 1),
+    "exp": (1, 0, 1),
+    "log": (1, 0, 1),
+    "sqrt": (1, 0, 1),
+    "sigmoid": (1, 2, 1),
+    "cast": (1, 0, 0),
+    "fill": (0, 0, 0),
+    "addcmul": (3, 2, 0),
     "silu_mul": (2, 4, 1),  # x * sigmoid(x) * y: exponential, sum, quotient, two products
     "rope": (1, 3, 0),  # a pair turned by an angle: two products and a sum for each of its numbers
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +69,15 @@ class Elementwise(Op):
 
     def shape(self) -> dict[str, Any]:
         n = self.rows * self.cols
-        each = {"flops_each": self.element_flops, "transcendentals_each": self.element_transcendentals}
+        each = {
+            "flops_each": self.element_flops,
+            "transcendentals_each": self.element_transcendentals,
+        }
         moved = {"read_each": self.inputs * self.element_bytes, "written_each": self.element_bytes}
-        return {**log_sizes(elements=n, inner=self.cols, **each, **moved), **tails(16, inner=self.cols)}
+        return {
+            **log_sizes(elements=n, inner=self.cols, **each, **moved),
+            **tails(16, inner=self.cols),
+        }
 
     def blocks(self) -> Any:
         return self.rows * self.cols / BLOCK_ELEMENTS
@@ -70,7 +103,9 @@ class Elementwise(Op):
 
 
 for _name, (_inputs, _flops, _transcendentals) in _ELEMENTWISE.items():
-    register(_name, inputs=_inputs, element_flops=_flops, element_transcendentals=_transcendentals)(Elementwise)
+    register(_name, inputs=_inputs, element_flops=_flops, element_transcendentals=_transcendentals)(
+        Elementwise
+    )
 
 
 @register("fused", loop="elementwise")
@@ -82,13 +117,24 @@ for _name, (_inputs, _flops, _transcendentals) in _ELEMENTWISE.items():
 class Fused(Op):
     """A compiler's fusion of many ops into one loop, by what it computes, reads and writes.
 
-    `strided_reads` counts element reads that jump by more than a cache line from one loop iteration to the next (a transposed
-    operand); `strided_bytes` is the memory spanned until the turn of those lines' other elements comes.
+    `strided_reads` counts element reads that jump by more than a cache line from one loop iteration
+    to the next (a transposed operand); `strided_bytes` is the memory spanned until the turn of
+    those lines' other elements comes.
     """
 
     group: ClassVar[str] = "elementwise"
     optional: ClassVar = dict.fromkeys(
-        ("strided_reads", "strided_bytes", "transcendentals", "flops", "inner", "summed", "summed_inner", "compared"), 0.0
+        (
+            "strided_reads",
+            "strided_bytes",
+            "transcendentals",
+            "flops",
+            "inner",
+            "summed",
+            "summed_inner",
+            "compared",
+        ),
+        0.0,
     )
     zero_allowed: ClassVar = frozenset({*optional, "bytes_read"})
 
@@ -118,9 +164,17 @@ class Fused(Op):
         )
 
     def shape(self) -> dict[str, Any]:
-        each = {"flops": self.flops, "transcendentals": self.transcendentals, "read": self.bytes_read, "written": self.bytes_written}
+        each = {
+            "flops": self.flops,
+            "transcendentals": self.transcendentals,
+            "read": self.bytes_read,
+            "written": self.bytes_written,
+        }
         return {
-            **log_sizes(elements=self.elements, **{f"{name}_each": total / self.elements for name, total in each.items()}),
+            **log_sizes(
+                elements=self.elements,
+                **{f"{name}_each": total / self.elements for name, total in each.items()},
+            ),
             **log_sizes(inner=self.inner, summed=self.summed),
             **tails(16, inner=self.inner),
             "summed_inner": self.summed_inner,
@@ -128,10 +182,14 @@ class Fused(Op):
         }
 
     def group_index(self) -> Any:
-        """Other knobs for loops that are not vectorised: strided ones, and library reductions that check windows against an edge."""
+        """Other knobs for loops that are not vectorised: strided ones, and library reductions that
+        check windows against an edge.
+        """
         if self.loop == "elementwise":
             return group_if(floats(self.strided_reads) > 0, "strided_loop", self.loop)
-        if self.loop == "library_reduction":  # more loop iterations than elements to read: windows reach over the edge
+        if (
+            self.loop == "library_reduction"
+        ):  # more loop iterations than elements to read: windows reach over the edge
             padded = floats(self.elements) * self.element_bytes > floats(self.bytes_read)
             return group_if(padded, "padded_library_reduction", self.loop)
         return GROUPS.index(self.loop)
@@ -172,7 +230,9 @@ class Reduction(RowByRow):
 
     def work(self) -> Work:
         moved = self.rows * (self.cols + 1) * self.element_bytes
-        return Work(flops=self.rows * self.cols, bytes=moved, reuse_bytes=moved, steps=self.rows * self.cols)
+        return Work(
+            flops=self.rows * self.cols, bytes=moved, reuse_bytes=moved, steps=self.rows * self.cols
+        )
 
 
 @register("softmax")
@@ -192,7 +252,9 @@ class Softmax(RowByRow):
 @register("batchnorm", "batch_norm")
 @dataclasses.dataclass(frozen=True)
 class Norm(RowByRow):
-    """(x - mean) / sqrt(variance) * scale + shift; layernorm takes statistics over each row, batchnorm over each column."""
+    """(x - mean) / sqrt(variance) * scale + shift; layernorm takes statistics over each row,
+    batchnorm over each column.
+    """
 
     group: ClassVar[str] = "norm"
 
@@ -200,7 +262,9 @@ class Norm(RowByRow):
         n = self.rows * self.cols
         moved = 2 * (n + self.cols) * self.element_bytes
         # mean 1, difference 1, square and its sum 2, scaling by 1/sqrt 1, scale and shift 2
-        return Work(flops=7 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows)
+        return Work(
+            flops=7 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows
+        )
 
 
 @register("rmsnorm", "rms_norm")
@@ -214,7 +278,9 @@ class RmsNorm(RowByRow):
         n = self.rows * self.cols
         moved = (2 * n + self.cols) * self.element_bytes
         # square and its sum 2, division by the root 1, scale 1
-        return Work(flops=4 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows)
+        return Work(
+            flops=4 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows
+        )
 
 
 @register("sort")
@@ -227,7 +293,9 @@ class Sort(Matrix):
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = 2 * n * self.element_bytes
-        return Work(bytes=moved, reuse_bytes=moved, steps=n * array_module(self.cols).log2(self.cols + 1))
+        return Work(
+            bytes=moved, reuse_bytes=moved, steps=n * array_module(self.cols).log2(self.cols + 1)
+        )
 
 
 @register("cumulative", "cumsum", "cumprod", "cummax")
@@ -260,7 +328,9 @@ class Random(Matrix):
 @register("adam", reads=4.0, writes=3.0, element_flops=12.0, element_transcendentals=1.0)
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(Op):
-    """Dense update of `parameters` numbers. SGD reads parameter and gradient; Adam also two moments, and writes them back."""
+    """Dense update of `parameters` numbers. SGD reads parameter and gradient; Adam also two
+    moments, and writes them back.
+    """
 
     group: ClassVar[str] = "optimizer"
 

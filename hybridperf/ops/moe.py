@@ -1,16 +1,21 @@
-"""A layer of experts: each token's `topk` experts out of many multiply its vector in, act on it and multiply it out.
+"""A layer of experts: each token's `topk` experts out of many multiply its vector in, act on it and
+multiply it out.
 
-One expert is a gated MLP of three matrices (in, gate, out) of hidden x inter, or an ungated one of two. The experts are shared out among
-`moe_ep` ranks, the columns of each among `moe_tp`. `tokens` is the number over all ranks; what is counted is one rank's share, on the
-rank that has most to do: the others wait for it.
+One expert is a gated MLP of three matrices (in, gate, out) of hidden x inter, or an ungated one of
+two. The experts are shared out among `moe_ep` ranks, the columns of each among `moe_tp`. `tokens`
+is the number over all ranks; what is counted is one rank's share, on the rank that has most to do:
+the others wait for it.
 
-Who gets how many tokens. `balanced`: everyone the same. `power_law_a`: loads are spread as x^-a between a least and a largest load
-(1 and 0.8 tokens; 0.01 and 2 where there are fewer assignments than experts), scaled to sum up and rounded to whole tokens. That is how
-the public tables of expert layers (aiconfigurator) draw their routing. In closed form, for L = largest / least and b = 1 - a:
+Who gets how many tokens. `balanced`: everyone the same. `power_law_a`: loads are spread as x^-a
+between a least and a largest load (1 and 0.8 tokens; 0.01 and 2 where there are fewer assignments
+than experts), scaled to sum up and rounded to whole tokens. That is how the public tables of expert
+layers (aiconfigurator) draw their routing. In closed form, for L = largest / least and b = 1 - a:
 
-    share of loads below x = ((x / least)^b - 1) / (L^b - 1),    n-th moment ~ (L^(b+n) - 1) / (b + n)
+    share of loads below x = ((x / least)^b - 1) / (L^b - 1),    n-th moment ~ (L^(b+n) - 1) / (b +
+                                                                 n)
 
-so experts with work are those whose load does not round to zero, and the busiest one of E stands at the share 1 - 1 / (2 E).
+so experts with work are those whose load does not round to zero, and the busiest one of E stands at
+the share 1 - 1 / (2 E).
 """
 
 from __future__ import annotations
@@ -20,13 +25,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hybridperf.either import array_module, floats, root
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import InputError
+from hybridperf.io.namespace import array_module, floats, root
 from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
 from hybridperf.ops.quantise import SCHEMES, WIDE_BYTES, known_scheme, scheme_dtype, scheme_flags
+from hybridperf.ops.roofline import Work
 from hybridperf.ops.tiles import wave_inputs, whole_tiles
-from hybridperf.roofline import Work
 
 BALANCED = "balanced"
 _POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
@@ -62,12 +67,15 @@ def route(tokens: Any, topk: Any, experts: Any, moe_ep: Any, distribution: str) 
     normal = span**b - 1.0
 
     busiest = least * (1.0 + (1.0 - 0.5 / experts) * normal) ** (1.0 / b) * unit
-    busiest = maximum(minimum(busiest, tokens), maximum(assigned / experts, 1.0))  # a token goes to an expert once
+    busiest = maximum(
+        minimum(busiest, tokens), maximum(assigned / experts, 1.0)
+    )  # a token goes to an expert once
     half_a_row = minimum(maximum(0.5 / unit, least), largest)
     active = experts * (1.0 - ((half_a_row / least) ** b - 1.0) / normal)
     active = minimum(maximum(active, topk), minimum(experts, assigned))
 
-    # The busiest rank: the one with the busiest expert and ordinary others, or, of many experts each, a lucky draw of them all
+    # The busiest rank: the one with the busiest expert and ordinary others, or, of many experts
+    # each, a lucky draw of them all
     others = (assigned - busiest) / maximum(experts - 1.0, 1.0)
     with_busiest = busiest + (local - 1.0) * others
     spread = unit * root(maximum(square - mean**2, 0.0) * local * (1.0 - 1.0 / moe_ep))
@@ -89,7 +97,10 @@ def _moment(span: Any, b: float, order: float) -> Any:
 def _exponent(distribution: str) -> float:
     found = _POWER_LAW.fullmatch(distribution)
     if not found:
-        raise InputError(f"unknown distribution {distribution!r}: known are {BALANCED} and power_law_x, as in power_law_1.2")
+        raise InputError(
+            f"unknown distribution {distribution!r}: known are {BALANCED} and power_law_x, as in"
+            " power_law_1.2"
+        )
     exponent = float(found[1])
     return exponent if abs(exponent - 1.0) > 1e-6 else 1.0 + 1e-6
 
@@ -144,13 +155,16 @@ class Moe(Op):
         minimum = array_module(self.tokens, routing.rows).minimum
         if self.quant:
             activation, weight, wide = (
-                SCHEMES[self.quant].activation_bytes, SCHEMES[self.quant].weight_bytes, SCHEMES[self.quant].outgoing_bytes
+                SCHEMES[self.quant].activation_bytes, SCHEMES[self.quant].weight_bytes,
+                SCHEMES[self.quant].outgoing_bytes
             )  # fmt: skip
         else:
             activation = weight = wide = self.element_bytes
         here = minimum(self.tokens, routing.rows)  # tokens with an expert on this rank
         outer = here * self.hidden * (activation + wide)  # vectors read, sums written
-        inner = routing.rows * inter * (wide + activation)  # written by the first product, read by the last
+        inner = (
+            routing.rows * inter * (wide + activation)
+        )  # written by the first product, read by the last
         moved = outer + inner + self._weights(routing) * weight
         return Work(
             flops=_FLOPS_PER_MULTIPLY_ADD * matrices * routing.rows * self.hidden * inter,
@@ -166,7 +180,14 @@ class Moe(Op):
     def shape(self) -> dict[str, Any]:
         routing = self.routing()
         inter = self.inter / self.moe_tp
-        return log_sizes(hidden=self.hidden, inter=inter, topk=self.topk, rows=routing.rows, active=routing.active, busiest=routing.busiest)
+        return log_sizes(
+            hidden=self.hidden,
+            inter=inter,
+            topk=self.topk,
+            rows=routing.rows,
+            active=routing.active,
+            busiest=routing.busiest,
+        )
 
     def blocks(self) -> Any:
         routing = self.routing()
@@ -179,11 +200,22 @@ class Moe(Op):
         each = floats(routing.rows / routing.active)
         weight = SCHEMES[self.quant].weight_bytes if self.quant else self.element_bytes
         out = {
-            **log_sizes_base2(tokens=self.tokens, hidden=self.hidden, inter=inter, topk=self.topk, experts=self.experts, local=local),
-            **log_sizes_base2(rows=routing.rows, each=each, active=routing.active, busiest=routing.busiest),
+            **log_sizes_base2(
+                tokens=self.tokens,
+                hidden=self.hidden,
+                inter=inter,
+                topk=self.topk,
+                experts=self.experts,
+                local=local,
+            ),
+            **log_sizes_base2(
+                rows=routing.rows, each=each, active=routing.active, busiest=routing.busiest
+            ),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
             "log2_weights_per_l2": log2_ratio(self._weights(routing) * weight, gpu.l2_bytes),
-            "log2_activations_per_l2": log2_ratio(routing.rows * (self.hidden + inter) * WIDE_BYTES, gpu.l2_bytes),
+            "log2_activations_per_l2": log2_ratio(
+                routing.rows * (self.hidden + inter) * WIDE_BYTES, gpu.l2_bytes
+            ),
             **tails(16, each=each),
             **tails(64, each=each),
             **tails(128, each=each, inter=inter, hidden=self.hidden),
@@ -200,6 +232,8 @@ class Moe(Op):
         }
         for name, columns in (("inner", inter), ("outer", self.hidden)):
             for rows in (16.0, 64.0, 128.0):
-                tiles = routing.active * whole_tiles(each, rows) * whole_tiles(columns, _TILE_COLUMNS)
+                tiles = (
+                    routing.active * whole_tiles(each, rows) * whole_tiles(columns, _TILE_COLUMNS)
+                )
                 out |= wave_inputs(f"{name}{rows:.0f}", tiles, gpu)
         return out

@@ -1,14 +1,16 @@
-"""Moving data: copies, transposes, table lookups and updates, fresh memory; and what a call of a program costs by itself."""
+"""Moving data: copies, transposes, table lookups and updates, fresh memory; and what a call of a
+program costs by itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, ClassVar
 
-from hybridperf.either import array_module, floats
-from hybridperf.embedding import reuse_distance_bytes, uniform_unique_rows
+from hybridperf.io.namespace import array_module, floats
 from hybridperf.ops.base import Op, group_if, log_sizes, register, tails
-from hybridperf.roofline import Work
+from hybridperf.ops.embedding import reuse_distance_bytes, uniform_unique_rows
+from hybridperf.ops.roofline import Work
 
 CACHE_LINE_BYTES = 64.0
 INDEX_BYTES = 4.0
@@ -37,7 +39,9 @@ class Copy(Op):
 @register("transpose")
 @dataclasses.dataclass(frozen=True)
 class Transpose(Op):
-    """`batch` matrices of rows x cols written as cols x rows: written in order, read with a stride of `cols` elements."""
+    """`batch` matrices of rows x cols written as cols x rows: written in order, read with a stride
+    of `cols` elements.
+    """
 
     group: ClassVar[str] = "transpose"
     optional: ClassVar = {"batch": 1.0}
@@ -47,17 +51,23 @@ class Transpose(Op):
     batch: Any = 1.0
 
     def shape(self) -> dict[str, Any]:
-        return {**log_sizes(batch=self.batch, rows=self.rows, cols=self.cols), **tails(16, rows=self.rows, cols=self.cols)}
+        return {
+            **log_sizes(batch=self.batch, rows=self.rows, cols=self.cols),
+            **tails(16, rows=self.rows, cols=self.cols),
+        }
 
     def work(self) -> Work:
         n = self.batch * self.rows * self.cols
         moved = 2 * n * self.element_bytes
-        spanned = self.rows * self.cols * self.element_bytes  # a whole column is read before its neighbour's turn
+        spanned = (
+            self.rows * self.cols * self.element_bytes
+        )  # a whole column is read before its neighbour's turn
         return Work(bytes=moved, reuse_bytes=moved, strided_reads=n, strided_bytes=spanned, steps=n)
 
 
 def scattered_lines(row_bytes: Any) -> Any:
-    """Cache lines of a row at a random place that are each waited for: prefetching starts only some lines into a row, and then keeps up.
+    """Cache lines of a row at a random place that are each waited for: prefetching starts only some
+    lines into a row, and then keeps up.
 
     Measured on a Xeon, cold: rows of 350 to 600 bytes take 13 to 16 ns a line, rows of 2 KiB 6 ns.
     """
@@ -67,9 +77,11 @@ def scattered_lines(row_bytes: Any) -> Any:
 @register("gather", "embedding")
 @dataclasses.dataclass(frozen=True)
 class Gather(Op):
-    """`rows` rows of `cols` elements fetched from a table of `vocab` rows at uniform random places; a step is one row.
+    """`rows` rows of `cols` elements fetched from a table of `vocab` rows at uniform random places;
+    a step is one row.
 
-    `pooled` = 1: the rows are summed into bags as they come in and only the sums are written (a fused embedding bag).
+    `pooled` = 1: the rows are summed into bags as they come in and only the sums are written (a
+    fused embedding bag).
     """
 
     group: ClassVar[str] = "gather"
@@ -82,13 +94,19 @@ class Gather(Op):
     pooled: Any = 0.0
 
     def shape(self) -> dict[str, Any]:
-        return {**log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab), **tails(16, cols=self.cols), "pooled": self.pooled}
+        return {
+            **log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab),
+            **tails(16, cols=self.cols),
+            "pooled": self.pooled,
+        }
 
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes
         unique = uniform_unique_rows(self.rows, self.vocab)
         pooled = floats(self.pooled)
-        written = array_module(pooled).where(pooled > 0, 0.0, 1.0)  # sums are few beside the rows: not counted
+        written = array_module(pooled).where(
+            pooled > 0, 0.0, 1.0
+        )  # sums are few beside the rows: not counted
         moved = self.rows * ((1.0 + written) * row_bytes + INDEX_BYTES)
         return Work(
             bytes=moved,
@@ -108,7 +126,9 @@ class Gather(Op):
 @register("scatter_add", "scatter")
 @dataclasses.dataclass(frozen=True)
 class ScatterAdd(Op):
-    """`rows` rows of `cols` elements added to a table of `vocab` rows at uniform random places, in place; a step is one row."""
+    """`rows` rows of `cols` elements added to a table of `vocab` rows at uniform random places, in
+    place; a step is one row.
+    """
 
     group: ClassVar[str] = "scatter_add"
 
@@ -117,12 +137,17 @@ class ScatterAdd(Op):
     vocab: Any
 
     def shape(self) -> dict[str, Any]:
-        return {**log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab), **tails(16, cols=self.cols)}
+        return {
+            **log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab),
+            **tails(16, cols=self.cols),
+        }
 
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes
         unique = uniform_unique_rows(self.rows, self.vocab)
-        moved = self.rows * (3 * row_bytes + INDEX_BYTES)  # update and table row read, table row written
+        moved = self.rows * (
+            3 * row_bytes + INDEX_BYTES
+        )  # update and table row read, table row written
         return Work(
             flops=self.rows * self.cols,
             bytes=moved,
@@ -135,7 +160,9 @@ class ScatterAdd(Op):
 @register("allocation")
 @dataclasses.dataclass(frozen=True)
 class Allocation(Op):
-    """Memory that the operating system hands out page by page at first touch; a step is one 4 KiB page."""
+    """Memory that the operating system hands out page by page at first touch; a step is one 4 KiB
+    page.
+    """
 
     group: ClassVar[str] = "allocation"
 

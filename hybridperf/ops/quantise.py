@@ -1,8 +1,10 @@
-"""Quantised weights and activations: what each scheme stores, moves and multiplies; and quantising a matrix by itself.
+"""Quantised weights and activations: what each scheme stores, moves and multiplies; and quantising
+a matrix by itself.
 
-Bytes per element count the scales that are stored beside the numbers. Activations live in 16 bits between ops: a scheme that multiplies
-narrow activations reads 16 bits, writes the narrow form and reads it again, because the largest number of a block must be known before
-its first one can be scaled. Products are written in 16 bits.
+Bytes per element count the scales that are stored beside the numbers. Activations live in 16 bits
+between ops: a scheme that multiplies narrow activations reads 16 bits, writes the narrow form and
+reads it again, because the largest number of a block must be known before its first one can be
+scaled. Products are written in 16 bits.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from typing import Any, ClassVar
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import unknown
 from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.ops.roofline import Work
 from hybridperf.ops.tiles import wave_inputs
-from hybridperf.roofline import Work
 
 WIDE_BYTES = 2.0  # activations between ops: bf16 or fp16
 
@@ -24,14 +26,18 @@ class Scheme:
     """One way to store and multiply. Bytes are per element, scales included."""
 
     weight_bytes: float
-    narrow_bytes: float = 0.0  # activations as multiplied, where that is not how they come; 0: as they come
+    narrow_bytes: float = (
+        0.0  # activations as multiplied, where that is not how they come; 0: as they come
+    )
     arithmetic: str = ""  # number format that multiplies; empty: the op's dtype
     incoming_bytes: float = WIDE_BYTES
     outgoing_bytes: float = WIDE_BYTES
 
     @property
     def activation_bytes(self) -> float:
-        """Moved for one activation on its way into a product: read, and where it is made narrow here written and read again."""
+        """Moved for one activation on its way into a product: read, and where it is made narrow
+        here written and read again.
+        """
         return self.incoming_bytes + 2 * self.narrow_bytes
 
 
@@ -41,21 +47,39 @@ SCHEMES = {
     "float16": Scheme(2.0, arithmetic="fp16"),
     "fp8": Scheme(1.0, narrow_bytes=1.0, arithmetic="fp8"),  # one scale per tensor
     # scales per 128 x 128 weights and per 128 activations of a row
-    "fp8_block": Scheme(1.0 + _FP32_SCALE_BYTES / 128**2, narrow_bytes=1.0 + _FP32_SCALE_BYTES / 128, arithmetic="fp8"),
-    "nvfp4": Scheme(0.5 + _FP8_SCALE_BYTES / 16, narrow_bytes=0.5 + _FP8_SCALE_BYTES / 16, arithmetic="fp4"),
-    "w4a8_mxfp4_mxfp8": Scheme(0.5 + _FP8_SCALE_BYTES / 32, narrow_bytes=1.0 + _FP8_SCALE_BYTES / 32, arithmetic="fp8"),
-    # weight-only: numbers are widened on their way into the matrix unit, which works at its 16-bit rate
+    "fp8_block": Scheme(
+        1.0 + _FP32_SCALE_BYTES / 128**2,
+        narrow_bytes=1.0 + _FP32_SCALE_BYTES / 128,
+        arithmetic="fp8",
+    ),
+    "nvfp4": Scheme(
+        0.5 + _FP8_SCALE_BYTES / 16, narrow_bytes=0.5 + _FP8_SCALE_BYTES / 16, arithmetic="fp4"
+    ),
+    "w4a8_mxfp4_mxfp8": Scheme(
+        0.5 + _FP8_SCALE_BYTES / 32, narrow_bytes=1.0 + _FP8_SCALE_BYTES / 32, arithmetic="fp8"
+    ),
+    # weight-only: numbers are widened on their way into the matrix unit, which works at its 16-bit
+    # rate
     "w4a16_mxfp4": Scheme(0.5 + _FP8_SCALE_BYTES / 32),
     "int8_wo": Scheme(1.0),  # one scale per column
     "int4_wo": Scheme(0.5 + 2.0 / 128),  # 16-bit scales per 128 weights
-    "sq": Scheme(1.0, arithmetic="int8", incoming_bytes=1.0),  # smooth quantisation: int8 activations come from the op before
+    "sq": Scheme(
+        1.0, arithmetic="int8", incoming_bytes=1.0
+    ),  # smooth quantisation: int8 activations come from the op before
 }
 
 
 def known_scheme(name: str) -> str:
-    """The name, if it is a scheme of ours or empty (none: everything in the op's dtype); else `InputError`."""
+    """The name, if it is a scheme of ours or empty (none: everything in the op's dtype); else
+    `InputError`.
+    """
     if name and name not in SCHEMES:
-        raise unknown("quant", name, SCHEMES, f"known are {', '.join(SCHEMES)}; leave it empty where nothing is quantised")
+        raise unknown(
+            "quant",
+            name,
+            SCHEMES,
+            f"known are {', '.join(SCHEMES)}; leave it empty where nothing is quantised",
+        )
     return name
 
 
@@ -72,7 +96,9 @@ def scheme_flags(quant: str) -> dict[str, Any]:
 @register("scale_matrix", "quantise")
 @dataclasses.dataclass(frozen=True)
 class Quantise(Op):
-    """A matrix of rows x cols made narrow with scales that are known: scaled, clamped, written in the scheme's format."""
+    """A matrix of rows x cols made narrow with scales that are known: scaled, clamped, written in
+    the scheme's format.
+    """
 
     group: ClassVar[str] = "quantise"
     unit: ClassVar[Unit] = "vector"
@@ -88,7 +114,9 @@ class Quantise(Op):
         del name, dtype
         narrow = [one for one, scheme in SCHEMES.items() if scheme.narrow_bytes]
         if value not in narrow:
-            raise unknown("quant", value, narrow, f"schemes that quantise a matrix are {', '.join(narrow)}")
+            raise unknown(
+                "quant", value, narrow, f"schemes that quantise a matrix are {', '.join(narrow)}"
+            )
         return value
 
     def work(self) -> Work:

@@ -1,8 +1,9 @@
 """Rows of a measurement table -> ops, whole columns at a time.
 
-A table may hold rows of several ops; each row needs `op`, `dtype` and the dimensions of its op. Rows are grouped by op, dtype and the
-words that change the op's work (`Op.text`), so a group is one `Op` whose other fields are columns, and its work one array per count.
-Words that only say which implementation ran are carried along as labels.
+A table may hold rows of several ops; each row needs `op`, `dtype` and the dimensions of its op.
+Rows are grouped by op, dtype and the words that change the op's work (`Op.text`), so a group is one
+`Op` whose other fields are columns, and its work one array per count. Words that only say which
+implementation ran are carried along as labels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pandas as pd
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, closest, require_columns
 from hybridperf.ops.base import Op, op_by_name
-from hybridperf.roofline import Work
+from hybridperf.ops.roofline import Work
 
 LARGEST_SIZE = 1e13  # elements along one dimension; more is a slip, not a tensor
 LARGEST_WORK = 1e24  # flops or bytes of one op
@@ -32,20 +33,25 @@ class OpRows:
     work: Work  # [R] each
     group: np.ndarray  # int32 [R] index into GROUPS
     peak_flops_per_s: float
-    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # object [R] of str each; empty where nothing is said
+    labels: Mapping[str, np.ndarray] = dataclasses.field(
+        default_factory=dict
+    )  # object [R] of str each; empty where nothing is said
     name: str = ""  # of the op, as the table has it
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsedOps:
-    """A whole table. `problem[i]` says in one sentence why row i is in no part; empty for rows that are."""
+    """A whole table. `problem[i]` says in one sentence why row i is in no part; empty for rows that
+    are.
+    """
 
     parts: list[OpRows]
     problem: np.ndarray  # object [rows of the table]
 
 
 def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
-    """Read every row; a missing column is an `InputError`, a row that cannot be read has its reason in `problem`.
+    """Read every row; a missing column is an `InputError`, a row that cannot be read has its reason
+    in `problem`.
 
     `InputError` as well if no row at all can be read: then the table, not a row, is wrong.
     """
@@ -54,7 +60,9 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
         raise InputError("a table of ops has no rows; expected at least one")
     problem = np.full(len(frame), "", object)
     parts = []
-    names, dtypes = (frame[column].map(str, na_action=None).to_numpy(object) for column in ("op", "dtype"))  # "nan" where empty
+    names, dtypes = (
+        frame[column].map(str, na_action=None).to_numpy(object) for column in ("op", "dtype")
+    )  # "nan" where empty
     positions = pd.Series(np.arange(len(frame)))
     labels = {label: _words(frame, [label] if label in frame.columns else []) for label in LABELS}
     for (name, dtype), rows in positions.groupby([names, dtypes], sort=False):
@@ -80,7 +88,9 @@ class _MissingColumn(InputError):
 def _by_text(
     frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, problem: np.ndarray
 ) -> Iterator[tuple[np.ndarray, dict[str, str]]]:
-    """Rows of one op name and dtype, apart by the words that change the work; words nobody knows go to `problem`."""
+    """Rows of one op name and dtype, apart by the words that change the work; words nobody knows go
+    to `problem`.
+    """
     try:
         cls, fixed = op_by_name(name)
         dtype = canonical_dtype(dtype)
@@ -92,7 +102,9 @@ def _by_text(
     for field, empty in cls.text.items():
         if field in fixed or not (given := _columns_for(frame, cls, field)):
             continue
-        codes, words = pd.factorize(_words(frame, given, at))  # few words, many rows: read each word once
+        codes, words = pd.factorize(
+            _words(frame, given, at)
+        )  # few words, many rows: read each word once
         meant, wrong = np.full(len(words), empty, object), np.full(len(words), "", object)
         for i, word in enumerate(words):
             try:
@@ -106,7 +118,14 @@ def _by_text(
         kind = (kind * len(kinds) + meant_codes[codes])[~bad]
         at = at[~bad]
     present, first, inverse = np.unique(kind, return_index=True, return_inverse=True)
-    order = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse, minlength=len(present)))[:-1]) if len(at) else []
+    order = (
+        np.split(
+            np.argsort(inverse, kind="stable"),
+            np.cumsum(np.bincount(inverse, minlength=len(present)))[:-1],
+        )
+        if len(at)
+        else []
+    )
     defaults = {field: empty for field, empty in cls.text.items() if field not in fixed}
     for which in np.argsort(first):
         text, rest = {}, int(present[which])
@@ -117,18 +136,22 @@ def _by_text(
 
 
 def _words(frame: pd.DataFrame, given: list[str], at: np.ndarray | None = None) -> np.ndarray:
-    """Text of the first of some columns that says anything, object [rows]; empty where none does."""
+    """Text of the first of some columns that says anything, object [rows];
+    empty where none does.
+    """
     words = np.full(len(frame) if at is None else len(at), "", object)
     for name in given:
-        codes, values = pd.factorize(frame[name] if at is None else frame[name].iloc[at])  # -1 where a cell is empty
+        codes, values = pd.factorize(
+            frame[name] if at is None else frame[name].iloc[at]
+        )  # -1 where a cell is empty
         texts = np.array([*(str(value).strip() for value in values), ""], object)
         words = np.where(words == "", texts[codes], words)
     return words
 
 
 def _part(
-    frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, text: Mapping[str, str], device: DeviceSpec,
-    labels: Mapping[str, np.ndarray], problem: np.ndarray,
+    frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, text: Mapping[str, str],
+    device: DeviceSpec, labels: Mapping[str, np.ndarray], problem: np.ndarray,
 ) -> OpRows:  # fmt: skip
     cls, fixed = op_by_name(name)
     dtype = canonical_dtype(dtype)
@@ -144,12 +167,16 @@ def _part(
                 columns[dimension] = _unsaid(cls, dimension, labels, at)
                 continue
             raise _MissingColumn(
-                f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}; the table has "
-                + ", ".join(map(str, frame.columns[:12]))
+                f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}; the"
+                " table has " + ", ".join(map(str, frame.columns[:12]))
             )
         values = _numbers(frame[given[0]].iloc[at], cls, dimension)
-        for other in given[1:]:  # tables of two sources, one after the other, name the same dimension twice
-            values = np.where(np.isnan(values), _numbers(frame[other].iloc[at], cls, dimension), values)
+        for other in given[
+            1:
+        ]:  # tables of two sources, one after the other, name the same dimension twice
+            values = np.where(
+                np.isnan(values), _numbers(frame[other].iloc[at], cls, dimension), values
+            )
         if dimension in cls.optional:
             values = np.where(np.isnan(values), _unsaid(cls, dimension, labels, at), values)
         least = 0.0 if dimension in cls.zero_allowed else np.nextafter(0, 1)
@@ -158,21 +185,34 @@ def _part(
             for i in np.flatnonzero(wrong & good):
                 least_size = "of at least zero" if dimension in cls.zero_allowed else "above zero"
                 problem[at[i]] = (
-                    f"{name}: {given[0]} must be a number {least_size} and at most {LARGEST_SIZE:g}, got {frame[given[0]].iloc[at[i]]}"
+                    f"{name}: {given[0]} must be a number {least_size} and at most"
+                    f" {LARGEST_SIZE:g}, got {frame[given[0]].iloc[at[i]]}"
                 )
             good &= ~wrong
         columns[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in columns.items()}, **fixed, **text)
     work = _columns_of(op.work(), int(good.sum()))
     if "reuse_bytes" in frame.columns:
-        given = pd.to_numeric(frame["reuse_bytes"].iloc[at[good]], errors="coerce").to_numpy(np.float64)
+        given = pd.to_numeric(frame["reuse_bytes"].iloc[at[good]], errors="coerce").to_numpy(
+            np.float64
+        )
         work = dataclasses.replace(work, reuse_bytes=np.where(given > 0, given, work.reuse_bytes))
     absurd = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
     if absurd.any():
-        problem[at[good][absurd]] = f"{name}: more than {LARGEST_WORK:g} flops or bytes in one op; check the sizes"
+        problem[at[good][absurd]] = (
+            f"{name}: more than {LARGEST_WORK:g} flops or bytes in one op; check the sizes"
+        )
         return _part(frame, at[good][~absurd], name, dtype, text, device, labels, problem)
     group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (int(good.sum()),))
-    return OpRows(at[good], op, work, group, peak, {label: words[at[good]] for label, words in labels.items()}, name)
+    return OpRows(
+        at[good],
+        op,
+        work,
+        group,
+        peak,
+        {label: words[at[good]] for label, words in labels.items()},
+        name,
+    )
 
 
 def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
@@ -185,8 +225,12 @@ def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
     return values
 
 
-def _unsaid(cls: type[Op], dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray) -> np.ndarray:
-    """What an optional dimension is where its cell is empty: what a label implies, or its default."""
+def _unsaid(
+    cls: type[Op], dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray
+) -> np.ndarray:
+    """What an optional dimension is where its cell is empty: what a label
+    implies, or its default.
+    """
     values = np.full(len(at), cls.optional[dimension])
     if dimension in cls.implied:
         label, meanings = cls.implied[dimension]
@@ -203,6 +247,9 @@ def _columns_for(frame: pd.DataFrame, cls: type[Op], dimension: str) -> list[str
 
 
 def _columns_of(work: Work, n: int) -> Work:
-    return Work(**{
-        field.name: np.broadcast_to(np.asarray(getattr(work, field.name), np.float64), (n,)) for field in dataclasses.fields(Work)
-    })  # fmt: skip
+    return Work(
+        **{
+            field.name: np.broadcast_to(np.asarray(getattr(work, field.name), np.float64), (n,))
+            for field in dataclasses.fields(Work)
+        }
+    )

@@ -1,16 +1,17 @@
 """How work fills a GPU: output tiles, and the waves in which multiprocessors take them.
 
-A product of m x n outputs is cut into tiles of T_m x T_n, one thread block each. Two things are computed in vain: what sticks out of the
-last tile, ceil(m / T_m) T_m / m, and multiprocessors without a tile in the last wave, ceil(w) / w for w = tiles / multiprocessors.
-Splitting k among s blocks fills waves of small products. Which tile a library takes is not known here: inputs list several, and what
-is learned finds which of them tell.
+A product of m x n outputs is cut into tiles of T_m x T_n, one thread block each. Two things are
+computed in vain: what sticks out of the last tile, ceil(m / T_m) T_m / m, and multiprocessors
+without a tile in the last wave, ceil(w) / w for w = tiles / multiprocessors. Splitting k among s
+blocks fills waves of small products. Which tile a library takes is not known here: inputs list
+several, and what is learned finds which of them tell.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from hybridperf.either import array_module, floats
+from hybridperf.io.namespace import array_module, floats
 from hybridperf.ops.base import Gpu, log2_ratio, log_sizes_base2, tails
 
 BLOCK_TILE = (128.0, 128.0)  # the usual block of a matrix product: what `blocks` counts
@@ -32,7 +33,9 @@ def whole_tiles(size: Any, tile: float) -> Any:
 
 
 def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:
-    """Inputs of `batch` products of [m, k] and [k, n]: sizes, what sticks out of tiles, alignment, and how waves are filled."""
+    """Inputs of `batch` products of [m, k] and [k, n]: sizes, what sticks out of tiles, alignment,
+    and how waves are filled.
+    """
     out = {
         **log_sizes_base2(m=m, n=n, k=k, outputs=floats(batch) * m * n),
         **tails(16, m=m),
@@ -46,9 +49,12 @@ def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[s
     for tile_m, tile_n in _WAVE_TILES:
         out |= wave_inputs(f"{tile_m}x{tile_n}", batch * tile_count(m, n, tile_m, tile_n), gpu)
     for tile_m, tile_n, parts in _FILL_TILES:
-        # multiprocessor time over useful time, as if every block kept one multiprocessor busy for its share of k
+        # multiprocessor time over useful time, as if every block kept one multiprocessor busy for
+        # its share of k
         waves = whole_tiles(batch * tile_count(m, n, tile_m, tile_n) * parts, gpu.sm_count)
-        out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(waves * gpu.sm_count * tile_m * tile_n / parts, batch * m * n)
+        out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(
+            waves * gpu.sm_count * tile_m * tile_n / parts, batch * m * n
+        )
     return out
 
 
@@ -56,12 +62,17 @@ def wave_inputs(name: str, blocks: Any, gpu: Gpu) -> dict[str, Any]:
     """log2 of the waves that blocks need, and of what rounding them up adds."""
     module = array_module(blocks)
     waves = module.maximum(floats(blocks), 1e-6) / gpu.sm_count
-    return {f"waves_{name}": module.log2(waves), f"last_wave_{name}": module.log2(module.ceil(waves) / waves)}
+    return {
+        f"waves_{name}": module.log2(waves),
+        f"last_wave_{name}": module.log2(module.ceil(waves) / waves),
+    }
 
 
 def aligned(size: Any, most: int) -> Any:
     """log2 of the largest power of two, up to the power of two `most`, that divides a size."""
     module = array_module(size)
     whole = module.rint(floats(size))
-    rest = (whole - most * module.floor(whole / most)).astype(int)  # small: without x64, JAX's whole numbers end at two billions
+    rest = (whole - most * module.floor(whole / most)).astype(
+        int
+    )  # small: without x64, JAX's whole numbers end at two billions
     return module.log2(floats(module.where(rest == 0, most, rest & -rest)))

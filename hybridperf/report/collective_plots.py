@@ -1,4 +1,6 @@
-"""Bus bandwidth of collectives against message size: measured rows, predicted curves with their interval, one per number of ranks."""
+"""Bus bandwidth of collectives against message size: measured rows, predicted curves with their
+interval, one per number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,46 @@ _SIZES = 60  # of a curve
 _MANY_POINTS = 300  # of a panel, which are then drawn small
 _PANEL = ["collective", "implementation", "where"]
 _RANKS = ["n_gpus", "n_nodes"]
-_USUAL = ["dtype", "in_place", "lib", "lib_version", "variant"]  # a curve is of the most frequent ones
+_USUAL = [
+    "dtype",
+    "in_place",
+    "lib",
+    "lib_version",
+    "variant",
+]  # a curve is of the most frequent ones
 _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def bus_bandwidth_plot(
-    model: CollectiveModel | pd.DataFrame, measured: pd.DataFrame, path: str | os.PathLike, title: str | None = None
+    model: CollectiveModel | pd.DataFrame,
+    measured: pd.DataFrame,
+    path: str | os.PathLike,
+    title: str | None = None,
 ) -> None:
-    """A panel per collective, implementation and kind of link; points: measured, lines: predicted, bands: 90 % intervals.
+    """A panel per collective, implementation and kind of link; points: measured, lines: predicted,
+    bands: 90 % intervals.
 
-    `measured`: rows with `time_s`. `model`: what predicts `curves(measured)`, or those rows with `predicted_s, low_s, high_s`.
+    `measured`: rows with `time_s`. `model`: what predicts `curves(measured)`, or those rows with
+    `predicted_s, low_s, high_s`.
     """
     if measured.empty:
         raise InputError("a plot of bus bandwidth needs measured rows; got none")
     wanted = curves(measured)
     predicted = model if isinstance(model, pd.DataFrame) else model.predict(wanted)
     points, lines = _labelled(measured), _labelled(predicted)
-    panels = points.groupby(_PANEL, sort=False).size().sort_values(ascending=False, kind="stable").index[:_MOST_PANELS]
+    panels = (
+        points.groupby(_PANEL, sort=False)
+        .size()
+        .sort_values(ascending=False, kind="stable")
+        .index[:_MOST_PANELS]
+    )
     columns = min(_COLUMNS, len(panels))
-    figure, grid = _figure(max(3.6 * columns + 0.4, 6.5), 3.2 * -(-len(panels) // columns) + 0.6, columns, -(-len(panels) // columns))
+    figure, grid = _figure(
+        max(3.6 * columns + 0.4, 6.5),
+        3.2 * -(-len(panels) // columns) + 0.6,
+        columns,
+        -(-len(panels) // columns),
+    )
     drawn = np.atleast_1d(grid).ravel()
     for axes, key in zip(drawn, panels, strict=False):
         _panel(axes, _of(points, key), _of(lines, key))
@@ -58,22 +81,35 @@ def bus_bandwidth_plot(
 
 
 def curves(measured: pd.DataFrame) -> pd.DataFrame:
-    """Rows to predict for the curves of measured ones: sizes between the least and the largest, of the most frequent kind of row."""
+    """Rows to predict for the curves of measured ones: sizes between the least and the largest, of
+    the most frequent kind of row.
+    """
     rows = _labelled(measured)
     kinds = [column for column in _USUAL if column in rows]
     parts = []
     for _, of_curve in rows.groupby([*_PANEL, *_RANKS], sort=False):
-        kind = of_curve.groupby(kinds, dropna=False).ngroup() if kinds else pd.Series(0, of_curve.index)
+        kind = (
+            of_curve.groupby(kinds, dropna=False).ngroup()
+            if kinds
+            else pd.Series(0, of_curve.index)
+        )
         first = of_curve[kind == kind.mode().iloc[0]].iloc[:1]
         sizes = np.geomspace(of_curve["bytes"].min(), of_curve["bytes"].max(), _SIZES)
-        kept = [column for column in ("system", "collective", *_RANKS, "gpus_per_node", *kinds) if column in first]
+        kept = [
+            column
+            for column in ("system", "collective", *_RANKS, "gpus_per_node", *kinds)
+            if column in first
+        ]
         parts.append(pd.concat([first[kept]] * _SIZES, ignore_index=True).assign(bytes=sizes))
     return pd.concat(parts, ignore_index=True)
 
 
 def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
     frame, _, _ = checked(frame)
-    return frame.assign(implementation=implementations(frame), where=np.where(frame["n_nodes"] > 1, "across nodes", "one node"))
+    return frame.assign(
+        implementation=implementations(frame),
+        where=np.where(frame["n_nodes"] > 1, "across nodes", "one node"),
+    )
 
 
 def _of(frame: pd.DataFrame, key: tuple[Any, ...]) -> pd.DataFrame:
@@ -86,11 +122,26 @@ def _panel(axes: Any, points: pd.DataFrame, lines: pd.DataFrame) -> None:
         colour = f"C{number % 10}"
         n, nodes = (int(value) for value in ranks)
         label = f"{n} ranks" + (f", {nodes} nodes" if nodes > 1 else "")
-        axes.scatter(rows["bytes"], _gb_per_s(rows, "time_s"), s=size, alpha=alpha, lw=0, color=colour, zorder=3)
+        axes.scatter(
+            rows["bytes"],
+            _gb_per_s(rows, "time_s"),
+            s=size,
+            alpha=alpha,
+            lw=0,
+            color=colour,
+            zorder=3,
+        )
         line = lines[(lines["n_gpus"] == n) & (lines["n_nodes"] == nodes)].sort_values("bytes")
         axes.plot(line["bytes"], _gb_per_s(line, "predicted_s"), color=colour, lw=1.2, label=label)
         if line["low_s"].notna().any():
-            axes.fill_between(line["bytes"], _gb_per_s(line, "high_s"), _gb_per_s(line, "low_s"), color=colour, alpha=0.15, lw=0)
+            axes.fill_between(
+                line["bytes"],
+                _gb_per_s(line, "high_s"),
+                _gb_per_s(line, "low_s"),
+                color=colour,
+                alpha=0.15,
+                lw=0,
+            )
     axes.set(xscale="log", yscale="log")
     _ticks(axes, points["bytes"])
     axes.grid(alpha=0.2)
@@ -100,7 +151,12 @@ def _panel(axes: Any, points: pd.DataFrame, lines: pd.DataFrame) -> None:
 def _gb_per_s(rows: pd.DataFrame, column: str) -> np.ndarray:
     if rows.empty:
         return np.zeros(0)
-    values = bus_bytes_per_s(str(rows["collective"].iloc[0]), rows["bytes"].to_numpy(float), rows["n_gpus"].to_numpy(float), rows[column])
+    values = bus_bytes_per_s(
+        str(rows["collective"].iloc[0]),
+        rows["bytes"].to_numpy(float),
+        rows["n_gpus"].to_numpy(float),
+        rows[column],
+    )
     return np.asarray(values, np.float64) / 1e9
 
 

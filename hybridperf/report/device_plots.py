@@ -1,4 +1,6 @@
-"""Pictures of the claim about GPUs nobody measured yet: error against rows of the new device, ours beside the null models'."""
+"""Pictures of the claim about GPUs nobody measured yet: error against rows of the new device, ours
+beside the null models'.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _NULLS = {
 
 
 def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Median error on unseen shapes against rows fitted on, a panel per line and device; crosses: goals, dotted: noise of repeats."""
+    """Median error on unseen shapes against rows fitted on, a panel per line and device; crosses:
+    goals, dotted: noise of repeats.
+    """
     results = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": "))]
     panels = list(results.groupby(["line", "device", "split"], sort=False))
     if not panels:
@@ -39,8 +43,14 @@ def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
         axes.set_visible(False)
     figure.supxlabel("rows of the new device", fontsize=9)
     figure.supylabel("median error on shapes never seen, %", fontsize=9)
-    handles = {label: handle for axes in drawn for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(handles.values()), list(handles), fontsize=8, loc="outside upper center", ncols=4)
+    handles = {
+        label: handle
+        for axes in drawn
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()), list(handles), fontsize=8, loc="outside upper center", ncols=4
+    )
     with replacing(path, "wb") as handle:
         figure.savefig(handle, format="png", dpi=130)
 
@@ -51,7 +61,9 @@ def _panel(axes: Any, rows: pd.DataFrame) -> None:
     at = np.where(rows["fitted"] > 0, rows["fitted"], _ZERO_AT).astype(float)
     for column, (label, colour, dashes) in _NULLS.items():
         if column in rows.columns and rows[column].notna().any():
-            axes.plot(at, 100 * rows[column].astype(float), color=colour, lw=1, ls=dashes, label=label)
+            axes.plot(
+                at, 100 * rows[column].astype(float), color=colour, lw=1, ls=dashes, label=label
+            )
     axes.plot(at, 100 * rows["median"], color="black", lw=2, marker="o", ms=4, label="ours")
     goals = rows["goal"].astype(float)
     if goals.notna().any():
@@ -60,7 +72,10 @@ def _panel(axes: Any, rows: pd.DataFrame) -> None:
     if np.isfinite(noise) and noise > 0:
         axes.axhline(100 * noise, color="black", lw=0.8, ls=":", label="repeat noise")
     axes.set(xscale="log", yscale="log")
-    axes.set_ylim(max(0.5, 100 * rows["median"].min() / 2), min(200.0, max(100 * rows["median"].max() * 3, 20.0)))
+    axes.set_ylim(
+        max(0.5, 100 * rows["median"].min() / 2),
+        min(200.0, max(100 * rows["median"].max() * 3, 20.0)),
+    )
     axes.xaxis.set_major_locator(FixedLocator(list(at)))
     axes.xaxis.set_major_formatter(lambda x, _: "0" if x == _ZERO_AT else f"{x:g}")
     axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))

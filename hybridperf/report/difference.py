@@ -1,4 +1,6 @@
-"""What two models differ in: where they come from, and knobs, memory levels and intervals that are more than 5 % apart."""
+"""What two models differ in: where they come from, and knobs, memory levels and intervals that are
+more than 5 % apart.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,32 @@ from hybridperf.hardware import LEVELS, load_device, load_system, names_people_u
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, load_model, shipped_models
 from hybridperf.ops import GROUPS
-from hybridperf.report.known import KNOBS, flat, holds_a_model, learned_words, level_rates, within_words
+from hybridperf.report.known import (
+    KNOBS,
+    flat,
+    holds_a_model,
+    learned_words,
+    level_rates,
+    within_words,
+)
 from hybridperf.report.text import quantity, seconds, table
 
 _NOTABLE = 1.05  # factor between two numbers worth a line
 
 
 def difference(first: str, second: str) -> str:
-    """What two models differ in, by name: folders, shipped calibrations, or devices (their datasheets)."""
+    """What two models differ in, by name: folders, shipped calibrations, or devices (their
+    datasheets).
+    """
     for name in (first, second):
         if Path(name).exists() and find_collectives(name) is not None and not holds_a_model(name):
             raise InputError(
-                f"expected two models of ops to compare, got {name}, which holds collectives; `hybridperf show {name}` prints them"
+                f"expected two models of ops to compare, got {name}, which holds collectives;"
+                f" `hybridperf show {name}` prints them"
             )
-    return models_apart(_model_or_datasheet(first), _model_or_datasheet(second), names=(first, second))
+    return models_apart(
+        _model_or_datasheet(first), _model_or_datasheet(second), names=(first, second)
+    )
 
 
 def _model_or_datasheet(name: str) -> PerfModel:
@@ -37,9 +51,14 @@ def _model_or_datasheet(name: str) -> PerfModel:
     if Path(name).exists():
         return load_model(name)  # which says what is missing
     if name == "ops" or _is_system(name):
-        raise InputError(f"expected two models or devices to compare, got {name}, which has no knobs")
+        raise InputError(
+            f"expected two models or devices to compare, got {name}, which has no knobs"
+        )
     raise unknown(
-        "model or device", name, [*names_people_use("devices"), *shipped_models(), "here"], "expected two model folders or devices"
+        "model or device",
+        name,
+        [*names_people_use("devices"), *shipped_models(), "here"],
+        "expected two model folders or devices",
     )
 
 
@@ -50,25 +69,39 @@ def _is_system(name: str) -> bool:
 
 
 def models_apart(first: PerfModel, second: PerfModel, names: tuple[str, str] = ("A", "B")) -> str:
-    """What two models differ in: where they come from, and numbers that are more than 5 % apart, with B over A.
+    """What two models differ in: where they come from, and numbers that are more than 5 % apart,
+    with B over A.
 
-    A group that only one of them has measured is named; the other's roofline is no fit to compare with. A model without any
-    measurements (a datasheet) takes part with the neutral knobs that it prices with.
+    A group that only one of them has measured is named; the other's roofline is no fit to compare
+    with. A model without any measurements (a datasheet) takes part with the neutral knobs that it
+    prices with.
     """
     lines = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=True)]
     if (same := first.fingerprint()) == second.fingerprint():
         lines.append(f"same fingerprint {same}: knobs, learned weights and intervals are the same")
     origins = [_origin(first), _origin(second)]
-    differing = [key for key in dict.fromkeys([*origins[0], *origins[1]]) if origins[0].get(key) != origins[1].get(key)]
+    differing = [
+        key
+        for key in dict.fromkeys([*origins[0], *origins[1]])
+        if origins[0].get(key) != origins[1].get(key)
+    ]
     if differing:
-        lines += ["", table(["", "A", "B"], [[key, *(_short(origin.get(key, "-")) for origin in origins)] for key in differing])]
+        lines += [
+            "",
+            table(
+                ["", "A", "B"],
+                [[key, *(_short(origin.get(key, "-")) for origin in origins)] for key in differing],
+            ),
+        ]
     apart = [*_groups_apart(first, second), *_levels_apart(first, second)]
     if apart:
         lines += ["", table(["more than 5 % apart", "", "A", "B", "B / A"], apart)]
     elif first.fingerprint() != second.fingerprint():
         lines += ["", "no knob, memory level, or interval is more than 5 % apart"]
     for letter, one, other in (("A", first, second), ("B", second, first)):
-        if alone := [group for group in GROUPS if group in one.groups and group not in other.groups]:
+        if alone := [
+            group for group in GROUPS if group in one.groups and group not in other.groups
+        ]:
             lines += ["", f"only in {letter}: {', '.join(alone)}"]
     if not differing and len(lines) == 3:
         lines.append("nothing differs")
@@ -76,8 +109,12 @@ def models_apart(first: PerfModel, second: PerfModel, names: tuple[str, str] = (
 
 
 def _origin(loaded: PerfModel) -> dict[str, str]:
-    """Where a model comes from, as text by (dotted) name: its device's facts, its hash, its provenance."""
-    facts = loaded.device.model_dump(exclude={"source", "note", "vendor", "arch", "kind", "year"}, exclude_none=True)
+    """Where a model comes from, as text by (dotted) name: its device's facts, its hash, its
+    provenance.
+    """
+    facts = loaded.device.model_dump(
+        exclude={"source", "note", "vendor", "arch", "kind", "year"}, exclude_none=True
+    )
     return {
         **{f"device {key}": said for key, said in flat(facts).items()},
         "fingerprint": loaded.fingerprint(),
@@ -90,11 +127,16 @@ def _short(said: str, length: int = 50) -> str:
 
 
 def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
-    """Lines (group, what, A, B, B / A) of groups that both models price by measurements, or one by measurements and one by datasheet."""
+    """Lines (group, what, A, B, B / A) of groups that both models price by measurements, or one by
+    measurements and one by datasheet.
+    """
     lines = []
     for at, group in enumerate(GROUPS):
         reports = [loaded.groups.get(group) for loaded in (first, second)]
-        if not all(report or not loaded.groups for report, loaded in zip(reports, (first, second), strict=True)):
+        if not all(
+            report or not loaded.groups
+            for report, loaded in zip(reports, (first, second), strict=True)
+        ):
             continue
         found = []
         for name, (label, write) in KNOBS.items():
@@ -105,8 +147,16 @@ def _groups_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
             widths = [report.half_width for report in reports if report]
             known_widths = [width for width in widths if width is not None]
             if len(known_widths) == 1 or (len(known_widths) == 2 and _notable(*known_widths)):
-                found.append(["90 % within", *map(within_words, widths), _ratio(*known_widths) if len(known_widths) == 2 else "-"])
-            if (learned := [learned_words(report) for report in reports if report])[0] != learned[1]:
+                found.append(
+                    [
+                        "90 % within",
+                        *map(within_words, widths),
+                        _ratio(*known_widths) if len(known_widths) == 2 else "-",
+                    ]
+                )
+            if (learned := [learned_words(report) for report in reports if report])[0] != learned[
+                1
+            ]:
                 found.append(["learned", *learned, ""])
         lines += [[group if not i else "", *cells] for i, cells in enumerate(found)]
     return lines
@@ -119,11 +169,20 @@ def _levels_apart(first: PerfModel, second: PerfModel) -> list[list[str]]:
     for level in LEVELS:
         if not all(level in found for found in levels):
             if any(level in found for found in levels):
-                lines.append([level, "there", *("yes" if level in found else "no" for found in levels), ""])
+                lines.append(
+                    [level, "there", *("yes" if level in found else "no" for found in levels), ""]
+                )
             continue
         bandwidths, reads = zip(levels[0][level], levels[1][level], strict=True)
         if _notable(*bandwidths):
-            lines.append([level, "bandwidth", *(quantity(rate, "B/s") for rate in bandwidths), _ratio(*bandwidths)])
+            lines.append(
+                [
+                    level,
+                    "bandwidth",
+                    *(quantity(rate, "B/s") for rate in bandwidths),
+                    _ratio(*bandwidths),
+                ]
+            )
         if _notable(*reads):
             lines.append([level, "strided read", *map(seconds, reads), _ratio(*reads)])
     return lines

@@ -1,4 +1,6 @@
-"""Pictures: the roofline with measured points, predicted against measured, how a fit errs, what more rows bring. Files only, no window."""
+"""Pictures: the roofline with measured points, predicted against measured, how a fit errs, what
+more rows bring. Files only, no window.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.calibrate import FitReport
 from hybridperf.io import replacing
-from hybridperf.learning_curve import ALL_OPS
 from hybridperf.model import PerfModel
+from hybridperf.model.fit.device import FitReport
+from hybridperf.model.fit.learning_curve import ALL_OPS
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
@@ -25,9 +27,11 @@ _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
 def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Achieved FLOP/s of measured ops against flops per byte, under the datasheet's roof and the calibrated one.
+    """Achieved FLOP/s of measured ops against flops per byte, under the datasheet's roof and the
+    calibrated one.
 
-    Ops without arithmetic (copies, look-ups) have no place on it and are counted in the title; rows marked unreliable are left out.
+    Ops without arithmetic (copies, look-ups) have no place on it and are counted in the title; rows
+    marked unreliable are left out.
     """
     if "unreliable" in rows.columns:
         rows = rows[rows["unreliable"] != 1].reset_index(drop=True)
@@ -36,17 +40,43 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
     for number, at in enumerate(np.unique(group)):
         here = group == at
         marker = _MARKERS[number // 10 % len(_MARKERS)]
-        axes.scatter(intensity[here], rate[here], s=18, alpha=0.8, color=f"C{number % 10}", marker=marker, label=GROUPS[at])
-    x = np.geomspace(min(intensity.min(initial=1.0), 0.05) / 2, max(intensity.max(initial=1.0), 100.0) * 2, 200)
+        axes.scatter(
+            intensity[here],
+            rate[here],
+            s=18,
+            alpha=0.8,
+            color=f"C{number % 10}",
+            marker=marker,
+            label=GROUPS[at],
+        )
+    x = np.geomspace(
+        min(intensity.min(initial=1.0), 0.05) / 2, max(intensity.max(initial=1.0), 100.0) * 2, 200
+    )
     peak, bandwidth = model.device.peak("fp32", "matrix"), model.device.memory_bytes_per_s
     axes.plot(x, np.minimum(peak, x * bandwidth), color="black", lw=1.5, label="datasheet roofline")
     if "gemm" in model.groups:
         fitted_peak = peak * float(model.knobs.compute_efficiency[GROUPS.index("gemm")])
         fitted_bandwidth = bandwidth * float(np.max(model.knobs.level_speedup))
         label = "calibrated: gemm rate, nearest cache"
-        axes.plot(x, np.minimum(fitted_peak, x * fitted_bandwidth), color="black", lw=1, ls="--", label=label)
-    axes.set(xscale="log", yscale="log", xlabel="flops per byte of compulsory traffic", ylabel="FLOP/s reached")
-    axes.set_title(f"{model.device.name}; {len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown", fontsize=9)
+        axes.plot(
+            x,
+            np.minimum(fitted_peak, x * fitted_bandwidth),
+            color="black",
+            lw=1,
+            ls="--",
+            label=label,
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="flops per byte of compulsory traffic",
+        ylabel="FLOP/s reached",
+    )
+    axes.set_title(
+        f"{model.device.name}; {len(rows) - len(rate)} of {len(rows)} measured ops without"
+        " arithmetic not shown",
+        fontsize=9,
+    )
     axes.set_ylim(rate.min(initial=peak) / 3, peak * 3)
     axes.grid(alpha=0.2)
     figure.legend(fontsize=7, loc="outside right upper")
@@ -61,7 +91,9 @@ def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarra
         arithmetic = part.work.flops + part.work.transcendentals
         usable = (arithmetic > 0) & (part.work.bytes > 0)
         counted, moved = arithmetic[usable], part.work.bytes[usable]
-        found.append(np.stack([counted / moved, counted / times[part.rows[usable]], part.group[usable]]))
+        found.append(
+            np.stack([counted / moved, counted / times[part.rows[usable]], part.group[usable]])
+        )
     intensity, rate, group = np.concatenate(found, axis=1)
     return intensity, rate, group.astype(int)
 
@@ -73,79 +105,154 @@ def measured_plot(
     path: str | os.PathLike,
     intervals_s: Sequence[tuple[float | None, float | None]] | None = None,
 ) -> None:
-    """Predicted against measured seconds, with the band of 25 % error and, where there are any, the intervals (low, high) as bars."""
+    """Predicted against measured seconds, with the band of 25 % error and, where there are any, the
+    intervals (low, high) as bars.
+    """
     figure, axes = _figure(8.5, 5)
     ends = [end for interval in intervals_s or () for end in interval if end is not None]
-    low, high = min(*measured_s, *predicted_s, *ends) / 1.6, max(*measured_s, *predicted_s, *ends) * 1.6
+    low, high = (
+        min(*measured_s, *predicted_s, *ends) / 1.6,
+        max(*measured_s, *predicted_s, *ends) * 1.6,
+    )
     line = np.array([low, high])
     axes.plot(line, line, color="black", lw=1)
-    axes.fill_between(line, line * 0.75, line * 1.25, color="black", alpha=0.08, label="within 25 %")
+    axes.fill_between(
+        line, line * 0.75, line * 1.25, color="black", alpha=0.08, label="within 25 %"
+    )
     for number, (label, x, y) in enumerate(zip(labels, measured_s, predicted_s, strict=True)):
         marker, colour = _MARKERS[number // 10 % len(_MARKERS)], f"C{number % 10}"
-        axes.scatter([x], [y], s=30, marker=marker, color=colour, label=f"{label} ({y / x - 1:+.0%})")
+        axes.scatter(
+            [x], [y], s=30, marker=marker, color=colour, label=f"{label} ({y / x - 1:+.0%})"
+        )
         below, above = intervals_s[number] if intervals_s else (None, None)
         if below is not None and above is not None:
-            axes.errorbar([x], [y], yerr=[[y - below], [above - y]], fmt="none", ecolor=colour, elinewidth=1, capsize=3)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="measured seconds", ylabel="predicted seconds")
+            axes.errorbar(
+                [x],
+                [y],
+                yerr=[[y - below], [above - y]],
+                fmt="none",
+                ecolor=colour,
+                elinewidth=1,
+                capsize=3,
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, high),
+        ylim=(low, high),
+        xlabel="measured seconds",
+        ylabel="predicted seconds",
+    )
     figure.legend(fontsize=8, loc="outside right upper")
     _save(figure, path)
 
 
 def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
-    """Held-out rows: predicted against measured seconds, and log2(predicted / measured) against measured seconds, by op kind.
+    """Held-out rows: predicted against measured seconds, and log2(predicted / measured) against
+    measured seconds, by op kind.
 
     Lines on the right are running medians, ours and those of the knobs alone.
     """
     held_out = report.held_out
-    measured, predicted, knobs = (held_out[name].to_numpy(np.float64) for name in ("measured_s", "predicted_s", "knobs_s"))
+    measured, predicted, knobs = (
+        held_out[name].to_numpy(np.float64) for name in ("measured_s", "predicted_s", "knobs_s")
+    )
     kinds = held_out["op"].to_numpy(str)
     errors = np.log2(predicted / measured)
     figure, (left, right) = _figure(14, 5.6, columns=2)
-    ends = np.array([min(measured.min(), predicted.min()) / 1.6, max(measured.max(), predicted.max()) * 1.6])
+    ends = np.array(
+        [min(measured.min(), predicted.min()) / 1.6, max(measured.max(), predicted.max()) * 1.6]
+    )
     size = 22 if len(measured) < 600 else 10
     table = report.table.set_index("op")
     for number, kind in enumerate(sorted(set(kinds))):
         here = kinds == kind
-        style = {"s": size, "alpha": 0.6, "lw": 0, "marker": _MARKERS[number // 10 % len(_MARKERS)], "color": f"C{number % 10}"}
+        style = {
+            "s": size,
+            "alpha": 0.6,
+            "lw": 0,
+            "marker": _MARKERS[number // 10 % len(_MARKERS)],
+            "color": f"C{number % 10}",
+        }
         left.scatter(measured[here], predicted[here], **style)
-        right.scatter(measured[here], np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN), **style)
-        left.scatter([], [], **{**style, "s": 22, "alpha": 1.0}, label=f"{kind} ({here.sum()}, {table.loc[kind, 'median_ape']:.0%})")
+        right.scatter(
+            measured[here], np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN), **style
+        )
+        left.scatter(
+            [],
+            [],
+            **{**style, "s": 22, "alpha": 1.0},
+            label=f"{kind} ({here.sum()}, {table.loc[kind, 'median_ape']:.0%})",
+        )
     left.plot(ends, ends, color="black", lw=1)
     for factor, dashes in ((0.5, "--"), (2.0, "--")):
         left.plot(ends, factor * ends, color="black", lw=0.8, ls=dashes)
-    left.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured seconds", ylabel="predicted seconds")
-    left.set_title(f"{len(measured)} rows, each predicted by a fit that has not seen it; dashed: a factor of 2", fontsize=9)
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="measured seconds",
+        ylabel="predicted seconds",
+    )
+    left.set_title(
+        f"{len(measured)} rows, each predicted by a fit that has not seen it; dashed: a factor"
+        " of 2",
+        fontsize=9,
+    )
     for level, dashes in ((0.0, "-"), (-1.0, "--"), (1.0, "--")):
         right.axhline(level, color="black", lw=0.8, ls=dashes)
     at, ours, alone = _running_medians(measured, errors, np.log2(knobs / measured))
     right.plot(at, ours, color="black", lw=2.5, label="running median")
     right.plot(at, alone, color="crimson", lw=1, label="of knobs alone")
     limit = min(_LOG2_ERRORS_SHOWN, max(1.2, 1.1 * float(np.abs(errors).max())))
-    right.set(xscale="log", xlim=ends, ylim=(-1.03 * limit, 1.03 * limit), xlabel="measured seconds", ylabel="log2(predicted / measured)")
+    right.set(
+        xscale="log",
+        xlim=ends,
+        ylim=(-1.03 * limit, 1.03 * limit),
+        xlabel="measured seconds",
+        ylabel="log2(predicted / measured)",
+    )
     beyond = int((np.abs(errors) > _LOG2_ERRORS_SHOWN).sum())
-    right.set_title("above zero: predicted too slow" + (f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""), fontsize=9)
+    right.set_title(
+        "above zero: predicted too slow"
+        + (f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""),
+        fontsize=9,
+    )
     right.legend(fontsize=8, loc="upper right")
     for axes in (left, right):
         axes.grid(alpha=0.2)
     figure.legend(
-        *left.get_legend_handles_labels(), fontsize=8, loc="outside right upper", title="op kind (rows, median error)", title_fontsize=8
+        *left.get_legend_handles_labels(),
+        fontsize=8,
+        loc="outside right upper",
+        title="op kind (rows, median error)",
+        title_fontsize=8,
     )
     _save(figure, path)
 
 
 def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Medians of `values` [N] in windows of equally many rows along `x` [N]; the first array is where the windows lie."""
+    """Medians of `values` [N] in windows of equally many rows along `x` [N]; the first array is
+    where the windows lie.
+    """
     order = np.argsort(x)
     windows = np.array_split(order, max(1, min(_MEDIAN_WINDOWS, len(x) // _LEAST_IN_WINDOW)))
-    return tuple(np.array([np.median(value[window]) for window in windows]) for value in (x, *values))
+    return tuple(
+        np.array([np.median(value[window]) for window in windows]) for value in (x, *values)
+    )
 
 
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Held-out error against rows fitted on, all ops and each kind: with learned corrections, by knobs alone, and the rows' noise.
+    """Held-out error against rows fitted on, all ops and each kind: with learned corrections, by
+    knobs alone, and the rows' noise.
 
-    `curve` is what `learning_curve.learning_curve` returns; kinds with the most rows come first, those with hardly any are left out.
+    `curve` is what `learning_curve.learning_curve` returns; kinds with the most rows come first,
+    those with hardly any are left out.
     """
-    most = curve.groupby("op")["rows"].max().drop(ALL_OPS).sort_values(ascending=False, kind="stable")
+    most = (
+        curve.groupby("op")["rows"].max().drop(ALL_OPS).sort_values(ascending=False, kind="stable")
+    )
     kinds = [ALL_OPS, *most.index[most >= _LEAST_ROWS_DRAWN]]
     curve = curve[curve["op"].isin(kinds)]
     lines = -(-len(kinds) // _CURVE_COLUMNS)
@@ -157,29 +264,59 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
     for axes, kind in zip(panels, kinds, strict=False):
         here = curve["op"] == kind
         rows = curve.loc[here, "rows"]
-        axes.plot(rows, percent.loc[here, "knobs_ape"], color="crimson", lw=1, marker="o", ms=3, label="knobs alone")
-        axes.plot(rows, percent.loc[here, "median_ape"], color="black", lw=2, marker="o", ms=4, label="with learned corrections")
+        axes.plot(
+            rows,
+            percent.loc[here, "knobs_ape"],
+            color="crimson",
+            lw=1,
+            marker="o",
+            ms=3,
+            label="knobs alone",
+        )
+        axes.plot(
+            rows,
+            percent.loc[here, "median_ape"],
+            color="black",
+            lw=2,
+            marker="o",
+            ms=4,
+            label="with learned corrections",
+        )
         noise = percent.loc[here, "noise"].median()
         if np.isfinite(noise) and noise > 0:
             axes.axhline(noise, color="black", lw=1, ls="--", label="noise of the held-out rows")
         axes.set(xscale="log", yscale="log", ylim=(low, high))
-        axes.set_title("all ops" if kind == ALL_OPS else kind.replace("_", " "), fontsize=9, fontweight="bold" if kind == ALL_OPS else None)
+        axes.set_title(
+            "all ops" if kind == ALL_OPS else kind.replace("_", " "),
+            fontsize=9,
+            fontweight="bold" if kind == ALL_OPS else None,
+        )
         _plain_numbers(axes, rows)
         axes.grid(alpha=0.2)
     for axes in panels[len(kinds) :]:
         axes.set_visible(False)
     figure.supxlabel("rows fitted on", fontsize=9)
     figure.supylabel("median error of held-out rows, %", fontsize=9)
-    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(handles.values()), list(handles), fontsize=9, loc="outside upper center", ncols=3)
+    handles = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()), list(handles), fontsize=9, loc="outside upper center", ncols=3
+    )
     _save(figure, path)
 
 
 def _plain_numbers(axes: Any, rows: pd.Series) -> None:
-    """Ticks of a panel a few octaves wide: the least and the most rows, round numbers of percent."""
+    """Ticks of a panel a few octaves wide: the least and the most rows,
+    round numbers of percent.
+    """
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-    axes.xaxis.set_major_locator(FixedLocator(sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]})))
+    axes.xaxis.set_major_locator(
+        FixedLocator(sorted({rows.iloc[0], rows.iloc[len(rows) // 2], rows.iloc[-1]}))
+    )
     axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())

@@ -17,10 +17,31 @@ def shapes_table() -> str:
     for name in shape_names():
         one = load_shape(name)
         experts = f"{one.topk} of {one.experts}" if one.experts else ""
-        sizes = [one.family, text.amount(one.parameters), str(one.depth), str(one.hidden), str(one.heads), str(one.seq), experts]
+        sizes = [
+            one.family,
+            text.amount(one.parameters),
+            str(one.depth),
+            str(one.hidden),
+            str(one.heads),
+            str(one.seq),
+            experts,
+        ]
         rows.append([name, *sizes, ", ".join(other_shape_names(name))])
-    head = ["model", "family", "parameters", "layers", "hidden", "heads", "tokens a sequence", "experts of a token", "also called"]
-    return f"{text.table(head, rows)}\n{len(rows)} models; `hybridperf show NAME` says all of one, a .toml file describes another"
+    head = [
+        "model",
+        "family",
+        "parameters",
+        "layers",
+        "hidden",
+        "heads",
+        "tokens a sequence",
+        "experts of a token",
+        "also called",
+    ]
+    return (
+        f"{text.table(head, rows)}\n{len(rows)} models; `hybridperf show NAME` says all of one, a"
+        " .toml file describes another"
+    )
 
 
 def shape(one: TransformerShape) -> str:
@@ -34,7 +55,13 @@ def shape(one: TransformerShape) -> str:
     ]
     for field in dataclasses.fields(one):
         value = getattr(one, field.name)
-        if field.name not in _FIRST and (field.default is dataclasses.MISSING or value != field.default):
+        if field.name not in _FIRST and (
+            field.default is dataclasses.MISSING or value != field.default
+        ):
             lines.append(f"  {field.name:16} {value}")
-    lines += [f"  {name}: {said}" for name in ("published", "source", "note") if (said := getattr(one, name))]
+    lines += [
+        f"  {name}: {said}"
+        for name in ("published", "source", "note")
+        if (said := getattr(one, name))
+    ]
     return "\n".join(lines)

@@ -27,7 +27,10 @@ def quantity(value: float | None, unit: str) -> str:
 
 def amount(value: float) -> str:
     """`8.03 billion`: a count of things without a unit."""
-    scale, word = next(((s, w) for s, w in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")) if value >= s), (1.0, ""))
+    scale, word = next(
+        ((s, w) for s, w in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")) if value >= s),
+        (1.0, ""),
+    )
     return f"{value / scale:.4g} {word}" if word else f"{value:,.0f}"
 
 
@@ -46,7 +49,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [list(map(str, headers)), *[list(map(str, row)) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
     lines = [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in cells
     ]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])

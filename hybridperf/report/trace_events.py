@@ -1,8 +1,9 @@
 """A file in the Trace Event Format (JSON), which https://ui.perfetto.dev and chrome://tracing open.
 
-Processes hold threads, threads hold slices (`ph: X`, times in microseconds), arrows between slices are pairs of flow events (`s` and `f`
-with one id). Slices of a thread must nest: one that would cross another's end goes to a thread beside it, of the same name. Names of
-categories are those of PyTorch's profiler, so that what reads its traces reads these.
+Processes hold threads, threads hold slices (`ph: X`, times in microseconds), arrows between slices
+are pairs of flow events (`s` and `f` with one id). Slices of a thread must nest: one that would
+cross another's end goes to a thread beside it, of the same name. Names of categories are those of
+PyTorch's profiler, so that what reads its traces reads these.
 """
 
 from __future__ import annotations
@@ -15,9 +16,19 @@ from typing import Any, NamedTuple
 
 from hybridperf.io import replacing
 
-OP, CALL, MARK, KERNEL, COPY, FILL = "cpu_op", "cuda_runtime", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset"
+OP, CALL, MARK, KERNEL, COPY, FILL = (
+    "cpu_op",
+    "cuda_runtime",
+    "user_annotation",
+    "kernel",
+    "gpu_memcpy",
+    "gpu_memset",
+)
 CRITICAL = "critical_path"  # category of the slices that repeat the critical path
-LAUNCH, DEPENDENCY = "ac2g", "dependency"  # kinds of arrows: a call to what it launched, an event to what waited for it
+LAUNCH, DEPENDENCY = (
+    "ac2g",
+    "dependency",
+)  # kinds of arrows: a call to what it launched, an event to what waited for it
 CRITICAL_COLOUR = "terrible"  # red, of the format's reserved names
 _MICROSECONDS = 1e6
 _INSIDE = 0.999  # where in its first slice an arrow begins: at the very end the slice is over
@@ -39,7 +50,9 @@ class TraceFile:
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
         self._threads: dict[tuple[int, str], int] = {}
-        self._open: dict[tuple[int, str], list[list[float]]] = {}  # ends of the open slices of each lane of a thread
+        self._open: dict[
+            tuple[int, str], list[list[float]]
+        ] = {}  # ends of the open slices of each lane of a thread
         self._named: set[tuple[int, int]] = set()
         self._last_us: dict[tuple[int, str], float] = {}
         self._flows = 0
@@ -50,15 +63,34 @@ class TraceFile:
         self._meta("process_sort_index", process, {"sort_index": process})
 
     def slice(
-        self, process: int, thread: str, name: str, category: str, start_s: float, end_s: float, *, critical: bool = False, **args: Any
+        self,
+        process: int,
+        thread: str,
+        name: str,
+        category: str,
+        start_s: float,
+        end_s: float,
+        *,
+        critical: bool = False,
+        **args: Any,
     ) -> Slice:
-        """Add a slice to the thread of this name. Slices of one thread are added in order of start, of equal ones the longer first."""
+        """Add a slice to the thread of this name. Slices of one thread are added in order of start,
+        of equal ones the longer first.
+        """
         if not (math.isfinite(start_s) and math.isfinite(end_s)):
             raise ValueError(f"expected finite times of {name!r}, got {start_s} to {end_s} s")
         start_us = start_s * _MICROSECONDS
         dur_us = max(0.0, end_s * _MICROSECONDS - start_us)
         tid = self._lane(process, thread, start_us, start_us + dur_us)
-        event: dict[str, Any] = {"ph": "X", "name": name, "cat": category, "pid": process, "tid": tid, "ts": start_us, "dur": dur_us}
+        event: dict[str, Any] = {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "pid": process,
+            "tid": tid,
+            "ts": start_us,
+            "dur": dur_us,
+        }
         if critical:
             event["cname"] = CRITICAL_COLOUR
             args["critical"] = True
@@ -70,24 +102,51 @@ class TraceFile:
         self._flows += 1
         common = {"name": kind, "cat": kind, "id": self._flows}
         begin_us = first.start_us if kind == LAUNCH else first.start_us + _INSIDE * first.dur_us
-        self._events.append({"ph": "s", **common, "pid": first.process, "tid": first.thread, "ts": begin_us})
-        self._events.append({"ph": "f", **common, "pid": second.process, "tid": second.thread, "ts": second.start_us, "bp": "e"})
+        self._events.append(
+            {"ph": "s", **common, "pid": first.process, "tid": first.thread, "ts": begin_us}
+        )
+        self._events.append(
+            {
+                "ph": "f",
+                **common,
+                "pid": second.process,
+                "tid": second.thread,
+                "ts": second.start_us,
+                "bp": "e",
+            }
+        )
 
     def write(self, path: str | os.PathLike, **facts: Any) -> None:
-        """Write the file, whole or not at all, compressed if it ends in .gz; `facts` stand beside the events."""
-        document = {"schemaVersion": 1, **facts, "displayTimeUnit": "ms", "traceEvents": self._events}
+        """Write the file, whole or not at all, compressed if it ends in .gz; `facts` stand beside
+        the events.
+        """
+        document = {
+            "schemaVersion": 1,
+            **facts,
+            "displayTimeUnit": "ms",
+            "traceEvents": self._events,
+        }
         text = json.dumps(document, default=float, allow_nan=False).encode()
         with replacing(path, "wb") as handle:
-            handle.write(gzip.compress(text, mtime=0) if str(path).lower().endswith(".gz") else text)
+            handle.write(
+                gzip.compress(text, mtime=0) if str(path).lower().endswith(".gz") else text
+            )
 
     def _lane(self, process: int, thread: str, start_us: float, end_us: float) -> int:
         key = process, thread
         if start_us < self._last_us.get(key, start_us):
-            raise ValueError(f"slices of {thread!r} must come in order of start, got {start_us} us after {self._last_us[key]} us")
+            raise ValueError(
+                f"slices of {thread!r} must come in order of start, got {start_us} us after"
+                f" {self._last_us[key]} us"
+            )
         self._last_us[key] = start_us
-        first = self._threads.setdefault(key, _LANES * sum(1 for other, _ in self._threads if other == process))
+        first = self._threads.setdefault(
+            key, _LANES * sum(1 for other, _ in self._threads if other == process)
+        )
         lanes = self._open.setdefault(key, [])
-        at = next((at for at, ends in enumerate(lanes) if _fits(ends, start_us, end_us)), len(lanes))
+        at = next(
+            (at for at, ends in enumerate(lanes) if _fits(ends, start_us, end_us)), len(lanes)
+        )
         if at == len(lanes):
             lanes.append([end_us])
         tid = first + at
@@ -98,11 +157,15 @@ class TraceFile:
         return tid
 
     def _meta(self, name: str, process: int, args: dict[str, Any], thread: int = 0) -> None:
-        self._events.append({"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": args})
+        self._events.append(
+            {"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": args}
+        )
 
 
 def _fits(ends: list[float], start_us: float, end_us: float) -> bool:
-    """Whether a slice nests in a lane with slices open until these times, innermost last; if so it is open there, too."""
+    """Whether a slice nests in a lane with slices open until these times, innermost last; if so it
+    is open there, too.
+    """
     while ends and ends[-1] <= start_us:
         ends.pop()
     if ends and end_us > ends[-1]:

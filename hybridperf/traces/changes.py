@@ -1,4 +1,5 @@
-"""Changes to a recorded step, each a factor on what its kernels or collectives take: an op, the links, the device.
+"""Changes to a recorded step, each a factor on what its kernels or collectives take: an op, the
+links, the device.
 
 Axes: U rows of the replay.
 """
@@ -38,36 +39,61 @@ class Change:
 
     said: str  # for people: what is changed
     factor: np.ndarray  # [U]
-    unknown: Mapping[str, float] = field(default_factory=dict)  # seconds by op of what keeps its measured time
+    unknown: Mapping[str, float] = field(
+        default_factory=dict
+    )  # seconds by op of what keeps its measured time
     notes: tuple[str, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)  # of the unknown: why
 
 
 def faster(replay: Replay, pattern: str, times: float) -> Change:
-    """Kernels of the ops that a pattern (`aten::addmm`, `aten::*norm*`) names made `times` faster; kernels go by their own names, too.
+    """Kernels of the ops that a pattern (`aten::addmm`, `aten::*norm*`) names made `times` faster;
+    kernels go by their own names, too.
 
-    An op's kernels are all that were launched within it, so `aten::linear` stands for the `aten::addmm` inside. `host` is the host's work.
+    An op's kernels are all that were launched within it, so `aten::linear` stands for the
+    `aten::addmm` inside. `host` is the host's work.
     """
     if not (np.isfinite(times) and times > 0):
-        raise InputError(f"expected how many times faster as a number above 0, got {times} for {pattern!r}; 2 halves the time")
+        raise InputError(
+            f"expected how many times faster as a number above 0, got {times} for {pattern!r}; 2"
+            " halves the time"
+        )
     rows, names = replay.rows, _Names(replay)
     kinds = rows.kind.tolist()
-    hit = np.array([kind in (DEVICE, WIRE) and names.any_matches(row, pattern) for row, kind in enumerate(kinds)])
-    hit |= np.array([kind == HOST and pattern == "host" == replay.op_of_row(row) for row, kind in enumerate(kinds)])
+    hit = np.array(
+        [
+            kind in (DEVICE, WIRE) and names.any_matches(row, pattern)
+            for row, kind in enumerate(kinds)
+        ]
+    )
+    hit |= np.array(
+        [
+            kind == HOST and pattern == "host" == replay.op_of_row(row)
+            for row, kind in enumerate(kinds)
+        ]
+    )
     if not hit.any():
-        known = sorted({replay.op_of_row(row) for row in range(len(rows)) if rows.kind[row] in (DEVICE, WIRE)})
-        raise InputError(f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}; `*` stands for any letters")
+        known = sorted(
+            {replay.op_of_row(row) for row in range(len(rows)) if rows.kind[row] in (DEVICE, WIRE)}
+        )
+        raise InputError(
+            f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}; `*`"
+            " stands for any letters"
+        )
     said = f"{times:g} times faster" if times >= 1 else f"{1 / times:g} times slower"
     return Change(f"{pattern} {said}", np.where(hit, 1 / times, 1.0))
 
 
 def links_scaled(replay: Replay, times: float) -> Change:
-    """Collectives over links of `times` the bandwidth: what depends on size shrinks, the latency stays.
+    """Collectives over links of `times` the bandwidth: what depends on size shrinks, the latency
+    stays.
 
     The latency is the least that any collective of the step takes, at most `LATENCY_S`.
     """
     if not (np.isfinite(times) and times > 0):
-        raise InputError(f"expected the bandwidth of the links as a factor above 0, got {times}; 2 doubles it")
+        raise InputError(
+            f"expected the bandwidth of the links as a factor above 0, got {times}; 2 doubles it"
+        )
     rows = replay.rows
     wire = (rows.kind == WIRE) & (rows.busy_s > 0)
     floor_s = min(LATENCY_S, float(rows.busy_s[wire].min(initial=LATENCY_S)))
@@ -78,9 +104,11 @@ def links_scaled(replay: Replay, times: float) -> Change:
 
 
 def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> Change:
-    """Collectives of known kind and size as long as `new` predicts, relative to what `old` does; the others keep their time.
+    """Collectives of known kind and size as long as `new` predicts, relative to what `old` does;
+    the others keep their time.
 
-    They run over the ranks of their group, which sit on the nodes of each system as they are numbered.
+    They run over the ranks of their group, which sit on the nodes of each system as they are
+    numbered.
     """
     rows = replay.rows
     wire = [_OnWire.of(replay, int(row)) for row in np.flatnonzero(rows.kind == WIRE)]
@@ -89,7 +117,9 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
     factor = np.ones(len(rows))
     unknown: dict[str, float] = {}
     if len(at):
-        frame = pd.DataFrame({"collective": [one.kind for one in wire], "bytes": [one.bytes for one in wire]})
+        frame = pd.DataFrame(
+            {"collective": [one.kind for one in wire], "bytes": [one.bytes for one in wire]}
+        )
         frame["n_gpus"] = [float(one.ranks) for one in wire]
         predicted = []
         for model in (old, new):
@@ -100,11 +130,15 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
         for row in at[~np.isfinite(ratio)].tolist():
             name = replay.op_of_row(row)
             unknown[name] = unknown.get(name, 0.0) + float(rows.busy_s[row])
-    return Change(f"links of {new.system.id} for those of {old.system.id}", factor, unknown, _of_links(replay))
+    return Change(
+        f"links of {new.system.id} for those of {old.system.id}", factor, unknown, _of_links(replay)
+    )
 
 
 def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
-    """Each op's kernels times predicted new over predicted old, where recorded shapes say what it computes; the others keep their time."""
+    """Each op's kernels times predicted new over predicted old, where recorded shapes say what it
+    computes; the others keep their time.
+    """
     rows = replay.rows
     keys: dict[tuple[str, str, str], list[int]] = {}
     kept: dict[str, dict[str, float]] = {}  # op -> why -> seconds
@@ -117,7 +151,9 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     for row in device_rows:
         key = _recorded(replay, row)
         if key is None:
-            keep(replay.op_of_row(row), _NO_SHAPES if _op_of(replay, row) != NONE else _NO_OP, [row])
+            keep(
+                replay.op_of_row(row), _NO_SHAPES if _op_of(replay, row) != NONE else _NO_OP, [row]
+            )
         else:
             keys.setdefault(key, []).append(row)
     calls = {key: _calls(*key) for key in keys}
@@ -135,20 +171,36 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     if unknown:
         notes.append(f"{share:.1%} of the device's time is in ops that keep their measured seconds")
     if device_rows and not keys:
-        notes.append("no op has shapes in this trace, so no op can be told: record with record_shapes=True")
+        notes.append(
+            "no op has shapes in this trace, so no op can be told: record with record_shapes=True"
+        )
     notes.append("kernels change with the device, what the host takes stays as measured")
-    why = {op: ", ".join(sorted(reasons, key=lambda one: -reasons[one])) for op, reasons in kept.items()}
+    why = {
+        op: ", ".join(sorted(reasons, key=lambda one: -reasons[one]))
+        for op, reasons in kept.items()
+    }
     return Change(f"{new.device.name} for {old.device.name}", factor, unknown, tuple(notes), why)
 
 
 def _of_links(replay: Replay) -> tuple[str, ...]:
     met = {int(event) for meeting in replay.meetings for event in meeting.collective.event}
     alone = bool(((replay.rows.kind == WIRE) & ~np.isin(replay.rows.event, list(met))).any())
-    return ("collectives of one rank include waiting for the others, so what links save is at most this",) if alone else ()
+    return (
+        (
+            (
+                "collectives of one rank include waiting for the others, so what links save is at"
+                " most this"
+            ),
+        )
+        if alone
+        else ()
+    )
 
 
 class _Names:
-    """Names that a pattern may mean for a row: its kernel's and those of all ops and marks around its launch."""
+    """Names that a pattern may mean for a row: its kernel's and those of all ops and marks around
+    its launch.
+    """
 
     def __init__(self, replay: Replay):
         self._replay = replay
@@ -162,9 +214,15 @@ class _Names:
         trace = replay.traces[at]
         if (at, call) not in self._around:
             self._around[at, call] = _around(trace, call)
-        names = (trace.device_name(int(replay.rows.event[row])), replay.op_of_row(row), *self._around[at, call])
+        names = (
+            trace.device_name(int(replay.rows.event[row])),
+            replay.op_of_row(row),
+            *self._around[at, call],
+        )
         if (pattern, names) not in self._matches:
-            self._matches[pattern, names] = any(fnmatch.fnmatchcase(name, pattern) for name in names)
+            self._matches[pattern, names] = any(
+                fnmatch.fnmatchcase(name, pattern) for name in names
+            )
         return self._matches[pattern, names]
 
 
@@ -184,12 +242,18 @@ def _op_of(replay: Replay, row: int) -> int:
 
 
 def _recorded(replay: Replay, row: int) -> tuple[str, str, str] | None:
-    """Name, shapes and types (JSON) of the op that launched a row's kernel; None where they were not recorded."""
+    """Name, shapes and types (JSON) of the op that launched a row's kernel; None where they were
+    not recorded.
+    """
     trace, op = replay.traces[replay.rows.trace[row]], _op_of(replay, row)
     shape = int(trace.host.shapes[op]) if op != NONE else NONE
     if shape == NONE:
         return None
-    return trace.host_name(op), trace.shapes[shape], trace.types[shape] if shape < len(trace.types) else ""
+    return (
+        trace.host_name(op),
+        trace.shapes[shape],
+        trace.types[shape] if shape < len(trace.types) else "",
+    )
 
 
 def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
@@ -199,10 +263,13 @@ def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
         return None  # shapes that do not fit the op: nobody knows it
 
 
-def _ratios(calls: Mapping[Any, Sequence[OpCall]], old: PerfModel, new: PerfModel) -> dict[Any, float]:
+def _ratios(
+    calls: Mapping[Any, Sequence[OpCall]], old: PerfModel, new: PerfModel
+) -> dict[Any, float]:
     """Predicted new over old seconds of each list of ops; left out where a device cannot run one.
 
-    An op that only one of the models has measurements of goes by both datasheets: the two would not err alike.
+    An op that only one of the models has measurements of goes by both datasheets: the two would not
+    err alike.
     """
     able = {key: ops for key, ops in calls.items() if _runs(old, ops) and _runs(new, ops)}
     flat_calls = [call for ops in able.values() for call in ops]
@@ -216,7 +283,10 @@ def _ratios(calls: Mapping[Any, Sequence[OpCall]], old: PerfModel, new: PerfMode
         seconds = np.where(measured, model.op_seconds(table), model.roofline_seconds(table))
         priced.append(np.maximum(seconds, KERNEL_S))
     bounds = np.cumsum([0, *(len(ops) for ops in able.values())])
-    return {key: float(priced[1][i:j].sum() / priced[0][i:j].sum()) for key, i, j in zip(able, bounds, bounds[1:], strict=False)}
+    return {
+        key: float(priced[1][i:j].sum() / priced[0][i:j].sum())
+        for key, i, j in zip(able, bounds, bounds[1:], strict=False)
+    }
 
 
 def _runs(model: PerfModel, ops: Sequence[OpCall]) -> bool:
@@ -241,7 +311,11 @@ class _OnWire:
     @classmethod
     def of(cls, replay: Replay, row: int) -> _OnWire:
         rows = replay.rows
-        trace, event, call = replay.traces[rows.trace[row]], int(rows.event[row]), int(rows.call[row])
+        trace, event, call = (
+            replay.traces[rows.trace[row]],
+            int(rows.event[row]),
+            int(rows.call[row]),
+        )
         kind, said = kind_of(trace, np.array([event]))[0], trace.messages.get(event, Message())
         ranks, members = said.size or trace.world or len(replay.traces), said.ranks
         if kind in ("send", "recv"):
@@ -262,13 +336,19 @@ class _OnWire:
 
 
 def _input_bytes(trace: RankTrace, call: int) -> float:
-    """Bytes of the tensors given to the innermost op or mark around a call whose shapes were recorded; NaN without."""
+    """Bytes of the tensors given to the innermost op or mark around a call whose shapes were
+    recorded; NaN without.
+    """
     around = int(trace.host.parent[call]) if call != NONE else NONE
     while around != NONE:
         shape = int(trace.host.shapes[around])
         if shape != NONE and shape < len(trace.types):
             try:
-                tensors = flat(arguments(json.loads(trace.shapes[shape]), json.loads(trace.types[shape] or "[]")))
+                tensors = flat(
+                    arguments(
+                        json.loads(trace.shapes[shape]), json.loads(trace.types[shape] or "[]")
+                    )
+                )
             except (ValueError, TypeError):
                 tensors = []
             if tensors:

@@ -1,11 +1,15 @@
 """Why a device stood idle: each gap in what it ran, split by what it was waiting for.
 
-A gap begins when the last running event ends (`dry`) and ends when the next event starts. The host's call that launched that event decides:
+A gap begins when the last running event ends (`dry`) and ends when the next event starts. The
+host's call that launched that event decides:
 
-    call made after `dry`     the device waited for a launch: `launch_bound`, but for the time in which the calling thread itself stood in
-                              a call that waits for the device (`synchronisation`), or in a copy that returns when it is done (`host_copy`)
-    call made before `dry`    up to the usual latency of a launch after the call: `launch_bound`; the rest: `dependency`, the event was
-                              there and its stream held it back (an event of another stream, or the turn from kernel to kernel)
+    call made after `dry`     the device waited for a launch: `launch_bound`, but for the time in
+                              which the calling thread itself stood in a call that waits for the
+                              device (`synchronisation`), or in a copy that returns when it is done
+                              (`host_copy`)
+    call made before `dry`    up to the usual latency of a launch after the call: `launch_bound`;
+                              the rest: `dependency`, the event was there and its stream held it
+                              back (an event of another stream, or the turn from kernel to kernel)
     call not recorded         `unrecorded`
 
 Time in which the device ran events of another step is no gap here: `other_step` of the summary.
@@ -23,9 +27,15 @@ from hybridperf.traces.events import CALL, COPY, MARK, NONE, OP, RankTrace
 from hybridperf.traces.intervals import between, covered_s, merged
 
 REASONS = ("launch_bound", "synchronisation", "host_copy", "dependency", "unrecorded")
-_SYNCHRONISES = re.compile(r"synchroni[sz]e|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device sync|event sync", re.I)
+_SYNCHRONISES = re.compile(
+    r"synchroni[sz]e|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device"
+    r" sync|event sync",
+    re.I,
+)
 _COPIES = re.compile(r"memcpy", re.I)
-_FRAME = re.compile(r"^(?:ProfilerStep#|nccl:)")  # marks that say nothing about what the host was busy with
+_FRAME = re.compile(
+    r"^(?:ProfilerStep#|nccl:)"
+)  # marks that say nothing about what the host was busy with
 _LONG_S = 1e-4  # a gap worth saying what the host did in it
 _USUAL_LATENCY_S = 1e-5  # of a launch, where no launch of the trace met an idle device
 
@@ -38,12 +48,23 @@ class Gaps:
     end_s: np.ndarray
     event: np.ndarray  # device event that ended the gap
     reasons: np.ndarray  # seconds by reason [len(REASONS), N]
-    detail: np.ndarray  # the op whose launch was awaited, and the call the host had to come back from; str [N]
+    detail: (
+        np.ndarray
+    )  # the op whose launch was awaited, and the call the host had to come back from; str [N]
 
     def between(self, start_s: float, end_s: float) -> Gaps:
         """Those that lie between two times."""
-        keep = slice(int(np.searchsorted(self.start_s, start_s)), int(np.searchsorted(self.end_s, end_s, side="right")))
-        return Gaps(self.start_s[keep], self.end_s[keep], self.event[keep], self.reasons[:, keep], self.detail[keep])
+        keep = slice(
+            int(np.searchsorted(self.start_s, start_s)),
+            int(np.searchsorted(self.end_s, end_s, side="right")),
+        )
+        return Gaps(
+            self.start_s[keep],
+            self.end_s[keep],
+            self.event[keep],
+            self.reasons[:, keep],
+            self.detail[keep],
+        )
 
 
 def gaps(trace: RankTrace) -> Gaps:
@@ -81,11 +102,15 @@ def by_cause(found: Gaps) -> list[tuple[str, str, float, int]]:
         seconds[key] = seconds.get(key, 0.0) + float(found.reasons[row, at])
         count[key] += 1
     most_first = sorted(seconds.items(), key=lambda one: -one[1])
-    return [(reason, detail, total, count[reason, detail]) for (reason, detail), total in most_first]
+    return [
+        (reason, detail, total, count[reason, detail]) for (reason, detail), total in most_first
+    ]
 
 
 def launch_latency_s(trace: RankTrace) -> float:
-    """From a call to the start of what it launched, median over launches that met an idle device."""
+    """From a call to the start of what it launched, median over launches
+    that met an idle device.
+    """
     device = trace.device_events
     called_s = call_start_s(trace, np.arange(len(device)))
     busy_until = np.append(-np.inf, np.maximum.accumulate(device.end_s))[:-1]
@@ -102,7 +127,9 @@ def call_start_s(trace: RankTrace, event: np.ndarray) -> np.ndarray:
 
 
 def device_waits(trace: RankTrace) -> np.ndarray:
-    """Which host events are calls that return when the device has done something [H]: by name, and copies seen to end within them."""
+    """Which host events are calls that return when the device has done something [H]: by name, and
+    copies seen to end within them.
+    """
     waits = _named(trace, _SYNCHRONISES) & (trace.host.kind == CALL)
     device = trace.device_events
     copies = (device.kind == COPY) & (device.call != NONE)
@@ -112,45 +139,70 @@ def device_waits(trace: RankTrace) -> np.ndarray:
 
 
 def op_around(trace: RankTrace, event: np.ndarray) -> np.ndarray:
-    """The innermost framework op, or mark of a collective, around host events [N]; NONE where there is none."""
+    """The innermost framework op, or mark of a collective, around host events [N]; NONE where there
+    is none.
+    """
     collective_mark = np.array([name.startswith("nccl:") for name in trace.names] or [False])
     here = np.array(event, int)
     while True:
         kind = trace.host.kind[here]
-        go = (here != NONE) & (kind != OP) & ~((kind == MARK) & collective_mark[trace.host.name[here]])
+        go = (
+            (here != NONE)
+            & (kind != OP)
+            & ~((kind == MARK) & collective_mark[trace.host.name[here]])
+        )
         if not go.any():
             return here
         here[go] = trace.host.parent[here[go]]
 
 
 def launching_op(trace: RankTrace, event: np.ndarray) -> list[str]:
-    """Name of the framework op that launched device events [N]; of the event itself where no op is around its launch."""
+    """Name of the framework op that launched device events [N]; of the event itself where no op is
+    around its launch.
+    """
     call = trace.device_events.call[event]
     op = np.full(len(call), NONE)
     op[call != NONE] = op_around(trace, call[call != NONE])
-    return [trace.host_name(at) if at != NONE else f"(no op) {trace.device_name(one)}" for at, one in zip(op.tolist(), event, strict=True)]
+    return [
+        trace.host_name(at) if at != NONE else f"(no op) {trace.device_name(one)}"
+        for at, one in zip(op.tolist(), event, strict=True)
+    ]
 
 
-def _details(trace: RankTrace, found_at: np.ndarray, dry: np.ndarray, called_s: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """What each gap waited for: the op that launched what came next, the call the host came back from, the mark it spent a long gap in."""
+def _details(
+    trace: RankTrace, found_at: np.ndarray, dry: np.ndarray, called_s: np.ndarray, waits: np.ndarray
+) -> np.ndarray:
+    """What each gap waited for: the op that launched what came next, the call the host came back
+    from, the mark it spent a long gap in.
+    """
     host = trace.host
     details = launching_op(trace, found_at)
     call = trace.device_events.call[found_at]
     for thread in np.unique(host.thread[call[call != NONE]]):
         here = np.flatnonzero((call != NONE) & (host.thread[call] == thread))
-        held = np.flatnonzero(waits & (host.thread == thread))  # ordered by start; calls of a thread do not overlap
+        held = np.flatnonzero(
+            waits & (host.thread == thread)
+        )  # ordered by start; calls of a thread do not overlap
         last = np.searchsorted(host.start_s[held], dry[here], side="right") - 1
-        marks = np.flatnonzero((host.kind == MARK) & (host.thread == thread) & ~_named(trace, _FRAME))
+        marks = np.flatnonzero(
+            (host.kind == MARK) & (host.thread == thread) & ~_named(trace, _FRAME)
+        )
         for gap, at in zip(here, last, strict=True):
             if at >= 0 and host.end_s[held[at]] > dry[gap]:
                 details[gap] = f"{details[gap]} after {trace.host_name(held[at])}"
             if called_s[gap] - dry[gap] > _LONG_S:
                 middle_s = (called_s[gap] + dry[gap]) / 2
                 around = marks[(host.start_s[marks] <= middle_s) & (host.end_s[marks] > middle_s)]
-                details[gap] = f"{details[gap]} (host in {trace.host_name(around[-1])})" if len(around) else details[gap]
+                details[gap] = (
+                    f"{details[gap]} (host in {trace.host_name(around[-1])})"
+                    if len(around)
+                    else details[gap]
+                )
     return np.array(details, object)
 
 
 def _named(trace: RankTrace, pattern: re.Pattern[str]) -> np.ndarray:
     """Which host events have a name that matches [H]."""
-    return np.array([bool(pattern.search(name)) for name in trace.names] or [False])[trace.host.name]
+    return np.array([bool(pattern.search(name)) for name in trace.names] or [False])[
+        trace.host.name
+    ]

@@ -1,6 +1,7 @@
 """Sets of time intervals: what several streams cover together, and how much of a span a set covers.
 
-A set is a pair of arrays (start_s, end_s). `merged` sets are disjoint and in order; the other functions want those.
+A set is a pair of arrays (start_s, end_s). `merged` sets are disjoint and in order; the other
+functions want those.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ Intervals = tuple[np.ndarray, np.ndarray]
 
 
 def merged(start_s: np.ndarray, end_s: np.ndarray) -> Intervals:
-    """The union of intervals as disjoint ones in order. Touching intervals become one, empty ones vanish."""
+    """The union of intervals as disjoint ones in order. Touching intervals become one, empty ones
+    vanish.
+    """
     real = end_s > start_s
     start_s, end_s = start_s[real], end_s[real]
     order = np.argsort(start_s, kind="stable")

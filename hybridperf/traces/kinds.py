@@ -1,4 +1,6 @@
-"""Which collective a kernel runs: by the framework's mark around its launch, by what was recorded with it, or by its name."""
+"""Which collective a kernel runs: by the framework's mark around its launch, by what was recorded
+with it, or by its name.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from hybridperf.traces.idle import op_around
 MESSAGES = "messages"  # sends and receives as one kernel
 # what names of collectives begin with, and names of their kernels have in them, without underscores
 _KINDS = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
-    "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter", "send": "send", "recv": "recv",
-    "barrier": "all_reduce",
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
+    "scatter": "scatter", "send": "send", "recv": "recv", "barrier": "all_reduce",
 }  # fmt: skip
 # nccl's `SendRecv` carries an all-to-all as well as single messages
 _KERNEL_KINDS = {"sendrecv": "all_to_all", "crossdevicereduce": "all_reduce", **_KINDS}
@@ -25,13 +27,17 @@ _UNNAMED = "collective"  # what its kernel's name does not tell
 
 
 def kind_of(trace: RankTrace, event: np.ndarray) -> list[str | None]:
-    """Which collective device events run [N]: by the framework's mark around the launch, by what the kernel says of itself, by its name.
+    """Which collective device events run [N]: by the framework's mark around the launch, by what
+    the kernel says of itself, by its name.
 
     None: they run none.
     """
     kinds: list[str | None] = []
     for one, mark in zip(np.asarray(event).tolist(), marks(trace, event).tolist(), strict=True):
-        said = (trace.host_name(mark).removeprefix("nccl:") if mark != NONE else "", trace.messages.get(one, Message()).kind)
+        said = (
+            trace.host_name(mark).removeprefix("nccl:") if mark != NONE else "",
+            trace.messages.get(one, Message()).kind,
+        )
         kind = next((kind for text in said if (kind := _spoken(text))), None)
         if kind is None:
             named = _KERNEL.search(_plain(trace.device_name(one)))
@@ -43,7 +49,9 @@ def kind_of(trace: RankTrace, event: np.ndarray) -> list[str | None]:
 
 
 def pair_of(trace: RankTrace, event: int, own: int) -> tuple[int, int] | None:
-    """(sender, receiver) of a message, as ranks of the run, `own` the trace's; None where the trace does not tell."""
+    """(sender, receiver) of a message, as ranks of the run, `own` the trace's; None where the trace
+    does not tell.
+    """
     mark = int(marks(trace, np.array([event]))[0])
     if mark == NONE or (said := _PAIR.fullmatch(trace.host_name(mark))) is None:
         return None
@@ -59,12 +67,16 @@ def pair_of(trace: RankTrace, event: int, own: int) -> tuple[int, int] | None:
 
 
 def marks(trace: RankTrace, event: np.ndarray) -> np.ndarray:
-    """The `nccl:...` mark around the launch of device events that communicate [N], NONE where there is none."""
+    """The `nccl:...` mark around the launch of device events that communicate [N], NONE where there
+    is none.
+    """
     device = trace.device_events
     mark = np.full(len(event), NONE)
     known = (device.call[event] != NONE) & device.communicates[event]
     around = op_around(trace, device.call[event[known]])
-    mark[known] = [at if at != NONE and trace.host_name(at).startswith("nccl:") else NONE for at in around]
+    mark[known] = [
+        at if at != NONE and trace.host_name(at).startswith("nccl:") else NONE for at in around
+    ]
     return mark
 
 
@@ -73,7 +85,9 @@ def _plain(name: str) -> str:
 
 
 def _spoken(name: str) -> str | None:
-    """Our word for a collective as frameworks call it (`_allgather_base`, `all_gather_into_tensor_coalesced`); None for none."""
+    """Our word for a collective as frameworks call it (`_allgather_base`,
+    `all_gather_into_tensor_coalesced`); None for none.
+    """
     if not name or _plain(name).startswith(_TOGETHER):
         return None
     found = _SPOKEN.match(_plain(name))

@@ -2,14 +2,20 @@
 
 An outermost framework op, on the thread that runs it:
 
-    ... op | between_ops | op: before_launch [launch_call] between_launches [launch_call] after_launch | between_ops | next op ...
+    ... op | between_ops | op: before_launch [launch_call] between_launches [launch_call]
+    after_launch | between_ops | next op ...
 
-in Lin et al. (HiPC 2022) T1; T2, T4, T5, T3. An op that launches nothing costs its whole time (`without_launch`, there also T5).
+in Lin et al. (HiPC 2022) T1; T2, T4, T5, T3. An op that launches nothing costs its whole time
+(`without_launch`, there also T5).
 
-* Writing a record down costs the host time as well: `profiler_s` is taken off for each record within an interval, down to zero.
-* Time in calls that wait for the device is the device's, not the host's: it is taken off, and a launch that waits is left out.
-* Gaps between ops count from 2 us on and below 200 us: shorter ones are the clock, longer ones are the user's own code.
-* What lies more than 1.5 interquartile ranges outside the quartiles is dropped: the first call of a kernel, the garbage collector.
+* Writing a record down costs the host time as well: `profiler_s` is taken off for each record
+  within an interval, down to zero.
+* Time in calls that wait for the device is the device's, not the host's: it is taken off, and a
+  launch that waits is left out.
+* Gaps between ops count from 2 us on and below 200 us: shorter ones are the clock, longer ones are
+  the user's own code.
+* What lies more than 1.5 interquartile ranges outside the quartiles is dropped: the first call of a
+  kernel, the garbage collector.
 """
 
 from __future__ import annotations
@@ -28,17 +34,24 @@ PROFILER_S = 2e-6  # of each record, as Lin et al. take it
 BETWEEN_OPS_S = (2e-6, 200e-6)  # what counts as the gap between two ops
 OUTSIDE = 1.5  # interquartile ranges
 _LEAST_FOR_QUARTILES = 4
-_TICK_S = 1e-6  # of clocks that count whole microseconds: what is that near to the quartiles is no outlier
+# of clocks that count whole microseconds: what is that near to the quartiles is no outlier
+_TICK_S = 1e-6
 _CLOCK_TICK_S = 1e-9  # the finest that traces are written in
 _BACKWARD = "autograd::engine::evaluate_function: "
 
 Samples = dict[str, list[np.ndarray]]  # seconds by kind of op or call
 
 
-def fit_host(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profiler_s: float = PROFILER_S) -> Host:
-    """The overheads of the host that made the traces, `steps` giving the steps of each; `InputError` where it launches nothing."""
+def fit_host(
+    traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profiler_s: float = PROFILER_S
+) -> Host:
+    """The overheads of the host that made the traces, `steps` giving the steps of each;
+    `InputError` where it launches nothing.
+    """
     between: list[np.ndarray] = []
-    samples: dict[str, Samples] = {name: {} for name in ("before", "after", "call", "launches", "without")}
+    samples: dict[str, Samples] = {
+        name: {} for name in ("before", "after", "call", "launches", "without")
+    }
     for trace, of_trace in zip(traces, steps, strict=True):
         top, waits = outermost_op(trace), device_waits(trace)
         launches = np.zeros(len(trace.host), bool)
@@ -48,7 +61,8 @@ def fit_host(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profi
             _in_ops(trace, step, top, launches, waits, profiler_s, samples)
     if not samples["call"]:
         raise InputError(
-            "expected traces in which the host launches work for a device, got none that does; record them with CUDA activity on"
+            "expected traces in which the host launches work for a device, got none that does;"
+            " record them with CUDA activity on"
         )
     return Host(
         source=", ".join(trace.source for trace in traces),
@@ -63,12 +77,16 @@ def fit_host(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profi
 
 
 def op_kind(name: str) -> str:
-    """The name an op's overheads are kept under: of a step of the backward pass, what it computes."""
+    """The name an op's overheads are kept under: of a step of the backward
+    pass, what it computes.
+    """
     return name.removeprefix(_BACKWARD)
 
 
 def outermost_op(trace: RankTrace) -> np.ndarray:
-    """The framework op around each host event that is in no other op, itself for such an op; NONE outside of ops [H]."""
+    """The framework op around each host event that is in no other op, itself for such an op; NONE
+    outside of ops [H].
+    """
     kind, parent = trace.host.kind, trace.host.parent
     found = np.full(len(trace.host), NONE)
     here = np.arange(len(trace.host))
@@ -86,7 +104,9 @@ def _between_ops(trace: RankTrace, step: Step, outermost: np.ndarray) -> np.ndar
     top = top[np.lexsort((host.start_s[top], host.thread[top]))]
     gap_s = host.start_s[top[1:]] - host.end_s[top[:-1]]
     same = host.thread[top[1:]] == host.thread[top[:-1]]
-    ticks = np.rint(gap_s / _CLOCK_TICK_S)  # whole ones, so that rounding of seconds decides nothing at the edges
+    ticks = np.rint(
+        gap_s / _CLOCK_TICK_S
+    )  # whole ones, so that rounding of seconds decides nothing at the edges
     least, most = (round(edge_s / _CLOCK_TICK_S) for edge_s in BETWEEN_OPS_S)
     return gap_s[same & (ticks >= least) & (ticks < most)]
 
@@ -103,13 +123,21 @@ def _in_ops(
     """Add what each op of a step shows."""
     host = trace.host
     event = step.host[np.isin(outermost[step.host], step.host)]  # in an op of this step
-    event = event[np.lexsort((host.start_s[event], event != outermost[event], outermost[event]))]  # by op: itself, then what is in it
+    event = event[
+        np.lexsort((host.start_s[event], event != outermost[event], outermost[event]))
+    ]  # by op: itself, then what is in it
     top = outermost[event]
     waited_s = np.where((waits & ~launches)[event], host.end_s[event] - host.start_s[event], 0.0)
-    before = np.concatenate([[0.0], np.cumsum(profiler_s + waited_s)])  # what to take off for the records before each
+    before = np.concatenate(
+        [[0.0], np.cumsum(profiler_s + waited_s)]
+    )  # what to take off for the records before each
 
-    def own_s(start_s: np.ndarray, end_s: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Seconds between two times, less the records `first` up to and without `last` between them."""
+    def own_s(
+        start_s: np.ndarray, end_s: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> np.ndarray:
+        """Seconds between two times, less the records `first` up to and without `last` between
+        them.
+        """
         return np.maximum(end_s - start_s - (before[last] - before[first]), 0.0)
 
     begin = np.flatnonzero(event == top)
@@ -121,14 +149,34 @@ def _in_ops(
     kinds = [op_kind(trace.host_name(one)) for one in op]
     one, last = launch[first[with_launch]], launch[(first + count - 1)[with_launch]]
     of = np.flatnonzero(with_launch)
-    _add(samples["before"], kinds, of, own_s(host.start_s[op[of]], host.start_s[event[one]], begin[of] + 1, one))
-    _add(samples["after"], kinds, of, own_s(host.end_s[event[last]], host.end_s[op[of]], last + 1, until[of]))
+    _add(
+        samples["before"],
+        kinds,
+        of,
+        own_s(host.start_s[op[of]], host.start_s[event[one]], begin[of] + 1, one),
+    )
+    _add(
+        samples["after"],
+        kinds,
+        of,
+        own_s(host.end_s[event[last]], host.end_s[op[of]], last + 1, until[of]),
+    )
     none = np.flatnonzero(~with_launch)
-    _add(samples["without"], kinds, none, own_s(host.start_s[op[none]], host.end_s[op[none]], begin[none] + 1, until[none]))
+    _add(
+        samples["without"],
+        kinds,
+        none,
+        own_s(host.start_s[op[none]], host.end_s[op[none]], begin[none] + 1, until[none]),
+    )
     pair = np.flatnonzero(top[launch[1:]] == top[launch[:-1]]) if len(launch) else launch
     a, b = launch[:-1][pair], launch[1:][pair]
     of_pair = np.searchsorted(begin, a, side="right") - 1
-    _add(samples["launches"], kinds, of_pair, own_s(host.end_s[event[a]], host.start_s[event[b]], a + 1, b))
+    _add(
+        samples["launches"],
+        kinds,
+        of_pair,
+        own_s(host.end_s[event[a]], host.start_s[event[b]], a + 1, b),
+    )
     call = event[launch[~waits[event[launch]]]]
     _add(
         samples["call"],
@@ -150,7 +198,11 @@ def _overhead(samples: Samples) -> Overhead:
     pooled = {kind: np.concatenate(parts) for kind, parts in sorted(samples.items())}
     return Overhead(
         shared=_spread(np.concatenate([*pooled.values()]) if pooled else np.zeros(0)),
-        by_kind={kind: spread for kind, seconds in pooled.items() if (spread := _spread(seconds)) is not None},
+        by_kind={
+            kind: spread
+            for kind, seconds in pooled.items()
+            if (spread := _spread(seconds)) is not None
+        },
     )
 
 
@@ -158,8 +210,15 @@ def _spread(seconds: np.ndarray) -> Spread | None:
     """Of what lies within 1.5 interquartile ranges of the quartiles; None of nothing."""
     if len(seconds) >= _LEAST_FOR_QUARTILES:
         low, high = np.quantile(seconds, [0.25, 0.75])
-        reach = max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2  # what lies at the edge is within, however it was rounded
+        reach = (
+            max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2
+        )  # what lies at the edge is within, however it was rounded
         seconds = seconds[(seconds >= low - reach) & (seconds <= high + reach)]
     if not len(seconds):
         return None
-    return Spread(mean_s=float(seconds.mean()), std_s=float(seconds.std()), median_s=float(np.median(seconds)), count=len(seconds))
+    return Spread(
+        mean_s=float(seconds.mean()),
+        std_s=float(seconds.std()),
+        median_s=float(np.median(seconds)),
+        count=len(seconds),
+    )

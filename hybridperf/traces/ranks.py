@@ -1,17 +1,21 @@
 """Collectives of several ranks, matched: what the wire took and which rank the others waited for.
 
-A kernel of a collective starts when its own rank has come to it and ends when all ranks are done, so its measured duration is mostly
-waiting. The shortest duration over the ranks is the wire time: the last rank to arrive waits for nobody. All that compares durations, so
-the clocks of the ranks need not agree. Of a single rank's collective nobody knows how much of it was waiting.
+A kernel of a collective starts when its own rank has come to it and ends when all ranks are done,
+so its measured duration is mostly waiting. The shortest duration over the ranks is the wire time:
+the last rank to arrive waits for nobody. All that compares durations, so the clocks of the ranks
+need not agree. Of a single rank's collective nobody knows how much of it was waiting.
 
-Ranks issue the collectives of a group in the same order, so the n-th of one member goes with the n-th of the others, where both ran the
-same kinds in the same order. Which group a kernel is of:
+Ranks issue the collectives of a group in the same order, so the n-th of one member goes with the
+n-th of the others, where both ran the same kinds in the same order. Which group a kernel is of:
 
     recorded ranks, or name    as PyTorch writes them from 2.4 on
-    send 0->1, recv 1<-0       the two ranks, as the framework's mark names them: in the group's own count where its ranks are recorded
-    none recorded              a framework gives each group a stream of its own: the n-th communication stream of one rank (in order of
-                               first launch) goes with the n-th of the others. Groups that run the same collectives (rows of a grid of
-                               ranks) cannot be told apart by that: a note says so where their ends differ
+    send 0->1, recv 1<-0       the two ranks, as the framework's mark names them: in the group's own
+                               count where its ranks are recorded
+    none recorded              a framework gives each group a stream of its own: the n-th
+                               communication stream of one rank (in order of first launch) goes with
+                               the n-th of the others. Groups that run the same collectives (rows of
+                               a grid of ranks) cannot be told apart by that: a note says so where
+                               their ends differ
 """
 
 from __future__ import annotations
@@ -77,7 +81,9 @@ class Matched:
 
 
 class _Key(NamedTuple):
-    """Whom a collective is of, as one rank's trace says it; two ranks ran it together where theirs are equal."""
+    """Whom a collective is of, as one rank's trace says it; two ranks ran it together where theirs
+    are equal.
+    """
 
     by: str  # "ranks", "pair", "name", "stream", or "alone": nobody knows
     ranks: tuple[int, ...] = ()  # of a pair sender and receiver, of one alone itself
@@ -89,8 +95,14 @@ class _Key(NamedTuple):
     def where(self) -> str:
         """For people."""
         if self.by == "ranks":
-            return f"group {self.name}" if self.name and not self.name.isdecimal() else _ranks(self.ranks)
-        return f"group {self.name}" if self.by == "name" else f"communication stream {self.stream + 1}"
+            return (
+                f"group {self.name}"
+                if self.name and not self.name.isdecimal()
+                else _ranks(self.ranks)
+            )
+        return (
+            f"group {self.name}" if self.by == "name" else f"communication stream {self.stream + 1}"
+        )
 
     def ranks_in_all(self, world: int) -> int | None:
         """Ranks of the group, where that is known."""
@@ -113,11 +125,17 @@ class _Run:
         place = np.concatenate([run.place for run in runs])
         order = np.argsort(place)
         kinds = [kind for run in runs for kind in run.kinds]
-        return cls(tuple(kinds[at] for at in order), np.concatenate([run.event for run in runs])[order], place[order])
+        return cls(
+            tuple(kinds[at] for at in order),
+            np.concatenate([run.event for run in runs])[order],
+            place[order],
+        )
 
 
 def collectives(traces: Sequence[RankTrace], steps: Sequence[Step]) -> list[Collective]:
-    """Collectives of one step, `steps` giving each trace's, in order of launch; those of a single rank have no waits."""
+    """Collectives of one step, `steps` giving each trace's, in order of launch; those of a single
+    rank have no waits.
+    """
     return list(match(traces, steps).collectives)
 
 
@@ -140,20 +158,30 @@ def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
             alike.setdefault((at,) if ambiguous else run.kinds, []).append(at)
         if ambiguous and len(members) > 1 and key.by != "alone":
             notes.append(
-                f"{_ranks(ranks[list(members)].tolist())} ran collectives of groups of {size} ranks without saying which: what they waited"
-                " is not known"
+                f"{_ranks(ranks[list(members)].tolist())} ran collectives of groups of {size} ranks"
+                " without saying which: what they waited is not known"
             )
         elif len(alike) > 1:
-            parts = "; ".join(f"{_ranks(ranks[those].tolist())} ran {_counted(members[those[0]].kinds)}" for those in alike.values())
-            notes.append(f"only ranks that ran the same collectives in the same order are matched: in {key.where} {parts}")
+            parts = "; ".join(
+                f"{_ranks(ranks[those].tolist())} ran {_counted(members[those[0]].kinds)}"
+                for those in alike.values()
+            )
+            notes.append(
+                "only ranks that ran the same collectives in the same order are matched: in"
+                f" {key.where} {parts}"
+            )
         for those in alike.values():
             events = np.array([members[at].event for at in those])
-            matched = [_collective(traces, ranks, those, kind, events[:, i], size, group) for i, kind in enumerate(members[those[0]].kinds)]
+            matched = [
+                _collective(traces, ranks, those, kind, events[:, i], size, group)
+                for i, kind in enumerate(members[those[0]].kinds)
+            ]
             apart_s = float(np.median([_end_spread_s(traces, one) for _, one in matched]))
             if apart_s > _APART_S and key.by == "stream":
                 notes.append(
-                    f"{_ranks(ranks[those].tolist())} end their collectives {1e3 * apart_s:.3g} ms apart: their clocks disagree, which"
-                    " does no harm, or they are of several groups, which must be given one by one"
+                    f"{_ranks(ranks[those].tolist())} end their collectives {1e3 * apart_s:.3g} ms"
+                    " apart: their clocks disagree, which does no harm, or they are of several"
+                    " groups, which must be given one by one"
                 )
             found += matched
     found.sort(key=lambda one: one[0])
@@ -163,7 +191,9 @@ def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
 
 def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
     """Each trace's rank; its place where the trace does not say [R]."""
-    return np.array([at if trace.rank is None else trace.rank for at, trace in enumerate(traces)], int)
+    return np.array(
+        [at if trace.rank is None else trace.rank for at, trace in enumerate(traces)], int
+    )
 
 
 def _runs(trace: RankTrace, step: Step, rank: int) -> dict[_Key, _Run]:
@@ -171,7 +201,9 @@ def _runs(trace: RankTrace, step: Step, rank: int) -> dict[_Key, _Run]:
     device = trace.device_events
     event = np.asarray(step.device)[device.communicates[step.device]]
     called_s = call_start_s(trace, event)
-    event = event[np.argsort(np.where(np.isnan(called_s), device.start_s[event], called_s), kind="stable")]
+    event = event[
+        np.argsort(np.where(np.isnan(called_s), device.start_s[event], called_s), kind="stable")
+    ]
     streams: dict[int, int] = {}
     parts: dict[_Key, list[tuple[str, int, int]]] = {}
     for place, (one, kind) in enumerate(zip(event.tolist(), kind_of(trace, event), strict=True)):
@@ -185,14 +217,23 @@ def _runs(trace: RankTrace, step: Step, rank: int) -> dict[_Key, _Run]:
         elif said.group:
             key = _Key("name", name=said.group, size=said.size)
         else:
-            key = _Key("stream", stream=streams.setdefault(int(device.stream[one]), len(streams)), size=said.size)
+            key = _Key(
+                "stream",
+                stream=streams.setdefault(int(device.stream[one]), len(streams)),
+                size=said.size,
+            )
         parts.setdefault(key, []).append((str(kind), one, place))
     columns = {key: tuple(zip(*those, strict=True)) for key, those in parts.items()}
-    return {key: _Run(kinds, np.array(events), np.array(places)) for key, (kinds, events, places) in columns.items()}
+    return {
+        key: _Run(kinds, np.array(events), np.array(places))
+        for key, (kinds, events, places) in columns.items()
+    }
 
 
 def _by_name_where_all_agree(by_key: dict[_Key, dict[int, _Run]]) -> dict[_Key, dict[int, _Run]]:
-    """Groups of the same ranks (or pairs) apart by name only where all members have the same names: else the order alone tells."""
+    """Groups of the same ranks (or pairs) apart by name only where all members have the same names:
+    else the order alone tells.
+    """
     same: dict[_Key, list[_Key]] = {}
     for key in by_key:
         same.setdefault(key._replace(name="") if key.ranks else key, []).append(key)
@@ -210,18 +251,29 @@ def _by_name_where_all_agree(by_key: dict[_Key, dict[int, _Run]]) -> dict[_Key, 
 
 
 def _collective(
-    traces: Sequence[RankTrace], ranks: np.ndarray, members: Sequence[int], kind: str, event: np.ndarray, size: int | None, group: str
+    traces: Sequence[RankTrace],
+    ranks: np.ndarray,
+    members: Sequence[int],
+    kind: str,
+    event: np.ndarray,
+    size: int | None,
+    group: str,
 ) -> tuple[float, Collective]:
     of = [traces[at] for at in members]
     start_s, end_s = (
-        np.array([getattr(trace.device_events, side)[one] for trace, one in zip(of, event, strict=True)]) for side in ("start_s", "end_s")
+        np.array(
+            [getattr(trace.device_events, side)[one] for trace, one in zip(of, event, strict=True)]
+        )
+        for side in ("start_s", "end_s")
     )
     called_s = float(call_start_s(of[0], event[:1])[0])
     mark = int(marks(of[0], event[:1])[0])
     shape = of[0].host.shapes[mark] if mark != NONE else NONE
     dims = of[0].shapes[shape] if shape != NONE else ""
     when = start_s[0] if np.isnan(called_s) else called_s
-    found = Collective(kind, 0, np.array(members), ranks[list(members)], event, start_s, end_s, dims, size, group)
+    found = Collective(
+        kind, 0, np.array(members), ranks[list(members)], event, start_s, end_s, dims, size, group
+    )
     return of[0].origin_us * 1e-6 + float(when), found
 
 
@@ -241,7 +293,13 @@ def _numbered(found: Iterable[Collective]) -> list[Collective]:
     return out
 
 
-def _missing(traces: Sequence[RankTrace], ranks: np.ndarray, world: int, groups: Iterable[_Key], found: Sequence[Collective]) -> list[str]:
+def _missing(
+    traces: Sequence[RankTrace],
+    ranks: np.ndarray,
+    world: int,
+    groups: Iterable[_Key],
+    found: Sequence[Collective],
+) -> list[str]:
     """Ranks without a trace and what that means for the collectives: one sentence."""
     given = set(ranks.tolist())
     absent = set(range(min(world, 1 << 20))) - given
@@ -250,13 +308,21 @@ def _missing(traces: Sequence[RankTrace], ranks: np.ndarray, world: int, groups:
     if not absent or world == 1 or all(trace.rank is None for trace in traces):
         return []
     if len(traces) == 1:
-        return [f"one rank of {world or len(absent) + 1} is given: its collectives are wire time and waiting together"]
+        return [
+            f"one rank of {world or len(absent) + 1} is given: its collectives are wire time and"
+            " waiting together"
+        ]
     unknown = any(np.isnan(one.wait_s).any() for one in found)
-    partly = any(len(one.trace) > 1 and one.size is not None and len(one.trace) < one.size for one in found)
+    partly = any(
+        len(one.trace) > 1 and one.size is not None and len(one.trace) < one.size for one in found
+    )
     means = ["waiting for them counts as wire time"] if partly else []
     means += ["what others waited in collectives with only them is not known"] if unknown else []
     of = f" of {world}" if world else ""
-    return [f"no traces of {_ranks(sorted(absent))}{of}" + (f": {', and '.join(means)}" if means else "")]
+    return [
+        f"no traces of {_ranks(sorted(absent))}{of}"
+        + (f": {', and '.join(means)}" if means else "")
+    ]
 
 
 def _counted(kinds: Sequence[str]) -> str:
@@ -264,5 +330,7 @@ def _counted(kinds: Sequence[str]) -> str:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    listed = ", ".join(map(str, numbers[:_NAMED])) + (f", ... ({len(numbers)} in all)" if len(numbers) > _NAMED else "")
+    listed = ", ".join(map(str, numbers[:_NAMED])) + (
+        f", ... ({len(numbers)} in all)" if len(numbers) > _NAMED else ""
+    )
     return f"rank{'s' if len(numbers) > 1 else ''} {listed}"

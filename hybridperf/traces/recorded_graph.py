@@ -1,8 +1,9 @@
 """Ops as a trace recorded them, with what depends on what: shapes and types, but no start times.
 
-PyTorch's execution traces and Chakra's graphs come to this. PyTorch records every op, those inside ops too (`parent`), on the threads
-that ran them; what an op waits for follows from the tensors it reads. Chakra records ops flat, with the kernels they launch beside them,
-and names what each waits for.
+PyTorch's execution traces and Chakra's graphs come to this. PyTorch records every op, those inside
+ops too (`parent`), on the threads that ran them; what an op waits for follows from the tensors it
+reads. Chakra records ops flat, with the kernels they launch beside them, and names what each waits
+for.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from typing import Any
 
 from hybridperf.traces.recorded_tensors import Argument, arguments, flat
 
-CPU, GPU, COMM = "cpu", "gpu", "comm"  # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
+CPU, GPU, COMM = (
+    "cpu",
+    "gpu",
+    "comm",
+)  # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Inputs or outputs of an op as they stand in the trace, by position; see `recorded_tensors`."""
+    """Inputs or outputs of an op as they stand in the trace, by position;
+    see `recorded_tensors`.
+    """
 
     shapes: tuple[Any, ...] = ()
     types: tuple[Any, ...] = ()
@@ -39,7 +46,9 @@ class RecordedNode:
     name: str
     kind: str = CPU
     parent: int | None = None  # the op that it runs inside of, None at the top
-    control: tuple[int, ...] = ()  # nodes it follows, as the trace says; ids that the trace lacks are left out
+    control: tuple[
+        int, ...
+    ] = ()  # nodes it follows, as the trace says; ids that the trace lacks are left out
     data: tuple[int, ...] = ()  # nodes whose results it reads, where the trace says so
     thread: int | None = None  # of a kernel: its stream
     inputs: Recorded = field(default_factory=Recorded)
@@ -48,12 +57,18 @@ class RecordedNode:
     comm_bytes: float | None = None
     runtime_s: float | None = None
     sequence: int | None = None  # number that a forward op shares with its gradient
-    part_of: int | None = None  # Chakra cuts an op where it launches a kernel: parts share this number
+    part_of: int | None = (
+        None  # Chakra cuts an op where it launches a kernel: parts share this number
+    )
 
     @property
     def is_op(self) -> bool:
         """An op of a framework or library, not a mark or thread."""
-        return self.kind == CPU and "::" in self.name and not self.name.startswith(("autograd::engine::", "torch::autograd::"))
+        return (
+            self.kind == CPU
+            and "::" in self.name
+            and not self.name.startswith(("autograd::engine::", "torch::autograd::"))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +95,14 @@ class RecordedGraph:
 
     @cached_property
     def top_level_ops(self) -> tuple[RecordedNode, ...]:
-        """Ops that run inside no other op: marks, threads and nodes of the autograd engine are looked through."""
-        return tuple(node for node in self.nodes if node.is_op and not any(above.is_op for above in self.around(node)))
+        """Ops that run inside no other op: marks, threads and nodes of the autograd engine are
+        looked through.
+        """
+        return tuple(
+            node
+            for node in self.nodes
+            if node.is_op and not any(above.is_op for above in self.around(node))
+        )
 
     def around(self, node: RecordedNode) -> Iterator[RecordedNode]:
         """The nodes that a node runs inside of, innermost first."""
@@ -96,7 +117,9 @@ def read(node: RecordedNode) -> set[int]:
 
 
 def written(node: RecordedNode) -> set[int]:
-    """Numbers of the memories that an op writes: those of its results, and of its first input where the name says `in place`."""
+    """Numbers of the memories that an op writes: those of its results, and of its first input where
+    the name says `in place`.
+    """
     results = {tensor.storage for tensor in flat(node.outputs.arguments) if tensor.storage}
     if node.name.endswith("_") and not node.name.endswith("__"):
         first = node.inputs.arguments[:1]

@@ -1,14 +1,15 @@
 """An op as a trace records it (name, input shapes, types) -> our ops.
 
-What is answered is the work of the kernels that the op launches **itself**; ops recorded inside it (a `copy_` inside `contiguous`)
-are recorded, and answered, for themselves. Three answers:
+What is answered is the work of the kernels that the op launches **itself**; ops recorded inside it
+(a `copy_` inside `contiguous`) are recorded, and answered, for themselves. Three answers:
 
     None        nobody here knows it, or its shapes say too little
     NO_KERNEL   it launches nothing: a view, an allocation, a question
     ops         one per kernel or so, in order; a convolution's gradient is two
 
-An op that goes `by_parts` (`linear`, `conv2d`, `softmax`) has no kernels beside those of the ops inside it. Its answer is what
-its parts come to, for traces that record no parts; whoever sees the parts takes those instead.
+An op that goes `by_parts` (`linear`, `conv2d`, `softmax`) has no kernels beside those of the ops
+inside it. Its answer is what its parts come to, for traces that record no parts; whoever sees the
+parts takes those instead.
 """
 
 from __future__ import annotations
@@ -27,39 +28,150 @@ from hybridperf.traces.recorded_tensors import Argument, Tensor, arguments, flat
 NO_KERNEL: tuple[OpCall, ...] = ()
 
 _VIEWS = frozenset((
-    "view", "_reshape_alias", "as_strided", "slice", "select", "narrow", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze",
-    "detach", "alias", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize", "resize_as", "set", "split",
-    "split_with_sizes", "chunk", "unbind", "view_as", "expand_as", "result_type", "is_pinned", "record_stream", "lift_fresh", "lift",
-    "resolve_conj", "resolve_neg", "numpy_T", "mT", "mH", "T", "broadcast_to", "movedim", "diagonal", "swapaxes", "unfold", "_unsafe_view",
-    "requires_grad", "is_floating_point", "can_cast", "promote_types", "is_same_size", "size", "stride", "dim", "numel", "is_complex",
-    "_version", "_has_compatible_shallow_copy_type", "swapdims", "moveaxis", "unflatten", "view_as_real", "view_as_complex", "real", "imag",
-    "conj", "_conj", "data", "retain_grad", "output_nr", "is_leaf", "_fw_primal", "_make_dual", "sym_size", "sym_numel", "sym_stride",
-    "is_contiguous", "get_device", "_debug_has_internal_overlap", "refine_names", "rename", "tensor_split", "hsplit", "vsplit",
-    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_assert_tensor_metadata",
-    "broadcast_tensors", "atleast_1d", "atleast_2d", "unflatten_dense_tensors", "pin_memory",
-    "_pin_memory", "is_distributed", "is_signed", "is_inference", "is_neg", "is_conj",
+    "view", "_reshape_alias", "as_strided", "slice", "select", "narrow", "t", "transpose",
+    "permute", "expand", "unsqueeze", "squeeze", "detach", "alias", "empty", "empty_like",
+    "empty_strided", "new_empty", "new_empty_strided", "resize", "resize_as", "set", "split",
+    "split_with_sizes", "chunk", "unbind", "view_as", "expand_as", "result_type", "is_pinned",
+    "record_stream", "lift_fresh", "lift", "resolve_conj", "resolve_neg", "numpy_T", "mT", "mH",
+    "T", "broadcast_to", "movedim", "diagonal", "swapaxes", "unfold", "_unsafe_view",
+    "requires_grad", "is_floating_point", "can_cast", "promote_types", "is_same_size", "size",
+    "stride", "dim", "numel", "is_complex", "_version", "_has_compatible_shallow_copy_type",
+    "swapdims", "moveaxis", "unflatten", "view_as_real", "view_as_complex", "real", "imag", "conj",
+    "_conj", "data", "retain_grad", "output_nr", "is_leaf", "_fw_primal", "_make_dual", "sym_size",
+    "sym_numel", "sym_stride", "is_contiguous", "get_device", "_debug_has_internal_overlap",
+    "refine_names", "rename", "tensor_split", "hsplit", "vsplit", "unsafe_split", "unsafe_chunk",
+    "unsafe_split_with_sizes", "_assert_tensor_metadata", "broadcast_tensors", "atleast_1d",
+    "atleast_2d", "unflatten_dense_tensors", "pin_memory", "_pin_memory", "is_distributed",
+    "is_signed", "is_inference", "is_neg", "is_conj",
 ))  # fmt: skip
-_NOTHING_ALONE = frozenset((  # launch only through the ops inside them, and nothing where there are none: all is as it was asked for
-    "to", "type_as", "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "feature_dropout", "alpha_dropout", "is_nonzero",
-))  # fmt: skip
-_PARTS_ONLY = frozenset((  # launch only through the ops inside them; without those nobody knows
-    "_to_copy", "clone", "item", "einsum", "nll_loss", "nll_loss_nd", "binary_cross_entropy_with_logits", "tensor",
-    "embedding_bag", "embedding_backward", "_embedding_bag_backward", "slice_backward", "select_backward",
-    "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward", "repeat", "tile", "lstm", "gru",
-    "multi_head_attention_forward", "adaptive_avg_pool1d", "max_pool1d", "pad", "constant_pad_nd", "tensordot", "outer", "ger",
-    "cosine_similarity", "cosine_embedding_loss", "triplet_margin_loss", "one_hot", "kron", "unfold_backward", "hstack", "vstack",
-    "concatenate", "lstm_cell", "gru_cell", "gather_backward", "slice_scatter", "select_scatter", "linalg_multi_dot", "chain_matmul",
-    "isclose", "allclose", "scalar_tensor",
-))  # fmt: skip
-_WHOLE = frozenset((  # the same, where the shapes tell what the parts come to
-    "linear", "matmul", "conv1d", "conv2d", "convolution", "_convolution", "conv_transpose1d", "conv_transpose2d", "thnn_conv2d", "relu",
-    "relu6", "softmax", "log_softmax", "layer_norm", "batch_norm", "_batch_norm_impl_index", "group_norm", "instance_norm", "rms_norm",
-    "zero", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand", "randn",
-    "rand_like", "randn_like", "randint", "randint_like", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "inner", "square", "divide", "multiply", "subtract",
-    "true_divide", "argsort", "rsub", "frobenius_norm", "embedding", "index_put", "log_sigmoid", "concat", "stack", "max_pool2d",
-    "adaptive_avg_pool2d", "cross_entropy_loss", "flatten_dense_tensors",
-))  # fmt: skip
+_NOTHING_ALONE = frozenset(
+    # launch only through the ops inside them, and nothing where there are none: all is as it was
+    # asked for
+    (
+        "to",
+        "type_as",
+        "contiguous",
+        "reshape",
+        "reshape_as",
+        "flatten",
+        "ravel",
+        "dropout",
+        "feature_dropout",
+        "alpha_dropout",
+        "is_nonzero",
+    )
+)
+_PARTS_ONLY = frozenset(
+    (  # launch only through the ops inside them; without those nobody knows
+        "_to_copy",
+        "clone",
+        "item",
+        "einsum",
+        "nll_loss",
+        "nll_loss_nd",
+        "binary_cross_entropy_with_logits",
+        "tensor",
+        "embedding_bag",
+        "embedding_backward",
+        "_embedding_bag_backward",
+        "slice_backward",
+        "select_backward",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention_backward",
+        "repeat",
+        "tile",
+        "lstm",
+        "gru",
+        "multi_head_attention_forward",
+        "adaptive_avg_pool1d",
+        "max_pool1d",
+        "pad",
+        "constant_pad_nd",
+        "tensordot",
+        "outer",
+        "ger",
+        "cosine_similarity",
+        "cosine_embedding_loss",
+        "triplet_margin_loss",
+        "one_hot",
+        "kron",
+        "unfold_backward",
+        "hstack",
+        "vstack",
+        "concatenate",
+        "lstm_cell",
+        "gru_cell",
+        "gather_backward",
+        "slice_scatter",
+        "select_scatter",
+        "linalg_multi_dot",
+        "chain_matmul",
+        "isclose",
+        "allclose",
+        "scalar_tensor",
+    )
+)
+_WHOLE = frozenset(
+    (  # the same, where the shapes tell what the parts come to
+        "linear",
+        "matmul",
+        "conv1d",
+        "conv2d",
+        "convolution",
+        "_convolution",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "thnn_conv2d",
+        "relu",
+        "relu6",
+        "softmax",
+        "log_softmax",
+        "layer_norm",
+        "batch_norm",
+        "_batch_norm_impl_index",
+        "group_norm",
+        "instance_norm",
+        "rms_norm",
+        "zero",
+        "zeros",
+        "ones",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "randint",
+        "randint_like",
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "inner",
+        "square",
+        "divide",
+        "multiply",
+        "subtract",
+        "true_divide",
+        "argsort",
+        "rsub",
+        "frobenius_norm",
+        "embedding",
+        "index_put",
+        "log_sigmoid",
+        "concat",
+        "stack",
+        "max_pool2d",
+        "adaptive_avg_pool2d",
+        "cross_entropy_loss",
+        "flatten_dense_tensors",
+    )
+)
 _BY_PARTS = _NOTHING_ALONE | _PARTS_ONLY | _WHOLE
 _SIZED_BY_NUMBERS = frozenset(("arange", "linspace", "eye", "logspace", "range"))
 _GRADIENT_NODE = ("Backward0", "Backward1", "Backward2", "Backward3")
@@ -74,11 +186,13 @@ def recorded_op(
     output_shapes: Sequence[Any] = (),
     output_types: Sequence[Any] = (),
 ) -> tuple[OpCall, ...] | None:
-    """Our ops for one recorded op; NO_KERNEL where it launches none, None where it is not known. See the head of this file.
+    """Our ops for one recorded op; NO_KERNEL where it launches none, None where it is not known.
+    See the head of this file.
 
-    `shapes` and `types` are what PyTorch's execution traces call so, or `Input Dims` and `Input type` of its profiler; `values` the
-    arguments themselves (`Concrete Inputs`). Results help where they are recorded. Only an execution trace's values say on which device a
-    tensor lives: without them a `copy_` counts as one within the device, also where a profiler saw a copy from the host.
+    `shapes` and `types` are what PyTorch's execution traces call so, or `Input Dims` and `Input
+    type` of its profiler; `values` the arguments themselves (`Concrete Inputs`). Results help where
+    they are recorded. Only an execution trace's values say on which device a tensor lives: without
+    them a `copy_` counts as one within the device, also where a profiler saw a copy from the host.
     """
     given = arguments(shapes, types, values)
     results = arguments(output_shapes, output_types)
@@ -92,9 +206,13 @@ def by_parts(name: str) -> bool:
     return space == "aten" and _bare(kind) in _BY_PARTS
 
 
-def answer(name: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+def answer(
+    name: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]
+) -> Ops | None:
     """`recorded_op` of arguments already read."""
-    if name.endswith(_GRADIENT_NODE) or name.startswith(("autograd::engine::", "torch::autograd::AccumulateGrad")):
+    if name.endswith(_GRADIENT_NODE) or name.startswith(
+        ("autograd::engine::", "torch::autograd::AccumulateGrad")
+    ):
         return ()  # what they do is done by the ops inside them
     space, _, kind = name.rpartition("::")
     if space in ("fbgemm", "fb"):
@@ -113,10 +231,16 @@ def answer(name: str, given: tuple[Argument, ...], results: tuple[Argument, ...]
     if rule is None:
         return None
     read = flat(given)
-    if kind in _SIZED_BY_NUMBERS and not flat(results):  # a recorded input is the memory it will resize
+    if kind in _SIZED_BY_NUMBERS and not flat(
+        results
+    ):  # a recorded input is the memory it will resize
         return None
-    told = flat(results)[:1] or (read[:1] if space == "aten" and "cat" not in kind else [])  # the first input is as large as the result
-    if any(0 in tensor.shape for tensor in told) or (read and not flat(results) and all(0 in tensor.shape for tensor in read)):
+    told = flat(results)[:1] or (
+        read[:1] if space == "aten" and "cat" not in kind else []
+    )  # the first input is as large as the result
+    if any(0 in tensor.shape for tensor in told) or (
+        read and not flat(results) and all(0 in tensor.shape for tensor in read)
+    ):
         return ()  # nothing to do, and PyTorch launches nothing
     return rule(kind, given, results, values)
 
@@ -126,14 +250,18 @@ def _bare(kind: str) -> str:
     return kind if kind.endswith("__") else kind.removesuffix("_out").removesuffix("_")
 
 
-def _copy(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+def _copy(
+    kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]
+) -> Ops | None:
     """In order where both have one format; a conversion reads one and writes the other."""
     del kind, values
     read = [tensor for tensor in given[:2] if isinstance(tensor, Tensor)]
     if len(read) < 2:
         return None
     to, source = read
-    if to.device[:3] != source.device[:3]:  # between host and device: over a bus that no op of ours knows
+    if (
+        to.device[:3] != source.device[:3]
+    ):  # between host and device: over a bus that no op of ours knows
         return None
     if to.dtype == source.dtype and to.elements == source.elements:
         return (Copy(to.dtype, *rows_and_columns(to.shape)),)
@@ -141,7 +269,9 @@ def _copy(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...],
     return loop(to, source.bytes, 0, 0)
 
 
-def _cat(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
+def _cat(
+    kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]
+) -> Ops | None:
     del kind, values
     written = flat(results)
     if written:
@@ -151,8 +281,12 @@ def _cat(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], 
     return (Copy(parts[0].dtype, 1.0, float(n)),) if n else None
 
 
-def _pool(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Windows over an image, kernel size from the arguments; a maximum writes where it found it (8 bytes), for its gradient."""
+def _pool(
+    kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]
+) -> Ops | None:
+    """Windows over an image, kernel size from the arguments; a maximum writes where it found it (8
+    bytes), for its gradient.
+    """
     backward = kind.endswith("backward")
     x = given[1 if backward else 0] if len(given) > 1 else None
     if not isinstance(x, Tensor) or not x.shape:
@@ -182,20 +316,36 @@ def _pool(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...],
     )  # fmt: skip
 
 
-def _cross_entropy(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Softmax over the second dimension, then the target's (or all classes') log probabilities summed."""
+def _cross_entropy(
+    kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]
+) -> Ops | None:
+    """Softmax over the second dimension, then the target's (or all classes') log probabilities
+    summed.
+    """
     del kind, results, values
-    if len(given) < 2 or not isinstance(given[0], Tensor) or not isinstance(given[1], Tensor) or not given[0].shape:
+    if (
+        len(given) < 2
+        or not isinstance(given[0], Tensor)
+        or not isinstance(given[1], Tensor)
+        or not given[0].shape
+    ):
         return None
     x, target = given[0], given[1]
     classes = x.shape[min(1, len(x.shape) - 1)]
     read = x.bytes if target.elements == x.elements else target.elements * DTYPE_BYTES[x.dtype]
     sums = {"loop": "reduction", "summed": float(target.elements)}
-    return (Softmax(x.dtype, x.elements / classes, float(classes)), *loop(target, read + target.bytes, 2, 0, DTYPE_BYTES[x.dtype], **sums))
+    return (
+        Softmax(x.dtype, x.elements / classes, float(classes)),
+        *loop(target, read + target.bytes, 2, 0, DTYPE_BYTES[x.dtype], **sums),
+    )
 
 
-def _loss_gradient(kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]) -> Ops | None:
-    """Of a negative log likelihood: one number per row; the zeros around it are an op of their own."""
+def _loss_gradient(
+    kind: str, given: tuple[Argument, ...], results: tuple[Argument, ...], values: Sequence[Any]
+) -> Ops | None:
+    """Of a negative log likelihood: one number per row; the zeros around it
+    are an op of their own.
+    """
     del kind, results, values
     if len(given) < 3 or not isinstance(given[1], Tensor) or not isinstance(given[2], Tensor):
         return None
@@ -204,10 +354,25 @@ def _loss_gradient(kind: str, given: tuple[Argument, ...], results: tuple[Argume
 
 
 RULES: dict[str, Rule] = {
-    **LOOPS, **PRODUCTS, **TABLES, "copy": _copy,
+    **LOOPS,
+    **PRODUCTS,
+    **TABLES,
+    "copy": _copy,
     **dict.fromkeys(("cat", "_cat", "concat", "stack", "_stack", "flatten_dense_tensors"), _cat),
-    "_foreach_fill": fill, "cross_entropy_loss": _cross_entropy, "nll_loss_backward": _loss_gradient,
+    "_foreach_fill": fill,
+    "cross_entropy_loss": _cross_entropy,
+    "nll_loss_backward": _loss_gradient,
     **dict.fromkeys(
-        ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
-         "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _pool),
-}  # fmt: skip
+        (
+            "max_pool2d_with_indices",
+            "avg_pool2d",
+            "_adaptive_avg_pool2d",
+            "max_pool2d",
+            "adaptive_avg_pool2d",
+            "max_pool2d_with_indices_backward",
+            "avg_pool2d_backward",
+            "_adaptive_avg_pool2d_backward",
+        ),
+        _pool,
+    ),
+}

@@ -1,8 +1,10 @@
 """Arguments of an op as a trace writes them -> tensors.
 
-PyTorch's execution traces write a type as `Tensor(float)` or `GenericList[Tensor(float),Int]`, its profiler as `float` or `TensorList`;
-numbers and flags are `Int`, `Bool`, `Scalar` and the like. Shapes are lists, of lists where the argument is a list. Values, where
-recorded, are `[tensor, storage, offset, elements, bytes per element, device]` for a tensor and the number itself for a number.
+PyTorch's execution traces write a type as `Tensor(float)` or `GenericList[Tensor(float),Int]`, its
+profiler as `float` or `TensorList`; numbers and flags are `Int`, `Bool`, `Scalar` and the like.
+Shapes are lists, of lists where the argument is a list. Values, where recorded, are `[tensor,
+storage, offset, elements, bytes per element, device]` for a tensor and the number itself for a
+number.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any
 from hybridperf.hardware import DTYPE_BYTES
 
 _DTYPES = {
-    "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "long": "int64", "long int": "int64",
-    "long long": "int64", "int": "int32", "short": "int16", "short int": "int16", "signed char": "int8", "unsigned char": "int8",
-    "char": "int8", "bool": "bool", "unsigned int": "int32", "unsigned long": "int64", "unsigned short": "int16",
-    "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "c10::Float8_e4m3fnuz": "fp8", "c10::Float8_e5m2fnuz": "fp8",
-    "Half": "fp16", "BFloat16": "bf16", "Float": "fp32", "Double": "fp64", "Long": "int64", "float16": "fp16", "bfloat16": "bf16",
-    "float32": "fp32", "float64": "fp64", "int64": "int64", "int32": "int32",
+    "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16",
+    "long": "int64", "long int": "int64", "long long": "int64", "int": "int32", "short": "int16",
+    "short int": "int16", "signed char": "int8", "unsigned char": "int8", "char": "int8",
+    "bool": "bool", "unsigned int": "int32", "unsigned long": "int64", "unsigned short": "int16",
+    "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "c10::Float8_e4m3fnuz": "fp8",
+    "c10::Float8_e5m2fnuz": "fp8", "Half": "fp16", "BFloat16": "bf16", "Float": "fp32",
+    "Double": "fp64", "Long": "int64", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32",
+    "float64": "fp64", "int64": "int64", "int32": "int32",
 }  # fmt: skip
 _LIST_DTYPE = "fp32"  # the profiler says only that an argument is a list of tensors
 _VALUE_FIELDS = 6  # of a tensor's value
@@ -51,7 +55,9 @@ Argument = Tensor | tuple[Tensor, ...] | None  # None: no tensor, or none that c
 
 
 def dtype_of(type_name: Any) -> str | None:
-    """Our name of a recorded tensor type's number format; None for numbers, flags and formats nobody here knows."""
+    """Our name of a recorded tensor type's number format; None for numbers, flags and formats
+    nobody here knows.
+    """
     if not isinstance(type_name, str):
         return None
     if type_name.startswith("Tensor(") and type_name.endswith(")"):
@@ -59,13 +65,19 @@ def dtype_of(type_name: Any) -> str | None:
     return _DTYPES.get(type_name)
 
 
-def arguments(shapes: Sequence[Any], types: Sequence[Any], values: Sequence[Any] = ()) -> tuple[Argument, ...]:
+def arguments(
+    shapes: Sequence[Any], types: Sequence[Any], values: Sequence[Any] = ()
+) -> tuple[Argument, ...]:
     """The tensors among an op's inputs (or outputs), by position."""
     out = []
     for at, type_name in enumerate(types):
         shape = shapes[at] if at < len(shapes) else None
         value = values[at] if at < len(values) else None
-        out.append(_list(shape, type_name, value) if _is_list(type_name) else _tensor(shape, type_name, value))
+        out.append(
+            _list(shape, type_name, value)
+            if _is_list(type_name)
+            else _tensor(shape, type_name, value)
+        )
     return tuple(out)
 
 
@@ -81,7 +93,9 @@ def flat(given: Sequence[Argument]) -> list[Tensor]:
 
 
 def number(value: Any) -> Any:
-    """A recorded number, flag or list of them; the profiler writes them as text. None for anything else."""
+    """A recorded number, flag or list of them; the profiler writes them as text. None for anything
+    else.
+    """
     if isinstance(value, str):
         lowered = {"True": True, "False": False}.get(value)
         if lowered is not None:
@@ -96,14 +110,19 @@ def number(value: Any) -> Any:
 
 
 def _is_list(type_name: Any) -> bool:
-    return isinstance(type_name, str) and (type_name.startswith("GenericList[") or type_name == "TensorList")
+    return isinstance(type_name, str) and (
+        type_name.startswith("GenericList[") or type_name == "TensorList"
+    )
 
 
 def _tensor(shape: Any, type_name: Any, value: Any) -> Tensor | None:
     dtype = dtype_of(type_name)
     if dtype is None or not isinstance(shape, list | tuple):
         return None
-    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_TENSOR for size in shape):
+    if not all(
+        isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_TENSOR
+        for size in shape
+    ):
         return None
     if math.prod(shape) > LARGEST_TENSOR:
         return None
@@ -122,7 +141,11 @@ def _list(shape: Any, type_name: str, value: Any) -> tuple[Tensor, ...] | None:
         read = [_tensor(one, "float", None) for one in shape]
     else:
         inner = type_name[len("GenericList[") : -1].split(",")
-        given = value if isinstance(value, list | tuple) and len(value) == len(shape) else [None] * len(shape)
+        given = (
+            value
+            if isinstance(value, list | tuple) and len(value) == len(shape)
+            else [None] * len(shape)
+        )
         read = [_tensor(one, kind, v) for one, kind, v in zip(shape, inner, given, strict=False)]
     found = tuple(tensor for tensor in read if tensor is not None)
     return found or None

@@ -1,13 +1,16 @@
-"""A recorded graph -> `Workload`: its ops as ours, in the order recorded, on the streams they ran on.
+"""A recorded graph -> `Workload`: its ops as ours, in the order recorded, on the streams they ran
+on.
 
-Every node is asked for the work of its own kernels (`recorded_ops`); what goes by its parts is left to them. Nothing unknown costs zero:
-an op nobody knows, a collective, a copy between host and device are errors that name them, unless the caller lists them in `ignore`:
+Every node is asked for the work of its own kernels (`recorded_ops`); what goes by its parts is left
+to them. Nothing unknown costs zero: an op nobody knows, a collective, a copy between host and
+device are errors that name them, unless the caller lists them in `ignore`:
 
     the op's name      "aten::svd"
     "collectives"      all of them: a workload is one device's, their time depends on the others
     "host copies"      all copies between host and device, reading a single number included
 
-Ops on the host's tensors cost the device nothing; a note counts them. Of repeated iterations (`ProfilerStep#N`) one is kept.
+Ops on the host's tensors cost the device nothing; a note counts them. Of repeated iterations
+(`ProfilerStep#N`) one is kept.
 """
 
 from __future__ import annotations
@@ -16,17 +19,35 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hybridperf.graph import GraphBuilder
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.traces.recorded_graph import COMM, CPU, GPU, RecordedGraph, RecordedNode, read, written
+from hybridperf.traces.recorded_graph import (
+    COMM,
+    CPU,
+    GPU,
+    RecordedGraph,
+    RecordedNode,
+    read,
+    written,
+)
 from hybridperf.traces.recorded_ops import answer, by_parts
 from hybridperf.traces.recorded_tensors import flat
-from hybridperf.workload import Workload
 
 COLLECTIVES, HOST_COPIES = "collectives", "host copies"
 _STEP_MARK = "ProfilerStep#"
-_COMMUNICATES = ("c10d::", "record_param_comms", "nccl:", "rccl:", "gloo:", "mpi:", "ucc:", "c10d_functional::", "_c10d_functional::")
+_COMMUNICATES = (
+    "c10d::",
+    "record_param_comms",
+    "nccl:",
+    "rccl:",
+    "gloo:",
+    "mpi:",
+    "ucc:",
+    "c10d_functional::",
+    "_c10d_functional::",
+)
 _LOOKUP_GRADIENT = "torch::autograd::CppNode<SplitLookupFunction"
 _OWN_NODE = "torch::autograd::CppNode<"
 _NAMED = 12  # unknown ops that an error lists
@@ -40,40 +61,60 @@ class _Found:
     unknown: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     on_host: int = 0
-    marks: Counter[str] = field(default_factory=Counter)  # with tensors, taken for what the ops inside them do
+    marks: Counter[str] = field(
+        default_factory=Counter
+    )  # with tensors, taken for what the ops inside them do
 
 
-def workload_from(graph: RecordedGraph, ignore: Collection[str] = (), *, name: str | None = None) -> Workload:
-    """Workload of one recorded step; `InputError` that names every op nobody knows, unless `ignore` lists it."""
+def workload_from(
+    graph: RecordedGraph, ignore: Collection[str] = (), *, name: str | None = None
+) -> Workload:
+    """Workload of one recorded step; `InputError` that names every op nobody knows, unless `ignore`
+    lists it.
+    """
     listed = frozenset([ignore] if isinstance(ignore, str) else ignore)
     if not any(tensor.shape for node in graph.nodes for tensor in flat(node.inputs.arguments)):
-        raise InputError(f"{graph.source} records no shapes, so its ops cannot be priced; expected a trace recorded with shapes")
+        raise InputError(
+            f"{graph.source} records no shapes, so its ops cannot be priced; expected a trace"
+            " recorded with shapes"
+        )
     found = recorded_work(graph, listed)
     if found.unknown:
         named = ", ".join(f"{what} ({times}x)" for what, times in found.unknown.most_common(_NAMED))
         more = f" and {len(found.unknown) - _NAMED} more" if len(found.unknown) > _NAMED else ""
         raise InputError(
-            f"{graph.source}: cannot price {len(found.unknown)} kind(s) of op: {named}{more}; leave them out with ignore=... "
-            "(`--ignore` on the command line)"
+            f"{graph.source}: cannot price {len(found.unknown)} kind(s) of op: {named}{more}; leave"
+            " them out with ignore=... (`--ignore` on the command line)"
         )
     kept, notes = _one_step(graph, found)
     if not kept:
-        raise InputError(f"{graph.source}: no op in it launches a kernel that can be priced; expected a trace of a step on one device")
+        raise InputError(
+            f"{graph.source}: no op in it launches a kernel that can be priced; expected a trace of"
+            " a step on one device"
+        )
     notes += [f"ignored {what}, {times} of them" for what, times in found.ignored.items()]
     if found.on_host:
         notes.append(f"{found.on_host} ops on the host's tensors are left to the host")
     if found.marks:
-        notes.append(f"taken for what the ops inside them do: {', '.join(list(found.marks)[:_NAMED])}")
+        notes.append(
+            f"taken for what the ops inside them do: {', '.join(list(found.marks)[:_NAMED])}"
+        )
     builder, calls = GraphBuilder(), list[OpCall]()
     rows: dict[OpCall, int] = {}
     streams = _streams(graph)
     usual = Counter(streams.values()).most_common(1)[0][0] if streams else "compute"
-    writer: dict[int, tuple[int, str]] = {}  # storage: the graph's node that wrote it last, and its stream
+    writer: dict[
+        int, tuple[int, str]
+    ] = {}  # storage: the graph's node that wrote it last, and its stream
     last_of: dict[int, tuple[int, str]] = {}  # recorded node: the last graph node placed for it
     for node in kept:
         stream = streams.get(node.id, usual)
-        waits = [writer[storage] for storage in read(node) if storage in writer] + [last_of[one] for one in node.data if one in last_of]
-        after = sorted({placed for placed, other in waits if other != stream})  # a stream's own order says the rest
+        waits = [writer[storage] for storage in read(node) if storage in writer] + [
+            last_of[one] for one in node.data if one in last_of
+        ]
+        after = sorted(
+            {placed for placed, other in waits if other != stream}
+        )  # a stream's own order says the rest
         placed = -1
         for call in found.ops[node.id]:
             if call not in rows:
@@ -118,7 +159,9 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
                 _file(found, COLLECTIVES, node.name, ignore)
             continue
         _ask(graph, node, found, accelerated, ignore, suspects)
-    for node in suspects:  # a mark with tensors, or a gradient somebody wrote: do the ops inside it say what it does?
+    for node in (
+        suspects
+    ):  # a mark with tensors, or a gradient somebody wrote: do the ops inside it say what it does?
         below = list(_below(graph, node))
         if node.name in ignore:
             found.ignored[node.name] += 1
@@ -131,7 +174,12 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
 
 
 def _ask(
-    graph: RecordedGraph, node: RecordedNode, found: _Found, accelerated: bool, ignore: frozenset[str], suspects: list[RecordedNode]
+    graph: RecordedGraph,
+    node: RecordedNode,
+    found: _Found,
+    accelerated: bool,
+    ignore: frozenset[str],
+    suspects: list[RecordedNode],
 ) -> None:
     """File what one node's own kernels come to."""
     given, results = node.inputs.arguments, node.outputs.arguments
@@ -148,7 +196,10 @@ def _ask(
         return
     if by_parts(node.name) and any(inner.is_op for inner in graph.inside.get(node.id, ())):
         return
-    if accelerated and (node.name == "aten::_local_scalar_dense" or (node.name == "aten::copy_" and "cpu" in devices)):
+    if accelerated and (
+        node.name == "aten::_local_scalar_dense"
+        or (node.name == "aten::copy_" and "cpu" in devices)
+    ):
         _file(found, HOST_COPIES, node.name, ignore)
         return
     if not accelerated and node.name == "aten::_local_scalar_dense":
@@ -170,7 +221,9 @@ def _file(found: _Found, what: str, name: str, ignore: frozenset[str]) -> None:
 
 
 def _drop_doubles(graph: RecordedGraph, found: _Found) -> None:
-    """An op whose inner op is of its own class and as large has handed its work on: `mul(x, 2)` calls `mul(x, tensor of 2)`."""
+    """An op whose inner op is of its own class and as large has handed its work on: `mul(x, 2)`
+    calls `mul(x, tensor of 2)`.
+    """
     doubled = []
     for identity, calls in found.ops.items():
         node = graph.by_id[identity]
@@ -178,7 +231,10 @@ def _drop_doubles(graph: RecordedGraph, found: _Found) -> None:
             continue
         own = calls[0].op
         for inner in _below(graph, node):
-            if any(type(call.op) is type(own) and call.op.work().bytes >= 0.9 * own.work().bytes for call in found.ops.get(inner.id, ())):
+            if any(
+                type(call.op) is type(own) and call.op.work().bytes >= 0.9 * own.work().bytes
+                for call in found.ops.get(inner.id, ())
+            ):
                 doubled.append(identity)
                 break
     for identity in doubled:
@@ -186,19 +242,40 @@ def _drop_doubles(graph: RecordedGraph, found: _Found) -> None:
 
 
 def _lookup_gradient(graph: RecordedGraph, node: RecordedNode) -> tuple[OpCall, ...]:
-    """Of a pooled lookup in many tables: indices sorted, rows updated in place; nothing where the lookup itself is not found.
+    """Of a pooled lookup in many tables: indices sorted, rows updated in place; nothing where the
+    lookup itself is not found.
 
-    The engine's node has the number that ops before the lookup saw as the next one, and its result's shape.
+    The engine's node has the number that ops before the lookup saw as the next one, and its
+    result's shape.
     """
     if node.sequence is None or not node.inputs.shapes:
         return ()
-    seen = [one.id for one in graph.nodes if one.sequence == node.sequence and one.id < node.id and one.is_op]
+    seen = [
+        one.id
+        for one in graph.nodes
+        if one.sequence == node.sequence and one.id < node.id and one.is_op
+    ]
     for forward in graph.nodes:
-        if "codegen_lookup" in forward.name and seen and forward.id > seen[-1] and forward.outputs.shapes[:1] == node.inputs.shapes[:1]:
-            ops = answer(forward.name, forward.inputs.arguments, forward.outputs.arguments, forward.inputs.values) or ()
+        if (
+            "codegen_lookup" in forward.name
+            and seen
+            and forward.id > seen[-1]
+            and forward.outputs.shapes[:1] == node.inputs.shapes[:1]
+        ):
+            ops = (
+                answer(
+                    forward.name,
+                    forward.inputs.arguments,
+                    forward.outputs.arguments,
+                    forward.inputs.values,
+                )
+                or ()
+            )
             for op in ops:
                 if isinstance(op, Gather):
-                    return OpCall(Sort("int64", 1.0, op.rows)), OpCall(ScatterAdd(op.dtype, op.rows, op.cols, op.vocab))
+                    return OpCall(Sort("int64", 1.0, op.rows)), OpCall(
+                        ScatterAdd(op.dtype, op.rows, op.cols, op.vocab)
+                    )
     return ()
 
 
@@ -218,22 +295,34 @@ def _communicates_inside(graph: RecordedGraph, node: RecordedNode) -> bool:
 def _accelerated(graph: RecordedGraph) -> bool:
     """Any tensor lives on a device other than the host, or any kernel was recorded."""
     return any(
-        node.kind in (GPU, COMM) or any(tensor.device and not tensor.device.startswith("cpu") for tensor in flat(node.inputs.arguments))
+        node.kind in (GPU, COMM)
+        or any(
+            tensor.device and not tensor.device.startswith("cpu")
+            for tensor in flat(node.inputs.arguments)
+        )
         for node in graph.nodes
     )
 
 
 def _streams(graph: RecordedGraph) -> dict[int, str]:
-    """Stream of the kernels that an op launched, by the op's id, where kernels are recorded; an op's first part speaks for it."""
+    """Stream of the kernels that an op launched, by the op's id, where kernels are recorded; an
+    op's first part speaks for it.
+    """
     streams: dict[int, str] = {}
     first: dict[tuple[str, int], int] = {}
     for node in graph.nodes:
         if node.kind == CPU and node.part_of is not None:
             first.setdefault((node.name, node.part_of), node.id)
         elif node.kind == GPU and node.thread is not None:
-            launched = next((graph.by_id[one] for one in node.data if graph.by_id[one].kind == CPU), None)
+            launched = next(
+                (graph.by_id[one] for one in node.data if graph.by_id[one].kind == CPU), None
+            )
             if launched is not None:
-                at = launched.id if launched.part_of is None else first.get((launched.name, launched.part_of), launched.id)
+                at = (
+                    launched.id
+                    if launched.part_of is None
+                    else first.get((launched.name, launched.part_of), launched.id)
+                )
                 streams.setdefault(at, f"stream {node.thread}")
     return streams
 
@@ -245,10 +334,17 @@ def _one_step(graph: RecordedGraph, found: _Found) -> tuple[list[RecordedNode], 
     if len(marks) < 2:
         return nodes, []
     ends: Sequence[float] = [*(mark.id for mark in marks[1:]), float("inf")]
-    steps = [[node for node in nodes if mark.id < node.id < end] for mark, end in zip(marks, ends, strict=True)]
+    steps = [
+        [node for node in nodes if mark.id < node.id < end]
+        for mark, end in zip(marks, ends, strict=True)
+    ]
     alike = Counter(tuple(found.ops[node.id] for node in step) for step in steps if step)
     if not alike:
         return nodes, []
     most, times = alike.most_common(1)[0]
-    at = next(i for i, step in enumerate(steps) if tuple(found.ops[node.id] for node in step) == most)
-    return steps[at], [f"kept {marks[at].name} of {len(marks)} steps, {times} of which have the same ops"]
+    at = next(
+        i for i, step in enumerate(steps) if tuple(found.ops[node.id] for node in step) == most
+    )
+    return steps[at], [
+        f"kept {marks[at].name} of {len(marks)} steps, {times} of which have the same ops"
+    ]

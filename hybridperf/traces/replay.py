@@ -1,16 +1,24 @@
-"""A recorded step as a graph: its measured durations, sent through our own evaluator, give the measured step again.
+"""A recorded step as a graph: its measured durations, sent through our own evaluator, give the
+measured step again.
 
-What the evaluator adds to durations is the order of things, and that is what a what-if changes times within:
+What the evaluator adds to durations is the order of things, and that is what a what-if changes
+times within:
 
-    host of a rank     its line of launches and waits (`host_line`), with the host's own seconds between them
-    device event       starts when launched, when its stream is free, and when what it waits for on other streams has ended (`stream_order`)
-    collective         of several ranks: all start when the last has come, and take the wire time, the least duration over the ranks;
-                       of one rank of many: its measured duration, waiting included
-    step before        events launched before the step that still ran in it come first on their streams
+    host of a rank     its line of launches and waits (`host_line`), with the host's own seconds
+                       between them
+    device event       starts when launched, when its stream is free, and when what it waits for on
+                       other streams has ended (`stream_order`)
+    collective         of several ranks: all start when the last has come, and take the wire time,
+                       the least duration over the ranks; of one rank of many: its measured
+                       duration, waiting included
+    step before        events launched before the step that still ran in it come first on their
+                       streams
 
-Two constants are taken from each trace, launch latency and the gap between events of a stream; no event has slack of its own, so what is
-left over between measured and replayed step is how well this picture holds. Times are seconds from the earliest start of the step on any
-rank; ranks that no collective ties to each other begin together. Axes: N nodes, U rows of the duration table, R ranks (traces).
+Two constants are taken from each trace, launch latency and the gap between events of a stream; no
+event has slack of its own, so what is left over between measured and replayed step is how well this
+picture holds. Times are seconds from the earliest start of the step on any rank; ranks that no
+collective ties to each other begin together. Axes: N nodes, U rows of the duration table, R ranks
+(traces).
 """
 
 from __future__ import annotations
@@ -21,14 +29,23 @@ from functools import cached_property
 
 import numpy as np
 
-from hybridperf.evaluate import CriticalPath, Timeline, critical_path, timeline
-from hybridperf.graph import Graph
+from hybridperf.engine.evaluate import CriticalPath, Timeline, critical_path, timeline
+from hybridperf.engine.graph import Graph
+from hybridperf.engine.lower import Lowered, lower
 from hybridperf.io import InputError
-from hybridperf.lower import Lowered, lower
 from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.kinds import kind_of
 from hybridperf.traces.ranks import Collective, match
-from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE, Meeting, Nodes, RankStep, Rows, StepGraph
+from hybridperf.traces.replay_graph import (
+    DEVICE,
+    HOST,
+    WIRE,
+    Meeting,
+    Nodes,
+    RankStep,
+    Rows,
+    StepGraph,
+)
 from hybridperf.traces.steps import Step, common_steps, typical
 from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
 
@@ -39,7 +56,9 @@ _CLOCKS_S = 20e-6  # clocks further apart are worth a note
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """One step of one or several ranks as a graph with its measured durations, or, after a what-if, others."""
+    """One step of one or several ranks as a graph with its measured durations, or, after a what-if,
+    others.
+    """
 
     traces: tuple[RankTrace, ...]
     steps: tuple[Step, ...]
@@ -80,17 +99,25 @@ class Replay:
 
     @property
     def launched(self) -> bool:
-        """Whether the trace has the launch of any device event; without, each starts when it did, whatever changes."""
-        return bool((self.rows.call[(self.rows.kind == DEVICE) | (self.rows.kind == WIRE)] != NONE).any())
+        """Whether the trace has the launch of any device event; without, each starts when it did,
+        whatever changes.
+        """
+        return bool(
+            (self.rows.call[(self.rows.kind == DEVICE) | (self.rows.kind == WIRE)] != NONE).any()
+        )
 
     @property
     def backlog_s(self) -> np.ndarray:
-        """Seconds of each rank's measured step in which its device still had work of the step before [R]."""
+        """Seconds of each rank's measured step in which its device still had work of the step
+        before [R].
+        """
         return np.array([rank.backlog_s for rank in self.ranks])
 
     @property
     def step_s(self) -> np.ndarray:
-        """Seconds that each rank's step takes: of several turns in a row, by how much the last turn ends after the one before [R]."""
+        """Seconds that each rank's step takes: of several turns in a row, by how much the last turn
+        ends after the one before [R].
+        """
         if self.shorter is None:
             return self.replayed_s
         last_s = np.zeros((2, len(self.traces)))
@@ -121,15 +148,20 @@ class Replay:
         return found
 
     def op_of_row(self, row: int) -> str:
-        """The framework's op that a row belongs to; of an event launched outside of any, its own name.
+        """The framework's op that a row belongs to; of an event launched outside of any, its own
+        name.
 
-        "host" for what the host adds, `UNRECORDED` for when events start whose launches the trace lacks, "nccl:..." for collectives.
+        "host" for what the host adds, `UNRECORDED` for when events start whose launches the trace
+        lacks, "nccl:..." for collectives.
         """
         trace = self.traces[self.rows.trace[row]]
         call, event = int(self.rows.call[row]), int(self.rows.event[row])
         if self.rows.kind[row] == HOST:
             return "host" if call != NONE or event == NONE else UNRECORDED
-        if self.rows.kind[row] == WIRE and (kind := kind_of(trace, np.array([event]))[0]) is not None:
+        if (
+            self.rows.kind[row] == WIRE
+            and (kind := kind_of(trace, np.array([event]))[0]) is not None
+        ):
             return f"nccl:{kind}"
         op = trace.op_of_call(call) if call != NONE else NONE
         return trace.host_name(op) if op != NONE else trace.device_name(event)
@@ -140,7 +172,9 @@ class Replay:
 
 
 def replay(traces: Sequence[RankTrace], step: str | None = None) -> Replay:
-    """Replay of a step that all traces have, by its name; without one the typical step. `InputError` where there is none of that name."""
+    """Replay of a step that all traces have, by its name; without one the typical step.
+    `InputError` where there is none of that name.
+    """
     traces = tuple(traces)
     common = common_steps(traces)
     by_name = {one.name: one for one in common}
@@ -152,15 +186,23 @@ def replay(traces: Sequence[RankTrace], step: str | None = None) -> Replay:
     elif step in by_name:
         chosen = by_name[step]
     else:
-        raise InputError(f"expected one of the steps {', '.join(list(by_name)[:8])}, got {step!r}; give one of these names to --step")
+        raise InputError(
+            f"expected one of the steps {', '.join(list(by_name)[:8])}, got {step!r}; give one of"
+            " these names to --step"
+        )
     notes.append(chosen.note)
     return replay_step(traces, chosen.steps, notes)
 
 
-def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Sequence[str] = ()) -> Replay:
+def replay_step(
+    traces: Sequence[RankTrace], steps: Sequence[Step], notes: Sequence[str] = ()
+) -> Replay:
     """Replay of the given step of each trace."""
     if not any(len(step.device) for step in steps):
-        raise InputError(f"expected work on a device in {steps[0].name} of {traces[0].source}, found none; there is nothing to replay")
+        raise InputError(
+            f"expected work on a device in {steps[0].name} of {traces[0].source}, found none; there"
+            " is nothing to replay"
+        )
     matched = match(traces, steps)
     together = [one for one in matched.collectives if len(one.trace) > 1]
     # one clock for all ranks, in seconds from the first start of the step
@@ -170,7 +212,10 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
     begin_s = zero_s + np.array([step.start_s for step in steps])
     first_s = _first_s(begin_s, together)
     zero_s, start_s = zero_s - first_s, begin_s - first_s
-    ranks = [RankStep(at, trace, step, float(zero_s[at])) for at, (trace, step) in enumerate(zip(traces, steps, strict=True))]
+    ranks = [
+        RankStep(at, trace, step, float(zero_s[at]))
+        for at, (trace, step) in enumerate(zip(traces, steps, strict=True))
+    ]
     for device in dict.fromkeys(trace.device for trace in traces):
         alike = [rank for rank in ranks if rank.trace.device == device]
         delays = Delays.of([rank.launched for rank in alike])
@@ -193,13 +238,21 @@ def replay_step(traces: Sequence[RankTrace], steps: Sequence[Step], notes: Seque
         seconds=rows.busy_s + rows.fixed_s,
         start_s=start_s,
         measured_s=measured_s,
-        notes=tuple(dict.fromkeys(note for note in (*notes, *matched.notes, *_said_late(late_s), *builder.notes) if note)),
+        notes=tuple(
+            dict.fromkeys(
+                note
+                for note in (*notes, *matched.notes, *_said_late(late_s), *builder.notes)
+                if note
+            )
+        ),
         ranks=tuple(ranks),
     )
 
 
 def _first_s(begin_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
-    """The first beginning among the ranks that each rank meets, if only by way of others [R]: nothing else says whose clock is whose."""
+    """The first beginning among the ranks that each rank meets, if only by way of others [R]:
+    nothing else says whose clock is whose.
+    """
     meets = np.arange(len(begin_s))
     for one in together:
         joined = np.isin(meets, meets[one.trace])
@@ -210,19 +263,24 @@ def _first_s(begin_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
 def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
     """How late each rank's clock is [R]: all ranks leave a collective at once.
 
-    In each set of ranks that meet, the median over their collectives; where sets overlap, least squares over all of them. Ranks that meet
-    nowhere, not even by way of others, keep their clocks. A sender may leave before its message is received, so pairs count where nothing
-    else ties two ranks.
+    In each set of ranks that meet, the median over their collectives; where sets overlap, least
+    squares over all of them. Ranks that meet nowhere, not even by way of others, keep their clocks.
+    A sender may leave before its message is received, so pairs count where nothing else ties two
+    ranks.
     """
     sets: dict[tuple[bool | int, ...], list[np.ndarray]] = {}
     for one in together:
         end_s = one.end_s + zero_s[one.trace]
         order = np.argsort(one.trace)
-        sets.setdefault((one.kind.startswith("send "), *one.trace[order].tolist()), []).append((end_s - np.median(end_s))[order])
+        sets.setdefault((one.kind.startswith("send "), *one.trace[order].tolist()), []).append(
+            (end_s - np.median(end_s))[order]
+        )
     coefficients, off_s = np.zeros((len(zero_s), len(zero_s))), np.zeros(len(zero_s))
     for (pair, *at), apart_s in sets.items():
         weight = len(apart_s) * (_PAIR_WEIGHT if pair else 1)
-        centred = (np.eye(len(at)) - 1 / len(at)) * weight  # each set knows its own differences only
+        centred = (
+            np.eye(len(at)) - 1 / len(at)
+        ) * weight  # each set knows its own differences only
         coefficients[np.ix_(at, at)] += centred
         off_s[at] += centred @ np.median(apart_s, axis=0)
     return np.asarray(np.linalg.lstsq(coefficients, off_s, rcond=1e-9)[0])
@@ -230,4 +288,11 @@ def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.nda
 
 def _said_late(late_s: np.ndarray) -> list[str]:
     widest_s = float(np.ptp(late_s))
-    return [f"clocks of ranks up to {1e6 * widest_s:.0f} us apart, set by the ends of their collectives"] if widest_s > _CLOCKS_S else []
+    return (
+        [
+            f"clocks of ranks up to {1e6 * widest_s:.0f} us apart, set by the ends of their"
+            " collectives"
+        ]
+        if widest_s > _CLOCKS_S
+        else []
+    )

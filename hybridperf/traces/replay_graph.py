@@ -1,8 +1,10 @@
-"""The graph of a recorded step: nodes in issue order and rows of seconds, from what each rank's host and device did.
+"""The graph of a recorded step: nodes in issue order and rows of seconds, from what each rank's
+host and device did.
 
-A device event is a node whose launch holds the host's seconds before it; a wait of the host is a blocking node without a row. A collective
-of several ranks is a node per rank where they meet, after a node where each arrives. In a row of several turns of the step, what was still
-running of the step before is what the turn before launched last, and rows are shared between turns.
+A device event is a node whose launch holds the host's seconds before it; a wait of the host is a
+blocking node without a row. A collective of several ranks is a node per rank where they meet, after
+a node where each arrives. In a row of several turns of the step, what was still running of the step
+before is what the turn before launched last, and rows are shared between turns.
 """
 
 from __future__ import annotations
@@ -12,27 +14,41 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridperf.graph import GraphBuilder
+from hybridperf.engine.graph import GraphBuilder
 from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.host_line import Entry, HostLine, host_line
+from hybridperf.traces.host_thread import Entry, HostLine, host_line
 from hybridperf.traces.ranks import Collective
 from hybridperf.traces.steps import Step
-from hybridperf.traces.stream_order import Delays, LaunchedEvents, hand_overs, stream_waits, with_hand_overs
+from hybridperf.traces.stream_order import (
+    Delays,
+    LaunchedEvents,
+    hand_overs,
+    stream_waits,
+    with_hand_overs,
+)
 
-HOST, DEVICE, WIRE, IDLE = range(4)  # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
+HOST, DEVICE, WIRE, IDLE = range(
+    4
+)  # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
 HOST_STREAM, MEETING = "host", "meeting"
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What each row of the duration table is. Seconds of a row = `busy_s` + `fixed_s`; only the first is what a kernel takes."""
+    """What each row of the duration table is. Seconds of a row = `busy_s` + `fixed_s`; only the
+    first is what a kernel takes.
+    """
 
     kind: np.ndarray  # HOST, DEVICE, WIRE or IDLE; [U]
     trace: np.ndarray  # which rank's, of a collective the first of its ranks; [U]
-    event: np.ndarray  # device event; of host seconds the event launched or waited for, NONE for the rest of the step; [U]
+    # device event; of host seconds the event launched or waited for, NONE for the rest of the step;
+    # [U]
+    event: np.ndarray
     call: np.ndarray  # host event that launched it, NONE where the trace lacks it; [U]
     busy_s: np.ndarray
-    fixed_s: np.ndarray  # the gap after an event on its stream; of a rank's first host seconds, how long after the first rank it begins
+    # the gap after an event on its stream; of a rank's first host seconds, how long after the first
+    # rank it begins
+    fixed_s: np.ndarray
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -69,33 +85,57 @@ class RankStep:
         carried = np.setdiff1d(carried, step.device)
         self.at, self.trace, self.step = at, trace, step
         self.shift_s = zero_s  # of the trace's clock, to that of all ranks
-        self.launched = LaunchedEvents(trace, np.concatenate([carried, np.asarray(step.device, np.int64)]))
+        self.launched = LaunchedEvents(
+            trace, np.concatenate([carried, np.asarray(step.device, np.int64)])
+        )
         inside = np.zeros(len(device), bool)
         inside[step.device] = True
-        # an event whose launch the trace lacks may run in this step and have been launched before it
+        # an event whose launch the trace lacks may run in this step and have been launched before
+        # it
         self.carried = ~inside[self.launched.event] | (self.launched.begin_s < step.start_s)
         last_s = float(device.end_s[step.device].max(initial=step.end_s))
         self.measured_s = max(step.end_s, last_s) - step.start_s
         before = self.launched.event[self.carried & (self.launched.start_s < step.end_s)]
         # seconds of the step in which its device still had work of the step before
-        self.backlog_s = max(0.0, float(device.end_s[before].max(initial=step.start_s)) - step.start_s)
+        self.backlog_s = max(
+            0.0, float(device.end_s[before].max(initial=step.start_s)) - step.start_s
+        )
 
     def order(self, delays: Delays) -> list[tuple[int, float]]:
-        """Decide what waits for what on the device; returns how long streams took to take over from each other (`hand_overs`)."""
+        """Decide what waits for what on the device; returns how long streams took to take over from
+        each other (`hand_overs`).
+        """
         self.latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
         self.waits = stream_waits(self.launched, self.latency_s, self.gap_s)
         return hand_overs(self.launched, self.waits, self.latency_s, self.gap_s)
 
     def line_up(self, hand_over_s: np.ndarray) -> None:
-        """Decide what the host waits for. Streams take over from each other in `hand_over_s` [4], by kind of event."""
+        """Decide what the host waits for. Streams take over from each other in `hand_over_s` [4],
+        by kind of event.
+        """
         self.gap_s = with_hand_overs(self.launched, self.waits, self.gap_s, hand_over_s)
-        self.line: HostLine = host_line(self.launched, self.latency_s, self.gap_s, self.step.start_s, self.step.end_s, self.carried)
+        self.line: HostLine = host_line(
+            self.launched,
+            self.latency_s,
+            self.gap_s,
+            self.step.start_s,
+            self.step.end_s,
+            self.carried,
+        )
 
 
 class StepGraph:
-    """Puts ranks into one graph. Ranks go on in turn, each until it comes to a collective that not all have come to."""
+    """Puts ranks into one graph. Ranks go on in turn, each until it comes to a collective that not
+    all have come to.
+    """
 
-    def __init__(self, ranks: Sequence[RankStep], together: Sequence[Collective], turns: int = 1, between_s: Sequence[float] = ()):
+    def __init__(
+        self,
+        ranks: Sequence[RankStep],
+        together: Sequence[Collective],
+        turns: int = 1,
+        between_s: Sequence[float] = (),
+    ):
         """`turns` of the step, with `between_s` on each rank's host between two."""
         self.graph = GraphBuilder()
         self.meetings: list[Meeting] = []
@@ -103,16 +143,24 @@ class StepGraph:
         self._ranks = ranks
         self._turns, self._between_s = turns, between_s
         self._collective_of = {
-            (int(trace), int(event)): at for at, one in enumerate(together) for trace, event in zip(one.trace, one.event, strict=True)
+            (int(trace), int(event)): at
+            for at, one in enumerate(together)
+            for trace, event in zip(one.trace, one.event, strict=True)
         }
         self._together = together
         self._rows: list[tuple[int, int, int, int, float, float]] = []
         self._row_of: dict[tuple, int] = {}  # what it is -> number: turns share rows
         self._nodes: list[tuple[int, int, bool, int]] = []  # event, row or 0, carried, turn
         self._turn = [0 for _ in ranks]
-        self._given: list[dict[int, list[int]]] = [{} for _ in ranks]  # stream -> nodes of all it was given so far
-        self._node_of: list[dict[int, int]] = [{} for _ in ranks]  # place -> node whose end is its end
-        self._met: list[dict[int, int]] = [{} for _ in ranks]  # stream -> node of a meeting that its next event comes after
+        self._given: list[dict[int, list[int]]] = [
+            {} for _ in ranks
+        ]  # stream -> nodes of all it was given so far
+        self._node_of: list[dict[int, int]] = [
+            {} for _ in ranks
+        ]  # place -> node whose end is its end
+        self._met: list[dict[int, int]] = [
+            {} for _ in ranks
+        ]  # stream -> node of a meeting that its next event comes after
 
     def run(self) -> None:
         """Add everything."""
@@ -129,16 +177,27 @@ class StepGraph:
                 else:
                     waiting.setdefault(arrived[0], {})[at] = arrived[1]
             ready = []
-            for number in [number for number, arrivals in waiting.items() if len(arrivals) == len(self._together[number].trace)]:
+            for number in [
+                number
+                for number, arrivals in waiting.items()
+                if len(arrivals) == len(self._together[number].trace)
+            ]:
                 self._meet(number, waiting[number])
                 ready += waiting.pop(number)
-            if not ready and goes_on:  # ranks came to collectives in different orders: none can be the first
+            if (
+                not ready and goes_on
+            ):  # ranks came to collectives in different orders: none can be the first
                 number = min(waiting)
-                self.notes.append(f"{self._together[number]} was not in the same order on all ranks: each goes by its own measured time")
+                self.notes.append(
+                    f"{self._together[number]} was not in the same order on all ranks: each goes by"
+                    " its own measured time"
+                )
                 for at, arrival in waiting[number].items():
                     self._alone(number, at, arrival)
                 ready += waiting.pop(number)
-                self._collective_of = {key: one for key, one in self._collective_of.items() if one != number}
+                self._collective_of = {
+                    key: one for key, one in self._collective_of.items() if one != number
+                }
 
     def rows(self) -> Rows:
         """The rows so far."""
@@ -150,7 +209,16 @@ class StepGraph:
         event, row, carried, turn = map(np.array, zip(*self._nodes, strict=True))
         return Nodes(event, row - 1, carried, turn)
 
-    def _row(self, what: tuple, kind: int, rank: RankStep, event: int, call: int, busy_s: float, fixed_s: float = 0.0) -> int:
+    def _row(
+        self,
+        what: tuple,
+        kind: int,
+        rank: RankStep,
+        event: int,
+        call: int,
+        busy_s: float,
+        fixed_s: float = 0.0,
+    ) -> int:
         """Number of the row of something, from 1; 0 for one that takes no time."""
         if busy_s <= 0 and fixed_s <= 0:
             return 0
@@ -159,30 +227,57 @@ class StepGraph:
             self._row_of[what] = len(self._rows)
         return self._row_of[what]
 
-    def _op(self, rank: RankStep, stream: str, row: int = 0, launch_row: int = 0, event: int = NONE, **more) -> int:
+    def _op(
+        self,
+        rank: RankStep,
+        stream: str,
+        row: int = 0,
+        launch_row: int = 0,
+        event: int = NONE,
+        **more,
+    ) -> int:
         label = rank.trace.device_name(event) if event != NONE else ""
         self._nodes.append((event, row, bool(more.pop("carried", False)), self._turn[rank.at]))
-        return self.graph.op(row, label=label, rank=rank.at, stream=stream, launch_row=launch_row, **more)
+        return self.graph.op(
+            row, label=label, rank=rank.at, stream=stream, launch_row=launch_row, **more
+        )
 
     def _carry(self, rank: RankStep) -> None:
         """Events launched before the step, back to back as they ran."""
         launched = rank.launched
         free_s: dict[int, float] = {}
         for place in np.flatnonzero(rank.carried).tolist():
-            stream, event, call = int(launched.stream[place]), int(launched.event[place]), int(launched.call[place])
+            stream, event, call = (
+                int(launched.stream[place]),
+                int(launched.event[place]),
+                int(launched.call[place]),
+            )
             begin_s = max(free_s.get(stream, rank.step.start_s), rank.step.start_s)
             idle_s = max(0.0, float(launched.start_s[place]) - begin_s)
             busy_s = max(0.0, float(launched.end_s[place]) - begin_s - idle_s)
             if stream not in free_s:
-                idle_s += rank.step.start_s + rank.shift_s  # this rank's step begins after the first rank's
+                idle_s += (
+                    rank.step.start_s + rank.shift_s
+                )  # this rank's step begins after the first rank's
             if idle := self._row(("idle", place), IDLE, rank, event, call, 0.0, idle_s):
                 self._op(rank, f"stream {stream}", idle)
-            row = self._row(("event", place), WIRE if launched.communicates[place] else DEVICE, rank, event, call, busy_s)
-            self._node_of[rank.at][place] = self._op(rank, f"stream {stream}", row, event=event, carried=True)
+            row = self._row(
+                ("event", place),
+                WIRE if launched.communicates[place] else DEVICE,
+                rank,
+                event,
+                call,
+                busy_s,
+            )
+            self._node_of[rank.at][place] = self._op(
+                rank, f"stream {stream}", row, event=event, carried=True
+            )
             free_s[stream] = float(launched.end_s[place])
 
     def _all_turns(self, rank: RankStep) -> Iterator[tuple[int, int]]:
-        """Adds a rank's nodes; yields (collective, arrival) at each that others take part in and goes on when it has been added."""
+        """Adds a rank's nodes; yields (collective, arrival) at each that others take part in and
+        goes on when it has been added.
+        """
         offset_s = rank.step.start_s + rank.shift_s
         if self._turns == 1:
             yield from self._entries(rank, offset_s)
@@ -190,15 +285,23 @@ class StepGraph:
         for turn in range(self._turns):
             self._turn[rank.at] = turn
             own_s, fixed_s = (0.0, offset_s) if turn == 0 else (self._between_s[rank.at], 0.0)
-            self._op(rank, HOST_STREAM, launch_row=self._row(("before", turn == 0), HOST, rank, NONE, NONE, own_s, fixed_s))
+            self._op(
+                rank,
+                HOST_STREAM,
+                launch_row=self._row(("before", turn == 0), HOST, rank, NONE, NONE, own_s, fixed_s),
+            )
             self._node_of[rank.at] = self._last_given(rank)
             yield from self._entries(rank, 0.0)
             for place, node in self._node_of[rank.at].items():
                 if not rank.carried[place]:
-                    self._given[rank.at].setdefault(int(rank.launched.stream[place]), []).append(node)
+                    self._given[rank.at].setdefault(int(rank.launched.stream[place]), []).append(
+                        node
+                    )
 
     def _last_given(self, rank: RankStep) -> dict[int, int]:
-        """For what the step before had launched, the nodes of the turn before that take its place: the last of each stream."""
+        """For what the step before had launched, the nodes of the turn before that take its place:
+        the last of each stream.
+        """
         found: dict[int, int] = {}
         carried = np.flatnonzero(rank.carried)
         for stream, given in self._given[rank.at].items():
@@ -213,10 +316,14 @@ class StepGraph:
         for nth, entry in enumerate(rank.line.entries):
             waited = entry.launches if entry.launches != NONE else entry.waits_for
             event = int(launched.event[waited])
-            launch_row = self._row(("host", nth), HOST, rank, event, entry.call, entry.host_s, offset_s)
+            launch_row = self._row(
+                ("host", nth), HOST, rank, event, entry.call, entry.host_s, offset_s
+            )
             offset_s = 0.0
             if entry.launches == NONE:
-                after = [node_of[waited]] if waited in node_of else []  # nothing came before the first turn
+                after = (
+                    [node_of[waited]] if waited in node_of else []
+                )  # nothing came before the first turn
                 self._op(rank, HOST_STREAM, launch_row=launch_row, after=after, blocking=True)
                 continue
             yield from self._launch(rank, entry, launch_row)
@@ -226,7 +333,11 @@ class StepGraph:
     def _launch(self, rank: RankStep, entry: Entry, launch_row: int) -> Iterator[tuple[int, int]]:
         place, launched = entry.launches, rank.launched
         event, stream = int(launched.event[place]), int(launched.stream[place])
-        after = [self._node_of[rank.at][one] for one in rank.waits[place] if one in self._node_of[rank.at]]
+        after = [
+            self._node_of[rank.at][one]
+            for one in rank.waits[place]
+            if one in self._node_of[rank.at]
+        ]
         met = self._met[rank.at].pop(stream, NONE)
         after += [met] if met != NONE else []
         number = self._collective_of.get((rank.at, event))
@@ -238,9 +349,19 @@ class StepGraph:
             return
         busy_s = float(launched.end_s[place] - launched.start_s[place])
         kind = WIRE if launched.communicates[place] else DEVICE
-        row = self._row(("event", place), kind, rank, event, int(launched.call[place]), busy_s, float(rank.gap_s[place]))
+        row = self._row(
+            ("event", place),
+            kind,
+            rank,
+            event,
+            int(launched.call[place]),
+            busy_s,
+            float(rank.gap_s[place]),
+        )
         blocking = entry.waits_for != NONE
-        node = self._op(rank, f"stream {stream}", row, launch_row, event, after=after, blocking=blocking)
+        node = self._op(
+            rank, f"stream {stream}", row, launch_row, event, after=after, blocking=blocking
+        )
         self._node_of[rank.at][place] = node
 
     def _meet(self, number: int, arrivals: dict[int, int]) -> None:
@@ -248,13 +369,19 @@ class StepGraph:
         members = one.trace.tolist()
         ranks = {trace: self._ranks[trace] for trace in members}
         events = dict(zip(members, one.event.tolist(), strict=True))
-        places = {trace: int(np.flatnonzero(rank.launched.event == events[trace])[0]) for trace, rank in ranks.items()}
+        places = {
+            trace: int(np.flatnonzero(rank.launched.event == events[trace])[0])
+            for trace, rank in ranks.items()
+        }
         first = ranks[members[0]]
         call = int(first.launched.call[places[first.at]])
         gap_s = float(np.mean([rank.gap_s[places[trace]] for trace, rank in ranks.items()]))
         row = self._row(("meeting", number), WIRE, first, events[first.at], call, one.wire_s, gap_s)
         # a lane of their own: the numbers of streams need not agree between ranks
-        lane = f"{MEETING} {sorted((trace, int(rank.launched.stream[places[trace]])) for trace, rank in ranks.items())}"
+        lane = (
+            f"{MEETING}"
+            f" {sorted((trace, int(rank.launched.stream[places[trace]])) for trace, rank in ranks.items())}"
+        )
         after = [arrivals[trace] for trace in members]
         node = self.graph.collective(row, label=str(one), ranks=members, stream=lane, after=after)
         self._nodes += [(events[trace], row, False, self._turn[trace]) for trace in members]
@@ -269,4 +396,6 @@ class StepGraph:
         stream, call = int(rank.launched.stream[place]), int(rank.launched.call[place])
         busy_s = float(rank.launched.end_s[place] - rank.launched.start_s[place])
         row = self._row(("event", place), WIRE, rank, event, call, busy_s, float(rank.gap_s[place]))
-        self._met[at][stream] = self._op(rank, f"stream {stream}", row, event=event, after=[arrival])
+        self._met[at][stream] = self._op(
+            rank, f"stream {stream}", row, event=event, after=[arrival]
+        )

@@ -1,8 +1,11 @@
-"""A recorded step several times in a row, which tells what the step itself takes where hosts run ahead of devices.
+"""A recorded step several times in a row, which tells what the step itself takes where hosts run
+ahead of devices.
 
-When the host launches a step while the device still works on the one before, the time from the step's first call to its last kernel holds
-both. What a step costs, and what a change saves, is how much later a row of such steps ends for each one more: the work of the step before
-is then that of the same step, changed like it. The row begins with idle devices, so nothing in it keeps times of before a change.
+When the host launches a step while the device still works on the one before, the time from the
+step's first call to its last kernel holds both. What a step costs, and what a change saves, is how
+much later a row of such steps ends for each one more: the work of the step before is then that of
+the same step, changed like it. The row begins with idle devices, so nothing in it keeps times of
+before a change.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hybridperf.lower import lower
+from hybridperf.engine.lower import lower
 from hybridperf.traces.events import RankTrace
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import StepGraph
@@ -34,8 +37,9 @@ def said(replay: Replay) -> str:
     of = f" of rank {trace.rank}" if len(replay.traces) > 1 else ""
     before_ms, all_ms = 1e3 * replay.backlog_s[at], 1e3 * replay.measured_s[at]
     return (
-        f"in {step.name}{of} the device works off the step before for {before_ms:.3g} of {all_ms:.3g} ms: times of a step, speed-ups and "
-        f"savings are of one in a row of {TURNS} such steps"
+        f"in {step.name}{of} the device works off the step before for {before_ms:.3g} of"
+        f" {all_ms:.3g} ms: times of a step, speed-ups and savings are of one in a row of {TURNS}"
+        " such steps"
     )
 
 
@@ -44,7 +48,9 @@ def in_a_row(replay: Replay) -> Replay:
     ranks = replay.ranks
     together = [meeting.collective for meeting in replay.meetings]
     between_s = [_between_s(rank.trace, rank.step) for rank in ranks]
-    builder, shorter = (StepGraph(ranks, together, turns, between_s) for turns in (TURNS, TURNS - 1))
+    builder, shorter = (
+        StepGraph(ranks, together, turns, between_s) for turns in (TURNS, TURNS - 1)
+    )
     builder.run()
     shorter.run()
     graph, rows = builder.graph.build(), builder.rows()
@@ -61,7 +67,9 @@ def in_a_row(replay: Replay) -> Replay:
 
 
 def _between_s(trace: RankTrace, step: Step) -> float:
-    """The host's seconds from the end of a step's mark to the next, the median; pauses of the profiler do not count."""
+    """The host's seconds from the end of a step's mark to the next, the median; pauses of the
+    profiler do not count.
+    """
     found = steps(trace)
     gaps_s = np.array([after.start_s - before.end_s for before, after in pairwise(found)])
     gaps_s = gaps_s[gaps_s < step.end_s - step.start_s]

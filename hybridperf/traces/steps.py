@@ -1,9 +1,12 @@
-"""Training steps within a recorded trace: what the host did in each, and what that made the device do.
+"""Training steps within a recorded trace: what the host did in each, and what that made the device
+do.
 
-A step is the host's mark `ProfilerStep#N`, an interval on the host's clock that holds its start and not its end. A host event is of the
-step in which it starts, whichever thread it runs on: the backward pass has a thread of its own. A device event is of the step in which the
-call that launched it starts, so kernels that run after the mark's end still belong to it; one whose call was not recorded is of the step
-in which it itself starts. Nothing belongs to two steps, and what lies between marks belongs to none.
+A step is the host's mark `ProfilerStep#N`, an interval on the host's clock that holds its start and
+not its end. A host event is of the step in which it starts, whichever thread it runs on: the
+backward pass has a thread of its own. A device event is of the step in which the call that launched
+it starts, so kernels that run after the mark's end still belong to it; one whose call was not
+recorded is of the step in which it itself starts. Nothing belongs to two steps, and what lies
+between marks belongs to none.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ _NAMED = 3  # ranks or steps that a sentence names
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of one rank, seconds on the rank's clock. `host` and `device` are indices of events, in order of start."""
+    """One step of one rank, seconds on the rank's clock. `host` and `device` are indices of events,
+    in order of start.
+    """
 
     name: str
     start_s: float
@@ -44,15 +49,30 @@ class CommonStep:
 
 
 def steps(trace: RankTrace) -> tuple[Step, ...]:
-    """The steps of a trace in order; without any mark the whole trace as one step called "whole"."""
+    """The steps of a trace in order; without any mark the whole trace as one
+    step called "whole".
+    """
     host, device = trace.host, trace.device_events
     is_step = np.array([_STEP.fullmatch(name) is not None for name in trace.names], bool)
-    marks = np.flatnonzero((host.kind == MARK) & is_step[host.name]) if len(host) else np.zeros(0, int)
+    marks = (
+        np.flatnonzero((host.kind == MARK) & is_step[host.name]) if len(host) else np.zeros(0, int)
+    )
     marks = marks[host.end_s[marks] > host.start_s[marks]]  # a mark without length holds nothing
     if not len(marks):
-        starts, ends = (np.concatenate([getattr(host, edge), getattr(device, edge)]) for edge in ("start_s", "end_s"))
+        starts, ends = (
+            np.concatenate([getattr(host, edge), getattr(device, edge)])
+            for edge in ("start_s", "end_s")
+        )
         end_s = float(host.end_s.max() if len(host) else ends.max(initial=0.0))
-        return (Step(WHOLE, float(starts.min(initial=end_s)), end_s, np.arange(len(host)), np.arange(len(device))),)
+        return (
+            Step(
+                WHOLE,
+                float(starts.min(initial=end_s)),
+                end_s,
+                np.arange(len(host)),
+                np.arange(len(device)),
+            ),
+        )
     launched_s = np.where(device.call == NONE, device.start_s, host.start_s[device.call])
     found: list[Step] = []
     seen: dict[str, int] = {}
@@ -78,9 +98,11 @@ def steps(trace: RankTrace) -> tuple[Step, ...]:
 
 
 def typical(trace: RankTrace, steps: Sequence[Step]) -> Step:
-    """One step for all that repeat: of those with the same device events in the same order on each stream, the one of median duration.
+    """One step for all that repeat: of those with the same device events in the same order on each
+    stream, the one of median duration.
 
-    The largest such group counts (the first of equals); where no two steps are alike, all do. The step's note says what was left aside.
+    The largest such group counts (the first of equals); where no two steps are alike, all do. The
+    step's note says what was left aside.
     """
     if not steps:
         raise ValueError("expected at least one step, got none")
@@ -95,44 +117,67 @@ def typical(trace: RankTrace, steps: Sequence[Step]) -> Step:
         return chosen
     others = [step.name for step in steps if step not in alike]
     if len(groups) == len(steps):
-        note = f"no two of {len(steps)} steps ran the same kernels; {chosen.name} is the one of median duration"
+        note = (
+            f"no two of {len(steps)} steps ran the same kernels; {chosen.name} is the one of median"
+            " duration"
+        )
     else:
-        note = f"{chosen.name} stands for {len(alike)} steps with the same kernels, the one of median duration"
+        note = (
+            f"{chosen.name} stands for {len(alike)} steps with the same kernels, the one of median"
+            " duration"
+        )
         note += f"; other kernels ran in {_listed(others)}" if others else ""
     return replace(chosen, note=note)
 
 
 def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
-    """The steps that all ranks recorded, in order. One trace may be without a rank, several may not.
+    """The steps that all ranks recorded, in order. One trace may be without a rank, several may
+    not.
 
-    Steps that only some have are said in each note. `InputError`: two traces of one rank, ranks of runs of different
-    sizes, ranks that have no step in common.
+    Steps that only some have are said in each note. `InputError`: two traces of one rank, ranks of
+    runs of different sizes, ranks that have no step in common.
     """
     if not traces:
         raise InputError("expected the trace of at least one rank, got none; check the files")
     by_rank: dict[int | None, RankTrace] = {}
     for trace in traces:
         if trace.rank in by_rank:
-            which = "both do not say their rank" if trace.rank is None else f"both are of rank {trace.rank}"
-            raise InputError(f"expected one trace per rank, but {by_rank[trace.rank].source} and {trace.source} {which}; give one of them")
+            which = (
+                "both do not say their rank"
+                if trace.rank is None
+                else f"both are of rank {trace.rank}"
+            )
+            raise InputError(
+                f"expected one trace per rank, but {by_rank[trace.rank].source} and {trace.source}"
+                f" {which}; give one of them"
+            )
         by_rank[trace.rank] = trace
     if len(by_rank) > 1 and None in by_rank:
         raise InputError(
-            f"expected the rank of each of {len(traces)} traces, {by_rank[None].source} does not say it; name the file ..._rank3"
+            f"expected the rank of each of {len(traces)} traces, {by_rank[None].source} does not"
+            " say it; name the file ..._rank3"
         )
     worlds = sorted({trace.world for trace in traces if trace.world is not None})
     if len(worlds) > 1:
-        raise InputError(f"expected the ranks of one run, got ranks of runs of {_listed(map(str, worlds))} ranks; give traces of one run")
+        raise InputError(
+            f"expected the ranks of one run, got ranks of runs of {_listed(map(str, worlds))}"
+            " ranks; give traces of one run"
+        )
     per_trace = [{step.name: step for step in steps(trace)} for trace in traces]
     shared = list(per_trace[0])
     for trace, found in zip(traces, per_trace, strict=True):
         so_far, shared = shared, [name for name in shared if name in found]
         if not shared:
             raise InputError(
-                f"expected the same steps of every rank, got {_listed(so_far)} in {traces[0].source} and {_listed(found)} in "
-                f"{trace.source}; give traces of the same steps"
+                f"expected the same steps of every rank, got {_listed(so_far)} in"
+                f" {traces[0].source} and {_listed(found)} in {trace.source}; give traces of the"
+                " same steps"
             )
-    partly = [name for name in dict.fromkeys(name for found in per_trace for name in found) if name not in shared]
+    partly = [
+        name
+        for name in dict.fromkeys(name for found in per_trace for name in found)
+        if name not in shared
+    ]
     note = f"left out for not being in every rank: {_listed(partly)}" if partly else ""
     return [CommonStep(name, tuple(found[name] for found in per_trace), note) for name in shared]
 

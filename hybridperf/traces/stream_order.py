@@ -1,17 +1,19 @@
-"""Which device events of a step waited for which others, beyond their own stream's order: read off what happened.
+"""Which device events of a step waited for which others, beyond their own stream's order: read off
+what happened.
 
-A trace shows that `cudaStreamWaitEvent` was called but not for which streams. Three rules fill that in, all on events in order of launch:
+A trace shows that `cudaStreamWaitEvent` was called but not for which streams. Three rules fill that
+in, all on events in order of launch:
 
-1. A collective waits for what its issuing stream was given before it (PyTorch's rule): the stream of the last event that the same thread
-   launched before.
-2. What a thread launches next after `cudaStreamWaitEvent` waits, on each other stream, for the last event launched before that call which
-   had ended before it started.
-3. An event that started later than its launch, its stream and the rules above explain waits for an event launched before it whose end,
-   on another stream, it started right after; or, without one, for a kernel that ran all the while and was about to end: its blocks had
-   left no room.
+1. A collective waits for what its issuing stream was given before it (PyTorch's rule): the stream
+   of the last event that the same thread launched before.
+2. What a thread launches next after `cudaStreamWaitEvent` waits, on each other stream, for the last
+   event launched before that call which had ended before it started.
+3. An event that started later than its launch, its stream and the rules above explain waits for an
+   event launched before it whose end, on another stream, it started right after; or, without one,
+   for a kernel that ran all the while and was about to end: its blocks had left no room.
 
-But for this last case no event waits for one that ended after it started: a rule can add an order that did not exist, but none that did
-not hold.
+But for this last case no event waits for one that ended after it started: a rule can add an order
+that did not exist, but none that did not hold.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ CLOCK_S = 2e-6  # two stamps of whole microseconds may contradict each other by 
 _UNEXPLAINED_S = 20e-6  # later than this is no jitter
 _RIGHT_AFTER_S = 10e-6  # an event's end reaches a waiting stream within this
 _LAST_BLOCKS = 0.05  # of a kernel's time: it leaves a device that it filled within this
-_BUSY_S = 5e-6  # launched so long before its stream was free: the gap between the two is the device's
+_BUSY_S = (
+    5e-6  # launched so long before its stream was free: the gap between the two is the device's
+)
 _KINDS = FILL + 2
 _FEW = 3  # with fewer, a median is chance
 _CALL_S = 10e-6  # a launching call takes about so long
@@ -40,21 +44,29 @@ _USUAL_GAP_S = 1e-6
 class LaunchedEvents:
     """Device events of a step in order of launch. L of them.
 
-    Of two launches of one stream that seem to overtake each other, the order on the device is taken.
+    Of two launches of one stream that seem to overtake each other, the order on the device is
+    taken.
     """
 
     def __init__(self, trace: RankTrace, events: np.ndarray):
         device, host = trace.device_events, trace.host
         call = device.call[events]
         known = call != NONE
-        # an event whose launch the trace lacks counts as launched when it started, or when the next of its stream was, if that is sooner
+        # an event whose launch the trace lacks counts as launched when it started, or when the next
+        # of its stream was, if that is sooner
         begin, end = device.start_s[events].copy(), device.start_s[events].copy()
         thread = np.full(len(events), NONE)
-        begin[known], end[known], thread[known] = host.start_s[call[known]], host.end_s[call[known]], host.thread[call[known]]
+        begin[known], end[known], thread[known] = (
+            host.start_s[call[known]],
+            host.end_s[call[known]],
+            host.thread[call[known]],
+        )
         for stream in np.unique(device.stream[events]):
             here = np.flatnonzero(device.stream[events] == stream)
             here = here[np.lexsort([events[here], device.start_s[events][here]])]
-            next_known = np.minimum.accumulate(np.where(known[here], begin[here], np.inf)[::-1])[::-1]
+            next_known = np.minimum.accumulate(np.where(known[here], begin[here], np.inf)[::-1])[
+                ::-1
+            ]
             unknown = here[~known[here]]
             begin[unknown] = end[unknown] = np.minimum(begin[here], next_known)[~known[here]]
             begin[here] = np.maximum.accumulate(begin[here])
@@ -85,7 +97,9 @@ class LaunchedEvents:
         return self._of_stream
 
     def on_same_stream(self, place: int, number: int) -> int:
-        """Place of the `number`th event, from 0, of the stream that the event at `place` runs on."""
+        """Place of the `number`th event, from 0, of the stream that the
+        event at `place` runs on.
+        """
         return self._of_stream[int(self.stream[place])][number]
 
     @property
@@ -96,13 +110,17 @@ class LaunchedEvents:
 
 @dataclass(frozen=True)
 class Delays:
-    """The two constants of a device, by kind of event (kernel, copy, fill, kernel of a collective), from what several ranks recorded.
+    """The two constants of a device, by kind of event (kernel, copy, fill, kernel of a collective),
+    from what several ranks recorded.
 
-    Latency: from the end of a launching call to the start of its event on an idle stream. Counted from the call's end, not its start: a
-    call that takes long (a full queue, code loaded at first use) starts its event only when it is done, while from its end events start
-    within 0-3 us. Gap: how long a stream stands idle between an event and one that was launched long before, by the kinds of both.
+    Latency: from the end of a launching call to the start of its event on an idle stream. Counted
+    from the call's end, not its start: a call that takes long (a full queue, code loaded at first
+    use) starts its event only when it is done, while from its end events start within 0-3 us. Gap:
+    how long a stream stands idle between an event and one that was launched long before, by the
+    kinds of both.
 
-    Both are means of the middle half: a median would move in whole microseconds, the clock of many traces, and they are as long.
+    Both are means of the middle half: a median would move in whole microseconds, the clock of many
+    traces, and they are as long.
     """
 
     latency_by_kind_s: tuple[float, ...]  # [4]
@@ -111,7 +129,9 @@ class Delays:
     @staticmethod
     def of(ranks: Sequence[LaunchedEvents]) -> Delays:
         """The constants that fit the events of these ranks."""
-        kind, late_s, pair, gap_s = (np.concatenate(columns) for columns in zip(*map(_delays, ranks), strict=True))
+        kind, late_s, pair, gap_s = (
+            np.concatenate(columns) for columns in zip(*map(_delays, ranks), strict=True)
+        )
         usual_late_s = _middle(late_s, _USUAL_LATENCY_S)
         latency_s = [_middle(late_s[kind == one], usual_late_s) for one in range(_KINDS)]
         usual_gap_s = _middle(gap_s, _USUAL_GAP_S)
@@ -119,7 +139,9 @@ class Delays:
         return Delays(tuple(latency_s), tuple(gaps_s))
 
     def latency_s(self, launched: LaunchedEvents) -> np.ndarray:
-        """Seconds from the end of each event's launching call to its start on an idle stream [L]."""
+        """Seconds from the end of each event's launching call to its start
+        on an idle stream [L].
+        """
         latency_s = np.array(self.latency_by_kind_s)[_kind(launched)]
         return np.where(launched.call == NONE, 0.0, latency_s)
 
@@ -137,7 +159,9 @@ def _kind(launched: LaunchedEvents) -> np.ndarray:
 
 
 def _delays(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Kinds and seconds of launches that found their stream idle; pairs of kinds and seconds of gaps between those that did not."""
+    """Kinds and seconds of launches that found their stream idle; pairs of kinds and seconds of
+    gaps between those that did not.
+    """
     kind, follows = _kind(launched), launched.before != NONE
     idle = follows & (launched.stream_free_s < launched.begin_s) & (launched.call != NONE)
     ready_s = _ready_s(launched)
@@ -156,8 +180,12 @@ def _middle(values: np.ndarray, otherwise: float) -> float:
     return max(0.0, float(np.sort(values)[quarter : len(values) - quarter].mean()))
 
 
-def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray) -> list[list[int]]:
-    """For each launched event those, as places in `launched`, that it waits for on other streams [L]."""
+def stream_waits(
+    launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray
+) -> list[list[int]]:
+    """For each launched event those, as places in `launched`, that it waits for on other streams
+    [L].
+    """
     waits: list[set[int]] = [set() for _ in range(len(launched))]
     places = launched.streams()
     if len(places) > 1:
@@ -168,23 +196,43 @@ def stream_waits(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndar
 
 
 def hand_overs(
-    launched: LaunchedEvents, waits: Sequence[Sequence[int]], latency_s: np.ndarray, gap_s: np.ndarray
+    launched: LaunchedEvents,
+    waits: Sequence[Sequence[int]],
+    latency_s: np.ndarray,
+    gap_s: np.ndarray,
 ) -> list[tuple[int, float]]:
-    """(kind, seconds) from the end of an event to the start of one on another stream that waited for it, and for nothing else so long."""
+    """(kind, seconds) from the end of an event to the start of one on another stream that waited
+    for it, and for nothing else so long.
+    """
     kind, explained_s = _kind(launched), _explained_s(launched, latency_s, gap_s)
     ends_s = [launched.end_s[list(those)].max(initial=-np.inf) for those in waits]
-    found = [(int(kind[at]), float(launched.start_s[at] - end_s)) for at, end_s in enumerate(ends_s) if end_s >= explained_s[at]]
+    found = [
+        (int(kind[at]), float(launched.start_s[at] - end_s))
+        for at, end_s in enumerate(ends_s)
+        if end_s >= explained_s[at]
+    ]
     return [(one, taken_s) for one, taken_s in found if taken_s < _UNEXPLAINED_S]
 
 
 def usual_hand_overs_s(taken: Sequence[tuple[int, float]]) -> np.ndarray:
-    """The median of many hand-overs to each kind of event [4], none where there are few. Copies of pageable memory take longest."""
+    """The median of many hand-overs to each kind of event [4], none where there are few. Copies of
+    pageable memory take longest.
+    """
     of_kind = [[taken_s for kind, taken_s in taken if kind == one] for one in range(_KINDS)]
-    return np.array([max(0.0, float(np.median(those))) if len(those) >= _FEW else 0.0 for those in of_kind])
+    return np.array(
+        [max(0.0, float(np.median(those))) if len(those) >= _FEW else 0.0 for those in of_kind]
+    )
 
 
-def with_hand_overs(launched: LaunchedEvents, waits: Sequence[Sequence[int]], gap_s: np.ndarray, hand_over_s: np.ndarray) -> np.ndarray:
-    """Gaps [L] after events: those that another stream takes over from last as long as that takes, where their own stream stood idle."""
+def with_hand_overs(
+    launched: LaunchedEvents,
+    waits: Sequence[Sequence[int]],
+    gap_s: np.ndarray,
+    hand_over_s: np.ndarray,
+) -> np.ndarray:
+    """Gaps [L] after events: those that another stream takes over from last as long as that takes,
+    where their own stream stood idle.
+    """
     kind, gap_s = _kind(launched), gap_s.copy()
     idle_s = np.full(len(launched), np.inf)
     follows = np.flatnonzero(launched.before != NONE)
@@ -197,17 +245,25 @@ def with_hand_overs(launched: LaunchedEvents, waits: Sequence[Sequence[int]], ga
 
 
 def _ready_s(launched: LaunchedEvents) -> np.ndarray:
-    """When each launch had been made [L]: a copy may start within its call, and then what counts is that the call had begun."""
-    return np.where(launched.start_s < launched.return_s, launched.begin_s + _CALL_S, launched.return_s)
+    """When each launch had been made [L]: a copy may start within its call, and then what counts is
+    that the call had begun.
+    """
+    return np.where(
+        launched.start_s < launched.return_s, launched.begin_s + _CALL_S, launched.return_s
+    )
 
 
 def _explained_s(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray) -> np.ndarray:
     """When each event could start by its launch and its stream [L]."""
-    return np.asarray(np.maximum(_ready_s(launched) + latency_s, launched.stream_free_s + gap_s[launched.before]))
+    return np.asarray(
+        np.maximum(_ready_s(launched) + latency_s, launched.stream_free_s + gap_s[launched.before])
+    )
 
 
 def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_s: float) -> int:
-    """The last of `places` launched before place `before` that had ended when another started; NONE if none of the last 64 had."""
+    """The last of `places` launched before place `before` that had ended when another started; NONE
+    if none of the last 64 had.
+    """
     at = bisect_left(places, before)
     for place in reversed(places[max(0, at - 64) : at]):
         if launched.end_s[place] <= start_s + CLOCK_S:
@@ -215,7 +271,9 @@ def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_
     return NONE
 
 
-def _add_collectives(launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]) -> None:
+def _add_collectives(
+    launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]
+) -> None:
     issuing: dict[int, int] = {}  # thread -> the stream it last launched work of its own on
     threads, streams = launched.thread.tolist(), launched.stream.tolist()
     for at, communicates in enumerate(launched.communicates.tolist()):
@@ -227,13 +285,25 @@ def _add_collectives(launched: LaunchedEvents, places: dict[int, list[int]], wai
                 waits[at].add(wanted)
 
 
-def _add_calls(launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]) -> None:
+def _add_calls(
+    launched: LaunchedEvents, places: dict[int, list[int]], waits: list[set[int]]
+) -> None:
     trace = launched.trace
     host = trace.host
     names = [index for index, name in enumerate(trace.names) if name in STREAM_WAITS]
     calls = np.flatnonzero((host.kind == CALL) & np.isin(host.name, names))
-    calls = calls[(host.start_s[calls] >= launched.begin_s[0]) & (host.start_s[calls] <= launched.begin_s[-1])] if len(launched) else calls
-    of_thread = {thread: np.flatnonzero(launched.thread == thread) for thread in np.unique(launched.thread).tolist()}
+    calls = (
+        calls[
+            (host.start_s[calls] >= launched.begin_s[0])
+            & (host.start_s[calls] <= launched.begin_s[-1])
+        ]
+        if len(launched)
+        else calls
+    )
+    of_thread = {
+        thread: np.flatnonzero(launched.thread == thread)
+        for thread in np.unique(launched.thread).tolist()
+    }
     begin = launched.begin_s
     for call in calls.tolist():
         mine = of_thread.get(int(host.thread[call]))
@@ -251,7 +321,9 @@ def _add_calls(launched: LaunchedEvents, places: dict[int, list[int]], waits: li
                     waits[waiter].add(wanted)
 
 
-def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, waits: list[set[int]]) -> None:
+def _add_unexplained(
+    launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, waits: list[set[int]]
+) -> None:
     explained = _explained_s(launched, latency_s, gap_s)
     for at in np.flatnonzero(launched.start_s - explained > _UNEXPLAINED_S).tolist():
         start_s = launched.start_s[at]
@@ -261,8 +333,16 @@ def _add_unexplained(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.
         earlier = earlier[launched.stream[earlier] != launched.stream[at]]
         ended = launched.end_s[earlier]
         near = earlier[(ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S)]
-        if not len(near):  # or a kernel that filled the device all the while makes room as its last blocks leave
-            leaving_s = np.maximum(_RIGHT_AFTER_S, _LAST_BLOCKS * (ended - launched.start_s[earlier]))
-            near = earlier[(ended > start_s) & (ended <= start_s + leaving_s) & (launched.start_s[earlier] <= explained[at])]
+        if not len(
+            near
+        ):  # or a kernel that filled the device all the while makes room as its last blocks leave
+            leaving_s = np.maximum(
+                _RIGHT_AFTER_S, _LAST_BLOCKS * (ended - launched.start_s[earlier])
+            )
+            near = earlier[
+                (ended > start_s)
+                & (ended <= start_s + leaving_s)
+                & (launched.start_s[earlier] <= explained[at])
+            ]
         if len(near):
             waits[at].add(int(near[np.argmax(launched.end_s[near])]))

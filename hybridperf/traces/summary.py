@@ -1,14 +1,17 @@
-"""What each rank's time went into, step by step: host, device, computation, communication, and where the device stood idle.
+"""What each rank's time went into, step by step: host, device, computation, communication, and
+where the device stood idle.
 
 Times of a device are unions over its streams, of the events that the step's host launched:
 
     gpu_span_s   first start to last end            gpu_busy_s = compute_s + exposed_comm_s
     compute_s    kernels, copies, fills              comm_s     kernels of collectives
     exposed_comm_s   communication with no computation beside it
-    idle_s = gpu_span_s - gpu_busy_s = launch_bound_s + synchronisation_s + host_copy_s + dependency_s + unrecorded_s + other_step_s
+    idle_s = gpu_span_s - gpu_busy_s = launch_bound_s + synchronisation_s + host_copy_s +
+    dependency_s + unrecorded_s + other_step_s
 
-(`idle.py` says what those mean; `other_step_s`: the device ran another step's events). `waiting_s` is the part of exposed communication in
-which this rank waited for a later one, known where there are traces of the ranks that it ran collectives with.
+(`idle.py` says what those mean; `other_step_s`: the device ran another step's events). `waiting_s`
+is the part of exposed communication in which this rank waited for a later one, known where there
+are traces of the ranks that it ran collectives with.
 """
 
 from __future__ import annotations
@@ -90,7 +93,9 @@ def summaries(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]]) -> l
     return [_summary(traces, one, idle) for one in steps]
 
 
-def _summary(traces: Sequence[RankTrace], steps: Sequence[Step], gaps_of: Sequence[Gaps]) -> StepSummary:
+def _summary(
+    traces: Sequence[RankTrace], steps: Sequence[Step], gaps_of: Sequence[Gaps]
+) -> StepSummary:
     matched = match(traces, steps)
     ranks = rank_numbers(traces)
     waiting = _waiting(traces, steps, matched)
@@ -98,18 +103,34 @@ def _summary(traces: Sequence[RankTrace], steps: Sequence[Step], gaps_of: Sequen
     for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
         waits = [loss for loss in waiting if loss.rank == ranks[at]]
         known = _waits_known(traces, at, matched)
-        row, idle = _row(trace, step, gaps_of[at], float(sum(loss.seconds for loss in waits)) if known else float("nan"))
+        row, idle = _row(
+            trace,
+            step,
+            gaps_of[at],
+            float(sum(loss.seconds for loss in waits)) if known else float("nan"),
+        )
         rows.append(row)
         losses += waits
         losses += [Loss(int(ranks[at]), *said) for said in by_cause(idle)]
         if row.other_step_s > 0:
-            losses.append(Loss(int(ranks[at]), "other_step", "events launched in another step", row.other_step_s, 1))
+            losses.append(
+                Loss(
+                    int(ranks[at]),
+                    "other_step",
+                    "events launched in another step",
+                    row.other_step_s,
+                    1,
+                )
+            )
     return StepSummary(tuple(rows), tuple(sorted(losses, key=lambda loss: -loss.seconds)), matched)
 
 
 def table(summaries: Sequence[StepSummary]) -> pd.DataFrame:
     """All columns of all rows."""
-    return pd.DataFrame([asdict(row) for summary in summaries for row in summary.rows], columns=list(Row.__dataclass_fields__))
+    return pd.DataFrame(
+        [asdict(row) for summary in summaries for row in summary.rows],
+        columns=list(Row.__dataclass_fields__),
+    )
 
 
 def worst(summaries: Sequence[StepSummary]) -> list[Loss]:
@@ -119,27 +140,44 @@ def worst(summaries: Sequence[StepSummary]) -> list[Loss]:
         key = loss.rank, loss.reason, loss.detail
         lost_s, times = together.get(key, (0.0, 0))
         together[key] = lost_s + loss.seconds, times + loss.times
-    return sorted((Loss(*key, *lost) for key, lost in together.items()), key=lambda loss: -loss.seconds)
+    return sorted(
+        (Loss(*key, *lost) for key, lost in together.items()), key=lambda loss: -loss.seconds
+    )
 
 
 def top_ops(traces: Sequence[RankTrace], steps: Sequence[Step], most: int = _TOP) -> pd.DataFrame:
-    """`name, device_s, share, events` by framework op, the innermost around the launch; most device time first."""
+    """`name, device_s, share, events` by framework op, the innermost around the launch; most device
+    time first.
+    """
     return _by_name(traces, steps, most, lambda trace, step: launching_op(trace, step.device))
 
 
-def top_kernels(traces: Sequence[RankTrace], steps: Sequence[Step], most: int = _TOP) -> pd.DataFrame:
+def top_kernels(
+    traces: Sequence[RankTrace], steps: Sequence[Step], most: int = _TOP
+) -> pd.DataFrame:
     """The same by device event."""
-    return _by_name(traces, steps, most, lambda trace, step: [trace.device_name(event) for event in step.device])
+    return _by_name(
+        traces, steps, most, lambda trace, step: [trace.device_name(event) for event in step.device]
+    )
 
 
 def _row(trace: RankTrace, step: Step, every_gap: Gaps, waiting_s: float) -> tuple[Row, Gaps]:
     """The row, and its gaps."""
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
-    busy, compute, comm = (length_s(merged(start_s[part], end_s[part])) for part in (np.ones(len(of), bool), ~communicates, communicates))
+    busy, compute, comm = (
+        length_s(merged(start_s[part], end_s[part]))
+        for part in (np.ones(len(of), bool), ~communicates, communicates)
+    )
     first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
     found = every_gap.between(first_s, last_s)
-    by_reason = dict(zip((f"{reason}_s" for reason in REASONS), map(float, found.reasons.sum(axis=1)), strict=True))
+    by_reason = dict(
+        zip(
+            (f"{reason}_s" for reason in REASONS),
+            map(float, found.reasons.sum(axis=1)),
+            strict=True,
+        )
+    )
     idle_s = last_s - first_s - busy
     kind = trace.host.kind[step.host]
     row = Row(
@@ -172,7 +210,9 @@ def _no_less_than_zero(seconds: float) -> float:
 
 
 def _waits_known(traces: Sequence[RankTrace], at: int, matched: Matched) -> bool:
-    """Whether all collectives of one rank have known waits; a lone rank without any is as little known as its run."""
+    """Whether all collectives of one rank have known waits; a lone rank without any is as little
+    known as its run.
+    """
     mine = [one for one in matched.collectives if at in one.trace]
     if not mine:
         return len(traces) > 1 or traces[at].world == 1
@@ -180,7 +220,9 @@ def _waits_known(traces: Sequence[RankTrace], at: int, matched: Matched) -> bool
 
 
 def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matched) -> list[Loss]:
-    """Exposed waiting of each rank at each collective: the kernel runs, nothing is computed beside it, and a later rank is awaited."""
+    """Exposed waiting of each rank at each collective: the kernel runs, nothing is computed beside
+    it, and a later rank is awaited.
+    """
     computing = []
     for trace, step in zip(traces, steps, strict=True):
         device, of = trace.device_events, np.asarray(step.device, int)
@@ -194,21 +236,30 @@ def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matche
         for at, rank, start_s, end_s in zip(one.trace, one.rank, one.start_s, until_s, strict=True):
             exposed_s = float(end_s - start_s - covered_s(computing[at], start_s, end_s))
             if exposed_s > 0:
-                losses.append(Loss(int(rank), "waiting", f"for rank {one.late_rank} at {one}", exposed_s, 1))
+                losses.append(
+                    Loss(int(rank), "waiting", f"for rank {one.late_rank} at {one}", exposed_s, 1)
+                )
     return losses
 
 
 def _by_name(
-    traces: Sequence[RankTrace], steps: Sequence[Step], most: int, names: Callable[[RankTrace, Step], Sequence[str]]
+    traces: Sequence[RankTrace],
+    steps: Sequence[Step],
+    most: int,
+    names: Callable[[RankTrace, Step], Sequence[str]],
 ) -> pd.DataFrame:
     seconds: dict[str, float] = {}
     count: Counter[str] = Counter()
     for trace, step in zip(traces, steps, strict=True):
         device, of = trace.device_events, step.device
-        for name, took_s in zip(names(trace, step), (device.end_s[of] - device.start_s[of]).tolist(), strict=True):
+        for name, took_s in zip(
+            names(trace, step), (device.end_s[of] - device.start_s[of]).tolist(), strict=True
+        ):
             seconds[name] = seconds.get(name, 0.0) + took_s
             count[name] += 1
     total = sum(seconds.values())
     longest = sorted(seconds.items(), key=lambda one: -one[1])[:most]
-    rows = [(name, took_s, took_s / total if total else 0.0, count[name]) for name, took_s in longest]
+    rows = [
+        (name, took_s, took_s / total if total else 0.0, count[name]) for name, took_s in longest
+    ]
     return pd.DataFrame(rows, columns=["name", "device_s", "share", "events"])

@@ -1,7 +1,9 @@
-"""What a recorded step would take on another device, over other links, or with an op made faster; and what would not help.
+"""What a recorded step would take on another device, over other links, or with an op made faster;
+and what would not help.
 
-A replay is a graph and seconds for its rows; a change (`changes`) is a factor on the seconds of some rows, and the graph says what becomes
-of them. Only what kernels and collectives take is changed: the host's seconds, launch latencies and gaps stay as they were measured.
+A replay is a graph and seconds for its rows; a change (`changes`) is a factor on the seconds of
+some rows, and the graph says what becomes of them. Only what kernels and collectives take is
+changed: the host's seconds, launch latencies and gaps stay as they were measured.
 
 Axes: U rows of the replay.
 """
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hybridperf.evaluate import makespan
+from hybridperf.engine.evaluate import makespan
 from hybridperf.io import InputError
 from hybridperf.traces.changes import Change
 from hybridperf.traces.events import NONE
@@ -38,10 +40,13 @@ class WhatIf:
     notes: tuple[str, ...]
 
 
-def what_if(replay: Replay, changes: Sequence[Change] = (), overlap_slowdown: float = 1.0) -> WhatIf:
+def what_if(
+    replay: Replay, changes: Sequence[Change] = (), overlap_slowdown: float = 1.0
+) -> WhatIf:
     """The replay with all changes, and with computation that collectives slow down while both run.
 
-    `overlap_slowdown`: how much longer computation takes under a collective of its rank, on top of what the measured times hold already.
+    `overlap_slowdown`: how much longer computation takes under a collective of its rank, on top of
+    what the measured times hold already.
     """
     factor = np.prod([np.ones(len(replay.rows)), *(change.factor for change in changes)], axis=0)
     after = replay.with_seconds(replay.seconds + replay.rows.busy_s * (factor - 1))
@@ -53,14 +58,27 @@ def what_if(replay: Replay, changes: Sequence[Change] = (), overlap_slowdown: fl
 
 
 def best_savings(replay: Replay) -> pd.DataFrame:
-    """What each op could save at best, were its time nought: `op, seconds, critical_s, saves_s, helps`, most first; `helps`: at least 1 %.
+    """What each op could save at best, were its time nought: `op, seconds, critical_s, saves_s,
+    helps`, most first; `helps`: at least 1 %.
 
-    `seconds` over all ranks; `critical_s` on the critical path. All ops are evaluated in one batch; beyond the 120 with most time, ops are
-    left out, since none saves more than its own seconds.
+    `seconds` over all ranks; `critical_s` on the critical path. All ops are evaluated in one batch;
+    beyond the 120 with most time, ops are left out, since none saves more than its own seconds.
     """
-    rows, names = replay.rows, [replay.op_of_row(row) if kind != IDLE else "" for row, kind in enumerate(replay.rows.kind.tolist())]
+    rows, names = (
+        replay.rows,
+        [
+            replay.op_of_row(row) if kind != IDLE else ""
+            for row, kind in enumerate(replay.rows.kind.tolist())
+        ],
+    )
     changeable_s = replay.seconds - rows.fixed_s
-    by_op = pd.Series(changeable_s).groupby(pd.Series(names)).sum().drop(["", UNRECORDED], errors="ignore").nlargest(_GROUPS)
+    by_op = (
+        pd.Series(changeable_s)
+        .groupby(pd.Series(names))
+        .sum()
+        .drop(["", UNRECORDED], errors="ignore")
+        .nlargest(_GROUPS)
+    )
     place = {name: at for at, name in enumerate(by_op.index)}
     which = np.array([place.get(name, NONE) for name in names])
     table = np.repeat(replay.seconds[:, None], len(by_op) + 1, axis=1)
@@ -74,7 +92,8 @@ def best_savings(replay: Replay) -> pd.DataFrame:
     saves_s = ends[0] - ends[1:]
     critical_s = critical_by_op(replay).set_index("op")["seconds"]
     frame = pd.DataFrame({
-        "op": by_op.index, "seconds": by_op.to_numpy(), "critical_s": critical_s.reindex(by_op.index).fillna(0.0).to_numpy(),
+        "op": by_op.index, "seconds": by_op.to_numpy(),
+        "critical_s": critical_s.reindex(by_op.index).fillna(0.0).to_numpy(),
         "saves_s": np.where(saves_s > rounding_s, saves_s, 0.0),
     })  # fmt: skip
     frame["helps"] = frame["saves_s"] >= HELPS * ends[0]
@@ -82,7 +101,9 @@ def best_savings(replay: Replay) -> pd.DataFrame:
 
 
 def critical_by_op(replay: Replay) -> pd.DataFrame:
-    """The critical path by op, `op, seconds, share, times`, longest first; the seconds add up to its length."""
+    """The critical path by op, `op, seconds, share, times`, longest first; the seconds add up to
+    its length.
+    """
     graph, path = replay.graph, replay.critical
     row = np.where(path.is_launch, graph.launch_row[path.node], graph.row[path.node]) - 1
     row = row[row >= 0]
@@ -92,22 +113,35 @@ def critical_by_op(replay: Replay) -> pd.DataFrame:
         until_s = np.cumsum(seconds)
         seconds = np.minimum(seconds, np.maximum(until_s - before_s, 0.0))
         row, seconds = row[seconds > 0], seconds[seconds > 0]
-    names = [replay.op_of_row(one) if replay.rows.kind[one] != IDLE else "idle before the first event" for one in row.tolist()]
+    names = [
+        replay.op_of_row(one) if replay.rows.kind[one] != IDLE else "idle before the first event"
+        for one in row.tolist()
+    ]
     frame = pd.DataFrame({"op": names, "seconds": seconds})
-    out = frame.groupby("op").agg(seconds=("seconds", "sum"), times=("seconds", "size")).reset_index()
+    out = (
+        frame.groupby("op").agg(seconds=("seconds", "sum"), times=("seconds", "size")).reset_index()
+    )
     out.insert(2, "share", out["seconds"] / max(out["seconds"].sum(), 1e-30))
     return out.sort_values("seconds", ascending=False, ignore_index=True)
 
 
 def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay, str]:
-    """Computation that runs under a collective of its rank takes `slowdown` times as long there: what overlaps depends on the result.
+    """Computation that runs under a collective of its rank takes `slowdown` times as long there:
+    what overlaps depends on the result.
 
-    With d seconds of its own and o of its new length under a collective: length = d + o (1 - 1 / slowdown), to a fixed point.
+    With d seconds of its own and o of its new length under a collective: length = d + o (1 - 1 /
+    slowdown), to a fixed point.
     """
     if not (np.isfinite(slowdown) and slowdown >= 1):
-        raise InputError(f"expected an overlap slow-down of 1 or more, got {slowdown}; 1.2 adds a fifth")
+        raise InputError(
+            f"expected an overlap slow-down of 1 or more, got {slowdown}; 1.2 adds a fifth"
+        )
     rows = replay.rows
-    own = np.flatnonzero((replay.nodes.row != NONE) & ~replay.nodes.carried & (replay.nodes.turn == replay.nodes.turn.max()))
+    own = np.flatnonzero(
+        (replay.nodes.row != NONE)
+        & ~replay.nodes.carried
+        & (replay.nodes.turn == replay.nodes.turn.max())
+    )
     computes = own[rows.kind[replay.nodes.row[own]] == DEVICE]
     at, extra_s = replay, np.zeros(len(rows))
     for turn in range(_ROUNDS):
@@ -116,9 +150,14 @@ def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay
         change_s = float(np.abs(wanted_s - extra_s).max(initial=0.0))
         if change_s < _SETTLED_S:
             return at, ""
-        extra_s += (wanted_s - extra_s) * (1.0 if turn < _ROUNDS // 4 else 0.5)  # half a step where whole ones swing to and fro
+        extra_s += (wanted_s - extra_s) * (
+            1.0 if turn < _ROUNDS // 4 else 0.5
+        )  # half a step where whole ones swing to and fro
         at = replay.with_seconds(replay.rows.fixed_s + busy_s + extra_s)
-    return at, f"what overlaps did not settle: computation is off by up to {1e6 * change_s:.1f} us an op"
+    return (
+        at,
+        f"what overlaps did not settle: computation is off by up to {1e6 * change_s:.1f} us an op",
+    )
 
 
 def _under_collectives(replay: Replay, nodes: np.ndarray) -> np.ndarray:
@@ -137,5 +176,7 @@ def _under_collectives(replay: Replay, nodes: np.ndarray) -> np.ndarray:
         length = np.maximum(until - begin, 0.0)
         times = np.stack([np.minimum(begin, until), until], 1).ravel()
         covered = np.stack([np.cumsum(length) - length, np.cumsum(length)], 1).ravel()
-        out[mine] = np.interp(ends_s[nodes[mine]], times, covered) - np.interp(starts_s[nodes[mine]], times, covered)
+        out[mine] = np.interp(ends_s[nodes[mine]], times, covered) - np.interp(
+            starts_s[nodes[mine]], times, covered
+        )
     return out

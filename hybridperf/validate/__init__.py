@@ -1,1 +1,3 @@
-"""Claims of accuracy, recomputed: what was predicted beside what was measured, with null models and the noise floor."""
+"""Claims of accuracy, recomputed: what was predicted beside what was measured, with null models and
+the noise floor.
+"""

@@ -1,15 +1,20 @@
-"""Layer times of Chimera's profiles (one BERT layer, forward and backward, fp32, sequence 128), each predicted without being seen.
+"""Layer times of Chimera's profiles (one BERT layer, forward and backward, fp32, sequence 128),
+each predicted without being seen.
 
     in sample             all rows of a device
     model left out        knobs from the other models on the same device
-    device left out       knobs from the other devices, as shares of the new one's datasheet; its host is not known, see `elsewhere`
-    ..., host known       the same, and the smallest layer measured on the new device tells what its host takes
+    device left out       knobs from the other devices, as shares of the new one's datasheet; its
+                          host is not known, see `elsewhere`
+    ..., host known       the same, and the smallest layer measured on the new device tells what its
+                          host takes
 
-The null model is a plain smooth roofline on the same rows, t = sqrt(t0^2 + (F / (e P))^2) with t0 and e for each direction; where the host
-is known, its t0 follows from the same row. F are the layer's forward flops, P the datasheet's peak.
+The null model is a plain smooth roofline on the same rows, t = sqrt(t0^2 + (F / (e P))^2) with t0
+and e for each direction; where the host is known, its t0 follows from the same row. F are the
+layer's forward flops, P the datasheet's peak.
 
-The host decides the small layers of a device left out, and no datasheet knows it: both models are some 20 % off there forward, one too
-fast and the other too slow, by whose host the other is predicted from.
+The host decides the small layers of a device left out, and no datasheet knows it: both models are
+some 20 % off there forward, one too fast and the other too slow, by whose host the other is
+predicted from.
 """
 
 from __future__ import annotations
@@ -28,7 +33,12 @@ from hybridperf.validate.chimera_layers import Layers, elsewhere, fit
 
 FILE = "chimera_profiles/layer_profiles_dev.csv"
 DIRECTIONS = ("forward", "backward")
-IN_SAMPLE, MODEL, DEVICE, HOST = "in sample", "model left out", "device left out", "device left out, host known"
+IN_SAMPLE, MODEL, DEVICE, HOST = (
+    "in sample",
+    "model left out",
+    "device left out",
+    "device left out, host known",
+)
 SPLITS = (IN_SAMPLE, MODEL, DEVICE, HOST)
 _HOST_KNOBS = ("launch_s", "backward_launch_s")
 
@@ -37,10 +47,12 @@ _HOST_KNOBS = ("launch_s", "backward_launch_s")
 class ChimeraReport:
     """What was predicted, and how far off it was."""
 
-    rows: (
-        pd.DataFrame
-    )  # a line per split, row and direction: `split, device, model, micro_batch, direction, measured_s, predicted_s, null_s`
-    lines: pd.DataFrame  # mean |error| per split, device and model left out: `rows, forward, forward_null, backward, backward_null`
+    # a line per split, row and direction: `split, device, model, micro_batch, direction,
+    # measured_s, predicted_s, null_s`
+    rows: pd.DataFrame
+    # mean |error| per split, device and model left out: `rows, forward, forward_null, backward,
+    # backward_null`
+    lines: pd.DataFrame
     summary: pd.DataFrame  # the same per split, cells weighted by their rows
 
     def text(self) -> str:
@@ -48,7 +60,10 @@ class ChimeraReport:
         return "\n\n".join(
             text.table(
                 ["mean |error|", "rows", "forward", "null", "backward", "null"],
-                [[" ".join(row[:-5]), str(row[-5]), *map(text.percent, row[-4:])] for row in frame.itertuples(index=False, name=None)],
+                [
+                    [" ".join(row[:-5]), str(row[-5]), *map(text.percent, row[-4:])]
+                    for row in frame.itertuples(index=False, name=None)
+                ],
             )
             for frame in (self.lines, self.summary)
         )
@@ -61,20 +76,31 @@ def chimera_report(data: Path) -> ChimeraReport:
 
 def report(frame: pd.DataFrame) -> ChimeraReport:
     """All splits of a table of profiles: `model, device, micro_batch, f_s, b_s`."""
-    require_columns(frame, ("model", "device", "micro_batch", "f_s", "b_s"), "a table of layer profiles")
-    measured_s = np.stack([positive_column(frame, name, "layer profiles") for name in ("f_s", "b_s")])
+    require_columns(
+        frame, ("model", "device", "micro_batch", "f_s", "b_s"), "a table of layer profiles"
+    )
+    measured_s = np.stack(
+        [positive_column(frame, name, "layer profiles") for name in ("f_s", "b_s")]
+    )
     positive_column(frame, "micro_batch", "layer profiles")
     layers = Layers.of(frame)
     parts = []
     for split in _splits(frame, layers):
-        predicted = {name: predict(layers, measured_s, split) for name, predict in (("predicted_s", _ours), ("null_s", _null))}
+        predicted = {
+            name: predict(layers, measured_s, split)
+            for name, predict in (("predicted_s", _ours), ("null_s", _null))
+        }
         for at, direction in enumerate(DIRECTIONS):
-            part = frame.loc[frame.index[split.test], ["device", "model", "micro_batch"]].assign(split=split.name, direction=direction)
+            part = frame.loc[frame.index[split.test], ["device", "model", "micro_batch"]].assign(
+                split=split.name, direction=direction
+            )
             part["left_out"] = part["model"] if split.name == MODEL else ""
             part["measured_s"] = measured_s[at, split.test]
             parts.append(part.assign(**{name: seconds[at] for name, seconds in predicted.items()}))
     rows = pd.concat(parts, ignore_index=True)
-    return ChimeraReport(rows, _errors(rows, ["split", "device", "left_out"]), _errors(rows, ["split"]))
+    return ChimeraReport(
+        rows, _errors(rows, ["split", "device", "left_out"]), _errors(rows, ["split"])
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,18 +150,27 @@ def _null(layers: Layers, measured_s: np.ndarray, split: _Split) -> np.ndarray:
 
         def residuals(logs: np.ndarray, seconds: np.ndarray = seconds) -> np.ndarray:
             t0_s, efficiency = np.exp(logs)
-            return np.asarray(np.log(roofline(t0_s, efficiency, split.train) / seconds[split.train]))
+            return np.asarray(
+                np.log(roofline(t0_s, efficiency, split.train) / seconds[split.train])
+            )
 
         t0_s, efficiency = np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=0.05).x)
         if len(split.host):
-            t0_s = np.sqrt(np.maximum(seconds[split.host] ** 2 - (ideal_s[split.host] / efficiency) ** 2, 0.0))
+            t0_s = np.sqrt(
+                np.maximum(seconds[split.host] ** 2 - (ideal_s[split.host] / efficiency) ** 2, 0.0)
+            )
         out.append(roofline(t0_s, efficiency, split.test))
     return np.stack(out)
 
 
 def _errors(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Mean absolute errors per group, in the groups' order: `rows, forward, forward_null, backward, backward_null`."""
-    rows = rows.assign(ours=(rows["predicted_s"] / rows["measured_s"] - 1).abs(), null=(rows["null_s"] / rows["measured_s"] - 1).abs())
+    """Mean absolute errors per group, in the groups' order: `rows, forward, forward_null, backward,
+    backward_null`.
+    """
+    rows = rows.assign(
+        ours=(rows["predicted_s"] / rows["measured_s"] - 1).abs(),
+        null=(rows["null_s"] / rows["measured_s"] - 1).abs(),
+    )
     lines = []
     for key, group in rows.groupby(by, sort=False):
         line = {**dict(zip(by, key, strict=True)), "rows": len(group) // len(DIRECTIONS)}
@@ -143,4 +178,6 @@ def _errors(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
             line |= {str(direction): part["ours"].mean(), f"{direction}_null": part["null"].mean()}
         lines.append(line)
     frame = pd.DataFrame(lines)
-    return frame.sort_values("split", key=lambda names: names.map(SPLITS.index), kind="stable").reset_index(drop=True)
+    return frame.sort_values(
+        "split", key=lambda names: names.map(SPLITS.index), kind="stable"
+    ).reset_index(drop=True)

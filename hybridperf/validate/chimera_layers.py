@@ -1,15 +1,19 @@
-"""Seconds of one Transformer layer, forward and backward, kernel by kernel, from a datasheet and six knobs.
+"""Seconds of one Transformer layer, forward and backward, kernel by kernel, from a datasheet and
+six knobs.
 
-A host launches the K kernels of a pass one after the other, L seconds each, and a device runs them in that order, g_j seconds each. The
-pass ends with the longest of K ways to be late (the graph of one stream with launches, in closed form):
+A host launches the K kernels of a pass one after the other, L seconds each, and a device runs them
+in that order, g_j seconds each. The pass ends with the longest of K ways to be late (the graph of
+one stream with launches, in closed form):
 
     t = max over i of  i L + g_i + ... + g_K
-    g = (flops + F0) / (e P) + k   of a product: e of the peak for large ones, half of that at F0 flops
+    g = (flops + F0) / (e P) + k   of a product: e of the peak for large ones, half of that at F0
+                                   flops
     g = bytes / (c BW) + k         of a loop; k the least that any kernel takes
 
-Small layers are host-bound (K L and the last kernels behind it), large ones device-bound, and the corner between them is as round as the
-kernels differ. Forward and backward share the device but for e: their products differ in layout. Nothing says that a backward costs twice
-its forward; its kernels are listed by `layer_passes`.
+Small layers are host-bound (K L and the last kernels behind it), large ones device-bound, and the
+corner between them is as round as the kernels differ. Forward and backward share the device but for
+e: their products differ in layout. Nothing says that a backward costs twice its forward; its
+kernels are listed by `layer_passes`.
 
 Axes: N rows of a table, K kernels of a pass (rows with fewer end in kernels that take nothing).
 """
@@ -24,9 +28,9 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from hybridperf.hardware import load_device
+from hybridperf.learning.robust import huber_data_only
 from hybridperf.model import KERNEL_S
 from hybridperf.ops import OpCall
-from hybridperf.robust import huber_data_only
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.parts import layer_passes
@@ -34,8 +38,12 @@ from hybridperf.workloads.transformer.passes import Steps
 from hybridperf.workloads.transformer.zoo import load_shape
 
 SEQ = 128  # of all profiles
-USUAL_LAUNCH_S = 45e-6  # per kernel in shared PyTorch traces: 42 to 47 us forward, 30 to 93 us backward (training_steps.md, section 2)
-_NOISE = 0.03  # of a profiled time, in the log: how far the data may pull the knobs from their priors
+# per kernel in shared PyTorch traces: 42 to 47 us forward, 30 to 93 us backward (training_steps.md,
+# section 2)
+USUAL_LAUNCH_S = 45e-6
+_NOISE = (
+    0.03  # of a profiled time, in the log: how far the data may pull the knobs from their priors
+)
 _LIMITS = 20.0  # no knob leaves its prior by more than this factor: the solver may try
 
 
@@ -52,7 +60,9 @@ class Knobs:
 
     @staticmethod
     def prior() -> tuple[np.ndarray, np.ndarray]:
-        """Logs of usual values and their spreads [6]: of large fp32 products and loops in op tables, of launches in traces."""
+        """Logs of usual values and their spreads [6]: of large fp32 products and loops in op
+        tables, of launches in traces.
+        """
         usual = np.log([0.8, 0.8, 0.75, 3e8, USUAL_LAUNCH_S, USUAL_LAUNCH_S])
         return usual, np.array([0.2, 0.2, 0.3, 1.0, 0.5, 0.5])
 
@@ -74,7 +84,14 @@ class Pass:
     bytes: np.ndarray  # [N, K], of loops
     launches: np.ndarray  # up to this kernel and with it [N, K]
 
-    def seconds(self, peak: np.ndarray, bandwidth: np.ndarray, efficiency: float, launch_s: float, knobs: Knobs) -> np.ndarray:
+    def seconds(
+        self,
+        peak: np.ndarray,
+        bandwidth: np.ndarray,
+        efficiency: float,
+        launch_s: float,
+        knobs: Knobs,
+    ) -> np.ndarray:
         """Seconds of the pass [N] on devices of so many FLOP/s and bytes/s [N]."""
         product_s = (self.flops + knobs.half_rate_flops) / (efficiency * peak[:, None])
         loop_s = self.bytes / (knobs.loop_efficiency * bandwidth[:, None])
@@ -101,7 +118,10 @@ class Layers:
     @staticmethod
     def of(frame: pd.DataFrame) -> Layers:
         """Rows with `model, micro_batch, device`, fp32, all kernels in PyTorch's own ops."""
-        passes = [layer_passes(_config(name, batch)) for name, batch in zip(frame["model"], frame["micro_batch"], strict=True)]
+        passes = [
+            layer_passes(_config(name, batch))
+            for name, batch in zip(frame["model"], frame["micro_batch"], strict=True)
+        ]
         devices = [load_device(name) for name in frame["device"]]
         forward = _pass([each.forward for each in passes])
         return Layers(
@@ -117,7 +137,13 @@ class Layers:
 
     def rows(self, keep: np.ndarray) -> Layers:
         """Some of them."""
-        return Layers(self.forward.rows(keep), self.backward.rows(keep), self.model_flops[keep], self.peak[keep], self.bandwidth[keep])
+        return Layers(
+            self.forward.rows(keep),
+            self.backward.rows(keep),
+            self.model_flops[keep],
+            self.peak[keep],
+            self.bandwidth[keep],
+        )
 
     def seconds(self, knobs: Knobs) -> np.ndarray:
         """Seconds forward and backward [2, N]."""
@@ -125,11 +151,20 @@ class Layers:
             (self.forward, knobs.forward_efficiency, knobs.launch_s),
             (self.backward, knobs.backward_efficiency, knobs.backward_launch_s),
         )
-        return np.stack([each.seconds(self.peak, self.bandwidth, e, launch_s, knobs) for each, e, launch_s in both])
+        return np.stack(
+            [
+                each.seconds(self.peak, self.bandwidth, e, launch_s, knobs)
+                for each, e, launch_s in both
+            ]
+        )
 
 
-def fit(layers: Layers, measured_s: np.ndarray, start: Knobs | None = None, only: tuple[str, ...] = ()) -> Knobs:
-    """Knobs that explain seconds forward and backward [2, N], near their priors; `only` some of them, the rest and their centre `start`."""
+def fit(
+    layers: Layers, measured_s: np.ndarray, start: Knobs | None = None, only: tuple[str, ...] = ()
+) -> Knobs:
+    """Knobs that explain seconds forward and backward [2, N], near their priors; `only` some of
+    them, the rest and their centre `start`.
+    """
     names = [field.name for field in dataclasses.fields(Knobs)]
     centre, spread = Knobs.prior()
     centre = centre if start is None else start.logs()
@@ -143,12 +178,16 @@ def fit(layers: Layers, measured_s: np.ndarray, start: Knobs | None = None, only
 
     limits = centre[free] - np.log(_LIMITS), centre[free] + np.log(_LIMITS)
     fitted = centre.copy()
-    fitted[free] = least_squares(residuals, centre[free], bounds=limits, loss=huber_data_only(measured_s.size)).x
+    fitted[free] = least_squares(
+        residuals, centre[free], bounds=limits, loss=huber_data_only(measured_s.size)
+    ).x
     return Knobs.of(fitted)
 
 
 def elsewhere(knobs: Knobs) -> Knobs:
-    """The same for another device on another host, of which nothing is known: its launches halfway, in the log, to the usual."""
+    """The same for another device on another host, of which nothing is known: its launches halfway,
+    in the log, to the usual.
+    """
     return dataclasses.replace(
         knobs,
         launch_s=float(np.sqrt(knobs.launch_s * USUAL_LAUNCH_S)),
@@ -159,19 +198,32 @@ def elsewhere(knobs: Knobs) -> Knobs:
 def _config(model: str, micro_batch: int) -> TransformerConfig:
     shape = dataclasses.replace(load_shape(model), seq=SEQ)
     layout = Layout(micro_batch=int(micro_batch))
-    return TransformerConfig(shape, layout, dtype="fp32", attention="unfused", framework="eager", dropout=True)
+    return TransformerConfig(
+        shape, layout, dtype="fp32", attention="unfused", framework="eager", dropout=True
+    )
 
 
 def _pass(rows: list[Steps]) -> Pass:
     longest = max(map(len, rows))
 
     def column(values: list[list[float]], behind: bool = False) -> np.ndarray:
-        return np.array([each + [each[-1] if behind else 0.0] * (longest - len(each)) for each in values])
+        return np.array(
+            [each + [each[-1] if behind else 0.0] * (longest - len(each)) for each in values]
+        )
 
-    works = [[(step, step.op.work(), step.call.times) for step in steps if isinstance(step.call, OpCall)] for steps in rows]
+    works = [
+        [(step, step.op.work(), step.call.times) for step in steps if isinstance(step.call, OpCall)]
+        for steps in rows
+    ]
     return Pass(
-        product=column([[float(step.part in ("gemm", "attention")) for step, _, _ in each] for each in works]) > 0,
+        product=column(
+            [[float(step.part in ("gemm", "attention")) for step, _, _ in each] for each in works]
+        )
+        > 0,
         flops=column([[float(work.flops) * times for _, work, times in each] for each in works]),
         bytes=column([[float(work.bytes) * times for _, work, times in each] for each in works]),
-        launches=column([list(accumulate(float(step.kernels) for step, _, _ in each)) for each in works], behind=True),
+        launches=column(
+            [list(accumulate(float(step.kernels) for step, _, _ in each)) for each in works],
+            behind=True,
+        ),
     )

@@ -1,6 +1,8 @@
-"""Measured collectives as they are judged: rows of the data folder that can be used, why the others cannot, and their groups.
+"""Measured collectives as they are judged: rows of the data folder that can be used, why the others
+cannot, and their groups.
 
-A group is a system, collective, link and implementation. Tables have the columns of the schema (see `collectives.table`).
+A group is a system, collective, link and implementation. Tables have the columns of the schema (see
+`collectives.table`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from hybridperf.collectives.table import checked
 from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError, read_table, require_columns
-from hybridperf.validate.collective_sources import FEW_SHOT, FOLDER, MEASURED
+from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
 
 GROUP = ("system", "collective", "link", "implementation")
 _LEAST_SECONDS = 1e-9  # where no link that is counted carries a byte
@@ -35,15 +37,21 @@ class MeasuredCollectives:
     """
 
     sweeps: pd.DataFrame  # whole sweeps of systems
-    few: pd.DataFrame  # about 20 rows per collective of further systems, whose other rows are kept aside
+    few: (
+        pd.DataFrame
+    )  # about 20 rows per collective of further systems, whose other rows are kept aside
     left_out: dict[str, dict[str, int]]  # [file][reason] rows
 
 
 def read_groups(data: Path) -> MeasuredCollectives:
-    """Both tables; the second may be missing, then it has no rows. `InputError` where the first is."""
+    """Both tables; the second may be missing, then it has no rows.
+    `InputError` where the first is.
+    """
     sweeps_at, few_at = (data / FOLDER / name for name in (MEASURED, FEW_SHOT))
     if not sweeps_at.is_file():
-        raise InputError(f"expected measured collectives at {sweeps_at}, found none; give --data DIR")
+        raise InputError(
+            f"expected measured collectives at {sweeps_at}, found none; give --data DIR"
+        )
     sweeps, left_out = usable(read_table(sweeps_at), MEASURED)
     few, reasons = sweeps.iloc[:0], {"the table is not there": 0}
     if few_at.is_file():
@@ -53,7 +61,9 @@ def read_groups(data: Path) -> MeasuredCollectives:
 
 def usable(frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     """(rows with the columns above, how many others by reason) of a table of several systems."""
-    require_columns(frame, ["system", "link", "collective", "bytes", "n_gpus", "n_nodes", "time_s"], name)
+    require_columns(
+        frame, ["system", "link", "collective", "bytes", "n_gpus", "n_nodes", "time_s"], name
+    )
     frame = frame.assign(row=np.arange(len(frame)))
     left_out: Counter[str] = Counter()
     time_s = pd.to_numeric(frame["time_s"], errors="coerce")
@@ -72,11 +82,20 @@ def usable(frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, dict[str, int]
         left_out.update(Counter(_reason(text) for text in problem if text))
         if len(good):
             seconds = collective_rows(good, system).seconds.sum(1)
-            factor = [COLLECTIVES[kind].bus_factor(n) for kind, n in zip(good["collective"], good["n_gpus"], strict=True)]
-            known = {"datasheet_s": np.maximum(seconds, _LEAST_SECONDS), "latency_s": system.latency_s, "bus_factor": factor}
+            factor = [
+                COLLECTIVES[kind].bus_factor(n)
+                for kind, n in zip(good["collective"], good["n_gpus"], strict=True)
+            ]
+            known = {
+                "datasheet_s": np.maximum(seconds, _LEAST_SECONDS),
+                "latency_s": system.latency_s,
+                "bus_factor": factor,
+            }
             parts.append(good.assign(implementation=implementations(good), **known))
     if not parts:
-        raise InputError(f"no row of {name} can be used ({'; '.join(left_out) or 'it has none'}); check the file")
+        raise InputError(
+            f"no row of {name} can be used ({'; '.join(left_out) or 'it has none'}); check the file"
+        )
     return pd.concat(parts, ignore_index=True), dict(left_out)
 
 

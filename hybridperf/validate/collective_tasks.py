@@ -1,6 +1,7 @@
 """What is judged on collectives: which rows of a system a fit may see, and which it is judged on.
 
-In every task the prior is of the other systems. Few-shot systems, of which about 20 rows per collective are there, stand in none.
+In every task the prior is of the other systems. Few-shot systems, of which about 20 rows per
+collective are there, stand in none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _FEW = 20
 _MANY_ROWS = 1500
 _MEASURED_RANKS, _ASKED_RANKS = 4, 8
 
-Dealt = tuple[np.ndarray, np.ndarray]  # positions of the rows to fit on and of those to be judged on
+Dealt = tuple[
+    np.ndarray, np.ndarray
+]  # positions of the rows to fit on and of those to be judged on
 Deals = Callable[[pd.DataFrame, np.random.Generator], Dealt]
 
 

@@ -1,7 +1,8 @@
 """A step's prediction beside its measurement, and what many of them say together.
 
-The null model beside a calibrated one is the datasheet roofline, and a sterner one: the roofline times one constant, the best there is
-for the *other* steps. A model that does not beat it has learned a machine's overall slowness and nothing more.
+The null model beside a calibrated one is the datasheet roofline, and a sterner one: the roofline
+times one constant, the best there is for the *other* steps. A model that does not beat it has
+learned a machine's overall slowness and nothing more.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.here import MeasuredStep
-from hybridperf.prediction import Prediction
+from hybridperf.engine.prediction import Prediction
 from hybridperf.report import text
+from hybridperf.validate.measured_steps import MeasuredStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,25 +46,47 @@ class StepComparison:
         """Everything above as plain data."""
         step, p = self.measured, self.predicted
         return {
-            "name": step.name, "config": dict(step.config), "measured_s": step.time_s, "measured_least_s": step.least_s,
-            "measured_median_s": step.median_s,
-            "repeats": step.repeats, "noise": step.noise, "cpu_share": step.cpu_share, "predicted_s": p.time_s, "low_s": p.low_s,
-            "high_s": p.high_s, "roofline_s": p.roofline_s, "error": self.error, "inside": self.inside,
-            "roofline_error": self.roofline_error, "flops": p.workload.flops, "notes": list(p.notes),
+            "name": step.name, "config": dict(step.config), "measured_s": step.time_s,
+            "measured_least_s": step.least_s, "measured_median_s": step.median_s,
+            "repeats": step.repeats, "noise": step.noise, "cpu_share": step.cpu_share,
+            "predicted_s": p.time_s, "low_s": p.low_s, "high_s": p.high_s,
+            "roofline_s": p.roofline_s, "error": self.error, "inside": self.inside,
+            "roofline_error": self.roofline_error, "flops": p.workload.flops,
+            "notes": list(p.notes),
         }  # fmt: skip
 
 
 def table(comparisons: Sequence[StepComparison], *, noise: bool = False) -> str:
-    """A line for each step; `noise`: with the measurement's own uncertainty and whether it lies in the interval."""
-    headers = ["step", "measured", "noise floor", "predicted", "error", "low", "high", "inside", "roofline", "its error"]
+    """A line for each step; `noise`: with the measurement's own uncertainty and whether it lies in
+    the interval.
+    """
+    headers = [
+        "step",
+        "measured",
+        "noise floor",
+        "predicted",
+        "error",
+        "low",
+        "high",
+        "inside",
+        "roofline",
+        "its error",
+    ]
     rows = [
         [
-            c.measured.name, text.seconds(c.measured.time_s), text.percent(c.measured.noise), text.seconds(c.predicted.time_s),
-            text.percent(c.error), text.seconds(c.predicted.low_s), text.seconds(c.predicted.high_s), _YES_NO[c.inside],
-            text.seconds(c.predicted.roofline_s), text.percent(c.roofline_error),
+            c.measured.name,
+            text.seconds(c.measured.time_s),
+            text.percent(c.measured.noise),
+            text.seconds(c.predicted.time_s),
+            text.percent(c.error),
+            text.seconds(c.predicted.low_s),
+            text.seconds(c.predicted.high_s),
+            _YES_NO[c.inside],
+            text.seconds(c.predicted.roofline_s),
+            text.percent(c.roofline_error),
         ]
         for c in comparisons
-    ]  # fmt: skip
+    ]
     kept = [at for at, name in enumerate(headers) if noise or name not in ("noise floor", "inside")]
     return text.table([headers[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
@@ -72,14 +95,21 @@ _YES_NO = {True: "yes", False: "no", None: "-"}
 
 
 def best_factors(roofline_s: Sequence[float], measured_s: Sequence[float]) -> np.ndarray | None:
-    """For each step [N] the constant on the roofline that fits all other steps best; None where there are no others.
+    """For each step [N] the constant on the roofline that fits all other steps best; None where
+    there are no others.
 
-    Best in what is reported, the mean of |c r / m - 1| = (r / m) |c - m / r|: the median of m / r with weights r / m.
+    Best in what is reported, the mean of |c r / m - 1| = (r / m) |c - m / r|: the median of m / r
+    with weights r / m.
     """
     if len(measured_s) < 2:
         return None
     ratio = np.asarray(measured_s, np.float64) / np.asarray(roofline_s, np.float64)
-    return np.array([_weighted_median(np.delete(ratio, at), 1 / np.delete(ratio, at)) for at in range(len(ratio))])
+    return np.array(
+        [
+            _weighted_median(np.delete(ratio, at), 1 / np.delete(ratio, at))
+            for at in range(len(ratio))
+        ]
+    )
 
 
 def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
@@ -89,7 +119,9 @@ def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
 
 
 def summarise(comparisons: Sequence[StepComparison]) -> dict[str, Any]:
-    """Errors of all steps together, as shares, beside those of the null models; the interval's hits."""
+    """Errors of all steps together, as shares, beside those of the null models; the interval's
+    hits.
+    """
     measured_s = [c.measured.time_s for c in comparisons]
     roofline_s = [c.predicted.roofline_s for c in comparisons]
     factors = best_factors(roofline_s, measured_s)
@@ -104,7 +136,9 @@ def summarise(comparisons: Sequence[StepComparison]) -> dict[str, Any]:
         "with_interval": len(with_interval),
         "mean_roofline_error": mean_error(roofline_s, measured_s),
         "scaled_roofline_factors": None if factors is None else factors.tolist(),
-        "mean_scaled_roofline_error": None if factors is None else mean_error((factors * np.asarray(roofline_s)).tolist(), measured_s),
+        "mean_scaled_roofline_error": None
+        if factors is None
+        else mean_error((factors * np.asarray(roofline_s)).tolist(), measured_s),
         "mean_noise": float(np.mean([c.measured.noise for c in comparisons])),
     }
 
@@ -112,12 +146,19 @@ def summarise(comparisons: Sequence[StepComparison]) -> dict[str, Any]:
 def summary_text(summary: dict[str, Any]) -> str:
     """What `summarise` found, in a few lines."""
     steps, intervals = len(summary["steps"]), summary["with_interval"]
-    hits = f"{summary['inside']} of {intervals} inside the 90 % interval" if intervals else "no interval: no measurements in this model"
+    hits = (
+        f"{summary['inside']} of {intervals} inside the 90 % interval"
+        if intervals
+        else "no interval: no measurements in this model"
+    )
     scaled = summary["mean_scaled_roofline_error"]
     rows = [
         ["this model", text.percent(summary["mean_error"])],
         ["datasheet roofline", text.percent(summary["mean_roofline_error"])],
-        ["roofline x best constant of the other steps", text.percent(math.nan if scaled is None else scaled)],
+        [
+            "roofline x best constant of the other steps",
+            text.percent(math.nan if scaled is None else scaled),
+        ],
         ["noise floor of the measurement", text.percent(summary["mean_noise"])],
     ]
     return "\n".join([

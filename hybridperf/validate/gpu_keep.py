@@ -1,4 +1,6 @@
-"""Finished parts of `validate gpu-ops` on disk, which hold as long as program, tables, seed and effort are the same."""
+"""Finished parts of `validate gpu-ops` on disk, which hold as long as program, tables, seed and
+effort are the same.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from typing import Any
 
 import hybridperf
 from hybridperf.io import InputError, read_json, write_json
-from hybridperf.validate.sources import FILES, table_path
+from hybridperf.model.published.ops import FILES, table_path
 
 SCHEMA, SCHEMA_VERSION = "validate-gpu-part", 1
 _DEPENDS_ON = (  # what a result depends on, beside the tables
-    *("prior", "ops", "families.py"),
-    *(f"validate/{name}.py" for name in ("sources", "null_models", "gpu_lines", "gpu_scores")),
+    *("learning/prior", "ops", "model/families.py", "model/published/ops.py"),
+    *(f"validate/{name}.py" for name in ("null_models", "gpu_lines", "gpu_scores")),
 )
 
 
@@ -46,16 +48,26 @@ def keep_part(path: Path, part: dict[str, Any]) -> None:
 
 def version_of(data: Path, seed: int, effort: Any) -> dict[str, Any]:
     """What a result depends on: program, tables, seed and effort."""
-    sizes = {name: table_path(data, name).stat().st_size for name in FILES if table_path(data, name).is_file()}
+    sizes = {
+        name: table_path(data, name).stat().st_size
+        for name in FILES
+        if table_path(data, name).is_file()
+    }
     tables_digest = hashlib.sha256(repr(sorted(sizes.items())).encode()).hexdigest()[:16]
     return {"program": _program(), "tables": tables_digest, "seed": seed, "effort": repr(effort)}
 
 
 @functools.cache
 def _program() -> str:
-    """Digest of the files that a result depends on, read once: what runs does not change when they do."""
+    """Digest of the files that a result depends on, read once: what runs does not change when they
+    do.
+    """
     library, digest = Path(hybridperf.__file__).parent, hashlib.sha256()
     for name in _DEPENDS_ON:
-        for path in sorted((library / name).rglob("*.py")) if (library / name).is_dir() else [library / name]:
+        for path in (
+            sorted((library / name).rglob("*.py"))
+            if (library / name).is_dir()
+            else [library / name]
+        ):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

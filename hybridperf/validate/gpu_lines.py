@@ -1,8 +1,11 @@
-"""What is judged on GPUs nobody measured yet: which devices are left out together, which rows make a line of the table, and the goals.
+"""What is judged on GPUs nobody measured yet: which devices are left out together, which rows make
+a line of the table, and the goals.
 
-A split leaves some devices out of every prior and judges one or more of them. Its kind says how far the rest are: `near` has a sibling of
-the same chip in the prior, `new` has none of its generation, `single` are the single-precision tables, `large` fits on small shapes and
-is judged on large ones. A line is a set of rows with its own draws of rows to fit on; a view looks at some of a line's test rows.
+A split leaves some devices out of every prior and judges one or more of them. Its kind says how far
+the rest are: `near` has a sibling of the same chip in the prior, `new` has none of its generation,
+`single` are the single-precision tables, `large` fits on small shapes and is judged on large ones.
+A line is a set of rows with its own draws of rows to fit on; a view looks at some of a line's test
+rows.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from hybridperf.validate.sources import DeviceRows
+from hybridperf.model.published.ops import DeviceRows
 
 Chooses = Callable[[DeviceRows], np.ndarray]  # mask [N]
 
@@ -53,8 +56,8 @@ SPLITS = (
     Split("p100", ("p100_pcie_16g", "p100_sxm2"), ("p100_pcie_16g",), "large"),
 )
 FAMILIES = (
-    "matmul", "decode_attention", "prefill_attention", "moe", "matmul_fp32", "convolution", "elementwise", "softmax", "norm",
-    "encoder_attention", "quantise", "gather",
+    "matmul", "decode_attention", "prefill_attention", "moe", "matmul_fp32", "convolution",
+    "elementwise", "softmax", "norm", "encoder_attention", "quantise", "gather",
 )  # fmt: skip
 
 
@@ -84,20 +87,66 @@ def _slots(column: str, *words: str) -> Mapping[str, Chooses]:
 
 
 LINES = (
-    Line("GEMM bf16", "matmul", _where(file="aiconfigurator_gemm", quant="bfloat16"), SIZES, _slots("framework", "trtllm", "vllm")),
-    Line("GEMM fp8", "matmul", _where(file="aiconfigurator_gemm", dtype="fp8"), SIZES, _slots("quant", "fp8", "fp8_block")),
-    Line("GEMM int8, fp4", "matmul", _where(file="aiconfigurator_gemm", quant=("sq", "int8_wo", "int4_wo", "nvfp4"))),
+    Line(
+        "GEMM bf16",
+        "matmul",
+        _where(file="aiconfigurator_gemm", quant="bfloat16"),
+        SIZES,
+        _slots("framework", "trtllm", "vllm"),
+    ),
+    Line(
+        "GEMM fp8",
+        "matmul",
+        _where(file="aiconfigurator_gemm", dtype="fp8"),
+        SIZES,
+        _slots("quant", "fp8", "fp8_block"),
+    ),
+    Line(
+        "GEMM int8, fp4",
+        "matmul",
+        _where(file="aiconfigurator_gemm", quant=("sq", "int8_wo", "int4_wo", "nvfp4")),
+    ),
     Line("GEMM fp16, vidur", "matmul", _where(file="vidur_gemm")),
     Line("MLA projections", "matmul", _where(op=("mla_gen_pre", "mla_gen_post"))),
-    Line("decode attention", "decode_attention", _where(op="generation_attention"), SIZES, _slots("framework", "trtllm", "vllm")),
-    Line("prefill attention", "prefill_attention", _where(dtype="bf16"), SIZES, _slots("framework", "trtllm", "vllm")),
+    Line(
+        "decode attention",
+        "decode_attention",
+        _where(op="generation_attention"),
+        SIZES,
+        _slots("framework", "trtllm", "vllm"),
+    ),
+    Line(
+        "prefill attention",
+        "prefill_attention",
+        _where(dtype="bf16"),
+        SIZES,
+        _slots("framework", "trtllm", "vllm"),
+    ),
     Line("prefill attention fp8", "prefill_attention", _where(dtype="fp8")),
-    Line("MoE", "moe", _where(quant=("bfloat16", "fp8", "fp8_block")), SIZES, _slots("quant", "bfloat16", "fp8", "fp8_block")),
+    Line(
+        "MoE",
+        "moe",
+        _where(quant=("bfloat16", "fp8", "fp8_block")),
+        SIZES,
+        _slots("quant", "bfloat16", "fp8", "fp8_block"),
+    ),
     Line("MoE 4 bit", "moe", _where(quant=("int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "nvfp4"))),
-    Line("linear + bmm fp32", "matmul_fp32", _where(op=("linear", "bmm")), SIZES, _slots("op", "linear", "bmm")),
+    Line(
+        "linear + bmm fp32",
+        "matmul_fp32",
+        _where(op=("linear", "bmm")),
+        SIZES,
+        _slots("op", "linear", "bmm"),
+    ),
     Line("convolution fp32", "convolution", _where(file="neusight_conv"), SIZES),
     Line("convolution, DeepBench", "convolution", _where(file="deepbench_conv")),
-    Line("elementwise fp32", "elementwise", _where(file="neusight_elementwise"), SIZES, {"above twice the floor": _above_floor}),
+    Line(
+        "elementwise fp32",
+        "elementwise",
+        _where(file="neusight_elementwise"),
+        SIZES,
+        {"above twice the floor": _above_floor},
+    ),
     Line("elementwise fp16, vidur", "elementwise", _where(file="vidur_memory_ops")),
     Line("softmax fp32", "softmax", _where(file="neusight_softmax"), SIZES),
     Line("layernorm fp32", "norm", _where(file="neusight_ln"), SIZES),
@@ -140,7 +189,9 @@ def has_goal(line: str, kind: str) -> bool:
 
 
 def rows_of_size(size: str, pool: int, everything: bool = False) -> int | None:
-    """How many of a pool's rows a size means; None where the pool has too few, or fitting on all of them was not asked for."""
+    """How many of a pool's rows a size means; None where the pool has too few, or fitting on all of
+    them was not asked for.
+    """
     if size == "all":
         return pool if everything or pool <= _ALL_IS_CHEAP else None
     count = round(0.1 * pool) if size == "10%" else int(size)

@@ -1,8 +1,10 @@
 """Twelve training steps that the calibration has not seen, predicted and run on this machine.
 
-Six recommendation models and six transformers, each of whose sizes (batch, width, depth, tables or vocabulary) spreads over a factor of
-8 at least, and none of which the demo uses; about a millisecond to a quarter of a second each on one slow core, together 3 GB. They run
-in a process of their own on the cores that the model was calibrated on, and each is predicted from the very program that ran.
+Six recommendation models and six transformers, each of whose sizes (batch, width, depth, tables or
+vocabulary) spreads over a factor of 8 at least, and none of which the demo uses; about a
+millisecond to a quarter of a second each on one slow core, together 3 GB. They run in a process of
+their own on the cores that the model was calibrated on, and each is predicted from the very program
+that ran.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridperf.here import STEPS_SCHEMA_VERSION, default_backend, measure_steps, usable_core
+from hybridperf.engine.prediction import predict
 from hybridperf.io import InputError, read_json, write_json, write_table
 from hybridperf.model import PerfModel
-from hybridperf.prediction import predict
+from hybridperf.model.fit.programs import default_backend, usable_core
 from hybridperf.report import plots
 from hybridperf.validate import comparison, step_ops
 from hybridperf.validate.comparison import StepComparison
+from hybridperf.validate.measured_steps import STEPS_SCHEMA_VERSION, measure_steps
 
 SUMMARY_SCHEMA_VERSION = 1
 _SAME_SPEED = 0.05  # between two days of one machine
@@ -29,31 +32,109 @@ _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its ow
 
 # In turns, so that the first few of them are of both kinds.
 STEPS: tuple[dict[str, Any], ...] = (
-    {"workload": "dlrm", "config": {  # a factorisation machine: no hidden layer at all
-        "batch": 1750, "tables": 5, "rows_per_table": 7_500, "embedding_dim": 12, "pooling": 7, "dense_features": 5,
-        "bottom_mlp": [12], "top_mlp": [1]}},
-    {"workload": "gpt", "config": {"batch": 1, "seq": 56, "width": 72, "layers": 1, "heads": 2, "vocab": 620}},
-    {"workload": "dlrm", "config": {
-        "batch": 150, "tables": 17, "rows_per_table": 45_000, "embedding_dim": 40, "pooling": 2, "dense_features": 20,
-        "bottom_mlp": [72, 40], "top_mlp": [152, 56, 1]}},
-    {"workload": "gpt", "config": {"batch": 9, "seq": 28, "width": 112, "layers": 3, "heads": 7, "vocab": 1700}},
-    {"workload": "dlrm", "config": {  # tables far larger than any cache
-        "batch": 380, "tables": 3, "rows_per_table": 365_000, "embedding_dim": 100, "pooling": 19, "dense_features": 9,
-        "bottom_mlp": [232, 160, 100], "top_mlp": [296, 104, 1]}},
-    {"workload": "gpt", "config": {"batch": 2, "seq": 136, "width": 176, "layers": 9, "heads": 4, "vocab": 900}},
-    {"workload": "dlrm", "config": {
-        "batch": 3100, "tables": 10, "rows_per_table": 130_000, "embedding_dim": 28, "pooling": 4, "dense_features": 40,
-        "bottom_mlp": [360, 168, 28], "top_mlp": [440, 232, 72, 1]}},
-    {"workload": "gpt", "config": {"batch": 2, "seq": 190, "width": 600, "layers": 1, "heads": 10, "vocab": 5200}},
-    {"workload": "dlrm", "config": {  # eight layers below the interaction and eight above it
-        "batch": 270, "tables": 7, "rows_per_table": 22_000, "embedding_dim": 72, "pooling": 12, "dense_features": 24,
-        "bottom_mlp": [152, 152, 152, 152, 152, 152, 152, 72], "top_mlp": [216, 216, 216, 216, 216, 216, 216, 1]}},
-    {"workload": "gpt", "config": {"batch": 6, "seq": 76, "width": 152, "layers": 5, "heads": 8, "vocab": 2600}},
-    {"workload": "dlrm", "config": {
-        "batch": 560, "tables": 21, "rows_per_table": 75_000, "embedding_dim": 20, "pooling": 1, "dense_features": 11,
-        "bottom_mlp": [640, 300, 20], "top_mlp": [800, 420, 120, 1]}},
-    {"workload": "gpt", "config": {"batch": 3, "seq": 52, "width": 360, "layers": 2, "heads": 5, "vocab": 9400}},
-)  # fmt: skip
+    {
+        "workload": "dlrm",
+        "config": {  # a factorisation machine: no hidden layer at all
+            "batch": 1750,
+            "tables": 5,
+            "rows_per_table": 7_500,
+            "embedding_dim": 12,
+            "pooling": 7,
+            "dense_features": 5,
+            "bottom_mlp": [12],
+            "top_mlp": [1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 1, "seq": 56, "width": 72, "layers": 1, "heads": 2, "vocab": 620},
+    },
+    {
+        "workload": "dlrm",
+        "config": {
+            "batch": 150,
+            "tables": 17,
+            "rows_per_table": 45_000,
+            "embedding_dim": 40,
+            "pooling": 2,
+            "dense_features": 20,
+            "bottom_mlp": [72, 40],
+            "top_mlp": [152, 56, 1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 9, "seq": 28, "width": 112, "layers": 3, "heads": 7, "vocab": 1700},
+    },
+    {
+        "workload": "dlrm",
+        "config": {  # tables far larger than any cache
+            "batch": 380,
+            "tables": 3,
+            "rows_per_table": 365_000,
+            "embedding_dim": 100,
+            "pooling": 19,
+            "dense_features": 9,
+            "bottom_mlp": [232, 160, 100],
+            "top_mlp": [296, 104, 1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 2, "seq": 136, "width": 176, "layers": 9, "heads": 4, "vocab": 900},
+    },
+    {
+        "workload": "dlrm",
+        "config": {
+            "batch": 3100,
+            "tables": 10,
+            "rows_per_table": 130_000,
+            "embedding_dim": 28,
+            "pooling": 4,
+            "dense_features": 40,
+            "bottom_mlp": [360, 168, 28],
+            "top_mlp": [440, 232, 72, 1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 2, "seq": 190, "width": 600, "layers": 1, "heads": 10, "vocab": 5200},
+    },
+    {
+        "workload": "dlrm",
+        "config": {  # eight layers below the interaction and eight above it
+            "batch": 270,
+            "tables": 7,
+            "rows_per_table": 22_000,
+            "embedding_dim": 72,
+            "pooling": 12,
+            "dense_features": 24,
+            "bottom_mlp": [152, 152, 152, 152, 152, 152, 152, 72],
+            "top_mlp": [216, 216, 216, 216, 216, 216, 216, 1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 6, "seq": 76, "width": 152, "layers": 5, "heads": 8, "vocab": 2600},
+    },
+    {
+        "workload": "dlrm",
+        "config": {
+            "batch": 560,
+            "tables": 21,
+            "rows_per_table": 75_000,
+            "embedding_dim": 20,
+            "pooling": 1,
+            "dense_features": 11,
+            "bottom_mlp": [640, 300, 20],
+            "top_mlp": [800, 420, 120, 1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 3, "seq": 52, "width": 360, "layers": 2, "heads": 5, "vocab": 9400},
+    },
+)
 
 
 def run(
@@ -65,16 +146,19 @@ def run(
     ops: bool = False,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
-    """Measure the steps, predict each, leave `summary.json` and `steps.png` in `out`; returns the summary.
+    """Measure the steps, predict each, leave `summary.json` and `steps.png` in `out`; returns the
+    summary.
 
-    `ops`: profile the steps, too, and leave `ops/*.csv`, the ops of each step as they were predicted and as they were measured.
-    Runs on `cores`, else on those that the model was calibrated on, else on one.
+    `ops`: profile the steps, too, and leave `ops/*.csv`, the ops of each step as they were
+    predicted and as they were measured. Runs on `cores`, else on those that the model was
+    calibrated on, else on one.
     """
     out, start_s = Path(out), time.perf_counter()
     backend = default_backend()
     if model.device.kind != backend:  # before a minute of measuring, not after
         raise InputError(
-            f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a {backend} here; choose a model of this machine"
+            f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a"
+            f" {backend} here; choose a model of this machine"
         )
     cores = cores or str(model.provenance.get("cores") or usable_core())
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
@@ -99,16 +183,24 @@ def run(
         "machine": machine,
         "cores": cores,
         "date": datetime.date.today().isoformat(),
-        "model": {"device": model.device.id, **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")}},
+        "model": {
+            "device": model.device.id,
+            **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")},
+        },
         **summary,
         "elapsed_s": time.perf_counter() - start_s,
     }
     write_json(out / "summary.json", "validate-here", SUMMARY_SCHEMA_VERSION, summary)
-    say(f"\nsummary.json, steps.png{', ops/*.csv' if ops else ''} and the programs are in {out}; {summary['elapsed_s']:.0f} s in all")
+    say(
+        f"\nsummary.json, steps.png{', ops/*.csv' if ops else ''} and the programs are in {out};"
+        f" {summary['elapsed_s']:.0f} s in all"
+    )
     return summary
 
 
-def _ops(compared: Sequence[StepComparison], out: Path, say: Callable[[str], None]) -> list[list[dict[str, Any]]]:
+def _ops(
+    compared: Sequence[StepComparison], out: Path, say: Callable[[str], None]
+) -> list[list[dict[str, Any]]]:
     """Say and write the ops of each step; returns each step's groups as plain data."""
     found = [step_ops.compare_ops(c.measured, c.predicted) for c in compared]
     for number, step in enumerate(found):
@@ -118,21 +210,39 @@ def _ops(compared: Sequence[StepComparison], out: Path, say: Callable[[str], Non
     return [step_ops.by_group(step).to_dict("records") for step in found]
 
 
-def _notes(model: PerfModel, machine: Mapping[str, Any], compared: Sequence[StepComparison]) -> list[str]:
+def _notes(
+    model: PerfModel, machine: Mapping[str, Any], compared: Sequence[StepComparison]
+) -> list[str]:
     """What a reader of the figures must know, once each."""
     notes = []
     least = min(c.measured.cpu_share for c in compared)
     if machine["backend"] == "cpu" and least < _UNDISTURBED:
-        notes.append(f"other programs had these cores, too: a step got {least:.0%} of the time it was measured in; run again when idle")
+        notes.append(
+            f"other programs had these cores, too: a step got {least:.0%} of the time it was"
+            " measured in; run again when idle"
+        )
     then = model.provenance.get("machine") or {}
     for name, what in (("yardstick_product_s", "multiplies"), ("yardstick_copy_s", "copies")):
-        if then.get(name) and machine.get(name) and abs(slower := machine[name] / then[name] - 1) > _SAME_SPEED:
-            notes.append(f"this machine {what} {abs(slower):.0%} {'slower' if slower > 0 else 'faster'} today than when it was calibrated")
+        if (
+            then.get(name)
+            and machine.get(name)
+            and abs(slower := machine[name] / then[name] - 1) > _SAME_SPEED
+        ):
+            notes.append(
+                f"this machine {what} {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+                " today than when it was calibrated"
+            )
     calibrated_on = then.get("cpu_model")
     if calibrated_on and calibrated_on != machine["cpu_model"]:
-        notes.append(f"the model was calibrated on {calibrated_on}, these steps ran on {machine['cpu_model']}")
+        notes.append(
+            f"the model was calibrated on {calibrated_on}, these steps ran on"
+            f" {machine['cpu_model']}"
+        )
     said: dict[str, list[str]] = {}
     for number, c in enumerate(compared, start=1):
         for note in c.predicted.notes:
             said.setdefault(note, []).append(str(number))
-    return notes + [f"{note} ({'all steps' if len(at) == len(compared) else 'step ' + ', '.join(at)})" for note, at in said.items()]
+    return notes + [
+        f"{note} ({'all steps' if len(at) == len(compared) else 'step ' + ', '.join(at)})"
+        for note, at in said.items()
+    ]

@@ -1,12 +1,15 @@
-"""What Lin et al. published, as steps and measured numbers (`reference/lin.md` sections 5 to 7, `data/lin`); their hosts: `lin_hosts`.
+"""What Lin et al. published, as steps and measured numbers (`reference/lin.md` sections 5 to 7,
+`data/lin`); their hosts: `lin_hosts`.
 
-Configurations are those of the data, but for the rows that a sample of DLRM_DDP looks up: Lin's script (owensgroup/ml_perf_model,
-benchmark/dlrm_benchmark.sh) leaves that to the default of the program that it runs, facebookresearch/dlrm, which is 10. Table rows of
-DLRM_MLPerf, one lookup each, hardly count: all its lookups are 3 % of a step.
+Configurations are those of the data, but for the rows that a sample of DLRM_DDP looks up: Lin's
+script (owensgroup/ml_perf_model, benchmark/dlrm_benchmark.sh) leaves that to the default of the
+program that it runs, facebookresearch/dlrm, which is 10. Table rows of DLRM_MLPerf, one lookup
+each, hardly count: all its lookups are 3 % of a step.
 
-Seconds in which the GPU is active are not printed for the cells. Three errors are, of the same prediction p of them: p / active - 1 and
-p / step - 1 ("kernels only"). Hence active / step = (1 + kernels only) / (1 + active error). The shares that `reference/lin.md` quotes are
-what this gives for the errors of arXiv v1: another run, whose steps are not printed.
+Seconds in which the GPU is active are not printed for the cells. Three errors are, of the same
+prediction p of them: p / active - 1 and p / step - 1 ("kernels only"). Hence active / step = (1 +
+kernels only) / (1 + active error). The shares that `reference/lin.md` quotes are what this gives
+for the errors of arXiv v1: another run, whose steps are not printed.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from hybridperf.embedding import Table
 from hybridperf.io import InputError, unknown
+from hybridperf.ops.embedding import Table
 from hybridperf.workloads.dlrm import DlrmConfig
 from hybridperf.workloads.eager import Eager
 
@@ -26,22 +29,30 @@ COPY_BYTES_PER_S = 13.1e9  # PCIe 3.0 x16 with packets of 128 bytes: 15.75 GB/s 
 LAUNCH_CALL_S = 4e-6  # their T4
 ADDED_S = 5e-6  # that their pipeline adds to every kernel of a step
 PER_ITERATION = 10  # iterations of each recorded sequence
-RECORDED = Eager("fp32", bias_copy=True, accumulates=True, views=True)  # PyTorch of the sequences, 2021
-PUBLISHED = Eager("fp32", bias_copy=True, accumulates=True, views=True, grouped=True, host_pairs=True)  # of the cells, 2022
+RECORDED = Eager(
+    "fp32", bias_copy=True, accumulates=True, views=True
+)  # PyTorch of the sequences, 2021
+PUBLISHED = Eager(
+    "fp32", bias_copy=True, accumulates=True, views=True, grouped=True, host_pairs=True
+)  # of the cells, 2022
 _MLPERF_TABLES, _MLPERF_ROWS = 26, 40e6  # as said: so many tables of at most so many rows
 _DDP_LOOKUPS = 10
 NOT_GIVEN = {"DLRM_DDP": f"{_DDP_LOOKUPS} lookups: its program's default, not in the data"}
 
 
-def config(workload: str, batch: int, copy_bytes_per_s: float = COPY_BYTES_PER_S, eager: Eager = RECORDED) -> DlrmConfig:
+def config(
+    workload: str, batch: int, copy_bytes_per_s: float = COPY_BYTES_PER_S, eager: Eager = RECORDED
+) -> DlrmConfig:
     """A published model."""
     try:
         sizes = _MODELS[workload]
     except KeyError:
-        raise unknown("workload of Lin et al.", workload, _MODELS, f"known are {', '.join(_MODELS)}") from None
+        raise unknown(
+            "workload of Lin et al.", workload, _MODELS, f"known are {', '.join(_MODELS)}"
+        ) from None
     return DlrmConfig(
-        batch=batch, **sizes, duplicates="each", host_bytes_per_s=copy_bytes_per_s, index_bytes=4.0, lookup_first=False, reads_loss=True,
-        eager=eager,
+        batch=batch, **sizes, duplicates="each", host_bytes_per_s=copy_bytes_per_s, index_bytes=4.0,
+        lookup_first=False, reads_loss=True, eager=eager,
     )  # fmt: skip
 
 
@@ -51,17 +62,27 @@ def _tables(count: int, rows: float, dim: int, lookups: int) -> tuple[Table, ...
 
 _MODELS: dict[str, dict] = {
     "DLRM_default": {
-        "dense_features": 512, "bottom_mlp": (512, 64), "top_mlp": (1024, 1024, 1024, 1), "loss": "mse", "tables": _tables(8, 1e6, 64, 100),
+        "dense_features": 512,
+        "bottom_mlp": (512, 64),
+        "top_mlp": (1024, 1024, 1024, 1),
+        "loss": "mse",
+        "tables": _tables(8, 1e6, 64, 100),
     },
     "DLRM_MLPerf": {
-        "dense_features": 13, "bottom_mlp": (512, 256, 128), "top_mlp": (1024, 1024, 512, 256, 1), "loss": "bce",
+        "dense_features": 13,
+        "bottom_mlp": (512, 256, 128),
+        "top_mlp": (1024, 1024, 512, 256, 1),
+        "loss": "bce",
         "tables": _tables(_MLPERF_TABLES, _MLPERF_ROWS, 128, 1),
     },
     "DLRM_DDP": {
-        "dense_features": 128, "bottom_mlp": (128, 128, 128), "top_mlp": (512, 512, 512, 256, 1), "loss": "bce",
+        "dense_features": 128,
+        "bottom_mlp": (128, 128, 128),
+        "top_mlp": (512, 512, 512, 256, 1),
+        "loss": "bce",
         "tables": _tables(8, 80_000.0, 128, _DDP_LOOKUPS),
     },
-}  # fmt: skip
+}
 
 
 def pairs(made: DlrmConfig) -> int:
@@ -78,7 +99,11 @@ def sequence(data: Path) -> pd.DataFrame:
     """Mean seconds of a step by recorded sequence and op: `date, workload, op, measured_s`."""
     rows = read(data, "v100_dlrm_kernel_sequence.csv")
     rows["op"] = rows["op"].map(plain)
-    sums = rows.groupby(["notebook_date", "workload", "op"], sort=False)["runtime_us_sum"].sum() * 1e-6 / PER_ITERATION
+    sums = (
+        rows.groupby(["notebook_date", "workload", "op"], sort=False)["runtime_us_sum"].sum()
+        * 1e-6
+        / PER_ITERATION
+    )
     return sums.rename("measured_s").rename_axis(["date", "workload", "op"]).reset_index()
 
 
@@ -90,7 +115,9 @@ def cells(data: Path) -> pd.DataFrame:
 
 
 def active_share(errors: pd.DataFrame) -> pd.Series:
-    """Of the step in which the GPU is active, from Lin's own errors in %: `active_err_pct, kernel_only_err_pct`."""
+    """Of the step in which the GPU is active, from Lin's own errors in %: `active_err_pct,
+    kernel_only_err_pct`.
+    """
     return (1 + errors["kernel_only_err_pct"] / 100) / (1 + errors["active_err_pct"] / 100)
 
 
@@ -100,4 +127,7 @@ def read(data: Path, name: str) -> pd.DataFrame:
     try:
         return pd.read_csv(path)
     except OSError as error:
-        raise InputError(f"expected {path} with what Lin et al. published, cannot read it ({error.strerror or error})") from error
+        raise InputError(
+            f"expected {path} with what Lin et al. published, cannot read it"
+            f" ({error.strerror or error})"
+        ) from error

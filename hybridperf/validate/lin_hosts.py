@@ -1,17 +1,22 @@
-"""Hosts of Lin et al. from what they published: overheads before, between and after launches (`reference/lin.md` section 5).
+"""Hosts of Lin et al. from what they published: overheads before, between and after launches
+(`reference/lin.md` section 5).
 
     T1, T2   2022, less what their profiler cost; the PyTorch of the published cells
     T3, T5   2021, with it, of an older PyTorch
 
-T2 is given of both years. What an op of 2021 took before its first launch shrank until 2022 to a share that is much the same in both
-models that were profiled: of one model's T2 of 2021, these shares make the other's of 2022 within 18 %, one share for all ops 30 %. (Taking
-2 us off for each op nested in it, as Lin et al. do, does not tell which ops shrank.) T3 and T5 are taken to have shrunk as T2 did, of the
-same model and op; of an op without T2 in both years, as the model's T2 together.
+T2 is given of both years. What an op of 2021 took before its first launch shrank until 2022 to a
+share that is much the same in both models that were profiled: of one model's T2 of 2021, these
+shares make the other's of 2022 within 18 %, one share for all ops 30 %. (Taking 2 us off for each
+op nested in it, as Lin et al. do, does not tell which ops shrank.) T3 and T5 are taken to have
+shrunk as T2 did, of the same model and op; of an op without T2 in both years, as the model's T2
+together.
 
-Since 2022 the sum over a bias's gradient is launched within the backward of its product, and the lists of the interaction's pairs are
-copied within the op that uses them (T2 of `TransposeBackward0` and `ViewBackward0`, none of `aten::sum`; the execution graph). So there
+Since 2022 the sum over a bias's gradient is launched within the backward of its product, and the
+lists of the interaction's pairs are copied within the op that uses them (T2 of `TransposeBackward0`
+and `ViewBackward0`, none of `aten::sum`; the execution graph). So there
 
-    AddmmBackward   ends as the sum did; from the product to the sum is what ended the one and began the other
+    AddmmBackward   ends as the sum did; from the product to the sum is what ended the one and began
+                    the other
     aten::index     between two launches it begins a copy
 """
 
@@ -30,18 +35,26 @@ _RUN = ["workload", "batch_size"]
 
 
 def shared_host(data: Path, *, family: str = "", shrunk: bool = True) -> Host:
-    """Raw samples of all workloads pooled, as Lin et al. share overheads: T1, T2 of 2022 (CNNs, DeepFM, NCF too), T3, T5 of 2021 (DLRMs).
+    """Raw samples of all workloads pooled, as Lin et al. share overheads: T1, T2 of 2022 (CNNs,
+    DeepFM, NCF too), T3, T5 of 2021 (DLRMs).
 
     `family`: only workloads whose names begin so. Not `shrunk`: T3 and T5 as they were in 2021.
     """
     late = _late(data)
-    return _host("shared", late[late["workload"].str.startswith(family)], in_2022(data) if shrunk else profiled(data))
+    return _host(
+        "shared",
+        late[late["workload"].str.startswith(family)],
+        in_2022(data) if shrunk else profiled(data),
+    )
 
 
 def own_host(data: Path, workload: str, batch: int) -> Host | None:
     """Overheads of one workload and batch, None where T3 and T5 are not given for it."""
     early, late = in_2022(data), _late(data)
-    early, late = (frame[(frame["workload"] == workload) & (frame["batch_size"] == batch)] for frame in (early, late))
+    early, late = (
+        frame[(frame["workload"] == workload) & (frame["batch_size"] == batch)]
+        for frame in (early, late)
+    )
     if early.empty or late.empty:
         return None
     return _host(f"{workload} at {batch}", late, early)
@@ -50,7 +63,9 @@ def own_host(data: Path, workload: str, batch: int) -> Host | None:
 def in_2022(data: Path) -> pd.DataFrame:
     """What `profiled` says, each op shrunk to 2022 (module docstring)."""
     early, late = profiled(data), _late(data)
-    t2 = early[early["type"] == "t2"].merge(late[late["overhead_type"] == "t2"], on=[*_RUN, "op"], suffixes=("", "_late"))
+    t2 = early[early["type"] == "t2"].merge(
+        late[late["overhead_type"] == "t2"], on=[*_RUN, "op"], suffixes=("", "_late")
+    )
     t2 = t2.assign(now=t2["mean_us_late"] * t2["calls"], then=t2["mean_us"] * t2["calls"])
     of_op, of_all = (t2.groupby(keys)[["now", "then"]].sum() for keys in ([*_RUN, "op"], _RUN))
     share = early.join((of_op["now"] / of_op["then"]).rename("share"), on=[*_RUN, "op"])["share"]
@@ -59,13 +74,20 @@ def in_2022(data: Path) -> pd.DataFrame:
 
 
 def profiled(data: Path) -> pd.DataFrame:
-    """T2, T3 and T5 of 2021: `workload, batch_size, type, op, mean_us, calls, count`, T5 of ops that launch more than once by gap."""
+    """T2, T3 and T5 of 2021: `workload, batch_size, type, op, mean_us, calls, count`, T5 of ops
+    that launch more than once by gap.
+    """
     early = lin.read(data, "overheads_t1_t5_v100_2021.csv")
     early = early[early["type"].isin(["t2", "t3", "t5"])]
     early = early.assign(op=early["op_or_runtime_call"].map(lin.plain))
     rows = lin.read(data, "v100_dlrm_kernel_sequence.csv")
     rows = rows[rows["kernel"] != "Memset (Device)"]  # no launch of a kernel
-    launches = rows.assign(op=rows["op"].map(lin.plain)).groupby(["notebook_date", "op"])["launch_count"].sum() / lin.PER_ITERATION
+    launches = (
+        rows.assign(op=rows["op"].map(lin.plain))
+        .groupby(["notebook_date", "op"])["launch_count"]
+        .sum()
+        / lin.PER_ITERATION
+    )
     launching = set(early.loc[early["type"] != "t5", "op"])
     means, each, counts = [], [], []
     for one in early.itertuples():
@@ -81,7 +103,9 @@ def profiled(data: Path) -> pd.DataFrame:
 
 
 def _late(data: Path) -> pd.DataFrame:
-    return lin.read(data, "overheads_t1_t2_daisy.csv").assign(op=lambda frame: frame["op_name"].fillna("").map(lin.plain))
+    return lin.read(data, "overheads_t1_t2_daisy.csv").assign(
+        op=lambda frame: frame["op_name"].fillna("").map(lin.plain)
+    )
 
 
 def _calls(made: DlrmConfig, op: str) -> int:
@@ -89,7 +113,8 @@ def _calls(made: DlrmConfig, op: str) -> int:
     layers = len(made.bottom_mlp) + len(made.top_mlp)
     of_layers = {
         "AddmmBackward": layers, "aten::linear": layers, "aten::sum": layers, "TBackward": layers,
-        "torch::autograd::AccumulateGrad": 2 * layers, "aten::relu": layers - 1, "ReluBackward": layers - 1, "aten::cat": 2, "aten::add": 2,
+        "torch::autograd::AccumulateGrad": 2 * layers, "aten::relu": layers - 1,
+        "ReluBackward": layers - 1, "aten::cat": 2, "aten::add": 2,
     }  # fmt: skip
     return of_layers.get(op, 1)
 
@@ -97,14 +122,21 @@ def _calls(made: DlrmConfig, op: str) -> int:
 def _host(source: str, late: pd.DataFrame, early: pd.DataFrame) -> Host:
     t1 = late[late["overhead_type"] == "t1"]
     t2, t3, t5 = (early[early["type"] == kind] for kind in ("t2", "t3", "t5"))
-    before = _by_op(t2) | _by_op(late[late["overhead_type"] == "t2"])  # 2022 has no outermost `aten::sum` any more
+    before = _by_op(t2) | _by_op(
+        late[late["overhead_type"] == "t2"]
+    )  # 2022 has no outermost `aten::sum` any more
     t3 = t3[t3["op"] != "aten::to"]  # it holds the wait for the copy, which is the device's time
     after = _by_op(t3) | {"aten::to": _spread(pd.Series([0.0]))}
     between = _by_op(t5[t5["op"].isin(before)])
     if "aten::to" in before:
         between["aten::index"] = before["aten::to"]
     if "aten::sum" in after and "aten::sum" in before:
-        gap_us = 1e6 * np.array([between["AddmmBackward"].mean_s, after["AddmmBackward"].mean_s + before["aten::sum"].mean_s])
+        gap_us = 1e6 * np.array(
+            [
+                between["AddmmBackward"].mean_s,
+                after["AddmmBackward"].mean_s + before["aten::sum"].mean_s,
+            ]
+        )
         between["AddmmBackward"] = _spread(pd.Series(gap_us))
         after["AddmmBackward"] = after["aten::sum"]
     return Host(
@@ -113,7 +145,9 @@ def _host(source: str, late: pd.DataFrame, early: pd.DataFrame) -> Host:
         between_ops_s=_spread(t1["mean_us"], t1["count"]),
         before_launch_s=_overhead(before),
         after_launch_s=_overhead(after),
-        launch_call_s=_overhead({"cudaLaunchKernel": _spread(pd.Series([lin.LAUNCH_CALL_S * 1e6]))}),
+        launch_call_s=_overhead(
+            {"cudaLaunchKernel": _spread(pd.Series([lin.LAUNCH_CALL_S * 1e6]))}
+        ),
         between_launches_s=_overhead(between),
         without_launch_s=_overhead(_by_op(t5[~t5["op"].isin(before)])),
     )
@@ -125,7 +159,10 @@ def _by_op(rows: pd.DataFrame) -> dict[str, Spread]:
 
 def _overhead(by_kind: dict[str, Spread]) -> Overhead:
     weights = pd.Series([one.count for one in by_kind.values()])
-    return Overhead(shared=_spread(pd.Series([one.mean_s * 1e6 for one in by_kind.values()]), weights), by_kind=by_kind)
+    return Overhead(
+        shared=_spread(pd.Series([one.mean_s * 1e6 for one in by_kind.values()]), weights),
+        by_kind=by_kind,
+    )
 
 
 def _spread(mean_us: pd.Series, count: pd.Series | None = None) -> Spread:

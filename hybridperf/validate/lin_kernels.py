@@ -1,15 +1,19 @@
 """Seconds of kernels alone, from a GPU model whose measurements held the host as well.
 
-The tables that GPU models are calibrated on time one op in a loop: what takes the device less than its launch shows the launch. On the
-V100 of NeuSight's tables no loop takes less than 31 us, where a profiler sees kernels of 2 us. A step whose host is modelled apart must
-not pay that twice, so of what a model says here counts
+The tables that GPU models are calibrated on time one op in a loop: what takes the device less than
+its launch shows the launch. On the V100 of NeuSight's tables no loop takes less than 31 us, where a
+profiler sees kernels of 2 us. A step whose host is modelled apart must not pay that twice, so of
+what a model says here counts
 
-    loops       as a model prices kernels that are issued apart (`PerfModel.table`): seconds per element of a long one, and the least that a
-                kernel takes; those never measured move their bytes as `add` does
+    loops       as a model prices kernels that are issued apart (`PerfModel.table`): seconds per
+                element of a long one, and the least that a kernel takes; those never measured move
+                their bytes as `add` does
     products    as they are; at the clock that the device ran at
-    others      (lookups, reductions, copies) their bytes at the rate of `add`, and the least that a kernel takes
+    others      (lookups, reductions, copies) their bytes at the rate of `add`, and the least that a
+                kernel takes
 
-Some kernels are known to be slower than their bytes; `lin_borrowed` has their rates, from other workloads than the one that is judged.
+Some kernels are known to be slower than their bytes; `lin_borrowed` has their rates, from other
+workloads than the one that is judged.
 """
 
 from __future__ import annotations
@@ -20,14 +24,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybridperf.engine.workload import Call, Chain, CollectiveCall, Seconds
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
 from hybridperf.ops.embedding_bag import EmbeddingBagBackward
 from hybridperf.validate.lin_borrowed import Borrowed, updated_bytes
-from hybridperf.workload import Call, Chain, CollectiveCall, Seconds
 
-_FAMILY_LOOPS = ("add", "addu", "mul", "mulu", "div", "divu", "relu", "pow", "powu", "gelu", "tanh")  # measured on the V100
+_FAMILY_LOOPS = (
+    "add",
+    "addu",
+    "mul",
+    "mulu",
+    "div",
+    "divu",
+    "relu",
+    "pow",
+    "powu",
+    "gelu",
+    "tanh",
+)  # measured on the V100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +60,9 @@ class KernelPrices:
         found = []
         for call in calls:
             if isinstance(call, CollectiveCall):
-                raise InputError(f"expected the kernels of one rank, got an {call.collective} over {call.ranks}")
+                raise InputError(
+                    f"expected the kernels of one rank, got an {call.collective} over {call.ranks}"
+                )
             if isinstance(call, Chain):
                 raise InputError("expected each kernel by itself, got a chain of them")
             found.append(call.value if isinstance(call, Seconds) else self._of(call.op))
@@ -53,12 +71,20 @@ class KernelPrices:
     def _of(self, op: Op) -> float:
         if isinstance(op, Gemm | BatchedGemm):
             return float(self._priced(op))
-        if isinstance(op, Elementwise) and columns(op)["op"] in _FAMILY_LOOPS and "elementwise" in self.model.families:
+        if (
+            isinstance(op, Elementwise)
+            and columns(op)["op"] in _FAMILY_LOOPS
+            and "elementwise" in self.model.families
+        ):
             return float(self._priced(op))
         moved, slowly, rate = float(op.work().bytes), 0.0, self.streaming_bytes_per_s
         if self.borrowed is not None and isinstance(op, Reduction):
             moved, slowly, rate = 0.0, moved, self.borrowed.sum_bytes_per_s
-        elif self.borrowed is not None and isinstance(op, EmbeddingBagBackward) and op.duplicates == "each":
+        elif (
+            self.borrowed is not None
+            and isinstance(op, EmbeddingBagBackward)
+            and op.duplicates == "each"
+        ):
             slowly, rate = updated_bytes(op), self.borrowed.update_bytes_per_s
             moved -= slowly
         return self.kernel_s + moved / self.streaming_bytes_per_s + slowly / rate
@@ -73,5 +99,13 @@ class KernelPrices:
     def _priced(self, op: Op) -> float:
         model = self.model
         table = model.table([OpCall(op, issued_apart=True)])
-        scale = 1.0 if self.clock_hz is None or model.device.clock_hz is None else self.clock_hz / model.device.clock_hz
-        return float(model.op_seconds(dataclasses.replace(table, peak_flops_per_s=table.peak_flops_per_s * scale))[0])
+        scale = (
+            1.0
+            if self.clock_hz is None or model.device.clock_hz is None
+            else self.clock_hz / model.device.clock_hz
+        )
+        return float(
+            model.op_seconds(
+                dataclasses.replace(table, peak_flops_per_s=table.peak_flops_per_s * scale)
+            )[0]
+        )

@@ -1,13 +1,18 @@
-"""The 8-V100 step of `param_dlrm_8xv100`: every rank's step and waits, predicted from the other seven ranks' host.
+"""The 8-V100 step of `param_dlrm_8xv100`: every rank's step and waits, predicted from the other
+seven ranks' host.
 
-Given are what each rank issues and on which stream (its trace), when it begins and when its batch is there (the first of its host times:
-data loading is an input), and the wire time of each collective. Predicted are
+Given are what each rank issues and on which stream (its trace), when it begins and when its batch
+is there (the first of its host times: data loading is an input), and the wire time of each
+collective. Predicted are
 
-    host        each launch and wait by its op and kernel: the mean of what the *other* ranks' hosts took (one rank never sees itself)
-    kernels     the least that one takes on a V100 (a batch of 16: nothing here is bound by bytes or products)
+    host        each launch and wait by its op and kernel: the mean of what the *other* ranks' hosts
+                took (one rank never sees itself)
+    kernels     the least that one takes on a V100 (a batch of 16: nothing here is bound by bytes or
+                products)
 
-and from these, by the evaluator, who waits how long for whom. A null model beside it: the mean step of the other ranks. What tells ranks
-apart is mostly given: when they begin decides how long they wait at the first collective.
+and from these, by the evaluator, who waits how long for whom. A null model beside it: the mean step
+of the other ranks. What tells ranks apart is mostly given: when they begin decides how long they
+wait at the first collective.
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from hybridperf.importers.kineto import read_traces
 from hybridperf.traces.events import NONE
+from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay
 from hybridperf.traces.replay_graph import DEVICE, HOST
 from hybridperf.validate.lin_kernels import KERNEL_S
@@ -32,7 +37,9 @@ TRACES = "traces/param_dlrm_8xV100_kineto.tar.gz"
 class Ranks:
     """The predicted step beside the measured one."""
 
-    steps: pd.DataFrame  # rank, measured_s, predicted_s, error, null_error (mean step of the others), replay_error (its own durations)
+    # rank, measured_s, predicted_s, error, null_error (mean step of the others), replay_error (its
+    # own durations)
+    steps: pd.DataFrame
     waits: pd.DataFrame  # collective, rank, measured_s, predicted_s
 
 
@@ -43,31 +50,45 @@ def ranks(data: Path) -> Ranks:
     measured_s = made.measured_s
     others_s = (measured_s.sum() - measured_s) / (len(measured_s) - 1)
     steps = pd.DataFrame({
-        "rank": np.arange(len(measured_s)), "measured_s": measured_s, "predicted_s": predicted.replayed_s,
-        "error": predicted.error, "null_error": others_s / measured_s - 1, "replay_error": made.error,
+        "rank": np.arange(len(measured_s)), "measured_s": measured_s,
+        "predicted_s": predicted.replayed_s, "error": predicted.error,
+        "null_error": others_s / measured_s - 1, "replay_error": made.error,
     })  # fmt: skip
     waits = [
-        pd.DataFrame({"collective": str(one), "rank": one.rank, "measured_s": measured, "predicted_s": found})
+        pd.DataFrame(
+            {"collective": str(one), "rank": one.rank, "measured_s": measured, "predicted_s": found}
+        )
         for one, measured, found in predicted.waits_s()
     ]
     return Ranks(steps, pd.concat(waits, ignore_index=True))
 
 
 def predicted_seconds(made: Replay) -> np.ndarray:
-    """Seconds of each row [U]: hosts by the other ranks', kernels by their least, the rest as measured."""
+    """Seconds of each row [U]: hosts by the other ranks', kernels by their least, the rest as
+    measured.
+    """
     rows, seconds = made.rows, made.seconds.copy()
     device = rows.kind == DEVICE
     seconds[device] = KERNEL_S + rows.fixed_s[device]
     host = np.flatnonzero(rows.kind == HOST)
     first = {int(rows.trace[row]): int(row) for row in host[::-1]}  # until its batch is there
-    keys: dict[int, tuple[Hashable, ...]] = {int(row): _keys(made, int(row)) for row in host if first[int(rows.trace[row])] != row}
+    keys: dict[int, tuple[Hashable, ...]] = {
+        int(row): _keys(made, int(row)) for row in host if first[int(rows.trace[row])] != row
+    }
     by_key: dict[Hashable, dict[int, list[float]]] = {}
     for row, names in keys.items():
         for name in names:
-            by_key.setdefault(name, {}).setdefault(int(rows.trace[row]), []).append(float(made.seconds[row]))
+            by_key.setdefault(name, {}).setdefault(int(rows.trace[row]), []).append(
+                float(made.seconds[row])
+            )
     for row, names in keys.items():
         for name in names:
-            others = [value for trace, values in by_key[name].items() if trace != rows.trace[row] for value in values]
+            others = [
+                value
+                for trace, values in by_key[name].items()
+                if trace != rows.trace[row]
+                for value in values
+            ]
             if others:
                 seconds[row] = np.mean(others)
                 break

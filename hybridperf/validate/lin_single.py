@@ -1,4 +1,6 @@
-"""Lin et al. on one GPU: kernels of a step, seconds in which the GPU is active, the step with its host."""
+"""Lin et al. on one GPU: kernels of a step, seconds in which the GPU is active, the step with its
+host.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,23 @@ import numpy as np
 import pandas as pd
 
 import hybridperf.validate.lin_data as lin
-from hybridperf.evaluate import timeline
+from hybridperf.engine.evaluate import timeline
+from hybridperf.engine.lower import lower
+from hybridperf.engine.workload import Seconds, Workload
 from hybridperf.hardware import Host
-from hybridperf.lower import lower
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
 from hybridperf.validate.lin_borrowed import borrowed
 from hybridperf.validate.lin_hosts import own_host, shared_host
 from hybridperf.validate.lin_kernels import KernelPrices
-from hybridperf.workload import Seconds, Workload
 from hybridperf.workloads.dlrm import DlrmConfig, dlrm
 from hybridperf.workloads.eager import Eager
 
-BY_LIN = {"active": 0.0269, "shared": 0.0692, "own": 0.0756}  # their V100 cells: geometric mean of the errors' sizes
+BY_LIN = {
+    "active": 0.0269,
+    "shared": 0.0692,
+    "own": 0.0756,
+}  # their V100 cells: geometric mean of the errors' sizes
 GOALS = {"active": 0.027, "shared": 0.069, "own": 0.075}
 
 
@@ -41,7 +47,9 @@ class Step:
 
     @property
     def active_s(self) -> float:
-        """Seconds in which the device is busy; copies of the batch wait for nothing else, and nothing runs beside them."""
+        """Seconds in which the device is busy; copies of the batch wait for nothing else, and
+        nothing runs beside them.
+        """
         return float(self.node_s.sum())
 
     @property
@@ -50,13 +58,21 @@ class Step:
 
     def by_op(self) -> pd.Series:
         """Seconds by the framework's op."""
-        return pd.Series(self.node_s, [lin.plain(label) for label in self.workload.graph.labels]).groupby(level=0).sum()
+        return (
+            pd.Series(self.node_s, [lin.plain(label) for label in self.workload.graph.labels])
+            .groupby(level=0)
+            .sum()
+        )
 
 
-def step(config: DlrmConfig, prices: KernelPrices, host: Host | None = None, added_s: float = 0.0) -> Step:
+def step(
+    config: DlrmConfig, prices: KernelPrices, host: Host | None = None, added_s: float = 0.0
+) -> Step:
     """`added_s`: to every kernel."""
     workload = dlrm(config, host)
-    row_s = prices.seconds(workload.calls) + np.array([added_s if isinstance(call, OpCall) else 0.0 for call in workload.calls])
+    row_s = prices.seconds(workload.calls) + np.array(
+        [added_s if isinstance(call, OpCall) else 0.0 for call in workload.calls]
+    )
     if (rates := prices.borrowed) is None:
         return Step(workload, row_s)
     columns = config.batch * config.bottom_mlp[-1]
@@ -74,7 +90,9 @@ def step(config: DlrmConfig, prices: KernelPrices, host: Host | None = None, add
     graph_row = workload.graph.row.copy()
     graph_row[list(known)] = len(workload.calls) + 1 + np.arange(len(known))
     calls = (*workload.calls, *(Seconds(seconds, ops[node]) for node, seconds in known.items()))
-    workload = dataclasses.replace(workload, graph=dataclasses.replace(workload.graph, row=graph_row), calls=calls)
+    workload = dataclasses.replace(
+        workload, graph=dataclasses.replace(workload.graph, row=graph_row), calls=calls
+    )
     return Step(workload, np.append(row_s, list(known.values())))
 
 
@@ -87,14 +105,28 @@ def kernels(data: Path, prices: KernelPrices, borrow: bool = True) -> pd.DataFra
         predicted = step(_config(str(workload), 2048, priced, lin.RECORDED), priced).by_op()
         predicted = predicted[predicted > 0]
         # one of the dates records no sums and additions of the backward pass at all
-        predicted = predicted.drop([op for op in ("aten::sum", "aten::add") if op not in part["op"].to_numpy()], errors="ignore")
-        both = part.set_index("op")["measured_s"].to_frame().join(predicted.rename("predicted_s"), how="outer").fillna(0.0)
+        predicted = predicted.drop(
+            [op for op in ("aten::sum", "aten::add") if op not in part["op"].to_numpy()],
+            errors="ignore",
+        )
+        both = (
+            part.set_index("op")["measured_s"]
+            .to_frame()
+            .join(predicted.rename("predicted_s"), how="outer")
+            .fillna(0.0)
+        )
         parts.append(both.rename_axis("op").reset_index().assign(date=date, workload=workload))
-    return pd.concat(parts, ignore_index=True)[["date", "workload", "op", "measured_s", "predicted_s"]]
+    return pd.concat(parts, ignore_index=True)[
+        ["date", "workload", "op", "measured_s", "predicted_s"]
+    ]
 
 
-def _priced(data: Path, prices: KernelPrices, v100: KernelPrices | None, workload: str) -> KernelPrices:
-    """With rates borrowed from the V100's sequences, as much slower as loops of this device move; None: without."""
+def _priced(
+    data: Path, prices: KernelPrices, v100: KernelPrices | None, workload: str
+) -> KernelPrices:
+    """With rates borrowed from the V100's sequences, as much slower as loops of this device move;
+    None: without.
+    """
     if v100 is None:
         return dataclasses.replace(prices, borrowed=None)
     factor = prices.streaming_bytes_per_s / v100.streaming_bytes_per_s
@@ -106,15 +138,24 @@ def _config(workload: str, batch: int, prices: KernelPrices, eager: Eager) -> Dl
     return lin.config(workload, batch, rate, eager)
 
 
-def cells(data: Path, prices: Mapping[str, KernelPrices], borrow: bool = True, added_s: float = 0.0) -> pd.DataFrame:
-    """Published cells with predictions and errors. `prices` by GPU; `given`: whether the data give all of a cell's inputs, else `note`.
+def cells(
+    data: Path, prices: Mapping[str, KernelPrices], borrow: bool = True, added_s: float = 0.0
+) -> pd.DataFrame:
+    """Published cells with predictions and errors. `prices` by GPU; `given`: whether the data give
+    all of a cell's inputs, else `note`.
 
-    Hosts: `shared`, `own`; on the V100 also `profiled`, the shared one as slow as in 2021, and `dlrms`, shared by DLRMs only.
+    Hosts: `shared`, `own`; on the V100 also `profiled`, the shared one as slow as in 2021, and
+    `dlrms`, shared by DLRMs only.
     """
     found = lin.cells(data)
     shared = shared_host(data)
-    others = {"profiled": shared_host(data, shrunk=False), "dlrms": shared_host(data, family="DLRM")}
-    columns: dict[str, list[float]] = {name: [] for name in ("predicted_active_s", "shared_s", "profiled_s", "dlrms_s", "own_s")}
+    others = {
+        "profiled": shared_host(data, shrunk=False),
+        "dlrms": shared_host(data, family="DLRM"),
+    }
+    columns: dict[str, list[float]] = {
+        name: [] for name in ("predicted_active_s", "shared_s", "profiled_s", "dlrms_s", "own_s")
+    }
     notes = []
     for gpu, workload, batch in found[["gpu", "workload", "batch_size"]].itertuples(index=False):
         row = dict.fromkeys(columns, np.nan)
@@ -125,25 +166,32 @@ def cells(data: Path, prices: Mapping[str, KernelPrices], borrow: bool = True, a
             one = step(config, priced, shared, added_s)
             row |= {"predicted_active_s": one.active_s, "shared_s": one.time_s}
             if gpu == "V100":
-                row |= {f"{name}_s": step(config, priced, host, added_s).time_s for name, host in others.items()}
+                row |= {
+                    f"{name}_s": step(config, priced, host, added_s).time_s
+                    for name, host in others.items()
+                }
                 if (own := own_host(data, workload, int(batch))) is not None:
                     row["own_s"] = step(config, priced, own, added_s).time_s
         for name, value in row.items():
             columns[name].append(value)
     found = found.assign(**columns, note=notes, given=~found["workload"].isin(lin.NOT_GIVEN))
     judged = found["actual_s"].where((found["gpu"] == "V100") & found["given"])
-    found["constant_error"] = (judged.sum() - judged) / (judged.count() - 1) / judged - 1  # null model: the mean of the other cells
+    found["constant_error"] = (judged.sum() - judged) / (
+        judged.count() - 1
+    ) / judged - 1  # null model: the mean of the other cells
     for name, predicted, actual in (
         ("active", "predicted_active_s", "active_s"), ("shared", "shared_s", "actual_s"),
-        ("profiled", "profiled_s", "actual_s"), ("dlrms", "dlrms_s", "actual_s"), ("own", "own_s", "actual_s"),
-        ("kernels_only", "predicted_active_s", "actual_s"),
+        ("profiled", "profiled_s", "actual_s"), ("dlrms", "dlrms_s", "actual_s"),
+        ("own", "own_s", "actual_s"), ("kernels_only", "predicted_active_s", "actual_s"),
     ):  # fmt: skip
         found[f"{name}_error"] = found[predicted] / found[actual] - 1
     return found
 
 
 def geomean(errors: pd.Series) -> float:
-    """Geometric mean of the errors' sizes, as Lin et al. take it (their 4e-4 keeps zero away); NaN of none."""
+    """Geometric mean of the errors' sizes, as Lin et al. take it (their 4e-4 keeps zero away); NaN
+    of none.
+    """
     sizes = errors.dropna().abs()
     return float(np.exp(np.log(sizes + 4e-4).mean())) if len(sizes) else np.nan
 

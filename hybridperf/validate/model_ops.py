@@ -1,8 +1,10 @@
-"""Ops inside whole models (BERT-large, GPT-2-large in single precision): our sum over a model's ops beside NeuSight's published one.
+"""Ops inside whole models (BERT-large, GPT-2-large in single precision): our sum over a model's ops
+beside NeuSight's published one.
 
-The ops of each model are measured rows that no fit has seen. Ours come from a prior of the other devices adapted to the device's rows of
-NeuSight's training tables, the rows NeuSight itself was trained on. Errors are |sum of predictions / sum of measured times - 1|, with and
-without the output head: the product with a vocabulary of columns, which alone takes half of a small model's time.
+The ops of each model are measured rows that no fit has seen. Ours come from a prior of the other
+devices adapted to the device's rows of NeuSight's training tables, the rows NeuSight itself was
+trained on. Errors are |sum of predictions / sum of measured times - 1|, with and without the output
+head: the product with a vocabulary of columns, which alone takes half of a small model's time.
 """
 
 from __future__ import annotations
@@ -16,12 +18,17 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import load_device
-from hybridperf.prior import Adapted
+from hybridperf.learning.prior import Adapted
+from hybridperf.model.published.ops import MODEL_OPS, device_rows, read_model_ops, table_path
 from hybridperf.report import text
-from hybridperf.validate.sources import MODEL_OPS, device_rows, read_model_ops, table_path
 
 FAMILIES = ("matmul_fp32", "elementwise", "softmax", "norm")
-DEVICES = {"v100_pcie_32g": "v100", "p100_pcie_16g": "p100", "t4": "t4", "a100_pcie_40g": "a100"}  # and the split that leaves them out
+DEVICES = {
+    "v100_pcie_32g": "v100",
+    "p100_pcie_16g": "p100",
+    "t4": "t4",
+    "a100_pcie_40g": "a100",
+}  # and the split that leaves them out
 _MODEL = ["device", "model", "mode", "seqlen", "model_batch"]
 _LEAST_VOCABULARY = 20_000
 
@@ -41,9 +48,13 @@ def judge(data: Path, device: str, adapted: Adapts) -> tuple[list[dict[str, Any]
     frame["ours_s"] = np.nan
     if frame.empty:
         return [], dict(left_out)
-    for family, rows in device_rows(frame.assign(time_s=frame["label_fw_s"]), load_device(device), MODEL_OPS, left_out):
+    for family, rows in device_rows(
+        frame.assign(time_s=frame["label_fw_s"]), load_device(device), MODEL_OPS, left_out
+    ):
         if (model := adapted(family)) is not None:
-            frame.loc[rows.about["row"].to_numpy(), "ours_s"] = np.exp(model.predict(rows.rows).log_s)
+            frame.loc[rows.about["row"].to_numpy(), "ours_s"] = np.exp(
+                model.predict(rows.rows).log_s
+            )
     known = frame["ours_s"].notna()
     if (~known).any():
         left_out["no model of its family"] += int((~known).sum())
@@ -51,18 +62,30 @@ def judge(data: Path, device: str, adapted: Adapts) -> tuple[list[dict[str, Any]
 
 
 def summed(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A dict per model: measured seconds, and the errors of both with and without the output head."""
+    """A dict per model: measured seconds, and the errors of both with and
+    without the output head.
+    """
     out = []
     for key, rows in frame.groupby(_MODEL, sort=False):
         head = (rows["op"] == "linear") & (rows["n"].fillna(0) >= _LEAST_VOCABULARY)
         measured = rows["label_fw_s"]
-        line: dict[str, Any] = dict(zip(_MODEL, [k.item() if hasattr(k, "item") else k for k in key], strict=True))
-        line |= {"ops": len(rows), "measured_s": float(measured.sum()), "has_head": bool(head.any())}
+        line: dict[str, Any] = dict(
+            zip(_MODEL, [k.item() if hasattr(k, "item") else k for k in key], strict=True)
+        )
+        line |= {
+            "ops": len(rows),
+            "measured_s": float(measured.sum()),
+            "has_head": bool(head.any()),
+        }
         for name, column in (("ours", "ours_s"), ("neusight", "pred_fw_neusight_s")):
             line[name] = float(rows[column].sum() / measured.sum() - 1)
-            line[f"{name}_without_head"] = float(rows.loc[~head, column].sum() / measured[~head].sum() - 1)
+            line[f"{name}_without_head"] = float(
+                rows.loc[~head, column].sum() / measured[~head].sum() - 1
+            )
         line["ours_ops_median"] = float((rows["ours_s"] / measured - 1).abs().median())
-        line["neusight_ops_median"] = float((rows["pred_fw_neusight_s"] / measured - 1).abs().median())
+        line["neusight_ops_median"] = float(
+            (rows["pred_fw_neusight_s"] / measured - 1).abs().median()
+        )
         out.append(line)
     return out
 
@@ -72,14 +95,23 @@ def table(lines: list[dict[str, Any]]) -> str:
     if not lines:
         return "no ops inside models were judged"
     frame = pd.DataFrame(lines)
-    columns = ["ours", "neusight", "ours_without_head", "neusight_without_head", "ours_ops_median", "neusight_ops_median"]
+    columns = [
+        "ours",
+        "neusight",
+        "ours_without_head",
+        "neusight_without_head",
+        "ours_ops_median",
+        "neusight_ops_median",
+    ]
     frame[columns] = frame[columns].abs()
     groups: Mapping[str, pd.DataFrame] = {
         **{str(device): rows for device, rows in frame.groupby("device", sort=False)},
         "V100 and P100": frame[frame["device"].isin(["v100_pcie_32g", "p100_pcie_16g"])],
     }
     cells = [
-        [name, str(len(rows)), *(text.percent(rows[column].mean()) for column in columns)] for name, rows in groups.items() if len(rows)
+        [name, str(len(rows)), *(text.percent(rows[column].mean()) for column in columns)]
+        for name, rows in groups.items()
+        if len(rows)
     ]
     headers = [
         "mean error of a model's ops together",

@@ -1,14 +1,16 @@
 """Single ops: a model's held-out errors beside those of null models trained on the very same folds.
 
-The rows a model was fitted on lie in its folder; they are fitted again in five folds, and each row is predicted by
+The rows a model was fitted on lie in its folder; they are fitted again in five folds, and each row
+is predicted by
 
     ours            knobs and learned correction of the other folds
     knobs           the knobs of the other folds alone: the fitted roofline
     trees           gradient-boosted trees on the log of time, which see the same inputs
     datasheet       the roofline of the datasheet
 
-Per kind of op the medians are compared, ours against the better of knobs and trees, with a bootstrap interval of the difference over rows;
-the noise floor is what two passes over the same case differ by.
+Per kind of op the medians are compared, ours against the better of knobs and trees, with a
+bootstrap interval of the difference over rows; the noise floor is what two passes over the same
+case differ by.
 """
 
 from __future__ import annotations
@@ -22,26 +24,36 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from hybridperf.calibrate import COVERAGE, LEAST_ROWS_FOR_INTERVAL, fit
 from hybridperf.io import InputError, read_tables, write_json, write_table
-from hybridperf.measurements import FOLDS, MeasuredOps, deal_folds, read_measurements, usable_rows
+from hybridperf.learning.prior.shipped import NO_PRIOR
 from hybridperf.model import PerfModel
-from hybridperf.prior.shipped import NO_PRIOR
+from hybridperf.model.fit.device import COVERAGE, LEAST_ROWS_FOR_INTERVAL, fit
+from hybridperf.model.fit.rows import FOLDS, MeasuredOps, deal_folds, read_measurements, usable_rows
 from hybridperf.report import text
 
 SUMMARY_SCHEMA_VERSION = 1
 ROW_FILES = ("ops.csv", "host.csv")  # that a calibration leaves in the model's folder
 _RESAMPLES = 2000
-_TARGETS = {"gemm": 0.10, "gemm_transposed": 0.10}  # held-out median errors we want; twice the noise floor where that is more
+_TARGETS = {
+    "gemm": 0.10,
+    "gemm_transposed": 0.10,
+}  # held-out median errors we want; twice the noise floor where that is more
 _TARGET = 0.15
 
 
-def run(model: PerfModel, folder: Path, out: str | os.PathLike, say: Callable[[str], None] = print) -> Mapping[str, Any]:
-    """Compare on the rows in `folder`; leaves `ops.json` and `ops.csv` (a line per row) in `out`; returns the summary."""
+def run(
+    model: PerfModel, folder: Path, out: str | os.PathLike, say: Callable[[str], None] = print
+) -> Mapping[str, Any]:
+    """Compare on the rows in `folder`; leaves `ops.json` and `ops.csv` (a line per row) in `out`;
+    returns the summary.
+    """
     out = Path(out)
     files = [folder / name for name in ROW_FILES if (folder / name).exists()]
     if not files:
-        raise InputError(f"{folder} holds no {' or '.join(ROW_FILES)}; expected the folder that `hybridperf calibrate` made")
+        raise InputError(
+            f"{folder} holds no {' or '.join(ROW_FILES)}; expected the folder that `hybridperf"
+            " calibrate` made"
+        )
     rows = read_tables(files)
     _, report = fit(rows, model.device, prior=NO_PRIOR)
     data = read_measurements(usable_rows(rows, model.device)[0], model.device)
@@ -50,17 +62,22 @@ def run(model: PerfModel, folder: Path, out: str | os.PathLike, say: Callable[[s
     coverage = covered(held_out)
     say("\n" + _text(table) + "\n\n" + _coverage_text(coverage))
     write_table(held_out, out / "ops.csv")
-    summary = {"ops": table.astype(object).where(table.notna(), None).to_dict("records"), "coverage": coverage}
+    summary = {
+        "ops": table.astype(object).where(table.notna(), None).to_dict("records"),
+        "coverage": coverage,
+    }
     write_json(out / "ops.json", "validate-ops", SUMMARY_SCHEMA_VERSION, summary)
     say(f"\nops.json and ops.csv are in {out}")
     return summary
 
 
 def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """One line per op kind with at least 20 rows: medians of each, and how far ours lies above the better null model.
+    """One line per op kind with at least 20 rows: medians of each, and how far ours lies above the
+    better null model.
 
-    Columns `op, rows, ours, knobs, trees, datasheet, noise, goal, excess, excess_low, excess_high`, shares: `excess` is the difference of
-    medians, low and high its 95 % bootstrap interval. Ours is worse beyond chance where `excess_low` is above zero.
+    Columns `op, rows, ours, knobs, trees, datasheet, noise, goal, excess, excess_low, excess_high`,
+    shares: `excess` is the difference of medians, low and high its 95 % bootstrap interval. Ours is
+    worse beyond chance where `excess_low` is above zero.
     """
     rng = np.random.default_rng(seed)
     lines = []
@@ -68,27 +85,39 @@ def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         if len(rows) < LEAST_ROWS_FOR_INTERVAL:
             continue
         measured = rows["measured_s"].to_numpy()
-        ape = {name: np.abs(rows[f"{name}_s"].to_numpy() / measured - 1) for name in ("predicted", "knobs", "trees", "roofline")}
+        ape = {
+            name: np.abs(rows[f"{name}_s"].to_numpy() / measured - 1)
+            for name in ("predicted", "knobs", "trees", "roofline")
+        }
         median = {name: float(np.median(values)) for name, values in ape.items()}
         null = min(("knobs", "trees"), key=lambda name: median[name])
         drawn = rng.integers(0, len(rows), (_RESAMPLES, len(rows)))
         excess = np.median(ape["predicted"][drawn], axis=1) - np.median(ape[null][drawn], axis=1)
         noise = float(rows["noise"].median())
         lines.append({
-            "op": op, "rows": len(rows), "ours": median["predicted"], "knobs": median["knobs"], "trees": median["trees"],
-            "datasheet": median["roofline"], "noise": noise, "goal": np.nanmax([_TARGETS.get(str(op), _TARGET), 2 * noise]),
-            "excess": median["predicted"] - median[null], "excess_low": float(np.quantile(excess, 0.025)),
+            "op": op, "rows": len(rows), "ours": median["predicted"], "knobs": median["knobs"],
+            "trees": median["trees"], "datasheet": median["roofline"], "noise": noise,
+            "goal": np.nanmax([_TARGETS.get(str(op), _TARGET), 2 * noise]),
+            "excess": median["predicted"] - median[null],
+            "excess_low": float(np.quantile(excess, 0.025)),
             "excess_high": float(np.quantile(excess, 0.975)),
         })  # fmt: skip
     return pd.DataFrame(lines)
 
 
 def covered(held_out: pd.DataFrame) -> dict[str, float]:
-    """Share of held-out rows inside their interval, and the binomial 99 % band around the nominal 90 %."""
+    """Share of held-out rows inside their interval, and the binomial 99 % band around the nominal
+    90 %.
+    """
     judged = held_out[held_out["low_s"].notna()]
     low, high = binom.interval(0.99, len(judged), COVERAGE)
     inside = float(judged["measured_s"].between(judged["low_s"], judged["high_s"]).mean())
-    return {"rows": len(judged), "inside": inside, "band_low": low / len(judged), "band_high": high / len(judged)}
+    return {
+        "rows": len(judged),
+        "inside": inside,
+        "band_low": low / len(judged),
+        "band_high": high / len(judged),
+    }
 
 
 def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
@@ -96,7 +125,10 @@ def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
     try:
         from sklearn.ensemble import GradientBoostingRegressor
     except ImportError as error:
-        raise InputError("`validate ops` needs scikit-learn for its null model; pip install 'hybridperf[validate]'") from error
+        raise InputError(
+            "`validate ops` needs scikit-learn for its null model; pip install"
+            " 'hybridperf[validate]'"
+        ) from error
     say("training null models")
     fold, log_s = deal_folds(data.table.group), np.log(data.measured_s)
     predicted = np.full(len(fold), np.nan)
@@ -105,25 +137,44 @@ def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
         for k in range(FOLDS):
             mine = fold[at] == k
             if mine.any() and (~mine).any():
-                trees = GradientBoostingRegressor(n_estimators=200, max_depth=3, learning_rate=0.08, subsample=0.7, random_state=0)
-                predicted[at[mine]] = trees.fit(inputs.values[~mine], log_s[at[~mine]]).predict(inputs.values[mine])
+                trees = GradientBoostingRegressor(
+                    n_estimators=200, max_depth=3, learning_rate=0.08, subsample=0.7, random_state=0
+                )
+                predicted[at[mine]] = trees.fit(inputs.values[~mine], log_s[at[~mine]]).predict(
+                    inputs.values[mine]
+                )
     return np.exp(predicted)
 
 
 def _text(table: pd.DataFrame) -> str:
     rows = [
         [
-            r.op, str(r.rows), *(text.percent(v) for v in (r.ours, r.knobs, r.trees, r.datasheet, r.noise, r.goal)),
-            f"{100 * r.excess_low:+.1f} to {100 * r.excess_high:+.1f}", "no" if r.excess_low > 0 else "yes",
+            r.op,
+            str(r.rows),
+            *(text.percent(v) for v in (r.ours, r.knobs, r.trees, r.datasheet, r.noise, r.goal)),
+            f"{100 * r.excess_low:+.1f} to {100 * r.excess_high:+.1f}",
+            "no" if r.excess_low > 0 else "yes",
         ]
         for r in table.itertuples()
-    ]  # fmt: skip
-    headers = ["median error, held out", "rows", "ours", "knobs", "trees", "datasheet", "noise", "goal", "ours - better null", "no worse"]
+    ]
+    headers = [
+        "median error, held out",
+        "rows",
+        "ours",
+        "knobs",
+        "trees",
+        "datasheet",
+        "noise",
+        "goal",
+        "ours - better null",
+        "no worse",
+    ]
     return text.table(headers, rows)
 
 
 def _coverage_text(coverage: Mapping[str, float]) -> str:
     return (
-        f"{text.percent(coverage['inside'])} of {coverage['rows']} held-out rows lie inside their 90 % interval"
-        f" (chance alone: {text.percent(coverage['band_low'])} to {text.percent(coverage['band_high'])})"
+        f"{text.percent(coverage['inside'])} of {coverage['rows']} held-out rows lie inside their"
+        f" 90 % interval (chance alone: {text.percent(coverage['band_low'])} to"
+        f" {text.percent(coverage['band_high'])})"
     )

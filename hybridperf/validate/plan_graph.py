@@ -1,8 +1,11 @@
-"""Does the closed composition choose what the whole graph of a step would? Every layout of mid-size cases, each by its graph.
+"""Does the closed composition choose what the whole graph of a step would? Every layout of mid-size
+cases, each by its graph.
 
-    slower     the graph's seconds of the layout that the plan ranks first, over the graph's least: 1.0 is the same choice
+    slower     the graph's seconds of the layout that the plan ranks first, over the graph's least:
+               1.0 is the same choice
 
-The graph prices each kernel by the op model and knows no knob of a step, so its seconds are not the plan's.
+The graph prices each kernel by the op model and knows no knob of a step, so its seconds are not the
+plan's.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from hybridperf.plans.confirm import full_s
-from hybridperf.plans.run import plan
-from hybridperf.plans.words import layout_words
+from hybridperf.training.plans.confirm import full_s
+from hybridperf.training.plans.layout_text import layout_words
+from hybridperf.training.plans.run import plan
 from hybridperf.workloads.transformer import load_shape
 
 WITHIN = 1.05
-# What the graph builds in a second or two each: some hundred layouts of every kind, in place of some thousand
+# What the graph builds in a second or two each: some hundred layouts of every kind, in place of
+# some thousand
 ONLY: dict[str, list[Any]] = {
     "cp": [1],
     "zero": [0, 1],
@@ -41,7 +45,10 @@ class Case(NamedTuple):
     batch: int
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.layers} layers, {self.gpus} GPUs of {self.system}, batch {self.batch}"
+        return (
+            f"{self.model}, {self.layers} layers, {self.gpus} GPUs of {self.system}, batch"
+            f" {self.batch}"
+        )
 
 
 CASES = (
@@ -59,9 +66,19 @@ def by_graph(case: Case) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for rank in range(len(found)):
         choice = found.choice(rank)
-        graph_s = full_s(found.setting.prices.model, found.setting.prices.links, found.config(choice))
+        graph_s = full_s(
+            found.setting.prices.model, found.setting.prices.links, found.config(choice)
+        )
         said = layout_words(found.layout(choice))
-        rows.append({"case": str(case), "rank": rank + 1, "layout": said, "plan_s": found.step_s(choice), "graph_s": graph_s})
+        rows.append(
+            {
+                "case": str(case),
+                "rank": rank + 1,
+                "layout": said,
+                "plan_s": found.step_s(choice),
+                "graph_s": graph_s,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -75,10 +92,13 @@ def lines(cases: Sequence[Case] = CASES) -> tuple[pd.DataFrame, pd.DataFrame]:
     every = [by_graph(case) for case in cases]
     said = [
         {
-            "case": str(case), "layouts": len(one), "slower": slower(one),
-            "median_slower": float(one["graph_s"].median() / one["graph_s"].min()), "chosen": one["layout"].iloc[0],
+            "case": str(case),
+            "layouts": len(one),
+            "slower": slower(one),
+            "median_slower": float(one["graph_s"].median() / one["graph_s"].min()),
+            "chosen": one["layout"].iloc[0],
             "best_by_graph": one.loc[one["graph_s"].idxmin(), "layout"],
         }
         for case, one in zip(cases, every, strict=True)
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(said), pd.concat(every, ignore_index=True)

@@ -1,11 +1,15 @@
-"""Does a plan choose well? On measured sweeps: the layout that is predicted to be fastest, and how much slower it was than the fastest.
+"""Does a plan choose well? On measured sweeps: the layout that is predicted to be fastest, and how
+much slower it was than the fastest.
 
-A case is one model on one number of devices whose layouts were measured, ten or more. Efficiencies are fitted to measured steps of other
-cases, never to the judged one's: of the same model on other numbers of devices, or of other models alone. Layouts are ranked
-by their predicted time, as a plan ranks them; the chance of a stall is no part of it, and ranking by the time expected with it stands
-beside for comparison. So does the best constant rule: of the rules in a list, the one that does best over all cases in hindsight.
+A case is one model on one number of devices whose layouts were measured, ten or more. Efficiencies
+are fitted to measured steps of other cases, never to the judged one's: of the same model on other
+numbers of devices, or of other models alone. Layouts are ranked by their predicted time, as a plan
+ranks them; the chance of a stall is no part of it, and ranking by the time expected with it stands
+beside for comparison. So does the best constant rule: of the rules in a list, the one that does
+best over all cases in hindsight.
 
-Where nothing is measured, layouts of mid-size cases are evaluated by the whole graph of a step (`plan_graph.py`).
+Where nothing is measured, layouts of mid-size cases are evaluated by the whole graph of a step
+(`plan_graph.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ import pandas as pd
 
 from hybridperf.io import InputError, read_table, write_table
 from hybridperf.report import text
-from hybridperf.steps import adapt
-from hybridperf.steps.adaptation import chosen
-from hybridperf.steps.batch import Bank, Batch
-from hybridperf.steps.compose import step_seconds
-from hybridperf.steps.cross_node import stall_chance, stalled_s
-from hybridperf.steps.features import picked
-from hybridperf.steps.knobs import knobs_of
+from hybridperf.training.steps import adapt
+from hybridperf.training.steps.adaptation import chosen
+from hybridperf.training.steps.batch import Bank, Batch
+from hybridperf.training.steps.compose import step_seconds
+from hybridperf.training.steps.cross_node import stall_chance, stalled_s
+from hybridperf.training.steps.features import picked
+from hybridperf.training.steps.knobs import knobs_of
 from hybridperf.validate import plan_graph
 
 SOURCE = "ultrascale_playbook"
@@ -65,17 +69,31 @@ class Judged:
         return float((self.slower <= CLOSE).mean())
 
 
-def run(data: Path | None, out: Path, quick: bool = False, tasks: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Print both tables and write them to `out`. `tasks`: choice (measured sweeps), graph (brute force); `quick`: a part of each."""
+def run(
+    data: Path | None,
+    out: Path,
+    quick: bool = False,
+    tasks: Sequence[str] | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Print both tables and write them to `out`. `tasks`: choice (measured sweeps), graph (brute
+    force); `quick`: a part of each.
+    """
     if tasks and (wrong := [task for task in tasks if task not in TASKS]):
         raise InputError(f"expected tasks of {', '.join(TASKS)}, got {wrong[0]!r}")
     wanted = tuple(tasks or TASKS)
     if "choice" in wanted:
         if data is None or not (data / FILE).exists():
-            raise InputError(f"expected --data FOLDER with {FILE}, got {data}; `--tasks graph` needs no measured data")
+            raise InputError(
+                f"expected --data FOLDER with {FILE}, got {data}; `--tasks graph` needs no measured"
+                " data"
+            )
         judged = judge(read_table(data / FILE), fits=FITS[1:2] if quick else FITS)
         say(choice_table(judged))
-        write_table(pd.DataFrame({one.way: one.slower for one in judged}).rename_axis("case").reset_index(), out / "plans_choice.csv")
+        write_table(
+            pd.DataFrame({one.way: one.slower for one in judged}).rename_axis("case").reset_index(),
+            out / "plans_choice.csv",
+        )
     if "graph" in wanted:
         lines, layouts = plan_graph.lines(plan_graph.CASES[:1] if quick else plan_graph.CASES)
         say(("\n" if "choice" in wanted else "") + graph_table(lines))
@@ -85,7 +103,9 @@ def run(data: Path | None, out: Path, quick: bool = False, tasks: Sequence[str] 
 
 
 def choice_table(judged: Sequence[Judged]) -> str:
-    """Ways of choosing, each with the share of cases in which its choice was measured close to the best."""
+    """Ways of choosing, each with the share of cases in which its choice was measured close to the
+    best.
+    """
     rows = []
     for one in judged:
         random = one.way.startswith("any layout")
@@ -93,16 +113,28 @@ def choice_table(judged: Sequence[Judged]) -> str:
         beyond = (
             ["-"] * 3
             if random
-            else [f"{100 * (value - 1):.1f} %" for value in (one.slower.median(), one.slower.quantile(0.9), one.slower.max())]
+            else [
+                f"{100 * (value - 1):.1f} %"
+                for value in (one.slower.median(), one.slower.quantile(0.9), one.slower.max())
+            ]
         )
         rows.append([one.way, f"{100 * share:.0f} %", *beyond])
     cases = len(judged[0].slower)
-    goal = f"goal: {100 * GOAL:.0f} % of {cases} cases (a model on a number of GPUs) within {100 * (CLOSE - 1):.0f} % of the best measured"
-    return text.table(["choice by", "close", "slower than the best: median", "9 of 10", "worst"], rows) + "\n" + goal
+    goal = (
+        f"goal: {100 * GOAL:.0f} % of {cases} cases (a model on a number of GPUs) within"
+        f" {100 * (CLOSE - 1):.0f} % of the best measured"
+    )
+    return (
+        text.table(["choice by", "close", "slower than the best: median", "9 of 10", "worst"], rows)
+        + "\n"
+        + goal
+    )
 
 
 def graph_table(lines: pd.DataFrame) -> str:
-    """Cases of brute force: how much slower the graph finds what was chosen than the best of all."""
+    """Cases of brute force: how much slower the graph finds what was chosen
+    than the best of all.
+    """
     rows = [
         [
             row.case,
@@ -114,16 +146,29 @@ def graph_table(lines: pd.DataFrame) -> str:
         ]
         for row in lines.itertuples()
     ]
-    head = ["case, every layout by its whole graph", "layouts", "choice slower than the best", "median layout", "chosen", "best by graph"]
+    head = [
+        "case, every layout by its whole graph",
+        "layouts",
+        "choice slower than the best",
+        "median layout",
+        "chosen",
+        "best by graph",
+    ]
     return text.table(head, rows) + f"\ngoal: each within {100 * (plan_graph.WITHIN - 1):.0f} %"
 
 
-def judge(frame: pd.DataFrame, bank: Bank | None = None, fits: tuple[str, ...] = FITS) -> list[Judged]:
-    """Each way of fitting, then every rule, best first; `frame`: measured steps in the columns of the data."""
+def judge(
+    frame: pd.DataFrame, bank: Bank | None = None, fits: tuple[str, ...] = FITS
+) -> list[Judged]:
+    """Each way of fitting, then every rule, best first; `frame`: measured steps in the columns of
+    the data.
+    """
     rows = frame[frame["source"].eq(SOURCE) & frame["status"].eq("ok")].reset_index(drop=True)
     batch = (bank or Bank()).understand(rows)
     flagged = np.array([bool(row.flags) for row in batch.rows])
-    batch = chosen(batch, ~flagged)  # micro-batch x accumulation x dp is not the batch that was timed
+    batch = chosen(
+        batch, ~flagged
+    )  # micro-batch x accumulation x dp is not the batch that was timed
     rows = rows.iloc[batch.at].reset_index(drop=True)
     case = (rows["model"] + " on " + rows["n_gpus"].astype(str)).to_numpy()
     names = [name for name in dict.fromkeys(case.tolist()) if (case == name).sum() >= LEAST_ROWS]
@@ -134,29 +179,55 @@ def judge(frame: pd.DataFrame, bank: Bank | None = None, fits: tuple[str, ...] =
         with_stalls: dict[str, float] = {}
         for name in names:
             here = case == name
-            others = ~here if fit == "other cases" else rows["model"].to_numpy() != rows["model"][np.argmax(here)]
-            step_s, expected_s = _predicted_s(batch, here, others if fit != "beliefs" else None, measured_s)
-            slower[name], with_stalls[name] = _slower(measured_s[here], step_s), _slower(measured_s[here], expected_s)
+            others = (
+                ~here
+                if fit == "other cases"
+                else rows["model"].to_numpy() != rows["model"][np.argmax(here)]
+            )
+            step_s, expected_s = _predicted_s(
+                batch, here, others if fit != "beliefs" else None, measured_s
+            )
+            slower[name], with_stalls[name] = (
+                _slower(measured_s[here], step_s),
+                _slower(measured_s[here], expected_s),
+            )
         found.append(Judged(f"plan, {fit}", pd.Series(slower)))
         found.append(Judged(f"time expected with stalls, {fit}", pd.Series(with_stalls)))
     planned = len(found)
     for rule, keys in RULES.items():
         order = {name: _place(rows[case == name], keys) for name in names}
-        found.append(Judged(rule, pd.Series({name: _slower(measured_s[case == name], order[name]) for name in names})))
-    share = {name: (measured_s[case == name] <= CLOSE * measured_s[case == name].min()).mean() for name in names}
+        found.append(
+            Judged(
+                rule,
+                pd.Series({name: _slower(measured_s[case == name], order[name]) for name in names}),
+            )
+        )
+    share = {
+        name: (measured_s[case == name] <= CLOSE * measured_s[case == name].min()).mean()
+        for name in names
+    }
     rules = sorted(found[planned:], key=lambda one: (-one.close, one.slower.median()))
-    return [*found[:planned], *rules, Judged("any layout at random: chance of one within 10 %", pd.Series(share))]
+    return [
+        *found[:planned],
+        *rules,
+        Judged("any layout at random: chance of one within 10 %", pd.Series(share)),
+    ]
 
 
 def _predicted_s(
     batch: Batch, here: np.ndarray, fit_on: np.ndarray | None, measured_s: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(seconds of the judged rows, seconds expected with stalls), efficiencies from some other rows."""
+    """(seconds of the judged rows, seconds expected with stalls), efficiencies from some other
+    rows.
+    """
     assert batch.features is not None
     adapted = adapt.Adapted.before()
     if fit_on is not None:
         adapted = adapt.fit(picked(batch.features, fit_on), batch.cells[fit_on], measured_s[fit_on])
-    f, rows = picked(batch.features, here), [row for row, mine in zip(batch.rows, here, strict=True) if mine]
+    f, rows = (
+        picked(batch.features, here),
+        [row for row, mine in zip(batch.rows, here, strict=True) if mine],
+    )
     corrections = adapted.logs(batch.cells[here])
     knobs = knobs_of(adapted.theta)
     step_s = np.asarray(step_seconds(f, knobs, *corrections).step_s)
@@ -164,7 +235,9 @@ def _predicted_s(
 
 
 def _slower(measured_s: np.ndarray, score: np.ndarray) -> float:
-    """Measured time of the layout with the least score over the best measured; of equal ones the mean."""
+    """Measured time of the layout with the least score over the best measured; of equal ones the
+    mean.
+    """
     first = score <= score.min() * (1 + 1e-12)
     return float(measured_s[first].mean() / measured_s.min())
 
@@ -173,9 +246,12 @@ def _place(rows: pd.DataFrame, keys: tuple[str, ...]) -> np.ndarray:
     """Places of rows by a rule; equal ones share theirs."""
     columns = {
         **{name: rows[name].to_numpy(float) for name in ("tp", "pp", "micro_batch")},
-        "model": (rows["tp"] * rows["pp"]).to_numpy(float), "node": (rows["tp"] == 8).to_numpy(float),
+        "model": (rows["tp"] * rows["pp"]).to_numpy(float),
+        "node": (rows["tp"] == 8).to_numpy(float),
         "small": (rows["micro_batch"] < 2).to_numpy(float),
         **{f"not{n}": (rows["tp"] != n).to_numpy(float) for n in (2, 4, 8)},
     }  # fmt: skip
-    table = np.stack([-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys], 1)
+    table = np.stack(
+        [-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys], 1
+    )
     return 1.0 + np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)

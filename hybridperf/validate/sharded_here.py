@@ -1,13 +1,17 @@
-"""Recommendation models sharded over two processes of this machine, one on each core: predicted, and run for real.
+"""Recommendation models sharded over two processes of this machine, one on each core: predicted,
+and run for real.
 
-Random models (`sharded_tasks`) run as `hybridperf_calibration.workloads.sharded_dlrm` runs them, with a real all-to-all and all-reduce, and
-their placements compete. Three ways to predict:
+Random models (`sharded_tasks`) run as `hybridperf_calibration.training_steps.sharded_dlrm` runs
+them, with a real all-to-all and all-reduce, and their placements compete. Three ways to predict:
 
-    programs   the very programs that ran, rank by rank, met in their collectives (`importers.rank_programs`), lookups with their access
+    programs   the very programs that ran, rank by rank, met in their collectives
+               (`importers.rank_programs`), lookups with their access
     graph      sizes alone, as an eager framework would run them (`hp.dlrm`)
-    cost       what decides placements: lookups and all-to-alls (`hp.shard`); no step, so it only chooses
+    cost       what decides placements: lookups and all-to-alls (`hp.shard`); no step, so it only
+               chooses
 
-The model must be of this machine and know its collectives: `hybridperf calibrate` and `hybridperf calibrate --collectives` into one folder.
+The model must be of this machine and know its collectives: `hybridperf calibrate` and `hybridperf
+calibrate --collectives` into one folder.
 """
 
 from __future__ import annotations
@@ -25,22 +29,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.embedding import Table
-from hybridperf.here import default_backend, measure_sharded
-from hybridperf.importers.jax_program import load_content
-from hybridperf.importers.rank_programs import from_rank_programs
-from hybridperf.importers.table_access import RankTables
+from hybridperf.engine.prediction import Prediction, predict
+from hybridperf.engine.workload import Workload
+from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.greedy import GREEDY, RULES, by_rule
+from hybridperf.explore.sharding.run import shard
 from hybridperf.io import InputError, read_json, write_json, write_table
 from hybridperf.model import PerfModel
+from hybridperf.model.fit.programs import default_backend
 from hybridperf.ops import GROUPS
+from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
-from hybridperf.prediction import Prediction, predict
 from hybridperf.report import plots, text
-from hybridperf.sharding.fused import Fused
-from hybridperf.sharding.greedy import GREEDY, RULES, by_rule
-from hybridperf.sharding.run import shard
 from hybridperf.validate import sharded_phases, sharded_scores
 from hybridperf.validate.comparison import best_factors
+from hybridperf.validate.measured_steps import measure_sharded
 from hybridperf.validate.sharded_scores import Contest
 from hybridperf.validate.sharded_tasks import (
     DLRMS,
@@ -51,12 +54,17 @@ from hybridperf.validate.sharded_tasks import (
     random_placement,
     tables_of,
 )
-from hybridperf.workload import Workload
 from hybridperf.workloads import DlrmConfig, Placement, dlrm
+from hybridperf.workloads.jax.program import load_content
+from hybridperf.workloads.jax.rank_programs import from_rank_programs
+from hybridperf.workloads.jax.table_access import RankTables
 
 RANKS = 2
 PLACEMENTS = 9  # of a model that is to be sharded, at least
-BAR, NOISES = 0.08, 1.5  # errors are to stay below the larger of both: a share, and so many noise floors
+BAR, NOISES = (
+    0.08,
+    1.5,
+)  # errors are to stay below the larger of both: a share, and so many noise floors
 _SAME_SEEDS = {"models": 11, "shard": 23}
 _SUMMARY_SCHEMA_VERSION = 1
 _WAYS = ("programs", "graph", "cost")
@@ -74,7 +82,8 @@ def run(
     shard_passes: int = 1,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
-    """Measure `tasks` models and `to_shard` models on several placements each, predict all, leave tables and `summary.json` in `out`.
+    """Measure `tasks` models and `to_shard` models on several placements each, predict all, leave
+    tables and `summary.json` in `out`.
 
     What an earlier run into `out` measured is not measured again.
     """
@@ -82,25 +91,36 @@ def run(
     backend = default_backend()
     if model.device.kind != backend:
         raise InputError(
-            f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a {backend} here; choose a model of this machine"
+            f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a"
+            f" {backend} here; choose a model of this machine"
         )
     if model.collectives is None:
         raise InputError(
-            "the model knows no collectives and sharded steps have three; run `hybridperf calibrate --collectives` with its folder as --out"
+            "the model knows no collectives and sharded steps have three; run `hybridperf calibrate"
+            " --collectives` with its folder as --out"
         )
     summary: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
-        "model": {"device": model.device.id, **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")}},
+        "model": {
+            "device": model.device.id,
+            **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")},
+        },
     }
     if not knows_access(model):
-        say("note: the model was calibrated without embedding bags, so lookups are predicted as if all rows of a table were alike")
+        say(
+            "note: the model was calibrated without embedding bags, so lookups are predicted as if"
+            " all rows of a table were alike"
+        )
     if tasks:
         summary["steps"] = _steps(model, out / "models", tasks, passes, say)
     if to_shard:
         summary["placements"] = _placements(model, out / "placements", to_shard, shard_passes, say)
     summary["elapsed_s"] = time.perf_counter() - start_s
     write_json(out / "summary.json", "validate-sharded", _SUMMARY_SCHEMA_VERSION, summary)
-    say(f"\nsummary.json, steps.csv and placements.csv are in {out}; {summary['elapsed_s']:.0f} s in all")
+    say(
+        f"\nsummary.json, steps.csv and placements.csv are in {out}; {summary['elapsed_s']:.0f} s"
+        " in all"
+    )
     return summary
 
 
@@ -119,44 +139,75 @@ class Compared:
     def record(self) -> dict[str, Any]:
         p = self.programs
         return {
-            "task": self.task["name"], "placement": ",".join(map(str, self.placement)), "batch": self.task["batch"],
-            "tables": len(self.task["tables"]), "lookups": self.task["batch"] * sum(t["pooling"] for t in self.task["tables"]),
-            "measured_s": self.measured_s, "noise": self.noise, "predicted_s": p.time_s, "low_s": p.low_s, "high_s": p.high_s,
-            "error": p.time_s / self.measured_s - 1, "graph_s": self.graph_s, "graph_error": self.graph_s / self.measured_s - 1,
+            "task": self.task["name"], "placement": ",".join(map(str, self.placement)),
+            "batch": self.task["batch"], "tables": len(self.task["tables"]),
+            "lookups": self.task["batch"] * sum(t["pooling"] for t in self.task["tables"]),
+            "measured_s": self.measured_s, "noise": self.noise, "predicted_s": p.time_s,
+            "low_s": p.low_s, "high_s": p.high_s, "error": p.time_s / self.measured_s - 1,
+            "graph_s": self.graph_s, "graph_error": self.graph_s / self.measured_s - 1,
             "roofline_s": p.roofline_s, "notes": "; ".join(p.notes),
         }  # fmt: skip
 
 
 def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compared]:
-    """Every measured placement of tasks, in their order; `folder` is what `measure_sharded` left. `InputError` where one is missing."""
-    rows = pd.read_csv(folder / "steps.csv", dtype={"placement": str}).set_index(["task", "placement"])
+    """Every measured placement of tasks, in their order; `folder` is what `measure_sharded` left.
+    `InputError` where one is missing.
+    """
+    rows = pd.read_csv(folder / "steps.csv", dtype={"placement": str}).set_index(
+        ["task", "placement"]
+    )
     found = []
     for task in tasks:
         for placement in task["placements"]:
             key = task["name"], ",".join(map(str, placement))
             if key not in rows.index:
-                raise InputError(f"{folder} has no measurement of task {key[0]} on {key[1]}; its rows in steps.jsonl say why")
+                raise InputError(
+                    f"{folder} has no measurement of task {key[0]} on {key[1]}; its rows in"
+                    " steps.jsonl say why"
+                )
             row = rows.loc[key]
-            contents = [load_content(folder / "programs" / f"{row['program']}-rank{rank}.json") for rank in range(RANKS)]
+            contents = [
+                load_content(folder / "programs" / f"{row['program']}-rank{rank}.json")
+                for rank in range(RANKS)
+            ]
             predicted = predict(model, workload_of(contents, task, placement, knows_access(model)))
             split = sharded_phases.phases(predicted, contents, row.to_dict())
             noise = float(row["noise"] if math.isfinite(row["noise"]) else row["rounds_noise"])
             graph_s = predict(model, eager(task, placement)).time_s
-            found.append(Compared(task, tuple(placement), float(row["step_s"]), noise, predicted, split, graph_s))
+            found.append(
+                Compared(
+                    task, tuple(placement), float(row["step_s"]), noise, predicted, split, graph_s
+                )
+            )
     return found
 
 
 def knows_access(model: PerfModel) -> bool:
-    """Whether the model was calibrated on embedding bags of skewed access, forward and as XLA scatters gradients."""
+    """Whether the model was calibrated on embedding bags of skewed access, forward and as XLA
+    scatters gradients.
+    """
     tables = [Table("any", 2, 1, 1)]
-    calls = (lookup_calls(tables, 1, "forward"), lookup_calls(tables, 1, "backward", duplicates="each"))
+    calls = (
+        lookup_calls(tables, 1, "forward"),
+        lookup_calls(tables, 1, "backward", duplicates="each"),
+    )
     return all(GROUPS[int(call.op.group_index())] in model.groups for call in calls)
 
 
-def workload_of(contents: Sequence[Mapping[str, Any]], task: Mapping[str, Any], placement: Sequence[int], access: bool) -> Workload:
-    """The programs of all ranks that ran a task; `access`: lookups as they were drawn, not as if all rows were alike."""
+def workload_of(
+    contents: Sequence[Mapping[str, Any]],
+    task: Mapping[str, Any],
+    placement: Sequence[int],
+    access: bool,
+) -> Workload:
+    """The programs of all ranks that ran a task; `access`: lookups as they were drawn, not as if
+    all rows were alike.
+    """
     tables, batch = tables_of(task), float(task["batch"])
-    held = [RankTables([t for t, at in zip(tables, placement, strict=True) if at == rank], batch) for rank in range(RANKS)]
+    held = [
+        RankTables([t for t, at in zip(tables, placement, strict=True) if at == rank], batch)
+        for rank in range(RANKS)
+    ]
     return from_rank_programs(contents, name=task["name"], tables=held if access else ())
 
 
@@ -177,12 +228,19 @@ def eager(task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
     )
 
 
-def with_candidates(model: PerfModel, task: Task, seed: int) -> tuple[Task, dict[tuple[int, ...], list[str]], dict[tuple[int, ...], float]]:
-    """A task with the placements that compete, their names, and what each costs as `hp.shard` prices its final few."""
+def with_candidates(
+    model: PerfModel, task: Task, seed: int
+) -> tuple[Task, dict[tuple[int, ...], list[str]], dict[tuple[int, ...], float]]:
+    """A task with the placements that compete, their names, and what each costs as `hp.shard`
+    prices its final few.
+    """
     tables, batch = tables_of(task), task["batch"]
     best = shard(tables, RANKS, model=model, batch=batch, seed=seed)
     by_rules = [(rule, by_rule(rule, best.cost, tables, batch, seed)) for rule in RULES]
-    named = [(OURS, list(best.placement)), *((rule, placement.tolist()) for rule, placement in by_rules if placement is not None)]
+    named = [
+        (OURS, list(best.placement)),
+        *((rule, placement.tolist()) for rule, placement in by_rules if placement is not None),
+    ]
     more = 0
     while len(distinct := distinct_placements(named)) < PLACEMENTS and more < _MOST_RANDOM:
         more += 1
@@ -192,7 +250,9 @@ def with_candidates(model: PerfModel, task: Task, seed: int) -> tuple[Task, dict
     return {**task, "placements": [list(placement) for placement in distinct]}, distinct, cost_s
 
 
-def _steps(model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _steps(
+    model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     tasks = random_models(count, DLRMS, _SAME_SEEDS["models"])
     for task in tasks:
         task["placements"] = [random_placement(task, RANKS, _SAME_SEEDS["models"])]
@@ -206,34 +266,60 @@ def _steps(model: PerfModel, folder: Path, count: int, passes: int, say: Callabl
     found: dict[str, Any] = {
         "programs": sharded_scores.errors([c.programs.time_s for c in compared], measured_s),
         "graph": sharded_scores.errors([c.graph_s for c in compared], measured_s),
-        "scaled_roofline": None if factors is None else sharded_scores.errors(list(factors * np.asarray(roofline_s)), measured_s),
+        "scaled_roofline": (
+            None
+            if factors is None
+            else sharded_scores.errors(list(factors * np.asarray(roofline_s)), measured_s)
+        ),
         "noise": _mean_noise(compared),
-        "inside": sum(c.programs.low_s is not None and c.programs.low_s <= c.measured_s <= (c.programs.high_s or 0) for c in compared),
+        "inside": sum(
+            c.programs.low_s is not None
+            and c.programs.low_s <= c.measured_s <= (c.programs.high_s or 0)
+            for c in compared
+        ),
         "models": count,
     }
     found["bar"] = max(BAR, NOISES * (found["noise"] or 0.0))
     found["held"] = found["programs"]["mean"] <= found["bar"]
     split = sharded_phases.summary([c.phases for c in compared], measured_s)
-    found["phases"] = {row.pop("phase"): {k: v if math.isfinite(v) else None for k, v in row.items()} for row in split.to_dict("records")}
+    found["phases"] = {
+        row.pop("phase"): {k: v if math.isfinite(v) else None for k, v in row.items()}
+        for row in split.to_dict("records")
+    }
     say("\n" + _steps_text(compared, found) + "\n\n" + sharded_phases.summary_text(split))
     names = [f"{c.task['name']}: {len(c.task['tables'])} tables" for c in compared]
     intervals = [(c.programs.low_s, c.programs.high_s) for c in compared]
-    plots.measured_plot(names, measured_s, [c.programs.time_s for c in compared], folder.parent / "steps.png", intervals)
+    plots.measured_plot(
+        names,
+        measured_s,
+        [c.programs.time_s for c in compared],
+        folder.parent / "steps.png",
+        intervals,
+    )
     return found
 
 
-def _placements(model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _placements(
+    model: PerfModel, folder: Path, count: int, passes: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     drawn = random_models(count, TO_SHARD, _SAME_SEEDS["shard"], heavy=True, prefix="s")
     made = [with_candidates(model, task, _SAME_SEEDS["shard"]) for task in drawn]
     tasks = [task for task, _, _ in made]
-    say(f"\nrunning {sum(len(task['placements']) for task in tasks)} placements of {count} models on two cores, {passes} times each")
+    say(
+        f"\nrunning {sum(len(task['placements']) for task in tasks)} placements of {count} models"
+        f" on two cores, {passes} times each"
+    )
     _measure(folder, tasks, passes, profile=False)
     compared = compare(model, folder, tasks)
     write_table(pd.DataFrame([c.record() for c in compared]), folder.parent / "placements.csv")
     contests = []
     for task, distinct, cost_s in made:
         of_task = [c for c in compared if c.task["name"] == task["name"]]
-        predicted = ([c.programs.time_s for c in of_task], [c.graph_s for c in of_task], [cost_s[c.placement] for c in of_task])
+        predicted = (
+            [c.programs.time_s for c in of_task],
+            [c.graph_s for c in of_task],
+            [cost_s[c.placement] for c in of_task],
+        )
         contests.append(
             Contest(
                 task["name"],
@@ -245,7 +331,9 @@ def _placements(model: PerfModel, folder: Path, count: int, passes: int, say: Ca
         )
     found = sharded_scores.judge(contests)
     found["noise"] = _mean_noise(compared)
-    found["programs"] = sharded_scores.errors([c.programs.time_s for c in compared], [c.measured_s for c in compared])
+    found["programs"] = sharded_scores.errors(
+        [c.programs.time_s for c in compared], [c.measured_s for c in compared]
+    )
     found["spreads"] = {contest.model: contest.spread for contest in contests}
     say("\n" + _placements_text(found))
     return found
@@ -271,12 +359,16 @@ def _measure(folder: Path, tasks: Sequence[Task], passes: int, *, profile: bool)
 def _steps_text(compared: Sequence[Compared], found: Mapping[str, Any]) -> str:
     rows = [
         [
-            f"{c.task['name']}: {len(c.task['tables'])} tables, batch {c.task['batch']}", text.seconds(c.measured_s), text.percent(c.noise),
-            text.seconds(c.programs.time_s), text.percent(c.programs.time_s / c.measured_s - 1), text.seconds(c.graph_s),
+            f"{c.task['name']}: {len(c.task['tables'])} tables, batch {c.task['batch']}",
+            text.seconds(c.measured_s),
+            text.percent(c.noise),
+            text.seconds(c.programs.time_s),
+            text.percent(c.programs.time_s / c.measured_s - 1),
+            text.seconds(c.graph_s),
             text.percent(c.graph_s / c.measured_s - 1),
         ]
         for c in compared
-    ]  # fmt: skip
+    ]
     errors = [
         [name, *(text.percent(found[way][of]) for of in ("mean", "geomean", "signed", "worst"))]
         for name, way in (
@@ -286,33 +378,80 @@ def _steps_text(compared: Sequence[Compared], found: Mapping[str, Any]) -> str:
         )
         if found[way] is not None
     ]
-    return "\n".join([
-        text.table(["model", "measured", "noise floor", "programs", "error", "hp.dlrm", "error"], rows),
-        "",
-        text.table([f"errors of {found['models']} sharded models", "mean", "geomean", "with sign", "worst"], errors),
-        f"geomean error {text.percent(found['programs']['geomean'])}; Lin et al. on four GPUs {text.percent(sharded_scores.LIN_GEOMEAN)}",
-        f"noise floor {text.percent(found['noise'])}; mean error {text.percent(found['programs']['mean'])} against at most"
-        f" {text.percent(found['bar'])}: {'held' if found['held'] else 'not held'};"
-        f" {found['inside']} of {found['models']} inside the 90 % interval",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            text.table(
+                ["model", "measured", "noise floor", "programs", "error", "hp.dlrm", "error"], rows
+            ),
+            "",
+            text.table(
+                [
+                    f"errors of {found['models']} sharded models",
+                    "mean",
+                    "geomean",
+                    "with sign",
+                    "worst",
+                ],
+                errors,
+            ),
+            (
+                f"geomean error {text.percent(found['programs']['geomean'])}; Lin et al. on four"
+                f" GPUs {text.percent(sharded_scores.LIN_GEOMEAN)}"
+            ),
+            (
+                f"noise floor {text.percent(found['noise'])}; mean error"
+                f" {text.percent(found['programs']['mean'])} against at most"
+                f" {text.percent(found['bar'])}: {'held' if found['held'] else 'not held'};"
+                f" {found['inside']} of {found['models']} inside the 90 % interval"
+            ),
+        ]
+    )
 
 
 def _placements_text(found: Mapping[str, Any]) -> str:
     def line(name: str, score: Mapping[str, Any]) -> list[str]:
-        return [name, *(text.percent(score[of]) for of in ("success", "mean_loss", "worst_loss")), str(score["models"])]
+        return [
+            name,
+            *(text.percent(score[of]) for of in ("success", "mean_loss", "worst_loss")),
+            str(score["models"]),
+        ]
 
-    said = {"programs": "predicted best, programs that ran", "graph": "predicted best, hp.dlrm", "cost": "predicted best, hp.shard"}
+    said = {
+        "programs": "predicted best, programs that ran",
+        "graph": "predicted best, hp.dlrm",
+        "cost": "predicted best, hp.shard",
+    }
     rows = [line(said[way], score) for way, score in found["ways"].items()]
-    greedy = {rule: score for rule, score in found["rules"].items() if rule in GREEDY and score["success"] is not None}
+    greedy = {
+        rule: score
+        for rule, score in found["rules"].items()
+        if rule in GREEDY and score["success"] is not None
+    }
     if greedy:
         best = max(greedy, key=lambda rule: (greedy[rule]["success"], -greedy[rule]["mean_loss"]))
         rows.append(line(f"best greedy rule ({best})", greedy[best]))
     rows += [line(rule, score) for rule, score in found["rules"].items()]
     rows.append(line("any of the placements", found["any"]))
-    return "\n".join([
-        text.table([f"{found['counted']} of {found['models']} models differ by {sharded_scores.DIFFER} times", "success", "mean loss",
-                    "worst loss", "models"], rows),
-        f"success: fastest or within 10 % of it; Lin et al. {text.percent(sharded_scores.LIN_SUCCESS)} of 20;"
-        f" steps of all placements predicted with a mean error of {text.percent(found['programs']['mean'])},"
-        f" noise floor {text.percent(found['noise'])}",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            text.table(
+                [
+                    (
+                        f"{found['counted']} of {found['models']} models differ by"
+                        f" {sharded_scores.DIFFER} times"
+                    ),
+                    "success",
+                    "mean loss",
+                    "worst loss",
+                    "models",
+                ],
+                rows,
+            ),
+            (
+                "success: fastest or within 10 % of it; Lin et al."
+                f" {text.percent(sharded_scores.LIN_SUCCESS)} of 20; steps of all placements"
+                f" predicted with a mean error of {text.percent(found['programs']['mean'])}, noise"
+                f" floor {text.percent(found['noise'])}"
+            ),
+        ]
+    )

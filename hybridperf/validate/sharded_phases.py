@@ -1,8 +1,9 @@
 """Where the seconds of a sharded step go, phase by phase: predicted beside profiled.
 
-A phase is a scope of the step's source (lookup, all_to_all, mlp, backward, ...), kept with each rank's program by instruction. A profile
-holds the least that each instruction took in some calls. A collective's instruction lasts until the last rank has come, so of the ranks the
-one that waited least counts; of all other phases the mean over the ranks does.
+A phase is a scope of the step's source (lookup, all_to_all, mlp, backward, ...), kept with each
+rank's program by instruction. A profile holds the least that each instruction took in some calls. A
+collective's instruction lasts until the last rank has come, so of the ranks the one that waited
+least counts; of all other phases the mean over the ranks does.
 """
 
 from __future__ import annotations
@@ -13,34 +14,52 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.prediction import Prediction
+from hybridperf.engine.prediction import Prediction
 from hybridperf.report import text
 
 OTHER = "other"
 _CALL = "call"  # what a call costs besides its instructions: no event of a profile
 
 
-def phases(prediction: Prediction, contents: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]) -> pd.DataFrame:
-    """`phase, predicted_s, measured_s` of one step; `measured` is its row of `steps.csv`, empty where it was not profiled."""
+def phases(
+    prediction: Prediction, contents: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
+) -> pd.DataFrame:
+    """`phase, predicted_s, measured_s` of one step; `measured` is its row of `steps.csv`, empty
+    where it was not profiled.
+    """
     graph = prediction.workload.graph
     seconds = np.zeros(len(graph))
     some = graph.row > 0
     seconds[some] = prediction.op_s[graph.row[some] - 1]
     found: dict[str, list[float]] = {}
-    for label, rank, group, took_s in zip(graph.labels, graph.rank, graph.collective, seconds, strict=True):
-        known = contents[0 if group >= 0 else rank].get("phases", {})  # a collective goes by the name that rank 0 has for it
+    for label, rank, group, took_s in zip(
+        graph.labels, graph.rank, graph.collective, seconds, strict=True
+    ):
+        known = contents[0 if group >= 0 else rank].get(
+            "phases", {}
+        )  # a collective goes by the name that rank 0 has for it
         phase = known.get(label, label if label in (_CALL, "fresh memory") else OTHER)
         found.setdefault(phase, [0.0] * len(contents))[rank] += float(took_s)
-    met = {contents[0].get("phases", {}).get(label) for label, group in zip(graph.labels, graph.collective, strict=True) if group >= 0}
+    met = {
+        contents[0].get("phases", {}).get(label)
+        for label, group in zip(graph.labels, graph.collective, strict=True)
+        if group >= 0
+    }
     rows = []
     for phase, of_ranks in found.items():
-        profiled = [float(measured.get(f"{phase}_s_rank{rank}", np.nan)) for rank in range(len(contents))]
-        rows.append((phase, np.mean(of_ranks), min(profiled) if phase in met else np.mean(profiled)))
+        profiled = [
+            float(measured.get(f"{phase}_s_rank{rank}", np.nan)) for rank in range(len(contents))
+        ]
+        rows.append(
+            (phase, np.mean(of_ranks), min(profiled) if phase in met else np.mean(profiled))
+        )
     return pd.DataFrame(rows, columns=["phase", "predicted_s", "measured_s"])
 
 
 def summary(of_steps: Sequence[pd.DataFrame], step_s: Sequence[float]) -> pd.DataFrame:
-    """Over all steps: `phase, predicted, measured` as mean shares of the measured step, `error` and `size` (signed, absolute) likewise."""
+    """Over all steps: `phase, predicted, measured` as mean shares of the measured step, `error` and
+    `size` (signed, absolute) likewise.
+    """
     frames = [
         frame.assign(
             predicted=frame["predicted_s"] / s,
@@ -57,6 +76,12 @@ def summary(of_steps: Sequence[pd.DataFrame], step_s: Sequence[float]) -> pd.Dat
 def summary_text(found: pd.DataFrame) -> str:
     """As a table for people."""
     rows = [
-        [row.phase, *(text.percent(value) for value in (row.predicted, row.measured, row.error, row.size))] for row in found.itertuples()
+        [
+            row.phase,
+            *(text.percent(value) for value in (row.predicted, row.measured, row.error, row.size)),
+        ]
+        for row in found.itertuples()
     ]
-    return text.table(["shares of the step", "predicted", "profiled", "difference", "its size"], rows)
+    return text.table(
+        ["shares of the step", "predicted", "profiled", "difference", "its size"], rows
+    )

@@ -1,7 +1,9 @@
-"""What predicted step times of sharded models are worth: errors, and whether the placement predicted best is a good one.
+"""What predicted step times of sharded models are worth: errors, and whether the placement
+predicted best is a good one.
 
-Success is as in Lin et al.: the placement chosen is the fastest measured or within 10 % of it. Only models count whose placements differ:
-the slowest takes 1.3 times the fastest. A rule (greedy, random) is scored by the placement that it names.
+Success is as in Lin et al.: the placement chosen is the fastest measured or within 10 % of it. Only
+models count whose placements differ: the slowest takes 1.3 times the fastest. A rule (greedy,
+random) is scored by the placement that it names.
 """
 
 from __future__ import annotations
@@ -58,22 +60,36 @@ class Contest:
         return self.loss_of(int(np.argmin(self.predicted_s[way])))
 
     def losses_of_rule(self, rule: str) -> list[float]:
-        """Of each placement that goes by a rule's name; a number after it tells several apart (`random 2`)."""
-        return [self.loss_of(at) for at, names in enumerate(self.names) for name in names if name.split()[0] == rule]
+        """Of each placement that goes by a rule's name; a number after it tells several apart
+        (`random 2`).
+        """
+        return [
+            self.loss_of(at)
+            for at, names in enumerate(self.names)
+            for name in names
+            if name.split()[0] == rule
+        ]
 
 
 def judge(contests: Sequence[Contest]) -> dict[str, Any]:
     """Success and loss of every way and rule over the models that count."""
     counted = [contest for contest in contests if contest.counts]
     ways = list(contests[0].predicted_s) if contests else []
-    rules = list(dict.fromkeys(name.split()[0] for c in contests for names in c.names for name in names))
+    rules = list(
+        dict.fromkeys(name.split()[0] for c in contests for names in c.names for name in names)
+    )
     return {
         "models": len(contests),
         "counted": len(counted),
         "ways": {way: _score([c.loss_by(way) for c in counted]) for way in ways},
-        # a rule is worth what it does on average in a model, so that one that names several placements there counts once
-        "rules": {rule: _score_of_lists([c.losses_of_rule(rule) for c in counted]) for rule in rules},
-        "any": _score_of_lists([[c.loss_of(at) for at in range(len(c.placements))] for c in counted]),
+        # a rule is worth what it does on average in a model, so that one that names several
+        # placements there counts once
+        "rules": {
+            rule: _score_of_lists([c.losses_of_rule(rule) for c in counted]) for rule in rules
+        },
+        "any": _score_of_lists(
+            [[c.loss_of(at) for at in range(len(c.placements))] for c in counted]
+        ),
     }
 
 
@@ -82,7 +98,9 @@ def _score(losses: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def _score_of_lists(losses: Sequence[Sequence[float]]) -> dict[str, float | int | None]:
-    """`success` share, `mean_loss`, `worst_loss` over `models`; of several placements of a model the mean."""
+    """`success` share, `mean_loss`, `worst_loss` over `models`; of several placements of a model
+    the mean.
+    """
     some = [np.asarray(of_model) for of_model in losses if len(of_model)]
     if not some:
         return {"models": 0, "success": None, "mean_loss": None, "worst_loss": None}

@@ -1,10 +1,12 @@
 """Random recommendation models for two processes of this machine, and where their tables may lie.
 
-What Lin et al. drew for four GPUs, scaled to cores: tables of very different sizes, pooled lookups, half of the models heavy (every table
-looked up 8 times and more per sample), access as skewed as in their production data (Zipf exponents around 0.87). Sizes are bounded so
-that a step takes milliseconds and a model's tables fit into memory several times over.
+What Lin et al. drew for four GPUs, scaled to cores: tables of very different sizes, pooled lookups,
+half of the models heavy (every table looked up 8 times and more per sample), access as skewed as in
+their production data (Zipf exponents around 0.87). Sizes are bounded so that a step takes
+milliseconds and a model's tables fit into memory several times over.
 
-A task is plain data, an object of the JSON that `hybridperf_calibration.workloads.sharded_dlrm` measures.
+A task is plain data, an object of the JSON that
+`hybridperf_calibration.training_steps.sharded_dlrm` measures.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.embedding import Table, Uniform, Zipf
+from hybridperf.ops.embedding import Table, Uniform, Zipf
 
 Task = dict[str, Any]
 
@@ -39,34 +41,70 @@ class Limits:
     least_pooling: int  # of heavy models
 
 
-DLRMS = Limits(tables=(4, 20), rows=(1e3, 1e6), lookups=4e5, table_bytes=5e8, layers=3, batches=(256, 512, 1024, 2048), least_pooling=8)
+DLRMS = Limits(
+    tables=(4, 20),
+    rows=(1e3, 1e6),
+    lookups=4e5,
+    table_bytes=5e8,
+    layers=3,
+    batches=(256, 512, 1024, 2048),
+    least_pooling=8,
+)
 # lookups outweigh what all placements have in common
-TO_SHARD = Limits(tables=(8, 16), rows=(1e3, 5e5), lookups=5e5, table_bytes=1.2e8, layers=2, batches=(1024, 2048), least_pooling=8)
+TO_SHARD = Limits(
+    tables=(8, 16),
+    rows=(1e3, 5e5),
+    lookups=5e5,
+    table_bytes=1.2e8,
+    layers=2,
+    batches=(1024, 2048),
+    least_pooling=8,
+)
 
 
-def random_models(count: int, limits: Limits, seed: int, *, heavy: bool | None = None, prefix: str = "m") -> list[Task]:
+def random_models(
+    count: int, limits: Limits, seed: int, *, heavy: bool | None = None, prefix: str = "m"
+) -> list[Task]:
     """Models without placements; every other one heavy unless `heavy` says which."""
     return [
-        _model(np.random.default_rng([seed, number]), limits, heavy if heavy is not None else number % 2 == 0, f"{prefix}{number}", number)
+        _model(
+            np.random.default_rng([seed, number]),
+            limits,
+            heavy if heavy is not None else number % 2 == 0,
+            f"{prefix}{number}",
+            number,
+        )
         for number in range(count)
     ]
 
 
 def random_placement(task: Task, ranks: int, seed: int) -> list[int]:
     """A rank for each table, anywhere."""
-    return np.random.default_rng([seed, task["seed"]]).integers(0, ranks, len(task["tables"])).tolist()
+    return (
+        np.random.default_rng([seed, task["seed"]]).integers(0, ranks, len(task["tables"])).tolist()
+    )
 
 
 def tables_of(task: Mapping[str, Any]) -> list[Table]:
     """A task's tables as the library knows them."""
     return [
-        Table(t["name"], t["rows"], t["dim"], t["pooling"], access=Zipf(t["skew"], t["shift"]) if t["skew"] else Uniform())
+        Table(
+            t["name"],
+            t["rows"],
+            t["dim"],
+            t["pooling"],
+            access=Zipf(t["skew"], t["shift"]) if t["skew"] else Uniform(),
+        )
         for t in task["tables"]
     ]
 
 
-def distinct_placements(named: Sequence[tuple[str, Sequence[int]]]) -> dict[tuple[int, ...], list[str]]:
-    """Placements that differ by more than the ranks' names, each with all names it goes by; ranks numbered as they come."""
+def distinct_placements(
+    named: Sequence[tuple[str, Sequence[int]]],
+) -> dict[tuple[int, ...], list[str]]:
+    """Placements that differ by more than the ranks' names, each with all names it goes by; ranks
+    numbered as they come.
+    """
     found: dict[tuple[int, ...], list[str]] = {}
     for name, placement in named:
         order = {rank: number for number, rank in enumerate(dict.fromkeys(placement))}
@@ -80,12 +118,16 @@ def _model(rng: np.random.Generator, limits: Limits, heavy: bool, name: str, see
     width = int(rng.choice(_DIMS))
     tables: list[dict[str, Any]] = []
     for number in range(count):
-        skew = 0.0 if rng.random() < _UNIFORM_SHARE else float(np.clip(rng.normal(_SKEW, _SKEW_SPREAD), 0.05, _MOST_SKEW))
+        skew = (
+            0.0
+            if rng.random() < _UNIFORM_SHARE
+            else float(np.clip(rng.normal(_SKEW, _SKEW_SPREAD), 0.05, _MOST_SKEW))
+        )
         tables.append({
             "name": f"t{number}", "rows": round(_between(rng, *limits.rows)),
             "dim": width if interaction == "dot" else int(rng.choice(_DIMS)),
-            "pooling": round(_between(rng, limits.least_pooling if heavy else 1, 32)), "skew": round(skew, 3),
-            "shift": float(rng.choice(_SHIFTS)),
+            "pooling": round(_between(rng, limits.least_pooling if heavy else 1, 32)),
+            "skew": round(skew, 3), "shift": float(rng.choice(_SHIFTS)),
         })  # fmt: skip
     while sum(4 * t["rows"] * t["dim"] for t in tables) > limits.table_bytes:
         for table in tables:
@@ -96,8 +138,9 @@ def _model(rng: np.random.Generator, limits: Limits, heavy: bool, name: str, see
     bottom = [round(_between(rng, *_WIDTHS)) for _ in range(rng.integers(0, limits.layers))]
     top = [round(_between(rng, *_WIDTHS)) for _ in range(rng.integers(1, limits.layers + 1))]
     return {
-        "name": name, "batch": batch, "dense_features": round(_between(rng, 4, 64)), "bottom_mlp": [*bottom, width],
-        "top_mlp": [*top, 1], "interaction": interaction, "seed": seed, "tables": tables,
+        "name": name, "batch": batch, "dense_features": round(_between(rng, 4, 64)),
+        "bottom_mlp": [*bottom, width], "top_mlp": [*top, 1], "interaction": interaction,
+        "seed": seed, "tables": tables,
     }  # fmt: skip
 
 

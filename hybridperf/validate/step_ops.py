@@ -1,8 +1,9 @@
 """The ops of one step, predicted beside measured: which of them make the step's error.
 
-A measured step may come with the seconds of each instruction of its program; a prediction labels its ops by the same instructions. An
-instruction that became several ops is one line, its predictions added. The step's call and its fresh memory have no instruction: they
-stand against what the step takes besides its instructions.
+A measured step may come with the seconds of each instruction of its program; a prediction labels
+its ops by the same instructions. An instruction that became several ops is one line, its
+predictions added. The step's call and its fresh memory have no instruction: they stand against what
+the step takes besides its instructions.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.here import MeasuredStep
+from hybridperf.engine.prediction import Prediction
 from hybridperf.io import InputError
-from hybridperf.prediction import Prediction
 from hybridperf.report import text
+from hybridperf.validate.measured_steps import MeasuredStep
 
 WORST = 10
 _SIZES = 5  # of an op in a line; the table has all
@@ -31,7 +32,9 @@ class StepOps:
 
     name: str
     step_s: float  # measured, the whole step
-    ops: pd.DataFrame  # [L] `label, group, predicted_s, measured_s` (empty: no event under this label) and the op's dimensions
+    # [L] `label, group, predicted_s, measured_s` (empty: no event under this label) and the op's
+    # dimensions
+    ops: pd.DataFrame
     not_matched_s: dict[str, float]  # instructions that ran and were not priced
 
     @property
@@ -50,13 +53,20 @@ def compare_ops(step: MeasuredStep, prediction: Prediction) -> StepOps:
     if step.op_s is None:
         raise InputError(f"{step.name} was measured without its ops; measure it with profile=True")
     nodes = prediction.ops().drop(columns=["start_s", "critical", "roofline_s"])
-    by_label = nodes.sort_values("seconds", ascending=False, kind="stable").groupby("label", sort=False)
+    by_label = nodes.sort_values("seconds", ascending=False, kind="stable").groupby(
+        "label", sort=False
+    )
     ops = by_label.first().reset_index()  # group and dimensions of the label's largest op
     ops["predicted_s"] = by_label["seconds"].sum().to_numpy()
     ops["measured_s"] = ops["label"].map(dict(step.op_s)).astype(np.float64)
     leading = ["label", "group", "predicted_s", "measured_s"]
     ops = ops[[*leading, *(c for c in ops.columns if c not in (*leading, "seconds"))]]
-    order = (ops["predicted_s"] - ops["measured_s"]).abs().sort_values(ascending=False, kind="stable").index  # no event: last
+    order = (
+        (ops["predicted_s"] - ops["measured_s"])
+        .abs()
+        .sort_values(ascending=False, kind="stable")
+        .index
+    )  # no event: last
     known = set(ops["label"])
     return StepOps(
         name=step.name,
@@ -67,15 +77,24 @@ def compare_ops(step: MeasuredStep, prediction: Prediction) -> StepOps:
 
 
 def by_group(step: StepOps) -> pd.DataFrame:
-    """Seconds by group of ops, worst first: `group, ops, predicted_s, measured_s, error` (a share of the step's time).
+    """Seconds by group of ops, worst first: `group, ops, predicted_s, measured_s, error` (a share
+    of the step's time).
 
-    The last lines close the sum: events without a label, and labels without an event against what the step takes besides its events
-    (less than nothing where tracing, or the machine in that moment, made the events slower than they were in the timed calls).
+    The last lines close the sum: events without a label, and labels without an event against what
+    the step takes besides its events (less than nothing where tracing, or the machine in that
+    moment, made the events slower than they were in the timed calls).
     """
     matched = step.ops.dropna(subset=["measured_s"])
-    groups = matched.groupby("group").agg(ops=("label", "size"), predicted_s=("predicted_s", "sum"), measured_s=("measured_s", "sum"))
+    groups = matched.groupby("group").agg(
+        ops=("label", "size"), predicted_s=("predicted_s", "sum"), measured_s=("measured_s", "sum")
+    )
     groups = groups.reset_index()
-    groups = groups.loc[(groups["predicted_s"] - groups["measured_s"]).abs().sort_values(ascending=False, kind="stable").index]
+    groups = groups.loc[
+        (groups["predicted_s"] - groups["measured_s"])
+        .abs()
+        .sort_values(ascending=False, kind="stable")
+        .index
+    ]
     outside = step.ops[step.ops["measured_s"].isna()]
     closing = pd.DataFrame({
         "group": [_NO_LABEL, _OUTSIDE],
@@ -92,30 +111,58 @@ def step_text(step: StepOps) -> str:
     """Groups of one step, its worst ops, and what has no counterpart."""
     groups = by_group(step)
     shown = [
-        [r.group, str(r.ops), text.seconds(r.predicted_s), text.seconds(r.measured_s), text.percent(r.error)] for r in groups.itertuples()
+        [
+            r.group,
+            str(r.ops),
+            text.seconds(r.predicted_s),
+            text.seconds(r.measured_s),
+            text.percent(r.error),
+        ]
+        for r in groups.itertuples()
     ]
     worst = step.ops.dropna(subset=["measured_s"]).head(WORST)
     missing = step.without_event
     lines = [
-        f"{step.name}: {text.seconds(step.step_s)}, events add up to {text.percent(step.events_s / step.step_s)} of it",
+        (
+            f"{step.name}: {text.seconds(step.step_s)}, events add up to"
+            f" {text.percent(step.events_s / step.step_s)} of it"
+        ),
         text.table(["group", "ops", "predicted", "measured", "error of the step"], shown),
         "",
-        text.table(["worst ops", "group", "predicted", "measured", "off by", "sizes"], [_worst_row(op) for _, op in worst.iterrows()]),
+        text.table(
+            ["worst ops", "group", "predicted", "measured", "off by", "sizes"],
+            [_worst_row(op) for _, op in worst.iterrows()],
+        ),
     ]
     if missing:
-        named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        named = ", ".join(missing[:5]) + (
+            f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        )
         lines.append(f"without an event ({len(missing)}): {named}")
     if step.not_matched_s:
         largest = sorted(step.not_matched_s, key=lambda label: -step.not_matched_s[label])
         total = text.seconds(sum(step.not_matched_s.values()))
-        lines.append(f"events that match no label ({len(largest)}, {total}): {', '.join(largest[:5])}")
+        lines.append(
+            f"events that match no label ({len(largest)}, {total}): {', '.join(largest[:5])}"
+        )
     return "\n".join(lines)
 
 
 def _worst_row(op: pd.Series) -> list[str]:
-    sizes = [f"{name}={value:.7g}" for name, value in op.iloc[4:].items() if isinstance(value, int | float) and value > 0]
+    sizes = [
+        f"{name}={value:.7g}"
+        for name, value in op.iloc[4:].items()
+        if isinstance(value, int | float) and value > 0
+    ]
     off = text.seconds(op["predicted_s"] - op["measured_s"])
-    return [op["label"], op["group"], text.seconds(op["predicted_s"]), text.seconds(op["measured_s"]), off, " ".join(sizes[:_SIZES])]
+    return [
+        op["label"],
+        op["group"],
+        text.seconds(op["predicted_s"]),
+        text.seconds(op["measured_s"]),
+        off,
+        " ".join(sizes[:_SIZES]),
+    ]
 
 
 def all_steps_text(steps: Sequence[StepOps]) -> str:
@@ -123,10 +170,18 @@ def all_steps_text(steps: Sequence[StepOps]) -> str:
     frame = pd.concat([by_group(step) for step in steps], ignore_index=True)
     errors = frame.groupby("group")["error"]
     # a step without ops of a group has no error there
-    mean = pd.DataFrame({"size": errors.apply(lambda e: e.abs().sum() / len(steps)), "sign": errors.sum() / len(steps)})
+    mean = pd.DataFrame(
+        {
+            "size": errors.apply(lambda e: e.abs().sum() / len(steps)),
+            "sign": errors.sum() / len(steps),
+        }
+    )
     worst = frame.loc[errors.apply(lambda e: e.abs().idxmax())].set_index("group")["error"]
     rows: list[list[Any]] = [
         [group, text.percent(row["size"]), text.percent(row["sign"]), text.percent(worst[group])]
         for group, row in mean.sort_values("size", ascending=False).iterrows()
     ]
-    return text.table([f"all {len(steps)} steps", "mean error of the step", "with its sign", "in the worst step"], rows)
+    return text.table(
+        [f"all {len(steps)} steps", "mean error of the step", "with its sign", "in the worst step"],
+        rows,
+    )

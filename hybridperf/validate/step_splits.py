@@ -1,10 +1,14 @@
 """Which measured steps are given and which are judged. Nothing is fitted on a row that is judged.
 
-vTrain        nothing given; 30 one-node rows given, drawn forty times; rows of many nodes judged with one-node rows given
-ultra-scale   a whole model left out; fewer than 256 GPUs given and 256 judged; a fifth of all cells left out, five times
-MosaicML      a model size left out; the H100s given and the A100s judged, another generation: a harder task than another memory
+vTrain        nothing given; 30 one-node rows given, drawn forty times; rows of many nodes judged
+              with one-node rows given
+ultra-scale   a whole model left out; fewer than 256 GPUs given and 256 judged; a fifth of all cells
+              left out, five times
+MosaicML      a model size left out; the H100s given and the A100s judged, another generation: a
+              harder task than another memory
 
-A cell is a layout with its model and GPU count; runs of it that differ in the ZeRO stage stay together.
+A cell is a layout with its model and GPU count; runs of it that differ in the ZeRO stage stay
+together.
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ import numpy as np
 import pandas as pd
 
 CELL = ("model", "n_gpus", "tp", "pp", "dp", "micro_batch")
-# One draw of 30 rows differs from the next by 0.7 points of 3: ten of them leave the mean unsure by 0.25, forty by 0.1
+# One draw of 30 rows differs from the next by 0.7 points of 3: ten of them leave the mean unsure by
+# 0.25, forty by 0.1
 DRAWS, DRAWN_ROWS, FOLDS = 40, 30, 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One task: given rows and judged ones, as places in a table. Splits of one `task` are judged together."""
+    """One task: given rows and judged ones, as places in a table. Splits of one `task` are judged
+    together.
+    """
 
     task: str
     part: str
@@ -51,7 +58,10 @@ def splits(frame: pd.DataFrame, draws: int = DRAWS, folds: int = FOLDS) -> Itera
 
 
 def _vtrain(frame: pd.DataFrame, draws: int) -> Iterator[Split]:
-    one, many = _at(frame["source"] == "vtrain_single_node"), _at(frame["source"] == "vtrain_multi_node")
+    one, many = (
+        _at(frame["source"] == "vtrain_single_node"),
+        _at(frame["source"] == "vtrain_multi_node"),
+    )
     if len(one):
         yield Split("vTrain one node, no rows", "all", _NONE, one)
         for draw in range(draws if len(one) > 2 * DRAWN_ROWS else 0):
@@ -71,11 +81,18 @@ def _ultra_scale(frame: pd.DataFrame, folds: int) -> Iterator[Split]:
         out = (frame["model"] == model).to_numpy()
         yield Split("ultra-scale, unseen model", model, _at(ultra & ~out), _at(ultra & out))
     gpus = pd.to_numeric(frame["n_gpus"]).to_numpy()
-    yield Split("ultra-scale, unseen GPU count", "256", _at(ultra & (gpus < 256)), _at(ultra & (gpus == 256)))
+    yield Split(
+        "ultra-scale, unseen GPU count",
+        "256",
+        _at(ultra & (gpus < 256)),
+        _at(ultra & (gpus == 256)),
+    )
     places = _at(ultra)
     fold = folds_of(frame.iloc[places], max(folds, 2))
     for one in range(folds):
-        yield Split("ultra-scale, unseen cells", f"fold {one}", places[fold != one], places[fold == one])
+        yield Split(
+            "ultra-scale, unseen cells", f"fold {one}", places[fold != one], places[fold == one]
+        )
 
 
 def folds_of(frame: pd.DataFrame, folds: int) -> np.ndarray:
@@ -85,7 +102,9 @@ def folds_of(frame: pd.DataFrame, folds: int) -> np.ndarray:
 
 
 def _mosaicml(frame: pd.DataFrame) -> Iterator[Split]:
-    mosaic = (frame["source"] == "mosaicml_llmfoundry").to_numpy() & ~frame["precision"].astype(str).str.contains("fp8").to_numpy()
+    mosaic = (frame["source"] == "mosaicml_llmfoundry").to_numpy() & ~frame["precision"].astype(
+        str
+    ).str.contains("fp8").to_numpy()
     if not mosaic.any():
         return
     for model in sorted(frame.loc[mosaic, "model"].unique()):

@@ -1,9 +1,11 @@
 """Kernels of an eager framework's layers, one host op after the other, forward and backward.
 
-b samples; a layer of i inputs and o outputs. Libraries of GPUs multiply either layout at one rate, and add the bias as they write: products
-are plain ones. What old PyTorch (1.8, 2021) did besides is a switch of `Eager`: a bias copied into the output
-before each product, gradients set to zero by a fill and added to, not replaced. So are what its next versions and DLRM's own program do:
-where a bias's gradient is summed and gradients are added up, and from where the indices of the interaction's pairs come.
+b samples; a layer of i inputs and o outputs. Libraries of GPUs multiply either layout at one rate,
+and add the bias as they write: products are plain ones. What old PyTorch (1.8, 2021) did besides is
+a switch of `Eager`: a bias copied into the output before each product, gradients set to zero by a
+fill and added to, not replaced. So are what its next versions and DLRM's own program do: where a
+bias's gradient is summed and gradients are added up, and from where the indices of the
+interaction's pairs come.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hybridperf.engine.workload import Seconds
 from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
-from hybridperf.workload import Seconds
 from hybridperf.workloads.issue import HostOp
 
-_SMALL_COPY_S = 1e-6  # of some hundred bytes to the device, in the sequences that Lin et al. recorded
+_SMALL_COPY_S = (
+    1e-6  # of some hundred bytes to the device, in the sequences that Lin et al. recorded
+)
 
 
 def loop(dtype: str, name: str, rows: float, cols: float) -> OpCall:
@@ -49,9 +53,15 @@ class Eager:
     dtype: str
     bias_copy: bool = False  # a product's bias is copied into its result first
     accumulates: bool = False  # gradients are filled with zeros and added to
-    views: bool = False  # ops that launch nothing (views, marks) are issued, too: they cost a host its time
-    grouped: bool = False  # sums and additions of a backward step are launched within its op, not by ops of their own (PyTorch of 2022)
-    host_pairs: bool = False  # which pairs the interaction takes lies on the host: copied at each use, and the host waits for it
+    views: bool = (
+        False  # ops that launch nothing (views, marks) are issued, too: they cost a host its time
+    )
+    # sums and additions of a backward step are launched within its op, not by ops of their own
+    # (PyTorch of 2022)
+    grouped: bool = False
+    # which pairs the interaction takes lies on the host: copied at each use, and the host waits for
+    # it
+    host_pairs: bool = False
 
     def linear(self, b: float, i: float, o: float) -> HostOp:
         product = OpCall(Gemm(self.dtype, float(b), float(o), float(i)))
@@ -72,7 +82,9 @@ class Eager:
             ops += [self.linear(b, i, o), *([getattr(self, kind)(b, o)] if kind else [])]
         return ops
 
-    def linear_backward(self, b: float, i: float, o: float, inputs_too: bool) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
+    def linear_backward(
+        self, b: float, i: float, o: float, inputs_too: bool
+    ) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
         """Host ops with the parameters whose gradients each leaves behind."""
         back = (OpCall(Gemm(self.dtype, float(b), float(i), float(o))),) if inputs_too else ()
         weight = OpCall(Gemm(self.dtype, float(o), float(i), float(b)))
@@ -80,7 +92,14 @@ class Eager:
         names = _backward("AddmmBackward")
         grouped = [HostOp(names, (*back, weight, bias))]
         return [
-            *((op, ()) for op in (grouped if self.grouped else [HostOp(names, (*back, weight)), HostOp(("aten::sum",), (bias,))])),
+            *(
+                (op, ())
+                for op in (
+                    grouped
+                    if self.grouped
+                    else [HostOp(names, (*back, weight)), HostOp(("aten::sum",), (bias,))]
+                )
+            ),
             *((self.keep(p), (p,)) for p in (Parameter(1, o), Parameter(o, i))),
             *((op, ()) for op in self.silent("TBackward")),
         ]
@@ -95,11 +114,17 @@ class Eager:
 
     def keep(self, parameter: Parameter) -> HostOp:
         """A gradient is put where the optimizer finds it."""
-        kernels = (loop(self.dtype, "add", parameter.rows, parameter.cols),) if self.accumulates else ()
+        kernels = (
+            (loop(self.dtype, "add", parameter.rows, parameter.cols),) if self.accumulates else ()
+        )
         return HostOp(("torch::autograd::AccumulateGrad",), kernels)
 
-    def mlp_backward(self, b: float, widths: Sequence[float], last: str, inputs_too: bool) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
-        """The layers from the last to the first; `inputs_too`: the gradient of the first layer's inputs is needed."""
+    def mlp_backward(
+        self, b: float, widths: Sequence[float], last: str, inputs_too: bool
+    ) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
+        """The layers from the last to the first; `inputs_too`: the gradient of the first layer's
+        inputs is needed.
+        """
         ops: list[tuple[HostOp, tuple[Parameter, ...]]] = []
         layers = list(itertools.pairwise(widths))
         for at in reversed(range(len(layers))):
@@ -112,22 +137,32 @@ class Eager:
         return ops
 
     def parameters(self, widths: Sequence[float]) -> list[Parameter]:
-        return [p for i, o in itertools.pairwise(widths) for p in (Parameter(o, i), Parameter(1, o))]
+        return [
+            p for i, o in itertools.pairwise(widths) for p in (Parameter(o, i), Parameter(1, o))
+        ]
 
     def concat(self, b: float, width: float) -> HostOp:
         return HostOp(("aten::cat",), (OpCall(Copy(self.dtype, float(b), float(width))),))
 
     def dot(self, b: float, vectors: int, dim: float) -> list[HostOp]:
-        """Products of all pairs of a sample's vectors, the lower triangle beside the first vector."""
+        """Products of all pairs of a sample's vectors, the lower triangle
+        beside the first vector.
+        """
         pairs = vectors * (vectors - 1) // 2
-        product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(vectors), float(dim)))
+        product = OpCall(
+            BatchedGemm(self.dtype, float(b), float(vectors), float(vectors), float(dim))
+        )
         return [
             *self.silent("aten::view", "aten::view"),
             self.concat(b, vectors * dim),
             *self.silent("aten::transpose"),
             HostOp(("aten::bmm",), (product,)),
             *self.silent("aten::zeros", "aten::unbind", "aten::slice"),
-            HostOp(("aten::index",), (*self.pairs(), loop(self.dtype, "addu", b, pairs)), waits=tuple(range(len(self.pairs())))),
+            HostOp(
+                ("aten::index",),
+                (*self.pairs(), loop(self.dtype, "addu", b, pairs)),
+                waits=tuple(range(len(self.pairs()))),
+            ),
             self.concat(b, dim + pairs),
         ]
 
@@ -136,13 +171,24 @@ class Eager:
         whole = loop(self.dtype, "fill", b, vectors * vectors)
         copied = self.pairs()
         waits = tuple(range(1, 1 + len(copied)))
-        small = (loop(self.dtype, "addu", 1, pairs),) * (4 if copied else 6)  # arithmetic on the lists is the host's where they lie there
+        small = (loop(self.dtype, "addu", 1, pairs),) * (
+            4 if copied else 6
+        )  # arithmetic on the lists is the host's where they lie there
         slots = (*small, OpCall(Sort("int64", 1.0, float(pairs)))) if self.accumulates else ()
-        first = HostOp(_backward("SliceBackward"), (whole, OpCall(Copy(self.dtype, float(b), float(vectors * vectors)))))
-        product = OpCall(BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors)))
-        all_added, first_added = ((loop(self.dtype, "add", b, width),) for width in (vectors * dim, dim))
+        first = HostOp(
+            _backward("SliceBackward"),
+            (whole, OpCall(Copy(self.dtype, float(b), float(vectors * vectors)))),
+        )
+        product = OpCall(
+            BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors))
+        )
+        all_added, first_added = (
+            (loop(self.dtype, "add", b, width),) for width in (vectors * dim, dim)
+        )
         apart = [
-            *self.silent("TransposeBackward", "CatBackward", "ViewBackward", "ViewBackward", "ViewBackward"),
+            *self.silent(
+                "TransposeBackward", "CatBackward", "ViewBackward", "ViewBackward", "ViewBackward"
+            ),
             HostOp(("aten::add", "aten::add_"), all_added),
             HostOp(("aten::add", "aten::add_"), first_added),
         ]
@@ -154,7 +200,11 @@ class Eager:
         ]
         return [
             *self.silent("CatBackward"),
-            HostOp(_backward("IndexBackward"), (whole, *copied, *slots, loop(self.dtype, "add", b, pairs)), waits=waits),
+            HostOp(
+                _backward("IndexBackward"),
+                (whole, *copied, *slots, loop(self.dtype, "add", b, pairs)),
+                waits=waits,
+            ),
             *((first,) if self.accumulates else ()),
             HostOp(_backward("BmmBackward"), (product, product)),
             *(within if self.grouped else apart),
@@ -165,10 +215,17 @@ class Eager:
         return (Seconds(_SMALL_COPY_S, "pairs"),) * 2 if self.host_pairs else ()
 
     def loss(self, b: float, kind: str) -> list[HostOp]:
-        forward, name = (("aten::mse_loss",), "sub") if kind == "mse" else (("aten::binary_cross_entropy",), "pow")
+        forward, name = (
+            (("aten::mse_loss",), "sub")
+            if kind == "mse"
+            else (("aten::binary_cross_entropy",), "pow")
+        )
         backward = _backward("MseLossBackward" if kind == "mse" else "BinaryCrossEntropyBackward")
         return [
-            HostOp(forward, (loop(self.dtype, name, 1, b), OpCall(Reduction(self.dtype, 1.0, float(b))))),
+            HostOp(
+                forward,
+                (loop(self.dtype, name, 1, b), OpCall(Reduction(self.dtype, 1.0, float(b)))),
+            ),
             HostOp(("aten::ones_like",), (loop(self.dtype, "fill", 1, 1),)),
             HostOp(backward, (loop(self.dtype, "addcmul", 1, b),)),
         ]
@@ -180,10 +237,17 @@ class Eager:
             if optimizer == "sgd":
                 kernels.append(loop(self.dtype, "add", p.rows, p.cols))
             else:  # squares added up, root, epsilon, quotient
-                kernels += [loop(self.dtype, name, p.rows, p.cols) for name in ("addcmul", "sqrt", "addu", "addcmul")]
+                kernels += [
+                    loop(self.dtype, name, p.rows, p.cols)
+                    for name in ("addcmul", "sqrt", "addu", "addcmul")
+                ]
         name = "SGD" if optimizer == "sgd" else "Adagrad"
         return HostOp((f"Optimizer.step#{name}.step",), tuple(kernels))
 
     def zero_grad(self, parameters: Sequence[Parameter]) -> HostOp:
-        kernels = tuple(loop(self.dtype, "fill", p.rows, p.cols) for p in parameters) if self.accumulates else ()
+        kernels = (
+            tuple(loop(self.dtype, "fill", p.rows, p.cols) for p in parameters)
+            if self.accumulates
+            else ()
+        )
         return HostOp(("Optimizer.zero_grad#SGD.zero_grad",), kernels)

@@ -1,12 +1,15 @@
-"""What the host threads of a step's ranks issue, in order: ops of a framework with their kernels, collectives, copies, waits.
+"""What the host threads of a step's ranks issue, in order: ops of a framework with their kernels,
+collectives, copies, waits.
 
-A framework's op costs its host, before, between and after its kernels' launches (`hardware.Host`, Lin et al.'s T1 to T5):
+A framework's op costs its host, before, between and after its kernels' launches (`hardware.Host`,
+Lin et al.'s T1 to T5):
 
     between_ops  before_launch  [launch_call  between_launches]  launch_call  after_launch
 
-A kernel is marked as issued apart (`OpCall.issued_apart`): a GPU's model leaves out the launch that its measurements held. Each kernel's
-launch holds the host's seconds before it; what follows the last launch is added to what the rank issues next. Without a host all of this
-is free: what remains is what the step takes when a CUDA graph of it is replayed.
+A kernel is marked as issued apart (`OpCall.issued_apart`): a GPU's model leaves out the launch that
+its measurements held. Each kernel's launch holds the host's seconds before it; what follows the
+last launch is added to what the rank issues next. Without a host all of this is free: what remains
+is what the step takes when a CUDA graph of it is replayed.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hybridperf.graph import GraphBuilder
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.workload import Call, CollectiveCall, Seconds
 from hybridperf.hardware import Host
 from hybridperf.ops import OpCall
-from hybridperf.workload import Call, CollectiveCall, Seconds
 
 COMPUTE, COMM, COPY = "compute", "comm", "copy"
 KERNEL_CALL, COPY_CALL = "cudaLaunchKernel", "cudaMemcpyAsync"
@@ -25,11 +28,15 @@ KERNEL_CALL, COPY_CALL = "cudaLaunchKernel", "cudaMemcpyAsync"
 
 @dataclass(frozen=True)
 class HostOp:
-    """An op of a framework by the names its overheads may be kept under (versions differ), and the kernels it launches."""
+    """An op of a framework by the names its overheads may be kept under (versions differ), and the
+    kernels it launches.
+    """
 
     names: tuple[str, ...]
     kernels: tuple[Call, ...] = ()
-    waits: tuple[int, ...] = ()  # positions of the kernels (copies from the host) whose end the host waits for
+    waits: tuple[
+        int, ...
+    ] = ()  # positions of the kernels (copies from the host) whose end the host waits for
 
 
 @dataclass
@@ -39,11 +46,19 @@ class Issue:
     host: Host | None = None
     graph: GraphBuilder = field(default_factory=GraphBuilder)
     calls: dict[Call, int] = field(default_factory=dict)
-    _owed_s: dict[int, float] = field(default_factory=dict)  # host seconds after the last launch of each rank
-    _last: dict[tuple[int, str], int] = field(default_factory=dict)  # last node of each rank's stream
+    _owed_s: dict[int, float] = field(
+        default_factory=dict
+    )  # host seconds after the last launch of each rank
+    _last: dict[tuple[int, str], int] = field(
+        default_factory=dict
+    )  # last node of each rank's stream
 
-    def op(self, rank: int, op: HostOp, *, stream: str = COMPUTE, after: Sequence[int] = ()) -> int | None:
-        """The last kernel's node of a framework's op, None where it launches nothing; the first waits for `after`."""
+    def op(
+        self, rank: int, op: HostOp, *, stream: str = COMPUTE, after: Sequence[int] = ()
+    ) -> int | None:
+        """The last kernel's node of a framework's op, None where it launches nothing; the first
+        waits for `after`.
+        """
         self.spend(rank, self._between_ops_s())
         if not op.kernels:
             self.spend(rank, self._of("without_launch_s", op.names))
@@ -52,43 +67,87 @@ class Issue:
         for at, kernel in enumerate(op.kernels):
             self.spend(rank, self._of("between_launches_s" if at else "before_launch_s", op.names))
             self.spend(rank, self._of("launch_call_s", (KERNEL_CALL,)))
-            node = self._node(rank, stream, kernel, op.names[0], after if at == 0 else (), blocking=at in op.waits)
+            node = self._node(
+                rank, stream, kernel, op.names[0], after if at == 0 else (), blocking=at in op.waits
+            )
         self.spend(rank, self._of("after_launch_s", op.names))
         return node
 
     def copy(
-        self, rank: int, seconds: float, label: str, *, names: tuple[str, ...] = ("aten::to",), stream: str = COPY, blocking: bool
+        self,
+        rank: int,
+        seconds: float,
+        label: str,
+        *,
+        names: tuple[str, ...] = ("aten::to",),
+        stream: str = COPY,
+        blocking: bool,
     ) -> int:
         """A copy from the host to the device; a blocking one holds the host up."""
-        self.spend(rank, self._between_ops_s() + self._of("before_launch_s", names) + self._of("launch_call_s", (COPY_CALL,)))
+        self.spend(
+            rank,
+            self._between_ops_s()
+            + self._of("before_launch_s", names)
+            + self._of("launch_call_s", (COPY_CALL,)),
+        )
         node = self._node(rank, stream, Seconds(seconds, label), names[0], (), blocking)
         self.spend(rank, self._of("after_launch_s", names))
         return node
 
     def fetch(self, rank: int, *, names: tuple[str, ...] = ("aten::to",)) -> None:
-        """The host reads one number of the device's: it goes on when everything before it on the compute stream has run."""
-        self.spend(rank, self._between_ops_s() + self._of("before_launch_s", names) + self._of("launch_call_s", (COPY_CALL,)))
+        """The host reads one number of the device's: it goes on when everything before it on the
+        compute stream has run.
+        """
+        self.spend(
+            rank,
+            self._between_ops_s()
+            + self._of("before_launch_s", names)
+            + self._of("launch_call_s", (COPY_CALL,)),
+        )
         launch = self._row(self._owed_s.pop(rank, 0.0))
-        self._last[rank, COMPUTE] = self.graph.op(0, label=names[0], rank=rank, launch_row=launch, blocking=True)
+        self._last[rank, COMPUTE] = self.graph.op(
+            0, label=names[0], rank=rank, launch_row=launch, blocking=True
+        )
 
-    def collective(self, call: CollectiveCall, op: HostOp, ranks: Sequence[int], *, after: Sequence[int] = ()) -> dict[int, int]:
-        """Nodes by rank on the communication streams, which begin when the `ranks`, having issued it, are all at it."""
+    def collective(
+        self, call: CollectiveCall, op: HostOp, ranks: Sequence[int], *, after: Sequence[int] = ()
+    ) -> dict[int, int]:
+        """Nodes by rank on the communication streams, which begin when the `ranks`, having issued
+        it, are all at it.
+        """
         for rank in ranks:
             self.spend(rank, self._between_ops_s() + self._of("before_launch_s", op.names))
             self._settle(rank)
         launch = self._row(self._of("launch_call_s", (KERNEL_CALL,)))
-        after = [*after, *(last for rank in ranks if (last := self._last.get((rank, COMPUTE))) is not None)]
+        after = [
+            *after,
+            *(last for rank in ranks if (last := self._last.get((rank, COMPUTE))) is not None),
+        ]
         row = self.calls.setdefault(call, len(self.calls) + 1)
-        nodes = self.graph.collective(row, label=op.names[0], ranks=list(ranks), stream=COMM, after=after, launch_row=launch)
+        nodes = self.graph.collective(
+            row, label=op.names[0], ranks=list(ranks), stream=COMM, after=after, launch_row=launch
+        )
         for rank in ranks:
             self.spend(rank, self._of("after_launch_s", op.names))
             self._last[rank, COMM] = nodes[rank]
         return nodes
 
-    def wait(self, rank: int, node: int, label: str = "wait", *, stream: str = COMPUTE, blocking: bool = False) -> None:
-        """What the rank issues next on a stream comes after `node`; a blocking wait holds its host up, too."""
+    def wait(
+        self,
+        rank: int,
+        node: int,
+        label: str = "wait",
+        *,
+        stream: str = COMPUTE,
+        blocking: bool = False,
+    ) -> None:
+        """What the rank issues next on a stream comes after `node`; a blocking wait holds its host
+        up, too.
+        """
         self._settle(rank)
-        self._last[rank, stream] = self.graph.op(0, label=label, rank=rank, stream=stream, after=[node], blocking=blocking)
+        self._last[rank, stream] = self.graph.op(
+            0, label=label, rank=rank, stream=stream, after=[node], blocking=blocking
+        )
 
     def spend(self, rank: int, seconds: float) -> None:
         """The rank's host is busy for so long before what it issues next."""
@@ -104,12 +163,28 @@ class Issue:
         for rank in list(self._owed_s):
             self._settle(rank)
 
-    def _node(self, rank: int, stream: str, call: Call, label: str, after: Sequence[int], blocking: bool = False) -> int:
+    def _node(
+        self,
+        rank: int,
+        stream: str,
+        call: Call,
+        label: str,
+        after: Sequence[int],
+        blocking: bool = False,
+    ) -> int:
         if isinstance(call, OpCall):
             call = replace(call, issued_apart=True)
         row = self.calls.setdefault(call, len(self.calls) + 1)
         launch = self._row(self._owed_s.pop(rank, 0.0))
-        node = self.graph.op(row, label=label, rank=rank, stream=stream, after=list(after), launch_row=launch, blocking=blocking)
+        node = self.graph.op(
+            row,
+            label=label,
+            rank=rank,
+            stream=stream,
+            after=list(after),
+            launch_row=launch,
+            blocking=blocking,
+        )
         self._last[rank, stream] = node
         return node
 
@@ -118,10 +193,18 @@ class Issue:
             self.graph.op(0, label=label, rank=rank, launch_row=self._row(owed_s))
 
     def _row(self, seconds: float) -> int:
-        return self.calls.setdefault(Seconds(round(seconds, 12)), len(self.calls) + 1) if seconds > 0 else 0
+        return (
+            self.calls.setdefault(Seconds(round(seconds, 12)), len(self.calls) + 1)
+            if seconds > 0
+            else 0
+        )
 
     def _between_ops_s(self) -> float:
-        return 0.0 if self.host is None or self.host.between_ops_s is None else self.host.between_ops_s.mean_s
+        return (
+            0.0
+            if self.host is None or self.host.between_ops_s is None
+            else self.host.between_ops_s.mean_s
+        )
 
     def _of(self, overhead: str, names: Sequence[str]) -> float:
         return 0.0 if self.host is None else self.host.seconds(overhead, names)

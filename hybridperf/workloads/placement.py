@@ -1,13 +1,17 @@
 """Who holds which part of which table, and what ranks send each other for it.
 
-R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = B / R; table t gives D_t numbers per sample.
+R ranks, g = R / nodes of them in a node, B samples of which each rank owns b = B / R; table t gives
+D_t numbers per sample.
 
     table      the whole table on one rank: it looks up all B samples and sends rank j its b of them
     column     D_t / n columns on each of n ranks, each as a table of its own
-    row        rows dealt out to n ranks (`embedding/pieces.py`: the first has the hottest): each sums those of a sample that it holds, and
-               partial sums are added up, on all R ranks by a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
-    table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with the ranks in the same place of each node
-    data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with those of the MLPs
+    row        rows dealt out to n ranks (`embedding/pieces.py`: the first has the hottest): each
+               sums those of a sample that it holds, and partial sums are added up, on all R ranks
+               by a reduce-scatter, on fewer by an all-to-all and a sum where they arrive
+    table_row  rows over the g ranks of one node: a reduce-scatter within it, then all-to-all with
+               the ranks in the same place of each node
+    data       a copy on each rank, which looks up its own b samples; gradients are all-reduced with
+               those of the MLPs
 
 On one rank all are a whole table: there is nothing to exchange or to sum up.
 """
@@ -20,8 +24,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from hybridperf.embedding import Table, row_pieces
 from hybridperf.io import InputError
+from hybridperf.ops.embedding import Table, row_pieces
 
 Kind = Literal["table", "row", "column", "data", "table_row"]
 
@@ -31,7 +35,8 @@ class Placement:
     """Where one table lies: `kind` as the module says, on `ranks` (empty: all of them).
 
     Placement("table", (3,))          whole, on rank 3
-    Placement("row")                  its rows dealt out to all ranks; Placement("row", (0, 1)) to two
+    Placement("row")                  its rows dealt out to all ranks; Placement("row", (0, 1)) to
+                                      two
     Placement("column")               its columns, as many to each
     Placement("table_row", (4, 5, 6, 7))   its rows, over all ranks of one node
     Placement("data")                 a copy on each rank
@@ -55,20 +60,31 @@ class Shard:
 class Traffic:
     """Bytes of one direction of a step's exchange of bags: forward; backward goes the other way."""
 
-    pairs: np.ndarray  # from rank to rank in the all-to-all [R, R], what stays at home on the diagonal
-    scattered_bytes: float  # all-to-one partial sums of row-wise tables over all ranks: a reduce-scatter's input
+    pairs: (
+        np.ndarray
+    )  # from rank to rank in the all-to-all [R, R], what stays at home on the diagonal
+    scattered_bytes: (
+        float  # all-to-one partial sums of row-wise tables over all ranks: a reduce-scatter's input
+    )
     node_bytes: tuple[float, ...]  # the same within each node, of tables dealt out over it
     summed_bytes: float  # partial sums that each rank adds up after the all-to-all
 
 
-def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, nodes: int) -> list[Shard]:
+def shards(
+    tables: Sequence[Table], placement: Sequence[Placement], ranks: int, nodes: int
+) -> list[Shard]:
     """All shards of all tables; `InputError` that names the table whose placement cannot be."""
     found: list[Shard] = []
     if len(placement) != len(tables):
-        raise InputError(f"expected a placement for each of the {len(tables)} tables, got {len(placement)}")
+        raise InputError(
+            f"expected a placement for each of the {len(tables)} tables, got {len(placement)}"
+        )
     for of, (table, place) in enumerate(zip(tables, placement, strict=True)):
         if not isinstance(place.ranks, Sequence) or isinstance(place.ranks, str):
-            raise InputError(f"table {table.name} is placed on ranks {place.ranks!r}, expected a tuple of them, as (0,) or (0, 1)")
+            raise InputError(
+                f"table {table.name} is placed on ranks {place.ranks!r}, expected a tuple of them,"
+                " as (0,) or (0, 1)"
+            )
         holders = tuple(place.ranks) or tuple(range(ranks))
         _check(table, place, holders, ranks, nodes)
         n = len(holders)
@@ -82,8 +98,12 @@ def shards(tables: Sequence[Table], placement: Sequence[Placement], ranks: int, 
     return found
 
 
-def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element_bytes: float | None = None) -> Traffic:
-    """What the shards make ranks send in the forward pass. `element_bytes` of a bag's numbers; None: those of its table's."""
+def traffic(
+    held: Sequence[Shard], batch: float, ranks: int, nodes: int, element_bytes: float | None = None
+) -> Traffic:
+    """What the shards make ranks send in the forward pass. `element_bytes` of a bag's numbers;
+    None: those of its table's.
+    """
     pairs, own, per_node = np.zeros((ranks, ranks)), batch / ranks, ranks // nodes
     scattered, summed, by_node = 0.0, 0.0, np.zeros(nodes)
     holders: dict[int, int] = {}
@@ -104,19 +124,45 @@ def traffic(held: Sequence[Shard], batch: float, ranks: int, nodes: int, element
     return Traffic(pairs, scattered, tuple(by_node.tolist()), summed)
 
 
-def _check(table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int) -> None:
+def _check(
+    table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int
+) -> None:
     if not isinstance(place.kind, str) or place.kind not in get_args(Kind):
-        raise InputError(f"table {table.name} is placed {place.kind!r}, expected one of {', '.join(get_args(Kind))}")
-    whole = all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in holders)
-    if not whole or len(set(holders)) < len(holders) or not all(0 <= rank < ranks for rank in holders):
-        raise InputError(f"table {table.name} is placed on ranks {list(holders)}, expected different ones of 0 to {ranks - 1}")
+        raise InputError(
+            f"table {table.name} is placed {place.kind!r}, expected one of"
+            f" {', '.join(get_args(Kind))}"
+        )
+    whole = all(
+        isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in holders
+    )
+    if (
+        not whole
+        or len(set(holders)) < len(holders)
+        or not all(0 <= rank < ranks for rank in holders)
+    ):
+        raise InputError(
+            f"table {table.name} is placed on ranks {list(holders)}, expected different ones of 0"
+            f" to {ranks - 1}"
+        )
     if place.kind == "table" and len(holders) != 1:
-        raise InputError(f"table {table.name} is placed whole on {len(holders)} ranks, expected one; name it as ranks=(r,)")
+        raise InputError(
+            f"table {table.name} is placed whole on {len(holders)} ranks, expected one; name it as"
+            " ranks=(r,)"
+        )
     if place.kind == "data" and len(holders) != ranks:
-        raise InputError(f"table {table.name} is copied to {len(holders)} of {ranks} ranks, expected all; leave its ranks out")
+        raise InputError(
+            f"table {table.name} is copied to {len(holders)} of {ranks} ranks, expected all; leave"
+            " its ranks out"
+        )
     if place.kind == "column" and table.dim % len(holders):
-        raise InputError(f"table {table.name} has {table.dim} columns, which do not divide into {len(holders)} ranks; choose fewer")
+        raise InputError(
+            f"table {table.name} has {table.dim} columns, which do not divide into {len(holders)}"
+            " ranks; choose fewer"
+        )
     if place.kind == "table_row":
         per_node = ranks // nodes
         if len(holders) != per_node or len({rank // per_node for rank in holders}) != 1:
-            raise InputError(f"table {table.name} is dealt out over ranks {list(holders)}, expected all {per_node} of one node")
+            raise InputError(
+                f"table {table.name} is dealt out over ranks {list(holders)}, expected all"
+                f" {per_node} of one node"
+            )

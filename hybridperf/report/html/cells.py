@@ -20,7 +20,9 @@ def time_cell(value: float) -> Cell:
 
 def share_cell(share: float, colour: int | None = None) -> Cell:
     """A share of one, with a bar of this colour if there is one."""
-    return Cell(percent(share), _known(share), None if colour is None else _known(share), colour or 0)
+    return Cell(
+        percent(share), _known(share), None if colour is None else _known(share), colour or 0
+    )
 
 
 def count_cell(count: int) -> Cell:

@@ -1,7 +1,8 @@
 """What a page may hold, whatever it is about: values only, no HTML.
 
-All text is plain text from anywhere; what writes the page escapes it. A `colour` is a number from 0 to `COLOURS - 1`, the same hue
-wherever it appears on a page, or `OTHER`, a grey. Seconds inside; words such as `12.3 ms` are the caller's (`report/text.py`).
+All text is plain text from anywhere; what writes the page escapes it. A `colour` is a number from 0
+to `COLOURS - 1`, the same hue wherever it appears on a page, or `OTHER`, a grey. Seconds inside;
+words such as `12.3 ms` are the caller's (`report/text.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import pandas as pd
 
 COLOURS = 7
 OTHER = COLOURS
-FIRST_ROWS, MOST_ROWS = 15, 500  # of a table: seen before the reader asks for all; in the page at all, the rest is counted
+FIRST_ROWS, MOST_ROWS = (
+    15,
+    500,
+)  # of a table: seen before the reader asks for all; in the page at all, the rest is counted
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell. `value` is what its column is sorted by; `share` (0 to 1) draws a bar behind the text."""
+    """A table's cell. `value` is what its column is sorted by; `share` (0 to 1) draws a bar behind
+    the text.
+    """
 
     text: str
     value: float | None = None
@@ -56,7 +62,9 @@ Rows = list[list[Cell | str]]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells or of plain text. The first `words` columns stand to the left and may break, the others are numbers."""
+    """Rows of cells or of plain text. The first `words` columns stand to the left and may break,
+    the others are numbers.
+    """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
@@ -70,7 +78,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of segments put end to end: (seconds or another amount, index into the legend, words for it)."""
+    """One bar of segments put end to end: (seconds or another amount, index into the legend, words
+    for it).
+    """
 
     label: str
     segments: Sequence[tuple[float, int, str]]
@@ -89,7 +99,9 @@ class Bars:
 
 @dataclass(frozen=True)
 class Range:
-    """A value with its interval, where one is known, and other values to compare: (name, value, words)."""
+    """A value with its interval, where one is known, and other values to compare: (name, value,
+    words).
+    """
 
     label: str
     value: float
@@ -110,7 +122,9 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Series:
-    """Points or a line of a plot, N of them. `share` [N] (0 to 1) sets the area of points; `labels` [N] are shown on pointing at them."""
+    """Points or a line of a plot, N of them. `share` [N] (0 to 1) sets the area of points; `labels`
+    [N] are shown on pointing at them.
+    """
 
     name: str
     x: Sequence[float] | np.ndarray
@@ -126,7 +140,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """Points and lines over two axes. What is not finite, or not above zero on a logarithmic axis, is left out and counted."""
+    """Points and lines over two axes. What is not finite, or not above zero on a logarithmic axis,
+    is left out and counted.
+    """
 
     series: Sequence[Series]
     x: str  # what the axis says
@@ -157,7 +173,9 @@ class Track:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Tracks on one clock, to zoom into. What is too small to be seen is merged where there is a lot, and the page says so."""
+    """Tracks on one clock, to zoom into. What is too small to be seen is merged where there is a
+    lot, and the page says so.
+    """
 
     tracks: Sequence[Track]
     labels: Sequence[str]
@@ -198,17 +216,30 @@ class Page:
 
 
 def frame_table(
-    frame: pd.DataFrame, columns: Mapping[str, tuple[str, Callable[[Any], str]]], *, bars: Mapping[str, int] | None = None, **kwargs: Any
+    frame: pd.DataFrame,
+    columns: Mapping[str, tuple[str, Callable[[Any], str]]],
+    *,
+    bars: Mapping[str, int] | None = None,
+    **kwargs: Any,
 ) -> Table:
-    """A table of a frame's columns: by name, what the header says and how a value is written; `bars`: columns of shares, with a colour."""
+    """A table of a frame's columns: by name, what the header says and how a value is written;
+    `bars`: columns of shares, with a colour.
+    """
     bars = bars or {}
     rows = [
-        [_cell(value, write, bars.get(name)) for value, (name, (_, write)) in zip(row, columns.items(), strict=True)]
+        [
+            _cell(value, write, bars.get(name))
+            for value, (name, (_, write)) in zip(row, columns.items(), strict=True)
+        ]
         for row in frame[list(columns)].itertuples(index=False)
     ]
     return Table([header for header, _ in columns.values()], rows, **kwargs)
 
 
 def _cell(value: Any, write: Callable[[Any], str], bar: int | None) -> Cell:
-    number = float(value) if isinstance(value, int | float | np.number) and math.isfinite(value) else None
+    number = (
+        float(value)
+        if isinstance(value, int | float | np.number) and math.isfinite(value)
+        else None
+    )
     return Cell(write(value), number, None if bar is None else number, bar or 0)

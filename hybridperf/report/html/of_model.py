@@ -1,4 +1,6 @@
-"""What stands behind a result: facts of a device and a system, knobs, and where a fit comes from."""
+"""What stands behind a result: facts of a device and a system, knobs, and
+where a fit comes from.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,32 @@ _MOST_FACTS = 80  # of a provenance
 
 
 def model_facts(model: PerfModel) -> list[Block | Folded]:
-    """Tables of what a model knows: its device, the system if there is one, what was measured, and where that comes from."""
+    """Tables of what a model knows: its device, the system if there is one, what was measured, and
+    where that comes from.
+    """
     blocks: list[Block | Folded] = [_pairs("device", device_rows(model.device))]
     if model.groups:
-        blocks.append(Folded("Where the model comes from", [_pairs("model", fact_rows(model.provenance))]))
+        blocks.append(
+            Folded("Where the model comes from", [_pairs("model", fact_rows(model.provenance))])
+        )
         blocks.append(Folded("What was measured, by group of ops", [_groups(model)]))
     else:
-        blocks.append(_pairs("model", [("what it is", "the datasheet roofline: nothing was measured"), *fact_rows(model.provenance)]))
+        blocks.append(
+            _pairs(
+                "model",
+                [
+                    ("what it is", "the datasheet roofline: nothing was measured"),
+                    *fact_rows(model.provenance),
+                ],
+            )
+        )
     if model.collectives is not None:
         blocks.append(_pairs("system", system_rows(model.collectives.system)))
-        learned = "datasheet alone" if model.collectives.adapted is None else f"fitted to {model.collectives.adapted.rows:,} rows"
+        learned = (
+            "datasheet alone"
+            if model.collectives.adapted is None
+            else f"fitted to {model.collectives.adapted.rows:,} rows"
+        )
         facts = [("collectives", learned), *fact_rows(model.collectives.provenance)]
         blocks.append(Folded("Where the collectives come from", [_pairs("", facts)]))
     return blocks
@@ -33,9 +51,19 @@ def model_facts(model: PerfModel) -> list[Block | Folded]:
 
 def device_rows(spec: DeviceSpec) -> list[tuple[str, str]]:
     """Facts of a device."""
-    rows = [("name", f"{spec.name} ({spec.vendor}, {spec.arch}{f', {spec.year}' if spec.year else ''})")]
-    rows += [(f"peak {dtype.replace('_', ' ')}", quantity(rate, "FLOP/s")) for dtype, rate in spec.peak_flops_per_s.items()]
-    rows.append(("memory", f"{quantity(spec.memory_bytes, 'B')} at {quantity(spec.memory_bytes_per_s, 'B/s')}"))
+    rows = [
+        ("name", f"{spec.name} ({spec.vendor}, {spec.arch}{f', {spec.year}' if spec.year else ''})")
+    ]
+    rows += [
+        (f"peak {dtype.replace('_', ' ')}", quantity(rate, "FLOP/s"))
+        for dtype, rate in spec.peak_flops_per_s.items()
+    ]
+    rows.append(
+        (
+            "memory",
+            f"{quantity(spec.memory_bytes, 'B')} at {quantity(spec.memory_bytes_per_s, 'B/s')}",
+        )
+    )
     rows.append(("source", spec.source))
     return [*rows, ("note", spec.note)] if spec.note else rows
 
@@ -43,11 +71,21 @@ def device_rows(spec: DeviceSpec) -> list[tuple[str, str]]:
 def system_rows(spec: SystemSpec) -> list[tuple[str, str]]:
     """Facts of a system."""
     return [
-        ("system", f"{spec.id}: {spec.description}"), ("per node", f"{spec.accelerators_per_node} x {spec.accelerator}"),
-        ("inside a node", f"{spec.intra_link}, {quantity(spec.intra_bytes_per_s, 'B/s')} per accelerator and direction"),
-        ("between nodes", f"{spec.nics_per_node} x {spec.nic}, {quantity(spec.node_bytes_per_s, 'B/s')} per node"),
+        ("system", f"{spec.id}: {spec.description}"),
+        ("per node", f"{spec.accelerators_per_node} x {spec.accelerator}"),
+        (
+            "inside a node",
+            (
+                f"{spec.intra_link}, {quantity(spec.intra_bytes_per_s, 'B/s')} per accelerator and"
+                " direction"
+            ),
+        ),
+        (
+            "between nodes",
+            f"{spec.nics_per_node} x {spec.nic}, {quantity(spec.node_bytes_per_s, 'B/s')} per node",
+        ),
         ("source", f"{spec.source} ({spec.confidence})"),
-    ]  # fmt: skip
+    ]
 
 
 def fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -81,10 +119,19 @@ def _groups(model: PerfModel) -> Table:
         if group not in model.groups:
             continue
         report = model.groups[group]
-        within = Cell("-") if report.half_width is None else Cell(f"x{1 + report.half_width:.2f}", report.half_width)
-        floor, compute, memory = (float(getattr(model.knobs, k)[at]) for k in ("floor_s", "compute_efficiency", "memory_efficiency"))
+        within = (
+            Cell("-")
+            if report.half_width is None
+            else Cell(f"x{1 + report.half_width:.2f}", report.half_width)
+        )
+        floor, compute, memory = (
+            float(getattr(model.knobs, k)[at])
+            for k in ("floor_s", "compute_efficiency", "memory_efficiency")
+        )
         rows.append([
-            group, count_cell(report.rows), time_cell(floor), share_cell(compute), share_cell(memory), within,
-            ", ".join(report.dtypes) or "-",
+            group, count_cell(report.rows), time_cell(floor), share_cell(compute),
+            share_cell(memory), within, ", ".join(report.dtypes) or "-",
         ])  # fmt: skip
-    return Table(["group", "rows", "floor", "of peak", "of bandwidth", "90 % within", "number formats"], rows)
+    return Table(
+        ["group", "rows", "floor", "of peak", "of bandwidth", "90 % within", "number formats"], rows
+    )

@@ -1,4 +1,6 @@
-"""A plan as a page: the best layout and how sure it is, what it takes beside others, all layouts that fit, what would move the optimum."""
+"""A plan as a page: the best layout and how sure it is, what it takes beside others, all layouts
+that fit, what would move the optimum.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridperf.plans.explain import NAIVE, Compared, compared, differences
-from hybridperf.plans.fronts import PAIRS, plan_front
-from hybridperf.plans.levers import Moved, moves
-from hybridperf.plans.run import Plan
-from hybridperf.plans.table import top
-from hybridperf.plans.words import LEGEND, counted, layout_words
 from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     OTHER,
@@ -33,35 +29,65 @@ from hybridperf.report.html.document import (
     Text,
 )
 from hybridperf.report.html.of_model import device_rows, system_rows
-from hybridperf.report.plan import PARTS, REST, chance_words, dollars, elasticity_words, memory_lines, part, step_words
+from hybridperf.report.plan import (
+    PARTS,
+    REST,
+    chance_words,
+    dollars,
+    elasticity_words,
+    memory_lines,
+    part,
+    step_words,
+)
 from hybridperf.report.text import amount, percent, quantity
-from hybridperf.steps.compose import Parts
+from hybridperf.training.plans.explain import NAIVE, Compared, compared, differences
+from hybridperf.training.plans.fronts import PAIRS, plan_front
+from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
+from hybridperf.training.plans.run import Plan
+from hybridperf.training.plans.sensitivity import Moved, moves
+from hybridperf.training.plans.table import top
+from hybridperf.training.steps.compose import Parts
 from hybridperf.workloads.transformer.layout import Layout
 
 _LISTED = 100  # best layouts
 _POINTS = 200_000  # layouts drawn: beyond it every n-th by rank
 _PART_COLOURS = (0, 1, 5, 4)
-_AXES = {"memory": ("memory of the fullest GPU", "B"), "energy": ("energy of a {}", "J"), "cost": ("rent of a {}, USD", "")}
+_AXES = {
+    "memory": ("memory of the fullest GPU", "B"),
+    "energy": ("energy of a {}", "J"),
+    "cost": ("rent of a {}, USD", ""),
+}
 
 
 def plan_page(plan: Plan, title: str = "", moved: Sequence[Moved] | None = None) -> Page:
-    """The page of a plan; `moved`: what `moves` said of it, which takes seconds, if it was asked before."""
+    """The page of a plan; `moved`: what `moves` said of it, which takes seconds, if it was asked
+    before.
+    """
     beside = compared(plan)
     shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
     lead = (
-        f"{shape.name} on {case.space.gpus:,} x {plan.setting.device.name}, batch {case.space.global_batch:,}: {layout_words(plan.best)}."
+        f"{shape.name} on {case.space.gpus:,} x {plan.setting.device.name}, batch"
+        f" {case.space.global_batch:,}: {layout_words(plan.best)}."
     )
     sections = [
         Section("The best layout", _summary(plan, beside)),
         Section("How sure", _sure(plan, beside)),
         Section("Why", _why(plan, beside)),
         Section("Layouts", [_best(plan), *map(Text, LEGEND)]),
-        Section("What is traded for what", [_front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)]),
+        Section(
+            "What is traded for what",
+            [_front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)],
+        ),
         Section("What would move it", _levers(plan, moved)),
-        Section("Notes and assumptions", [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.said)]),
+        Section(
+            "Notes and assumptions",
+            [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.said)],
+        ),
         Section("Provenance", _provenance(plan)),
     ]
-    return Page(title or f"How to train {shape.name} on {counted(case.space.gpus, 'GPU')}", sections, lead)
+    return Page(
+        title or f"How to train {shape.name} on {counted(case.space.gpus, 'GPU')}", sections, lead
+    )
 
 
 def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
@@ -69,33 +95,75 @@ def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     first = beside[0]
     facts = [
         ("time of a step", step_words(row["time_s"]), _span(first)),
-        ("speed", f"{row['tokens_per_s']:,.0f} tokens/s", f"MFU {percent(row['mfu'])}, of the {plan.setting.mfu_format} peak"),
-        ("memory of the fullest GPU", quantity(row["memory_bytes"], "B"), f"of {quantity(plan.setting.capacity_bytes, 'B')}"),
+        (
+            "speed",
+            f"{row['tokens_per_s']:,.0f} tokens/s",
+            f"MFU {percent(row['mfu'])}, of the {plan.setting.mfu_format} peak",
+        ),
+        (
+            "memory of the fullest GPU",
+            quantity(row["memory_bytes"], "B"),
+            f"of {quantity(plan.setting.capacity_bytes, 'B')}",
+        ),
         ("energy of a step", quantity(row["energy_j"], "J"), _paid(plan, row["usd"])),
     ]
     if plan.tokens is not None:
-        facts.append((f"{amount(plan.tokens)} tokens", f"{row['days']:.1f} days", _paid(plan, row["total_usd"])))
-    said = f"Best of {len(plan):,} that fit, of {counted(plan.legal, 'legal layout')}, found in {time_words(plan.seconds)}."
+        facts.append(
+            (
+                f"{amount(plan.tokens)} tokens",
+                f"{row['days']:.1f} days",
+                _paid(plan, row["total_usd"]),
+            )
+        )
+    said = (
+        f"Best of {len(plan):,} that fit, of {counted(plan.legal, 'legal layout')}, found in"
+        f" {time_words(plan.seconds)}."
+    )
     return [Facts(facts), Text(said)]
 
 
 def _paid(plan: Plan, usd: float) -> str:
-    return f"{dollars(usd)} of {plan.economy.money}" if np.isfinite(usd) else f"{plan.economy.money} not known, see the notes"
+    return (
+        f"{dollars(usd)} of {plan.economy.money}"
+        if np.isfinite(usd)
+        else f"{plan.economy.money} not known, see the notes"
+    )
 
 
 def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     ranges = [
-        Range(one.what, step_s := part(plan, one.choice, "step_s"), f"{step_words(step_s)} ({_span(one)})", one.low_s, one.high_s)
+        Range(
+            one.what,
+            step_s := part(plan, one.choice, "step_s"),
+            f"{step_words(step_s)} ({_span(one)})",
+            one.low_s,
+            one.high_s,
+        )
         for one in beside
     ]
     rows: Rows = [
-        [one.what, differences(plan.best, plan.layout(one.choice)), Cell(chance_words(one.chance), one.chance), share_cell(one.overlap)]
+        [
+            one.what,
+            differences(plan.best, plan.layout(one.choice)),
+            Cell(chance_words(one.chance), one.chance),
+            share_cell(one.overlap),
+        ]
         for one in beside[1:]
     ]
-    blocks: list[Block | Folded] = [Ranges(ranges, time_words, "Steps with what nine of ten measurements would lie in.")]
+    blocks: list[Block | Folded] = [
+        Ranges(ranges, time_words, "Steps with what nine of ten measurements would lie in.")
+    ]
     if rows:
-        said = "Most of what is unsure is shared, so intervals that overlap can still leave the order nearly certain."
-        headers = ["beside the winner", "differs in", "chance that the winner is faster", "intervals overlap by"]
+        said = (
+            "Most of what is unsure is shared, so intervals that overlap can still leave the order"
+            " nearly certain."
+        )
+        headers = [
+            "beside the winner",
+            "differs in",
+            "chance that the winner is faster",
+            "intervals overlap by",
+        ]
         said += f" The naive layout is {NAIVE}." * any(one.what == "naive" for one in beside)
         blocks += [Text(said), Table(headers, rows, words=2)]
     return [*blocks, *(Text(f"{line[0].upper()}{line[1:]}.") for line in memory_lines(plan))]
@@ -113,7 +181,11 @@ def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
         seconds = [part(plan, one.choice, field) for _, field in PARTS]
         step_s = part(plan, one.choice, "step_s")
         segments = [(took, at, time_words(took)) for at, took in enumerate(seconds)]
-        bars.append(Bar(f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, step_words(step_s)))
+        bars.append(
+            Bar(
+                f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, step_words(step_s)
+            )
+        )
         rows.append([one.what, *map(time_cell, seconds), time_cell(step_s)])
     table = Table(["", *(name for name, _ in legend), "step"], rows, best=0, sortable=False)
     return [Bars(bars, legend, "What a step is made of."), Folded("The same as a table", [table])]
@@ -127,16 +199,29 @@ def _best(plan: Plan) -> Table:
         of = [count_cell(int(row["gpus"])), count_cell(int(row["global_batch"]))] if several else []
         rows.append([
             layout_words(layout), _order(layout), count_cell(rank + 1), *of,
-            Cell(step_words(row["time_s"]), row["time_s"]), Cell(f"{row['tokens_per_s']:,.0f}", row["tokens_per_s"]),
-            share_cell(row["mfu"]),
-            rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"), _money(row["usd"]),
+            Cell(step_words(row["time_s"]), row["time_s"]),
+            Cell(f"{row['tokens_per_s']:,.0f}", row["tokens_per_s"]), share_cell(row["mfu"]),
+            rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"),
+            _money(row["usd"]),
         ])  # fmt: skip
     of_cases = ["GPUs", "batch"] if several else []
-    headers = ["layout", "fastest first", "rank", *of_cases, "step", "tokens/s", "MFU", "memory", "energy", f"{plan.economy.money}, USD"]
+    headers = [
+        "layout",
+        "fastest first",
+        "rank",
+        *of_cases,
+        "step",
+        "tokens/s",
+        "MFU",
+        "memory",
+        "energy",
+        f"{plan.economy.money}, USD",
+    ]
     return Table(
         headers,
         rows,
-        f"The best {len(rows)} of {len(plan):,} that fit, without copies of better ones (their ranks are missing)",
+        f"The best {len(rows)} of {len(plan):,} that fit, without copies of better ones (their"
+        " ranks are missing)",
         words=2,
         best=0,
     )
@@ -152,7 +237,9 @@ def _money(usd: float) -> Cell:
 
 def _differs(plan: Plan, other: str) -> bool:
     """Whether a front is more than one point: rent is time on so many devices."""
-    return other != "cost" or (bool(plan.economy.usd_per_hour) and len({case.space.gpus for case in plan.cases}) > 1)
+    return other != "cost" or (
+        bool(plan.economy.usd_per_hour) and len({case.space.gpus for case in plan.cases}) > 1
+    )
 
 
 def _front_plot(plan: Plan, one: str, other: str) -> Plot:
@@ -161,10 +248,16 @@ def _front_plot(plan: Plan, one: str, other: str) -> Plot:
     step_s, amount = _amounts(plan, ranks, other)
     front_s, front = _amounts(plan, on_front, other)
     best_s, best = _amounts(plan, np.zeros(1, int), other)
-    words = [f"#{rank + 1}: {layout_words(plan.layout(plan.choice(int(rank))))}" for rank in on_front]
+    words = [
+        f"#{rank + 1}: {layout_words(plan.layout(plan.choice(int(rank))))}" for rank in on_front
+    ]
     name, unit = _AXES[other]
     of = "sample" if _batches_differ(plan) else "step"
-    drawn = f"all {len(plan):,} layouts that fit" if every == 1 else f"every {every}th of {len(plan):,} layouts that fit"
+    drawn = (
+        f"all {len(plan):,} layouts that fit"
+        if every == 1
+        else f"every {every}th of {len(plan):,} layouts that fit"
+    )
     return Plot(
         [
             Series("layouts that fit", step_s, amount, colour=OTHER),
@@ -173,9 +266,16 @@ def _front_plot(plan: Plan, one: str, other: str) -> Plot:
             *_limit(plan, step_s, other),
             Series("the best", best_s, best, colour=2, labels=[layout_words(plan.best)], mark=True),
         ],
-        f"time of a {of}", name.format(of), time_words, lambda at: quantity(at, unit).strip(), x_log=True, y_log=True,
-        caption=f"{one.capitalize()} against {other}: {drawn}; what falls on one spot is drawn once.",
-    )  # fmt: skip
+        f"time of a {of}",
+        name.format(of),
+        time_words,
+        lambda at: quantity(at, unit).strip(),
+        x_log=True,
+        y_log=True,
+        caption=(
+            f"{one.capitalize()} against {other}: {drawn}; what falls on one spot is drawn once."
+        ),
+    )
 
 
 def _limit(plan: Plan, step_s: np.ndarray, other: str) -> list[Series]:
@@ -183,11 +283,21 @@ def _limit(plan: Plan, step_s: np.ndarray, other: str) -> list[Series]:
     if other != "memory":
         return []
     ends = np.array([step_s.min(), step_s.max()])
-    return [Series("memory that may be used", ends, np.full(2, plan.setting.capacity_bytes), colour=3, line=True)]
+    return [
+        Series(
+            "memory that may be used",
+            ends,
+            np.full(2, plan.setting.capacity_bytes),
+            colour=3,
+            line=True,
+        )
+    ]
 
 
 def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds, memory, energy or rent) of layouts by rank: of a step, or of a sample where batches differ, as fronts have it."""
+    """(seconds, memory, energy or rent) of layouts by rank: of a step, or of a sample where batches
+    differ, as fronts have it.
+    """
     step_s, taken = np.empty(len(ranks)), np.empty(len(ranks))
     for number, case in enumerate(plan.cases):
         here = plan.ranked[ranks, 0] == number
@@ -221,8 +331,16 @@ def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
                 Cell(step_words(one.best_s), one.best_s),
             ]
         )
-    headers = ["more of", "the best layout then differs in", "elasticity", "as much", "best step then"]
-    said = f"{REST[0].upper()}{REST[1:]}. The step with much more is of the layout that is best then."
+    headers = [
+        "more of",
+        "the best layout then differs in",
+        "elasticity",
+        "as much",
+        "best step then",
+    ]
+    said = (
+        f"{REST[0].upper()}{REST[1:]}. The step with much more is of the layout that is best then."
+    )
     return [Text(said), Table(headers, rows, words=2)]
 
 
@@ -230,8 +348,13 @@ def _provenance(plan: Plan) -> list[Block | Folded]:
     setting = plan.setting
     shape = setting.shape
     sizes = [
-        ("model", shape.name), ("parameters", f"{shape.parameters:,.0f}"), ("layers x hidden", f"{shape.layers} x {shape.hidden}"),
+        ("model", shape.name), ("parameters", f"{shape.parameters:,.0f}"),
+        ("layers x hidden", f"{shape.layers} x {shape.hidden}"),
         ("tokens of a sequence", f"{shape.seq:,}"), ("ranked by", plan.objective),
     ]  # fmt: skip
-    tables = (("the run", sizes), ("device", device_rows(setting.device)), ("system", system_rows(setting.machine.system)))
+    tables = (
+        ("the run", sizes),
+        ("device", device_rows(setting.device)),
+        ("system", system_rows(setting.machine.system)),
+    )
     return [Table([what, ""], rows, words=2, sortable=False) for what, rows in tables]

@@ -1,6 +1,8 @@
-"""A page as one file: styles, drawings and the little script stand in it, and its own policy forbids it to fetch anything.
+"""A page as one file: styles, drawings and the little script stand in it, and its own policy
+forbids it to fetch anything.
 
-The policy names the script by its hash, so that nothing else in the page can run, whatever text it was given.
+The policy names the script by its hash, so that nothing else in the page can run, whatever text it
+was given.
 """
 
 from __future__ import annotations
@@ -17,7 +19,19 @@ import hybridperf
 from hybridperf.io import replacing
 from hybridperf.report.html.bars import bars_html, ranges_html
 from hybridperf.report.html.blocks import facts_html, notes_html, table_html, text_html
-from hybridperf.report.html.document import Bars, Block, Facts, Folded, Notes, Page, Plot, Ranges, Table, Text, Timeline
+from hybridperf.report.html.document import (
+    Bars,
+    Block,
+    Facts,
+    Folded,
+    Notes,
+    Page,
+    Plot,
+    Ranges,
+    Table,
+    Text,
+    Timeline,
+)
 from hybridperf.report.html.plot import plot_html
 from hybridperf.report.html.tracks import timeline_html
 from hybridperf.report.html.words import escaped
@@ -35,14 +49,23 @@ def write_page(page: Page, path: str | os.PathLike) -> None:
 def render(page: Page) -> str:
     """The page's HTML."""
     script = _resource("page.js")
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_sha256(script)}'; base-uri 'none'"
-    sections = "\n".join(
-        f'<section id="s{at}"><h2>{escaped(one.title)}</h2>\n{_blocks(one.blocks)}\n</section>' for at, one in enumerate(page.sections)
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src"
+        f" 'sha256-{_sha256(script)}'; base-uri 'none'"
     )
-    links = "".join(f'<a href="#s{at}">{escaped(one.title)}</a>' for at, one in enumerate(page.sections))
+    sections = "\n".join(
+        f'<section id="s{at}"><h2>{escaped(one.title)}</h2>\n{_blocks(one.blocks)}\n</section>'
+        for at, one in enumerate(page.sections)
+    )
+    links = "".join(
+        f'<a href="#s{at}">{escaped(one.title)}</a>' for at, one in enumerate(page.sections)
+    )
     lead = f'<p class="lead">{escaped(page.lead)}</p>\n' if page.lead else ""
     menu = f'<nav aria-label="sections">{links}</nav>\n' if len(page.sections) > 1 else ""
-    facts = [f"made by hybridperf {hybridperf.__version__} on {datetime.date.today().isoformat()}", *page.facts]
+    facts = [
+        f"made by hybridperf {hybridperf.__version__} on {datetime.date.today().isoformat()}",
+        *page.facts,
+    ]
     foot = " · ".join(map(escaped, facts))
     return f"""<!DOCTYPE html>
 <html lang="en">

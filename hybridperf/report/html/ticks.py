@@ -19,11 +19,18 @@ def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Powers of ten from `low` to `high`, every second or third where there are many; 1, 2, 5 where there are hardly any."""
+    """Powers of ten from `low` to `high`, every second or third where there are many; 1, 2, 5 where
+    there are hardly any.
+    """
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first < 1:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        found = [f * 10.0**p for p in powers for f in (1, 2, 5) if low * (1 - 1e-9) <= f * 10.0**p <= high * (1 + 1e-9)]
+        found = [
+            f * 10.0**p
+            for p in powers
+            for f in (1, 2, 5)
+            if low * (1 - 1e-9) <= f * 10.0**p <= high * (1 + 1e-9)
+        ]
         return found or [low]
     every = math.ceil((last - first + 1) / most)
     return [10.0**p for p in range(first, last + 1) if p % every == 0] or [10.0**first]

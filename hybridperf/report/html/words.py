@@ -7,13 +7,17 @@ import json
 import re
 from typing import Any
 
-_UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")  # last: turn text around
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
+)  # last: turn text around
 _BEFORE_UNIT = re.compile(r"([0-9]) (?=(?:[a-zA-Zµ]{0,2}(?:s|B|J|W|B/s|FLOP/s)|%)(?![a-zA-Z]))")
 _REPLACED = "\ufffd"
 
 
 def escaped(text: Any) -> str:
-    """As the text of an element or an attribute between double quotes; characters that no page may hold are replaced."""
+    """As the text of an element or an attribute between double quotes; characters that no page may
+    hold are replaced.
+    """
     return html.escape(_UNSAFE.sub(_REPLACED, str(text)), quote=True)
 
 

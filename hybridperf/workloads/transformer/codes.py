@@ -1,4 +1,6 @@
-"""Words of a layout as numbers, so that columns of layouts are arrays: a word's code is its place here."""
+"""Words of a layout as numbers, so that columns of layouts are arrays: a word's code is its place
+here.
+"""
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "chimera", "zero_bubble")

@@ -10,8 +10,19 @@ from hybridperf.io import InputError, unknown
 from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer import rules
-from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number, check_whole
-from hybridperf.workloads.transformer.framework import Framework, config_habits, framework_called, framework_names, habits
+from hybridperf.workloads.transformer.fields import (
+    check_flag,
+    check_kind,
+    check_number,
+    check_whole,
+)
+from hybridperf.workloads.transformer.framework import (
+    Framework,
+    config_habits,
+    framework_called,
+    framework_habits,
+    framework_names,
+)
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.parallel import Group
@@ -19,7 +30,14 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import SPLITS, layers_before
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
-_FLAGS = ("dropout", "fused_loss", "overlap_gradients", "overlap_sends", "scatter_gather", "grouped_experts")
+_FLAGS = (
+    "dropout",
+    "fused_loss",
+    "overlap_gradients",
+    "overlap_sends",
+    "scatter_gather",
+    "grouped_experts",
+)
 _WORDS = {
     "attention": ("fused", "unfused"),
     "attention_kernel": ATTENTION_KERNELS,
@@ -32,31 +50,50 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """What `layer_passes`, `head_passes` ... and `hp.transformer` take. Equal configs are equal and hash alike."""
+    """What `layer_passes`, `head_passes` ... and `hp.transformer` take. Equal configs are equal and
+    hash alike.
+    """
 
     shape: TransformerShape
     layout: Layout = dataclasses.field(default_factory=Layout)
     dtype: str = "bf16"  # of activations and of the weights that layers read
-    quant: str = ""  # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
+    # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
+    quant: str = ""
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
-    attention_kernel: Literal["", "flash1", "flash2"] = ""  # of fused attention, `ops/attention_kernels.py`; empty: the op model's
-    expert_messages: Literal["copies", "nodes"] = "copies"  # a token travels to each expert, or once to each node of theirs
+    attention_kernel: Literal["", "flash1", "flash2"] = (
+        ""  # of fused attention, `ops/attention_kernels.py`; empty: the op model's
+    )
+    expert_messages: Literal["copies", "nodes"] = (
+        "copies"  # a token travels to each expert, or once to each node of theirs
+    )
     grouped_experts: bool = False  # a kernel multiplies by all experts of a rank; else one by each
-    framework: str = "megatron_core"  # whose kernels are launched, `framework.py`; its other habits: `run_by`
+    framework: str = (
+        "megatron_core"  # whose kernels are launched, `framework.py`; its other habits: `run_by`
+    )
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
-    vocab_multiple: int = 128  # the vocabulary is padded to multiples of tp times this; 1: of tp alone
+    vocab_multiple: int = (
+        128  # the vocabulary is padded to multiples of tp times this; 1: of tp alone
+    )
     optimizer: Literal["adam", "sgd"] = "adam"
-    gradient_bytes: float | None = None  # of a gradient between ranks and in the buffer; None: as the dtype
+    gradient_bytes: float | None = (
+        None  # of a gradient between ranks and in the buffer; None: as the dtype
+    )
     bucket_bytes: float = 25e6  # gradients reduced together
-    overlap_gradients: bool = True  # reductions run beside the last micro-batch's backward, gathers of weights ahead of their layer
+    # reductions run beside the last micro-batch's backward, gathers of weights ahead of their layer
+    overlap_gradients: bool = True
     overlap_sends: bool = False  # a stage computes on while its result travels to the next
-    scatter_gather: bool = False  # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
+    # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
+    scatter_gather: bool = False
     stage_split: Literal["even", "cost"] = "even"  # how layers are dealt out to stages, `stages.py`
 
     def __post_init__(self) -> None:
-        named = f"hp.load_shape({self.shape!r}) gives that of a published model" if isinstance(self.shape, str) else ""
+        named = (
+            f"hp.load_shape({self.shape!r}) gives that of a published model"
+            if isinstance(self.shape, str)
+            else ""
+        )
         check_kind("shape", self.shape, TransformerShape, named)
         check_kind("layout", self.layout, Layout)
         rules.check_numbers(self.layout)
@@ -64,12 +101,15 @@ class TransformerConfig:
             check_flag(name, getattr(self, name))
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
-                raise unknown(name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
+                raise unknown(
+                    name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}"
+                )
         for name in ("dtype", "quant"):
             check_kind(name, getattr(self, name), str)
         if canonical_dtype(self.dtype) not in _DTYPES:
             raise InputError(
-                f'dtype is that of activations, one of {", ".join(_DTYPES)}, got {self.dtype}; quant="fp8" multiplies in 8 bits'
+                f"dtype is that of activations, one of {', '.join(_DTYPES)}, got {self.dtype};"
+                ' quant="fp8" multiplies in 8 bits'
             )
         known_scheme(self.quant)
         for name in ("gpus_per_node", "vocab_multiple"):
@@ -79,21 +119,35 @@ class TransformerConfig:
             check_number("gradient_bytes", self.gradient_bytes)
 
     @staticmethod
-    def run_by(framework: str, shape: TransformerShape, layout: Layout | None = None, **own: Any) -> TransformerConfig:
-        """The step as a framework runs it, by the habits that `hybridperf steps` assumes (kernels, attention, bytes of gradients, what
-        overlaps); `own` fields come first. What the layout says (ZeRO, recompute, schedule) stays as it is."""
+    def run_by(
+        framework: str, shape: TransformerShape, layout: Layout | None = None, **own: Any
+    ) -> TransformerConfig:
+        """The step as a framework runs it, by the habits that `hybridperf steps` assumes (kernels,
+        attention, bytes of gradients, what overlaps); `own` fields come first. What the layout says
+        (ZeRO, recompute, schedule) stays as it is.
+        """
         layout = layout or Layout()
-        if framework not in habits():
-            raise unknown("framework", framework, habits(), f"known are {', '.join(habits())}")
+        if framework not in framework_habits():
+            raise unknown(
+                "framework",
+                framework,
+                framework_habits(),
+                f"known are {', '.join(framework_habits())}",
+            )
         names = {field.name for field in dataclasses.fields(TransformerConfig)}
-        usual = {name: value for name, value in config_habits(habits()[framework], layout.tp).items() if name in names}
+        usual = {
+            name: value
+            for name, value in config_habits(framework_habits()[framework], layout.tp).items()
+            if name in names
+        }
         return TransformerConfig(shape, layout, **{**usual, **own})
 
     def replace(self, **changes: Any) -> TransformerConfig:
         """The same step with other settings."""
         return dataclasses.replace(self, **changes)
 
-    # sizes ----------------------------------------------------------------------------------------------------------------------------
+    # sizes
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def element_bytes(self) -> float:
@@ -120,18 +174,27 @@ class TransformerConfig:
         multiple = self.vocab_multiple * self.layout.tp
         return -(-self.shape.vocab // multiple) * multiple
 
-    # parts ----------------------------------------------------------------------------------------------------------------------------
+    # parts
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def layer_kernels(self) -> Kernels:
         """Pieces of layers, whose products may multiply in fewer bits."""
-        return dataclasses.replace(self.kernels, quant=self.quant, attention_kernel=self.attention_kernel)
+        return dataclasses.replace(
+            self.kernels, quant=self.quant, attention_kernel=self.attention_kernel
+        )
 
     @property
     def kernels(self) -> Kernels:
         """Pieces as this framework runs them."""
         framework: Framework = framework_called(self.framework)
-        return Kernels(canonical_dtype(self.dtype), framework, self.dropout, self.reduced_bytes, self.layout.accumulation)
+        return Kernels(
+            canonical_dtype(self.dtype),
+            framework,
+            self.dropout,
+            self.reduced_bytes,
+            self.layout.accumulation,
+        )
 
     def group(self, dim: str) -> Group:
         """Ranks and nodes of a dimension's collectives."""
@@ -142,7 +205,9 @@ class TransformerConfig:
     def experts_apart(self) -> bool:
         """Whether other ranks hold the same experts than hold the same of all else."""
         layout = self.layout
-        return bool(self.shape.experts) and (layout.ep > 1 or layout.expert_tp not in (None, layout.tp))
+        return bool(self.shape.experts) and (
+            layout.ep > 1 or layout.expert_tp not in (None, layout.tp)
+        )
 
     @property
     def stages(self) -> int:
@@ -152,7 +217,12 @@ class TransformerConfig:
     def layers_of(self, stage: int) -> tuple[int, ...]:
         """How many layers of each kind (`shape.blocks`) lie on a stage, or chunk of one."""
         first, end = (
-            int(layers_before(self.shape.depth, self.stages, at, self.stage_split, self.shape.head_layers)) for at in (stage, stage + 1)
+            int(
+                layers_before(
+                    self.shape.depth, self.stages, at, self.stage_split, self.shape.head_layers
+                )
+            )
+            for at in (stage, stage + 1)
         )
         counts, start = [], 0
         for block in self.shape.blocks:

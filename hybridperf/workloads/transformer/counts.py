@@ -1,12 +1,15 @@
-"""How many parameters and floating-point operations a Transformer has, by what tensor and expert parallelism do with them.
+"""How many parameters and floating-point operations a Transformer has, by what tensor and expert
+parallelism do with them.
 
-A block of a GPT: 12 h^2 + 13 h parameters, 24 h^2 + 4 s h FLOPs per token (each weight twice; scores and weighted sum 2 s h each), so
+A block of a GPT: 12 h^2 + 13 h parameters, 24 h^2 + 4 s h FLOPs per token (each weight twice;
+scores and weighted sum 2 s h each), so
 
-    P = 12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)) + 2 h,      the last norm's 2 h being left out of the published formula
+    P = 12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)) + 2 h,      the last norm's 2 h being left out
+                                                                of the published formula
     forward = 24 B s l h^2 (1 + s/(6 h) + V/(12 l h))
 
-Parameters are kept by how ranks share them: a tensor-parallel rank has 1/t of `heads`, `kv` (whole heads, at least one) and `ffn`, all of
-`whole`; an expert-parallel rank has 1/e of the experts.
+Parameters are kept by how ranks share them: a tensor-parallel rank has 1/t of `heads`, `kv` (whole
+heads, at least one) and `ffn`, all of `whole`; an expert-parallel rank has 1/e of the experts.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hybridperf.either import array_module
 from hybridperf.io import InputError
+from hybridperf.io.namespace import array_module
 
 if TYPE_CHECKING:
     from hybridperf.workloads.transformer.shape import TransformerShape
@@ -41,10 +44,16 @@ class Parameters(NamedTuple):
         return sum(self)
 
 
-def rank_shares(part: Parameters, key_heads: int, tp: Any, ep: Any, expert_tp: Any) -> tuple[Any, Any]:
-    """One rank's of a part of the model: (of all but the experts, of the experts); degrees are numbers or arrays."""
+def rank_shares(
+    part: Parameters, key_heads: int, tp: Any, ep: Any, expert_tp: Any
+) -> tuple[Any, Any]:
+    """One rank's of a part of the model: (of all but the experts, of the experts); degrees are
+    numbers or arrays.
+    """
     xp = array_module(tp, ep, expert_tp)
-    dense = (part.heads + part.ffn + part.vocab) / tp + part.kv / xp.minimum(tp, key_heads) + part.whole
+    dense = (
+        (part.heads + part.ffn + part.vocab) / tp + part.kv / xp.minimum(tp, key_heads) + part.whole
+    )
     return dense, (part.experts / expert_tp + part.experts_whole) / ep
 
 
@@ -65,7 +74,11 @@ class Block:
         """Parameters of the experts that a token does not take."""
         if not self.experts:
             return 0
-        return (self.parameters.experts + self.parameters.experts_whole) * (self.experts - self.topk) // self.experts
+        return (
+            (self.parameters.experts + self.parameters.experts_whole)
+            * (self.experts - self.topk)
+            // self.experts
+        )
 
 
 def blocks(shape: TransformerShape) -> tuple[Block, ...]:
@@ -89,7 +102,9 @@ def _norm(shape: TransformerShape) -> int:
     return shape.hidden * (2 if bias else 1)
 
 
-def _layer(shape: TransformerShape, ffn: int, experts: int, shared_ffn: int, cross: bool) -> Parameters:
+def _layer(
+    shape: TransformerShape, ffn: int, experts: int, shared_ffn: int, cross: bool
+) -> Parameters:
     h, inputs = shape.hidden, 2 if shape.gated else 1  # matrices from the hidden state into the MLP
     attention = _attention(shape)
     times = 2 if cross else 1
@@ -98,11 +113,19 @@ def _layer(shape: TransformerShape, ffn: int, experts: int, shared_ffn: int, cro
     in_bias, out_bias = (ffn * inputs, h) if shape.biases else (0, 0)
     one = (inputs + 1) * h * ffn + in_bias
     if not experts:
-        return attention._replace(heads=attention.heads * times, kv=attention.kv * times, ffn=one, whole=whole + out_bias)
+        return attention._replace(
+            heads=attention.heads * times, kv=attention.kv * times, ffn=one, whole=whole + out_bias
+        )
     whole += h * experts + (experts if shape.router_bias else 0)
     shared = (inputs + 1) * h * shared_ffn
     return Parameters(
-        attention.heads * times, attention.kv * times, shared, 0, whole, experts=experts * one, experts_whole=experts * out_bias
+        attention.heads * times,
+        attention.kv * times,
+        shared,
+        0,
+        whole,
+        experts=experts * one,
+        experts_whole=experts * out_bias,
     )
 
 
@@ -114,14 +137,21 @@ def _attention(shape: TransformerShape) -> Parameters:
     output = shape.context_width * h
     if latent is None:
         query = (h + bias) * shape.query_width
-        return Parameters(heads=query + output + sinks, kv=(h + bias) * (shape.key_width + shape.value_width), whole=whole)
-    # down to the latents (on every rank) and up to the heads; each latent has a norm; keys' rotary part is made straight from h
+        return Parameters(
+            heads=query + output + sinks,
+            kv=(h + bias) * (shape.key_width + shape.value_width),
+            whole=whole,
+        )
+    # down to the latents (on every rank) and up to the heads; each latent has a norm; keys' rotary
+    # part is made straight from h
     down = h * (latent.kv_rank + latent.rotary_dim) + latent.kv_rank
     up = latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
     if latent.query_rank is None:
         return Parameters(heads=h * shape.query_width + up + output + sinks, whole=whole + down)
     down += h * latent.query_rank + latent.query_rank
-    return Parameters(heads=latent.query_rank * shape.query_width + up + output + sinks, whole=whole + down)
+    return Parameters(
+        heads=latent.query_rank * shape.query_width + up + output + sinks, whole=whole + down
+    )
 
 
 def embedding(shape: TransformerShape) -> Parameters:
@@ -133,15 +163,21 @@ def embedding(shape: TransformerShape) -> Parameters:
     if shape.positions == "relative":
         whole += shape.relative_buckets * shape.heads * (2 if shape.decoder_layers else 1)
     if shape.family == "vit":
-        return Parameters(whole=whole + shape.channels * shape.patch**2 * h + h + h)  # the patches' matrix and bias, the class token
+        return Parameters(
+            whole=whole + shape.channels * shape.patch**2 * h + h + h
+        )  # the patches' matrix and bias, the class token
     return Parameters(vocab=shape.vocab * h, whole=whole)
 
 
 def head(shape: TransformerShape) -> Parameters:
-    """Parameters after the last layer: final norms, the head's own matrix and bias, BERT's transform and pooler."""
+    """Parameters after the last layer: final norms, the head's own matrix and bias, BERT's
+    transform and pooler.
+    """
     h = shape.hidden
     stacks = 2 if shape.decoder_layers else 1
-    whole = 0 if shape.family == "bert" else stacks * _norm(shape)  # a BERT's layers end in their norm
+    whole = (
+        0 if shape.family == "bert" else stacks * _norm(shape)
+    )  # a BERT's layers end in their norm
     vocab = 0
     if shape.head == "lm":
         vocab += (0 if shape.tied else shape.vocab * h) + (shape.vocab if shape.head_bias else 0)
@@ -157,18 +193,26 @@ def head(shape: TransformerShape) -> Parameters:
 
 def forward_flops(shape: TransformerShape, batch: float, seq: int, causal: bool) -> float:
     """FLOPs of the layers, the head and a ViT's patches."""
-    layers = sum(block.count * (_matrices(shape, block, batch, seq) + _core(shape, block, batch, seq, causal)) for block in shape.blocks)
+    layers = sum(
+        block.count
+        * (_matrices(shape, block, batch, seq) + _core(shape, block, batch, seq, causal))
+        for block in shape.blocks
+    )
     return layers + _ends(shape, batch, seq)
 
 
-def recomputed_flops(shape: TransformerShape, batch: float, seq: int, recompute: str, causal: bool) -> float:
+def recomputed_flops(
+    shape: TransformerShape, batch: float, seq: int, recompute: str, causal: bool
+) -> float:
     """FLOPs beyond `model_flops`."""
     if recompute == "none":
         return 0.0
     if recompute == "full":
         return forward_flops(shape, batch, seq, causal) - _ends(shape, batch, seq)
     if recompute == "selective":
-        return (1 + BACKWARD) * sum(block.count * _core(shape, block, batch, seq, causal) for block in shape.blocks)
+        return (1 + BACKWARD) * sum(
+            block.count * _core(shape, block, batch, seq, causal) for block in shape.blocks
+        )
     raise InputError(f"recompute must be none, selective or full, got {recompute!r}")
 
 
@@ -182,12 +226,20 @@ def _matrices(shape: TransformerShape, block: Block, batch: float, seq: int) -> 
     inputs = 2 if shape.gated else 1
     mlp = (inputs + 1) * h * (block.ffn * (block.topk or 1) + block.shared_ffn) + h * block.experts
     if latent:
-        query = latent.query_rank * (h + shape.query_width) if latent.query_rank else h * shape.query_width
-        kv = h * (latent.kv_rank + latent.rotary_dim) + latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
+        query = (
+            latent.query_rank * (h + shape.query_width)
+            if latent.query_rank
+            else h * shape.query_width
+        )
+        kv = h * (latent.kv_rank + latent.rotary_dim) + latent.kv_rank * shape.heads * (
+            latent.plain_dim + latent.value_dim
+        )
     else:
         query, kv = h * shape.query_width, h * (shape.key_width + shape.value_width)
     per_token = query + kv + shape.context_width * h + mlp
-    across = (query + shape.context_width * h) * tokens + kv * seq if block.cross else 0.0  # keys and values of the encoder's output
+    across = (
+        (query + shape.context_width * h) * tokens + kv * seq if block.cross else 0.0
+    )  # keys and values of the encoder's output
     return MULTIPLY_ADD * batch * (per_token * tokens + across)
 
 
@@ -203,8 +255,12 @@ def _ends(shape: TransformerShape, batch: float, seq: int) -> float:
     h, tokens = shape.hidden, (shape.decoder_seq or seq) if shape.decoder_layers else seq
     if shape.family == "vit":
         patches = MULTIPLY_ADD * batch * (seq - 1) * shape.channels * shape.patch**2 * h
-        return patches + (MULTIPLY_ADD * batch * h * shape.vocab if shape.head == "classes" else 0.0)
+        return patches + (
+            MULTIPLY_ADD * batch * h * shape.vocab if shape.head == "classes" else 0.0
+        )
     if shape.head == "none":
         return 0.0
     transform = h * h if shape.head == "mlm" else 0
-    return MULTIPLY_ADD * batch * tokens * (h * shape.vocab + transform) + (MULTIPLY_ADD * batch * h * h if shape.pooler else 0.0)
+    return MULTIPLY_ADD * batch * tokens * (h * shape.vocab + transform) + (
+        MULTIPLY_ADD * batch * h * h if shape.pooler else 0.0
+    )

@@ -1,6 +1,8 @@
-"""Is a field of a model, a layout or a step of the kind that it must be? One sentence with the field's name where it is not.
+"""Is a field of a model, a layout or a step of the kind that it must be? One sentence with the
+field's name where it is not.
 
-Python takes "no" for true, True for one and NaN for a number that is neither above nor below zero: here none of them passes.
+Python takes "no" for true, True for one and NaN for a number that is neither above nor below zero:
+here none of them passes.
 """
 
 from __future__ import annotations
@@ -37,8 +39,14 @@ def check_flag(name: str, value: Any) -> None:
 def check_number(name: str, value: Any, zero: bool = False, infinite: bool = False) -> None:
     """`InputError` for anything but a number above zero; `zero`, `infinite`: these pass too."""
     number = not isinstance(value, bool) and isinstance(value, int | float | np.number)
-    if not number or not (value > 0 or (zero and value == 0)) or (math.isinf(value) and not infinite):
-        raise InputError(f"{name} must be a number {'of zero or more' if zero else 'above zero'}, got {value!r}")
+    if (
+        not number
+        or not (value > 0 or (zero and value == 0))
+        or (math.isinf(value) and not infinite)
+    ):
+        raise InputError(
+            f"{name} must be a number {'of zero or more' if zero else 'above zero'}, got {value!r}"
+        )
 
 
 def check_kind(name: str, value: Any, kind: type, hint: str = "") -> None:

@@ -1,10 +1,12 @@
-"""How a framework cuts a layer into kernels: what it fuses, and what it launches besides the model's arithmetic.
+"""How a framework cuts a layer into kernels: what it fuses, and what it launches besides the
+model's arithmetic.
 
-Launches are counted, not guessed: a layer is host-bound where kernels x launch cost exceeds what the device needs, as for most published
-steps of small models (training_steps.md, sections 2 and 3).
+Launches are counted, not guessed: a layer is host-bound where kernels x launch cost exceeds what
+the device needs, as for most published steps of small models (training_steps.md, sections 2 and 3).
 
-Frameworks that rows of measured steps name (`habits`: megatron_core, nanotron, torchtitan ...) run one of three sets of kernels, and have
-habits beside it that are fields of a config or a layout: `TransformerConfig.run_by` takes them all.
+Frameworks that rows of measured steps name (`habits`: megatron_core, nanotron, torchtitan ...) run
+one of three sets of kernels, and have habits beside it that are fields of a config or a layout:
+`TransformerConfig.run_by` takes them all.
 """
 
 from __future__ import annotations
@@ -25,37 +27,46 @@ class Framework:
 
     name: str
     bias_apart: bool  # a product's bias is added by a kernel of its own
-    fused_softmax: bool  # scale, mask and softmax of unfused attention in one kernel, where it has one for the sizes
+    # scale, mask and softmax of unfused attention in one kernel, where it has one for the sizes
+    fused_softmax: bool
     fused_residual: bool  # bias, dropout and residual in one kernel
     fused_activation: bool  # bias, activation and gate in one kernel
     rope_kernels: int  # per tensor that is turned
     norm_parameter_kernels: int  # of a norm's backward, for scale and shift
-    gradients: Literal["always", "repeated", "never"]  # a kernel per parameter adds its gradient: to a buffer, from the second on, or none
+    gradients: Literal[
+        "always", "repeated", "never"
+    ]  # a kernel per parameter adds its gradient: to a buffer, from the second on, or none
 
 
 _KNOWN = (
-    # Megatron-LM and Megatron-DeepSpeed of 2020-22: matmul + bias, fused softmax, JIT-fused loops, Apex norms, a hook per parameter
-    # that adds its gradient to a flat buffer
+    # Megatron-LM and Megatron-DeepSpeed of 2020-22: matmul + bias, fused softmax, JIT-fused loops,
+    # Apex norms, a hook per parameter that adds its gradient to a flat buffer
     Framework("megatron", True, True, True, True, 1, 2, "always"),
-    # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the product
+    # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the
+    # product
     Framework("eager", False, False, False, False, 5, 1, "repeated"),
-    # torch.compile, Transformer Engine: neighbouring loops are one kernel; gradients are added up in the product's epilogue
+    # torch.compile, Transformer Engine: neighbouring loops are one kernel; gradients are added up
+    # in the product's epilogue
     Framework("compiled", False, True, True, True, 1, 1, "never"),
 )
 FRAMEWORKS = {one.name: one for one in _KNOWN}
 
 
 @functools.cache
-def habits() -> Mapping[str, Mapping[str, Any]]:
-    """Frameworks by the names that rows of steps give them, each with what it settles where a row leaves it open."""
-    found: Mapping[str, Mapping[str, Any]] = tomllib.loads(resources.files("hybridperf").joinpath("presets", "step_rows.toml").read_text())[
-        "framework"
-    ]
+def framework_habits() -> Mapping[str, Mapping[str, Any]]:
+    """Frameworks by the names that rows of steps give them, each with what it settles where a row
+    leaves it open.
+    """
+    found: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+        resources.files(__package__).joinpath("frameworks.toml").read_text()
+    )["framework"]
     return found
 
 
 def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """A framework's habits at a tensor-parallel degree, which decides how the vocabulary is padded."""
+    """A framework's habits at a tensor-parallel degree, which decides how
+    the vocabulary is padded.
+    """
     if tp > 1 and "vocab_multiple_tp" in habits:
         return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
     return dict(habits)
@@ -64,11 +75,15 @@ def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
 @functools.cache
 def framework_names() -> tuple[str, ...]:
     """All names of `framework_called`."""
-    return tuple(dict.fromkeys((*habits(), *FRAMEWORKS)))
+    return tuple(dict.fromkeys((*framework_habits(), *FRAMEWORKS)))
 
 
 def framework_called(name: str) -> Framework:
-    """A framework's kernels by its name, or by that of a set of kernels; `InputError` for one nobody knows."""
+    """A framework's kernels by its name, or by that of a set of kernels; `InputError` for one
+    nobody knows.
+    """
     if name not in framework_names():
-        raise unknown("framework", name, framework_names(), f"known are {', '.join(framework_names())}")
-    return FRAMEWORKS[habits()[name]["framework"] if name in habits() else name]
+        raise unknown(
+            "framework", name, framework_names(), f"known are {', '.join(framework_names())}"
+        )
+    return FRAMEWORKS[framework_habits()[name]["framework"] if name in framework_habits() else name]

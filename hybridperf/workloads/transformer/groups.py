@@ -1,13 +1,15 @@
 """Which ranks talk to each other in a collective, and how many nodes they lie on.
 
-Ranks are counted in mixed radix: the dimensions of `order`, fastest first, are its digits. A group is all values of some digits with the
-others fixed. Nodes hold `gpus_per_node` neighbouring ranks. So a dimension of stride st (the product of the faster sizes) and size n has
-clip(gpus_per_node / st, 1, n) of its ranks on one node where sizes divide each other. Where they do not, groups differ: the one on the
-most nodes is meant, found by counting.
+Ranks are counted in mixed radix: the dimensions of `order`, fastest first, are its digits. A group
+is all values of some digits with the others fixed. Nodes hold `gpus_per_node` neighbouring ranks.
+So a dimension of stride st (the product of the faster sizes) and size n has clip(gpus_per_node /
+st, 1, n) of its ranks on one node where sizes divide each other. Where they do not, groups differ:
+the one on the most nodes is meant, found by counting.
 
-Expert parallelism has no digit of its own: its ranks are the fastest of those that share the tokens' layers (cp and dp; tp too where
-experts are not cut), and the rest of these hold the same experts (`expert_data`). In the same way `shard` are the fastest of the data
-ranks and `replica` the rest.
+Expert parallelism has no digit of its own: its ranks are the fastest of those that share the
+tokens' layers (cp and dp; tp too where experts are not cut), and the rest of these hold the same
+experts (`expert_data`). In the same way `shard` are the fastest of the data ranks and `replica` the
+rest.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ def span(layout: Layout | Layouts, dim: str, gpus_per_node: int, order: tuple[st
     if gpus_per_node < 1:
         raise InputError(f"gpus_per_node must be 1 or more, got {gpus_per_node}")
     digits = tuple([(name, int(getattr(layout, name))) for name in order if name != "ep"])
-    ranks, apart = 0, False  # of the groups that share a digit with others; whether experts are cut unlike the other layers
+    ranks, apart = (
+        0,
+        False,
+        # of the groups that share a digit with others; whether experts are cut unlike the other
+        # layers
+    )
     if dim in ("shard", "replica"):
         ranks = int(layout.shard_ranks or layout.data_ranks)
     elif dim in ("ep", "expert_data"):
@@ -50,12 +57,18 @@ def span(layout: Layout | Layouts, dim: str, gpus_per_node: int, order: tuple[st
 
 
 @functools.lru_cache(maxsize=65536)
-def _span(dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool, gpus_per_node: int) -> Span:
+def _span(
+    dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool, gpus_per_node: int
+) -> Span:
     return _counted(_members(dim, digits, ranks, apart), gpus_per_node)
 
 
-def _members(dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool) -> tuple[tuple[int, bool], ...]:
-    """Digits (size, whether the group runs over it), fastest first; a digit that a group shares with another is cut in two."""
+def _members(
+    dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool
+) -> tuple[tuple[int, bool], ...]:
+    """Digits (size, whether the group runs over it), fastest first; a digit that a group shares
+    with another is cut in two.
+    """
     if dim in ("tp", "cp", "pp", "dp"):
         return tuple((size, name == dim) for name, size in digits)
     data = ("cp", "dp")
@@ -66,7 +79,9 @@ def _members(dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: b
     return _cut(digits, ("tp", *data) if apart else data, ranks, dim == "ep")
 
 
-def _cut(digits: tuple[tuple[str, int], ...], of: tuple[str, ...], ranks: int, fast: bool) -> tuple[tuple[int, bool], ...]:
+def _cut(
+    digits: tuple[tuple[str, int], ...], of: tuple[str, ...], ranks: int, fast: bool
+) -> tuple[tuple[int, bool], ...]:
     """Digits of the fastest `ranks` of some dimensions (`fast`), or of the rest of them."""
     left, cut = ranks, []
     for name, size in digits:
@@ -74,7 +89,10 @@ def _cut(digits: tuple[tuple[str, int], ...], of: tuple[str, ...], ranks: int, f
         left //= inner
         cut += [(inner, fast), (size // inner, name in of and not fast)]
     if left != 1:
-        raise InputError(f"a group of {ranks} ranks must divide the {' x '.join(of)} ranks, got {', '.join(f'{n} {s}' for n, s in digits)}")
+        raise InputError(
+            f"a group of {ranks} ranks must divide the {' x '.join(of)} ranks, got"
+            f" {', '.join(f'{n} {s}' for n, s in digits)}"
+        )
     return tuple(cut)
 
 
@@ -86,17 +104,29 @@ def _counted(digits: tuple[tuple[int, bool], ...], gpus_per_node: int) -> Span:
             per_node *= min(max(gpus_per_node // stride, 1), size)
         stride *= size
         aligned &= stride % gpus_per_node == 0 or gpus_per_node % stride == 0
-    return Span(ranks, ranks // per_node, per_node) if aligned else _enumerated(digits, ranks, gpus_per_node)
+    return (
+        Span(ranks, ranks // per_node, per_node)
+        if aligned
+        else _enumerated(digits, ranks, gpus_per_node)
+    )
 
 
 def _enumerated(digits: tuple[tuple[int, bool], ...], ranks: int, gpus_per_node: int) -> Span:
-    """Every group is the first one, shifted: only what a shift leaves of a node tells groups apart."""
-    members, shifts, stride = np.zeros(1, np.int64), np.zeros(1, np.int64), 1  # of the first group, rising
+    """Every group is the first one, shifted: only what a shift leaves of a
+    node tells groups apart.
+    """
+    members, shifts, stride = (
+        np.zeros(1, np.int64),
+        np.zeros(1, np.int64),
+        1,
+    )  # of the first group, rising
     for size, member in digits:
         if member:
             members = (stride * np.arange(size)[:, None] + members).reshape(-1)
         else:  # multiples of a stride repeat after a node's length
-            shifts = np.unique((stride * np.arange(min(size, gpus_per_node)) + shifts[:, None]) % gpus_per_node)
+            shifts = np.unique(
+                (stride * np.arange(min(size, gpus_per_node)) + shifts[:, None]) % gpus_per_node
+            )
         stride *= size
     groups = (members + shifts[:, None]) // gpus_per_node  # nodes [groups, ranks]
     starts = np.ones(groups.shape, bool)

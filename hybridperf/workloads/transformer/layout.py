@@ -1,11 +1,13 @@
-"""How a training step is spread over ranks: degrees of parallelism, micro-batches, what is sharded, kept or computed again.
+"""How a training step is spread over ranks: degrees of parallelism, micro-batches, what is sharded,
+kept or computed again.
 
     ranks = tp x cp x dp x pp                       expert parallelism regroups them, it adds none
-    global batch = micro_batch x accumulation x dp  `accumulation` is the number m of micro-batches a pipeline sees per step
+    global batch = micro_batch x accumulation x dp  `accumulation` is the number m of micro-batches
+                                                    a pipeline sees per step
 
-`order` says which dimension varies fastest over neighbouring ranks, hence which groups lie inside a node (`groups.py`). What is legal:
-`rules.py`. `Layout` is one layout; `Layouts` is many, in columns of one length, for formulas that price a search space at once (NumPy, or
-JAX: it is a pytree).
+`order` says which dimension varies fastest over neighbouring ranks, hence which groups lie inside a
+node (`groups.py`). What is legal: `rules.py`. `Layout` is one layout; `Layouts` is many, in columns
+of one length, for formulas that price a search space at once (NumPy, or JAX: it is a pytree).
 """
 
 from __future__ import annotations
@@ -65,7 +67,12 @@ class Layouts(NamedTuple):
     @staticmethod
     def of(layouts: Sequence[Layout]) -> Layouts:
         """Columns [N] of N layouts."""
-        return Layouts(*(np.array(column, np.int64) for column in zip(*(layout.columns for layout in layouts), strict=True)))
+        return Layouts(
+            *(
+                np.array(column, np.int64)
+                for column in zip(*(layout.columns for layout in layouts), strict=True)
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +87,9 @@ class Layout:
     cp: int = 1  # ranks that share each sequence
     ep: int = 1  # ranks that share the experts
     expert_tp: int | None = None  # ranks that share each expert's matrices; None: tp
-    zero: Literal[0, 1, 2, 3] = 0  # sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
+    zero: Literal[0, 1, 2, 3] = (
+        0  # sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
+    )
     shard_ranks: int | None = None  # over that many of them (HSDP); None: all
     micro_batch: int = 1  # samples that go through a layer together
     accumulation: int = 1  # micro-batches per replica and step
@@ -105,8 +114,9 @@ class Layout:
     def columns(self) -> Layouts:
         """The same in numbers: words as codes, None as the number it stands for."""
         return Layouts(
-            self.tp, int(self.sequence_parallel), self.pp, self.vp, self.dp, self.cp, self.ep, self.expert_tp or self.tp, self.zero,
-            self.shard_ranks or self.data_ranks, self.micro_batch, self.accumulation, _code("recompute", self.recompute, RECOMPUTE),
+            self.tp, int(self.sequence_parallel), self.pp, self.vp, self.dp, self.cp, self.ep,
+            self.expert_tp or self.tp, self.zero, self.shard_ranks or self.data_ranks,
+            self.micro_batch, self.accumulation, _code("recompute", self.recompute, RECOMPUTE),
             _code("schedule", self.schedule, SCHEDULES),
         )  # fmt: skip
 
@@ -118,17 +128,25 @@ class Layout:
         global_batch: int | None = None,
         strict: bool = True,
     ) -> list[str]:
-        """Sentences on what is unusual; `InputError`, one sentence that names the rule, for what is impossible.
+        """Sentences on what is unusual; `InputError`, one sentence that names the rule, for what is
+        impossible.
 
-        `strict=False` makes notes of the rules that some frameworks break (heads not divisible by tp).
+        `strict=False` makes notes of the rules that some frameworks break (heads not divisible by
+        tp).
         """
         if not isinstance(self.order, Sequence) or sorted(map(str, self.order)) != sorted(ORDER):
-            got = ", ".join(map(str, self.order)) if isinstance(self.order, tuple | list) else repr(self.order)
+            got = (
+                ", ".join(map(str, self.order))
+                if isinstance(self.order, tuple | list)
+                else repr(self.order)
+            )
             raise InputError(f"order must name each of {', '.join(ORDER)} once, got {got}")
         return rules.check(shape, self, gpus, gpus_per_node, global_batch, strict)
 
     def group(self, dim: str, gpus_per_node: int) -> Span:
-        """What a collective of a dimension spans: tp, cp, pp, dp, ep; also `data` (dp and cp), `expert_data`, `shard`, `replica`."""
+        """What a collective of a dimension spans: tp, cp, pp, dp, ep; also `data` (dp and cp),
+        `expert_data`, `shard`, `replica`.
+        """
         return span(self, dim, gpus_per_node, self.order)
 
     def replace(self, **changes: Any) -> Layout:

@@ -1,13 +1,18 @@
-"""Parallelism inside a layer: functions that rewrite the passes of one device into those of one rank of a group.
+"""Parallelism inside a layer: functions that rewrite the passes of one device into those of one
+rank of a group.
 
-* tensor (Shoeybi et al. 2019): fields that a step names are divided. An op that sums over a divided dimension, or looks up in a divided
-  table, leaves partial sums, which an all-reduce completes: so the projections of attention and MLP forward, and the input gradients of
-  what feeds them backward, 4 all-reduces a layer of b s h numbers each (formulas.md 3.3).
-* sequence (Korthikanti et al. 2022): what tensor parallelism leaves whole is divided by tokens; each all-reduce becomes a reduce-scatter
-  behind the partial sums and an all-gather before the next divided step. The gather that a weight gradient needs of its input travels
-  beside the product of the input's gradient and is not counted.
-* context: tokens are divided, keys and values gathered for attention (their gradients scattered back); causal work is shared out evenly.
-* expert: each rank keeps E_p-th of the experts and its tokens travel there and back, twice forward and twice backward.
+* tensor (Shoeybi et al. 2019): fields that a step names are divided. An op that sums over a divided
+  dimension, or looks up in a divided table, leaves partial sums, which an all-reduce completes: so
+  the projections of attention and MLP forward, and the input gradients of what feeds them backward,
+  4 all-reduces a layer of b s h numbers each (formulas.md 3.3).
+* sequence (Korthikanti et al. 2022): what tensor parallelism leaves whole is divided by tokens;
+  each all-reduce becomes a reduce-scatter behind the partial sums and an all-gather before the next
+  divided step. The gather that a weight gradient needs of its input travels beside the product of
+  the input's gradient and is not counted.
+* context: tokens are divided, keys and values gathered for attention (their gradients scattered
+  back); causal work is shared out evenly.
+* expert: each rank keeps E_p-th of the experts and its tokens travel there and back, twice forward
+  and twice backward.
 """
 
 from __future__ import annotations
@@ -16,10 +21,19 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.ops import EncoderAttention, Gather, Gemm, Moe, PrefillAttention, Reduction, ScatterAdd, Softmax
-from hybridperf.workload import CollectiveCall
+from hybridperf.ops import (
+    EncoderAttention,
+    Gather,
+    Gemm,
+    Moe,
+    PrefillAttention,
+    Reduction,
+    ScatterAdd,
+    Softmax,
+)
 from hybridperf.workloads.transformer.passes import Part, Passes, Step, Steps
 
 SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32
@@ -41,7 +55,9 @@ class Group(NamedTuple):
 
 def rewritten(passes: Passes, change: Callable[[Steps], Iterable[Step]]) -> Passes:
     """Each pass rewritten as a whole."""
-    return Passes(*(tuple(change(getattr(passes, field.name))) for field in dataclasses.fields(passes)))
+    return Passes(
+        *(tuple(change(getattr(passes, field.name))) for field in dataclasses.fields(passes))
+    )
 
 
 def partial_sums_bytes(step: Step) -> float:
@@ -59,7 +75,9 @@ def partial_sums_bytes(step: Step) -> float:
     if isinstance(op, Reduction) and "cols" in step.tensor:
         return float(op.rows * SUM_BYTES)
     if isinstance(op, Softmax) and "cols" in step.tensor:
-        return float(2 * op.rows * SUM_BYTES)  # the largest number and the sum of exponentials of each row
+        return float(
+            2 * op.rows * SUM_BYTES
+        )  # the largest number and the sum of exponentials of each row
     return 0.0
 
 
@@ -75,7 +93,9 @@ def split_tensor(passes: Passes, group: Group) -> Passes:
             else:
                 part = step.divided(step.tensor, group.ranks)
                 shared = step.is_op and "kv_heads" in step.tensor and part.op.kv_heads < 1
-                yield part.with_op(kv_heads=1.0) if shared else part  # ranks that share a head of keys and values hold all of it
+                yield (
+                    part.with_op(kv_heads=1.0) if shared else part
+                )  # ranks that share a head of keys and values hold all of it
             if size := partial_sums_bytes(step):
                 summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
                 yield dataclasses.replace(summed, tokens="bytes" if _is_vector(step) else "")
@@ -113,7 +133,9 @@ def sequence_parallel(passes: Passes, group: Group) -> Passes:
 
 
 def _gathered_bytes(step: Step) -> float:
-    """Size of the tokens' vectors that a divided step takes in; 0 for one that takes what is divided as itself."""
+    """Size of the tokens' vectors that a divided step takes in; 0 for one that takes what is
+    divided as itself.
+    """
     op = step.op
     size = DTYPE_BYTES[op.dtype]
     if isinstance(op, Gemm):
@@ -131,35 +153,60 @@ def context_parallel(passes: Passes, group: Group) -> Passes:
     def split(steps: Steps) -> Iterator[Step]:
         for step in steps:
             if not step.core:
-                yield step.divided((step.tokens,), group.ranks) if step.tokens and step.is_op else step
+                yield (
+                    step.divided((step.tokens,), group.ranks)
+                    if step.tokens and step.is_op
+                    else step
+                )
                 continue
             if not isinstance(step.op, PrefillAttention | EncoderAttention):
-                raise InputError('context parallelism of unfused attention is not modelled: take attention="fused", or cp = 1')
+                raise InputError(
+                    "context parallelism of unfused attention is not modelled: take"
+                    ' attention="fused", or cp = 1'
+                )
             op = step.op
             if isinstance(op, PrefillAttention) and op.kv_len:
-                raise InputError("context parallelism of attention to an encoder is not modelled: take cp = 1")
+                raise InputError(
+                    "context parallelism of attention to an encoder is not modelled: take cp = 1"
+                )
             kv_bytes = 2 * op.batch * op.q_len * op.kv_heads * op.head_dim * DTYPE_BYTES[op.dtype]
             tensor = "kv_heads" in step.tensor
             yield dataclasses.replace(
-                group.step("all_gather", kv_bytes, "cp", "keys and values gathered"), tensor=("bytes",) if tensor else ()
+                group.step("all_gather", kv_bytes, "cp", "keys and values gathered"),
+                tensor=("bytes",) if tensor else (),
             )
             yield step.on(_share_of_attention(op, group.ranks))
             if "gradient" in step.name:
-                scattered = group.step("reduce_scatter", kv_bytes, "cp", "gradients of keys and values summed")
+                scattered = group.step(
+                    "reduce_scatter", kv_bytes, "cp", "gradients of keys and values summed"
+                )
                 yield dataclasses.replace(scattered, tensor=("bytes",) if tensor else ())
 
     return rewritten(passes, split)
 
 
 def _share_of_attention(op: PrefillAttention | EncoderAttention, ranks: int) -> PrefillAttention:
-    """One rank's: its queries on all keys, of which a causal query sees half in the mean, as tokens are dealt out to make it so."""
+    """One rank's: its queries on all keys, of which a causal query sees half in the mean, as tokens
+    are dealt out to make it so.
+    """
     causal = isinstance(op, PrefillAttention) and op.causal > 0
     keys = op.q_len / 2 if causal else op.q_len
-    return PrefillAttention(op.dtype, op.batch, op.q_len / ranks, op.heads, op.head_dim, op.kv_heads, kv_len=keys, causal=0.0)
+    return PrefillAttention(
+        op.dtype,
+        op.batch,
+        op.q_len / ranks,
+        op.heads,
+        op.head_dim,
+        op.kv_heads,
+        kv_len=keys,
+        causal=0.0,
+    )
 
 
 def expert_parallel(passes: Passes, group: Group, once_per_node: bool = False) -> Passes:
-    """Experts divided over a group; after all that divides tokens. `once_per_node`: see `distinct`."""
+    """Experts divided over a group; after all that divides tokens.
+    `once_per_node`: see `distinct`.
+    """
     if group.ranks == 1:
         return passes
 
@@ -169,7 +216,11 @@ def expert_parallel(passes: Passes, group: Group, once_per_node: bool = False) -
                 yield step
                 continue
             op = step.op
-            copies = distinct(op.topk, group.nodes if group.nodes > 1 else group.ranks) if once_per_node else op.topk
+            copies = (
+                distinct(op.topk, group.nodes if group.nodes > 1 else group.ranks)
+                if once_per_node
+                else op.topk
+            )
             sent = copies * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
             yield group.step("alltoall", sent, "ep", f"tokens to {step.name}")
             own = step.with_op(tokens=op.tokens * group.ranks, moe_ep=float(group.ranks))
@@ -180,8 +231,10 @@ def expert_parallel(passes: Passes, group: Group, once_per_node: bool = False) -
 
 
 def distinct(topk: float, places: int) -> float:
-    """How many of `places` nodes (of one node: ranks) the `topk` experts of a token lie on, in the mean: p (1 - (1 - 1/p)^k).
+    """How many of `places` nodes (of one node: ranks) the `topk` experts of a token lie on, in the
+    mean: p (1 - (1 - 1/p)^k).
 
-    Kernels that dispatch tokens send one copy to each node, which hands it on (DeepEP, HybridEP); plain all-to-alls send one per expert.
+    Kernels that dispatch tokens send one copy to each node, which hands it on (DeepEP, HybridEP);
+    plain all-to-alls send one per expert.
     """
     return places * (1.0 - (1.0 - 1.0 / places) ** topk)

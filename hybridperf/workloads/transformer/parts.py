@@ -1,37 +1,55 @@
-"""Passes of the parts of a model on one rank, all its parallelism applied: what pricing and graphs are made of.
+"""Passes of the parts of a model on one rank, all its parallelism applied: what pricing and graphs
+are made of.
 
     layer_passes(config)         one layer, one micro-batch
     embedding_passes(config)     before the first layer
     head_passes(config)          behind the last: norm, logits, loss
     optimizer_passes(config)     once a step, of one stage
     gradient_reduction(config)   once a step, of one stage
-    send_call(config)            a micro-batch's activations to the next stage, as many bytes of gradients back
+    send_call(config)            a micro-batch's activations to the next stage, as many bytes of
+                                 gradients back
 
-A step's number of launches is `launches(steps)`; equal calls compare equal, so tables of unique rows are `dict.fromkeys(...)`.
+A step's number of launches is `launches(steps)`; equal calls compare equal, so tables of unique
+rows are `dict.fromkeys(...)`.
 """
 
 from __future__ import annotations
 
 import functools
 
+from hybridperf.engine.workload import CollectiveCall
 from hybridperf.io import InputError
-from hybridperf.workload import CollectiveCall
-from hybridperf.workloads.transformer import ends, layers
+from hybridperf.workloads.transformer import embedding_head as ends
+from hybridperf.workloads.transformer import layers
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.experts import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
-from hybridperf.workloads.transformer.parallel import context_parallel, expert_parallel, sequence_parallel, split_tensor
+from hybridperf.workloads.transformer.parallel import (
+    context_parallel,
+    expert_parallel,
+    sequence_parallel,
+    split_tensor,
+)
 from hybridperf.workloads.transformer.passes import Passes
 from hybridperf.workloads.transformer.recompute import recompute
 from hybridperf.workloads.transformer.sharding import shard_parameters
 from hybridperf.workloads.transformer.update import gradient_reduction, optimizer_passes
 from hybridperf.workloads.transformer.weights import embedding_weights, head_weights, layer_weights
 
-__all__ = ["embedding_passes", "gradient_reduction", "head_passes", "layer_passes", "optimizer_passes", "send_call"]
+__all__ = [
+    "embedding_passes",
+    "gradient_reduction",
+    "head_passes",
+    "layer_passes",
+    "optimizer_passes",
+    "send_call",
+]
 
 
 def layer_passes(config: TransformerConfig, kind: int = -1) -> Passes:
-    """One layer of a kind (index into `shape.blocks`; -1, the last, is the only one of most models) on one rank."""
+    """One layer of a kind (index into `shape.blocks`; -1, the last, is the only one of most models)
+    on one rank.
+    """
     return _layer_passes(cell(config), kind)
 
 
@@ -46,22 +64,29 @@ def head_passes(config: TransformerConfig) -> Passes:
 
 
 _OF_PASSES = (
-    "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout", "fused_loss", "vocab_multiple",
-    "gradient_bytes", "expert_messages", "grouped_experts",
+    "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout",
+    "fused_loss", "vocab_multiple", "gradient_bytes", "expert_messages", "grouped_experts",
 )  # fmt: skip
 
 
 def cell(config: TransformerConfig) -> TransformerConfig:
-    """What passes depend on, all else as usual: many layouts have one cell, whose passes are made once."""
+    """What passes depend on, all else as usual: many layouts have one cell, whose passes are made
+    once.
+    """
     layout = config.layout
-    inner = layout.tp * layout.cp  # the fastest ranks: where they lie does not hang on what is slower
+    inner = (
+        layout.tp * layout.cp
+    )  # the fastest ranks: where they lie does not hang on what is slower
     aligned = config.gpus_per_node % inner == 0 or inner % config.gpus_per_node == 0
     if layout.order == ORDER and aligned and layout.zero < 2 and layout.ep == 1:
         layout = Layout(
-            layout.tp, layout.sequence_parallel, cp=layout.cp, expert_tp=layout.expert_tp, micro_batch=layout.micro_batch,
-            accumulation=min(layout.accumulation, 2), recompute=layout.recompute,
+            layout.tp, layout.sequence_parallel, cp=layout.cp, expert_tp=layout.expert_tp,
+            micro_batch=layout.micro_batch, accumulation=min(layout.accumulation, 2),
+            recompute=layout.recompute,
         )  # fmt: skip
-    return TransformerConfig(config.shape, layout, **{name: getattr(config, name) for name in _OF_PASSES})
+    return TransformerConfig(
+        config.shape, layout, **{name: getattr(config, name) for name in _OF_PASSES}
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -69,18 +94,27 @@ def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
     block = config.shape.blocks[kind]
     passes = divided(layers.layer(config, block).passes(), config)
     if config.attention == "unfused" and config.kernels.framework.fused_softmax:
-        passes = config.kernels.fallback(passes, (config.decoder_tokens if block.cross else config.tokens) / config.layout.micro_batch)
-    return shard_parameters(recompute(passes, config.layout.recompute), layer_weights(config, kind), config)
+        passes = config.kernels.fallback(
+            passes,
+            (config.decoder_tokens if block.cross else config.tokens) / config.layout.micro_batch,
+        )
+    return shard_parameters(
+        recompute(passes, config.layout.recompute), layer_weights(config, kind), config
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def _embedding_passes(config: TransformerConfig) -> Passes:
-    return shard_parameters(divided(ends.embedding(config).passes(), config), embedding_weights(config), config)
+    return shard_parameters(
+        divided(ends.embedding(config).passes(), config), embedding_weights(config), config
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def _head_passes(config: TransformerConfig) -> Passes:
-    return shard_parameters(divided(ends.head(config).passes(), config), head_weights(config), config)
+    return shard_parameters(
+        divided(ends.head(config).passes(), config), head_weights(config), config
+    )
 
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:
@@ -88,7 +122,9 @@ def divided(passes: Passes, config: TransformerConfig) -> Passes:
     passes = split_tensor(context_parallel(passes, config.group("cp")), config.group("tp"))
     if config.layout.sequence_parallel:
         passes = sequence_parallel(passes, config.group("tp"))
-    passes = expert_parallel(passes, config.group("ep"), once_per_node=config.expert_messages == "nodes")
+    passes = expert_parallel(
+        passes, config.group("ep"), once_per_node=config.expert_messages == "nodes"
+    )
     return grouped(passes, config.kernels, together=config.grouped_experts)
 
 
@@ -98,7 +134,9 @@ def send_call(config: TransformerConfig) -> CollectiveCall | None:
     if layout.pp == 1:
         return None
     if config.shape.decoder_layers:
-        raise InputError(f"a pipeline over two stacks is not modelled ({config.shape.name}): take pp = 1")
+        raise InputError(
+            f"a pipeline over two stacks is not modelled ({config.shape.name}): take pp = 1"
+        )
     size = config.tokens * config.shape.hidden * config.element_bytes / layout.cp
     if layout.sequence_parallel or config.scatter_gather:
         size /= layout.tp

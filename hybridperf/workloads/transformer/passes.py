@@ -1,9 +1,12 @@
-"""What one rank runs for a part of a model: steps forward and backward, each one row of a duration table.
+"""What one rank runs for a part of a model: steps forward and backward, each one row of a duration
+table.
 
-A `Step` is a call with what transformations must know of it. A layer is written for one device, and parallelism rewrites its passes
-(`parallel.py`, `sharding.py`, `recompute.py`); so a step says which field of its op tensor parallelism divides, and which counts tokens.
+A `Step` is a call with what transformations must know of it. A layer is written for one device, and
+parallelism rewrites its passes (`parallel.py`, `sharding.py`, `recompute.py`); so a step says which
+field of its op tensor parallelism divides, and which counts tokens.
 
-`Piece` pairs steps with their own backward: adding pieces lines up their forwards and lines up their backwards from the last to the first.
+`Piece` pairs steps with their own backward: adding pieces lines up their forwards and lines up
+their backwards from the last to the first.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from hybridperf.engine.workload import CollectiveCall
 from hybridperf.ops import OpCall
-from hybridperf.workload import CollectiveCall
 
 Part = Literal["gemm", "attention", "memory", "tp", "cp", "ep", "dp", "pp", "zero"]
 
@@ -25,11 +28,19 @@ class Step:
     call: OpCall | CollectiveCall
     part: Part
     name: str
-    kernels: int = 1  # launches: a call may stand for several (fused attention's backward), or one that runs many tensors
-    tensor: tuple[str, ...] = ()  # fields of the op that tensor parallelism divides; empty: every rank does all of it
-    tokens: str = ""  # field of the op that counts tokens: what sequence and context parallelism divide
+    # launches: a call may stand for several (fused attention's backward), or one that runs many
+    # tensors
+    kernels: int = 1
+    tensor: tuple[
+        str, ...
+    ] = ()  # fields of the op that tensor parallelism divides; empty: every rank does all of it
+    tokens: str = (
+        ""  # field of the op that counts tokens: what sequence and context parallelism divide
+    )
     core: bool = False  # of the attention core, which selective recompute runs again
-    weight_gradient: bool = False  # needs no gathered gradient beside it, and nobody waits for it in the layer
+    weight_gradient: bool = (
+        False  # needs no gathered gradient beside it, and nobody waits for it in the layer
+    )
 
     @property
     def is_op(self) -> bool:
@@ -59,7 +70,9 @@ class Step:
     def divided(self, fields: Iterable[str], by: float) -> Step:
         """The same with these sizes divided."""
         if isinstance(self.call, CollectiveCall):
-            return dataclasses.replace(self, call=dataclasses.replace(self.call, bytes=self.call.bytes / by))
+            return dataclasses.replace(
+                self, call=dataclasses.replace(self.call, bytes=self.call.bytes / by)
+            )
         sizes = {name: getattr(self.op, name) / by for name in fields}
         return self.with_op(**sizes) if sizes else self
 
@@ -82,11 +95,17 @@ class Passes:
 
     def map(self, change: Callable[[Step], Step]) -> Passes:
         """Every step changed by itself."""
-        return Passes(*(tuple(map(change, getattr(self, field.name))) for field in dataclasses.fields(self)))
+        return Passes(
+            *(tuple(map(change, getattr(self, field.name))) for field in dataclasses.fields(self))
+        )
 
     def __add__(self, behind: Passes) -> Passes:
         """This part and the one behind it."""
-        return Passes(self.forward + behind.forward, behind.backward + self.backward, behind.recomputed + self.recomputed)
+        return Passes(
+            self.forward + behind.forward,
+            behind.backward + self.backward,
+            behind.recomputed + self.recomputed,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +123,14 @@ class Piece:
 
 
 def flops(steps: Iterable[Step], parts: tuple[str, ...] = ("gemm", "attention")) -> float:
-    """Arithmetic that products among steps run, loops left out: what fused attention computes again backward is in it."""
-    return sum(float(step.op.work().flops) * step.call.times for step in steps if isinstance(step.call, OpCall) and step.part in parts)
+    """Arithmetic that products among steps run, loops left out: what fused attention computes again
+    backward is in it.
+    """
+    return sum(
+        float(step.op.work().flops) * step.call.times
+        for step in steps
+        if isinstance(step.call, OpCall) and step.part in parts
+    )
 
 
 def launches(steps: Iterable[Step]) -> int:

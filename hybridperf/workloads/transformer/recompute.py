@@ -11,8 +11,12 @@ Recompute = Literal["none", "selective", "full"]
 
 
 def recompute(passes: Passes, mode: Recompute) -> Passes:
-    """`full`: the whole forward, its collectives included. `selective`: the attention core (Korthikanti et al. 2022)."""
+    """`full`: the whole forward, its collectives included. `selective`: the attention core
+    (Korthikanti et al. 2022).
+    """
     if mode == "none":
         return passes
-    again = passes.forward if mode == "full" else tuple(step for step in passes.forward if step.core)
+    again = (
+        passes.forward if mode == "full" else tuple(step for step in passes.forward if step.core)
+    )
     return dataclasses.replace(passes, recomputed=again)

@@ -1,11 +1,14 @@
-"""Sizes of a Transformer: all that parameter counts, FLOP counts, memory and layers are derived from.
+"""Sizes of a Transformer: all that parameter counts, FLOP counts, memory and layers are derived
+from.
 
-Symbols of the literature: l `layers`, h `hidden`, a `heads`, s `seq`, V `vocab`. A GPT's block has 12 h^2 weights: 4 h^2 in attention
-(queries, keys, values, output), 8 h^2 in an MLP of width 4 h. What departs from that is a field of its own:
+Symbols of the literature: l `layers`, h `hidden`, a `heads`, s `seq`, V `vocab`. A GPT's block has
+12 h^2 weights: 4 h^2 in attention (queries, keys, values, output), 8 h^2 in an MLP of width 4 h.
+What departs from that is a field of its own:
 
     fewer keys and values than queries (GQA, MQA)      kv_heads
     three matrices in the MLP instead of two           gated
-    many MLPs of which a token takes a few             experts, topk, shared_ffn; dense_layers come first and have one MLP
+    many MLPs of which a token takes a few             experts, topk, shared_ffn; dense_layers come
+                                                       first and have one MLP
     keys and values of a small latent (DeepSeek)       latent
     a second stack that looks at the first (T5)        decoder_layers
     patches of an image instead of words (ViT)         image, patch, channels; seq follows from them
@@ -29,21 +32,47 @@ _WORDS = {
     "norm": ("layernorm", "rmsnorm"),
     "head": ("lm", "mlm", "classes", "none"),
 }
-_WHOLE = ("hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "max_positions", "channels", "norms_per_layer")
+_WHOLE = (
+    "hidden",
+    "heads",
+    "layers",
+    "ffn",
+    "vocab",
+    "seq",
+    "kv_heads",
+    "head_dim",
+    "max_positions",
+    "channels",
+    "norms_per_layer",
+)
 _WHOLE_OR_NONE = (
-    "experts", "topk", "shared_ffn", "dense_layers", "dense_ffn", "decoder_layers", "decoder_seq", "token_types", "image", "patch",
-    "relative_buckets",
+    "experts", "topk", "shared_ffn", "dense_layers", "dense_ffn", "decoder_layers", "decoder_seq",
+    "token_types", "image", "patch", "relative_buckets",
 )  # fmt: skip
-_FLAGS = ("gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "router_bias", "embedding_norm", "pooler")
+_FLAGS = (
+    "gated",
+    "tied",
+    "biases",
+    "head_bias",
+    "qk_norm",
+    "sinks",
+    "router_bias",
+    "embedding_norm",
+    "pooler",
+)
 _FLAGS_OR_NONE = ("norm_bias", "qkv_biases")
 _TEXTS = ("published", "source", "note")
 
 
 @dataclasses.dataclass(frozen=True)
 class Latent:
-    """Widths of multi-head latent attention (DeepSeek-V2, 2405.04434): queries, keys and values are made from small vectors per token."""
+    """Widths of multi-head latent attention (DeepSeek-V2, 2405.04434): queries, keys and values are
+    made from small vectors per token.
+    """
 
-    query_rank: int | None  # width of the queries' latent; None: queries straight from the hidden state
+    query_rank: (
+        int | None
+    )  # width of the queries' latent; None: queries straight from the hidden state
     kv_rank: int  # width of the keys' and values' latent
     plain_dim: int  # of a head's queries and keys, without position
     rotary_dim: int  # and with; the key's is shared by all heads
@@ -57,7 +86,9 @@ class Latent:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerShape:
-    """One model's sizes. Counts are of parameters and of floating-point operations (a multiply-add is two)."""
+    """One model's sizes. Counts are of parameters and of floating-point operations (a multiply-add
+    is two).
+    """
 
     name: str
     family: Literal["gpt", "llama", "bert", "t5", "vit", "moe"]
@@ -104,7 +135,9 @@ class TransformerShape:
     patch: int = 0
     channels: int = 3
 
-    published: str = ""  # parameters as published, "46702792704" or "175B"; what is left out of it, see `note`
+    published: str = (
+        ""  # parameters as published, "46702792704" or "175B"; what is left out of it, see `note`
+    )
     source: str = ""
     note: str = ""
 
@@ -120,7 +153,12 @@ class TransformerShape:
             check_flag(f"{name} of {self.name}", getattr(self, name))
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
-                raise unknown(f"{name} of {self.name}", str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}")
+                raise unknown(
+                    f"{name} of {self.name}",
+                    str(getattr(self, name)),
+                    allowed,
+                    f"known are {', '.join(allowed)}",
+                )
         for name in (*_WHOLE, *_WHOLE_OR_NONE):
             value, least = getattr(self, name), 1 if name in _WHOLE else 0
             if value is None and name in ("kv_heads", "head_dim", "max_positions"):
@@ -130,25 +168,39 @@ class TransformerShape:
             check_kind(f"latent of {self.name}", self.latent, Latent)
         if self.head_dim is None and self.latent is None and self.hidden % self.heads:
             raise InputError(
-                f"hidden of {self.name} must be a multiple of its heads where head_dim is not given, got hidden {self.hidden},"
-                f" heads {self.heads}"
+                f"hidden of {self.name} must be a multiple of its heads where head_dim is not"
+                f" given, got hidden {self.hidden}, heads {self.heads}"
             )
         if self.heads % self.key_heads:
-            raise InputError(f"heads of {self.name} must be a multiple of kv_heads, got heads {self.heads}, kv_heads {self.kv_heads}")
-        if bool(self.experts) != bool(self.topk) or self.topk > self.experts:
-            raise InputError(f"topk of {self.name} must be 1 to its {self.experts} experts, 0 where it has none, got {self.topk}")
-        if self.dense_layers > self.layers or (self.dense_layers and not (self.experts and self.dense_ffn)):
             raise InputError(
-                f"dense_layers of {self.name} come first in a model with experts and have a dense_ffn, got dense_layers {self.dense_layers}"
-                f" of {self.layers} layers, experts {self.experts}, dense_ffn {self.dense_ffn}"
+                f"heads of {self.name} must be a multiple of kv_heads, got heads {self.heads},"
+                f" kv_heads {self.kv_heads}"
             )
-        if self.family == "vit" and (not self.patch or self.image % self.patch or self.seq != (self.image // self.patch) ** 2 + 1):
+        if bool(self.experts) != bool(self.topk) or self.topk > self.experts:
             raise InputError(
-                f"{self.name}: a ViT's seq is (image / patch)^2 + 1 of whole patches, got image {self.image}, patch {self.patch},"
-                f" seq {self.seq}"
+                f"topk of {self.name} must be 1 to its {self.experts} experts, 0 where it has none,"
+                f" got {self.topk}"
+            )
+        if self.dense_layers > self.layers or (
+            self.dense_layers and not (self.experts and self.dense_ffn)
+        ):
+            raise InputError(
+                f"dense_layers of {self.name} come first in a model with experts and have a"
+                f" dense_ffn, got dense_layers {self.dense_layers} of {self.layers} layers, experts"
+                f" {self.experts}, dense_ffn {self.dense_ffn}"
+            )
+        if self.family == "vit" and (
+            not self.patch
+            or self.image % self.patch
+            or self.seq != (self.image // self.patch) ** 2 + 1
+        ):
+            raise InputError(
+                f"{self.name}: a ViT's seq is (image / patch)^2 + 1 of whole patches, got image"
+                f" {self.image}, patch {self.patch}, seq {self.seq}"
             )
 
-    # widths ---------------------------------------------------------------------------------------------------------------------------
+    # widths
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def key_heads(self) -> int:
@@ -163,7 +215,9 @@ class TransformerShape:
     @property
     def query_width(self) -> int:
         """Width of all queries of a token."""
-        return self.heads * (self.latent.plain_dim + self.latent.rotary_dim if self.latent else self.dim)
+        return self.heads * (
+            self.latent.plain_dim + self.latent.rotary_dim if self.latent else self.dim
+        )
 
     @property
     def key_width(self) -> int:
@@ -178,11 +232,14 @@ class TransformerShape:
         """Width of attention's result, which the output matrix reads."""
         return self.heads * (self.latent.value_dim if self.latent else self.dim)
 
-    # counts ---------------------------------------------------------------------------------------------------------------------------
+    # counts
+    # ----------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def blocks(self) -> tuple[counts.Block, ...]:
-        """Kinds of layer in their order, each with how many there are: most models have one kind."""
+        """Kinds of layer in their order, each with how many there are: most
+        models have one kind.
+        """
         return counts.blocks(self)
 
     @property
@@ -197,50 +254,67 @@ class TransformerShape:
 
     @property
     def head_layers(self) -> float:
-        """The head's cost in layers, its matrix against a layer's: what nanotron weighs it by where stages are cut by cost."""
+        """The head's cost in layers, its matrix against a layer's: what nanotron weighs it by where
+        stages are cut by cost.
+        """
         return self.vocab * self.hidden / self.layer_parameters
 
     @functools.cached_property
     def embedding_parameters(self) -> int:
-        """Words or patches, positions, segments, relative positions, and the embedding's own norm."""
+        """Words or patches, positions, segments, relative positions, and the
+        embedding's own norm.
+        """
         return counts.embedding(self).total
 
     @functools.cached_property
     def head_parameters(self) -> int:
-        """What stands after the last layer: final norm, head without the matrix it shares with the embedding, pooler."""
+        """What stands after the last layer: final norm, head without the matrix it shares with the
+        embedding, pooler.
+        """
         return counts.head(self).total
 
     @functools.cached_property
     def parameters(self) -> int:
         """All parameters."""
-        return self.embedding_parameters + sum(block.count * block.parameters.total for block in self.blocks) + self.head_parameters
+        return (
+            self.embedding_parameters
+            + sum(block.count * block.parameters.total for block in self.blocks)
+            + self.head_parameters
+        )
 
     @functools.cached_property
     def active_parameters(self) -> int:
         """Parameters a token meets: `topk` of the experts, all else whole."""
         return self.parameters - sum(block.count * block.idle_parameters for block in self.blocks)
 
-    def forward_flops(self, batch: float = 1.0, seq: int | None = None, causal: bool = False) -> float:
-        """FLOPs of a forward pass over `batch` samples of `seq` tokens: matrices and attention, no norms or activations.
+    def forward_flops(
+        self, batch: float = 1.0, seq: int | None = None, causal: bool = False
+    ) -> float:
+        """FLOPs of a forward pass over `batch` samples of `seq` tokens: matrices and attention, no
+        norms or activations.
 
-        `causal` counts half of each sequence's attention to itself, as kernels that skip the upper triangle compute; the published
-        formulas count all of it.
+        `causal` counts half of each sequence's attention to itself, as kernels that skip the upper
+        triangle compute; the published formulas count all of it.
         """
         return counts.forward_flops(self, batch, seq or self.seq, causal)
 
     def model_flops(self, tokens: float, seq: int | None = None, causal: bool = False) -> float:
-        """FLOPs that training on some tokens needs, nothing computed twice: three times the forward pass.
+        """FLOPs that training on some tokens needs, nothing computed twice: three times the forward
+        pass.
 
         For a GPT 72 B s l h^2 (1 + s/(6h) + V/(12 l h)), formulas.md 3.1.
         """
         seq = seq or self.seq
         return 3.0 * self.forward_flops(tokens / seq, seq, causal)
 
-    def hardware_flops(self, tokens: float, recompute: str = "none", seq: int | None = None, causal: bool = False) -> float:
+    def hardware_flops(
+        self, tokens: float, recompute: str = "none", seq: int | None = None, causal: bool = False
+    ) -> float:
         """`model_flops` and what is computed twice.
 
-        full: one more forward pass of the layers, for a GPT 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). selective: attention's own products
-        a second time, forward and backward, as the published 72 B s l h^2 (1 + s/(3h) + V/(12 l h)) has it.
+        full: one more forward pass of the layers, for a GPT 96 B s l h^2 (1 + s/(6h) + V/(16 l h)).
+        selective: attention's own products a second time, forward and backward, as the published 72
+        B s l h^2 (1 + s/(3h) + V/(12 l h)) has it.
         """
         seq = seq or self.seq
         again = counts.recomputed_flops(self, tokens / seq, seq, recompute, causal)

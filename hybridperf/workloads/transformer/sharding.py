@@ -1,12 +1,16 @@
-"""Weights and gradients in shards (ZeRO, Rajbhandari et al. 2020; FSDP, HSDP): collectives around a part's passes.
+"""Weights and gradients in shards (ZeRO, Rajbhandari et al. 2020; FSDP, HSDP): collectives around a
+part's passes.
 
-    ZeRO-3   weights gathered before forward and before backward, gradients scattered behind it: 3 (d - 1) / d of the weights' bytes on the
-             wire, 1.5 times an all-reduce; recompute shares the gather of the backward
-    ZeRO-2   as FSDP's SHARD_GRAD_OP: gathered before forward and kept, gradients scattered: as many bytes as an all-reduce
+    ZeRO-3   weights gathered before forward and before backward, gradients scattered behind it: 3
+             (d - 1) / d of the weights' bytes on the wire, 1.5 times an all-reduce; recompute
+             shares the gather of the backward
+    ZeRO-2   as FSDP's SHARD_GRAD_OP: gathered before forward and kept, gradients scattered: as many
+             bytes as an all-reduce
     ZeRO-1   nothing here: gradients and weights are exchanged once a step (`update.py`)
 
-All of it for every micro-batch. HSDP shards over some of the data ranks; the rest hold copies, whose shards of gradients are all-reduced.
-Experts are sharded over the ranks that hold the same ones.
+All of it for every micro-batch. HSDP shards over some of the data ranks; the rest hold copies,
+whose shards of gradients are all-reduced. Experts are sharded over the ranks that hold the same
+ones.
 """
 
 from __future__ import annotations
@@ -32,8 +36,14 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
     return dataclasses.replace(
         passes,
         forward=(*gathers, *passes.forward),
-        recomputed=(*gathers, *passes.recomputed) if zero == 3 and passes.recomputed else passes.recomputed,
-        backward=(*(gathers if zero == 3 and not passes.recomputed else ()), *passes.backward, *_scattered(weights, config)),
+        recomputed=(*gathers, *passes.recomputed)
+        if zero == 3 and passes.recomputed
+        else passes.recomputed,
+        backward=(
+            *(gathers if zero == 3 and not passes.recomputed else ()),
+            *passes.backward,
+            *_scattered(weights, config),
+        ),
     )
 
 
@@ -53,5 +63,9 @@ def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
         if count and group.ranks > 1:
             steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
         if count and replicas.ranks > 1:
-            steps.append(replicas.step("all_reduce", size / group.ranks, "zero", "shards of gradients summed"))
+            steps.append(
+                replicas.step(
+                    "all_reduce", size / group.ranks, "zero", "shards of gradients summed"
+                )
+            )
     return tuple(steps)

@@ -1,11 +1,14 @@
-"""A whole training step as a graph: stages of a pipeline, micro-batches in their schedule's order, collectives, optimizer.
+"""A whole training step as a graph: stages of a pipeline, micro-batches in their schedule's order,
+collectives, optimizer.
 
-Ranks of the graph are the pipeline's stages. Tensor, sequence, context, expert and data peers of a stage do the same at the same time: one
-stands for all, and their collectives are priced by size.
+Ranks of the graph are the pipeline's stages. Tensor, sequence, context, expert and data peers of a
+stage do the same at the same time: one stands for all, and their collectives are priced by size.
 
-    gradients   reduced in buckets beside the last micro-batch's backward (`overlap_gradients`), or in one piece behind it
-    ZeRO-2, 3   each layer's weights are gathered while the layer before it computes, no earlier: two layers' weights at a time; its
-                gradients are scattered beside the next layer's backward
+    gradients   reduced in buckets beside the last micro-batch's backward (`overlap_gradients`), or
+                in one piece behind it
+    ZeRO-2, 3   each layer's weights are gathered while the layer before it computes, no earlier:
+                two layers' weights at a time; its gradients are scattered beside the next layer's
+                backward
     sends       hold the sender up, or go beside its computations (`overlap_sends`)
 
 How a task of the schedule becomes nodes: `line.py`.
@@ -16,35 +19,57 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
-from hybridperf.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, Task, schedule
-from hybridperf.schedules.graph import DOWNSTREAM, UPSTREAM
-from hybridperf.workload import Workload
+from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, Task, schedule
+from hybridperf.workloads.schedules.graph import DOWNSTREAM, UPSTREAM
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.fields import check_number
 from hybridperf.workloads.transformer.launching import LAUNCH_S, LAUNCH_WIDTH
-from hybridperf.workloads.transformer.line import COMM, EXCHANGE, Lines, Run
-from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes, send_call
+from hybridperf.workloads.transformer.parts import (
+    embedding_passes,
+    head_passes,
+    layer_passes,
+    send_call,
+)
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
-from hybridperf.workloads.transformer.update import gathered, optimizer_passes, summed, summed_over_pipes, tied_reduction
-from hybridperf.workloads.transformer.weights import Weights, embedding_weights, head_weights, layer_weights, stage_weights
+from hybridperf.workloads.transformer.rank_stream import COMM, EXCHANGE, Lines, Run
+from hybridperf.workloads.transformer.update import (
+    gathered,
+    optimizer_passes,
+    summed,
+    summed_over_pipes,
+    tied_reduction,
+)
+from hybridperf.workloads.transformer.weights import (
+    Weights,
+    embedding_weights,
+    head_weights,
+    layer_weights,
+    stage_weights,
+)
 
 KERNEL_NODES = 20_000  # up to which each kernel is a node
 MOST_TASKS = 100_000  # a stage's forward or backward of a micro-batch each
-# Of the log of a step of which no like one was measured, beside errors of ops and links: `hybridperf steps` believes 0.16 of all together,
-# where launches hide (22 layouts of 10 models, 0.15 to 0.20)
+# Of the log of a step of which no like one was measured, beside errors of ops and links:
+# `hybridperf steps` believes 0.16 of all together, where launches hide (22 layouts of 10 models,
+# 0.15 to 0.20)
 DEVIATION = 0.15
 
 
 def transformer(config: TransformerConfig, host: Host | float | None = LAUNCH_S) -> Workload:
     """The step as a workload.
 
-    `host` is what launching costs: seconds of each launch, all alike; or overheads of a host that was traced, as a model's folder has them
-    (`hp.load_model(folder).host`); or None, nothing, as in a replayed CUDA graph.
+    `host` is what launching costs: seconds of each launch, all alike; or overheads of a host that
+    was traced, as a model's folder has them (`hp.load_model(folder).host`); or None, nothing, as in
+    a replayed CUDA graph.
     """
     if not isinstance(config, TransformerConfig):
-        raise InputError(f"a step is of a TransformerConfig, got a {type(config).__name__}; TransformerConfig(shape, layout) makes one")
+        raise InputError(
+            f"a step is of a TransformerConfig, got a {type(config).__name__};"
+            " TransformerConfig(shape, layout) makes one"
+        )
     if host is not None and not isinstance(host, Host):
         check_number("host", host, zero=True)
     return _Build(config, host).workload()
@@ -63,9 +88,17 @@ class _Unit:
         if kind == FORWARD:
             return Run(self.passes.forward, self.count, backward=False)
         if kind == WEIGHT:
-            return Run(tuple(step for step in self.passes.backward if step.weight_gradient), self.count, backward=True)
+            return Run(
+                tuple(step for step in self.passes.backward if step.weight_gradient),
+                self.count,
+                backward=True,
+            )
         steps = self.passes.backward_with_recompute
-        return Run(tuple(step for step in steps if not (splits_backward and step.weight_gradient)), self.count, backward=True)
+        return Run(
+            tuple(step for step in steps if not (splits_backward and step.weight_gradient)),
+            self.count,
+            backward=True,
+        )
 
 
 class _Build:
@@ -75,25 +108,35 @@ class _Build:
         layout = config.layout
         self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node))
         self.c = config
-        self.schedule: Schedule = schedule(layout.schedule, layout.pp, layout.accumulation, layout.vp)
+        self.schedule: Schedule = schedule(
+            layout.schedule, layout.pp, layout.accumulation, layout.vp
+        )
         refuse_unmodelled(config)
         self.send = send_call(config)
         units = [self.units(stage) for stage in range(config.stages)]
         split = self.schedule.splits_backward
         self.runs = {  # by kind of task and stage, in the order they run
-            (kind, stage): tuple((unit.run(kind, split), unit.weights) for unit in (found if kind == FORWARD else found[::-1]))
+            (kind, stage): tuple(
+                (unit.run(kind, split), unit.weights)
+                for unit in (found if kind == FORWARD else found[::-1])
+            )
             for kind in self.schedule.kinds
             for stage, found in enumerate(units)
         }
-        kernels = layout.accumulation * sum(len(run.steps) * run.count for runs in self.runs.values() for run, _ in runs)
+        kernels = layout.accumulation * sum(
+            len(run.steps) * run.count for runs in self.runs.values() for run, _ in runs
+        )
         tasks = layout.accumulation * len(self.runs)
         if tasks > MOST_TASKS:
             raise InputError(
-                f"expected a step of at most {MOST_TASKS} tasks, got {tasks} ({config.stages} stages x {layout.accumulation}"
-                " micro-batches); `hybridperf steps` prices such steps in closed form"
+                f"expected a step of at most {MOST_TASKS} tasks, got {tasks} ({config.stages}"
+                f" stages x {layout.accumulation} micro-batches); `hybridperf steps` prices such"
+                " steps in closed form"
             )
         self.lines = Lines(host, each_kernel=kernels <= KERNEL_NODES)
-        self.layer_ends: dict[int, int] = {}  # of each rank, the last node of the layer that ran last
+        self.layer_ends: dict[
+            int, int
+        ] = {}  # of each rank, the last node of the layer that ran last
         self.reductions: dict[int, list[int]] = {rank: [] for rank in range(layout.pp)}
 
     def units(self, stage: int) -> list[_Unit]:
@@ -126,7 +169,8 @@ class _Build:
             given_deviation=0.0 if isinstance(self.lines.host, Host) else LAUNCH_WIDTH,
         )
 
-    # tasks ----------------------------------------------------------------------------------------------------------------------------
+    # tasks
+    # ----------------------------------------------------------------------------------------------
 
     def last_tasks(self) -> dict[Task, int]:
         """The tasks that leave the last gradients of a stage behind, with their stage."""
@@ -145,7 +189,9 @@ class _Build:
         if beside and self.c.layout.zero >= 2:
             return self.sharded(rank, [run for run, _ in runs for _ in range(run.count)], task)
         if beside and reduces and self.schedule.pipes == 1:
-            return self.in_buckets(rank, [(run, weights) for run, weights in runs for _ in range(run.count)], task)
+            return self.in_buckets(
+                rank, [(run, weights) for run, weights in runs for _ in range(run.count)], task
+            )
         return self.lines.run(rank, tuple(run for run, _ in runs), str(task))
 
     def in_buckets(self, rank: int, layers: Iterable[tuple[Run, Weights]], task: Task) -> int:
@@ -161,7 +207,9 @@ class _Build:
         return node
 
     def sharded(self, rank: int, layers: list[Run], task: Task) -> int:
-        """Layers whose weights are gathered one layer ahead and whose gradients are scattered behind them."""
+        """Layers whose weights are gathered one layer ahead and whose gradients are scattered
+        behind them.
+        """
         gathers = [self.gather(rank, layers[0].steps)]
         node = -1
         for at, run in enumerate(layers):
@@ -169,13 +217,21 @@ class _Build:
                 gathers.append(self.gather(rank, layers[at + 1].steps))
             self.lines.wait(rank, gathers[at])
             node = self.layer_ends[rank] = self.lines.run(rank, (run.without_shards,), str(task))
-            self.reduce(rank, [step for step in run.steps if step.part == "zero" and not _is_gather(step)], [node])
+            self.reduce(
+                rank,
+                [step for step in run.steps if step.part == "zero" and not _is_gather(step)],
+                [node],
+            )
         return node
 
     def gather(self, rank: int, steps: Steps) -> list[int]:
         """A layer's weights on their way, once the layer before the one that runs has gone."""
         after = [self.layer_ends[rank]] if rank in self.layer_ends else []
-        return [self.lines.beside(rank, step, COMM, after) for step in steps if step.part == "zero" and _is_gather(step)]
+        return [
+            self.lines.beside(rank, step, COMM, after)
+            for step in steps
+            if step.part == "zero" and _is_gather(step)
+        ]
 
     def reduce(self, rank: int, steps: Iterable[Step], after: Sequence[int]) -> None:
         """Gradients on their way to their sum, beside what the rank does next."""
@@ -190,11 +246,14 @@ class _Build:
         if self.schedule.worker_of(to) == rank or self.send is None:
             return
         sent = Step(self.send, "pp", f"send {task}")
-        arrived[to] = self.lines.beside(rank, sent, DOWNSTREAM if task.kind == FORWARD else UPSTREAM, [node])
+        arrived[to] = self.lines.beside(
+            rank, sent, DOWNSTREAM if task.kind == FORWARD else UPSTREAM, [node]
+        )
         if not self.c.overlap_sends:
             self.lines.wait(rank, [arrived[to]])
 
-    # end of the step ------------------------------------------------------------------------------------------------------------------
+    # end of the step
+    # ----------------------------------------------------------------------------------------------
 
     def finish(self, done: dict[Task, int], last_of: dict[Task, int]) -> None:
         """Gradients summed that are not yet, then the optimizer, then weights exchanged."""
@@ -211,17 +270,25 @@ class _Build:
         for rank, stages in stages_of.items():
             self.lines.wait(rank, self.reductions[rank])
             for stage in stages:
-                self.lines.run(rank, (Run((*optimizer_passes(c, stage), *gathered(c, stage)), 1, backward=True),), "update")
+                self.lines.run(
+                    rank,
+                    (Run((*optimizer_passes(c, stage), *gathered(c, stage)), 1, backward=True),),
+                    "update",
+                )
 
     def reduce_pairs(self, done: dict[Task, int], last_of: dict[Task, int]) -> None:
-        """Two pipes: each stage's gradients are summed over the two ranks that hold it and their data peers, when both have them."""
+        """Two pipes: each stage's gradients are summed over the two ranks that hold it and their
+        data peers, when both have them.
+        """
         c, pp = self.c, self.c.layout.pp
         ends: dict[int, list[int]] = {}
         for task, stage in last_of.items():
             ends.setdefault(stage, []).append(done[task])
         for stage, nodes in ends.items():
             step = summed_over_pipes(c, stage)
-            for rank, node in self.lines.together((stage, pp - 1 - stage), step, COMM, nodes).items():
+            for rank, node in self.lines.together(
+                (stage, pp - 1 - stage), step, COMM, nodes
+            ).items():
                 self.reductions[rank].append(node)
 
 
@@ -229,7 +296,11 @@ def _of_launches(host: Host | float | None) -> str:
     """What a step says of its launches."""
     if host is None:
         return "no host: launches cost nothing, as in a replayed CUDA graph"
-    return "launches cost what a traced host's do" if isinstance(host, Host) else f"launches cost {1e6 * host:.3g} us each, see host="
+    return (
+        "launches cost what a traced host's do"
+        if isinstance(host, Host)
+        else f"launches cost {1e6 * host:.3g} us each, see host="
+    )
 
 
 def _is_gather(step: Step) -> bool:
@@ -241,10 +312,20 @@ def refuse_unmodelled(config: TransformerConfig) -> None:
     layout = config.layout
     two_pipes, splits_backward = layout.schedule == "chimera", layout.schedule == "zero_bubble"
     if two_pipes and config.stage_split != "even":
-        raise InputError(f"schedule {layout.schedule!r} with stages cut by {config.stage_split} is not modelled: take another schedule")
+        raise InputError(
+            f"schedule {layout.schedule!r} with stages cut by {config.stage_split} is not modelled:"
+            " take another schedule"
+        )
     if two_pipes and layout.zero:
-        raise InputError(f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero = 0")
+        raise InputError(
+            f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero = 0"
+        )
     if splits_backward and layout.zero >= 2:
-        raise InputError(f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero 0 or 1")
+        raise InputError(
+            f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero 0"
+            " or 1"
+        )
     if splits_backward and layout.recompute != "none":
-        raise InputError(f"schedule {layout.schedule!r} with recompute is not modelled: take recompute none")
+        raise InputError(
+            f"schedule {layout.schedule!r} with recompute is not modelled: take recompute none"
+        )

@@ -1,7 +1,8 @@
 """Once a step: gradients summed over replicas, the optimizer, weights exchanged.
 
-Adam in mixed precision reads a gradient and fp32 weight and moments and writes the latter and the weight in the op's dtype: 12 + g + 12 + e
-bytes a number, 28 with 16-bit gradients, and the gradient once more for its norm.
+Adam in mixed precision reads a gradient and fp32 weight and moments and writes the latter and the
+weight in the op's dtype: 12 + g + 12 + e bytes a number, 28 with 16-bit gradients, and the gradient
+once more for its norm.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import Group
 from hybridperf.workloads.transformer.passes import Step, Steps
-from hybridperf.workloads.transformer.weights import Weights, copies_embedding, on_rank, stage_weights
+from hybridperf.workloads.transformer.weights import (
+    Weights,
+    copies_embedding,
+    on_rank,
+    stage_weights,
+)
 
 _WIDE = "fp32"
 _NORM_COLUMNS = 65536.0  # numbers that one block adds up
@@ -37,14 +43,20 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     """The optimizer of one rank of a stage."""
     n = updated_weights(config, stage)
     wide = DTYPE_BYTES[_WIDE]
-    kept = wide * (1 + counts.MOMENTS[config.optimizer])  # fp32 weight and moments, read and written
+    kept = wide * (
+        1 + counts.MOMENTS[config.optimizer]
+    )  # fp32 weight and moments, read and written
     copy = config.element_bytes if config.element_bytes < wide else 0.0
     _, touched = op_by_name(config.optimizer)
-    moved = (2 * kept + config.reduced_bytes + copy) / (wide * (touched["reads"] + touched["writes"]))  # against the op all in fp32
+    moved = (2 * kept + config.reduced_bytes + copy) / (
+        wide * (touched["reads"] + touched["writes"])
+    )  # against the op all in fp32
     update = OptimizerUpdate(_WIDE, n * moved, **touched)
     tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
     launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
-    norm = Reduction(_WIDE, max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS), _NORM_COLUMNS)
+    norm = Reduction(
+        _WIDE, max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS), _NORM_COLUMNS
+    )
     return (
         Step(OpCall(norm), "memory", "gradient norm", kernels=launches),
         Step(OpCall(update), "memory", config.optimizer, kernels=launches),
@@ -52,11 +64,16 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
 
 
 def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
-    """What a stage's ranks exchange once a step: sums of gradients, weights from ZeRO-1 on, the tied embedding's gradient.
+    """What a stage's ranks exchange once a step: sums of gradients, weights from ZeRO-1 on, the
+    tied embedding's gradient.
 
     ZeRO-2 and 3 exchange theirs around each layer (`sharding.py`).
     """
-    return (*_tied(config, stage), *summed(config, stage_weights(config, stage)), *gathered(config, stage))
+    return (
+        *_tied(config, stage),
+        *summed(config, stage_weights(config, stage)),
+        *gathered(config, stage),
+    )
 
 
 def summed(config: TransformerConfig, weights: Weights) -> Steps:
@@ -67,10 +84,19 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     steps = []
     for count, group in _shared_out(weights, config):
         if count and group.ranks > 1:
-            steps.append(group.step(collective, count * config.reduced_bytes, "dp", "gradients summed"))
+            steps.append(
+                group.step(collective, count * config.reduced_bytes, "dp", "gradients summed")
+            )
             replicas = config.group("replica")
             if config.layout.zero and replicas.ranks > 1:
-                steps.append(replicas.step("all_reduce", count * config.reduced_bytes / group.ranks, "dp", "shards of gradients summed"))
+                steps.append(
+                    replicas.step(
+                        "all_reduce",
+                        count * config.reduced_bytes / group.ranks,
+                        "dp",
+                        "shards of gradients summed",
+                    )
+                )
     return tuple(steps)
 
 
@@ -78,7 +104,12 @@ def summed_over_pipes(config: TransformerConfig, stage: int) -> Step:
     """Sum of a stage's gradients where two pipes hold it, on two ranks and their data peers."""
     data = config.group("data")
     group = Group(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
-    return group.step("all_reduce", stage_weights(config, stage).total * config.reduced_bytes, "dp", "gradients summed")
+    return group.step(
+        "all_reduce",
+        stage_weights(config, stage).total * config.reduced_bytes,
+        "dp",
+        "gradients summed",
+    )
 
 
 def gathered(config: TransformerConfig, stage: int) -> Steps:
@@ -104,7 +135,10 @@ def tied_reduction(config: TransformerConfig) -> Step | None:
     """The embedding's gradient, summed over the first and the last stage."""
     if not copies_embedding(config):
         return None
-    size = on_rank(counts.Parameters(vocab=config.padded_vocab * config.shape.hidden), config).shared * config.reduced_bytes
+    size = (
+        on_rank(counts.Parameters(vocab=config.padded_vocab * config.shape.hidden), config).shared
+        * config.reduced_bytes
+    )
     nodes = 2 if config.group("pp").nodes > 1 else 1
     return Group(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")
 

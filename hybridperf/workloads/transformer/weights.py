@@ -29,7 +29,9 @@ class Weights:
 def on_rank(parameters: counts.Parameters, config: TransformerConfig) -> Weights:
     """One rank's of a part of the model."""
     layout = config.layout
-    shares = counts.rank_shares(parameters, config.shape.key_heads, layout.tp, layout.ep, layout.expert_tp or layout.tp)
+    shares = counts.rank_shares(
+        parameters, config.shape.key_heads, layout.tp, layout.ep, layout.expert_tp or layout.tp
+    )
     return Weights(*map(float, shares))
 
 
@@ -41,11 +43,16 @@ def layer_weights(config: TransformerConfig, kind: int = -1) -> Weights:
 def embedding_weights(config: TransformerConfig) -> Weights:
     """Of what stands before the layers, padding of the vocabulary included."""
     found = counts.embedding(config.shape)
-    return on_rank(found._replace(vocab=config.padded_vocab * config.shape.hidden if found.vocab else 0), config)
+    return on_rank(
+        found._replace(vocab=config.padded_vocab * config.shape.hidden if found.vocab else 0),
+        config,
+    )
 
 
 def head_weights(config: TransformerConfig) -> Weights:
-    """Of what stands behind the layers; of a tied head on another stage than the embedding its copy, too."""
+    """Of what stands behind the layers; of a tied head on another stage than the embedding its
+    copy, too.
+    """
     s = config.shape
     found = counts.head(s)
     if (s.head in ("lm", "mlm") and found.vocab >= s.vocab * s.hidden) or copies_embedding(config):
@@ -54,9 +61,16 @@ def head_weights(config: TransformerConfig) -> Weights:
 
 
 def copies_embedding(config: TransformerConfig) -> bool:
-    """Whether the last stage holds the embedding's matrix a second time. Chimera's lies where the first of the other direction lies."""
+    """Whether the last stage holds the embedding's matrix a second time. Chimera's lies where the
+    first of the other direction lies.
+    """
     layout = config.layout
-    return config.shape.tied and config.shape.head in ("lm", "mlm") and layout.pp > 1 and layout.schedule != "chimera"
+    return (
+        config.shape.tied
+        and config.shape.head in ("lm", "mlm")
+        and layout.pp > 1
+        and layout.schedule != "chimera"
+    )
 
 
 def stage_weights(config: TransformerConfig, stage: int) -> Weights:

@@ -1,7 +1,9 @@
-"""Published models by name: their sizes lie in presets/transformers.toml, each with where it was published and how many parameters.
+"""Published models by name: their sizes lie in `transformers.toml`, each with where it was
+published and how many parameters.
 
-A name is looked up in lower case with every run of other characters as one hyphen, so "LLAMA3_70B" and "llama3-70b" are one. A path to a
-.toml or .json file describes a model of one's own in the same fields.
+A name is looked up in lower case with every run of other characters as one hyphen, so "LLAMA3_70B"
+and "llama3-70b" are one. A path to a .toml or .json file describes a model of one's own in the same
+fields.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
 HABITS = "habits of its family assumed: "  # how the note of a user's model begins
 _LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
-_HABITS: dict[str, dict[str, Any]] = {  # of a user's model that does not say so; a GPT's are the fields' own defaults
+_HABITS: dict[
+    str, dict[str, Any]
+] = {  # of a user's model that does not say so; a GPT's are the fields' own defaults
     "llama": _LLAMA,
     "moe": _LLAMA,
     "t5": {"positions": "relative", "norm": "rmsnorm", "biases": False},
@@ -29,7 +33,11 @@ _HABITS: dict[str, dict[str, Any]] = {  # of a user's model that does not say so
     "vit": {"head": "classes"},
 }
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
-_NEEDED = [field.name for field in dataclasses.fields(TransformerShape) if field.default is dataclasses.MISSING]
+_NEEDED = [
+    field.name
+    for field in dataclasses.fields(TransformerShape)
+    if field.default is dataclasses.MISSING
+]
 
 
 def shape_names() -> list[str]:
@@ -43,7 +51,9 @@ def other_shape_names(name: str) -> list[str]:
 
 
 def load_shape(name: str | os.PathLike) -> TransformerShape:
-    """A model's sizes by its published name, or from a .toml or .json file; `InputError` names the nearest where there is none."""
+    """A model's sizes by its published name, or from a .toml or .json file; `InputError` names the
+    nearest where there is none.
+    """
     text = str(name)
     if text.endswith((".toml", ".json")):
         name_said, entry = _read(Path(text))
@@ -51,23 +61,34 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
     key = _plain(text)
     key = _aliases().get(key, key)
     if key not in _entries():
-        raise unknown("model", text, [*_entries(), *_aliases()], f"one of {len(shape_names())} published shapes, or a .toml file of sizes")
+        raise unknown(
+            "model",
+            text,
+            [*_entries(), *_aliases()],
+            f"one of {len(shape_names())} published shapes, or a .toml file of sizes",
+        )
     return _shape(key, _entries()[key], "")
 
 
 def shape_of(name: str, fields: dict[str, Any], where: str = "") -> TransformerShape:
-    """A user's model by its fields, with what its family does where they are silent, of which its note speaks; `where`: said in errors."""
+    """A user's model by its fields, with what its family does where they are silent, of which its
+    note speaks; `where`: said in errors.
+    """
     return _shape(name, _with_habits(fields), where)
 
 
 @functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resources.files("hybridperf").joinpath("presets", "transformers.toml").read_text())
+    return tomllib.loads(resources.files(__package__).joinpath("transformers.toml").read_text())
 
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    return {_plain(alias): name for name, entry in _entries().items() for alias in entry.get("aliases", ())}
+    return {
+        _plain(alias): name
+        for name, entry in _entries().items()
+        for alias in entry.get("aliases", ())
+    }
 
 
 @functools.cache
@@ -76,11 +97,20 @@ def _plain(name: str) -> str:
 
 
 def _with_habits(entry: dict[str, Any]) -> dict[str, Any]:
-    """A user's model with what its family does where the file is silent; the note says which fields that were."""
-    taken = {field: value for field, value in _HABITS.get(str(entry.get("family")), {}).items() if field not in entry}
+    """A user's model with what its family does where the file is silent; the note says which fields
+    that were.
+    """
+    taken = {
+        field: value
+        for field, value in _HABITS.get(str(entry.get("family")), {}).items()
+        if field not in entry
+    }
     if not taken:
         return entry
-    said = ", ".join(f"{field} {str(value).lower() if isinstance(value, bool) else value}" for field, value in taken.items())
+    said = ", ".join(
+        f"{field} {str(value).lower() if isinstance(value, bool) else value}"
+        for field, value in taken.items()
+    )
     own = f"; {entry['note']}" if isinstance(entry.get("note"), str) and entry["note"] else ""
     return {**entry, **taken, "note": f"{HABITS}{said}{own}"}
 
@@ -89,14 +119,20 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
     fields = {"name": name, **{key: value for key, value in entry.items() if key != "aliases"}}
     for field in fields:
         if field not in _FIELDS:
-            raise unknown(f"{where}field", field, sorted(_FIELDS), "the fields are those of TransformerShape")
+            raise unknown(
+                f"{where}field", field, sorted(_FIELDS), "the fields are those of TransformerShape"
+            )
     if isinstance(fields.get("latent"), dict):
         try:
             fields["latent"] = Latent(**{"query_rank": None, **fields["latent"]})
         except TypeError as error:
-            raise InputError(f"{where}latent of {name} has the fields of Latent: {error}") from error
+            raise InputError(
+                f"{where}latent of {name} has the fields of Latent: {error}"
+            ) from error
     if missing := [field for field in _NEEDED if field not in fields]:
-        raise InputError(f"{where}{name} lacks {', '.join(missing)}; every model says {', '.join(_NEEDED)}")
+        raise InputError(
+            f"{where}{name} lacks {', '.join(missing)}; every model says {', '.join(_NEEDED)}"
+        )
     try:
         return TransformerShape(**fields)
     except InputError as error:
@@ -108,20 +144,30 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError as error:
-        raise InputError(f"expected a file of a model's sizes at {path}, found none; check the path") from error
+        raise InputError(
+            f"expected a file of a model's sizes at {path}, found none; check the path"
+        ) from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path} is not {path.suffix[1:].upper()} ({error}); see hybridperf/presets/transformers.toml for the fields"
+            f"{path} is not {path.suffix[1:].upper()} ({error}); see"
+            " hybridperf/workloads/transformer/transformers.toml for the fields"
         ) from error
     sections = (
-        {name: entry for name, entry in content.items() if isinstance(entry, dict) and name != "latent"}
+        {
+            name: entry
+            for name, entry in content.items()
+            if isinstance(entry, dict) and name != "latent"
+        }
         if isinstance(content, dict)
         else {}
     )
     if not isinstance(content, dict) or len(sections) > 1:
-        raise InputError(f"expected the sizes of one model in {path}, found {len(sections) or 'none'}; split the file")
+        raise InputError(
+            f"expected the sizes of one model in {path}, found {len(sections) or 'none'}; split the"
+            " file"
+        )
     if sections:
         return next(iter(sections.items()))
     return str(content.get("name", path.stem)), content

@@ -1,0 +1,85 @@
+"""Real JAX training steps, measured against their prediction: `dlrm`, `gpt`, and `run`, the program
+that times them.
+
+Nothing here imports JAX by itself, so that `run` can pin the process first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step ready to be jitted: `fn(*args)` returns the new values of the donated
+    arguments, then the loss.
+
+    The donated arguments (parameters, optimizer state) are updated in place: a call uses them up,
+    and its outputs take their places in the next call. The other arguments are a batch of data;
+    repeating one batch would find its embedding rows in the caches each time, as training never
+    does, so a step may bring more `batches` for the calls to rotate through.
+    """
+
+    name: str
+    fn: Callable[..., tuple[Any, ...]]
+    args: tuple[Any, ...]
+    donate_argnums: tuple[int, ...]
+    batches: tuple[
+        tuple[Any, ...], ...
+    ]  # values of the arguments that are not donated; `args` holds the first
+
+    def next_args(self, calls: int, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of the next call, after `calls` calls, the last of which returned
+        `outputs`.
+        """
+        renewed = dict(
+            zip(self.donate_argnums, outputs, strict=False)
+        )  # the loss comes after the last of them
+        batch = iter(self.batches[calls % len(self.batches)])
+        return tuple(
+            renewed[position] if position in renewed else next(batch)
+            for position in range(len(self.args))
+        )
+
+
+def check_sizes(config: Any) -> None:
+    """Refuse sizes that are not positive whole numbers, naming the field; text (a dtype) is the
+    workload's matter.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.type == "str":
+            continue
+        for size in value if isinstance(value, tuple) else (value,):
+            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+                raise ValueError(f"{field.name} must be a positive whole number, got {size!r}.")
+        if value == ():
+            raise ValueError(f"{field.name} must name at least one width, got none.")
+
+
+def config_from(config_type: type, values: Mapping[str, Any]) -> Any:
+    """A workload's config from the plain values of a JSON object; every mistake is one sentence."""
+    fields = {field.name: field for field in dataclasses.fields(config_type)}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise ValueError(f"unknown field {unknown[0]!r}; expected some of {', '.join(fields)}.")
+    missing = [
+        name
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING and name not in values
+    ]
+    if missing:
+        raise ValueError(f"field {missing[0]!r} is missing.")
+    for name, value in values.items():
+        if isinstance(value, list) != (str(fields[name].type).startswith("tuple")):
+            expected = "one value" if isinstance(value, list) else "a list of widths"
+            raise ValueError(f"{name} must be {expected}, got {value!r}.")
+    return config_type(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+    )

@@ -1,0 +1,374 @@
+"""Times whole training steps on this machine, as a library call and as a program.
+
+    python -m hybridperf_calibration.training_steps.run SPEC.json --out STEPS.json --cores 0
+
+With `--programs DIR` each step's compiled program is kept as a file that `hybridperf predict
+--program` takes. With `--profile` each step is run a few times more when all timing is done, and
+what each of its instructions took is kept.
+
+SPEC.json lists the steps: [{"workload": "dlrm", "config": {"batch": 512}}, {"workload": "gpt",
+"config": {}}]. All are compiled first and then measured in rounds, each round every step a few
+times: repeats of a step are spread over the run, and a disturbance hits a few repeats of several
+steps instead of all of one. The time is that of a usual call (the median) in the round that was
+disturbed least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench.quiet import Yardstick
+from hybridperf_calibration.training_steps import Step, config_from, op_times
+
+# JAX is imported inside functions: the program has to pin itself first.
+
+SCHEMA_VERSION = 2  # from 2 on time_s is a median, not the least of all calls
+BATCHES = 16  # of data, for the calls to rotate through
+_LONGEST_WAIT_S = (
+    5.0  # for a disturbed machine, before one round of one step; so long per step in all
+)
+_PROFILE_S = 0.3  # of calls of one step, roughly
+WORKLOADS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """Seconds of one training step, from calling it until its outputs are there.
+
+    The noise floor asks how far apart two measurements of the same step would be: each round is
+    one, and `noise` is the median over the rounds of (time of the round) / time_s - 1. One round
+    alone cannot tell.
+    """
+
+    time_s: float  # least of round_s
+    round_s: tuple[float, ...]  # median call of each round
+    noise: float | None  # a share of time_s; None: a single round
+    least_s: float  # of all calls; median_s: over all of them, too
+    median_s: float
+    repeats: int
+    first_call_s: float  # tracing and compilation included
+    last_loss: (
+        float  # not finite: the step did not train, and its time may not be that of real numbers
+    )
+    load: float | None  # of the machine, see machine.load_1min
+    preemptions: int  # of this process during the repeats
+    # processor seconds of this process per second of the repeats: far below 1, others had the core
+    cpu_share: float
+    op_s: Mapping[str, float] | None = field(
+        repr=False
+    )  # by instruction, see op_times.profile; None: not profiled
+    program: Mapping[str, Any] = field(
+        repr=False
+    )  # what was run, see hybridperf.workloads.jax.program.program
+
+
+def measure_step(step: Step, *, repeats: int = 12, min_seconds: float = 0.5) -> StepMeasurement:
+    """Repeat one step, at least `repeats` times and `min_seconds` long. Uses up the step's donated
+    arguments.
+    """
+    running = RunningStep(step)
+    running.measure(repeats, min_seconds)
+    return running.result()
+
+
+def measure_steps(
+    steps: Sequence[Step],
+    *,
+    rounds: int = 4,
+    repeats: int = 5,
+    min_seconds: float = 0.3,
+    profile: bool = False,
+    yardstick: Yardstick | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[StepMeasurement]:
+    """Repeat several steps in turn: `rounds` times each at least `repeats` times and `min_seconds`
+    long.
+
+    Each round of a step waits a while for a disturbed machine (`yardstick`) to be quiet. `profile`:
+    also what each instruction takes, asked after the last round so that tracing disturbs no timing.
+    """
+    running = []
+    for step in steps:
+        running.append(RunningStep(step))
+        report(f"{step.name}: first call {running[-1].first_call_s:.2f} s")
+    yardstick = yardstick or Yardstick(allowance_s=_LONGEST_WAIT_S * len(running))
+    for round_no in range(1, rounds + 1):
+        for step in running:
+            yardstick.wait(_LONGEST_WAIT_S)
+            round_s = step.measure(repeats, min_seconds)
+            report(f"round {round_no}/{rounds}, {step.name}: {round_s * 1e3:.3f} ms")
+    for step in running if profile else ():
+        step.profile()
+        report(f"profiled {step.name}")
+    return [step.result() for step in running]
+
+
+class RunningStep:
+    """A compiled step between two calls: the arguments of the next one, and the times of those
+    made.
+
+    It changes with each call, as what it stands for does: parameters that are updated in place
+    exist only once.
+    """
+
+    def __init__(self, step: Step) -> None:
+        import jax
+
+        from hybridperf.workloads.jax.program import program
+
+        self.name = step.name
+        self._step = step
+        self._args = step.args
+        self._rounds_s: list[list[float]] = []
+        self._op_s: dict[str, float] | None = None
+        self._preemptions = 0
+        self._cpu_s = self._wall_s = 0.0
+        self._calls = 0
+        start_s = time.perf_counter()
+        self._compiled = (
+            jax.jit(step.fn, donate_argnums=step.donate_argnums).lower(*step.args).compile()
+        )
+        self._call()
+        self.first_call_s = time.perf_counter() - start_s
+        self._program = program(self._compiled, step.name)
+        self._call()  # the first call also touched the memory for the first time
+
+    def measure(self, repeats: int, min_seconds: float) -> float:
+        """One round: at least `repeats` timed calls, for at least `min_seconds`; returns its median
+        in seconds.
+        """
+        preemptions_before = machine.preemptions()
+        start_s, cpu_before_s = time.perf_counter(), time.process_time()
+        calls_s: list[float] = []
+        while len(calls_s) < repeats or time.perf_counter() - start_s < min_seconds:
+            calls_s.append(self._call())
+        self._cpu_s += time.process_time() - cpu_before_s
+        self._wall_s += time.perf_counter() - start_s
+        self._preemptions += machine.preemptions() - preemptions_before
+        self._rounds_s.append(calls_s)
+        return statistics.median(calls_s)
+
+    def profile(self) -> None:
+        """Make a few calls more and keep what each instruction took; more of a short step, whose
+        least times are rarer.
+        """
+        typical_s = statistics.median(self._rounds_s[-1])
+        self._op_s = op_times.profile(
+            self._call, calls=min(max(round(_PROFILE_S / typical_s), 5), 40)
+        )
+
+    def result(self) -> StepMeasurement:
+        """The measurement so far."""
+        calls_s = [call_s for calls_s in self._rounds_s for call_s in calls_s]
+        round_s = tuple(statistics.median(round_s) for round_s in self._rounds_s)
+        return StepMeasurement(
+            time_s=min(round_s),
+            least_s=min(calls_s),
+            round_s=round_s,
+            noise=statistics.median(round_s) / min(round_s) - 1 if len(round_s) > 1 else None,
+            median_s=statistics.median(calls_s),
+            repeats=len(calls_s),
+            first_call_s=self.first_call_s,
+            last_loss=float(self._loss),
+            load=machine.load_1min(),
+            preemptions=self._preemptions,
+            cpu_share=self._cpu_s / self._wall_s,
+            op_s=self._op_s,
+            program=self._program,
+        )
+
+    def _call(self) -> float:
+        import jax
+
+        start_s = time.perf_counter()
+        outputs = jax.block_until_ready(self._compiled(*self._args))
+        call_s = time.perf_counter() - start_s
+        self._calls += 1
+        self._args = self._step.next_args(self._calls, outputs)
+        self._loss = outputs[-1]
+        return call_s
+
+
+class SpecError(ValueError):
+    """A spec that cannot be measured, in one sentence for the user."""
+
+
+def read_spec(path: Path) -> list[dict[str, Any]]:
+    """The list of steps in a spec file, with workloads that exist; their configs are checked by
+    `build_steps`.
+    """
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise SpecError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(spec, list) or not spec or not all(isinstance(entry, dict) for entry in spec):
+        raise SpecError(
+            f'{path} must be a list of steps like [{{"workload": "dlrm", "config": {{"batch":'
+            " 512}}]."
+        )
+    for number, entry in enumerate(spec, start=1):
+        if entry.get("workload") not in WORKLOADS:
+            raise SpecError(
+                f"step {number} of {path}: unknown workload {entry.get('workload')!r}; expected one"
+                f" of {', '.join(WORKLOADS)}."
+            )
+        unknown = sorted(set(entry) - {"workload", "config", "seed"})
+        if unknown:
+            raise SpecError(
+                f"step {number} of {path}: unknown field {unknown[0]!r}; expected workload, config,"
+                " seed."
+            )
+        if not isinstance(entry.get("config", {}), dict):
+            raise SpecError(
+                f"step {number} of {path}: config must be an object of sizes, got"
+                f" {entry['config']!r}."
+            )
+        seed = entry.get("seed", 0)
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise SpecError(
+                f"step {number} of {path}: seed must be a whole number from 0 on, got {seed!r}."
+            )
+    return spec
+
+
+def build_steps(spec: Sequence[dict[str, Any]], path: Path) -> list[tuple[Any, Step]]:
+    """Config and step of each entry; all configs are checked before the first array is made."""
+    configs = []
+    for number, entry in enumerate(spec, start=1):
+        module = importlib.import_module(
+            f"hybridperf_calibration.training_steps.{entry['workload']}"
+        )
+        try:
+            config = config_from(
+                getattr(module, WORKLOADS[entry["workload"]]), entry.get("config", {})
+            )
+        except ValueError as error:
+            raise SpecError(f"step {number} of {path} ({entry['workload']}): {error}") from error
+        configs.append((module, config, entry.get("seed", 0)))
+    return [(config, module.build(config, seed, BATCHES)) for module, config, seed in configs]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; returns its exit status: 0, or 2 after one sentence about what to do."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hybridperf_calibration.training_steps.run", description=__doc__
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("spec", type=Path, metavar="SPEC.json")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument(
+        "--programs", type=Path, metavar="DIR", help="folder to keep the compiled programs in"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="also keep what each instruction of a step took"
+    )
+    parser.add_argument("--cores", help="cores to run on, like 0 or 0-3; all if not given")
+    parser.add_argument(
+        "--steady", action="store_true", help="with the settings that single ops are measured under"
+    )
+    parser.add_argument(
+        "--rounds", type=_positive_int, default=4, help="times that every step has its turn"
+    )
+    parser.add_argument("--repeats", type=_positive_int, default=5, help="calls per turn, at least")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds per turn, at least")
+    options = parser.parse_args(arguments)
+    try:
+        _run(options)
+    except (SpecError, ValueError, RuntimeError) as error:
+        return _fail((str(error).splitlines() or [type(error).__name__])[0])
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    if not options.out.parent.is_dir():  # before minutes of measuring, not after
+        raise SpecError(
+            f"cannot write {options.out}: the folder {options.out.parent} does not exist."
+        )
+    spec = read_spec(options.spec)
+    if options.cores is not None:
+        machine.pin(machine.parse_cores(options.cores))
+    if options.steady:
+        machine.steady_cpu()
+    configs, steps = zip(*build_steps(spec, options.spec), strict=True)
+    yardstick = Yardstick(allowance_s=_LONGEST_WAIT_S * len(steps))
+    measured = measure_steps(
+        steps,
+        yardstick=yardstick,
+        rounds=options.rounds,
+        repeats=options.repeats,
+        min_seconds=options.seconds,
+        profile=options.profile,
+        report=_print_progress,
+    )
+    from hybridperf.io import write_json
+    from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
+
+    results = []
+    for number, (entry, config, step, measurement) in enumerate(
+        zip(spec, configs, steps, measured, strict=True)
+    ):
+        values = {
+            f.name: getattr(measurement, f.name)
+            for f in dataclasses.fields(measurement)
+            if f.name != "program"
+        }
+        result = {
+            "workload": entry["workload"],
+            "config": dataclasses.asdict(config),
+            "seed": entry.get("seed", 0),
+            "name": step.name,
+            **_finite(values),
+        }
+        if options.programs:
+            result["program"] = f"step{number}.json"
+            write_json(
+                options.programs / result["program"],
+                "program",
+                PROGRAM_SCHEMA_VERSION,
+                dict(measurement.program),
+            )
+        results.append(result)
+    facts = {**machine.machine_facts(), **yardstick.facts(), "steady": options.steady}
+    write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: a loss that is not finite becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+    return value
+
+
+def _print_progress(line: str) -> None:
+    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
+
+
+def _fail(sentence: str) -> int:
+    print(f"hybridperf: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,144 @@
+"""What the commands share: options, the compilation cache, small readers of what the user wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hybridperf.model import PerfModel
+
+SOME_ROWS_UNPREDICTED = 3  # exit status
+
+Out = Annotated[Path, typer.Option("--out", help="where to write")]
+HtmlPage = Annotated[
+    Path | None,
+    typer.Option("--html", help="write a page for a browser here, one file with everything in it"),
+]
+Cores = Annotated[
+    str | None,
+    typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given"),
+]
+
+
+def ready(path: Path, what: str) -> None:
+    """Make the folder of a file that is written after minutes of work, and say so; `InputError` now
+    where it cannot be written then.
+    """
+    import tempfile
+
+    from hybridperf.io import InputError
+
+    folder = path.absolute().parent
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            print(f"folder {folder} made for {what}")
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"expected a place that can be written in {what}, got {path}:"
+            f" {error.strerror or error}; name another"
+        ) from error
+    if path.is_dir():
+        raise InputError(f"expected a file in {what}, got the folder {path}; name a file in it")
+
+
+def model_named(name: str) -> PerfModel:
+    """A model by its folder, its shipped name or its device's datasheet."""
+    from hybridperf.model import model_or_datasheet
+
+    return model_or_datasheet(name)
+
+
+def compilation_cache() -> None:
+    """Keep compiled functions from run to run: the second prediction starts in a fraction of the
+    time.
+    """
+    import jax
+
+    default = (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        / "hybridperf"
+        / f"jax-{jax.__version__}"
+    )
+    folder = Path(os.environ.get("HYBRIDPERF_CACHE", default))
+    with contextlib.suppress(OSError):  # a place that cannot be written costs time, nothing else
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keep_files(written: Mapping[str, Path | None], read: Iterable[Path | None]) -> None:
+    """`InputError` where a file to be written, by its option, is one that is read, or one that
+    another option writes.
+    """
+    from hybridperf.io import InputError
+
+    inputs = {os.path.realpath(path): path for path in read if path}
+    outputs: dict[str, str] = {}
+    for option, path in written.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        if place in inputs:
+            raise InputError(
+                f"expected another place in {option} than what is read, got {path}, which would be"
+                " lost; give a new name"
+            )
+        if place in outputs:
+            raise InputError(
+                f"expected different files in {outputs[place]} and {option}, got {path} in both;"
+                " give another name"
+            )
+        outputs[place] = option
+
+
+def inside(folder: Path | None, names: Iterable[str], option: str = "--out") -> dict[str, Path]:
+    """Files that a command writes into the folder of an option, for `keep_files`."""
+    return {} if folder is None else {f"{option}/{name}": folder / name for name in names}
+
+
+def say_predicted(predicted: pd.DataFrame, out: Path) -> int:
+    """How many rows of a table were predicted, and the first note of the
+    others; the exit status.
+    """
+    without = predicted.loc[predicted["predicted_s"].isna(), "note"]
+    print(f"{len(predicted) - len(without)} of {len(predicted)} rows predicted, written to {out}")
+    if without.empty:
+        return 0
+    rows = "1 row" if len(without) == 1 else f"{len(without)} rows"
+    print(
+        f"hybridperf: {rows} not predicted, the note says why; the first: {without.iloc[0]}",
+        file=sys.stderr,
+    )
+    return SOME_ROWS_UNPREDICTED
+
+
+def names_in(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def seconds_in(text: str) -> float:
+    from hybridperf.io import InputError
+
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    number = text[:-1] if scale else text
+    try:
+        value = float(number) * (scale or 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e7:
+        raise InputError(f"expected a time such as 90s, 20m or 1h, got {text!r}")
+    return value

@@ -1,0 +1,160 @@
+"""`hybridperf plan`: how a model should be trained on some devices. What is heavy is imported when
+it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridperf.cli.common import HtmlPage, compilation_cache, keep_files, names_in, ready
+
+app = typer.Typer()
+_ONLY = (
+    "narrow a dimension: tp=1,2,4 or recompute=none; repeatable. They are tp, cp, ep, pp, vp, zero,"
+    " micro_batch, recompute, schedule, sequence_parallel, dp, expert_tp, shard_ranks, accumulation"
+)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str, typer.Option("--model", help="a published shape, or a .toml or .json file of sizes")
+    ],
+    system: Annotated[
+        str,
+        typer.Option(
+            "--system", help="nodes and links: a name of `hybridperf systems`, or a .toml file"
+        ),
+    ],
+    gpus: Annotated[
+        str,
+        typer.Option("--gpus", help="how many; several separated by commas are ranked together"),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="where to write all legal layouts (.parquet, .csv)")
+    ],
+    batch: Annotated[
+        str,
+        typer.Option(
+            "--batch", help="samples of a step over all GPUs; several separated by commas"
+        ),
+    ] = "",
+    seq: Annotated[
+        int | None, typer.Option("--seq", help="tokens of a sequence; the model's own if not given")
+    ] = None,
+    tokens: Annotated[
+        str,
+        typer.Option(
+            "--tokens",
+            help="to be trained on in all, such as 300e9: days, money and energy of the run",
+        ),
+    ] = "",
+    objective: Annotated[
+        str, typer.Option("--objective", help="time, tokens_per_s, cost or energy")
+    ] = "time",
+    top: Annotated[int, typer.Option("--top", help="how many of the best are shown")] = 10,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            "--prices", help="your prices and power (.toml), over the shipped assumptions"
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="accelerator; the system's own if not given")
+    ] = "",
+    framework: Annotated[
+        str,
+        typer.Option("--framework", help="whose kernels and habits; megatron_core's if not given"),
+    ] = "",
+    dtype: Annotated[str, typer.Option("--dtype", help="of activations")] = "bf16",
+    quant: Annotated[
+        str, typer.Option("--quant", help="scheme that layers' products multiply in, such as fp8")
+    ] = "",
+    memory_bytes: Annotated[
+        float | None,
+        typer.Option("--memory-bytes", help="of each device; the datasheet's if not given"),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help=_ONLY)] = None,
+    knobs: Annotated[
+        Path | None,
+        typer.Option("--knobs", help="efficiencies that `hybridperf steps --save-knobs` fitted"),
+    ] = None,
+    confirm: Annotated[
+        int,
+        typer.Option(
+            "--confirm", help="evaluate this many neighbours of the winner with the full graph"
+        ),
+    ] = 0,
+    html: HtmlPage = None,
+) -> None:
+    """Find the best layout for training a model: all legal ones, memory as a constraint, ranked,
+    explained, written out.
+    """
+    from hybridperf.io import InputError
+    from hybridperf.report import plan as reports
+    from hybridperf.training.plans.arguments import number_of_tokens
+    from hybridperf.training.plans.confirm import confirm as confirmed
+    from hybridperf.training.plans.confirm import neighbours
+    from hybridperf.training.plans.run import plan as run_plan
+    from hybridperf.training.plans.table import check_name, write_layouts
+    from hybridperf.training.steps.adaptation import Adaptation
+
+    check_name(out)  # before a minute of work
+    ready(out, "--out")
+    if html is not None:
+        ready(html, "--html")
+    keep_files({"--out": out, "--html": html}, [Path(model), Path(system), prices, knobs])
+    if top < 1:
+        raise InputError(f"expected --top of 1 or more, got {top}")
+    compilation_cache()
+    found = run_plan(
+        model, system, _counts("--gpus", gpus) or [1], batch=_counts("--batch", batch) or None,
+        seq=seq, tokens=number_of_tokens(tokens, "--tokens") if tokens else None,
+        objective=objective, prices=prices, device=device or None, framework=framework, dtype=dtype,
+        quant=quant, memory_bytes=memory_bytes, only=_only(only or []),
+        adapted=None if knobs is None else Adaptation.load(knobs),
+        say=lambda how_far: print(how_far, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    rows = write_layouts(found, out)
+    print(reports.plan_report(found, top))
+    if confirm:
+        print("\n" + reports.confirmed_report(found, confirmed(found, neighbours(found, confirm))))
+    print(f"\n{rows:,} legal layouts in {out}, those that fit first, best first")
+    if html:
+        from hybridperf.report.html import write_page
+        from hybridperf.report.html.of_plan import plan_page
+
+        write_page(plan_page(found), html)
+        print(f"page in {html} (open it in a browser)")
+
+
+def _counts(option: str, text: str) -> list[int]:
+    from hybridperf.io import InputError
+
+    try:
+        found = [int(float(one)) for one in names_in(text) if float(one) == int(float(one))]
+    except (ValueError, OverflowError):
+        found = []
+    if len(found) != len(names_in(text)) or any(one < 1 for one in found):
+        raise InputError(
+            f"expected whole numbers of 1 or more separated by commas in {option}, got {text!r}"
+        )
+    return found
+
+
+def _only(given: list[str]) -> dict[str, list[object]]:
+    from hybridperf.io import InputError
+
+    found: dict[str, list[object]] = {}
+    for one in given:
+        name, equals, values = one.partition("=")
+        if not equals or not names_in(values):
+            raise InputError(f"expected --only NAME=VALUE,VALUE such as tp=1,2,4, got {one!r}")
+        found[name.strip()] = [
+            int(value) if value.isdecimal() else value for value in names_in(values)
+        ]
+    return found

@@ -1,0 +1,155 @@
+"""`hybridperf steps`: measured or planned training steps, predicted. What is heavy is imported when
+it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridperf.cli.common import compilation_cache, keep_files, say_predicted
+
+
+def steps(
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            help=(
+                "table of training steps (.csv, .csv.gz, .parquet): a model, a layout, an"
+                " accelerator each"
+            )
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="where to write")],
+    device: Annotated[
+        str,
+        typer.Option("--device", help="accelerator of all rows; what each row says if not given"),
+    ] = "",
+    system: Annotated[
+        str,
+        typer.Option(
+            "--system", help="nodes and links of all rows; what each row says if not given"
+        ),
+    ] = "",
+    host: Annotated[
+        Path | None,
+        typer.Option(
+            "--host",
+            help="folder with a host.json that `hybridperf trace summary --host` made from a trace",
+        ),
+    ] = None,
+    fit_on: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--fit-on",
+            help="measured steps (column step_time_s) that adapt efficiencies; may be repeated",
+        ),
+    ] = None,
+    knobs: Annotated[
+        Path | None,
+        typer.Option("--knobs", help="efficiencies that --save-knobs wrote, in place of --fit-on"),
+    ] = None,
+    save_knobs: Annotated[
+        Path | None, typer.Option("--save-knobs", help="write the fitted efficiencies here (.json)")
+    ] = None,
+) -> int:
+    """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
+    what the time is made of, note.
+
+    Columns that are read; what is left out follows from others or is assumed, and the note says so:
+
+    \b
+      model             name of a published one; else family (gpt, llama, bert, t5, vit, moe),
+                        hidden, heads, layers, seq, vocab and, where they differ, ffn, kv_heads,
+                        head_dim; experts and topk of a moe, decoder_layers of a t5, image and patch
+                        of a vit
+      gpu, n_gpus       accelerator and how many; gpus_per_node
+      tp, pp, dp        degrees of parallelism; cp, ep; vp (chunks of a stage), seq_parallel (yes,
+                        no)
+      micro_batch       samples; grad_accum (micro-batches of a step), global_batch (samples of all)
+      sharding          none, zero1, zero2, zero3, fsdp, hsdp
+      recompute         none, selective, full
+      schedule          1f1b, gpipe, interleaved, chimera, zero_bubble
+      precision         bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4
+      framework         megatron_core, megatron, megatron_deepspeed, nanotron, torchtitan,
+                        llm_foundry, eager_pytorch
+      id, source, section, system_detail    where the row is from; what they say of network and
+                                            framework
+      offload, status   only no, and ok to be fitted on
+      step_time_s       measured, for --fit-on
+
+    \b
+    Columns that are written (seconds, bytes):
+      predicted_s, low_s, high_s    of a step; nine of ten lie between low and high
+      tokens_per_s, mfu             of all GPUs; MFU from 0 to 1: model FLOPs over time, GPUs and
+                                    peak. Model FLOPs are 6 for each weight of a matrix and token,
+                                    and those of attention's whole square, not its causal half;
+                                    recomputation is none
+      memory_bytes, fits            of the fullest GPU; whether it runs
+      compute_s, exposed_comm_s, bubble_s, host_s    these add up to predicted_s
+      note                          why a row is not predicted, what was assumed
+    """
+    import pandas as pd
+
+    from hybridperf.hardware import load_host
+    from hybridperf.io import InputError, read_table, write_table
+    from hybridperf.io.tables import check_table_name, with_own_text
+    from hybridperf.training.steps.adaptation import Adaptation
+    from hybridperf.training.steps.columns import READ, misspelt
+    from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
+
+    if save_knobs and not fit_on:
+        raise InputError(
+            "expected --fit-on ROWS with --save-knobs: without measured steps there is nothing to"
+            " save"
+        )
+    if knobs and host:
+        raise InputError(
+            "expected one of --knobs and --host, got both: fitted efficiencies hold their host's"
+        )
+    check_table_name(out)  # before a minute of work
+    if save_knobs and save_knobs.suffix != ".json":
+        raise InputError(
+            f"expected a name ending in .json in --save-knobs, got {save_knobs}; rename it"
+        )
+    keep_files({"--out": out, "--save-knobs": save_knobs}, [rows, knobs, *(fit_on or [])])
+    frame = with_own_text(read_table(rows), rows, READ)
+    tables = [read_table(path) for path in fit_on or []]
+    for path, table in zip(fit_on or [], tables, strict=True):
+        if "step_time_s" not in table:
+            raise InputError(
+                f"expected a column step_time_s in {path}, given to fit on, found none; give"
+                " measured steps"
+            )
+    measured = pd.concat(tables, ignore_index=True) if tables else None
+    compilation_cache()
+    found = predict_steps(
+        frame,
+        device or None,
+        system or None,
+        load_host(host) if host else None,
+        measured,
+        Adaptation.load(knobs) if knobs else None,
+    )
+    write_table(found.frame, out)
+    for path, table in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
+        for wrong, right in misspelt(table.columns).items():
+            print(
+                f"hybridperf: column {wrong!r} of {path} is not read (did you mean {right!r}?)",
+                file=sys.stderr,
+            )
+    for sentence in found.said:
+        print(f"hybridperf: {sentence}", file=sys.stderr)
+    if renamed := kept_as(as_given(frame)):
+        print(
+            f"hybridperf: columns {', '.join(renamed)} of {rows} are kept as"
+            f" {', '.join(renamed.values())}",
+            file=sys.stderr,
+        )
+    if save_knobs:
+        found.adaptation.save(save_knobs)
+        print(f"efficiencies in {save_knobs}")
+    return say_predicted(found.frame, out)

@@ -1,0 +1,412 @@
+"""`hybridperf trace`: commands on recorded runs. Like the others, they import what is heavy when
+they run.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridperf.cli.common import HtmlPage, inside, keep_files
+
+if TYPE_CHECKING:
+    from hybridperf.traces.changes import Change
+    from hybridperf.traces.replay import Replay
+    from hybridperf.traces.steps import CommonStep
+
+_NO_LAUNCHES = (
+    "no launch is recorded: each kernel starts when it did, and what a change would save is not"
+    " known; record CUDA calls, too"
+)
+
+app = typer.Typer(
+    no_args_is_help=True, help="Read recorded runs (Kineto traces of PyTorch's profiler)."
+)
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(help="traces: .json, .json.gz, archives or folders of them; one per rank"),
+]
+StepName = Annotated[
+    str,
+    typer.Option("--step", "--steps", help="steps by name, separated by commas; all if not given"),
+]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    from hybridperf.io import InputError
+
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise InputError(
+            f"expected a regular expression at --communication, got {text!r}: {error}"
+        ) from error
+
+
+@app.command()
+def summary(
+    files: Files,
+    steps: StepName = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="write all columns here: .csv, .csv.gz or .parquet")
+    ] = None,
+    host: Annotated[
+        Path | None,
+        typer.Option("--host", help="fit the host's overheads, save them into this model folder"),
+    ] = None,
+    communication: Annotated[
+        str,
+        typer.Option(
+            "--communication",
+            help="kernels whose names match this regular expression count as communication, too",
+        ),
+    ] = "",
+    html: HtmlPage = None,
+) -> None:
+    """Where the time of each step and rank went: computation, communication,
+    idle and why; top ops.
+    """
+    from hybridperf.hardware import HOST_FILE
+    from hybridperf.io import write_table
+    from hybridperf.report import trace_tables as tables
+    from hybridperf.traces.overheads import fit_host
+    from hybridperf.traces.readers.kineto import read_traces
+    from hybridperf.traces.steps import common_steps
+    from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
+
+    keep_files({"--out": out, "--html": html, **inside(host, [HOST_FILE], "--host")}, files)
+    traces = read_traces(files)
+    if communication:
+        pattern = _pattern(communication)
+        traces = tuple(trace.with_communication(pattern) for trace in traces)
+    chosen = choose_steps(common_steps(traces), steps)
+    found = summaries(traces, [step.steps for step in chosen])
+    notes = [
+        f"rank {trace.rank}: {note}" if len(traces) > 1 and trace.rank is not None else note
+        for trace in traces
+        for note in trace.notes
+    ]
+    notes += [
+        note
+        for step, said in zip(chosen, found, strict=True)
+        for note in (step.note, *said.matched.notes)
+    ]
+    for note in dict.fromkeys(filter(None, notes)):
+        print(f"hybridperf: {note}", file=sys.stderr)
+    rows = [row for said in found for row in said.rows]
+    every_trace, every_step = (
+        [*traces] * len(chosen),
+        [one for step in chosen for one in step.steps],
+    )
+    if out:
+        write_table(table(found), out)
+    overheads = (
+        fit_host(traces, [[step.steps[at] for step in chosen] for at in range(len(traces))])
+        if host
+        else None
+    )
+    if overheads and host:
+        overheads.save(host)
+    screen = tables.console()
+    shown = [
+        tables.steps(rows),
+        tables.idle(rows),
+        tables.losses(worst(found), ranks_known=traces[0].rank is not None),
+    ]
+    shown.append(tables.top("top ops by device time", top_ops(every_trace, every_step)))
+    shown.append(tables.top("top kernels", top_kernels(every_trace, every_step)))
+    for one in shown:
+        if one.row_count:
+            screen.print(one)
+    if out:
+        print(f"{len(rows)} rows in {out}")
+    if overheads and host:
+        screen.print(tables.host(overheads))
+        print(f"host overheads in {host / HOST_FILE}")
+    if html:
+        from hybridperf.report.html import trace_page, write_page
+
+        write_page(trace_page(traces, chosen, found, notes), html)
+        print(f"page in {html} (open it in a browser)")
+
+
+def choose_steps(common: Sequence[CommonStep], names: str) -> list[CommonStep]:
+    """The steps with these names (separated by commas; the number alone will do), all without any;
+    `InputError` for one there is not.
+    """
+    from hybridperf.io import unknown
+
+    by_name = {step.name: step for step in common}
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    full = [f"ProfilerStep#{name}" if name.isdecimal() else name for name in asked]
+    for name in full:
+        if name not in by_name:
+            raise unknown(
+                "step",
+                name,
+                by_name,
+                f"there are {', '.join(list(by_name)[:8])}{', ...' if len(by_name) > 8 else ''}",
+            )
+    return [by_name[name] for name in full] if full else list(common)
+
+
+@app.command()
+def replay(
+    files: Files,
+    step: Annotated[
+        str,
+        typer.Option(
+            "--step",
+            help=(
+                "step by name or number; several separated by commas; the typical one if not given"
+            ),
+        ),
+    ] = "",
+    device: Annotated[
+        str, typer.Option("--device", help="what if: on this device, datasheet against datasheet")
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", help="what if: on the device of this model; goes with --from-model"
+        ),
+    ] = "",
+    from_model: Annotated[
+        str, typer.Option("--from-model", help="model of the device that the trace was recorded on")
+    ] = "",
+    links: Annotated[
+        str, typer.Option("--links", help="what if: links of a system, or 2x the bandwidth")
+    ] = "",
+    from_links: Annotated[
+        str,
+        typer.Option(
+            "--from-links", help="of --links SYSTEM: the system that the trace was recorded on"
+        ),
+    ] = "",
+    faster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--faster",
+            help=(
+                "what if: OP=TIMES, such as 'aten::addmm=2'; `host` is the host's work, * any"
+                " letters; may be repeated"
+            ),
+        ),
+    ] = None,
+    overlap_slowdown: Annotated[
+        float,
+        typer.Option(
+            "--overlap-slowdown",
+            help="what if: computation under a collective takes so much longer",
+        ),
+    ] = 1.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help=(
+                "write the timeline after all changes here (.json or .json.gz, for"
+                " ui.perfetto.dev); of one step"
+            ),
+        ),
+    ] = None,
+) -> None:
+    """A recorded step through the evaluator: does it come out as measured, what holds it up, what
+    if something changed.
+    """
+    from hybridperf.io import InputError
+    from hybridperf.report import perfetto, replay_tables
+    from hybridperf.report.trace_tables import console
+    from hybridperf.traces import changes as changes_of
+    from hybridperf.traces import steady, what_if
+    from hybridperf.traces.readers.kineto import read_traces
+    from hybridperf.traces.replay import replay as replay_one
+    from hybridperf.traces.steps import common_steps
+
+    _checked_options(device, model, from_model, links, from_links)
+    if out:
+        _checked_timeline(out)
+        keep_files({"--out": out}, files)
+    wanted = [_times(one) for one in faster or []]
+    traces = read_traces(files)
+    names = [one.name for one in choose_steps(common_steps(traces), step)] if step else [None]
+    if out and len(names) > 1:
+        raise InputError(
+            f"expected one step with --out, got {len(names)}: a file holds the timeline of one; ask"
+            " for each on its own"
+        )
+
+    def changed(before: Replay) -> what_if.WhatIf:
+        changes = [changes_of.faster(before, pattern, times) for pattern, times in wanted]
+        changes += _other_links(before, links, from_links) if links else []
+        changes += _other_device(before, device, model, from_model) if device or model else []
+        return what_if.what_if(before, changes, overlap_slowdown)
+
+    measured = [replay_one(traces, name) for name in names]
+    # where work of the step before is in the measured time, what the step itself takes is told by
+    # several in a row
+    results = [
+        changed(steady.in_a_row(one) if steady.has_backlog(one) else one) for one in measured
+    ]
+    notes = [note for one in results for note in (*one.before.notes, *one.notes)]
+    notes += [steady.said(one) for one in measured if steady.has_backlog(one)]
+    notes += [_NO_LAUNCHES for one in measured if not one.launched]
+    for note in dict.fromkeys(notes):
+        print(f"hybridperf: {note}", file=sys.stderr)
+    said = [change.said for change in results[0].changes]
+    said += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
+    screen = console()
+    screen.print(replay_tables.steps(results, ", ".join(said), measured))
+    for one, result in zip(measured, results, strict=True):
+        of = f" in {one.steps[0].name}" if len(results) > 1 else ""
+        if one.meetings:
+            screen.print(replay_tables.waits(one, of))
+        after = what_if.critical_by_op(result.after) if said else None
+        screen.print(replay_tables.critical(what_if.critical_by_op(result.before), after, of))
+        if one.launched:
+            for table in replay_tables.savings(what_if.best_savings(result.after), of):
+                screen.print(table)
+        if any(change.unknown for change in result.changes):
+            screen.print(replay_tables.unknown(result.changes, result.before.device_s, of))
+    if out:
+        one = measured[0]
+        perfetto.write_replay((changed(one) if steady.has_backlog(one) else results[0]).after, out)
+        print(f"timeline of {one.steps[0].name} in {out} (open it at https://ui.perfetto.dev)")
+
+
+@app.command()
+def export(
+    files: Files,
+    out: Annotated[Path, typer.Option("--out", help="where to write (.json or .json.gz)")],
+    step: Annotated[
+        str, typer.Option("--step", help="steps whose critical path is marked; all if not given")
+    ] = "",
+) -> None:
+    """One timeline of all ranks on one clock, with arrows and the critical path, for
+    https://ui.perfetto.dev.
+    """
+    from hybridperf.io import InputError
+    from hybridperf.report import perfetto
+    from hybridperf.traces.readers.kineto import read_traces
+    from hybridperf.traces.replay import replay_step
+    from hybridperf.traces.steps import common_steps
+
+    _checked_timeline(out)
+    keep_files({"--out": out}, files)
+    traces = read_traces(files)
+    replays = []
+    for one in choose_steps(common_steps(traces), step):
+        try:
+            replays.append(replay_step(traces, one.steps))
+        except InputError as error:  # a step without device work has no critical path to mark
+            print(f"hybridperf: {error}", file=sys.stderr)
+    perfetto.write_traces(traces, out, replays)
+    events = sum(len(trace.host) + len(trace.device_events) for trace in traces)
+    print(
+        f"{events:,} events of {len(traces)} {'rank' if len(traces) == 1 else 'ranks'} in {out}"
+        " (open it at https://ui.perfetto.dev)"
+    )
+
+
+def _checked_timeline(out: Path) -> None:
+    from hybridperf.io import InputError
+
+    if not out.name.lower().endswith((".json", ".json.gz")):
+        raise InputError(
+            f"expected a file ending in .json or .json.gz at --out, got {out}; a timeline is JSON"
+        )
+
+
+def _checked_options(device: str, model: str, from_model: str, links: str, from_links: str) -> None:
+    from hybridperf.io import InputError
+
+    if device and model:
+        raise InputError(
+            "expected one of --device and --model, got both; --device NAME goes by datasheets,"
+            " --model by calibrations"
+        )
+    if model and not from_model:
+        raise InputError(
+            "expected --from-model with --model: the model of the device that the trace was"
+            " recorded on"
+        )
+    if from_model and not (device or model):
+        raise InputError("expected --model with --from-model: the model of the device to ask about")
+    if from_links and not links:
+        raise InputError("expected --links with --from-links: the system to ask about")
+
+
+def _times(text: str) -> tuple[str, float]:
+    """`aten::addmm=2` as pattern and number."""
+    from hybridperf.io import InputError
+
+    pattern, equals, number = text.rpartition("=")
+    try:
+        if not (equals and pattern):
+            raise ValueError
+        return pattern, float(number.removesuffix("x"))
+    except ValueError:
+        raise InputError(
+            f"expected --faster OP=TIMES, such as 'aten::addmm=2', got {text!r}"
+        ) from None
+
+
+def _other_links(before: Replay, links: str, from_links: str) -> list[Change]:
+    from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+    from hybridperf.hardware import load_system
+    from hybridperf.io import InputError
+    from hybridperf.traces.changes import links_scaled, other_links
+
+    try:
+        times = float(links.removesuffix("x"))
+    except ValueError:
+        times = None
+    if times is not None:
+        if from_links:
+            raise InputError(
+                f"expected --links SYSTEM with --from-links, got {links}; a factor needs no system"
+            )
+        return [links_scaled(before, times)]
+    if not from_links:
+        raise InputError(
+            f"expected --from-links SYSTEM with --links {links}: where the trace was recorded; or a"
+            " factor, such as 2x"
+        )
+
+    def model(name: str) -> CollectiveModel:
+        return (
+            load_collectives(name)
+            if find_collectives(name) is not None
+            else CollectiveModel.datasheet(load_system(name))
+        )
+
+    return [other_links(before, model(from_links), model(links))]
+
+
+def _other_device(before: Replay, device: str, model: str, from_model: str) -> list[Change]:
+    from hybridperf.hardware import device_called, device_names, load_device
+    from hybridperf.io import InputError, closest
+    from hybridperf.model import PerfModel, model_or_datasheet
+    from hybridperf.traces.changes import other_device
+
+    new = PerfModel.datasheet(load_device(device)) if device else model_or_datasheet(model)
+
+    if from_model:
+        old = model_or_datasheet(from_model)
+    else:
+        recorded = before.traces[0].device
+        known = device_called(recorded)
+        if not known:
+            nearest = closest(recorded.lower().split(" ", 1)[-1], device_names())
+            raise InputError(
+                f"no datasheet of {recorded or 'the device, which the trace does not name'}; give"
+                f" --from-model NAME{nearest}"
+            )
+        old = PerfModel.datasheet(load_device(known))
+    return [other_device(before, old, new)]

@@ -1,0 +1,147 @@
+"""Logs that batch jobs leave, as lines without their wrapping, and the rows of collective
+measurements that are read from them.
+
+A launcher or a scheduler puts its own marks before each line (`[1,0]<stdout>:`, `0: `, a host's
+name, a time stamp, colours) and other programs write in between. What is left of a damaged line is
+never guessed at: a reader skips it and says which line it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.io import InputError
+
+COLUMNS = [
+    "collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "dtype", "in_place",
+    "lib", "lib_version", "variant", "link",
+]  # fmt: skip
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_PREFIX = re.compile(
+    r"(?:\[\d+,\s*\d+\]\s*<std\w+>:? ?"  # Open MPI's --tag-output
+    r"|\[\d+\] "  # Hydra's -prepend-rank
+    r"|\[[A-Za-z_][\w.-]*\]:"  # torchrun's --tee
+    r"| {0,4}\d+: "  # srun --label
+    # containers' time stamps
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])? "
+    # a host's name: pdsh, clush, kubectl --prefix
+    r"|[A-Za-z][\w.-]*: (?=#|\s*\d+\s+\d+\s+[a-z]|\s*COMMS-RES))"
+)
+_NAMED_PLACES = 8  # a remark stays readable; a long log can have thousands of damaged lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Machines:
+    """Where a run was: ranks in all, and hosts, each with the same number of ranks."""
+
+    n_gpus: int
+    n_nodes: int
+
+
+def read_lines(path: str | os.PathLike) -> list[str]:
+    """Lines of a log without launcher prefixes, colours and line ends; bytes that are no text
+    become marks that no parser takes.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except FileNotFoundError as error:
+        raise InputError(f"expected a log at {path}, found nothing; check the path") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    return [unwrapped(line) for line in text.split("\n")]
+
+
+def unwrapped(line: str) -> str:
+    """A line without colours and without what launchers put before it."""
+    line = _COLOURS.sub("", line.rstrip("\r"))
+    for _ in range(3):  # a container's time stamp, before a host's name, before a rank
+        match = _PREFIX.match(line)
+        if match is None:
+            break
+        line = line[match.end() :]
+    return line
+
+
+def places(numbers: Iterable[int], what: str = "line") -> str:
+    """`line 3`, `lines 3 and 9`, `lines 3, 5, ... (40 in all)`."""
+    unique = sorted(set(numbers))
+    if len(unique) == 1:
+        return f"{what} {unique[0]}"
+    if len(unique) > _NAMED_PLACES:
+        return f"{what}s {', '.join(map(str, unique[:_NAMED_PLACES]))}, ... ({len(unique)} in all)"
+    return f"{what}s {', '.join(map(str, unique[:-1]))} and {unique[-1]}"
+
+
+def known_collective(name: str | None) -> str | None:
+    """A collective's name as given by a caller; `InputError` for one that the schema lacks."""
+    if name is not None and name not in COLLECTIVES:
+        raise InputError(f"expected a collective out of {', '.join(COLLECTIVES)}, got {name!r}")
+    return name
+
+
+def given_machines(n_gpus: int | None, n_nodes: int | None) -> Machines | None:
+    """Ranks and hosts as given by a caller; None where neither is; `InputError` where they do not
+    fit together.
+    """
+    if n_gpus is None and n_nodes is None:
+        return None
+    if n_gpus is None or n_nodes is None:
+        raise InputError("expected both n_gpus and n_nodes, got one of them; give both or neither")
+    if n_gpus < 1 or n_nodes < 1 or n_gpus % n_nodes:
+        raise InputError(
+            f"expected n_gpus to be a whole multiple of n_nodes, got {n_gpus} GPUs on {n_nodes}"
+            " nodes"
+        )
+    return Machines(n_gpus, n_nodes)
+
+
+def measurement(
+    collective: str, n_bytes: int, machines: Machines, time_s: float, **optional: Any
+) -> dict[str, Any]:
+    """One row of the schema of collective measurements."""
+    return {
+        "collective": collective,
+        "bytes": n_bytes,
+        "n_gpus": machines.n_gpus,
+        "n_nodes": machines.n_nodes,
+        "gpus_per_node": machines.n_gpus // machines.n_nodes,
+        "time_s": time_s,
+        "link": "intra" if machines.n_nodes == 1 else "inter",
+        **optional,
+    }
+
+
+def measured(
+    rows: list[dict[str, Any]],
+    remarks: list[str],
+    path: str | os.PathLike,
+    program: str,
+    otherwise: str,
+) -> tuple[pd.DataFrame, list[str]]:
+    """What a reader of logs of a `program` returns: rows as a table, the schema's columns first,
+    then those that only some fill; remarks.
+
+    `InputError` where no row is left: the first remark says why, or `otherwise`.
+    """
+    if not rows:
+        why = remarks[0] if remarks else otherwise
+        raise InputError(
+            f"expected measurements printed by {program} in {path}, found none that can be used"
+            f" ({why}); check the file"
+        )
+    more = [
+        column
+        for column in dict.fromkeys(key for row in rows for key in row)
+        if column not in COLUMNS
+    ]
+    return pd.DataFrame(rows, columns=[*COLUMNS, *more]), remarks

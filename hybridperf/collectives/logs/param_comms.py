@@ -1,0 +1,319 @@
+"""What PARAM's collective benchmark (facebookresearch/param, train/comms/pt/comms.py) prints, read
+into collective measurements.
+
+Its results are lines marked COMMS-RES below a line of column names; they changed over the years:
+
+    COMMS-RES  size (B)  num-elements  Latency(us):p50  p75  p95  [min  max]  algBW(GB/s)
+               busBW(GB/s)  [op[0]]     names no collective
+    COMMS-RES-<collective>  size (B)  nElementsPerRank  Latency(us):p50  p75  p95  Min  Max
+                            AlgBW(GB/s)  BusBW(GB/s)
+    COMMS-RES-<collective>-<dtype><tag>  ... the same ...  [TotalLatency(us):p50]
+
+Each rank averages its iterations; p50, p75, p95, Min and Max are taken over ranks. `time_s` is p50.
+Skipped and named are what times something else: quantised collectives (COMMS-RES-QUANT), two
+collectives at once (total-size), point to point, compute beside communication, uneven splits
+(all_gather_v, reduce_scatter_v) and collectives that the schema lacks. size (B) is all of an
+all-gather's output, all of a reduce-scatter's input and one rank's buffer elsewhere;
+`reduce_scatter_base` of earlier versions printed one rank's output, which its element count tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.collectives.logs.job_logs import (
+    Machines,
+    given_machines,
+    known_collective,
+    measured,
+    measurement,
+    places,
+    read_lines,
+)
+from hybridperf.io import InputError
+
+_NAMES = {  # longest first, so that a name is not taken for a shorter one; None: not in the schema
+    "reduce_scatter_base": "reduce_scatter",
+    "all_to_all_single": "alltoall",
+    "reduce_scatter_v": None,
+    "all_gather_base": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_gather_v": None,
+    "all_to_allv": "alltoall",
+    "all_reduce": "all_reduce",
+    "all_to_all": "alltoall",
+    "all_gather": "all_gather",
+    "broadcast": "broadcast",
+    "multicast": None,
+    "barrier": None,
+    "scatter": None,
+    "reduce": "reduce",
+    "incast": None,
+    "gather": None,
+    "pt2pt": None,
+}
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")  # as PyTorch does them
+_DTYPES = {  # PyTorch's name: (NCCL's, bytes of an element)
+    "float32": ("float", 4),
+    "float": ("float", 4),
+    "float16": ("half", 2),
+    "half": ("half", 2),
+    "bfloat16": ("bfloat16", 2),
+    "float64": ("double", 8),
+    "double": ("double", 8),
+    "int32": ("int32", 4),
+    "int": ("int32", 4),
+    "int64": ("int64", 8),
+    "long": ("int64", 8),
+    "int8": ("int8", 1),
+    "char": ("int8", 1),
+    "uint8": ("uint8", 1),
+    "byte": ("uint8", 1),
+}
+_RESULT = re.compile(r"\s*COMMS-(?:QUANT-)?RES(\S*)\s*(.*)")
+_ENVIRONMENT = re.compile(r"MPI environment:.*'world_size': (-?\d+).*'local_size': (-?\d+)")
+_OPTIONS = re.compile(r"\bbackend: (\S+) nw-stack: (\S+) mode: (\S+)")
+_DTYPE = re.compile(r"args\.(?:dtype|data_type): (?:torch\.)?(\w+)")
+_COLLECTIVE = re.compile(r"(?:--collectives?[ =]|\bcollective=)(\w+)")
+_HELLO = re.compile(r"\[Rank\s*(\d+)\] host ([^\s,]+),.*?world_size: (\d+)")
+_GROUPS = re.compile(r"num_pg (\d+), groupSize (\d+)")
+_COLUMN_NAMES = [  # as printed, as called here; in this order, since names stand within names
+    ("total-pair-size (B)", "total_size"),
+    ("total-size (B)", "total_size"),
+    ("size (B)", "size"),
+    ("TotalLatency(us):p50", "total_p50"),
+    ("CompLatency(us):p50", "compute_p50"),
+    ("Latency(us):p50", "p50"),
+    ("AlgBW(GB/s)", "algbw"),
+    ("algBW(GB/s)", "algbw"),
+    ("BusBW(GB/s)", "busbw"),
+    ("busBW(GB/s)", "busbw"),
+    ("nElementsPerRank", "elements"),
+    ("num-elements-pair", "elements_pair"),
+    ("nElementsPairPerRank", "elements_pair"),
+    ("num-elements", "elements"),
+    ("Min", "min"),
+    ("Max", "max"),
+]
+_PLAIN = ["size", "elements", "p50", "p75", "p95", "algbw", "busbw"]
+_DEFAULT_COLUMNS = {7: _PLAIN, 8: [*_PLAIN, "op[0]"], 9: [*_PLAIN[:5], "min", "max", *_PLAIN[5:]]}
+_DEFAULT_COLUMNS[10] = [*_DEFAULT_COLUMNS[9], "total_p50"]
+_ROUNDING_US = 0.051  # one decimal
+_ROUNDING_GB_PER_S = 0.00051  # three
+
+
+def is_param_comms(text: str) -> bool:
+    """Whether a text (a file, or its first few thousand characters) looks like what
+    `read_param_comms` reads.
+    """
+    return bool(re.search(r"^.{0,80}COMMS-(?:QUANT-)?RES", text, re.M))
+
+
+@dataclasses.dataclass
+class _Run:
+    """What the lines so far tell about the results to come."""
+
+    world: int = 0
+    local: int = 0
+    hosts: dict[int, str] = dataclasses.field(default_factory=dict)
+    groups: int = 1
+    backend: str = "nccl"
+    mode: str = "comms"
+    dtype: str = "float32"
+    collectives: set[str] = dataclasses.field(default_factory=set)
+    columns: list[str] | None = None
+
+    def machines(self) -> Machines | None:
+        """Ranks and hosts, where the log tells both."""
+        world = self.world or len(self.hosts)
+        if self.local > 0 and world > 0 and world % self.local == 0:
+            return Machines(world, world // self.local)
+        hosts = list(self.hosts.values())
+        if world > 0 and len(hosts) == world and len({hosts.count(host) for host in hosts}) == 1:
+            return Machines(world, len(set(hosts)))
+        return None
+
+
+def read_param_comms(
+    path: str | os.PathLike,
+    collective: str | None = None,
+    n_gpus: int | None = None,
+    n_nodes: int | None = None,
+) -> tuple[pd.DataFrame, list[str]]:
+    """(rows in the schema of collective measurements, remarks) of a log: a sentence for everything
+    that was skipped, with its lines.
+
+    `time_s` is the median over ranks, further columns are `time_min_s`, `time_p95_s` and
+    `time_max_s`. `collective` serves the oldest logs, which do not name it; `n_gpus` and `n_nodes`
+    (ranks and hosts in all) those that do not tell. `InputError`: nothing tells which collective or
+    machines a result is of, or no result can be used.
+    """
+    given, collective = given_machines(n_gpus, n_nodes), known_collective(collective)
+    rows: list[dict[str, Any]] = []
+    skipped: dict[str, list[int]] = {}
+    run = _Run()
+    for number, line in enumerate(read_lines(path), 1):
+        result = _RESULT.match(line)
+        if result is None:
+            run = _context(run, line)
+        elif "(" in result[2]:
+            run.columns = _columns(result[2]) if "QUANT" not in line else ["quantised"]
+        else:
+            row = _row(
+                run, result[1], result[2].split(), f"{path}, line {number}", collective, given
+            )
+            if isinstance(row, str):
+                skipped.setdefault(row, []).append(number)
+            else:
+                rows.append(row)
+    remarks = [f"{places(numbers)}: {why}, skipped" for why, numbers in skipped.items()]
+    return measured(rows, remarks, path, "PARAM's comms.py", "no result is marked COMMS-RES")
+
+
+def _context(run: _Run, line: str) -> _Run:
+    """What is known after a line that is no result."""
+    if match := _ENVIRONMENT.search(line):
+        if run.columns is not None:  # the next run
+            run = _Run(collectives=run.collectives)
+        run.world, run.local = int(match[1]), int(match[2])
+    if match := _OPTIONS.search(line):
+        run.backend, run.mode = match[1], match[3]
+    if match := _DTYPE.search(line):
+        run.dtype = match[1]
+    if match := _COLLECTIVE.search(line):
+        run.collectives = {match[1]} if run.columns is not None else run.collectives | {match[1]}
+    if match := _GROUPS.search(line):
+        run.groups, run.world = int(match[1]), int(match[2])
+    for match in _HELLO.finditer(line):
+        if (
+            run.columns is not None and int(match[1]) in run.hosts
+        ):  # a run without an environment line
+            run = _Run(
+                collectives=run.collectives, backend=run.backend, mode=run.mode, dtype=run.dtype
+            )
+        run.hosts[int(match[1])] = match[2]
+        run.world = run.world if run.world > 0 else int(match[3])
+    return run
+
+
+def _columns(names: str) -> list[str]:
+    for printed, name in _COLUMN_NAMES:
+        names = names.replace(printed, f" {name} ")
+    return names.split()
+
+
+def _layout(run: _Run, n_tokens: int) -> list[str] | None:
+    """Names of a result's columns; those of the version with as many, where the line of names is
+    missing or damaged.
+    """
+    columns = run.columns or []
+    if len(columns) == n_tokens and set(_PLAIN) <= set(columns):
+        return columns
+    return _DEFAULT_COLUMNS.get(n_tokens)
+
+
+def _row(
+    run: _Run,
+    label: str,
+    tokens: list[str],
+    where: str,
+    collective: str | None,
+    given: Machines | None,
+) -> dict[str, Any] | str:
+    """A result as a row of the schema; a string says why it cannot be used."""
+    columns = _layout(run, len(tokens))
+    if "QUANT" in label or run.columns == ["quantised"]:
+        return "a quantised collective"
+    if label.startswith("-pt2pt"):
+        return "point to point (pt2pt) is not a collective we know"
+    if "total_size" in (run.columns or []):
+        return "two collectives at once (pair mode)"
+    if run.mode != "comms":
+        return f"compute beside communication (mode {run.mode})"
+    if run.groups > 1:
+        return f"{run.groups} groups of ranks ran at once and shared links"
+    if columns is None:
+        return "damaged (cut off, or mixed with other output)"
+    name = (
+        next((name for name in _NAMES if label.startswith(f"-{name}")), None)
+        if label
+        else _unnamed(run, where, collective)
+    )
+    known = collective if name == collective else _NAMES.get(name or "")
+    if known is None:
+        return f"{name or label.lstrip('-') or 'an unnamed one'} is not a collective we know"
+    printed_dtype = re.match(
+        r"-(b?float\d*|half|double|u?int\d*|long|char|byte)", label[len(name or "") + 1 :]
+    )
+    dtype, element_bytes = _DTYPES.get(
+        printed_dtype[1] if printed_dtype else run.dtype, (run.dtype, 0)
+    )
+    machines = given if run.machines() is None else run.machines()
+    if machines is None:
+        raise InputError(
+            f"{where}: expected the ranks and hosts of this result in the lines above ('MPI"
+            " environment', '[Rank 0] host ...'), found none or not all; give n_gpus and n_nodes"
+        )
+    if machines.n_gpus == 1:
+        return "one rank communicates with nobody"
+    try:
+        value = dict(zip(columns, map(float, tokens), strict=True))
+    except ValueError:
+        return "damaged (cut off, or mixed with other output)"
+    if not _consistent(value):
+        return "size, latencies and bandwidth disagree"
+    n_bytes = int(value["size"])
+    if (
+        name == "reduce_scatter_base"
+        and element_bytes
+        and n_bytes == value["elements"] * element_bytes
+    ):
+        n_bytes *= machines.n_gpus
+    optional = {f"time_{key}_s": value[key] * 1e-6 for key in ("min", "p95", "max") if key in value}
+    return measurement(
+        known, n_bytes, machines, value["p50"] * 1e-6, dtype=dtype,
+        in_place=int(known in _IN_PLACE), lib=f"{run.backend}(torch)", variant="param", **optional,
+    )  # fmt: skip
+
+
+def _unnamed(run: _Run, where: str, collective: str | None) -> str:
+    """The collective of a result that does not name it: the log's command line tells, or the
+    caller.
+    """
+    named = {name for name in run.collectives if name in _NAMES}
+    if len(named) == 1:
+        return named.pop()
+    if collective is None:
+        raise InputError(
+            f"{where}: nothing says which collective this result is of; give its collective"
+        )
+    return collective
+
+
+def _consistent(value: dict[str, float]) -> bool:
+    """Whether latencies stand in order and the bandwidth lies between those of the fastest and the
+    slowest rank.
+
+    Some versions print the bandwidth of the first rank, not of the median. Without Min and Max, a
+    factor of two is allowed.
+    """
+    if not all(map(math.isfinite, value.values())):
+        return False
+    latencies = [value[key] for key in ("min", "p50", "p75", "p95", "max") if key in value]
+    if (
+        not value["size"] >= 1
+        or not value["size"].is_integer()
+        or latencies[0] <= 0
+        or latencies != sorted(latencies)
+    ):
+        return False
+    slowest_us = value.get("max", 2 * value["p50"]) + _ROUNDING_US
+    fastest_us = max(value.get("min", value["p50"] / 2) - _ROUNDING_US, 1e-3)
+    low, high = value["size"] / slowest_us * 1e-3, value["size"] / fastest_us * 1e-3
+    return low - _ROUNDING_GB_PER_S <= value["algbw"] <= high + _ROUNDING_GB_PER_S

@@ -1,0 +1,56 @@
+"""Which number of a machine a step's time hangs on: d log seconds / d log knob, for every knob by
+name.
+
+An elasticity of -0.4 means: one percent more of it makes the step 0.4 percent shorter. Names are
+those that `predict_batch` takes (`memory_bytes_per_s`, `peak_flops_scale`, a group's own knob as
+`gemm__compute_efficiency`) and `l2__level_speedup` for a memory level's. Exact on the longest path;
+what the learned correction says of an op is held.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.engine.batches import gradient
+from hybridperf.engine.prediction import Prediction
+from hybridperf.hardware import LEVELS
+from hybridperf.io import InputError
+from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, Platform
+from hybridperf.ops import GROUPS
+
+
+def elasticities(prediction: Prediction) -> pd.DataFrame:
+    """A row per knob that matters, the strongest first: `knob, value, elasticity`."""
+    if not isinstance(prediction, Prediction):
+        raise InputError(
+            "elasticities are of a prediction, what hp.predict gives; got"
+            f" {type(prediction).__name__}"
+        )
+    platform = prediction.model.platform()
+    slopes = gradient(prediction.model, prediction.workload)
+    rows = [
+        (knob, value, slope * value / prediction.time_s)
+        for (knob, value), (_, slope) in zip(_numbers(platform), _numbers(slopes), strict=True)
+        if np.isfinite(value) and slope != 0
+    ]
+    frame = pd.DataFrame(rows, columns=["knob", "value", "elasticity"])
+    return frame.sort_values("elasticity", key=np.abs, ascending=False, ignore_index=True)
+
+
+def _numbers(platform: Platform) -> Iterator[tuple[str, float]]:
+    """Every number of a platform (or its slopes) by name."""
+    yield "memory_bytes_per_s", float(platform.memory_bytes_per_s)
+    yield "peak_flops_scale", float(platform.peak_flops_scale)
+    for link in () if platform.links is None else dataclasses.fields(platform.links):
+        yield link.name, float(np.asarray(getattr(platform.links, link.name)))
+    for at, level in enumerate(LEVELS):
+        yield f"{level}__level_bytes", float(np.asarray(platform.level_bytes)[at])
+        for knob in LEVEL_KNOBS:
+            yield f"{level}__{knob}", float(np.asarray(getattr(platform.knobs, knob))[at])
+    for at, group in enumerate(GROUPS):
+        for knob in GROUP_KNOBS:
+            yield f"{group}__{knob}", float(np.asarray(getattr(platform.knobs, knob))[at])

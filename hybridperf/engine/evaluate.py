@@ -1,0 +1,393 @@
+"""When everything ends: the longest path through a lowered graph, for many configurations at once.
+
+Each step (an op with its launch, or a join, see `lower`) starts when its host has launched it and
+its at most two predecessors have ended, so a loop over the steps finds the makespan with `max` and
+`+` alone:
+
+    C[host_i]     <- C[host_i] + T[launch_row_i]                             T  seconds [1 + U, B],
+                  C  clocks [hosts, B]
+    S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]                 S  ends [slots, B]
+    makespan       = S[out_slot of the last step]
+
+Axes: U rows of the duration table, B configurations. The batch comes last, by hand instead of by
+`vmap`, so that each read and write is one contiguous row; B first costs 20-500 times the time. Rows
+are of *unique* ops: gathered to one row per node the table would leave the cache. One write per
+step to each array, since with more XLA copies it at each.
+
+The gradient of a maximum is the path that attains it: d makespan / d T[u] counts how often the
+critical path passes row u. The loop forward notes which of the three was the latest (a tie goes to
+the first), a loop backwards follows the notes from the last step and counts.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpy.typing import ArrayLike
+
+from hybridperf.engine.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, Program
+
+# configurations evaluated together: slots and table of a usual graph stay in a core's cache
+BLOCK = 1280
+# a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third
+# more time
+LINE = 16
+BY_HOST, BY_FIRST, BY_SECOND = range(
+    3
+)  # what a step was held up by: its launch, or one of its predecessors
+
+
+@jax.jit
+def makespan(program: Program, durations: jax.Array) -> jax.Array:
+    """Seconds [B] until the last node ends, from seconds per row, `durations` [U, B].
+
+    Row u of the graph is `durations[u - 1]`; row 0, always zero, is added here. Computed in the
+    dtype of `durations` and differentiable by them, in reverse mode. Compiled once per bucket and
+    shape of `durations`. A compiled function cannot refuse values: a row that the table lacks and
+    negative seconds are what `check_durations` is for. A NaN in any row makes its configuration
+    NaN.
+    """
+    if durations.ndim != 2 or not jnp.issubdtype(durations.dtype, jnp.floating):
+        raise ValueError(
+            f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point"
+            " seconds [rows, batch]; give a single configuration a batch axis of 1 and convert"
+            " integers."
+        )
+    return _last_end(program, durations)
+
+
+class Timeline(NamedTuple):
+    """When each node of a graph runs, in seconds from the start of the step, float64 [N]."""
+
+    start_s: np.ndarray
+    end_s: np.ndarray
+    launch_start_s: (
+        np.ndarray
+    )  # when the rank's host thread begins to launch the node; its end if that is free
+    launch_end_s: np.ndarray
+
+
+def timeline(lowered: Lowered, durations: ArrayLike) -> Timeline:
+    """When each node runs in one configuration, from seconds per row `durations` [U]."""
+    times = _step_times(lowered, durations)
+    ops, hosts, on_clock = lowered.step_of_node, lowered.host_step_of_node, lowered.on_clock
+    launch_end = np.where(on_clock, times.launch_end_s[hosts], times.end_s[hosts])
+    launched_as_step = np.where(lowered.graph.launch_row > 0, times.start_s[hosts], launch_end)
+    launch_start = np.where(on_clock, times.launch_start_s[hosts], launched_as_step)
+    return Timeline(times.start_s[ops], times.end_s[ops], launch_start, launch_end)
+
+
+class CriticalPath(NamedTuple):
+    """What the makespan consists of, in order of time: the seconds of its M
+    entries add up to it.
+    """
+
+    node: np.ndarray  # int [M]
+    is_launch: np.ndarray  # the node's launch by the host is meant, not the node itself; bool [M]
+
+
+def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
+    """The longest path in one configuration, from seconds per row `durations` [U]; one of them if
+    several tie.
+
+    A collective is on it once, as the node of the rank that the others waited for.
+    """
+    graph = lowered.graph
+    entries: dict[
+        tuple[int, bool], list[tuple[int, bool]]
+    ] = {}  # node, is_launch by step, by whether its launch is meant
+    for node, step in enumerate(lowered.step_of_node.tolist()):
+        entries.setdefault((step, False), []).append((node, False))
+    for node in np.flatnonzero(graph.launch_row).tolist():
+        launch = int(lowered.host_step_of_node[node]), bool(lowered.on_clock[node])
+        entries.setdefault(launch, []).append((node, True))
+
+    path: list[tuple[int, bool]] = []
+    for at in _steps_on_path(lowered.program, _step_times(lowered, durations)):
+        if at in entries:  # else a join, which takes no time and stands for no node
+            last_rank = graph.rank[path[-1][0]] if path else None
+            on_last_rank = [entry for entry in entries[at] if graph.rank[entry[0]] == last_rank]
+            path.append((on_last_rank or entries[at])[0])
+    return CriticalPath(
+        np.array([node for node, _ in path]), np.array([is_launch for _, is_launch in path])
+    )
+
+
+def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
+    """`durations` [U] or [U, B] unchanged, if every row that the graph points to is there, finite
+    and not negative.
+    """
+    table, graph = np.asarray(durations), lowered.graph
+    if table.ndim not in (1, 2) or len(table) < graph.rows:
+        raise ValueError(
+            f"durations have shape {list(table.shape)}, expected [U] or [U, batch] with U at least"
+            f" {graph.rows}, the highest row of the graph; give the seconds of every unique op,"
+            " that of row 1 first."
+        )
+    wrong = ~(np.isfinite(table) & (table >= 0))
+    if wrong.any():
+        at, *configuration = map(int, np.argwhere(wrong)[0])
+        row = at + 1
+        users = np.flatnonzero((graph.row == row) | (graph.launch_row == row)).tolist()
+        user = (
+            f"first used by node {users[0]} {graph.labels[users[0]]!r}"
+            if users
+            else "used by no node"
+        )
+        where = "".join(f" in configuration {number}" for number in configuration)
+        raise ValueError(
+            f"Row {row} ({user}) has duration {table[at, *configuration]}{where}, expected finite"
+            " seconds, 0 or more; check the model or measurement it comes from."
+        )
+    return table
+
+
+class _StepTimes(NamedTuple):
+    """When each step runs, and its launch by its host's clock; float64 [S + 1], the last entry, 0
+    s, is found at NO_STEP = -1.
+    """
+
+    start_s: np.ndarray
+    end_s: np.ndarray
+    launch_start_s: np.ndarray
+    launch_end_s: np.ndarray
+
+
+def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
+    if np.ndim(durations) != 1:
+        raise ValueError(
+            f"durations have shape {list(np.shape(durations))}, expected [U], one configuration;"
+            " take one column."
+        )
+    table = [0.0, *np.asarray(check_durations(lowered, durations), np.float64).tolist()]
+    program = lowered.program
+    columns = [
+        array.tolist()
+        for array in (program.pred_step, program.row, program.host, program.launch_row)
+    ]
+    start, end, launch_start, launch_end = ([0.0] * (len(program.row) + 1) for _ in range(4))
+    clock = [0.0] * program.hosts
+    for step, ((first, second), row, host, launch_row) in enumerate(zip(*columns, strict=True)):
+        launch_start[step] = clock[host]
+        launch_end[step] = clock[host] = clock[host] + table[launch_row]
+        start[step] = max(clock[host], end[first], end[second])
+        end[step] = start[step] + table[row]
+    return _StepTimes(*map(np.array, (start, end, launch_start, launch_end)))
+
+
+def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]]:
+    """The longest path in order of time: steps, and whether the launch within the step is meant."""
+    path = []
+    step, in_launch = len(program.row) - 1, False
+    while step != NO_STEP:
+        path.append((step, in_launch))
+        first, second = program.pred_step[step].tolist()
+        if in_launch:
+            step = int(program.host_step[step])
+        elif program.host[step] != NO_HOST and times.launch_end_s[step] == times.start_s[step]:
+            in_launch = True
+        else:
+            step = second if times.end_s[second] > times.end_s[first] else first
+    return path[::-1]
+
+
+@jax.custom_vjp
+def _last_end(program: Program, durations: jax.Array) -> jax.Array:
+    """End of the last step [B]."""
+    return in_blocks(lambda some: _forward(program, with_zero_row(some))[0], durations)
+
+
+def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not
+    # be kept in between.
+    def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
+        table = with_zero_row(some)
+        end, path = _forward(program, table, note=_held_up_by)
+        return end, _times_on_path(program, path, table)[1:]
+
+    return in_blocks(end_and_times, durations)
+
+
+def _last_end_bwd(times_on_path: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
+    return None, times_on_path * cotangent
+
+
+_last_end.defvjp(_last_end_fwd, _last_end_bwd)
+
+
+def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = None) -> Any:
+    """`function(arrays)`, whose results are [..., B] as its arrays are, for up to `most` (`BLOCK`)
+    configurations at a time.
+    """
+    batch = jax.tree.leaves(arrays)[0].shape[-1]
+    blocks = max(1, -(-batch // (BLOCK if most is None else most)))
+    width = (
+        -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch
+    )  # a search asks for one at a time
+    if width >= batch:
+        padded = jax.tree.map(
+            lambda array: jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - batch)]), arrays
+        )
+        return jax.tree.map(lambda result: result[..., :batch], function(padded))
+
+    def block(number: jax.Array, results: Any) -> Any:
+        start = jnp.minimum(
+            number * width, batch - width
+        )  # the last overlaps with the one before: no padded copy of all
+        some = jax.tree.map(
+            lambda array: lax.dynamic_slice_in_dim(array, start, width, axis=-1), arrays
+        )
+        return jax.tree.map(
+            lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1),
+            results,
+            function(some),
+        )
+
+    shapes = jax.eval_shape(
+        function, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays)
+    )
+    return lax.fori_loop(
+        0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes)
+    )
+
+
+def with_zero_row(durations: jax.Array) -> jax.Array:
+    """The table [1 + U, B] that rows of a program point into: its row 0 takes no time."""
+    return jnp.pad(durations, ((1, 0), (0, 0)))
+
+
+def step_starts(program: Program, durations: jax.Array) -> jax.Array:
+    """Start of each step [S, B], from seconds per row `durations` [U, B]: large, so for a block of
+    configurations at a time.
+    """
+    return _forward(program, with_zero_row(durations), note=_start)[1]
+
+
+def _held_up_by(
+    host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array
+) -> jax.Array:
+    """What held up a step (`BY_HOST` and so on), uint8 [B], from the ends [B] that it waits for."""
+    by_host = (launched >= later(first, second)) & (host != NO_HOST)
+    by_pred = jnp.where(second > first, np.uint8(BY_SECOND), np.uint8(BY_FIRST))
+    return jnp.where(by_host, np.uint8(BY_HOST), by_pred)
+
+
+def _start(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """When a step starts [B]."""
+    del host
+    return later(launched, later(first, second))
+
+
+def _forward(
+    program: Program, table: jax.Array, *, note: Callable[..., jax.Array] | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]."""
+    slots, clocks = (
+        jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts)
+    )
+    _, _, end, noted = run_steps(
+        program, table, slots, clocks, program.first, len(program.row), note=note
+    )
+    return nan_kept(table, end), noted
+
+
+def run_steps(
+    program: Program,
+    table: jax.Array,
+    slots: jax.Array,
+    clocks: jax.Array,
+    begin: ArrayLike,
+    stop: ArrayLike,
+    *,
+    note: Callable[..., jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Slots and clocks after the steps `begin` to `stop`, the end of the last of them [B], and what
+    is noted of each, see `_forward`.
+
+    The slots [slots, ..., B] and clocks [hosts, ..., B] are those of before, with any axes between;
+    `table` is [1 + U, B]. The last end is not yet in its slot, and the step before `begin` has to
+    be padding.
+    """
+
+    # An end is written to its slot one turn late, before the next step reads. Written in its own
+    # turn, after reads that the note needs as well, XLA copies all slots at every step: 7-50 times
+    # the time.
+    def step(this: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        slots, clocks, previous_end, noted = carry
+        host, launch_row, row = (
+            _row(column, this) for column in (program.host, program.launch_row, program.row)
+        )
+        pred_slot = _row(program.pred_slot, this)
+        slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
+        clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
+        launched, first, second = (
+            _row(clocks, host),
+            _row(slots, pred_slot[0]),
+            _row(slots, pred_slot[1]),
+        )
+        ready = later(first, second)
+        if note is not None:
+            noted = _with_row(noted, note(host, launched, first, second), this)
+        return slots, clocks, later(launched, ready) + _row(table, row), noted
+
+    dtype = jnp.uint8 if note is _held_up_by else table.dtype
+    noted = lax.empty(
+        (0 if note is None else len(program.row), table.shape[1]), dtype
+    )  # all read is written before
+    return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], noted))
+
+
+def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:
+    """Ends [B], NaN where the table [1 + U, B] has one, which the steps may
+    have lost, see `later`.
+    """
+    return jnp.where(
+        jnp.isnan(table.sum(axis=0)), jnp.nan, end
+    )  # a sum is compiled sooner than a search
+
+
+def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.Array:
+    """How often each row is on the critical path, in the table's dtype and shape [rows, B]."""
+    steps = len(program.row)
+    # Where the path is: step i, or its launch, which is numbered steps + i; NO_STEP is the largest
+    # of these unsigned numbers. In two bytes, if they suffice, the loop takes two thirds of the
+    # time it takes in four.
+    number = jnp.uint16 if 2 * steps < jnp.iinfo(jnp.uint16).max else jnp.uint32
+
+    def step(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        here, times = carry  # [B] and [rows, B]
+        this = steps - 1 - turn
+        row, host_step, launch_row = (
+            _row(column, this) for column in (program.row, program.host_step, program.launch_row)
+        )
+        pred_step, held_up = _row(program.pred_step, this).astype(number), _row(path, this)
+        in_op = here == this.astype(number)
+        in_launch = (here == (steps + this).astype(number)) | (in_op & (held_up == BY_HOST))
+        times = _with_row(times, _row(times, row) + in_op.astype(number), row)
+        times = _with_row(times, _row(times, launch_row) + in_launch.astype(number), launch_row)
+        before = jnp.where(held_up == BY_SECOND, pred_step[1], pred_step[0])
+        launch_before = jnp.where(host_step == NO_STEP, NO_STEP, steps + host_step).astype(number)
+        return jnp.where(in_launch, launch_before, jnp.where(in_op, before, here)), times
+
+    start = jnp.full(table.shape[1], steps - 1, number), jnp.zeros(table.shape, number)
+    return lax.fori_loop(0, steps - program.first, step, start)[1].astype(table.dtype)
+
+
+def later(one: jax.Array, other: jax.Array) -> jax.Array:
+    """The later end: one machine instruction, where a maximum that returns NaN for NaN takes four;
+    a sixth of the time.
+    """
+    return jnp.where(one > other, one, other)
+
+
+def _row(rows: ArrayLike, number: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(
+        jnp.asarray(rows), number, axis=0, keepdims=False, allow_negative_indices=False
+    )
+
+
+def _with_row(rows: jax.Array, row: jax.Array, number: jax.Array) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(rows, row, number, axis=0, allow_negative_indices=False)

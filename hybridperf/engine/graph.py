@@ -1,0 +1,212 @@
+"""One step of training or inference as a graph: operations on streams of ranks, issued in order by
+host threads.
+
+A node is one op on one rank. It knows no flops and no bytes, only which *row* of a duration table
+holds its seconds, so one graph serves every machine and every configuration that shares its
+structure. Rows count from 1; row 0 always holds zero seconds. What the graph means, with `D[row]`
+the seconds of a row, node by node in issue order:
+
+    launch_end_i = host_r + D[launch_row_i]                            the host thread of rank r issues one op at a time
+    start_i      = max(launch_end_i, end of the op before it on its stream, end of every op in
+                 `after`)
+    end_i        = start_i + D[row_i]
+    host_r       = end_i if the op is blocking, else launch_end_i      a blocking copy holds up the
+                 host thread
+
+A stream belongs to one rank: "comm" on rank 0 and "comm" on rank 1 are two streams. The nodes of a
+collective, one per rank, start together at the latest of their own starts, and so end together. The
+makespan is the latest end.
+
+A host that waits for a stream or an event is a blocking op of row 0: on that stream, or `after`
+that event.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import index
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)  # eq=False: arrays have no single truth value to compare by
+class Graph:
+    """Nodes in issue order, which is a topological order. Axes: N nodes, A waits (`after` entries
+    of all nodes).
+    """
+
+    row: (
+        np.ndarray
+    )  # row of the duration table that holds the node's seconds, 0 = takes no time; int32 [N]
+    launch_row: np.ndarray  # row that holds the host's seconds to launch it, 0 = free; int32 [N]
+    rank: np.ndarray  # int32 [N]
+    stream: np.ndarray  # index into `stream_names`; int32 [N]
+    blocking: np.ndarray  # the host thread waits for the node's end; bool [N]
+    collective: (
+        np.ndarray
+    )  # first node of the collective it belongs to, NO_COLLECTIVE for an op; int32 [N]
+    after_start: (
+        np.ndarray
+    )  # node i waits for after[after_start[i]:after_start[i + 1]]; int32 [N + 1]
+    after: (
+        np.ndarray
+    )  # earlier nodes waited for; a collective's stand with its first node; int32 [A]
+    labels: tuple[str, ...]  # for people: error messages, timelines; [N]
+    stream_names: tuple[str, ...]
+
+    NO_COLLECTIVE = -1
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def rows(self) -> int:
+        """Highest row any node points to: the duration table needs at least as many."""
+        return int(max(self.row.max(), self.launch_row.max()))
+
+    def waits_for(self, node: int) -> np.ndarray:
+        """The `after` nodes of one node."""
+        return self.after[self.after_start[node] : self.after_start[node + 1]]
+
+
+@dataclass
+class GraphBuilder:
+    """Collects nodes in issue order: `op` and `collective` return node ids, `build` returns the
+    frozen graph.
+
+    >>> builder = GraphBuilder()
+    >>> forward = builder.op(1, label="forward", launch_row=3)
+    >>> gradients = builder.collective(2, label="all-reduce", ranks=[0], after=[forward])
+    >>> graph = builder.build()
+    """
+
+    _nodes: list[tuple[int, int, int, int, bool, int]] = field(
+        default_factory=list
+    )  # Graph's first six fields
+    _after: list[tuple[int, ...]] = field(default_factory=list)
+    _labels: list[str] = field(default_factory=list)
+    _streams: dict[str, int] = field(default_factory=dict)
+
+    def op(
+        self,
+        row: int,
+        *,
+        label: str = "",
+        rank: int = 0,
+        stream: str = "compute",
+        after: Sequence[int] = (),
+        launch_row: int = 0,
+        blocking: bool = False,
+    ) -> int:
+        """Id of a new op, issued now, that runs when its stream and all of `after` are done.
+
+        `blocking` makes the rank's host thread wait for the op to end before it launches anything
+        else.
+        """
+        return self._add(
+            row,
+            label,
+            rank,
+            stream,
+            self._known(after, label),
+            launch_row,
+            blocking,
+            Graph.NO_COLLECTIVE,
+        )
+
+    def collective(
+        self,
+        row: int,
+        *,
+        label: str,
+        ranks: Sequence[int],
+        stream: str = "comm",
+        after: Sequence[int] = (),
+        launch_row: int = 0,
+    ) -> dict[int, int]:
+        """New node ids by rank. All start together, when the last rank has launched its own and is
+        ready for it.
+
+        Ready means that the rank's stream and all of `after`, which may be on any rank, are done.
+        """
+        if len(ranks) == 0:
+            raise ValueError(
+                f"Collective {label!r} has no ranks; name at least one rank that takes part."
+            )
+        twice = [rank for rank, times in Counter(ranks).items() if times > 1]
+        if twice:
+            raise ValueError(
+                f"Collective {label!r} names rank {twice[0]} twice; name every rank that takes part"
+                " once."
+            )
+        for rank in (
+            ranks
+        ):  # before the first node is added: a refused collective leaves the builder as it was
+            _count(rank, "rank", label)
+        waits, first = self._known(after, label), len(self._nodes)
+        return {
+            rank: self._add(
+                row, label, rank, stream, waits if i == 0 else (), launch_row, False, first
+            )
+            for i, rank in enumerate(ranks)
+        }
+
+    def build(self) -> Graph:
+        """The graph of all nodes so far."""
+        if not self._nodes:
+            raise ValueError(
+                "The graph has no nodes, expected at least one; call op() or collective() before"
+                " build()."
+            )
+        row, launch_row, rank, stream, blocking, collective = zip(*self._nodes, strict=True)
+        return Graph(
+            row=np.array(row, np.int32),
+            launch_row=np.array(launch_row, np.int32),
+            rank=np.array(rank, np.int32),
+            stream=np.array(stream, np.int32),
+            blocking=np.array(blocking, bool),
+            collective=np.array(collective, np.int32),
+            after_start=np.cumsum([0, *map(len, self._after)], dtype=np.int32),
+            after=np.array([node for waits in self._after for node in waits], np.int32),
+            labels=tuple(self._labels),
+            stream_names=tuple(self._streams),
+        )
+
+    def _add(
+        self,
+        row: int,
+        label: str,
+        rank: int,
+        stream: str,
+        after: tuple[int, ...],
+        launch_row: int,
+        blocking: bool,
+        collective: int,
+    ) -> int:
+        row, launch_row = _count(row, "row", label), _count(launch_row, "launch_row", label)
+        rank = _count(rank, "rank", label)
+        stream_index = self._streams.setdefault(stream, len(self._streams))
+        self._nodes.append((row, launch_row, rank, stream_index, bool(blocking), collective))
+        self._after.append(after)
+        self._labels.append(label)
+        return len(self._nodes) - 1
+
+    def _known(self, after: Sequence[int], label: str) -> tuple[int, ...]:
+        nodes = tuple(map(index, after))
+        for node in nodes:
+            if not 0 <= node < len(self._nodes):
+                raise ValueError(
+                    f"Node {label!r} waits for node {node}, expected one of the {len(self._nodes)}"
+                    " issued so far, which count from 0; issue a node before those that wait for"
+                    " it and pass the id that op() returned."
+                )
+        return nodes
+
+
+def _count(value: int, name: str, label: str) -> int:
+    if index(value) < 0:
+        raise ValueError(
+            f"Node {label!r} has {name} {value}, expected 0 or more; number every {name} from 0"
+            " upwards."
+        )
+    return index(value)

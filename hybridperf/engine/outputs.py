@@ -1,0 +1,263 @@
+"""More than the makespan of many configurations at once: who is busy, what communication nothing
+hides, what the longest path consists of.
+
+    busy       of a stream       seconds it runs: its ops counted, times their seconds
+               (linear in the durations)
+    exposed    of a rank         seconds in which it communicates and does not compute, see
+               `occupancy`     (of starts and ends)
+    critical   of a group of ops seconds of the longest path spent in it: they add up to the
+               makespan       (of the back-pointers)
+
+Axes: S steps, U rows of the duration table, B configurations, C columns. Starts [S, B] would not
+fit for all B: they are made for a block of configurations, used, and forgotten. The streams of a
+rank, each in order of time already, are merged as they lie: at each turn every configuration takes
+its next interval; sorting costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from hybridperf.engine.evaluate import BLOCK, LINE, in_blocks, makespan, step_starts
+from hybridperf.engine.graph import Graph
+from hybridperf.engine.lower import ZERO_ROW, Lowered, Program
+from hybridperf.io import InputError, unknown
+
+OUTPUTS = ("time_s", "busy_s", "exposed_s", "critical_s")
+COMPUTE = "compute"  # all other streams communicate
+_BLOCK_BYTES = 64e6  # of starts and intervals of one block
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["step", "row", "first"], meta_fields=["computes"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rank:
+    """What runs on the streams of one rank, stream after stream, the compute stream first; each
+    ends in an entry that never starts.
+    """
+
+    step: np.ndarray  # int32 [M], S for never
+    row: np.ndarray  # int32 [M], ZERO_ROW for never
+    first: np.ndarray  # entry that each stream begins at; int32 [streams]
+    computes: bool  # the first stream does
+
+    @property
+    def communicates(self) -> bool:
+        return len(self.first) > self.computes
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["busy", "group", "ranks"],
+    meta_fields=["columns", "rank_of", "asked"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outputs:
+    """What is to be worked out of one step's durations."""
+
+    columns: tuple[str, ...]  # [C]
+    asked: tuple[str, ...]  # some of OUTPUTS, in the order of the columns
+    busy: np.ndarray  # how often each stream runs each row; [streams, U]
+    group: np.ndarray  # 1 where a row is of a group; [groups, U]
+    ranks: tuple[_Rank, ...]  # that differ
+    rank_of: tuple[int, ...]  # which of them each rank in use is
+
+
+def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) -> Outputs:
+    """A plan for some of `OUTPUTS` of a lowered graph; `groups` [U] says of which group each row of
+    the duration table is.
+
+    Columns are `time_s`; `busy_compute_s` and so on by stream; `exposed_s`; `critical_gemm_s` and
+    so on by group; of several ranks `busy_rank0_compute_s` and `exposed_rank0_s`.
+    """
+    asked = tuple(dict.fromkeys(asked))
+    for name in asked:
+        if name not in OUTPUTS:
+            raise unknown("output", str(name), OUTPUTS, f"there are {', '.join(OUTPUTS)}")
+    if not asked:
+        raise InputError(f"expected at least one output among {', '.join(OUTPUTS)}, got none")
+    graph = lowered.graph
+    if "exposed_s" in asked and COMPUTE not in graph.stream_names:
+        raise InputError(
+            f"exposed_s needs a stream named {COMPUTE}, the step has"
+            f" {', '.join(graph.stream_names)}; rename one or leave it out"
+        )
+    ranks = np.unique(graph.rank)
+    busy_names, busy = _busy(graph, len(groups))
+    used = np.unique(np.concatenate([graph.row, graph.launch_row]))
+    names = [
+        name
+        for name in dict.fromkeys(groups)
+        if any(groups[row - 1] == name for row in used[used != ZERO_ROW])
+    ]
+    kinds: dict[
+        tuple[bytes, bytes], int
+    ] = {}  # ranks that always do the same at the same time run the same steps
+    different, rank_of = [], []
+    for rank in ranks:
+        found = _streams(lowered, int(rank))
+        key = found.step.tobytes(), found.first.tobytes()
+        if key not in kinds:
+            different.append(found)
+        rank_of.append(kinds.setdefault(key, len(kinds)))
+    columns = {
+        "time_s": ["time_s"],
+        "busy_s": busy_names,
+        "exposed_s": (
+            [f"exposed_rank{rank}_s" for rank in ranks] if len(ranks) > 1 else ["exposed_s"]
+        ),
+        "critical_s": [f"critical_{name}_s" for name in names],
+    }
+    all_columns = tuple(name for output in asked for name in columns[output])
+    if len(set(all_columns)) < len(all_columns):
+        raise InputError(
+            "two streams have names that make one column of busy seconds:"
+            f" {', '.join(graph.stream_names)}; rename one"
+        )
+    return Outputs(
+        columns=all_columns,
+        asked=asked,
+        busy=busy,
+        group=np.array([[name == group for group in groups] for name in names], float),
+        ranks=tuple(different) if "exposed_s" in asked else (),
+        rank_of=tuple(rank_of),
+    )
+
+
+def batch_outputs(plan: Outputs, program: Program, durations: jax.Array) -> jax.Array:
+    """The plan's columns [C, B] from seconds per row, `durations` [U, B]; to be compiled by whoever
+    calls it.
+    """
+    most = BLOCK
+    if "exposed_s" in plan.asked:
+        largest = len(program.row) + 3 * max(len(rank.step) for rank in plan.ranks)
+        most = min(
+            BLOCK, max(1, int(_BLOCK_BYTES / (largest * durations.dtype.itemsize * LINE))) * LINE
+        )
+
+    def columns(some: jax.Array) -> jax.Array:
+        out: dict[str, jax.Array] = {}
+        if "critical_s" in plan.asked:
+            time_s, back = jax.vjp(functools.partial(makespan, program), some)
+            (times_on_path,) = back(jnp.ones_like(time_s))
+            out["time_s"], out["critical_s"] = (
+                time_s[None],
+                _weighted(plan.group, times_on_path * some),
+            )
+        elif "time_s" in plan.asked:
+            out["time_s"] = makespan(program, some)[None]
+        if "busy_s" in plan.asked:
+            out["busy_s"] = _weighted(plan.busy, some)
+        if "exposed_s" in plan.asked:
+            start_s = (
+                step_starts(program, some)
+                if any(rank.communicates for rank in plan.ranks)
+                else None
+            )
+            exposed_s = [
+                jnp.zeros_like(some[0]) if start_s is None else _exposed_s(rank, start_s, some)
+                for rank in plan.ranks
+            ]
+            out["exposed_s"] = jnp.stack([exposed_s[at] for at in plan.rank_of])
+        return jnp.concatenate([out[name] for name in plan.asked])
+
+    return in_blocks(columns, durations, most)
+
+
+def _busy(graph: Graph, rows: int) -> tuple[list[str], np.ndarray]:
+    """Names of the streams in use, by rank, and how often each runs each row [streams, rows]."""
+    lanes, lane = np.unique(np.stack([graph.rank, graph.stream]), axis=1, return_inverse=True)
+    counts = np.zeros((lanes.shape[1], rows + 1))
+    np.add.at(counts, (lane.ravel(), graph.row), 1)
+    several = len(np.unique(graph.rank)) > 1
+    names = [
+        (f"rank{rank}_" if several else "") + re.sub(r"\W", "_", graph.stream_names[stream])
+        for rank, stream in lanes.T
+    ]
+    return [f"busy_{name}_s" for name in names], counts[:, 1:]
+
+
+def _streams(lowered: Lowered, rank: int) -> _Rank:
+    graph, never = lowered.graph, len(lowered.program.row)
+    step: list[np.ndarray] = []
+    row: list[np.ndarray] = []
+    first: list[int] = []
+    on_rank = (graph.rank == rank) & (graph.row != ZERO_ROW)
+    in_order = sorted(
+        np.unique(graph.stream[on_rank]).tolist(),
+        key=lambda stream: graph.stream_names[stream] != COMPUTE,
+    )
+    for stream in in_order:
+        nodes = np.flatnonzero(on_rank & (graph.stream == stream))
+        first.append(sum(len(each) for each in step))
+        step.append(np.append(lowered.step_of_node[nodes], never))
+        row.append(np.append(graph.row[nodes], ZERO_ROW))
+    joined = [
+        np.concatenate(each).astype(np.int32) if each else np.zeros(0, np.int32)
+        for each in (step, row)
+    ]
+    computes = bool(in_order) and graph.stream_names[in_order[0]] == COMPUTE
+    return _Rank(joined[0], joined[1], np.array(first, np.int32), computes)
+
+
+def _weighted(weights: np.ndarray, durations: jax.Array) -> jax.Array:
+    return jnp.matmul(
+        jnp.asarray(weights, durations.dtype), durations, precision=lax.Precision.HIGHEST
+    )
+
+
+def _exposed_s(rank: _Rank, start_s: jax.Array, durations: jax.Array) -> jax.Array:
+    """Seconds [B] in which some stream runs and none that computes, from starts of steps [S, B] and
+    durations [U, B].
+    """
+    if not rank.communicates:
+        return jnp.zeros_like(durations[0])
+    never = jnp.full_like(durations[:1], jnp.inf)
+    starts = jnp.concatenate([start_s, never])[rank.step]  # [M, B]
+    ends = starts + jnp.concatenate([jnp.zeros_like(never), durations])[rank.row]
+    column = jnp.arange(durations.shape[1])
+    streams = len(rank.first)
+
+    def take(_: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """The interval that starts next: what of it is new to all streams, less what is new to
+        compute.
+        """
+        at, next_start, next_end, reached, computed, exposed = carry  # [streams, B] thrice, [B]
+        which = jnp.argmin(next_start, axis=0)
+        start, end, here = (_picked(each, which, streams) for each in (next_start, next_end, at))
+        new = jnp.maximum(end - jnp.maximum(start, reached), 0)
+        reached = jnp.maximum(reached, end)
+        if rank.computes:
+            by_compute = which == 0
+            new -= jnp.where(by_compute, jnp.maximum(end - jnp.maximum(start, computed), 0), 0)
+            computed = jnp.where(by_compute, jnp.maximum(computed, end), computed)
+        its = which == jnp.arange(streams)[:, None]
+        at = jnp.where(its, here + 1, at)
+        next_start = jnp.where(
+            its, starts.at[here + 1, column].get(mode="promise_in_bounds"), next_start
+        )
+        next_end = jnp.where(its, ends.at[here + 1, column].get(mode="promise_in_bounds"), next_end)
+        return at, next_start, next_end, reached, computed, exposed + new
+
+    zero = jnp.zeros_like(durations[0])
+    at = jnp.broadcast_to(jnp.asarray(rank.first)[:, None], (streams, len(zero)))
+    first = starts[rank.first], ends[rank.first]
+    exposed = lax.fori_loop(0, len(rank.step) - streams, take, (at, *first, zero, zero, zero))[-1]
+    return jnp.maximum(exposed, 0)  # rounding may leave less than nothing
+
+
+def _picked(rows: jax.Array, which: jax.Array, streams: int) -> jax.Array:
+    """`rows[which[b], b]` for each b, by choosing: of so few rows cheaper than looking them up."""
+    picked = rows[0]
+    for row in range(1, streams):
+        picked = jnp.where(which == row, rows[row], picked)
+    return picked

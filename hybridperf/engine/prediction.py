@@ -1,0 +1,383 @@
+"""A workload on a model: seconds, where they go, what they are held up by, and how sure we are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from hybridperf.engine.evaluate import Timeline, check_durations, critical_path, makespan, timeline
+from hybridperf.engine.lower import Lowered, lower
+from hybridperf.engine.step_table import (
+    StepTable,
+    chained,
+    collective_frame,
+    row_roofline_seconds,
+    row_seconds,
+    split,
+    step_table,
+)
+from hybridperf.engine.workload import KINDS, Workload, call_columns, kind_of
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel, widening
+from hybridperf.ops import GROUPS, OpCall
+
+COVERAGE = 0.9  # of a step's interval
+_DRAWS = 256
+_UNKNOWN_SHARE = 0.05
+_LARGEST_LOG_ERROR = 5.0
+_WAIT = "wait"
+_LOOKUPS = ("embedding_bag", "embedding_bag_backward", "embedding_bag_scatter")
+_NORMAL = tuple(NormalDist().inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS))
+_WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Seconds of one step, with what they are made of. N nodes of the graph, U rows: unique ops,
+    collectives, given seconds.
+    """
+
+    workload: Workload
+    model: PerfModel
+    time_s: float
+    low_s: float | None  # 90 % interval; None where the model has no measurements to take it from
+    high_s: float | None
+    roofline_s: float  # the same step by the datasheet alone
+    op_s: np.ndarray  # [U] seconds of each row
+    op_roofline_s: np.ndarray  # [U] by the datasheet alone
+    op_group: (
+        np.ndarray
+    )  # int [U] index into KINDS: GROUPS, then collectives by name, then what is given
+    op_in_range: np.ndarray  # bool [U] lies within what was measured
+    timeline: Timeline  # [N] each
+    on_critical_path: np.ndarray  # bool [N]
+    in_range: bool  # every op does
+    notes: tuple[str, ...]
+
+    def breakdown(self) -> pd.DataFrame:
+        """Seconds by group of ops, largest first: `group, seconds, share, roofline_s, ops,
+        in_range`.
+        """
+        times = self.workload.times_run()
+        row = np.flatnonzero(times)
+        times = times[row]
+        frame = pd.DataFrame({
+            "group": [KINDS[g] for g in self.op_group[row]], "seconds": times * self.op_s[row],
+            "times": times, "roofline_s": times * self.op_roofline_s[row],
+            "in_range": self.op_in_range[row],
+        })  # fmt: skip
+        out = frame.groupby("group").agg(
+            seconds=("seconds", "sum"),
+            roofline_s=("roofline_s", "sum"),
+            ops=("times", "sum"),
+            in_range=("in_range", "all"),
+        )
+        out.insert(1, "share", out["seconds"] / out["seconds"].sum())
+        return out.sort_values("seconds", ascending=False).reset_index()
+
+    def ops(self) -> pd.DataFrame:
+        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical` and the
+        op's dimensions.
+
+        Of several ranks or streams `rank` and `stream` come after the label. A node that only waits
+        has no seconds.
+        """
+        graph = self.workload.graph
+        row = graph.row - 1
+        where = {"rank": graph.rank, "stream": [graph.stream_names[at] for at in graph.stream]}
+        frame = pd.DataFrame({
+            "label": graph.labels,
+            **(where if len(graph.stream_names) > 1 or graph.rank.any() else {}),
+            "group": [KINDS[self.op_group[r]] if r >= 0 else _WAIT for r in row],
+            "start_s": self.timeline.start_s, "seconds": np.where(row >= 0, self.op_s[row], 0.0),
+            "roofline_s": np.where(row >= 0, self.op_roofline_s[row], 0.0),
+            "critical": self.on_critical_path,
+        })  # fmt: skip
+        dims = pd.DataFrame(
+            [call_columns(self.workload.calls[r]) if r >= 0 else {"op": _WAIT} for r in row]
+        )
+        return pd.concat([frame, dims], axis=1)
+
+
+def predict(model: PerfModel, workload: Workload) -> Prediction:
+    """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for
+    another kind of device.
+    """
+    if not isinstance(workload, Workload):
+        raise InputError(
+            f"expected a workload, got {type(workload).__name__}; hp.dlrm, hp.transformer and"
+            " hp.from_jax make one"
+        )
+    check_backend(model, workload)
+    table = step_table(model, workload.calls)
+    group = np.array([kind_of(call) for call in workload.calls], np.int32)
+    lowered = lower(workload.graph)
+    op_s = check_durations(lowered, row_seconds(model, table))
+    times = timeline(lowered, op_s)
+    path = critical_path(lowered, op_s)
+    op_roofline_s = row_roofline_seconds(model, table, workload.calls)
+    roofline_s = timeline(lowered, op_roofline_s).end_s.max()
+    time_s = float(times.end_s.max())
+    outside = _outside(model, workload)
+    unsure = _without_error(model, workload, group)
+    known = _share(unsure, workload, op_s) <= _UNKNOWN_SHARE
+    interval = _interval(model, workload, table, lowered, group, op_s, outside) if known else None
+    inside = _inside(model, workload, outside)
+    critical = np.zeros(len(workload.graph), bool)
+    critical[path.node[~path.is_launch]] = True
+    return Prediction(
+        workload=workload,
+        model=model,
+        time_s=time_s,
+        low_s=None if interval is None else min(interval[0], time_s),
+        high_s=None if interval is None else max(interval[1], time_s),
+        roofline_s=float(roofline_s),
+        op_s=op_s,
+        op_roofline_s=op_roofline_s,
+        op_group=group,
+        op_in_range=inside,
+        timeline=times,
+        on_critical_path=critical,
+        in_range=bool(inside.all()),
+        notes=(
+            *workload.notes,
+            *_notes(model, table, group, op_s, inside, workload),
+            *_no_interval(model, unsure, workload, group, op_s),
+            *([] if interval is None else _widened(workload)),
+        ),
+    )
+
+
+_makespan = jax.jit(makespan)
+
+
+def check_backend(model: PerfModel, workload: Workload) -> None:
+    """`InputError` for a step that was compiled for another kind of device."""
+    if workload.backend is not None and workload.backend != model.device.kind:
+        raise InputError(
+            f"{workload.name} was compiled for a {workload.backend} and {model.device.id} is a"
+            f" {model.device.kind}, which fuses differently; import it on a machine with a"
+            f" {model.device.kind}, or choose a {workload.backend} model"
+        )
+
+
+def _interval(
+    model: PerfModel,
+    workload: Workload,
+    table: StepTable,
+    lowered: Lowered,
+    group: np.ndarray,
+    op_s: np.ndarray,
+    outside: np.ndarray,
+) -> tuple[float, float]:
+    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its
+    ops, one change of the whole machine's slowness (`PerfModel.drift`) for all of them, and both
+    are sent through the evaluator; behind it, what the workload says of itself.
+
+    An op outside the measured range errs more, see `widening`.
+    """
+    spread = _collective_spread(model, workload)
+    spread[list(split(workload.calls)[2])] = workload.given_deviation
+    rng = np.random.default_rng(0)
+    drawn = np.zeros((len(KINDS), _DRAWS))
+    for g in np.unique(group):
+        report = model.groups.get(KINDS[g])
+        if report is not None and report.errors:
+            # log(predicted / measured): what is true lies that much lower
+            drawn[g] = -_draw(report.errors, rng)
+    widen = widening(np.where(np.isfinite(outside), outside, 0.0))
+    for g in range(
+        len(GROUPS), len(KINDS)
+    ):  # one error for all collectives of a kind, one for all that is given
+        drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
+    widen = np.where(group < len(GROUPS), widen, np.nan_to_num(spread))
+    error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
+    # calibration and step each met the machine in some state
+    state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
+    seconds = chained(
+        table,
+        op_s[:, None] * np.exp(np.where((group < len(GROUPS))[:, None], error + state, error)),
+    )
+    steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
+    if workload.deviation:
+        steps *= np.exp(workload.deviation * _draw(_NORMAL, rng))
+    low, high = np.quantile(steps, [0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2], method="hazen")
+    return float(low), float(high)
+
+
+def _without_error(model: PerfModel, workload: Workload, group: np.ndarray) -> list[int]:
+    """Rows whose error nobody knows: ops of a group or number format that was not measured,
+    collectives without an interval.
+    """
+    spread = _collective_spread(model, workload)
+    found = [
+        u
+        for u in split(workload.calls)[0]
+        if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None
+    ]
+    return sorted(
+        {
+            *found,
+            *_unmeasured(model, workload),
+            *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u])),
+        }
+    )
+
+
+def _share(rows: Sequence[int], workload: Workload, op_s: np.ndarray) -> float:
+    """Of the seconds of all rows."""
+    run_s = workload.times_run() * op_s
+    return float(run_s[list(rows)].sum() / run_s.sum()) if run_s.any() else 0.0
+
+
+def _no_interval(
+    model: PerfModel, unsure: Sequence[int], workload: Workload, group: np.ndarray, op_s: np.ndarray
+) -> list[str]:
+    """Why a step has no interval, where it has none."""
+    share = _share(unsure, workload, op_s)
+    if share <= _UNKNOWN_SHARE or not model.groups:  # without any measurements a note says that
+        return []
+    kinds = sorted({KINDS[group[u]] for u in unsure if workload.times_run()[u]})
+    return [f"no interval: the error of {share:.0%} of the step is not known ({', '.join(kinds)})"]
+
+
+def _widened(workload: Workload) -> list[str]:
+    """What an interval holds beside errors of rows."""
+    more = (
+        f" and {workload.given_deviation:.0%} of seconds that are given"
+        if workload.given_deviation
+        else ""
+    )
+    said = (
+        f"no step like it was measured: the interval holds a deviation of {workload.deviation:.0%}"
+        f" of the whole step{more}"
+    )
+    return [said] if workload.deviation else []
+
+
+def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
+    """How far each row lies outside what was measured, in octaves [U]; infinite for a collective
+    that was not, 0 for what is given.
+    """
+    ops, collectives, _ = split(workload.calls)
+    found = np.zeros(len(workload.calls))
+    found[list(ops)] = model.outside(list(ops.values()))
+    if collectives:
+        found[list(collectives)] = np.where(
+            _collectives_said(model, workload)["in_range"], 0.0, np.inf
+        )
+    return found
+
+
+def _collective_spread(model: PerfModel, workload: Workload) -> np.ndarray:
+    """Standard deviation of the log of each collective's seconds [U]; NaN where the model knows
+    none, 0 for other rows.
+    """
+    _, collectives, _ = split(workload.calls)
+    found = np.zeros(len(workload.calls))
+    if collectives:
+        said = _collectives_said(model, workload)
+        found[list(collectives)] = np.log(said["high_s"] / said["low_s"]) / _WIDTH_OF_90
+    return found
+
+
+def _collectives_said(model: PerfModel, workload: Workload) -> pd.DataFrame:
+    return model.predict_collectives(collective_frame(list(split(workload.calls)[1].values())))
+
+
+def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """Values [_DRAWS] of a distribution given by evenly spaced quantiles, one from each equal part
+    of it.
+    """
+    return np.interp(
+        rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS),
+        np.linspace(0, 1, len(quantiles)),
+        quantiles,
+    )
+
+
+def _unmeasured(model: PerfModel, workload: Workload) -> dict[int, str]:
+    """Unique ops whose number format the model has no measurements of, with what to say."""
+    found = {}
+    for at, call in enumerate(workload.calls):
+        group = KINDS[kind_of(call)]
+        report = model.groups.get(group)
+        if isinstance(call, OpCall) and report is not None and not report.measured_dtype(call.op):
+            found[at] = (
+                f"no {group} in {call.op.dtype} was measured, only {', '.join(report.dtypes)}"
+            )
+    return found
+
+
+def _inside(model: PerfModel, workload: Workload, outside: np.ndarray) -> np.ndarray:
+    """Whether each unique op lies within what was measured, its number format included."""
+    inside = outside == 0
+    inside[list(_unmeasured(model, workload))] = False
+    return inside
+
+
+def _notes(
+    model: PerfModel,
+    table: StepTable,
+    group_of: np.ndarray,
+    op_s: np.ndarray,
+    inside: np.ndarray,
+    workload: Workload,
+) -> list[str]:
+    notes = []
+    held = workload.held
+    if held is not None and held.bytes > model.device.memory_bytes:
+        notes.append(
+            f"does not fit: {held.what} {held.bytes / 1e9:.4g}"
+            f" GB{f' ({held.most})' if held.most else ''}, {model.device.id} has"
+            f" {model.device.memory_bytes / 1e9:.4g} GB"
+        )
+    if table.collectives is not None and model.collectives is not None:
+        if model.collectives.adapted is None:
+            notes.append(
+                f"datasheet alone for collectives: no measurements of {model.collectives.system.id}"
+                " in this model"
+            )
+        if any(
+            c.ranks_per_node > model.collectives.system.accelerators_per_node
+            for c in split(workload.calls)[1].values()
+        ):
+            notes.append(model.collectives.crowded)
+    unknown = {KINDS[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
+    if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
+        notes.append(
+            f"no cache of {model.device.id} was measured: embedding rows come from its memory,"
+            " however few they are or often looked up"
+        )
+    if not model.groups:
+        return [*notes, f"datasheet roofline of {model.device.id}: no measurements in this model"]
+    times = workload.times_run()
+    run_s = times * op_s
+    total = run_s.sum()
+    for group in model.uncalibrated(table.ops) if split(workload.calls)[0] else ():
+        share = run_s[group_of == GROUPS.index(group)].sum() / total
+        notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
+    unmeasured = _unmeasured(model, workload)
+    for said in sorted(set(unmeasured.values())):
+        share = run_s[[at for at, what in unmeasured.items() if what == said]].sum() / total
+        notes.append(f"{said}: {share:.1%} of the step is a guess")
+    remarks = np.full(len(op_s), "", object)
+    ops = split(workload.calls)[0]
+    remarks[list(ops)] = model.remarks(list(ops.values()))
+    for said in sorted(set(remarks[times > 0]) - {""}):
+        # a step's framework is of training; the kernels that were measured are of frameworks that
+        # serve
+        shown = said.replace(
+            "no framework given: taken for ", "priced by kernels that were measured in "
+        )
+        notes.append(f"{shown} ({run_s[remarks == said].sum() / total:.0%} of the step)")
+    outside = run_s[~inside].sum() / total
+    if outside > 0.005:
+        notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")
+    return notes

@@ -1,0 +1,140 @@
+"""A training step as a model prices it: unique rows, and a graph whose nodes point into them.
+
+Row u of the duration table (from 1; row 0 is always zero) belongs to `calls[u - 1]`: an op, a
+collective, seconds that are given, or a chain of such rows. A step repeats the same op on the same
+shapes many times, so the table is far shorter than the graph, and pricing it costs little however
+deep the model is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridperf.collectives.traffic import COLLECTIVES
+from hybridperf.engine.graph import Graph
+from hybridperf.ops import GROUPS, OpCall, columns
+
+GIVEN, CHAIN = "given", "chain"
+KINDS = (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)  # what a row's seconds are reported under
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCall:
+    """A collective as all its ranks run it. `bytes` as in tables of collectives
+    (`collectives/traffic.py`), per rank.
+    """
+
+    collective: str  # our name of it
+    bytes: float
+    ranks: int
+    nodes: int = 1
+    pair_bytes: tuple[tuple[float, ...], ...] | None = (
+        None  # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
+    )
+    words: tuple[tuple[str, str], ...] = ()  # `lib`, `variant`, ... as in tables, where known
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Most that lie on one node, where they are spread as evenly as whole ranks can be."""
+        return -(-self.ranks // self.nodes)
+
+    @staticmethod
+    def between(
+        pair_bytes: tuple[tuple[float, ...], ...],
+        nodes: int = 1,
+        words: tuple[tuple[str, str], ...] = (),
+    ) -> CollectiveCall:
+        """An all-to-all by what each rank sends to each [n, n]."""
+        n = len(pair_bytes)
+        return CollectiveCall(
+            "alltoall", max(sum(row) for row in pair_bytes), n, nodes, pair_bytes, words
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Time that is known without a model: what a host needs to launch
+    something, reading a batch.
+    """
+
+    value: float
+    what: str = "host"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Rows one after the other as one row: a part of the step that is composed, not flattened, and
+    one node of the graph.
+    """
+
+    parts: tuple[
+        tuple[int, int], ...
+    ]  # (row, counted from 1, that is none of this kind; how often)
+    what: str = CHAIN
+
+
+Call = OpCall | CollectiveCall | Seconds | Chain
+
+
+def kind_of(call: Call) -> int:
+    """Index into KINDS of what a row's seconds are reported under."""
+    if isinstance(call, OpCall):
+        return int(call.op.group_index())
+    if isinstance(call, CollectiveCall):
+        return KINDS.index(call.collective)
+    return KINDS.index(CHAIN if isinstance(call, Chain) else GIVEN)
+
+
+def call_columns(call: Call) -> dict[str, object]:
+    """A row of the duration table as a row of a table for people."""
+    if isinstance(call, OpCall):
+        return columns(call.op)
+    if isinstance(call, CollectiveCall):
+        return {
+            "op": call.collective,
+            "bytes": call.bytes,
+            "n_gpus": call.ranks,
+            "n_nodes": call.nodes,
+        }
+    return {"op": call.what}
+
+
+class Held(NamedTuple):
+    """The most that a device must hold for a step."""
+
+    bytes: float
+    what: str  # "rank 3 holds tables, MLPs and bags of", followed by the bytes
+    most: str = ""  # the largest part of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What `predict` takes."""
+
+    name: str
+    graph: Graph
+    calls: tuple[Call, ...]
+    backend: str | None = (
+        None  # kind of device it was compiled for (`cpu`, `gpu`); None: runs anywhere
+    )
+    flops: float = 0.0  # arithmetic of one step, as counted from the program
+    transcendentals: float = 0.0
+    notes: tuple[str, ...] = ()  # what was assumed or left out
+    held: Held | None = None  # None: nobody counted
+    deviation: float = 0.0  # of the log of its seconds, by what no row knows of a whole step
+    given_deviation: float = 0.0  # of the log of seconds that are given, all together
+
+    def times_run(self) -> np.ndarray:
+        """How often the nodes of the graph run each row [U], rows of chains counted where they
+        stand in.
+        """
+        times = np.bincount(self.graph.row, minlength=len(self.calls) + 1)[1:]
+        for at, call in enumerate(self.calls):
+            if isinstance(call, Chain):
+                for row, often in call.parts:
+                    times[row - 1] += often * times[at]
+                times[at] = 0
+        return times

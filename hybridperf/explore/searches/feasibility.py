@@ -1,0 +1,123 @@
+"""Whether constraints can hold together anywhere in the box of the knobs: found by intervals,
+before anything is compiled.
+
+The box is halved again and again (in log space); a part where some constraint cannot hold is thrown
+away. Where nothing is left the constraints contradict each other or the bounds, which is then
+proved. Results of the target are unknown numbers: any that are not negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hybridperf.explore.sweeps.expression import Comparison, Expression
+from hybridperf.io import InputError
+
+_RESULT = (1e-30, 1e30)
+_MOST_BOXES = 2048
+_HALVINGS = 80
+
+
+def check_not_contradictory(
+    constraints: Sequence[tuple[str, Comparison]],
+    knobs: Mapping[str, tuple[float, float]],
+    constants: Mapping[str, float],
+    formulas: Mapping[str, Expression],
+    results: Sequence[str],
+) -> None:
+    """`InputError` where no point of the box meets one of the constraints, or all together."""
+    box = {**knobs, **dict.fromkeys(results, _RESULT)}
+    for text, sides in constraints:
+        if _empty([sides], box, constants, formulas):
+            raise InputError(
+                f"no point of the knobs' bounds can meet the constraint {text}; widen a bound or"
+                " loosen it"
+            )
+    if len(constraints) > 1 and _empty(
+        [sides for _, sides in constraints], box, constants, formulas
+    ):
+        few = _core(constraints, box, constants, formulas)
+        raise InputError(
+            f"the constraints contradict each other within the knobs' bounds: {'; '.join(few)};"
+            " loosen one or widen a bound"
+        )
+
+
+def _core(constraints: Sequence[tuple[str, Comparison]], *where: Mapping) -> list[str]:
+    """Those without which the rest would not contradict each other."""
+    kept = list(constraints)
+    for one in constraints:
+        rest = [other for other in kept if other is not one]
+        if len(rest) > 1 and _empty([sides for _, sides in rest], *where):
+            kept = rest
+    return [text for text, _ in kept]
+
+
+def _empty(
+    sides: Sequence[Comparison],
+    box: Mapping[str, tuple[float, float]],
+    constants: Mapping[str, float],
+    formulas: Mapping[str, Expression],
+) -> bool:
+    """Whether it is proved that no point meets all of them; False where that was not found out."""
+    names = [name for name in box if name in _reached(sides, formulas)]
+    low, high = (
+        np.log(np.array([[box[name][end] for name in names]])).T for end in (0, 1)
+    )  # [names, boxes]
+    for _ in range(_HALVINGS):
+        keep = _possible(sides, names, low, high, constants, formulas)
+        low, high = low[:, keep], high[:, keep]
+        if not low.shape[1]:
+            return True
+        if not names or low.shape[1] > _MOST_BOXES or (high - low).max() < 1e-3:
+            return False
+        widest = (high - low).argmax(0), np.arange(low.shape[1])
+        middle = (low[widest] + high[widest]) / 2
+        upper_low, lower_high = low.copy(), high.copy()
+        upper_low[widest], lower_high[widest] = middle, middle
+        low, high = np.concatenate([low, upper_low], 1), np.concatenate([lower_high, high], 1)
+    return False
+
+
+def _reached(sides: Sequence[Comparison], formulas: Mapping[str, Expression]) -> set[str]:
+    """Names that the sides hang on, through formulas too."""
+    todo = set().union(*(one.less.names | one.more.names for one in sides))
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        todo |= set(formulas[name].names) - seen if name in formulas else set()
+    return seen
+
+
+def _possible(
+    sides: Sequence[Comparison],
+    names: Sequence[str],
+    low: np.ndarray,
+    high: np.ndarray,
+    constants: Mapping[str, float],
+    formulas: Mapping[str, Expression],
+) -> np.ndarray:
+    """Whether each box may hold a point that meets all, bool [boxes]."""
+    boxes = low.shape[1]
+    slack = 1e-12  # of exp(log(x)): what holds with equality at a bound must not be lost
+    ranges = {
+        name: (np.exp(low[i]) * (1 - slack), np.exp(high[i]) * (1 + slack))
+        for i, name in enumerate(names)
+    }
+    ranges |= {
+        name: (np.full(boxes, value), np.full(boxes, value)) for name, value in constants.items()
+    }
+    needed = _reached(sides, formulas)
+    for name, formula in formulas.items():
+        if name in needed:
+            ranges[name] = tuple(np.broadcast_to(end, boxes) for end in formula.interval(ranges))  # type: ignore[assignment]
+    keep = np.ones(boxes, bool)
+    for one in sides:
+        less, more = one.less.interval(ranges), one.more.interval(ranges)
+        keep &= ~(less[0] > more[1])
+        if one.equal:
+            keep &= ~(more[0] > less[1])
+    return keep

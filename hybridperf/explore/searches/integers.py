@@ -1,0 +1,178 @@
+"""Whole numbers: from the relaxed optimum to its neighbours, each evaluated exactly with the other
+knobs at their best for it.
+
+Neighbours are the whole numbers below and above, and multiples of powers of two near by (times jump
+at tiles and waves). The best of them goes on by steps of 1, 2, 4, 8 in each knob for as long as one
+helps.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from hybridperf.explore.searches.polish import Polished, excess, polish
+from hybridperf.explore.searches.problem import FREE, Problem
+
+_POWERS = range(1, 9)  # multiples of 2 ... 256
+_MOST_NEIGHBOURS = 512  # evaluated with the other knobs as they are
+_REFINED = 8  # of them whose other knobs are set anew
+_STEPS = (1, 2, 4, 8)
+_MOST_MOVES = 12
+_RADIUS = 0.02
+_GAIN = 1e-9  # logs: less is not better
+_WEIGHT = 1e3  # of a violation against the objective, both logs
+
+
+def better(one: Polished, other: Polished | None) -> bool:
+    """Whether it is the better optimum: first constraints, then the objective."""
+    if other is None:
+        return True
+    if (one.violation <= 0) != (other.violation <= 0):
+        return one.violation <= 0
+    return (
+        one.f < other.f
+        if one.violation <= 0
+        else (one.violation, one.f) < (other.violation, other.f)
+    )
+
+
+def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
+    """The best point with whole numbers where asked, and what knobs are held at [K]."""
+    whole = np.array([knob.integer for knob in problem.spec.knobs])
+    best: Polished | None = None
+    best_held = np.full(problem.knobs, FREE)
+    tried: dict[tuple[float, ...], Polished] = {}
+
+    def refine(held: np.ndarray, start: np.ndarray) -> None:
+        nonlocal best, best_held
+        key = tuple(held[whole])
+        if key in tried:
+            return
+        tried[key] = polish(problem, _moved(problem, start, held), held, radius=_RADIUS)
+        if better(tried[key], best):
+            best, best_held = tried[key], held
+
+    for held in _ranked(problem, relaxed.u, _neighbours(problem, relaxed.u, whole))[:_REFINED]:
+        refine(held, relaxed.u)
+    assert best is not None
+    for _ in range(_MOST_MOVES):
+        before, start = best_held, best.u
+        for held in _ranked(problem, start, _steps(problem, before, whole))[
+            : _REFINED if (~whole).any() else None
+        ]:
+            refine(held, start)
+        if best_held is before:
+            break
+    return best, best_held
+
+
+def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple[int, float]]:
+    """Constraints that forbid the nearest better number of a whole knob, by constraint: the knob
+    and that number.
+
+    Whole numbers stand apart: at the best of them a constraint can have room left, and no
+    multiplier, and hold it back all the same.
+    """
+    knobs = problem.spec.knobs
+    tried = [
+        (k, sign, held[k] + sign * 2**power)
+        for k in range(len(knobs))
+        if knobs[k].integer
+        for sign in (1, -1)
+        for power in range(32)
+    ]
+    moves = [
+        (k, sign, float(value))
+        for k, sign, value in tried
+        if knobs[k].least <= value <= knobs[k].most
+    ]
+    if not moves:
+        return {}
+    to = np.stack([np.where(np.arange(len(held)) == k, value, held) for k, _, value in moves])
+    at = problem.values(np.stack([_moved(problem, best.u, one) for one in to]), to)
+    found: dict[int, tuple[int, float]] = {}
+    seen: set[tuple[int, int]] = set()
+    # what the optimum already leans on and the number does not press harder is no reason
+    pressed = np.where(
+        excess(at.g, problem.equal) > excess(best.g, problem.equal) + _GAIN,
+        excess(at.g, problem.equal),
+        0.0,
+    )
+    for (k, sign, value), f, over in zip(moves, at.f, pressed, strict=True):
+        if (
+            f < best.f - _GAIN and over.any() and (k, sign) not in seen
+        ):  # farther numbers break what would not matter
+            seen.add((k, sign))
+            for c in np.flatnonzero(over):
+                found.setdefault(int(c), (k, value))
+    return found
+
+
+def _moved(problem: Problem, u: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """The point with its held knobs where they are held."""
+    return np.where(
+        np.isnan(held),
+        u,
+        problem.place(np.where(np.isnan(held), problem.knob_values(u, held), held)),
+    )
+
+
+def _ranked(problem: Problem, u: np.ndarray, candidates: list[np.ndarray]) -> list[np.ndarray]:
+    """The most promising first, the other knobs as they are."""
+    if not candidates:
+        return []
+    held = np.stack(candidates)
+    at = problem.values(np.stack([_moved(problem, u, one) for one in candidates]), held)
+    merit = at.f + _WEIGHT * excess(at.g, problem.equal).sum(1)
+    return [
+        candidates[i]
+        for i in np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
+    ]
+
+
+def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+    values = problem.knob_values(u, np.full(problem.knobs, FREE))
+    choices: list[list[float]] = []
+    for knob, value in zip(problem.spec.knobs, values, strict=True):
+        if not knob.integer:
+            choices.append([FREE])
+            continue
+        near = {np.floor(value), np.ceil(value), np.rint(value)}
+        near |= {
+            side(value / 2**k) * 2**k
+            for k in _POWERS
+            if 2**k <= value
+            for side in (np.floor, np.ceil)
+        }
+        inside = [float(one) for one in near if knob.least <= one <= knob.most] or [
+            float(np.clip(np.rint(value), knob.least, knob.most))
+        ]
+        choices.append(sorted(inside, key=lambda one, value=value: abs(np.log(one / value))))  # type: ignore[misc]
+    while np.prod([len(each) for each in choices]) > _MOST_NEIGHBOURS:
+        longest = max(choices, key=len)
+        longest.pop()
+    return [np.array(one) for one in itertools.product(*choices)]
+
+
+def _steps(problem: Problem, held: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+    """One knob up or down, or two knobs by one each in opposite ways."""
+    moves = []
+    numbers = [int(k) for k in np.flatnonzero(whole)]
+    for k in numbers:
+        moves += [{k: sign * step} for step in _STEPS for sign in (1, -1)]
+    for one, other in itertools.permutations(numbers, 2):
+        moves.append({one: 1, other: -1})
+    out = []
+    for move in moves:
+        to = held.copy()
+        for k, step in move.items():
+            to[k] += step
+        if all(
+            knob.least <= to[k] <= knob.most
+            for k, knob in enumerate(problem.spec.knobs)
+            if whole[k]
+        ):
+            out.append(to)
+    return out

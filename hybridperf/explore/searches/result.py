@@ -1,0 +1,145 @@
+"""What a search found, and how sure one can be of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.explore.searches.prices import Price
+from hybridperf.io import write_json
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """One knob at the optimum."""
+
+    name: str
+    value: float
+    least: float
+    most: float
+    integer: bool
+    # d log objective / d log knob (of a whole number: as if it were not); d objective where that
+    # can be zero or less
+    elasticity: float
+
+    @property
+    def at(self) -> str:
+        """Which of its bounds it stands at, or the empty string."""
+        close = 1e-6
+        return (
+            "min"
+            if self.value <= self.least * (1 + close)
+            else "max"
+            if self.value >= self.most * (1 - close)
+            else ""
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Active:
+    """A constraint that holds the optimum back."""
+
+    name: str
+    text: str
+    less: float  # its two sides at the optimum
+    more: float
+    limit: (
+        str | None
+    )  # the side that no knob moves; None where knobs move both, or where it is zero
+    # what is asked about: one percent more of the limit, or that the constraint is loosened by one
+    # percent
+    what_if: str
+    multiplier: float  # percent of the objective (its scale, where it can be zero or less) for that
+    objective_then: float  # with that, searched again from here
+    knobs_then: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """A constraint that forbids a better whole number, the other knobs as they are."""
+
+    name: str
+    text: str
+    less: float  # its two sides with that number
+    more: float
+    knob: str
+    value: float  # the nearest number that would be better
+    objective: float  # with it
+
+
+@dataclasses.dataclass(frozen=True)
+class Trust:
+    """How far to believe the target's seconds at the optimum."""
+
+    low_s: float | None  # 90 % interval; None where nothing that was measured says how wide it is
+    high_s: float | None
+    in_range: bool
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """The optimum of a search."""
+
+    objective_name: str
+    maximise: bool
+    objective: float  # exact, as evaluated at `knobs`
+    knobs: tuple[Found, ...]
+    columns: dict[
+        str, float
+    ]  # every column at the optimum, evaluated anew by the exact functions a sweep uses
+    active: tuple[Active, ...]  # what holds knobs back that are no whole numbers
+    stops: tuple[Stop, ...]  # what holds whole numbers back
+    plateaus: dict[
+        str, tuple[float, float]
+    ]  # knobs that may stand anywhere in a range for the same objective, the others as they are
+    trust: Trust | None  # None: no target
+    notes: tuple[str, ...]  # what is to be known before the optimum is believed
+    relaxed_objective: (
+        float | None
+    )  # before whole numbers were made of knobs; None where none had to be
+    convergence: (
+        pd.DataFrame
+    )  # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
+    prices: dict[str, Price]  # that formulas named
+    evaluations: int  # points whose prediction was asked for, with or without gradient
+    seconds: float
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `search.json` into a folder, atomically; its path."""
+        path = Path(folder) / "search.json"
+        best = {
+            "name": self.objective_name,
+            "maximise": self.maximise,
+            "value": self.objective,
+            "relaxed": self.relaxed_objective,
+        }
+        content: dict[str, Any] = {
+            "objective": best,
+            "knobs": {
+                one.name: {k: v for k, v in dataclasses.asdict(one).items() if k != "name"}
+                | {"at": one.at}
+                for one in self.knobs
+            },
+            "columns": self.columns,
+            "active": [dataclasses.asdict(one) for one in self.active],
+            "stops": [dataclasses.asdict(one) for one in self.stops],
+            "plateaus": {
+                name: {"from": low, "to": high} for name, (low, high) in self.plateaus.items()
+            },
+            "trust": None if self.trust is None else dataclasses.asdict(self.trust),
+            "notes": list(self.notes),
+            "prices": {name: price.model_dump() for name, price in self.prices.items()},
+            "evaluations": self.evaluations,
+            "convergence": [
+                {k: None if pd.isna(v) else v for k, v in row.items()}
+                for row in self.convergence.to_dict(orient="records")
+            ],
+        }
+        write_json(path, "search-result", SCHEMA_VERSION, content)
+        return path

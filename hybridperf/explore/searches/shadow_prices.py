@@ -1,0 +1,107 @@
+"""What holds an optimum back, and what one percent more of each stated limit would bring.
+
+The limit of a constraint is the side on which no knob has a hold: 16 in `x * y >= 16`, `limit_s` in
+`time_s <= limit_s`. One percent more of it tightens the one and loosens the other. Where knobs move
+both sides there is no such number, and the constraint is loosened by 1 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hybridperf.explore.searches.integers import stops
+from hybridperf.explore.searches.polish import Polished, multipliers, polish
+from hybridperf.explore.searches.problem import Problem, columns_at, value_of
+from hybridperf.explore.searches.result import Active, Stop
+from hybridperf.explore.searches.spec import Constraint, SearchSpec
+
+_ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
+_WORTH = 1e-6  # a smaller multiplier is none
+_MORE = np.log(1.01)
+
+
+def active_constraints(
+    problem: Problem, best: Polished, held: np.ndarray, columns: Mapping[str, float]
+) -> tuple[Active, ...]:
+    """Those with a multiplier, the dearest first."""
+    spec = problem.spec
+    near = np.abs(best.g) <= _ACTIVE
+    worth = multipliers(problem, best, held, near)
+    names = [knob.name for knob in spec.knobs]
+    out = []
+    for c in np.flatnonzero(near & (np.abs(worth) > _WORTH)):
+        one = problem.constraints[c]
+        less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
+        limit, shift = _one_percent(problem, int(c), less, more)
+        problem.shifts = np.where(np.arange(len(near)) == c, shift, 0.0)
+        then = polish(problem, best.u, held, radius=_MORE)
+        problem.shifts = np.zeros(len(near))
+        knobs_then = dict(zip(names, map(float, problem.knob_values(then.u, held)), strict=True))
+        gained = -float(worth[c]) * shift / (_MORE if problem.scaling.log[1 + c] else 0.01)
+        out.append(
+            Active(
+                name=one.name,
+                text=one.text,
+                less=less,
+                more=more,
+                limit=limit,
+                what_if=f"loosened by 1 % ({one.name})"
+                if limit is None
+                else f"1 % more of {limit} ({one.name})",
+                multiplier=gained * (-1 if spec.maximise else 1),
+                objective_then=float(problem.objective(then.f)),
+                knobs_then=knobs_then,
+            )
+        )
+    return tuple(sorted(out, key=lambda one: -abs(one.multiplier)))
+
+
+def stated_limit(spec: SearchSpec, one: Constraint) -> str | None:
+    """Which side, `less` or `more`, no knob moves; None where knobs move both."""
+    if not spec.knobs_behind(one.sides.more.names):
+        return "more"
+    return None if spec.knobs_behind(one.sides.less.names) else "less"
+
+
+def _one_percent(problem: Problem, c: int, less: float, more: float) -> tuple[str | None, float]:
+    """The limit as it was written, None where there is none, and by how much one percent more of it
+    shifts `g`.
+    """
+    one = problem.constraints[c]
+    where = stated_limit(problem.spec, one)
+    if problem.scaling.log[1 + c]:
+        return (
+            (None, _MORE)
+            if where is None
+            else (getattr(one.sides, where).text, _MORE if where == "more" else -_MORE)
+        )
+    value = more if where == "more" else less
+    if where is None or value == 0:  # of nothing there is no percent
+        return None, 0.01
+    return getattr(one.sides, where).text, (1 if where == "more" else -1) * 0.01 * value / float(
+        problem.scaling.scale[1 + c]
+    )
+
+
+def stopped(problem: Problem, best: Polished, held: np.ndarray) -> tuple[Stop, ...]:
+    """What forbids better whole numbers."""
+    spec, names = problem.spec, [knob.name for knob in problem.spec.knobs]
+    here = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
+    out = []
+    for c, (k, value) in sorted(stops(problem, best, held).items()):
+        one, columns = problem.constraints[c], columns_at(spec, here | {names[k]: float(value)})
+        less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
+        out.append(
+            Stop(
+                one.name,
+                one.text,
+                less,
+                more,
+                names[k],
+                float(value),
+                value_of(spec.objective, columns),
+            )
+        )
+    return tuple(out)

@@ -1,0 +1,239 @@
+"""Seconds of a placement, as far as it decides them: the slowest rank's lookups, and all-to-alls of
+unequal bytes.
+
+    step = max_r forward_r + a2a + a2a + max_r backward_r          every rank leaves a collective
+                                                                   when the last one has come
+    forward_r = floor + pnorm(sum core, sum memory) + sum serial   sums over the tables of rank r,
+                                                                   looked up in one fused kernel
+
+Rank r sends the pooled rows of its tables for every other rank's share of the batch, s_r = sum_t
+dim_t x bytes x batch / R to each of them, and gets their gradients back the same way. In the words
+of `collectives/unequal.py` what the busiest link carries is then
+
+    inside = (g - 1) max_r s_r,   across = (n - g) max_node sum_r s_r        (nobody receives more
+                                  than the busiest sends)
+
+so a placement is judged by four maxima. What is the same for all placements (MLPs, interaction,
+their all-reduce) is left out.
+
+Axes: B placements, T tables, R ranks, C = len(COLUMNS). Everything takes NumPy (float64) or JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.collectives.unequal import AllToAll
+from hybridperf.explore.sharding.lookups import Lookups, lookups
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.io import InputError, unknown
+from hybridperf.model import PerfModel
+from hybridperf.ops.embedding import STATE_BYTES, Table, table_bytes
+
+COLUMNS = (
+    "forward_core_s",
+    "forward_memory_s",
+    "forward_serial_s",
+    "backward_core_s",
+    "backward_memory_s",
+    "backward_serial_s",
+    "sent_bytes",
+    "memory_bytes",
+)
+SENT, MEMORY = COLUMNS.index("sent_bytes"), COLUMNS.index("memory_bytes")
+_BLOCK_NUMBERS = 1 << 22  # one-hot numbers at once: 16 MB
+Most = Callable[[Any], Any]  # [..., N] -> [...]: a maximum, sharp or smooth
+
+
+class Parts(NamedTuple):
+    """What a step's seconds are made of, [...] each."""
+
+    forward_s: Any
+    backward_s: Any
+    alltoall_s: Any  # of one of both
+
+    @property
+    def step_s(self) -> Any:
+        return self.forward_s + self.backward_s + 2 * self.alltoall_s
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["tables", "floors", "limit_bytes", "alltoall"],
+    meta_fields=["ranks", "nodes", "smoothing"],
+)
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """All that scoring a placement needs, as arrays."""
+
+    tables: Any  # [T, C] what each table adds to its rank
+    floors: Any  # [2] seconds of a kernel forward and backward, paid by ranks that hold a table
+    limit_bytes: Any  # [] memory of each rank
+    alltoall: AllToAll | None  # None: one rank
+    ranks: int
+    nodes: int
+    smoothing: tuple[float, float]
+
+    def lookup_seconds(self, sums: Any, xp: ModuleType = np) -> tuple[Any, Any]:
+        """(forward, backward) [...] of ranks whose tables add up to `sums` [..., C]."""
+        out = []
+        for at, (start, q) in enumerate(zip((0, 3), self.smoothing, strict=True)):
+            core, memory, serial = (sums[..., start + part] for part in range(3))
+            some = xp.where(core + memory + serial > 0, self.floors[at], 0.0)
+            out.append(some + _pnorm(core, memory, q, xp) + serial)
+        return out[0], out[1]
+
+    def parts(
+        self, forward_s: Any, backward_s: Any, sent: Any, node_sent: Any, xp: ModuleType = np
+    ) -> Parts:
+        """Of the four maxima [...]: lookup seconds, bytes a rank and bytes a node sends to each
+        rank.
+        """
+        if self.alltoall is None:
+            return Parts(forward_s, backward_s, 0.0 * forward_s)
+        g = self.ranks // self.nodes
+        talking = xp.clip(xp.where(sent > 0, node_sent, g) / xp.where(sent > 0, sent, 1), 1.0, g)
+        carried = self.alltoall.of_traffic(
+            (g - 1) * sent, (self.ranks - g) * node_sent, talking, xp=xp
+        )
+        return Parts(forward_s, backward_s, carried)
+
+    def of_ranks(self, sums: Any, most: Most | None = None, xp: ModuleType = np) -> Parts:
+        """Of what each rank holds, `sums` [..., R, C]; `most` [..., N] -> [...] instead of the
+        sharp maximum.
+        """
+        most = most or (lambda values: values.max(-1))
+        sent = sums[..., SENT]
+        by_node = sent.reshape(*sent.shape[:-1], self.nodes, self.ranks // self.nodes).sum(-1)
+        forward_s, backward_s = self.lookup_seconds(sums, xp)
+        return self.parts(most(forward_s), most(backward_s), most(sent), most(by_node), xp)
+
+    def sums(self, placement: Sequence[int] | np.ndarray) -> np.ndarray:
+        """What each rank holds [R, C], from ranks by table [T]."""
+        out = np.zeros((self.ranks, len(COLUMNS)))
+        np.add.at(out, np.asarray(placement, int), self.tables)
+        return out
+
+    def over_bytes(self, sums: Any) -> Any:
+        """Bytes [...] by which ranks exceed their memory, from what each holds [..., C]; rounding
+        of a sum is none.
+        """
+        return np.maximum(sums[..., MEMORY] - self.limit_bytes * (1 + 1e-9), 0.0)
+
+    def fits(self, placement: Sequence[int] | np.ndarray) -> bool:
+        """Whether no rank holds more than its memory."""
+        return not self.over_bytes(self.sums(placement)).any()
+
+    def step_s(self, placement: Sequence[int] | np.ndarray) -> float:
+        """Seconds of one placement, float64."""
+        return float(self.of_ranks(self.sums(placement)).step_s)
+
+    def bound_s(self) -> float:
+        """Seconds that no placement can beat: the largest table alone, or everything shared out
+        evenly (p-norms are convex).
+        """
+        even = self.tables.sum(0) / self.ranks
+        each = self.lookup_seconds(self.tables)
+        shared = self.lookup_seconds(even)
+        sent = max(self.tables[:, SENT].max(), even[SENT])
+        by_node = max(self.tables[:, SENT].max(), even[SENT] * (self.ranks // self.nodes))
+        forward_s, backward_s = (
+            np.float64(max(one.max(), all_)) for one, all_ in zip(each, shared, strict=True)
+        )
+        return float(
+            self.parts(forward_s, backward_s, np.float64(sent), np.float64(by_node)).step_s
+        )
+
+
+def placement_seconds(cost: Cost, placements: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds [B] of many placements [B, T] at once, compiled, and bytes [B] by which their fullest
+    rank exceeds its memory (or 0).
+    """
+    placements = np.asarray(placements, np.int32)
+    floats = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), cost)
+    seconds, over = _scored(floats, placements)
+    return np.asarray(seconds, np.float64), np.asarray(over, np.float64)
+
+
+@jax.jit
+def _scored(cost: Cost, placements: Any) -> tuple[Any, Any]:
+    def one(placement: Any) -> tuple[Any, Any]:
+        held = jax.nn.one_hot(placement, cost.ranks, dtype=cost.tables.dtype)  # [T, R]
+        sums = jnp.matmul(held.T, cost.tables, precision=jax.lax.Precision.HIGHEST)
+        return cost.of_ranks(sums, xp=jnp).step_s, jnp.maximum(
+            sums[:, MEMORY].max() - cost.limit_bytes, 0
+        )
+
+    block = max(1, min(len(placements), _BLOCK_NUMBERS // (cost.ranks * len(cost.tables))))
+    return jax.lax.map(one, placements, batch_size=block)
+
+
+def cost_of(
+    tables: Sequence[Table], ranks: int, *, model: PerfModel, batch: float, memory_bytes: float,
+    nodes: int = 1, optimizer: str = "sgd", dtype: str | None = None,
+) -> Cost:  # fmt: skip
+    """The cost of placing tables on `ranks` of the model's devices, where each step looks up
+    `batch` bags (of all ranks together).
+
+    `dtype`: what bags travel in; None: each table's own, as its rows.
+    """
+    if optimizer not in STATE_BYTES:
+        raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
+    if ranks > 1 and model.collectives is None:
+        raise InputError(
+            f"expected a model of {model.device.id} that knows collectives for its all-to-all, got"
+            " one that knows none; name the system (--system NAME) or fit its collectives into the"
+            " model's folder"
+        )
+    forward, backward = (
+        lookups(model, tables, batch, direction, optimizer) for direction in ("forward", "backward")
+    )
+    return from_lookups(
+        tables, ranks, forward, backward, model, batch, memory_bytes, nodes, optimizer, dtype
+    )
+
+
+def from_lookups(
+    tables: Sequence[Table], ranks: int, forward: Lookups, backward: Lookups, model: PerfModel,
+    batch: float, memory_bytes: float, nodes: int, optimizer: str, dtype: str | None = None,
+) -> Cost:  # fmt: skip
+    """The same from lookups that are priced already."""
+    own = np.array(
+        [
+            [
+                t.dim * DTYPE_BYTES[canonical_dtype(dtype or t.dtype)] * batch / ranks,
+                table_bytes(t, optimizer),
+            ]
+            for t in tables
+        ]
+    )
+    return Cost(
+        tables=np.concatenate([forward.parts, backward.parts, own], 1),
+        floors=np.array([forward.floor_s, backward.floor_s]),
+        limit_bytes=np.float64(memory_bytes),
+        alltoall=(
+            AllToAll.of(model.collectives, ranks, ranks // nodes)
+            if ranks > 1 and model.collectives
+            else None
+        ),
+        ranks=ranks,
+        nodes=nodes,
+        smoothing=(forward.smoothing, backward.smoothing),
+    )
+
+
+def _pnorm(a: Any, b: Any, q: float, xp: ModuleType) -> Any:
+    """(a^(1/q) + b^(1/q))^q as in `roofline.py`, for a q that is a plain number."""
+    high, low = xp.maximum(a, b), xp.minimum(a, b)
+    if q <= 0:
+        return high
+    ratio = xp.where(low > 0, low, 1.0) / xp.where(low > 0, high, 1.0)
+    return xp.where(low > 0, high * xp.exp(q * xp.log1p(xp.exp(xp.log(ratio) / q))), high)

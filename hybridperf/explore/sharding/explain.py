@@ -1,0 +1,221 @@
+"""Why a placement was chosen: tables of numbers per rank and per table, and a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.engine.prediction import Prediction
+from hybridperf.explore.sharding import greedy
+from hybridperf.explore.sharding.advice import Advice
+from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost, Parts
+from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.result import Candidate, ShardResult
+from hybridperf.ops.embedding import Table
+
+_NOTABLE = 0.01  # of a step, from which on a difference is worth a sentence
+
+
+def result(
+    cost: Cost, fused: Fused, tables: Sequence[Table], owners: Sequence[str],
+    found: Sequence[Candidate], few: Sequence[Candidate], best: Candidate, proven: bool,
+    split_helps: Callable[[str, float], Advice | None], predicted: Prediction,
+    remarks: Sequence[str],
+) -> ShardResult:  # fmt: skip
+    """Everything about the best of some candidates, of which `few` were priced kernel by kernel.
+
+    `split_helps`: what splitting a table (by name) further would bring, against a step's seconds.
+    `predicted`: the best one as a step of its own, for how sure it is. `remarks`: what else is to
+    be known.
+    """
+    placement = tuple(int(rank) for rank in best.placement)
+    owner_of = {table.name: owner for table, owner in zip(tables, owners, strict=True)}
+    per_rank = _per_rank(cost, fused, tables, placement)
+    listed = _candidates(cost, fused, found, few)
+    parts = fused.parts(placement)
+    alone = cost.lookup_seconds(cost.tables)
+    apart = cost.step_s(placement) / cost.bound_s() - 1
+    proven = proven and cost.step_s(placement) <= float(
+        listed.loc[listed["fits"], "sums_s"].min()
+    ) * (1 + 1e-9)
+    return ShardResult(
+        tables=tuple(table.name for table in tables),
+        placement=placement,
+        owners=tuple(owners),
+        ranks=cost.ranks,
+        nodes=cost.nodes,
+        method=best.method,
+        step_s=float(parts.step_s),
+        low_s=predicted.low_s,
+        high_s=predicted.high_s,
+        parts=parts,
+        bound_s=cost.bound_s(),
+        proven=proven,
+        per_rank=per_rank,
+        per_table=pd.DataFrame(
+            {
+                "table": [table.name for table in tables],
+                "of": list(owners),
+                "rank": placement,
+                "rows": [table.rows for table in tables],
+                "dim": [table.dim for table in tables],
+                "pooling": [table.pooling for table in tables],
+                "forward_s": alone[0],
+                "backward_s": alone[1],
+                "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1),
+                "memory_bytes": cost.tables[:, MEMORY],
+            }
+        ),
+        candidates=listed,
+        explanation=tuple(
+            _sentences(
+                cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps
+            )
+        ),
+        notes=(*remarks, *predicted.notes),
+        cost=cost,
+    )
+
+
+def _per_rank(
+    cost: Cost, fused: Fused, tables: Sequence[Table], placement: Sequence[int]
+) -> pd.DataFrame:
+    sums, at = cost.sums(placement), np.asarray(placement)
+    forward_s, backward_s = fused.lookup_seconds(placement)
+    slowest = np.full(cost.ranks, "", object)
+    for word, values in (
+        ("forward", forward_s),
+        ("backward", backward_s),
+        ("all-to-all", sums[:, SENT]),
+    ):
+        rank = int(values.argmax())
+        slowest[rank] = ", ".join(filter(None, (slowest[rank], word)))
+    held = [
+        [table for table, where in zip(tables, at, strict=True) if where == rank]
+        for rank in range(cost.ranks)
+    ]
+    return pd.DataFrame({
+        "rank": np.arange(cost.ranks), "node": np.arange(cost.ranks) // (cost.ranks // cost.nodes),
+        "tables": list(map(len, held)),
+        "lookups": [sum(table.pooling for table in some) for some in held], "forward_s": forward_s,
+        "backward_s": backward_s, "sent_bytes": sums[:, SENT] * (cost.ranks - 1),
+        "memory_bytes": sums[:, MEMORY], "memory_share": sums[:, MEMORY] / cost.limit_bytes,
+        "slowest": slowest, "names": [" ".join(table.name for table in some) for some in held],
+    })  # fmt: skip
+
+
+def _candidates(
+    cost: Cost, fused: Fused, found: Sequence[Candidate], few: Sequence[Candidate]
+) -> pd.DataFrame:
+    rows = []
+    priced = {tuple(one.placement) for one in few}
+    for one in found:
+        if one.placement is None:
+            rows.append(
+                {"method": one.method, "fits": False, "note": "found no rank with room for a table"}
+            )
+            continue
+        sums, fits = cost.sums(one.placement), cost.fits(one.placement)
+        by_sums = cost.of_ranks(sums)
+        parts = fused.parts(one.placement) if tuple(one.placement) in priced else by_sums
+        rows.append({
+            "method": one.method, "step_s": float(parts.step_s),
+            "forward_s": float(parts.forward_s), "backward_s": float(parts.backward_s),
+            "alltoall_s": float(parts.alltoall_s), "sums_s": float(by_sums.step_s),
+            "fullest_bytes": float(sums[:, MEMORY].max()), "fits": fits,
+            "fused": tuple(one.placement) in priced,
+            "note": "" if fits else "exceeds the memory of a rank",
+        })  # fmt: skip
+    columns = [
+        "method",
+        "step_s",
+        "forward_s",
+        "backward_s",
+        "alltoall_s",
+        "sums_s",
+        "fullest_bytes",
+        "fits",
+        "fused",
+        "note",
+    ]
+    frame = pd.DataFrame(rows).reindex(columns=columns)
+    frame["fits"], frame["fused"] = frame["fits"].astype(bool), frame["fused"].eq(True)
+    return frame.sort_values(
+        ["fits", "fused", "step_s"], ascending=[False, False, True], kind="stable"
+    ).reset_index(drop=True)
+
+
+def _sentences(
+    cost: Cost, per_rank: pd.DataFrame, parts: Parts, listed: pd.DataFrame, method: str,
+    proven: bool, apart: float, owner_of: Mapping[str, str],
+    split_helps: Callable[[str, float], Advice | None],
+) -> list[str]:  # fmt: skip
+    step_s = float(parts.step_s)
+    chosen = {name: float(value) for name, value in parts._asdict().items()}
+    forward, backward, sender = (
+        per_rank.loc[per_rank[name].idxmax()] for name in ("forward_s", "backward_s", "sent_bytes")
+    )
+    said = [
+        f"What placement decides of a step takes {_time(step_s)}: the slowest lookup forward"
+        f" {_time(forward['forward_s'])} (rank {forward['rank']}), backward"
+        f" {_time(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
+        f" {_time(chosen['alltoall_s'])}, for which rank {sender['rank']} sends the most,"
+        f" {sender['sent_bytes'] / 1e6:.4g} MB."
+    ]
+    rules = listed[listed["method"].isin(greedy.GREEDY) & listed["fits"] & listed["fused"]]
+    if len(rules) and method not in greedy.GREEDY:
+        other = rules.iloc[0]
+        later = {
+            "its slowest lookup forward": other["forward_s"] - chosen["forward_s"],
+            "its slowest lookup backward": other["backward_s"] - chosen["backward_s"],
+            "its all-to-alls": 2 * (other["alltoall_s"] - chosen["alltoall_s"]),
+        }
+        most = max(later, key=lambda name: later[name])
+        gain = other["step_s"] / step_s - 1
+        said.append(
+            f"The best greedy rule, {other['method']}, takes {_time(other['step_s'])}, "
+            + (
+                f"{gain:.1%} more, most of it by {most} (+{_time(later[most])})."
+                if gain > 1e-4
+                else "as long."
+            )
+        )
+    said.append(
+        "By the sums of tables' lookups no placement of whole tables is faster: proven by branch"
+        " and bound."
+        if proven
+        else (
+            "By the sums of tables' lookups no placement of whole tables takes less than"
+            f" {_time(cost.bound_s())}; this one is within {apart:.1%} of that."
+        )
+    )
+    apart_s = forward["forward_s"] - per_rank["forward_s"].mean()
+    if (
+        forward["tables"] == 1
+        and cost.ranks > 1
+        and apart_s > max(0.05 * per_rank["forward_s"].mean(), _NOTABLE * step_s)
+    ):
+        advice = split_helps(owner_of[forward["names"]], step_s)
+        said.append(
+            f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
+            + (
+                f": --split {advice.how} takes {_time(advice.step_s)},"
+                f" {1 - advice.step_s / step_s:.0%} less."
+                if advice
+                else ", and splitting it further does not help."
+            )
+        )
+    if empty := int((per_rank["tables"] == 0).sum()):
+        said.append(f"{empty} of {cost.ranks} ranks hold no table.")
+    fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
+    said.append(
+        f"Rank {fullest['rank']} is the fullest, {fullest['memory_bytes'] / 1e9:.4g} GB of"
+        f" {float(cost.limit_bytes) / 1e9:.4g} ({fullest['memory_share']:.0%})."
+    )
+    return said
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.4g} µs"

@@ -1,0 +1,254 @@
+"""Better by small steps: a table moved to another rank, or two tables swapped, for as long as that
+helps; then a kick, and again.
+
+Only what takes from a rank that is a maximum of the cost (or beyond its memory) can help, so only
+its tables are tried, all of them at once. A move changes two ranks; the maximum over the others is
+one of the three largest, which are kept. What is lowered is
+
+    merit = step + step_0 [ excess of memory x 10 + 0.01 mean_r ((load_r / load_0)^8) ]
+
+whose last part tells equal maxima apart: with three ranks equally slow the first of three good
+moves does not lower the step.
+
+Axes: T tables, I of them on ranks that matter, R ranks, C columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost
+
+_HEAVY = 10.0  # of memory beyond the limit, in shares of the limit
+_EVEN, _POWER = 0.01, 8
+_LEAST_GAIN = 1e-7
+_NEAR_MOST = 1 - 1e-6
+_MOST_ROUNDS = 2000
+_KICKED = 3
+_NEAR_BOUND = 1e-3  # of what no placement can beat: good enough
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """A placement that no single move or swap makes better."""
+
+    placement: np.ndarray  # [T]
+    step_s: float
+    over_bytes: float  # beyond memory, over all ranks
+
+
+def better(one: Local, other: Local | None) -> bool:
+    """Whether it is the better one: first memory, then seconds."""
+    return other is None or (one.over_bytes, one.step_s) < (other.over_bytes, other.step_s)
+
+
+def polish(cost: Cost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> Local:
+    """The best found from a placement [T]: never worse than it, unless it exceeded memory."""
+    rng = np.random.default_rng(seed)
+    best, enough_s = _down(cost, start), cost.bound_s() * (1 + _NEAR_BOUND)
+    for _ in range(kicks if cost.ranks > 1 else 0):
+        if best.over_bytes == 0 and best.step_s <= enough_s:
+            break
+        kicked = best.placement.copy()
+        critical = np.flatnonzero(_matters(cost, cost.sums(kicked))[kicked])
+        at = np.append(rng.choice(critical), rng.integers(0, len(kicked), _KICKED - 1))
+        kicked[at] = rng.integers(0, cost.ranks, len(at))
+        found = _down(cost, kicked)
+        best = found if better(found, best) else best
+    return best
+
+
+def _down(cost: Cost, start: np.ndarray) -> Local:
+    placement = np.array(start, int)
+    scale = _Scale.of(cost, placement)
+    best = _seen(cost, placement)
+    enough_s = cost.bound_s() * (1 + _NEAR_BOUND)
+    for _ in range(_MOST_ROUNDS):
+        if best.over_bytes == 0 and best.step_s <= enough_s:
+            break
+        sums = cost.sums(placement)
+        some = np.flatnonzero(_matters(cost, sums)[placement])
+        now = scale.merit(cost, sums)
+        moved, swapped = _moves(cost, scale, placement, sums, some, now)
+        least_move, least_swap = moved.min(initial=np.inf), swapped.min(initial=np.inf)
+        if not min(least_move, least_swap) < now - _LEAST_GAIN * scale.step_s:
+            break
+        if least_move <= least_swap:
+            at, rank = np.unravel_index(moved.argmin(), moved.shape)
+            placement[some[at]] = rank
+        else:
+            at, other = np.unravel_index(swapped.argmin(), swapped.shape)
+            placement[[some[at], other]] = placement[[other, some[at]]]
+        seen = _seen(cost, placement)
+        best = seen if better(seen, best) else best
+    return best
+
+
+def _seen(cost: Cost, placement: np.ndarray) -> Local:
+    sums = cost.sums(placement)
+    return Local(
+        placement.copy(), float(cost.of_ranks(sums).step_s), float(cost.over_bytes(sums).sum())
+    )
+
+
+def _matters(cost: Cost, sums: np.ndarray) -> np.ndarray:
+    """Ranks [R] that are a maximum of the cost, or beyond their memory."""
+    forward, backward = cost.lookup_seconds(sums)
+    by_node = np.repeat(_by_node(cost, sums[:, SENT]), cost.ranks // cost.nodes)
+    out = cost.over_bytes(sums) > 0
+    for values in (forward, backward, sums[:, SENT], *((by_node,) if cost.nodes > 1 else ())):
+        out = out | (values >= _NEAR_MOST * values.max())
+    return out
+
+
+def _by_node(cost: Cost, sent: np.ndarray) -> np.ndarray:
+    return sent.reshape(cost.nodes, -1).sum(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scale:
+    """What the merit is measured by: the start."""
+
+    step_s: float
+    load_s: float
+    sent: float
+
+    @staticmethod
+    def of(cost: Cost, placement: np.ndarray) -> _Scale:
+        sums = cost.sums(placement)
+        load = sum(cost.lookup_seconds(sums))
+        return _Scale(
+            float(cost.of_ranks(sums).step_s), float(np.max(load)), float(sums[:, SENT].max())
+        )
+
+    def own(
+        self, cost: Cost, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]
+    ) -> np.ndarray:
+        """What ranks [...] add to the merit by themselves, in steps, from their sums [..., C]."""
+        over = np.maximum(sums[..., MEMORY] / cost.limit_bytes - 1, 0)
+        even = ((lookups[0] + lookups[1]) / self.load_s) ** _POWER + (
+            sums[..., SENT] / self.sent
+        ) ** _POWER
+        return _HEAVY * over + _EVEN * even / cost.ranks
+
+    def merit(self, cost: Cost, sums: np.ndarray) -> float:
+        own = self.own(cost, sums, cost.lookup_seconds(sums))
+        return float(cost.of_ranks(sums).step_s + self.step_s * own.sum())
+
+
+class _Others:
+    """The maximum of numbers [N] without two of them."""
+
+    def __init__(self, values: np.ndarray):
+        self._order = np.argsort(-values)[:3]
+        self._values = np.append(values[self._order], [-np.inf] * (3 - len(self._order)))
+        self._order = np.append(self._order, [-1] * (3 - len(self._order)))
+
+    def without(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        first, second, third = self._values
+        hit = [(self._order[k] == one) | (self._order[k] == other) for k in range(2)]
+        return np.where(~hit[0], first, np.where(~hit[1], second, third))
+
+
+def _moves(
+    cost: Cost, scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray, now: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Merit of each of `some` tables on each rank [I, R], and swapped with each table [I, T];
+    infinite where that is no better than `now`.
+    """
+    tables, here = cost.tables, placement[some]
+    lookups = cost.lookup_seconds(sums)
+    own = scale.own(cost, sums, lookups)
+    left = np.maximum(sums[here] - tables[some], 0)  # rounding may leave less than nothing
+    left_lookups = cost.lookup_seconds(left)
+    merit = _Merit(cost, scale, sums, lookups, own, now)
+    ranks = np.arange(cost.ranks)
+    grown = sums[None] + tables[some][:, None]
+    moved = merit.of(
+        here[:, None],
+        ranks[None],
+        _Changed(left[:, None], tuple(x[:, None] for x in left_lookups)),
+        _Changed(grown, cost.lookup_seconds(grown)),
+    )
+    moved[here[:, None] == ranks[None]] = np.inf
+    there = left[:, None] + tables[None]  # I's ranks with another table instead
+    back = np.maximum(sums[placement] - tables, 0)[None] + tables[some][:, None]
+    swapped = merit.of(
+        here[:, None],
+        placement[None],
+        _Changed(there, cost.lookup_seconds(there)),
+        _Changed(back, cost.lookup_seconds(back)),
+    )
+    swapped[here[:, None] == placement[None]] = np.inf
+    return moved, swapped
+
+
+@dataclasses.dataclass(frozen=True)
+class _Changed:
+    """Ranks as they would be: sums [..., C], lookup seconds [...] forward and backward."""
+
+    sums: np.ndarray
+    lookups: tuple[np.ndarray, ...]
+
+
+class _Merit:
+    """Merit of changing two ranks, from what all ranks are now; infinite where it is no better than
+    `now`.
+    """
+
+    def __init__(
+        self,
+        cost: Cost,
+        scale: _Scale,
+        sums: np.ndarray,
+        lookups: tuple[np.ndarray, np.ndarray],
+        own: np.ndarray,
+        now: float,
+    ):
+        self._now = now
+        self._cost, self._scale, self._own, self._total = cost, scale, own, own.sum()
+        self._forward, self._backward, self._sent = (
+            _Others(values) for values in (*lookups, sums[:, SENT])
+        )
+        self._by_node = _by_node(cost, sums[:, SENT])
+        self._nodes = _Others(self._by_node)
+        self._sums = sums
+
+    def of(
+        self, one: np.ndarray, other: np.ndarray, new_one: _Changed, new_other: _Changed
+    ) -> np.ndarray:
+        """Of ranks `one` and `other` [...] as they would be."""
+        cost, per_node = self._cost, self._cost.ranks // self._cost.nodes
+        highest = [
+            np.maximum(
+                others.without(one, other), np.maximum(new_one.lookups[at], new_other.lookups[at])
+            )
+            for at, others in enumerate((self._forward, self._backward))
+        ]
+        sent = np.maximum(
+            self._sent.without(one, other),
+            np.maximum(new_one.sums[..., SENT], new_other.sums[..., SENT]),
+        )
+        nodes = one // per_node, other // per_node
+        apart = np.where(
+            nodes[0] == nodes[1], 0.0, new_other.sums[..., SENT] - self._sums[other, SENT]
+        )  # what goes from node to node
+        changed = np.maximum(self._by_node[nodes[0]] - apart, self._by_node[nodes[1]] + apart)
+        node_sent = np.maximum(self._nodes.without(*nodes), changed)
+        own = self._total - self._own[one] - self._own[other]
+        for new in (new_one, new_other):
+            own = own + self._scale.own(cost, new.sums, (new.lookups[0], new.lookups[1]))
+        forward_s, backward_s, sent, node_sent, own = np.broadcast_arrays(
+            *highest, sent, node_sent, own
+        )
+        merit = (
+            forward_s + backward_s + self._scale.step_s * own
+        )  # so far: an all-to-all is dear to price, and most are out without it
+        least = cost.parts(np.zeros(()), np.zeros(()), sent.min(), node_sent.min()).step_s
+        near = merit + least < self._now
+        out = np.full(merit.shape, np.inf)
+        priced = cost.parts(forward_s[near], backward_s[near], sent[near], node_sent[near]).step_s
+        out[near] = priced + self._scale.step_s * own[near]
+        return out

@@ -1,0 +1,79 @@
+"""What sharding found: where every table goes, what each rank then does, what the other candidates
+would take, and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.explore.sharding.cost import Cost, Parts
+from hybridperf.io import write_json, write_table
+
+SCHEMA_VERSION = 1
+FILES = ("shard.json", "placement.csv", "ranks.csv", "candidates.csv")
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A placement that one method came to; None: it found none that fits."""
+
+    method: str
+    placement: Any  # [T]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardResult:
+    """The chosen placement of T tables (or pieces of tables) on R ranks."""
+
+    tables: tuple[str, ...]  # [T] names
+    placement: tuple[int, ...]  # [T] ranks
+    owners: tuple[str, ...]  # [T] the table that each is, or is a piece of
+    ranks: int
+    nodes: int
+    method: str  # that found it
+    step_s: float  # what placement decides of a step: lookups and all-to-alls
+    low_s: (
+        float | None
+    )  # its 90 % interval; None where the error of its ops or collectives is not known
+    high_s: float | None
+    parts: Parts
+    bound_s: float  # by the sums of tables' lookups no placement takes less
+    proven: bool  # that none is better, by branch and bound
+    # `rank, node, tables, lookups, forward_s, backward_s, sent_bytes, memory_bytes, memory_share,
+    # slowest, names`
+    per_rank: pd.DataFrame
+    # `table, of, rank, rows, dim, pooling, forward_s, backward_s, sent_bytes, memory_bytes`, alone
+    # each
+    per_table: pd.DataFrame
+    # `method, step_s, forward_s, backward_s, alltoall_s, sums_s, fullest_bytes, fits, fused, note`,
+    # the best first; `fused`: priced kernel by kernel, else by the sums of tables' lookups as in
+    # `sums_s`
+    candidates: pd.DataFrame
+    explanation: tuple[str, ...]  # sentences
+    notes: tuple[
+        str, ...
+    ]  # what was assumed, and what the model has not measured, as `predict` says it
+    cost: Cost
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `shard.json`, `placement.csv`, `ranks.csv` and `candidates.csv` into a folder,
+        atomically each; the first's path.
+        """
+        folder = Path(folder)
+        write_table(self.per_table, folder / "placement.csv")
+        write_table(self.per_rank, folder / "ranks.csv")
+        write_table(self.candidates, folder / "candidates.csv")
+        content = {
+            "placement": dict(zip(self.tables, self.placement, strict=True)), "ranks": self.ranks,
+            "nodes": self.nodes, "method": self.method, "step_s": self.step_s,
+            "parts": {k: float(v) for k, v in self.parts._asdict().items()},
+            "bound_s": self.bound_s, "proven": self.proven, "explanation": list(self.explanation),
+            "low_s": self.low_s, "high_s": self.high_s, "notes": list(self.notes),
+        }  # fmt: skip
+        path = folder / "shard.json"
+        write_json(path, "shard-result", SCHEMA_VERSION, content)
+        return path

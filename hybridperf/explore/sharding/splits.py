@@ -1,0 +1,85 @@
+"""A table in pieces that are placed like tables: by rows or by columns.
+
+row      k pieces of rows / k each, dealt out as `embedding/pieces.py` says: each row keeps its
+         lookups, the first piece has the hottest rows and so the most lookups; every piece makes
+         partial sums of all columns, so k times the bytes go all-to-all
+column   k pieces of dim / k each, all lookups in each: indices are read k times, bytes of pooled
+         rows stay what they were
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from hybridperf.io import InputError, unknown
+from hybridperf.ops.embedding import Table, row_pieces, table_bytes
+
+KINDS = ("row", "column")
+
+
+def pieces(table: Table, kind: str, count: int) -> list[Table]:
+    """`count` pieces of a table by one of `KINDS`; columns are dealt out as evenly as whole numbers
+    allow.
+    """
+    if kind not in KINDS:
+        raise unknown(f"split of table {table.name}", kind, KINDS, f"known are {', '.join(KINDS)}")
+    most = int(table.rows if kind == "row" else table.dim)
+    if not 1 <= count <= most:
+        raise InputError(
+            f"table {table.name} has {most} {kind}s, expected 1 to {most} pieces of it by {kind},"
+            f" got {count}"
+        )
+    names = [f"{table.name}/{kind}{at + 1}of{count}" for at in range(count)]
+    if kind == "row":
+        return [
+            dataclasses.replace(piece, name=name)
+            for name, piece in zip(names, row_pieces(table, count), strict=True)
+        ]
+    widths = [most // count + (at < most % count) for at in range(count)]
+    return [
+        dataclasses.replace(table, name=name, dim=float(width))
+        for name, width in zip(names, widths, strict=True)
+    ]
+
+
+def least_pieces(table: Table, limit_bytes: float, optimizer: str) -> int:
+    """Into how many a table must be split for one to fill at most half of a rank."""
+    return max(2, math.ceil(table_bytes(table, optimizer) / (limit_bytes / 2)))
+
+
+def split(
+    tables: Sequence[Table], splits: Mapping[str, str], limit_bytes: float, optimizer: str
+) -> tuple[list[Table], list[str]]:
+    """(tables and pieces, the table each is of). `splits`: `row`, `column`, or `row:4` with a
+    number of pieces, by table.
+    """
+    names = [table.name for table in tables]
+    for name in splits:
+        if name not in names:
+            raise unknown(
+                "table",
+                name,
+                names,
+                f"there are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}",
+            )
+    out, owners = [], []
+    for table in tables:
+        made = [table]
+        if table.name in splits:
+            kind, _, number = splits[table.name].partition(":")
+            if number and not number.isdecimal():
+                raise InputError(
+                    f"table {table.name}: expected a split such as row:4, got"
+                    f" {splits[table.name]!r}"
+                )
+            made = pieces(
+                table, kind, int(number) if number else least_pieces(table, limit_bytes, optimizer)
+            )
+        out += made
+        owners += [table.name] * len(made)
+    for name, owner in zip((table.name for table in out), owners, strict=True):
+        if name != owner and name in names:
+            raise InputError(f"table {name} has the name of a piece of table {owner}; rename it")
+    return out, owners

@@ -1,0 +1,168 @@
+"""One chunk of a sweep, from the index of its first point to a table of its results: a pure
+function of spec and number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from hybridperf.explore.sweeps.expression import Expression
+from hybridperf.explore.sweeps.progress import Progress
+from hybridperf.explore.sweeps.spec import INDEX, Spec
+from hybridperf.io import InputError
+
+# of a part's metadata: how many of its points meet each constraint on results
+MET = b"hybridperf/met"
+
+_WINDOWS, _WINDOW = 16, 64  # points looked at for divisors
+_LARGEST_SAMPLED = 10**6
+
+
+def chunks(spec: Spec) -> int:
+    """How many chunks a sweep has."""
+    return -(-spec.design.size // spec.chunk)
+
+
+def bounds(spec: Spec, chunk: int) -> tuple[int, int]:
+    """Index of a chunk's first point, and of the first behind it."""
+    return chunk * spec.chunk, min((chunk + 1) * spec.chunk, spec.design.size)
+
+
+def points(spec: Spec, chunk: int) -> dict[str, np.ndarray]:
+    """The points of a chunk that no constraint leaves out, with derived columns; those that need
+    results come later.
+    """
+    start, stop = bounds(spec, chunk)
+    columns = {INDEX: np.arange(start, stop, dtype=np.int64), **spec.design.points(start, stop)}
+    for name, formula in spec.before.items():
+        columns[name] = formula(columns, stop - start)
+    keep = np.ones(stop - start, bool)
+    for condition in spec.keep:
+        keep &= condition(columns, stop - start)
+    return columns if keep.all() else {name: values[keep] for name, values in columns.items()}
+
+
+def check_not_empty(spec: Spec, *, quiet: bool = True) -> None:
+    """`InputError` if the constraints leave no point of the whole design: by intervals at once,
+    else by looking for one, said.
+    """
+    if not spec.keep:
+        return
+    for condition in spec.keep:
+        if _cannot_hold(condition, spec):
+            raise InputError(
+                f"the constraints leave none of {spec.design.size:,} points: {condition.text} holds"
+                " nowhere between the parameters' least and largest values; loosen it or widen a"
+                " parameter"
+            )
+    progress = Progress(
+        spec.design.size, quiet=quiet, doing="looked through for one that meets the constraints"
+    )
+    for chunk in range(chunks(spec)):
+        if len(points(spec, chunk)[INDEX]):
+            break
+        start, stop = bounds(spec, chunk)
+        progress.add(stop - start)
+    else:
+        texts = "; ".join(condition.text for condition in spec.keep)
+        raise InputError(
+            f"the constraints leave none of {spec.design.size:,} points: {texts}; loosen one or"
+            " widen a parameter"
+        )
+
+
+def check_divisors(spec: Spec) -> None:
+    """`InputError` for a derived column that divides by what is zero at points all over the design;
+    nothing is said of huge ones.
+    """
+    formulas = [formula for formula in spec.before.values() if formula.divisors()]
+    if not formulas or spec.design.size > _LARGEST_SAMPLED:
+        return
+    size = spec.design.size
+    parts = [
+        spec.design.points(int(start), min(int(start) + _WINDOW, size))
+        for start in np.linspace(0, max(0, size - _WINDOW), _WINDOWS)
+    ]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in spec.design.names()}
+    rows = len(next(iter(columns.values())))
+    for name, formula in spec.before.items():
+        for divisor in formula.divisors():
+            if not divisor(columns, rows).any():
+                raise InputError(
+                    f"derived {name}: {formula.text!r} divides by {divisor.text!r}, which is zero"
+                )
+        columns[name] = formula(columns, rows)
+
+
+def _cannot_hold(condition: Expression, spec: Spec) -> bool:
+    """Whether it is proved that a condition fails at every point."""
+    ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for name, values in spec.design.extremes().items():
+        if values.dtype.kind in "biuf":
+            ranges[name] = np.array([values.min()], float), np.array([values.max()], float)
+    for name, formula in spec.before.items():
+        if formula.names <= set(ranges):
+            ranges[name] = formula.interval(ranges)
+    try:
+        sides = condition.comparisons("")
+    except InputError:  # or, not, !=: only looking tells
+        return False
+    for one in sides:
+        if (one.less.names | one.more.names) <= set(ranges):
+            less, more = one.less.interval(ranges), one.more.interval(ranges)
+            if (less[0] > more[1]).any() or (one.equal and (more[0] > less[1]).any()):
+                return True
+    return False
+
+
+def evaluate(spec: Spec, chunk: int) -> pa.Table:
+    """Results of a chunk, one row per point that the constraints leave."""
+    columns = points(spec, chunk)
+    rows = len(columns[INDEX])
+    if not rows:  # the columns and their types all the same
+        return _empty(spec)
+    try:
+        columns |= spec.target.evaluate(columns)
+    except InputError as error:
+        start, stop = bounds(spec, chunk)
+        raise InputError(f"among points {start} to {stop - 1}: {error}") from error
+    for name, formula in spec.after.items():
+        columns[name] = formula(columns, rows)
+    met = [condition(columns, rows) for condition in spec.accept]
+    accept = np.logical_and.reduce(met) if met else np.ones(rows, bool)
+    table = _table(
+        columns if accept.all() else {name: values[accept] for name, values in columns.items()}
+    )
+    return table.replace_schema_metadata({MET: json.dumps([int(one.sum()) for one in met])})
+
+
+def _table(columns: Mapping[str, np.ndarray]) -> pa.Table:
+    kinds = {
+        "O": pa.string(),
+        "U": pa.string(),
+        "b": pa.bool_(),
+        "i": pa.int64(),
+        "f": pa.float64(),
+    }
+    return pa.table(
+        {
+            name: pa.array(np.asarray(values), kinds[np.asarray(values).dtype.kind])
+            for name, values in columns.items()
+        }
+    )
+
+
+def _empty(spec: Spec) -> pa.Table:
+    """A table without rows, of the same columns as any other part."""
+    one = {INDEX: np.zeros(1, np.int64), **spec.design.points(0, 1)}
+    one |= {name: np.zeros(1) for name in spec.before}
+    one |= {
+        name: np.array([kind()], object if kind is str else kind)
+        for name, kind in spec.target.results.items()
+    }
+    one |= {name: np.zeros(1) for name in spec.after}
+    return _table(one).slice(0, 0)

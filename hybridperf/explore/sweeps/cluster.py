@@ -1,0 +1,179 @@
+"""A sweep on Dask: what is sent is the number of a chunk and the spec, what comes back is the
+finished part.
+
+A worker that dies costs the chunk it was at, which another does again. Workers read the model and
+the tables of the spec by the same paths as we do, and refuse to work if what they read is not the
+same. Local workers take one core each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from hybridperf.explore.sweeps.chunk import evaluate
+from hybridperf.explore.sweeps.spec import Spec, read_spec
+from hybridperf.explore.sweeps.store import parquet_bytes, sweep_identity
+from hybridperf.io import InputError
+
+_RETRIES = 3
+_AHEAD = 3  # chunks on their way per worker: enough to keep it busy, few enough to hold
+_PATIENCE_S = 10
+
+
+def check_installed() -> None:
+    """`InputError` where Dask is not."""
+    try:
+        import distributed  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "--workers and --scheduler need Dask: pip install 'hybridperf[distributed]'"
+        ) from error
+
+
+def parts(
+    spec: Spec, todo: Collection[int], workers: int | None, scheduler: str | None
+) -> Iterator[tuple[int, bytes]]:
+    """Finished parts as they come, in any order."""
+    from distributed import KilledWorker, as_completed
+
+    ours = sweep_identity(spec.identity())["hash"]
+    asked = json.dumps(dict(spec.document)), str(spec.folder.resolve()), ours
+    with _client(workers, scheduler) as (client, cores):
+        several = max(1, len(client.scheduler_info()["workers"])) * _AHEAD
+        waiting = iter(sorted(todo))
+
+        def send(chunk: int) -> Any:
+            return client.submit(
+                _part,
+                *asked,
+                chunk,
+                cores,
+                key=f"sweep-{ours}-{chunk}",
+                retries=_RETRIES,
+                pure=False,
+            )
+
+        sent = {send(chunk): chunk for chunk in itertools.islice(waiting, several)}
+        coming = as_completed(list(sent), loop=client.loop)
+        for future in coming:
+            chunk = sent.pop(future)
+            try:
+                part = future.result()
+            except KilledWorker as error:
+                died = error.allowed_failures + 1
+                raise InputError(
+                    f"{died} workers ended at chunk {chunk}, perhaps for want of memory; take a"
+                    " smaller chunk"
+                ) from error
+            future.release()  # or the cluster would hold every part until the end
+            more = next(waiting, None)
+            if more is not None:
+                after = send(more)
+                sent[after] = more
+                coming.add(after)
+            yield chunk, part
+
+
+def _part(document: str, folder: str, expected: str, chunk: int, cores: list[int] | None) -> bytes:
+    """On a worker."""
+    spec, identity = _read_once(document, folder)  # first: pinned, `here` would be another machine
+    if cores:
+        _pin(cores)
+    if identity != expected:
+        raise InputError(
+            "a worker has another model, table or version than this machine; install and copy the"
+            " same to both"
+        )
+    return parquet_bytes(evaluate(spec, chunk))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_once(document: str, folder: str) -> tuple[Spec, str]:
+    spec = read_spec(json.loads(document), folder)
+    return spec, sweep_identity(spec.identity())["hash"]  # hashes all weights: not for every chunk
+
+
+def _pin(cores: list[int]) -> None:
+    """Keep this worker on its own core: the threads it has, and with them those that JAX will
+    start.
+    """
+    from distributed import get_worker
+
+    name = str(get_worker().name)
+    core = {cores[int(name) % len(cores)]} if name.isdecimal() else None
+    if core and hasattr(os, "sched_setaffinity") and os.sched_getaffinity(0) != core:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                os.sched_setaffinity(int(thread), core)
+
+
+def _check_answers(scheduler: str) -> None:
+    """`InputError` where nobody listens: found out before Dask's client is made, which complains
+    again when it is thrown away.
+    """
+    scheme, _, rest = scheduler.rpartition("://")
+    if scheme not in ("", "tcp", "tls"):  # others Dask knows best
+        return
+    host, _, port = rest.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InputError(
+            f"expected --scheduler HOST:PORT, such as tcp://10.0.0.1:8786, got {scheduler!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"no Dask scheduler answers at {scheduler} ({type(error).__name__}); check the address"
+        ) from error
+
+
+@contextlib.contextmanager
+def _client(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any, list[int] | None]]:
+    """A cluster, and the cores that its workers share if it is our own."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    if scheduler is not None:
+        _check_answers(scheduler)
+        try:
+            client = Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise InputError(
+                f"no Dask scheduler answers at {scheduler} ({type(error).__name__}); check the"
+                " address"
+            ) from error
+        with client:
+            try:
+                client.wait_for_workers(1, timeout=_PATIENCE_S)
+            except TimeoutError as error:
+                raise InputError(
+                    f"the Dask scheduler at {scheduler} has no workers; start one with `dask worker"
+                    f" {scheduler}`"
+                ) from error
+            yield client, None
+        return
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    with (
+        tempfile.TemporaryDirectory(prefix="hybridperf-") as scratch,
+        dask.config.set({"distributed.worker.daemon": True}),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=":0",
+            silence_logs=logging.ERROR,
+            local_directory=scratch,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client, cores

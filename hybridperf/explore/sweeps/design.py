@@ -1,0 +1,198 @@
+"""Which points a sweep asks about, each determined by its index alone, so that any part of a design
+can be made anywhere at any time.
+
+A design is a product of axes, the last of which varies fastest: point i has place `i // stride %
+size` on each axis (mixed radix). An axis is the values of one parameter, the rows of a table file
+(its columns vary together), or the joint design of all random and Sobol parameters: its place j
+gives each of them the j-th number of its own stream.
+
+    random   u_j = splitmix64(stream + j x golden ratio),  stream from seed and the parameter's name
+             (Steele et al. 2014)
+    sobol    u_j = j-th point of the scrambled Sobol sequence, one dimension per parameter
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hybridperf.io import InputError
+
+LARGEST_DESIGN = 2**53  # points: indices stay whole numbers in every column type
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Axis(abc.ABC):
+    """Some parameters that vary together over `size` places."""
+
+    size: int
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """Its parameters."""
+
+    @abc.abstractmethod
+    def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of its parameters at some places [n]."""
+
+    @abc.abstractmethod
+    def extremes(self) -> dict[str, np.ndarray]:
+        """Values among which the least and largest of each parameter are; of words, all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Values(Axis):
+    """The columns of a list or of a table, one place after the other."""
+
+    held: Mapping[str, np.ndarray]  # [size] each
+    flags: bool = False  # they were written as true and false, and are held as 1 and 0
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return len(next(iter(self.held.values())))
+
+    def names(self) -> list[str]:
+        return list(self.held)
+
+    def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: values[place] for name, values in self.held.items()}
+
+    def extremes(self) -> dict[str, np.ndarray]:
+        return {
+            name: values.astype(bool) if self.flags else values
+            for name, values in self.held.items()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Where a random or Sobol parameter lies."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+    def of(self, uniform: np.ndarray) -> np.ndarray:
+        """Numbers of the range from numbers in [0, 1)."""
+        low, high = (
+            self.low,
+            self.high + (1 if self.integer else 0),
+        )  # each whole number owns the interval up to the next
+        value = low * (high / low) ** uniform if self.log else low + (high - low) * uniform
+        return (
+            np.clip(np.floor(value), self.low, self.high).astype(np.int64)
+            if self.integer
+            else np.clip(value, low, high)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint(Axis):
+    """Random and Sobol parameters: `size` points in all of them together."""
+
+    size: int
+    seed: int
+    random: Mapping[str, Range]
+    sobol: Mapping[str, Range]
+
+    def names(self) -> list[str]:
+        return [*self.random, *self.sobol]
+
+    def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
+        out = {
+            name: range_.of(_random(self.seed, name, place)) for name, range_ in self.random.items()
+        }
+        if self.sobol:
+            at, back = np.unique(place, return_inverse=True)
+            points = _sobol(self.seed, len(self.sobol), at)
+            out |= {
+                name: range_.of(points[back, d])
+                for d, (name, range_) in enumerate(self.sobol.items())
+            }
+        return out
+
+    def extremes(self) -> dict[str, np.ndarray]:
+        return {
+            name: np.array([r.low, r.high])
+            for name, r in (*self.random.items(), *self.sobol.items())
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """A product of axes."""
+
+    axes: Sequence[Axis]
+
+    @property
+    def size(self) -> int:
+        return math.prod(axis.size for axis in self.axes)
+
+    def names(self) -> list[str]:
+        return [name for axis in self.axes for name in axis.names()]
+
+    def points(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Columns of the points with indices from `start` to before `stop`."""
+        index = np.arange(start, stop, dtype=np.int64)
+        out: dict[str, np.ndarray] = {}
+        stride = self.size
+        for axis in self.axes:
+            stride //= axis.size
+            out |= axis.columns(index // stride % axis.size)
+        return out
+
+    def extremes(self) -> dict[str, np.ndarray]:
+        """See `Axis.extremes`."""
+        return {name: values for axis in self.axes for name, values in axis.extremes().items()}
+
+
+def checked(design: Design) -> Design:
+    """The design, unless it is empty or larger than indices reach."""
+    if not design.axes:
+        raise InputError("the spec has no parameters; expected at least one under [parameters]")
+    for axis in design.axes:
+        if axis.size < 1:
+            raise InputError(f"parameter {axis.names()[0]} has no values; expected at least one")
+    if design.size > LARGEST_DESIGN:
+        raise InputError(
+            f"the design has {design.size:.3g} points, at most {LARGEST_DESIGN:.3g} can be counted;"
+            " take coarser grids"
+        )
+    return design
+
+
+def _random(seed: int, name: str, place: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1) of a parameter's stream, by place."""
+    stream = np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, np.uint64)
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is what is meant
+        z = stream + (place.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
+
+def _sobol(seed: int, dimensions: int, place: np.ndarray) -> np.ndarray:
+    """Points [n, dimensions] of the scrambled Sobol sequence at sorted places, which are runs of
+    neighbours.
+    """
+    from scipy.stats import qmc
+
+    runs = np.split(place, np.flatnonzero(np.diff(place) != 1) + 1)
+    made = []
+    for run in runs:
+        sampler = qmc.Sobol(dimensions, scramble=True, rng=np.random.default_rng(seed))
+        if run[0] > 0:
+            sampler.fast_forward(int(run[0]))
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # numbers of points other than powers of two balance less: the user's choice
+            made.append(sampler.random(len(run)))
+    return np.concatenate(made)

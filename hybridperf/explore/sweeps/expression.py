@@ -1,0 +1,279 @@
+"""Arithmetic that people write into a spec: `tp*pp*dp == gpus`, `bytes / n_gpus >= 1024`.
+
+Text is parsed by Python's own parser and read by a short list of what may stand in it; nothing of
+it is ever run as code. All numbers are float64, so nothing overflows into another number; what has
+no value (a division by zero) is NaN, and no comparison with it holds.
+
+One walk gives three kinds of value: columns of a sweep (NumPy), traced numbers of a search (JAX,
+whose maxima may be softened) and intervals, what a formula can be anywhere in a box.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hybridperf.explore.sweeps import intervals
+from hybridperf.io import InputError
+
+_LONGEST = 1000  # characters: deeper nesting than that is no formula
+_ARITHMETIC: dict[type, Callable] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+}  # fmt: skip
+_COMPARISONS: dict[type, Callable] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_FUNCTIONS: dict[
+    str, tuple[str, int, int]
+] = {  # of an array module; how many arguments at least, at most
+    "min": ("minimum", 2, 9),
+    "max": ("maximum", 2, 9),
+    "log2": ("log2", 1, 1),
+    "ceil": ("ceil", 1, 1),
+    "floor": ("floor", 1, 1),
+}
+_MAY_HOLD = "names, numbers, + - * / // % **, comparisons, and, or, not, " + ", ".join(_FUNCTIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One side not above another: what a search makes of `a <= b`, `b >= a` and, with `equal`, of
+    `a == b`.
+    """
+
+    less: Expression
+    more: Expression
+    equal: bool
+
+    @property
+    def text(self) -> str:
+        """It in words that people wrote, the lesser side first."""
+        return f"{self.less.text} {'==' if self.equal else '<='} {self.more.text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression:
+    """One formula: `text` as it was written, the `names` in it, whether it answers yes or no."""
+
+    text: str
+    names: frozenset[str]
+    is_condition: bool
+    _tree: ast.expr = dataclasses.field(repr=False, compare=False)
+
+    def numbers(self) -> set[str]:
+        """Names that must be numbers: all but those that are compared with words or with each other
+        by == and !=.
+        """
+        free = {
+            id(side)
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Compare)
+            for side in (node.left, *node.comparators)
+            if all(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops)
+        }
+        return {
+            node.id
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Name) and node.id in self.names and id(node) not in free
+        }
+
+    def __call__(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """Its value for each of some rows [rows]: bool for a condition, else float64."""
+        columns = {name: _column(columns[name]) for name in self.names}
+        with np.errstate(all="ignore"):  # divisions by zero say NaN and no more
+            value = _value(self._tree, columns, np)
+        return np.broadcast_to(
+            np.asarray(value, bool if self.is_condition else np.float64), (rows,)
+        )
+
+    def traced(self, values: Mapping[str, Any], xp: Any) -> Any:
+        """Its value from numbers of any kind: `xp` is `jax.numpy`, or whatever has its functions by
+        the same names.
+        """
+        return _value(self._tree, values, xp)
+
+    def interval(
+        self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the most that it can be where each name lies between two numbers; never
+        narrower than the truth.
+        """
+        value = _value(
+            self._tree, {name: intervals.Interval(*boxes[name]) for name in self.names}, intervals
+        )
+        low, high = (
+            (value.low, value.high) if isinstance(value, intervals.Interval) else (value, value)
+        )
+        return np.asarray(low, np.float64), np.asarray(high, np.float64)
+
+    def divisors(self) -> list[Expression]:
+        """What it divides by, the innermost last."""
+        kinds = (ast.Div, ast.FloorDiv, ast.Mod)
+        return [
+            _side(node.right)
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, kinds)
+        ]
+
+    def comparisons(self, where: str) -> list[Comparison]:
+        """A condition as sides that must not be above others, all of them; `InputError` for what
+        has no distance (or, not, !=).
+        """
+        return _comparisons(self._tree, where)
+
+
+def parse(text: Any, where: str) -> Expression:
+    """A formula from a spec; `InputError` for anything but a formula."""
+    if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST:
+        raise InputError(
+            f"{where} must be a formula as text of at most {_LONGEST} characters, got"
+            f" {str(text)[:60]!r}"
+        )
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        is_condition = _check(tree, where)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{where}: {text!r} is not a formula ({getattr(error, 'msg', 'nested too deeply')})"
+        ) from error
+    functions = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names = frozenset(
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in functions
+    )
+    return Expression(text, names, is_condition, tree)
+
+
+def _check(node: ast.expr, where: str) -> bool:
+    """Whether a part of a formula is a condition; `InputError` where it is neither that nor a
+    number.
+    """
+    match node:
+        case ast.Constant(value=value) if isinstance(value, int | float) and not isinstance(
+            value, bool
+        ):
+            return False
+        case ast.Name():
+            return False
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _numbers((left, right), where)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            return _numbers((operand,), where)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _conditions((operand,), where)
+        case ast.BoolOp(values=values):
+            return _conditions(values, where)
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(
+            type(op) in _COMPARISONS for op in ops
+        ):
+            words = [
+                isinstance(side, ast.Constant) and isinstance(side.value, str)
+                for side in (left, *others)
+            ]
+            if any(words) and not all(isinstance(op, ast.Eq | ast.NotEq) for op in ops):
+                raise InputError(
+                    f"{where}: words can be compared by == and != only, got {ast.unparse(node)}"
+                )
+            _numbers(
+                [side for side, word in zip((left, *others), words, strict=True) if not word], where
+            )
+            return True
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            _, least, most = _FUNCTIONS[name]
+            if not least <= len(args) <= most:
+                raise InputError(
+                    f"{where}: {name} takes {least if least == most else f'{least} to {most}'}"
+                    f" numbers, got {len(args)}"
+                )
+            return _numbers(args, where)
+    raise InputError(
+        f"{where}: {ast.unparse(node)[:60]!r} cannot stand in a formula, which may hold {_MAY_HOLD}"
+    )
+
+
+def _numbers(nodes: Any, where: str) -> bool:
+    for node in nodes:
+        if _check(node, where):
+            raise InputError(
+                f"{where}: expected a number, got the condition {ast.unparse(node)[:60]!r}"
+            )
+    return False
+
+
+def _conditions(nodes: Any, where: str) -> bool:
+    for node in nodes:
+        if not _check(node, where):
+            raise InputError(
+                f"{where}: expected a condition such as a == b, got {ast.unparse(node)[:60]!r}"
+            )
+    return True
+
+
+def _value(node: ast.expr, columns: Mapping[str, Any], xp: ModuleType | Any) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value if isinstance(value, str) else np.float64(value)  # type: ignore[arg-type]  # _check let no other kind pass
+        case ast.Name(id=name):
+            return columns[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            return _ARITHMETIC[type(op)](_value(left, columns, xp), _value(right, columns, xp))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return xp.logical_not(_value(operand, columns, xp))
+        case ast.UnaryOp(op=op, operand=operand):
+            return (
+                -_value(operand, columns, xp)
+                if isinstance(op, ast.USub)
+                else _value(operand, columns, xp)
+            )
+        case ast.BoolOp(op=op, values=values):
+            join = xp.logical_and if isinstance(op, ast.And) else xp.logical_or
+            return functools.reduce(join, [_value(v, columns, xp) for v in values])
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            sides = [_value(side, columns, xp) for side in (left, *others)]
+            held = [
+                _COMPARISONS[type(op)](a, b)
+                for op, a, b in zip(ops, sides[:-1], sides[1:], strict=True)
+            ]
+            return functools.reduce(xp.logical_and, held) if len(held) > 1 else held[0]
+        case ast.Call(func=ast.Name(id=name), args=args):
+            function = getattr(xp, _FUNCTIONS[name][0])
+            given = [_value(arg, columns, xp) for arg in args]
+            return functools.reduce(function, given) if len(given) > 1 else function(given[0])
+    raise AssertionError(ast.dump(node))  # _check let it pass
+
+
+def _column(values: np.ndarray) -> np.ndarray:
+    column = np.asarray(values)
+    return column if column.dtype.kind == "O" else column.astype(np.float64)
+
+
+def _comparisons(node: ast.expr, where: str) -> list[Comparison]:
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return [one for value in values for one in _comparisons(value, where)]
+        case ast.Compare(left=left, ops=ops, comparators=others) if not any(
+            isinstance(op, ast.NotEq) for op in ops
+        ):
+            out = []
+            for op, a, b in zip(ops, [left, *others][:-1], others, strict=True):
+                less, more = (b, a) if isinstance(op, ast.Gt | ast.GtE) else (a, b)
+                out.append(Comparison(_side(less), _side(more), isinstance(op, ast.Eq)))
+            return out
+    raise InputError(
+        f"{where}: {ast.unparse(node)[:60]!r} says not how far it is from true; a search takes <=,"
+        " >=, == and their `and`"
+    )
+
+
+def _side(node: ast.expr) -> Expression:
+    return parse(ast.unparse(node), "a side of a condition")

@@ -1,0 +1,140 @@
+"""The best of many points, kept while they pass: the K least by one column, and those that no other
+beats in all of several.
+
+Both are the same however the points are cut into parts: of equal points the one with the lowest
+index is kept.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+_ORDER = "point"  # column of a point's index
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """What is to be kept: `count` points by a column (0: none), the front of columns to minimise
+    and to maximise (none: no front).
+    """
+
+    count: int
+    by: str
+    minimise: tuple[str, ...]
+    maximise: tuple[str, ...]
+
+    def columns(self) -> list[str]:
+        """Those that decide."""
+        return list(
+            dict.fromkeys(
+                [_ORDER, *([self.by] if self.count else []), *self.minimise, *self.maximise]
+            )
+        )
+
+    def top(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The `count` rows with the least of a column, least first; rows without a number are no
+        candidates.
+        """
+        values = frame[self.by].to_numpy(np.float64)
+        candidate = np.isfinite(values)
+        if (
+            candidate.sum() > self.count
+        ):  # all are sorted through for the last that counts, those up to it put in order
+            candidate &= values <= np.partition(values[candidate], self.count - 1)[self.count - 1]
+        return frame[candidate].sort_values([self.by, _ORDER], kind="stable").head(self.count)
+
+    def front(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows that no other is at least as good as, by their first objective."""
+        signs = [*(1.0 for _ in self.minimise), *(-1.0 for _ in self.maximise)]
+        values = np.stack(
+            [
+                s * frame[c].to_numpy(np.float64)
+                for s, c in zip(signs, (*self.minimise, *self.maximise), strict=True)
+            ],
+            1,
+        )
+        rows = np.flatnonzero(np.isfinite(values).all(axis=1))
+        return frame.iloc[rows[undominated(values[rows], frame[_ORDER].to_numpy()[rows])]]
+
+
+@dataclasses.dataclass
+class Kept:
+    """The best of what was seen so far."""
+
+    best: Best
+    top: pd.DataFrame | None = None
+    front: pd.DataFrame | None = None
+
+    def said(self) -> str:
+        """In a few words, for a person who waits."""
+        words = []
+        if self.top is not None and len(self.top):
+            words.append(
+                f"least {self.best.by} {self.top[self.best.by].iloc[0]:.4g} at point"
+                f" {self.top[_ORDER].iloc[0]:,}"
+            )
+        if self.front is not None:
+            words.append(f"{len(self.front):,} on the front")
+        return ", ".join(words)
+
+    def see_table(self, table: pa.Table) -> None:
+        """More points, of which only the best come out of Arrow whole."""
+        frame = table.select(self.best.columns()).to_pandas()
+        found = [self.best.top(frame).index] if self.best.count else []
+        found += [self.best.front(frame).index] if self.best.minimise or self.best.maximise else []
+        if found and len(frame):
+            self.see(table.take(np.unique(np.concatenate(found))).to_pandas())
+
+    def see(self, frame: pd.DataFrame) -> None:
+        """More points."""
+        if self.best.count:
+            self.top = self.best.top(frame if self.top is None else pd.concat([self.top, frame]))
+        if self.best.minimise or self.best.maximise:
+            self.front = self.best.front(
+                frame if self.front is None else pd.concat([self.front, frame])
+            )
+
+
+def undominated(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Positions of the rows of `values` [n, objectives], less is better, that no other row is at
+    least as good as in all, least first.
+
+    Of equal rows the one lowest in `order` [n] stays. Sorted, a row can be beaten by an earlier one
+    only.
+    """
+    rows = np.lexsort((order, *values.T[::-1]))
+    if values.shape[1] <= 2:  # the least second objective so far tells
+        last = values[rows, -1]
+        least_before = np.concatenate([[np.inf], np.minimum.accumulate(last)[:-1]])
+        return rows[last < least_before]
+    if values.shape[1] == 3:
+        return rows[_stairs(values[rows])]
+    kept = []
+    while len(rows):
+        kept.append(rows[0])
+        rows = rows[(values[rows] < values[rows[0]]).any(axis=1)]
+    return np.array(kept, int)
+
+
+def _stairs(values: np.ndarray) -> list[int]:
+    """Rows of sorted `values` [n, 3] that no earlier one beats. The second and third objectives of
+    those so far form a staircase, down which the third falls as the second grows: the step left of
+    a point tells. n log n, where comparing all with all takes minutes.
+    """
+    seconds, thirds, kept = [-np.inf], [np.inf], []
+    for row, (_, second, third) in enumerate(values.tolist()):
+        at = bisect.bisect_right(seconds, second)
+        if thirds[at - 1] <= third:
+            continue
+        kept.append(row)
+        start = at - 1 if seconds[at - 1] == second else at
+        stop = at
+        while stop < len(thirds) and thirds[stop] >= third:
+            stop += 1
+        seconds[start:stop], thirds[start:stop] = [second], [third]
+    return kept

@@ -1,0 +1,45 @@
+"""A platform with some of its numbers replaced by traced ones: the knobs of `predict_batch`, one
+point at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hybridperf.collectives.links import Links
+from hybridperf.io.namespace import anew
+from hybridperf.model import Platform
+from hybridperf.ops import GROUPS
+
+LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
+
+
+def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
+    """Knobs by the names of `prediction.knob_names()`: a group's own value, or for all groups a
+    factor on each one's.
+    """
+    platform = jax.tree.map(jnp.asarray, anew(platform))  # traced groups pick from them
+    fields: dict[str, Any] = {}
+    knobs: dict[str, Any] = {}
+    links: dict[str, Any] = {}
+    for name in sorted(
+        values, key=lambda name: "__" in name
+    ):  # a group's own value is the last word
+        group, _, knob = name.rpartition("__")
+        if hasattr(platform.knobs, knob):
+            base = knobs.get(knob, getattr(platform.knobs, knob))
+            knobs[knob] = (
+                base.at[GROUPS.index(group)].set(values[name]) if group else base * values[name]
+            )
+        else:
+            (links if name in LINK_KNOBS else fields)[name] = values[name]
+    if links and platform.links is not None:
+        fields["links"] = dataclasses.replace(platform.links, **links)
+    return dataclasses.replace(
+        platform, knobs=dataclasses.replace(platform.knobs, **knobs), **fields
+    )

@@ -1,0 +1,70 @@
+"""How far a sweep is, on standard error: points, rate, time left, the best so far.
+
+One line that is written over, or one now and then in a log.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_EVERY_S = {True: 0.5, False: 10.0}  # by whether a person looks on
+_WIDTH = 130  # covers a longer line that was there before
+
+
+class Progress:
+    """Counts points as they are done. `quiet` says nothing."""
+
+    def __init__(self, points: int, *, already: int = 0, quiet: bool = False, doing: str = ""):
+        self._points, self._already, self._done, self._quiet = points, already, 0, quiet
+        self._best, self._doing = "", doing
+        self._on_terminal = sys.stderr.isatty()
+        self._start_s = self._said_s = time.monotonic()
+        if already and not quiet:
+            print(f"{already:,} of {points:,} points were done before", file=sys.stderr)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def add(self, points: int, best: str = "") -> None:
+        """Some more points are done, and `best` of all until now are these."""
+        self._done += points
+        self._best = best
+        now = time.monotonic()
+        if not self._quiet and now - self._said_s >= _EVERY_S[self._on_terminal]:
+            self._said_s = now
+            end = "\r" if self._on_terminal else "\n"
+            print(
+                self.line().ljust(_WIDTH) if self._on_terminal else self.line(),
+                end=end,
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def end(self) -> None:
+        """The last word."""
+        if not self._quiet and self._done:
+            print(
+                self.line().ljust(_WIDTH) if self._on_terminal else self.line(),
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def line(self) -> str:
+        total = self._already + self._done
+        rate = self._done / max(self.seconds, 1e-9)
+        left = (self._points - total) / rate if rate else 0.0
+        doing = f" {self._doing}" if self._doing else ""
+        said = (
+            f"{total:,} of {self._points:,} points{doing} ({total / self._points:.0%}), {rate:,.0f}"
+            f" points/s, {_duration(left)} left"
+        )
+        return f"{said}; {self._best}" if self._best else said
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

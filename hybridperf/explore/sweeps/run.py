@@ -1,0 +1,208 @@
+"""A whole sweep: the chunks that are not done yet, here or on workers; then all of them in one
+file, and the best beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridperf.explore.sweeps import cluster
+from hybridperf.explore.sweeps.chunk import (
+    MET,
+    bounds,
+    check_divisors,
+    check_not_empty,
+    chunks,
+    evaluate,
+)
+from hybridperf.explore.sweeps.compiling import compiling_time
+from hybridperf.explore.sweeps.front import Best, Kept
+from hybridperf.explore.sweeps.progress import Progress
+from hybridperf.explore.sweeps.spec import Spec, read_spec, with_top
+from hybridperf.explore.sweeps.store import Store, parquet_bytes, read_part, sweep_identity
+from hybridperf.io import InputError, write_table
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepResult:
+    """What a sweep left."""
+
+    out: Path
+    points: int  # of the design
+    rows: int  # of `out`: points that every constraint leaves
+    unpredicted: int  # rows without a time
+    computed: int  # points done by this run; the others were done before
+    seconds: float
+    top: Path | None  # tables beside `out`
+    front: Path | None
+    compiling_s: float = 0.0  # of `seconds`, in this process
+    empty_because: str = ""  # which constraints on results left no row
+
+
+def sweep(
+    spec: str | os.PathLike | Mapping[str, Any],
+    out: str | os.PathLike,
+    *,
+    top: int | None = None,
+    by: str | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    restart: bool = False,
+    quiet: bool = False,
+) -> SweepResult:
+    """Evaluate every point of a spec (a TOML file, or the same as a dict) into a Parquet file.
+
+    Stopped at any moment, the same call goes on where it was. `workers` local Dask processes or
+    those of a `scheduler` share the chunks. `top` points with the least of column `by` are written
+    beside it.
+    """
+    if not isinstance(spec, str | os.PathLike | Mapping):
+        raise InputError(
+            "a sweep needs a spec: a .toml file, the name of a shipped one, or a dict; got"
+            f" {type(spec).__name__}"
+        )
+    if workers is not None and scheduler is not None:
+        raise InputError("expected one of --workers and --scheduler, got both")
+    if workers is not None and workers < 1:
+        raise InputError(f"expected --workers of 1 or more, got {workers}")
+    distributed = workers is not None or scheduler is not None
+    if distributed:
+        cluster.check_installed()
+    asked = with_top(read_spec(spec if isinstance(spec, Mapping) else Path(spec)), top, by)
+    store = Store(out, sweep_identity(asked.identity()))
+    start_s = time.monotonic()
+    kept, computed, rows, unpredicted = Kept(asked.best), 0, 0, 0
+    check_divisors(asked)
+    check_not_empty(asked, quiet=quiet)
+    met = np.zeros(len(asked.accept), int)
+    with store.open(restart=restart), compiling_time() as compiling:
+        for remark in () if quiet else asked.target.remarks():
+            print(f"sweep: {remark}", file=sys.stderr, flush=True)
+        if store.is_complete():
+            tables = store.read()
+        else:
+            computed = _do(asked, store, workers, scheduler, quiet=quiet)
+            tables = store.merge(chunks(asked))
+        for table in tables:
+            met += json.loads((table.schema.metadata or {}).get(MET, b"[]")) or 0
+            rows += table.num_rows
+            if "time_s" in table.column_names:
+                times = table["time_s"]
+                unpredicted += times.null_count + sum(int(value) for value in [_not_numbers(times)])
+            if table.num_rows:
+                kept.see_table(table)
+    written = {
+        kind: _beside(store.out, kind, frame)
+        for kind, frame in (("top", kept.top), ("front", kept.front))
+        if frame is not None
+    }
+    return SweepResult(
+        out=store.out,
+        points=asked.design.size,
+        rows=rows,
+        unpredicted=unpredicted,
+        computed=computed,
+        seconds=time.monotonic() - start_s,
+        top=written.get("top"),
+        front=written.get("front"),
+        compiling_s=compiling.seconds,
+        empty_because=(
+            _why_empty(asked, met, counted=computed == asked.design.size) if not rows else ""
+        ),
+    )
+
+
+def _why_empty(spec: Spec, met: np.ndarray, *, counted: bool) -> str:
+    """Which constraints on results left no row; `counted`: `met` is of all points, not of none as
+    where all was done before.
+    """
+    alone = [
+        condition.text
+        for condition, count in zip(spec.accept, met, strict=True)
+        if counted and not count
+    ]
+    if alone:
+        return f"no point meets {', nor any '.join(alone)}"
+    some = ", though some meet each" if counted and len(spec.accept) > 1 else ""
+    return f"no point meets {' and '.join(condition.text for condition in spec.accept)}{some}"
+
+
+def _do(
+    spec: Spec, store: Store, workers: int | None, scheduler: str | None, *, quiet: bool
+) -> int:
+    """Every chunk that has no part yet; how many points those are."""
+    total = chunks(spec)
+    done = store.done(total)
+    todo = [chunk for chunk in range(total) if chunk not in done]
+    progress = Progress(
+        spec.design.size, already=sum(_size(spec, chunk) for chunk in done), quiet=quiet
+    )
+    computed = 0
+    if not todo:
+        return computed
+    leading = _Leading(spec)
+    for chunk in sorted(done) if not quiet else ():
+        leading.see(store.part(chunk))
+    made = (
+        _here(spec, todo)
+        if workers is None and scheduler is None
+        else cluster.parts(spec, todo, workers, scheduler)
+    )
+    for chunk, part in made:
+        store.write(chunk, part)
+        computed += _size(spec, chunk)
+        progress.add(_size(spec, chunk), "" if quiet else leading.see(part))
+    progress.end()
+    return computed
+
+
+class _Leading:
+    """The best points so far, by the columns that decide alone: what is written in the end comes
+    from whole rows.
+    """
+
+    def __init__(self, spec: Spec):
+        best = spec.best
+        if not best.columns()[1:] and spec.target.results.get("time_s") is float:
+            best = Best(1, "time_s", (), ())
+        self._kept = Kept(dataclasses.replace(best, count=min(best.count, 1)))
+
+    def see(self, part: bytes) -> str:
+        """The best in words, after one more finished chunk."""
+        columns = self._kept.best.columns()
+        if columns[1:]:
+            frame = read_part(part, columns).to_pandas()
+            if len(frame):
+                self._kept.see(frame)
+        return self._kept.said()
+
+
+def _here(spec: Spec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:
+    for chunk in todo:
+        yield chunk, parquet_bytes(evaluate(spec, chunk))
+
+
+def _size(spec: Spec, chunk: int) -> int:
+    start, stop = bounds(spec, chunk)
+    return stop - start
+
+
+def _not_numbers(column: Any) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.is_nan(column)).as_py() or 0)
+
+
+def _beside(out: Path, kind: str, frame: Any) -> Path:
+    path = out.with_name(f"{out.name.removesuffix('.parquet')}.{kind}.csv")
+    write_table(frame, path)
+    return path

@@ -1,0 +1,244 @@
+"""A step written down in the spec: ops and collectives on streams, whose sizes are formulas of the
+parameters.
+
+[target]
+kind = "step"
+model = "h100_sxm"           # prices the ops
+system = "dgx_h100"          # prices the collectives, if there are any
+[[target.ops]]
+op = "gemm"
+dtype = "bf16"
+m = "batch * seq"            # every dimension of the op: a number or a formula
+n = 16384
+k = 4096
+times = 24                   # in a row on its stream; a number or a formula
+[[target.ops]]
+collective = "all_reduce"
+bytes = "2 * 4096 * 16384"
+n_gpus = 8                   # a group of that many ranks
+after = ["op1"]              # waits for these, wherever they run; each is called by its `name`, or
+                             op1, op2, ... in order
+
+Ops stand on stream "compute" and collectives on "comm" unless `stream` says otherwise. The step is
+one rank's: what others do shows in the collectives. Parameters are the names in the formulas, the
+knobs of the platform and the rates of links (`Links`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.collectives.fit import collectives_by_name
+from hybridperf.collectives.links import Links
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.engine.batches import knob_names
+from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.graph import Graph
+from hybridperf.engine.lower import lower
+from hybridperf.explore.sweeps import trust
+from hybridperf.explore.sweeps.platforms import LINK_KNOBS, with_knobs
+from hybridperf.explore.sweeps.programs import batch_size
+from hybridperf.explore.sweeps.smooth import soft_end
+from hybridperf.explore.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
+from hybridperf.explore.sweeps.target import Target, check_positive, place, register
+from hybridperf.model import PerfModel, model_or_datasheet
+
+_UNKNOWN_SHARE = 0.05  # of a step, with no interval of its own
+_LARGEST_BATCH = 4096  # points evaluated together
+
+
+@register("step")
+class StepTarget(Target):
+    """Seconds of one step of ops and collectives that the spec lists."""
+
+    keys = {"model": str, "system": str, "ops": list}  # noqa: RUF012  (a ClassVar of the interface)
+    required = ("model", "ops")
+    results = {"time_s": float, "in_range": bool, "note": str}  # noqa: RUF012
+
+    def __init__(
+        self,
+        model: PerfModel,
+        system: CollectiveModel | None,
+        ops: tuple[StepOp, ...],
+        graph: Graph,
+    ):
+        self._model, self._system, self._ops, self._graph = model, system, ops, graph
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
+    ) -> StepTarget:
+        del extremes
+        model = model_or_datasheet(place(given["model"], folder))
+        system = collectives_by_name(place(given["system"], folder)) if "system" in given else None
+        ops = read_ops(given["ops"], model, system)
+        return cls(model, system, ops, graph_of(ops))
+
+    def known(self) -> set[str]:
+        links = LINK_KNOBS if any(op.is_collective for op in self._ops) else ()
+        return {*knob_names(), *links}.union(*(op.names() for op in self._ops))
+
+    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+        for op in self._ops:
+            op.check(given)
+        for name in {*knob_names(), *LINK_KNOBS} & set(extremes):
+            check_positive(name, extremes[name])
+
+    def remarks(self) -> list[str]:
+        ops = any(not op.is_collective for op in self._ops)
+        collectives = self._system is not None and any(op.is_collective for op in self._ops)
+        return [
+            *(self._model.shortcomings() if ops else []),
+            *(self._system.shortcomings() if collectives and self._system else []),
+        ]
+
+    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        rows = len(next(iter(columns.values())))
+        values = {
+            name: np.asarray(columns[name], np.float64)
+            for name in sorted(self.known() & set(columns))
+        }
+        time_s = self._times(values, rows)
+        in_range, note, _ = self._believed(values, rows)
+        return {"time_s": time_s, "in_range": in_range, "note": note}
+
+    def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        rows = len(next(iter(columns.values())))
+        values = {
+            name: np.asarray(columns[name], np.float64)
+            for name in sorted(self.known() & set(columns))
+        }
+        in_range, note, seconds = self._believed(values, rows)
+        same, _ = trust.of_platform(self._model, self._system, values, rows)
+        times = np.stack([op.times(values, rows) for op in self._ops], 1)
+        # what no one knows the width of may be little, never much
+        unknown = np.isnan(seconds["low_s"])
+        share = np.where(unknown, seconds["predicted_s"] * times, 0).sum(1) / (
+            seconds["predicted_s"] * times
+        ).sum(1)
+        told = same & (share <= _UNKNOWN_SHARE)
+        program, out = lower(self._graph).program, {"in_range": in_range, "note": note}
+        with jax.enable_x64(True):
+            for name in ("low_s", "high_s"):
+                each = np.where(unknown, seconds["predicted_s"], seconds[name]) * times
+                out[name] = np.where(
+                    told, np.asarray(makespan(program, jnp.asarray(each.T))), np.nan
+                )
+        return out
+
+    def _believed(
+        self, values: Mapping[str, np.ndarray], rows: int
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Whether each point lies within what was measured, what to say of it, and seconds of its
+        ops [points, ops] by name.
+        """
+        sizes = {
+            name: value
+            for name, value in values.items()
+            if name in set().union(*(op.names() for op in self._ops))
+        }
+        distinct, which = trust.distinct(sizes, rows)  # many points differ in knobs alone
+        count = len(next(iter(distinct.values()))) if distinct else 1
+        ops = {
+            name: found[which]
+            for name, found in trust.of_ops(
+                self._ops, self._model, self._system, distinct, count
+            ).items()
+        }
+        same, moved = trust.of_platform(self._model, self._system, values, rows)
+        return same & ops.pop("in_range").all(1), trust.joined([moved, ops.pop("note")], rows), ops
+
+    def _times(self, values: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        # what is the same at all points is priced once: most sizes of a step are
+        same = {name: value[0] for name, value in values.items() if (value == value[0]).all()}
+        varied = {name: value for name, value in values.items() if name not in same}
+        with jax.enable_x64(True):
+            if not varied:
+                return np.repeat(
+                    np.asarray(self._batched((), tuple(same))({}, same), np.float64), rows
+                )
+            batched, seconds = self._batched(tuple(varied), tuple(same)), []
+            for start in range(0, rows, _LARGEST_BATCH):
+                size = min(_LARGEST_BATCH, rows - start)
+                padding = min(batch_size(size), _LARGEST_BATCH) - size
+                some = {name: value[start : start + size] for name, value in varied.items()}
+                padded = {
+                    name: np.pad(value, (0, padding), mode="edge") for name, value in some.items()
+                }
+                seconds.append(np.asarray(batched(padded, same))[:size])
+        return np.concatenate(seconds)
+
+    @functools.cache  # noqa: B019  (a target lives as long as its spec)
+    def _batched(self, varied: tuple[str, ...], same: tuple[str, ...]) -> Callable:
+        durations = self._durations([*varied, *same])
+        program = lower(self._graph).program
+
+        def seconds(varied: Mapping[str, Any], same: Mapping[str, Any]) -> Any:
+            priced = (
+                jax.vmap(lambda varied: durations({**varied, **same}))(varied)
+                if varied
+                else durations(same)[None]
+            )
+            return makespan(program, priced.T)
+
+        return jax.jit(seconds)
+
+    def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        durations = self._durations(names)
+        program = lower(self._graph).program
+        return lambda values: {"time_s": makespan(program, durations(values)[:, None])[0]}
+
+    def softened(
+        self, names: Collection[str]
+    ) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
+        durations = self._durations(names)
+        return lambda values, temperature: {
+            "time_s": soft_end(self._graph, durations(values), temperature)
+        }
+
+    def fingerprint(self) -> str:
+        return "-".join(
+            model.fingerprint() for model in (self._model, self._system) if model is not None
+        )
+
+    def _durations(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], Any]:
+        """Seconds [U] of the ops of one point."""
+        knobs = sorted(set(knob_names()) & set(names))
+        rates = sorted(set(LINK_KNOBS) & set(names))
+        groups = alike_ops(self._ops)
+        base = self._model.platform()
+        links = self._system.links() if self._system is not None else None
+
+        def durations(values: Mapping[str, Any]) -> Any:
+            platform = with_knobs(base, {name: values[name] for name in knobs})
+            here = (
+                None
+                if links is None
+                else Links(
+                    **{
+                        name: values[name] if name in rates else getattr(links, name)
+                        for name in LINK_KNOBS
+                    }
+                )
+            )
+            seconds: list[Any] = [None] * len(self._ops)
+            for alike in groups:  # ops that differ in sizes only are one op to the compiler
+                first = self._ops[alike[0]]
+                sizes = [self._ops[at].sizes_at(values) for at in alike]
+                stacked = {name: jnp.stack([each[name] for each in sizes]) for name in first.sizes}
+                machine = here if first.is_collective else platform
+                each = jax.vmap(
+                    lambda given, first=first, machine=machine: first.price(machine, **given)
+                )(stacked)
+                for number, at in enumerate(alike):
+                    seconds[at] = each[number] * self._ops[at].times.traced(values, jnp)
+            return jnp.stack(seconds)
+
+        return durations

@@ -1,0 +1,238 @@
+"""Where a sweep keeps what is done, so that it can be stopped at any moment and goes on where it
+was.
+
+    OUT.parts/sweep.json                 which sweep the parts are of
+    OUT.parts/part-00000012-HASH.parquet one finished chunk; written under another name, moved into
+    place when it is whole
+    OUT                                  all parts in order, one row group each, its metadata naming
+                                         the sweep; then the parts go
+
+HASH is of the spec, the model and the versions: parts of another sweep are never taken for ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import hybridperf
+from hybridperf.io import InputError, read_json, replacing, write_json
+
+_SCHEMA_VERSION = 1
+_KEY = b"hybridperf/sweep"  # of the metadata of OUT
+_COMPRESSION = (  # zstd makes the file a tenth smaller and takes twice as long to write and to read
+    "lz4"
+)
+
+
+def sweep_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sweep is, with the versions that its numbers may depend on, and the hash of it all."""
+    packages = ("jax", "jaxlib", "numpy", "scipy", "pandas", "pyarrow")
+    versions = {"hybridperf": hybridperf.__version__, "python": platform.python_version()}
+    versions |= {name: importlib.metadata.version(name) for name in packages}
+    whole = {**identity, "versions": versions}
+    return {
+        **whole,
+        "hash": hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16],
+    }
+
+
+class Store:
+    """The files of one sweep. `open` first; one run at a time."""
+
+    def __init__(self, out: str | os.PathLike, identity: Mapping[str, Any]):
+        self.out, self.identity, self.hash = Path(out), identity, str(identity["hash"])
+        self.folder = self.out.with_name(f"{self.out.name}.parts")
+        if not self.out.name.endswith(".parquet"):
+            raise InputError(
+                f"expected an output name ending in .parquet, got {self.out.name}; rename it"
+            )
+        if self.out.is_dir():
+            raise InputError(f"{self.out} is a folder; give the name of a file for the output")
+
+    @contextlib.contextmanager
+    def open(self, *, restart: bool = False) -> Iterator[None]:
+        """Take the folder of parts for this run; `InputError` if it, or OUT, is of another sweep,
+        unless all is to begin anew.
+        """
+        self._refuse_others(restart)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self.folder}: {error.strerror or error}; choose another place for"
+                " the output"
+            ) from error
+        with self._alone():
+            if restart:
+                self.out.unlink(missing_ok=True)
+                for path in self.folder.glob("*.parquet"):
+                    path.unlink()
+            if not self.is_complete() and not self._describes_us():
+                write_json(
+                    self.folder / "sweep.json", "sweep-parts", _SCHEMA_VERSION, dict(self.identity)
+                )
+            for path in self.folder.glob(".*"):  # begun when an earlier run was killed
+                if path.name != ".lock":
+                    path.unlink()
+            yield
+        if self.is_complete():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def is_complete(self) -> bool:
+        """Whether OUT is there and of this sweep."""
+        return self.out.exists() and _hash_in(self.out) == self.hash
+
+    def done(self, chunks: int) -> set[int]:
+        """Chunks whose parts are there and can be read; a damaged part is forgotten."""
+        found = set()
+        for path in self.folder.glob(f"part-*-{self.hash}.parquet"):
+            try:
+                pq.read_metadata(path)
+            except (OSError, pa.ArrowException):
+                path.unlink(missing_ok=True)
+                continue
+            found.add(int(path.name.split("-")[1]))
+        return {chunk for chunk in found if chunk < chunks}
+
+    def part(self, chunk: int) -> bytes:
+        """A finished chunk."""
+        return self._part(chunk).read_bytes()
+
+    def write(self, chunk: int, part: bytes) -> None:
+        """Keep a finished chunk."""
+        with self._kept(), replacing(self._part(chunk), "wb") as handle:
+            handle.write(part)
+
+    def merge(self, chunks: int) -> Iterator[pa.Table]:
+        """Put all parts into OUT, in order, giving each on the way."""
+        described = {_KEY: json.dumps(self.identity, sort_keys=True).encode()}
+        whole = self.folder / "whole.parquet"
+        with self._kept(), replacing(whole, "wb") as handle:
+            first = pq.read_schema(self._part(0)).with_metadata(described)
+            with _writer(handle, first) as writer:
+                for chunk in range(chunks):
+                    table = read_part(self.part(chunk))
+                    if table.num_rows:
+                        writer.write_table(
+                            table.replace_schema_metadata(described), row_group_size=table.num_rows
+                        )
+                    yield table
+        try:
+            os.replace(whole, self.out)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self.out}: {error.strerror or error}; choose another place for the"
+                " output"
+            ) from error
+
+    def read(self) -> Iterator[pa.Table]:
+        """OUT by row groups."""
+        with pq.ParquetFile(self.out) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group)
+
+    def _part(self, chunk: int) -> Path:
+        return self.folder / f"part-{chunk:08d}-{self.hash}.parquet"
+
+    def _refuse_others(self, restart: bool) -> None:
+        if restart:
+            return
+        if self.out.exists() and _hash_in(self.out) != self.hash:
+            if _hash_in(self.out) is None:
+                raise InputError(
+                    f"{self.out} is there already and is no sweep; choose another --out, or give"
+                    " --restart to replace it"
+                )
+            raise InputError(
+                f"{self.out} holds another sweep: spec, model or versions differ; choose another"
+                " --out, or give --restart to replace it"
+            )
+        if (
+            (self.folder / "sweep.json").exists()
+            and not self.is_complete()
+            and not self._describes_us()
+        ):
+            raise InputError(
+                f"{self.folder} holds parts of another sweep: spec, model or versions differ;"
+                " choose another --out, or give --restart to begin anew"
+            )
+
+    def _describes_us(self) -> bool:
+        path = self.folder / "sweep.json"
+        return (
+            path.exists()
+            and read_json(path, "sweep-parts", _SCHEMA_VERSION).get("hash") == self.hash
+        )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the folder's lock, which the system lets go of when the process ends, however it
+        ends.
+        """
+        try:
+            import fcntl
+        except ImportError:  # not on Windows, where nothing stops a second run
+            yield
+            return
+        with open(self.folder / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InputError(
+                    f"another run is writing {self.out}; wait for it or choose another --out"
+                ) from error
+            yield
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """What goes wrong in writing says that what was done is not lost."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(
+                f"{error}; what is done is kept in {self.folder} and the same command goes on from"
+                " there"
+            ) from error
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """One part as the bytes of its file."""
+    buffer = io.BytesIO()
+    with _writer(buffer, table.schema) as writer:
+        writer.write_table(table)
+    return buffer.getvalue()
+
+
+def read_part(part: bytes, columns: list[str] | None = None) -> pa.Table:
+    """A part from the bytes of its file; all columns or some. In this thread: others have the other
+    cores.
+    """
+    with pq.ParquetFile(pa.BufferReader(part)) as file:
+        return file.read(columns=columns, use_threads=False)
+
+
+def _writer(target: IO, schema: pa.Schema) -> pq.ParquetWriter:
+    words = [field.name for field in schema if pa.types.is_string(field.type)]
+    return pq.ParquetWriter(target, schema, use_dictionary=words, compression=_COMPRESSION)
+
+
+def _hash_in(path: Path) -> str | None:
+    """The hash of the sweep that a file holds; None where it is no sweep."""
+    try:
+        described = (pq.read_metadata(path).metadata or {}).get(_KEY)
+        return None if described is None else str(json.loads(described).get("hash"))
+    except (OSError, pa.ArrowException, ValueError):
+        return None

@@ -1,0 +1,145 @@
+"""Ops and collectives as rows of a table: their columns are the parameters, what the model says of
+a row are the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.fit import collectives_by_name
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.collectives.traffic import canonical_collective
+from hybridperf.explore.sweeps.target import Target, check_positive, place, register
+from hybridperf.hardware import canonical_dtype
+from hybridperf.io import InputError, closest
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.ops import Op, op_by_name
+from hybridperf.ops.table import LABELS
+
+_ANSWERS = {
+    "predicted_s": "time_s",
+    "low_s": "low_s",
+    "high_s": "high_s",
+    "roofline_s": "roofline_s",
+}  # ours -> a sweep's
+_MARKS: dict[str, type] = {"in_range": bool, "note": str}
+_SECONDS: dict[str, type] = dict.fromkeys(_ANSWERS.values(), float)
+_COLLECTIVE_SIZES = ("bytes", "n_gpus", "n_nodes", "gpus_per_node")
+_COLLECTIVE_WORDS = ("collective", "lib", "lib_version", "variant", "dtype", "in_place")
+
+
+@register("ops")
+class OpsTarget(Target):
+    """`PerfModel.predict_ops` by chunks."""
+
+    keys = {"model": str}  # noqa: RUF012  (a ClassVar of the interface)
+    required = ("model",)
+    results = _SECONDS | _MARKS
+
+    def __init__(self, model: PerfModel, ops: Mapping[str, tuple[type[Op], Mapping[str, Any]]]):
+        self._model, self._ops = model, ops
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
+    ) -> OpsTarget:
+        if "op" not in extremes:
+            raise InputError(
+                'a sweep of ops needs a parameter op, such as op = "gemm"; `hybridperf show ops`'
+                " lists them"
+            )
+        ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
+        return cls(model_or_datasheet(place(given["model"], folder)), ops)
+
+    def remarks(self) -> list[str]:
+        return self._model.shortcomings()
+
+    def known(self) -> set[str]:
+        of_ops = ({*cls.dimensions(), *cls.synonyms, *cls.text} for cls, _ in self._ops.values())
+        return {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
+
+    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+        if "dtype" not in given:
+            raise InputError('a sweep of ops needs a parameter dtype, such as dtype = "bf16"')
+        for dtype in dict.fromkeys(extremes.get("dtype", ())):
+            canonical_dtype(str(dtype))
+        for op, (cls, fixed) in self._ops.items():
+            for dimension in cls.dimensions():
+                spoken = [
+                    dimension,
+                    *(theirs for theirs, ours in cls.synonyms.items() if ours == dimension),
+                ]
+                if dimension in fixed:
+                    continue
+                if not given & set(spoken) and dimension not in cls.optional:
+                    raise InputError(
+                        f"a sweep of {op} needs a parameter"
+                        f" {dimension!r}{closest(dimension, given)}"
+                    )
+                for name in spoken:
+                    if name in extremes and extremes[name].dtype.kind in "iuf":
+                        check_positive(name, extremes[name], zero=dimension in cls.zero_allowed)
+                    elif name in extremes and not cls.words:
+                        check_positive(name, extremes[name])
+
+    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return _answers(self._model.predict_ops(_frame(columns, self.known())), self.results)
+
+    def fingerprint(self) -> str:
+        return self._model.fingerprint()
+
+
+@register("collectives")
+class CollectivesTarget(Target):
+    """`CollectiveModel.predict` by chunks."""
+
+    keys = {"model": str}  # noqa: RUF012  (a ClassVar of the interface)
+    required = ("model",)
+    results = _SECONDS | {"bus_bytes_per_s": float} | _MARKS
+
+    def __init__(self, model: CollectiveModel):
+        self._model = model
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
+    ) -> CollectivesTarget:
+        del extremes
+        return cls(collectives_by_name(place(given["model"], folder)))
+
+    def remarks(self) -> list[str]:
+        return self._model.shortcomings()
+
+    def known(self) -> set[str]:
+        return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}
+
+    def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
+        for name in ("collective", "bytes", "n_gpus"):
+            if name not in given:
+                raise InputError(
+                    f"a sweep of collectives needs a parameter {name!r}{closest(name, given)}"
+                )
+        for collective in dict.fromkeys(extremes.get("collective", ())):
+            canonical_collective(str(collective))
+        for name in set(_COLLECTIVE_SIZES) & set(extremes):
+            check_positive(name, extremes[name])
+
+    def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return _answers(self._model.predict(_frame(columns, self.known())), self.results)
+
+    def fingerprint(self) -> str:
+        return self._model.fingerprint()
+
+
+def _frame(columns: Mapping[str, np.ndarray], known: set[str]) -> pd.DataFrame:
+    return pd.DataFrame({name: values for name, values in columns.items() if name in known})
+
+
+def _answers(predicted: pd.DataFrame, results: Mapping[str, type]) -> dict[str, np.ndarray]:
+    renamed = predicted.rename(columns=_ANSWERS)
+    return {name: renamed[name].to_numpy() for name in results}

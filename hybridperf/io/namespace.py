@@ -1,0 +1,52 @@
+"""Formulas that serve both: columns of numbers by NumPy, and JAX's traced numbers, from which
+gradients come.
+
+A formula asks once which module its arguments are of and goes on with that one. NumPy keeps float64
+for columns; JAX keeps what it traces. JAX's arrays that are not traced are numbers like others:
+nobody differentiates by them.
+
+JAX (0.9, 0.11) remembers a NumPy array that it met in a trace by its identity, in the precision it
+had there, for as long as the array and what was compiled from it live. Met again in another
+precision, the array is taken as it was then: the function does not compile, or counts with rounded
+numbers. So arrays that outlive a trace (of a model, a table, a module) enter it through `anew`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def array_module(*values: Any) -> Any:
+    """jax.numpy as soon as JAX traces one of some values, else NumPy."""
+    return jnp if any(isinstance(value, jax.core.Tracer) for value in values) else np
+
+
+def floats(value: Any) -> Any:
+    """A NumPy array of float64, not known to JAX; what JAX traces stays as it is."""
+    return value if isinstance(value, jax.core.Tracer) else np.asarray(value, np.float64).view()
+
+
+def anew(tree: Any) -> Any:
+    """The tree with NumPy arrays that JAX has not met, over the same numbers."""
+    return jax.tree.map(lambda leaf: leaf.view() if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def root(squared: Any, out: np.ndarray | None = None) -> Any:
+    """Square root of what only rounding may put below zero; its slope at zero is zero, not
+    infinite. `out`: NumPy may write there.
+    """
+    if array_module(squared) is np:
+        return np.sqrt(np.maximum(squared, 0.0, out=out), out=out)
+    return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1.0)), 0.0)
+
+
+def put(array: Any, at: Any, value: Any) -> Any:
+    """The array with `value` at some places; NumPy writes into it."""
+    if array_module(array, value) is not np:
+        return jnp.asarray(array).at[at].set(value)
+    array[at] = value
+    return array

@@ -1,0 +1,328 @@
+"""What measured rows say beside the closed form: an exact Gaussian process on the log of measured
+over closed form.
+
+    r(x) ~ GP( b f(x), k ), k(x, x') = s0 + s1 Matern32(|x - x'|_l) + s2 exp(-|x - x'|_m) + s3 <x/l,
+    x'/l> / d + s4 f(x) f(x') + noise
+
+x are standardised inputs and f what a network says (zero where there is none); l and m hold one
+length per input. s4 lets the rows decide how far to believe the network. Leaving one row out needs
+no refit: with a = K^-1 (r - b f), its error is a_i / (K^-1)_ii and its standard deviation
+(K^-1)_ii^-1/2 (Rasmussen and Williams, Gaussian Processes for Machine Learning, section 5.4.2).
+
+Hyper-parameters are the maximum of likelihood times a pull towards a start, over the rows of one or
+several devices at once. All in NumPy with the derivative by hand: a fit takes a second and has
+nothing to compile. Only `Process.says` may be traced by JAX.
+
+Axes: N rows asked for, n rows learned from, d inputs. Fits are float64, predictions float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.optimize import minimize
+
+from hybridperf.io.namespace import array_module, floats, put, root
+
+NINE_OF_TEN = 1.645  # standard deviations to either side that nine in ten normal errors lie within
+VARIANCES = ("constant", "smooth", "rough", "linear", "trunk", "noise")
+_START_VARIANCE = (0.01, 0.02, 0.005, 0.003, 0.05, 0.001)
+_START_BELIEF = 0.7
+_SPREAD_ROWS = 256  # rows that say how sure a prediction is; all of them would cost their square
+_CHUNK = 512  # rows predicted at once
+_MATERN = 3.0**0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyper:
+    """Hyper-parameters of the process."""
+
+    log_variance: np.ndarray  # [6] in the order of VARIANCES
+    log_length: np.ndarray  # [d]
+    log_rough_length: np.ndarray  # [d]
+    belief: np.ndarray  # [] b
+
+    def flat(self) -> np.ndarray:
+        return np.concatenate(
+            [self.log_variance, self.log_length, self.log_rough_length, np.reshape(self.belief, 1)]
+        )
+
+    @staticmethod
+    def of(flat: np.ndarray) -> Hyper:
+        variances = len(VARIANCES)
+        inputs = (len(flat) - variances - 1) // 2
+        return Hyper(
+            flat[:variances],
+            flat[variances : variances + inputs],
+            flat[variances + inputs : -1],
+            flat[-1],
+        )
+
+
+def start_hyper(inputs: int) -> Hyper:
+    """Where the search for hyper-parameters begins: all inputs alike."""
+    whole = np.full(inputs, 0.5 * np.log(inputs))
+    return Hyper(np.log(_START_VARIANCE), whole, whole + np.log(0.5), np.array(_START_BELIEF))
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Rows to learn from: x [n, d], f [n], r [n]."""
+
+    x: np.ndarray
+    f: np.ndarray
+    r: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.r)
+
+    def rows(self, keep: np.ndarray) -> Examples:
+        return Examples(self.x[keep], self.f[keep], self.r[keep])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scaled:
+    """Inputs over their lengths."""
+
+    smooth: Any  # [n, d]
+    rough: Any  # [n, d]
+    f: Any  # [n]
+
+    @staticmethod
+    def of(hyper: Hyper, x: Any, f: Any, dtype: Any = np.float64) -> _Scaled:
+        return _Scaled(
+            (x * np.exp(-hyper.log_length)).astype(dtype),
+            (x * np.exp(-hyper.log_rough_length)).astype(dtype),
+            f.astype(dtype),
+        )
+
+    def rows(self, keep: slice) -> _Scaled:
+        return _Scaled(self.smooth[keep], self.rough[keep], self.f[keep])
+
+
+def _parts(a: _Scaled, b: _Scaled) -> tuple[Any, ...]:
+    """(sqrt 3 times the smooth distance, the rough distance, inner product): [N, n] each."""
+    inner = a.smooth @ b.smooth.T
+    return (
+        _MATERN * _distance(a.smooth, b.smooth, inner),
+        _distance(a.rough, b.rough, a.rough @ b.rough.T),
+        inner,
+    )
+
+
+def _distance(a: Any, b: Any, inner: Any) -> Any:
+    squared = (
+        array_module(a).einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b) - 2 * inner
+    )
+    return root(squared, out=squared)
+
+
+def _kernel(hyper: Hyper, a: _Scaled, b: _Scaled) -> Any:
+    """k without noise [N, n]; `a` may be traced."""
+    module = array_module(a.smooth)
+    constant, smooth, rough, linear, trunk, _ = (
+        a.f.dtype.type(s) for s in np.exp(hyper.log_variance)
+    )
+    away, rough_away, inner = _parts(a, b)
+    inner *= linear / a.smooth.shape[1]
+    inner += constant + module.outer(trunk * a.f, b.f)
+    inner += smooth * (1 + away) * module.exp(-away)
+    inner += rough * module.exp(-rough_away)
+    return inner
+
+
+def kernel(
+    hyper: Hyper, x: np.ndarray, f: np.ndarray, other_x: np.ndarray, other_f: np.ndarray
+) -> np.ndarray:
+    """k without noise [N, n]."""
+    return _kernel(hyper, _Scaled.of(hyper, x, f), _Scaled.of(hyper, other_x, other_f))
+
+
+def variance(hyper: Hyper, x: Any, f: Any) -> Any:
+    """k(x, x) with noise [N]: how wrong b f(x) may be where no row is near."""
+    constant, smooth, rough, linear, trunk, noise = np.exp(hyper.log_variance)
+    inner = (x * x) @ np.exp(-2 * hyper.log_length).astype(x.dtype)
+    return floats(constant + smooth + rough + linear / x.shape[1] * inner + trunk * f**2 + noise)
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """A process that has seen its rows."""
+
+    hyper: Hyper
+    x: np.ndarray  # [n, d]
+    f: np.ndarray  # [n]
+    weights: np.ndarray  # [n] K^-1 (r - b f)
+    sure: np.ndarray  # int [m] the rows that say how sure a prediction is
+    factor: np.ndarray  # [m, m] inverse of the Cholesky factor of their K
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything by name, for a file."""
+        own = {
+            name: np.asarray(getattr(self, name))
+            for name in ("x", "f", "weights", "sure", "factor")
+        }
+        return own | {
+            f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name))
+            for field in dataclasses.fields(Hyper)
+        }
+
+    @staticmethod
+    def read(arrays: Mapping[str, np.ndarray], inputs: int) -> Process:
+        """From what `arrays` gave, for so many inputs; `ValueError` where it
+        cannot be a process.
+        """
+        of = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+        hyper = Hyper(
+            **{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}
+        )
+        found = Process(hyper, *(of[name] for name in ("x", "f", "weights", "sure", "factor")))
+        rows = len(found.x)
+        if (
+            found.x.shape != (rows, inputs)
+            or found.f.shape != (rows,)
+            or found.weights.shape != (rows,)
+        ):
+            raise ValueError("the rows of a process do not have the shape of its inputs")
+        if not all(np.isfinite(leaf).all() for leaf in of.values()):
+            raise ValueError("a process holds a number that is not finite")
+        return found
+
+    def says(self, x: Any, f: Any) -> tuple[Any, Any]:
+        """(what to add to b f(x), standard deviation of a measurement): [N] each; what is traced
+        keeps its precision.
+        """
+        module = array_module(x, f)
+        dtype = np.float32 if module is np else x.dtype
+        seen, asked = (
+            _Scaled.of(self.hyper, self.x, self.f, dtype),
+            _Scaled.of(self.hyper, x, f, dtype),
+        )
+        weights, factor = self.weights.astype(dtype), self.factor.T.astype(dtype)
+        added, explained = module.zeros(len(x)), module.zeros(len(x))
+        for start in range(0, len(x), _CHUNK):
+            here = slice(start, start + _CHUNK)
+            alike = _kernel(self.hyper, asked.rows(here), seen)
+            added = put(added, here, alike @ weights)
+            explained = put(explained, here, ((alike[:, self.sure] @ factor) ** 2).sum(1))
+        unexplained = variance(self.hyper, x, f) - explained
+        return added, module.sqrt(module.maximum(unexplained, np.exp(self.hyper.log_variance[-1])))
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """Each row as the process without it sees it: predicted minus its r, and the standard
+    deviation. [n] each.
+    """
+
+    error: np.ndarray
+    deviation: np.ndarray
+
+
+def learn(hyper: Hyper, rows: Examples) -> tuple[Process, LeftOut]:
+    """The process after `rows`, and what it says of each when the others are all it has."""
+    rows = dataclasses.replace(rows, x=rows.x.astype(np.float64))
+    covariance = kernel(hyper, rows.x, rows.f, rows.x, rows.f) + np.exp(
+        hyper.log_variance[-1]
+    ) * np.eye(len(rows))
+    inverse = cho_solve(
+        cho_factor(covariance, lower=True, check_finite=False),
+        np.eye(len(rows)),
+        check_finite=False,
+    )
+    weights = inverse @ (rows.r - hyper.belief * rows.f)
+    sure = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _SPREAD_ROWS)).astype(int))
+    among = covariance[np.ix_(sure, sure)]
+    process = Process(
+        hyper,
+        rows.x,
+        rows.f,
+        weights,
+        sure,
+        solve_triangular(np.linalg.cholesky(among), np.eye(len(sure)), lower=True),
+    )
+    deviation = process.says(rows.x, rows.f)[1]
+    deviation[sure] = np.diag(np.linalg.inv(among)) ** -0.5  # these rows saw themselves
+    return process, LeftOut(-weights / np.diag(inverse), deviation)
+
+
+# --- hyper-parameters -----------------------------------------------------------------------------
+
+
+def fit_hyper(start: Hyper, devices: Sequence[Examples], steps: int) -> Hyper:
+    """Hyper-parameters that the rows of all devices find likely, each device counting the same,
+    pulled towards `start`.
+    """
+    origin = start.flat()
+    devices = [dataclasses.replace(rows, x=rows.x.astype(np.float64)) for rows in devices]
+    pull = 0.5 / sum(
+        len(rows) for rows in devices
+    )  # a normal prior of deviation 1 (a factor of e) around the start, beside n likelihoods
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        moved = flat - origin
+        value, gradient = pull * (moved**2).sum(), 2 * pull * moved
+        for rows in devices:
+            of_rows, slope = unlikeliness(Hyper.of(flat), rows)
+            value, gradient = value + of_rows / len(devices), gradient + slope.flat() / len(devices)
+        return value, gradient
+
+    near = [
+        (at - 4.0, at + 4.0) for at in origin
+    ]  # a length of exp(4) times the start is as good as none
+    return Hyper.of(
+        minimize(
+            objective, origin, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": steps}
+        ).x
+    )
+
+
+def unlikeliness(hyper: Hyper, rows: Examples) -> tuple[float, Hyper]:
+    """(-log likelihood per row but a constant, its derivative over each hyper-parameter).
+
+    With G = (K^-1 - a a^T) / 2 the derivative over any parameter t of k is sum(G dK/dt); for
+    lengths the squared differences of inputs are multiplied out, sum_ij W_ij (u_i - u_j)^2 = 2
+    (sum_i u_i^2 sum_j W_ij - u W u), so that no [n, n, d] array is made.
+    """
+    constant, smooth, rough, linear, trunk, noise = np.exp(hyper.log_variance)
+    n = len(rows)
+    scaled = _Scaled.of(hyper, rows.x, rows.f)
+    away, rough_away, inner = _parts(scaled, scaled)
+    decay, rough_decay = np.exp(-away), np.exp(-rough_away)
+    matern = (1 + away) * decay
+    per_input = linear / rows.x.shape[1]
+    covariance = (
+        constant
+        + smooth * matern
+        + rough * rough_decay
+        + per_input * inner
+        + trunk * np.outer(rows.f, rows.f)
+        + noise * np.eye(n)
+    )
+    factor = cho_factor(covariance, lower=True, check_finite=False)
+    inverse = cho_solve(factor, np.eye(n), check_finite=False)
+    error = rows.r - hyper.belief * rows.f
+    weights = inverse @ error
+    g = 0.5 * (inverse - np.outer(weights, weights))
+    value = 0.5 * error @ weights + np.log(np.diag(factor[0])).sum()
+
+    def spread(w: np.ndarray, u: np.ndarray) -> np.ndarray:
+        """sum_ij w_ij (u_i - u_j)^2 per input [d]."""
+        return 2 * (w.sum(1) @ u**2 - ((w @ u) * u).sum(0))
+
+    by_variance = np.array([
+        constant * g.sum(), smooth * (g * matern).sum(), rough * (g * rough_decay).sum(),
+        per_input * (g * inner).sum(), trunk * rows.f @ g @ rows.f, noise * np.trace(g),
+    ])  # fmt: skip
+    by_length = 3 * smooth * spread(g * decay, scaled.smooth) - 2 * per_input * (
+        (g @ scaled.smooth) * scaled.smooth
+    ).sum(0)
+    by_rough_length = rough * spread(g * rough_decay / np.maximum(rough_away, 1e-9), scaled.rough)
+    slope = Hyper(
+        by_variance / n, by_length / n, by_rough_length / n, np.array(-(rows.f @ weights) / n)
+    )
+    return value / n, slope

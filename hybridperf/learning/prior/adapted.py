@@ -1,0 +1,395 @@
+"""A family's prior after the rows of one device, none to a hundred thousand: what predicts that
+device's times.
+
+    log t = log t0(knobs) + c tanh( (b f(x) + p(x)) / c )
+
+No rows: the usual knobs and the trunk f. Up to `MOST_KEPT_ROWS`: knobs fitted to the rows, and p,
+the process over them. More: knobs, and the trunk's networks trained on from where the prior left
+them, p = 0; no row is kept then.
+
+Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk
+fades, sooner where there are no rows, and the closed form is left. Intervals are the process'
+standard deviation times the quantile of what rows left out needed; without rows, as wide for all
+ops as the prior device that was worst off needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from hybridperf.io.namespace import array_module
+from hybridperf.learning import gaussian_process as process
+from hybridperf.learning.gaussian_process import Examples, Hyper, Process
+from hybridperf.learning.prior import knobs as knob_fits
+from hybridperf.learning.prior import trunk
+from hybridperf.learning.prior.family import (
+    FADE_OCTAVES,
+    NOMINAL,
+    FamilyPrior,
+    Sizes,
+    bounded,
+    unbounded,
+)
+from hybridperf.learning.prior.knobs import SlotKnobs
+from hybridperf.learning.prior.rows import Rows
+
+MOST_KEPT_ROWS = 2500
+OWN_HYPER_ROWS = 200
+_OWN_HYPER_MOST = 500
+_OWN_HYPER_STEPS = 60
+_FOLDS, _FOLDED_ROWS = 5, 400  # more rows are dealt into two
+_LEAST_CALIBRATING = 10  # fewer left-out errors have no 90 % quantile
+_PRIOR_ROWS = 10
+_LARGE_ERROR = 0.5  # a few rows far off say nothing of the rest
+_WIDER_PER_OCTAVE = 0.5
+_WIDEST_OCTAVES = 3.0
+_COLD_FADE_OCTAVES = 0.5  # beyond the prior's sizes no row vouches for the trunk: it fades sooner
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 2000
+_ANCHOR = 1e-4
+_TUNING_BATCH = 512
+_LEAST_TUNING_ROWS = 500  # fewer leave networks no better than they were
+_LEAST_TUNING_STEPS, _MOST_TUNING_STEPS = 1500, 6000
+_TUNING_RATE = 2e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """Logs of seconds, [N] each; traced where the rows are, and then `log_s` has a gradient."""
+
+    log_s: Any
+    low_log_s: Any  # 90 % of measurements should lie between
+    high_log_s: Any
+    closed_log_s: Any  # the closed form alone, with the fitted knobs
+    outside: Any  # octaves beyond the sizes of the device's rows; without rows, of the prior's
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """What predicts one family's times on one device."""
+
+    prior: FamilyPrior
+    knobs: SlotKnobs
+    rows: int  # adapted to
+    sizes: Sizes  # of the rows; without rows the prior's
+    # deviations that hold 90 %; where neither process nor tuned networks are, the log half-width
+    # itself
+    quantile: float
+    held_out: np.ndarray  # log(predicted / measured) of rows that the prediction did not see [H]
+    held_out_log_width: np.ndarray  # half-widths of their 90 % intervals [H]
+    held_out_at: np.ndarray  # int [H] where they stood among the rows; not saved
+    process: Process | None = None  # few rows
+    params: Any = None  # many rows: the tuned networks
+    trunk_share: float = (
+        1.0  # few rows: 0 where rows left out are predicted better without the trunk
+    )
+    deviation: float = (
+        0.0  # many rows: of the held-out errors, beside which the members' disagreement counts
+    )
+
+    def predict(self, rows: Rows) -> Predicted:
+        """Times of ops on this device."""
+        on = self.knobs.including(self.prior.population, rows.slot).closed(rows)
+        x, f, apart = self.prior.trunk(rows, on, self.params)
+        outside = self.sizes.outside(rows)
+        module = array_module(outside, f)
+        if self.params is not None:
+            correction, deviation = f, module.sqrt(self.deviation**2 + apart**2)
+        elif self.process is not None:
+            f = self.trunk_share * f
+            added, deviation = self.process.says(x, f)
+            correction = (
+                self.process.hyper.belief * f + module.exp(-((outside / FADE_OCTAVES) ** 2)) * added
+            )
+        else:
+            fade = module.exp(-((self.prior.sizes.outside(rows) / _COLD_FADE_OCTAVES) ** 2))
+            correction = self.prior.hyper.belief * fade * f
+            deviation = np.ones(len(f))
+        log_s = on.total + bounded(correction)
+        half = self.quantile * deviation * _wider(outside)
+        if (
+            self.process is not None or self.params is not None
+        ):  # rows never make less sure than none do
+            half = module.minimum(
+                half, self.prior.log_width * _wider(self.prior.sizes.outside(rows))
+            )
+        return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
+
+    @property
+    def typical_log_width(self) -> float:
+        """Half-width of the 90 % interval of an op like those measured."""
+        return (
+            float(np.median(self.held_out_log_width))
+            if len(self.held_out_log_width)
+            else self.quantile
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything with axes, by name, for a file; the prior's under `prior/`."""
+        out = {f"prior/{name}": array for name, array in self.prior.arrays().items()}
+        out |= {"knobs/theta": self.knobs.theta, "knobs/other": self.knobs.other}
+        out |= {"held_out": self.held_out, "held_out_log_width": self.held_out_log_width}
+        out |= {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
+        if self.process is not None:
+            out |= {f"process/{name}": leaf for name, leaf in self.process.arrays().items()}
+        if self.params is not None:
+            out |= {
+                f"trunk/{name}": np.asarray(leaf)
+                for name, leaf in flatten_dict(dict(self.params), sep="/").items()
+            }
+        return out
+
+    def document(self) -> dict[str, Any]:
+        """The rest, as plain numbers and names."""
+        return {
+            "prior": self.prior.document(),
+            "slots": list(self.knobs.slots),
+            "sizes": list(self.sizes.names),
+            "rows": self.rows,
+            "quantile": self.quantile,
+            "trunk_share": self.trunk_share,
+            "deviation": self.deviation,
+        }
+
+    @staticmethod
+    def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> Adapted:
+        """From what `arrays` and `document` gave."""
+        of = {name: np.asarray(array) for name, array in arrays.items()}
+
+        def under(folder: str) -> dict[str, np.ndarray]:
+            return {
+                name.removeprefix(folder): array
+                for name, array in of.items()
+                if name.startswith(folder)
+            }
+
+        seen, tuned = under("process/"), under("trunk/")
+        return Adapted(
+            FamilyPrior.read(under("prior/"), document["prior"]),
+            SlotKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
+            int(document["rows"]),
+            Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            float(document["quantile"]),
+            of["held_out"],
+            of["held_out_log_width"],
+            np.zeros(0, int),
+            Process.read(seen, len(of["prior/standard/centre"])) if seen else None,
+            unflatten_dict(tuned, sep="/") if tuned else None,
+            float(document["trunk_share"]),
+            float(document["deviation"]),
+        )
+
+
+def _wider(outside: Any) -> Any:
+    """How much wider an interval is so many octaves beyond what was measured."""
+    return 1 + _WIDER_PER_OCTAVE * array_module(outside).minimum(outside, _WIDEST_OCTAVES)
+
+
+def adapt(
+    prior: FamilyPrior, rows: Rows | None = None, time_s: np.ndarray | None = None, seed: int = 0,
+    keep_rows: bool = True, kin: Sequence[str] = (), own_hyper_rows: int = OWN_HYPER_ROWS,
+) -> Adapted:  # fmt: skip
+    """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept,
+    however few there are.
+
+    `kin`: devices of the prior that have its architecture (it may be one of them); their knobs are
+    where it starts. `own_hyper_rows`: from so many rows on, these have a word on the
+    hyper-parameters.
+    """
+    prior = prior.among(kin)
+    if rows is None or time_s is None or len(rows) == 0:
+        return Adapted(
+            prior,
+            prior.population.typical(),
+            0,
+            prior.sizes,
+            prior.log_width,
+            np.zeros(0),
+            np.zeros(0),
+            np.zeros(0, int),
+        )
+    time_s = np.asarray(time_s, np.float64)
+    if not (np.isfinite(time_s) & (time_s > 0)).all():
+        raise ValueError("measured times must be finite and above zero")
+    if len(rows) > MOST_KEPT_ROWS or (not keep_rows and len(rows) >= _LEAST_TUNING_ROWS):
+        return _tuned(prior, rows, time_s, seed)
+    if not keep_rows:
+        return _knobs_alone(prior, rows, time_s, seed)
+    many = len(rows) >= own_hyper_rows
+    found, error, deviation = _few(prior, rows, time_s, many, seed)
+    # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too
+    # small
+    if many:
+        error, deviation = _cross_validated(prior, rows, time_s, seed)
+    quantile = _quantile(error, deviation, prior.quantile)
+    return dataclasses.replace(
+        found,
+        quantile=quantile,
+        held_out=error,
+        held_out_log_width=quantile * deviation,
+        held_out_at=np.arange(len(rows)),
+    )
+
+
+def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
+    """Knobs fitted to the rows and the prior's trunk: what a few hundred rows teach that are not to
+    be kept.
+    """
+    fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
+    error, deviation = np.empty(len(rows)), np.empty(len(rows))
+
+    def fitted(keep: np.ndarray) -> Adapted:
+        nothing, nowhere = np.zeros(0), np.zeros(0, int)
+        knobs = (
+            knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
+            if keep.any()
+            else prior.population.typical()
+        )
+        return Adapted(prior, knobs, len(rows), Sizes.of(rows), 1.0, nothing, nothing, nowhere)
+
+    for k in np.unique(fold):
+        said = fitted(fold != k).predict(rows.rows(fold == k))
+        error[fold == k] = said.log_s - np.log(time_s[fold == k])
+        deviation[fold == k] = said.high_log_s - said.log_s
+    quantile = _quantile(error, deviation, prior.log_width)
+    return dataclasses.replace(
+        fitted(fold >= 0),
+        quantile=quantile,
+        held_out=error,
+        held_out_log_width=quantile * deviation,
+        held_out_at=np.arange(len(rows)),
+    )
+
+
+def _few(
+    prior: FamilyPrior, rows: Rows, time_s: np.ndarray, many: bool, seed: int
+) -> tuple[Adapted, np.ndarray, np.ndarray]:
+    """(knobs and process over the rows, errors of each row left out [N], their standard deviations
+    [N]).
+
+    `many`: the rows have a word on the hyper-parameters, and on whether the trunk is heard.
+    """
+    knobs = knob_fits.fit_new(prior.population, rows, time_s)
+    on = knobs.closed(rows)
+    x, f, _ = prior.trunk(rows, on)
+    target = unbounded(np.log(time_s) - on.total)
+    # Fewer rows cannot tell whether the trunk misleads: their errors left out agree to a point, and
+    # the wrong choice costs three.
+    shares = (1.0, 0.0) if many else (1.0,)
+    learned = [
+        (share, *_learned(prior.hyper, Examples(x, share * f, target), many, seed))
+        for share in shares
+    ]
+    share, seen, left_out = min(
+        learned, key=lambda one: np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean()
+    )
+    error = bounded(target + left_out.error) - bounded(target)
+    nothing, nowhere = np.zeros(0), np.zeros(0, int)
+    found = Adapted(
+        prior,
+        knobs,
+        len(rows),
+        Sizes.of(rows),
+        1.0,
+        nothing,
+        nothing,
+        nowhere,
+        process=seen,
+        trunk_share=share,
+    )
+    return found, error, left_out.deviation
+
+
+def _cross_validated(
+    prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(error, standard deviation) of each row [N] by knobs, hyper-parameters and process of the
+    other folds.
+    """
+    folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
+    fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
+    error, deviation = np.empty(len(rows)), np.empty(len(rows))
+    for k in range(folds):
+        mine = fold == k
+        found, _, _ = _few(prior, rows.rows(~mine), time_s[~mine], True, seed)
+        said = dataclasses.replace(found, sizes=Sizes.of(rows)).predict(
+            rows.rows(mine)
+        )  # a fold's narrower range is not the point
+        error[mine] = said.log_s - np.log(time_s[mine])
+        deviation[mine] = said.high_log_s - said.log_s
+    return error, deviation
+
+
+def _learned(
+    hyper: Hyper, examples: Examples, own: bool, seed: int
+) -> tuple[Process, process.LeftOut]:
+    if own:
+        some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
+        hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
+    return process.learn(hyper, examples)
+
+
+def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:
+    """Deviations that hold 90 % of a next error: the rank that is right for so few, and the prior's
+    word as if it were some rows more.
+    """
+    rank = math.ceil(NOMINAL * (len(error) + 1))
+    if len(error) < _LEAST_CALIBRATING:
+        return without
+    own = float(np.sort(np.abs(error) / deviation)[min(rank, len(error)) - 1])
+    return (len(error) * own + _PRIOR_ROWS * max(own, without)) / (len(error) + _PRIOR_ROWS)
+
+
+def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
+    order = np.random.default_rng(seed).permutation(len(rows))
+    aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
+    held, learned = order[:aside], order[aside:]
+    knobs = knob_fits.fit_new(prior.population, rows.rows(learned), time_s[learned])
+    part = rows.rows(learned)
+    on = knobs.closed(part)
+    members = np.ones((trunk.MEMBERS, 1), bool)
+    steps = min(
+        _LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS
+    )  # few values: each is compiled
+    recipe = trunk.Recipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
+    data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
+    params = trunk.train(data, members, recipe, seed, start=prior.params)
+    # Its rows widen the sizes where the networks may speak.
+    seen = Sizes.of(rows)
+    reach = Sizes(
+        prior.sizes.names,
+        np.minimum(prior.sizes.low, seen.low),
+        np.maximum(prior.sizes.high, seen.high),
+    )
+    out = Adapted(
+        dataclasses.replace(prior, sizes=reach),
+        knobs,
+        len(rows),
+        seen,
+        0.0,
+        np.zeros(0),
+        np.zeros(0),
+        np.zeros(0, int),
+        params=params,
+    )
+    rest = rows.rows(held)
+    error = out.predict(rest).log_s - np.log(time_s[held])
+    deviation = float(
+        np.median(np.abs(error)) / 0.6745
+    )  # of a normal distribution with that median
+    _, _, apart = out.prior.trunk(rest, knobs.closed(rest), params)
+    each = np.sqrt(deviation**2 + apart**2)
+    quantile = _quantile(error, each, prior.quantile)
+    return dataclasses.replace(
+        out,
+        quantile=quantile,
+        held_out=error,
+        held_out_log_width=quantile * each,
+        held_out_at=held,
+        deviation=deviation,
+    )

@@ -1,0 +1,355 @@
+"""What all measured GPUs together say of one family of ops: usual knobs, a trunk, and how far both
+are off on a device left out.
+
+`train_family` learns it. The hyper-parameters of the process and the width of intervals come from
+inner leave-one-device-out: for each prior device a trunk trained without it, since a trunk's errors
+on its own devices are too small. How wrong a prediction without any row may be is asked of trunks
+that saw no kin of the device either: a new architecture has none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from hybridperf.io.namespace import array_module, root
+from hybridperf.learning import gaussian_process as process
+from hybridperf.learning.gaussian_process import Examples, Hyper
+from hybridperf.learning.prior import knobs as knob_fits
+from hybridperf.learning.prior import trunk
+from hybridperf.learning.prior.form import Closed
+from hybridperf.learning.prior.knobs import Population, SlotKnobs
+from hybridperf.learning.prior.rows import Rows
+from hybridperf.learning.prior.trunk import BOUND, Standard
+
+NOMINAL = 0.9  # share of measurements that an interval is to hold
+FADE_OCTAVES = (
+    2.0  # the trunk's word fades over so many factors of two beyond the sizes that the prior saw
+)
+SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
+_ROWS_PER_DEVICE = 6000
+_HYPER_ROWS = 256
+_HYPER_STEPS = 100
+_INNER_MEMBERS = 2
+_ERROR_ROWS = 2000  # rows of each left-out device that say how wrong a prediction without rows is
+_KNOB_ROWS = 100  # the rows that place a left-out device's knobs: about as many as a new device has
+_UNKNOWN_QUANTILE = 3.0  # deviations; where a single device leaves none to be left out
+_UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The least box around some rows, in octaves of each size."""
+
+    names: tuple[str, ...]
+    low: np.ndarray
+    high: np.ndarray
+
+    @staticmethod
+    def of(rows: Rows) -> Sizes:
+        sizes = rows.inputs.select(rows.sizes)
+        return Sizes(rows.sizes, sizes.min(0), sizes.max(0))
+
+    def outside(self, rows: Rows) -> Any:
+        """Distance [N] from the box in octaves, beyond the slack."""
+        sizes = rows.inputs.select(self.names)
+        maximum = array_module(sizes).maximum
+        beyond = maximum(self.low - sizes, sizes - self.high) - SLACK_OCTAVES
+        return root((maximum(beyond, 0.0) ** 2).sum(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyPrior:
+    """What is known of a family before a device was measured."""
+
+    population: Population
+    standard: Standard
+    params: Any  # of TrunkNet, leaves [E, ...]
+    hyper: Hyper
+    sizes: Sizes
+    # deviations that hold 90 % of a new device's measurements, for the prior device where that took
+    # most
+    quantile: float
+    # half-width of the 90 % interval of a device without rows: what the prior device that was worst
+    # off needed
+    log_width: float
+    kin_quantile: float | None = (
+        None  # both of devices whose kin were among the others; None: there were none
+    )
+    kin_log_width: float | None = None
+
+    def among(self, kin: Sequence[str]) -> FamilyPrior:
+        """For a device of which some prior devices are kin (of one architecture): their knobs, and
+        full belief in the trunk they taught.
+        """
+        kin = [name for name in kin if name in self.population.devices]
+        if not kin:
+            return self
+        hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
+        prior = dataclasses.replace(self, population=self.population.among(kin), hyper=hyper)
+        if self.kin_quantile is None or self.kin_log_width is None:
+            return prior
+        return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
+
+    def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[Any, Any, Any]:
+        """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's
+        sizes, its members' deviation [N]).
+        """
+        x = self.standard.inputs(rows, on)
+        said, apart = trunk.evaluate(self.params if params is None else params, x)
+        outside = self.sizes.outside(rows)
+        fade = array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
+        return x, fade * unbounded(said), fade * apart
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything with axes, by name, for a file."""
+        out = {
+            f"trunk/{name}": np.asarray(leaf)
+            for name, leaf in flatten_dict(dict(self.params), sep="/").items()
+        }
+        out |= {f"population/{name}": getattr(self.population, name) for name in ("spread", "own")}
+        out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
+        out |= {
+            f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name))
+            for field in dataclasses.fields(Hyper)
+        }
+        return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
+
+    def document(self) -> dict[str, Any]:
+        """The rest, as plain numbers and names."""
+        return {
+            "slots": list(self.population.slots),
+            "devices": list(self.population.devices),
+            "kin": list(self.population.kin),
+            "inputs": list(self.standard.names),
+            "sizes": list(self.sizes.names),
+            "quantile": self.quantile,
+            "log_width": self.log_width,
+            "kin_quantile": self.kin_quantile,
+            "kin_log_width": self.kin_log_width,
+        }
+
+    @staticmethod
+    def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> FamilyPrior:
+        """From what `arrays` and `document` gave."""
+        of = {name: np.asarray(array) for name, array in arrays.items()}
+        params = unflatten_dict(
+            {
+                name.removeprefix("trunk/"): array
+                for name, array in of.items()
+                if name.startswith("trunk/")
+            },
+            sep="/",
+        )
+        return FamilyPrior(
+            Population(
+                tuple(document["slots"]),
+                of["population/spread"],
+                tuple(document["devices"]),
+                of["population/own"],
+                tuple(document["kin"]),
+            ),
+            Standard(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
+            params,
+            Hyper(**{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}),
+            Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            float(document["quantile"]),
+            float(document["log_width"]),
+            *(
+                None if document[name] is None else float(document[name])
+                for name in ("kin_quantile", "kin_log_width")
+            ),
+        )
+
+
+def unbounded(r: Any) -> Any:
+    """c atanh(r / c): what `bounded` maps to r. The process adds up on this side, so that no sum
+    leaves the bound.
+    """
+    module = array_module(r)
+    return BOUND * module.arctanh(module.clip(r / BOUND, -0.99, 0.99))
+
+
+def bounded(u: Any) -> Any:
+    """c tanh(u / c)."""
+    return BOUND * array_module(u).tanh(u / BOUND)
+
+
+def train_family(
+    devices: Mapping[str, tuple[Rows, np.ndarray]],
+    seed: int = 0,
+    recipe: trunk.Recipe = trunk.Recipe(),  # noqa: B008
+    kinds: Mapping[str, str] | None = None,
+    least_rows: int = 0,
+) -> FamilyPrior:
+    """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a
+    minute for four devices.
+
+    `kinds`: the architecture of each device, by which they are kin. A device of fewer than
+    `least_rows` has a say on the knobs only.
+    """
+    if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
+        raise ValueError("a prior needs at least one device, and rows of each")
+    random = np.random.default_rng(seed)
+    measured = {}
+    for name in sorted(devices):  # the order of a dict must not matter
+        rows, time_s = devices[name]
+        keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
+        measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
+    own = {name: knob_fits.fit_each_slot(rows, time_s) for name, (rows, time_s) in measured.items()}
+    usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
+    measured = {
+        name: one for name, one in measured.items() if len(one[0]) >= least_rows
+    } or measured
+    on = {name: own[name].closed(rows) for name, (rows, _) in measured.items()}
+    how = trunk.standard([(rows, on[name]) for name, (rows, _) in measured.items()])
+    data = [
+        (how.inputs(rows, on[name]), np.log(time_s) - on[name].total)
+        for name, (rows, time_s) in measured.items()
+    ]
+    params = trunk.train(data, np.ones((trunk.MEMBERS, len(data)), bool), recipe, seed)
+    box = _box([rows for rows, _ in measured.values()])
+    hyper = process.start_hyper(len(how.centre))
+    prior = FamilyPrior(usual, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
+    if len(measured) == 1:
+        return prior
+    shorter = dataclasses.replace(
+        recipe, steps=recipe.steps // 2, batch=recipe.batch // 2
+    )  # one network per device left out adds up
+    left_out = _leave_out(prior, measured, own, data, kinds or {}, shorter, seed)
+    hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
+    believing = dataclasses.replace(hyper, belief=np.array(1.0))
+    of_kin = [out.of_kin for out in left_out if out.of_kin is not None]
+    return dataclasses.replace(
+        prior,
+        hyper=hyper,
+        quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
+        log_width=max(_log_width(hyper, out.cold) for out in left_out),
+        kin_quantile=max(
+            (_quantile_without_rows(believing, rows) for rows in of_kin), default=None
+        ),
+        kin_log_width=max((_log_width(believing, rows) for rows in of_kin), default=None),
+    )
+
+
+def uninformed(rows: Rows) -> FamilyPrior:
+    """A prior that no device taught: knobs may be anything usual for the form, and the trunk is
+    silent. `rows` say what inputs are.
+    """
+    form = rows.form
+    slots = tuple(sorted(set(map(str, rows.slot))))
+    nobody = Population(
+        slots, form.start_spread, ("nobody",), np.tile(form.start, (1, len(slots), 1))
+    )
+    how = trunk.standard([(rows, nobody.typical().closed(rows))])
+    hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
+    params = trunk.untrained(len(how.centre), 1)
+    return FamilyPrior(
+        nobody, how, params, hyper, Sizes.of(rows), _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH
+    )
+
+
+def _box(parts: list[Rows]) -> Sizes:
+    each = [Sizes.of(rows) for rows in parts]
+    return Sizes(
+        each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _LeftOut:
+    """A prior device as one that was not in the prior, by trunks that did not see it."""
+
+    placed: Examples  # knobs found from a few of its rows
+    cold: Examples  # knobs usual elsewhere; no kin of it was seen
+    of_kin: Examples | None  # knobs of its kin among the others; None where it has none
+
+
+def _leave_out(
+    prior: FamilyPrior,
+    measured: Mapping[str, tuple[Rows, np.ndarray]],
+    own: Mapping[str, SlotKnobs],
+    data: list[tuple[np.ndarray, np.ndarray]],
+    kinds: Mapping[str, str],
+    recipe: trunk.Recipe,
+    seed: int,
+) -> list[_LeftOut]:
+    names = list(measured)
+    folds = _folds(names, kinds)
+    sees = np.repeat(
+        np.array([[name not in fold for name in names] for fold in folds]), _INNER_MEMBERS, 0
+    )
+    inner = trunk.train(data, sees, recipe, seed + 1)
+    random = np.random.default_rng(seed)
+
+    def without(fold: tuple[str, ...]) -> tuple[Population, Any]:
+        """(knobs, networks) of the devices outside a fold."""
+        which = slice(folds.index(fold) * _INNER_MEMBERS, (folds.index(fold) + 1) * _INNER_MEMBERS)
+        others = knob_fits.population(
+            next(iter(measured.values()))[0].form,
+            {name: knobs for name, knobs in own.items() if name not in fold},
+        )
+        return others, jax.tree.map(lambda leaf: leaf[which], inner)
+
+    out = []
+    for name in names:
+        rows, time_s = measured[name]
+        kin = [
+            other
+            for other in names
+            if other != name and name in kinds and kinds.get(other) == kinds[name]
+        ]
+        others, params = without((name,))
+        strangers, of_strangers = without([fold for fold in folds if name in fold][-1])
+        order = random.permutation(len(rows))
+        few, some, many = order[:_KNOB_ROWS], order[-_HYPER_ROWS:], order[-_ERROR_ROWS:]
+        placed = knob_fits.fit_new(others, rows.rows(few), time_s[few])
+        rest, seconds = rows.rows(many), time_s[many]
+        out.append(
+            _LeftOut(
+                _examples(prior, params, rows.rows(some), time_s[some], placed),
+                _cold_examples(prior, of_strangers, rest, seconds, strangers),
+                _cold_examples(prior, params, rest, seconds, others.among(kin)) if kin else None,
+            )
+        )
+    return out
+
+
+def _folds(names: Sequence[str], kinds: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Devices to leave out at once: each alone, then the kin of an architecture together, where
+    others remain.
+    """
+    of_kind: dict[str, list[str]] = {}
+    for name in names:
+        of_kind.setdefault(kinds.get(name, name), []).append(name)
+    together = [tuple(kin) for kin in of_kind.values()]
+    return [(name,) for name in names] + [fold for fold in together if 1 < len(fold) < len(names)]
+
+
+def _examples(
+    prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, knobs: SlotKnobs
+) -> Examples:
+    on = knobs.closed(rows)
+    x, f, _ = prior.trunk(rows, on, params)
+    return Examples(x, f, unbounded(np.log(time_s) - on.total))
+
+
+def _cold_examples(
+    prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, usual: Population
+) -> Examples:
+    return _examples(prior, params, rows, time_s, usual.typical().including(usual, rows.slot))
+
+
+def _quantile_without_rows(hyper: Hyper, rows: Examples) -> float:
+    deviation = np.sqrt(process.variance(hyper, rows.x, rows.f))
+    return float(np.quantile(np.abs(rows.r - hyper.belief * rows.f) / deviation, NOMINAL))
+
+
+def _log_width(hyper: Hyper, rows: Examples) -> float:
+    """Log half-width that holds 90 % of the rows."""
+    return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))

@@ -1,0 +1,131 @@
+"""Rows of one family of ops as the prior sees them: counts, what the datasheet says, and what a
+network may know.
+
+A family is a set of op kinds whose times err alike (GEMMs, decode attention, ...); a slot is one
+implementation inside it (a serving framework with a number format) that has knobs of its own. Which
+op is of which family and slot is decided elsewhere: here are numbers.
+
+Axes: N rows, f inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from hybridperf.io.namespace import array_module, floats
+from hybridperf.learning.prior.form import ROOFLINE, Form
+from hybridperf.learning.residual import Inputs
+from hybridperf.learning.residual import concatenate as concatenate_inputs
+
+_NOTHING = 1e-30  # seconds or waves: stands for zero where a log is taken
+
+
+class Rows(Protocol):
+    """Measurements of one family on one device (or system), as fits and networks see them."""
+
+    @property
+    def form(self) -> Form:
+        """The closed form that prices them."""
+        ...
+
+    @property
+    def slot(self) -> np.ndarray:
+        """object [N]: the implementation."""
+        ...
+
+    @property
+    def inputs(self) -> Inputs:
+        """[N, f] what a network may know of a row beside its place on the form."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Inputs that are log2 of a continuous size: distance from what was seen is counted in
+        these.
+        """
+        ...
+
+    def __len__(self) -> int: ...
+
+    def work(self) -> Any:
+        """[N, W] what the form reads."""
+        ...
+
+    def rows(self, keep: np.ndarray) -> Self:
+        """Some of the rows: a mask, positions or a slice."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyRows:
+    """Some ops of one family on one device, or on several."""
+
+    flops: Any  # [N] counted from the shape
+    bytes: Any  # [N]
+    blocks: Any  # [N] thread blocks started; zero: no wave term
+    peak_flops_per_s: np.ndarray  # [N] or one number: datasheet peak of the row's dtype
+    memory_bytes_per_s: np.ndarray | float  # datasheet
+    sm_count: np.ndarray | float
+    slot: np.ndarray  # object [N]: implementation, e.g. "trtllm|bf16"
+    inputs: Inputs  # [N, f] what a network may know of the op beside its place on the roofline
+    sizes: tuple[
+        str, ...
+    ]  # inputs that are log2 of a continuous size: distance from what was seen is counted in these
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    @property
+    def form(self) -> Form:
+        return ROOFLINE
+
+    def work(self) -> Any:
+        """[N, 3]: logs of seconds of arithmetic and of traffic at the datasheet's rates, and of
+        waves (blocks per SM, not rounded).
+        """
+        amounts = (
+            floats(self.flops) / self.peak_flops_per_s,
+            floats(self.bytes) / self.memory_bytes_per_s,
+            floats(self.blocks) / self.sm_count,
+        )
+        module = array_module(*amounts)
+        return module.stack(
+            [
+                module.log(module.maximum(module.broadcast_to(amount, (len(self),)), _NOTHING))
+                for amount in amounts
+            ],
+            1,
+        )
+
+    def rows(self, keep: np.ndarray) -> FamilyRows:
+        """Some of the rows: a mask, positions or a slice."""
+
+        def some(values: np.ndarray | float) -> np.ndarray:
+            return np.broadcast_to(np.asarray(values, np.float64), (len(self),))[keep]
+
+        return FamilyRows(
+            some(self.flops), some(self.bytes), some(self.blocks), some(self.peak_flops_per_s),
+            some(self.memory_bytes_per_s), some(self.sm_count), self.slot[keep],
+            self.inputs.rows(keep), self.sizes,
+        )  # fmt: skip
+
+
+def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
+    """Rows of several kinds or devices below each other; an input that a
+    kind lacks is zero there.
+    """
+    whole = [part.rows(np.arange(len(part))) for part in parts]
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in whole])
+
+    sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
+    return FamilyRows(
+        column("flops"), column("bytes"), column("blocks"), column("peak_flops_per_s"),
+        column("memory_bytes_per_s"), column("sm_count"), column("slot"),
+        concatenate_inputs([part.inputs for part in whole]), sizes,
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""A prior as a folder: every family's usual knobs and networks, with where they come from.
+`prior.json` in plain numbers, `prior.npz`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridperf.io import (
+    InputError,
+    hash_of,
+    installed_hardware,
+    read_arrays,
+    read_json,
+    unknown,
+    write_arrays,
+    write_json,
+)
+from hybridperf.learning.prior.family import FamilyPrior
+
+PRIOR_SCHEMA_VERSION = 2
+DEFAULT_PRIOR = "prior"  # the one that is installed
+NO_PRIOR = "none"
+_DOCUMENT, _WEIGHTS = "prior.json", "prior.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """What all measured devices say of each family of ops."""
+
+    families: Mapping[str, FamilyPrior]
+    provenance: Mapping[str, Any]
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write the two files, atomically each."""
+        arrays = {
+            f"{name}/{key}": leaf
+            for name, family in self.families.items()
+            for key, leaf in family.arrays().items()
+        }
+        document = {
+            "families": {name: family.document() for name, family in self.families.items()},
+            "weights_sha256": hash_of(arrays),
+            "provenance": dict(self.provenance),
+        }
+        write_arrays(Path(folder) / _WEIGHTS, arrays)
+        write_json(Path(folder) / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, document)
+
+
+def load_prior(name: str | os.PathLike) -> Prior:
+    """A prior by folder, or by the name of an installed one."""
+    installed = installed_hardware()
+    places = [Path(name), *([installed / str(name)] if installed else [])]
+    folder = next((place for place in places if (place / _DOCUMENT).exists()), None)
+    if folder is None:
+        known = (
+            sorted(path.parent.name for path in installed.glob(f"*/{_DOCUMENT}"))
+            if installed
+            else []
+        )
+        raise unknown(
+            "prior",
+            str(name),
+            [*known, NO_PRIOR],
+            "give the folder of a prior, the name of an installed one, or none",
+        )
+    document = read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION)
+    try:
+        stored = read_arrays(folder / _WEIGHTS, str(document["weights_sha256"]))
+        families = {
+            family: FamilyPrior.read(
+                {
+                    key.removeprefix(f"{family}/"): leaf
+                    for key, leaf in stored.items()
+                    if key.startswith(f"{family}/")
+                },
+                said,
+            )
+            for family, said in document["families"].items()
+        }
+        return Prior(families, dict(document["provenance"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{folder / _DOCUMENT} is damaged ({type(error).__name__}:"
+            f" {str(error).splitlines()[0]}); restore it"
+        ) from error

@@ -1,0 +1,468 @@
+"""What the closed form misses, learned: small networks, one ensemble per group of ops, bounded,
+silent where nothing was measured.
+
+    log correction(x) = exp(-(outside(x) / 2)^2) * ( share * mean over members of c tanh(f_e(x) / c)  +  process share * p(x) )
+
+p is a Gaussian process over the rows themselves (`gaussian_process.py`), held to the same bound: it
+remembers single shapes, where the networks know the trend. x holds the logs of an op's work counts
+and its `shape()`; both see it standardised and clipped to the box of the rows they learned from.
+`outside(x)` is the distance from that box in octaves (factors of two); flags and sizes count, how
+vectors are filled does not. A bounded correction that fades keeps the limits of the closed form;
+the shares are how much of either word held-out rows advise to take, 0 for a group where the closed
+form does better without.
+
+Small data (8 to some hundred rows a group) decides the rest: two layers of 16, a group lasso on the
+inputs so that useless ones go silent, noise on the inputs, pseudo-Huber loss. One compiled function
+trains all groups, folds and members of about a size at once.
+
+Axes: N rows, F = INPUTS inputs (unused ones are zero), E members, J training jobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from hybridperf.io.namespace import array_module, floats, root
+from hybridperf.learning import gaussian_process
+from hybridperf.learning.gaussian_process import Examples, Process
+from hybridperf.ops import Op
+from hybridperf.ops.base import log2_above_zero
+from hybridperf.ops.roofline import Work
+
+INPUTS = 32
+BOUND = 2.0  # |log correction| of one member stays below: a factor of 7
+FADE_OCTAVES = 2.0
+RANGE_SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
+LEAST_ROWS = 16  # fewer rows of a group teach nothing but themselves
+
+_WIDTH = 16
+_STEPS = 250
+_LEARNING_RATE = 2e-2
+_LOSS_SCALE = 0.1
+_INPUT_NOISE = 0.15  # standard deviations
+_LASSO = 0.03
+_CLIP = 3.0  # standard deviations
+_BATCHES = (
+    64,
+    256,
+    1024,
+)  # rows of a training job are padded to one of these; of more rows each step draws so many
+_JOBS_AT_ONCE = 64
+_PROCESS = "process/"
+_PROCESS_ROWS = 1000  # of a group: the process costs their cube
+_HYPER_ROWS, _HYPER_STEPS = 300, 60
+_WORTH_IT = 0.05
+
+_WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
+_NOT_A_DISTANCE = (
+    "tail",
+    "reuse_",
+)  # how vectors are filled, and where data lies: inputs, but no size to go beyond
+
+
+class CorrectionNet(nn.Module):
+    """Inputs [..., F] -> log correction [...], zero before it learned anything."""
+
+    width: int = _WIDTH
+    bound: float = BOUND
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = nn.gelu(
+            nn.Dense(
+                self.width,
+                kernel_init=nn.initializers.normal(0.25),
+                bias_init=nn.initializers.normal(0.5),
+                name="first",
+            )(x)
+        )
+        h = h + nn.gelu(nn.Dense(self.width, name="second")(h))
+        out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
+        return self.bound * jnp.tanh(out / self.bound)
+
+
+_NET = CorrectionNet()
+
+
+def _blank_params() -> Any:
+    return jax.eval_shape(lambda: _NET.init(jax.random.key(0), jnp.zeros((1, INPUTS)))["params"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Raw inputs of some ops of one group: names [f], values [N, f], float64 or traced by JAX."""
+
+    names: tuple[str, ...]
+    values: Any
+
+    def rows(self, keep: np.ndarray) -> Inputs:
+        """Some of the ops: a mask or positions."""
+        return Inputs(self.names, self.values[keep])
+
+    def select(self, names: Sequence[str]) -> Any:
+        """Values [N, len(names)] in another order; inputs these ops do not have are zero."""
+        module = array_module(self.values)
+        at = {name: i for i, name in enumerate(self.names)}
+        nothing = len(self.names)
+        places = np.array([at.get(name, nothing) for name in names], int)
+        values = (
+            module.concatenate([self.values, np.zeros((len(self.values), 1))], 1)
+            if (places == nothing).any()
+            else self.values
+        )
+        return module.take(
+            values, places, axis=1, mode="clip"
+        )  # all of them at once: JAX compiles one gather
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """The inputs that a group's rows covered."""
+
+    names: tuple[str, ...]
+    low: np.ndarray  # [f]
+    high: np.ndarray  # [f]
+
+    @staticmethod
+    def between(lowest: Mapping[str, float], highest: Mapping[str, float]) -> Box:
+        """From the ends of each input by name."""
+        return Box(
+            tuple(lowest),
+            np.array([lowest[name] for name in lowest]),
+            np.array([highest[name] for name in lowest]),
+        )
+
+    @staticmethod
+    def of(inputs: Inputs) -> Box:
+        """The least box around some ops."""
+        return Box(inputs.names, inputs.values.min(0), inputs.values.max(0))
+
+    def outside(self, inputs: Inputs) -> Any:
+        """Distance [N] of ops from the box in octaves, beyond the slack."""
+        counted = [i for i, name in enumerate(self.names) if not name.startswith(_NOT_A_DISTANCE)]
+        x = inputs.select(self.names)[:, counted]
+        maximum = array_module(x).maximum
+        beyond = maximum(self.low[counted] - x, x - self.high[counted])
+        return root((maximum(beyond - RANGE_SLACK_OCTAVES, 0.0) ** 2).sum(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """The learned correction of one group of ops."""
+
+    box: Box  # of all inputs
+    names: tuple[str, ...]  # inputs that varied: what the networks look at
+    centre: np.ndarray  # [len(names)]
+    scale: np.ndarray
+    share: float
+    params: Mapping[str, Any]  # of CorrectionNet, each leaf [E, ...]
+    process: Process | None = None  # over the rows, of the same inputs
+    process_share: float = 0.0
+
+    @property
+    def learned(self) -> float:
+        """How much of what was learned is believed, 0 to 1."""
+        return self.share + self.process_share
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Weights, and the rows of the process, by name, for a file."""
+        nets = {
+            name: np.asarray(leaf, np.float32)
+            for name, leaf in flatten_dict(dict(self.params), sep="/").items()
+        }
+        return nets | (
+            {}
+            if self.process is None
+            else {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()}
+        )
+
+    @staticmethod
+    def read(
+        box: Box, names: Sequence[str], centre: np.ndarray, scale: np.ndarray, share: float,
+        arrays: Mapping[str, np.ndarray], process_share: float = 0.0,
+    ) -> Residual:  # fmt: skip
+        """From what a file holds; `ValueError` where it cannot be a correction."""
+        seen = {
+            name.removeprefix(_PROCESS): leaf
+            for name, leaf in arrays.items()
+            if name.startswith(_PROCESS)
+        }
+        process = Process.read(seen, len(names)) if seen else None
+        arrays = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
+        expected = {
+            name: leaf.shape for name, leaf in flatten_dict(_blank_params(), sep="/").items()
+        }
+        members = {len(leaf) for leaf in arrays.values() if np.ndim(leaf)}
+        if {
+            name: leaf.shape[1:] for name, leaf in arrays.items() if np.ndim(leaf)
+        } != expected or len(members) != 1:
+            raise ValueError("the weights of a correction do not have the shape of its networks")
+        if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
+            raise ValueError("the inputs of a correction do not match its range")
+        finite = (
+            np.isfinite(values).all()
+            for values in (centre, scale, box.low, box.high, *arrays.values())
+        )
+        if (
+            not all(finite)
+            or not (scale > 0).all()
+            or min(share, process_share) < 0
+            or share + process_share > 1
+        ):
+            raise ValueError(
+                "a correction holds a number that is not finite, or a share outside 0 to 1"
+            )
+        if process_share > 0 and process is None:
+            raise ValueError("the rows of a correction's process are missing")
+        return Residual(
+            box,
+            tuple(names),
+            centre,
+            scale,
+            share,
+            unflatten_dict(dict(arrays), sep="/"),
+            process,
+            process_share,
+        )
+
+
+def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
+    """Inputs of `rows` ops given as one op with columns, and their work (with the reuse distance it
+    has where it stands).
+    """
+    counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
+    named = {**counts, **op.shape()}
+    module = array_module(*named.values())
+    return Inputs(
+        tuple(named),
+        module.stack([module.broadcast_to(floats(v), (rows,)) for v in named.values()], 1),
+    )
+
+
+def concatenate(parts: Sequence[Inputs]) -> Inputs:
+    """Ops of several kinds below each other; what a kind has no such input of is zero."""
+    names = tuple(dict.fromkeys(name for part in parts for name in part.names))
+    return Inputs(names, np.concatenate([part.select(names) for part in parts]))
+
+
+def log_correction(residual: Residual, inputs: Inputs) -> Any:
+    """What to add to the log of the closed form's seconds [N]; differentiable in inputs that JAX
+    traces.
+    """
+    out = np.zeros(len(inputs.values))
+    if residual.share > 0.0:
+        out = out + residual.share * networks_say(residual, inputs)
+    if residual.process_share > 0.0:
+        out = out + residual.process_share * process_says(residual, inputs)
+    return out
+
+
+def networks_say(residual: Residual, inputs: Inputs) -> Any:
+    """The networks' whole word [N], fading outside the range."""
+    x = _standardised(residual, inputs)
+    rows = len(x)
+    padded: Any
+    if array_module(x) is np:
+        padded = np.zeros((max(64, 1 << (rows - 1).bit_length()), INPUTS), np.float32)
+        padded[:rows, : x.shape[1]] = x
+    else:  # in the precision of what differentiates it
+        padded = jnp.pad(x, ((0, 0), (0, INPUTS - x.shape[1])))
+    return _fade(residual, inputs) * floats(_ensemble(residual.params, padded))[:rows]
+
+
+def process_says(residual: Residual, inputs: Inputs) -> Any:
+    """The whole word of the process [N], bounded as the networks' and fading outside the range."""
+    if residual.process is None:
+        return np.zeros(len(inputs.values))
+    x = _standardised(residual, inputs)
+    said, _ = residual.process.says(x, np.zeros(len(x)))
+    return _fade(residual, inputs) * array_module(said).clip(said, -BOUND, BOUND)
+
+
+def _fade(residual: Residual, inputs: Inputs) -> Any:
+    outside = residual.box.outside(inputs)
+    return array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
+
+
+def _said(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.asarray(_NET.apply({"params": params}, x))
+
+
+@jax.jit
+def _ensemble(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.mean(jax.vmap(lambda p: _said(p, x))(params), axis=0)
+
+
+def _standardised(residual: Residual, inputs: Inputs) -> Any:
+    seen = [residual.box.names.index(name) for name in residual.names]
+    raw = inputs.select(residual.names)
+    clip = array_module(raw).clip
+    inside = clip(raw, residual.box.low[seen], residual.box.high[seen])
+    return clip((inside - residual.centre) / residual.scale, -_CLIP, _CLIP)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Rows of one group to learn from: their inputs, and log(measured / closed form) [N]."""
+
+    inputs: Inputs
+    target: np.ndarray
+    members: int = 4
+
+
+def train(jobs: Sequence[Job], seed: int = 0) -> list[Residual]:
+    """One ensemble per job. Jobs of about a size are trained together; the result does not depend
+    on which others there are.
+    """
+    blank: list[Residual] = [_untrained(job.inputs) for job in jobs]
+    members = [(at, member) for at, job in enumerate(jobs) for member in range(job.members)]
+    rows = [len(job.target) for job in jobs]
+    found: dict[tuple[int, int], Any] = {}
+    # the largest batch twice: of more rows than it holds each step draws some, and jobs that do not
+    # draw must not be trained with those
+    for size, draws in (*((size, False) for size in _BATCHES), (_BATCHES[-1], True)):
+        of_size = [
+            (at, member)
+            for at, member in members
+            if _batch_of(rows[at]) == size and (rows[at] > size) == draws
+        ]
+        for start in range(0, len(of_size), _JOBS_AT_ONCE):
+            chunk = of_size[start : start + _JOBS_AT_ONCE]
+            for name, params in zip(
+                chunk, _train_chunk(jobs, blank, chunk, size, seed), strict=True
+            ):
+                found[name] = params
+    return [
+        dataclasses.replace(
+            blank[at],
+            params=jax.tree.map(
+                lambda *leaves: np.stack(leaves), *(found[at, m] for m in range(job.members))
+            ),
+        )
+        for at, job in enumerate(jobs)
+    ]
+
+
+def _untrained(inputs: Inputs) -> Residual:
+    """Box and scales of a group; inputs that never vary are left out of the networks' sight."""
+    varies = inputs.values.std(0) > 1e-6
+    if varies.sum() > INPUTS:
+        raise ValueError(f"an op kind has {int(varies.sum())} varying inputs, more than {INPUTS}")
+    names = tuple(name for name, keep in zip(inputs.names, varies, strict=True) if keep)
+    values = inputs.values[:, varies]
+    return Residual(Box.of(inputs), names, values.mean(0), values.std(0), 1.0, {})
+
+
+def _batch_of(rows: int) -> int:
+    return next((size for size in _BATCHES if rows <= size), _BATCHES[-1])
+
+
+def _train_chunk(
+    jobs: Sequence[Job],
+    blank: Sequence[Residual],
+    chunk: Sequence[tuple[int, int]],
+    size: int,
+    seed: int,
+) -> list[Any]:
+    """Parameters of each (job, member) of a chunk, padded to a full chunk so that all chunks share
+    one compiled function.
+    """
+    most = max(len(jobs[at].target) for at, _ in chunk)
+    stored = size if most <= size else 1 << (most - 1).bit_length()
+    x = np.zeros((_JOBS_AT_ONCE, stored, INPUTS), np.float32)
+    target = np.zeros((_JOBS_AT_ONCE, stored), np.float32)
+    rows = np.ones(_JOBS_AT_ONCE, np.int32)
+    keys = np.zeros((_JOBS_AT_ONCE, 2), np.uint32)
+    for i, (at, member) in enumerate(chunk):
+        known = _standardised(blank[at], jobs[at].inputs)
+        x[i, : len(known), : known.shape[1]] = known
+        target[i, : len(known)] = np.clip(jobs[at].target, -BOUND, BOUND)
+        rows[i] = len(known)
+        keys[i] = seed, member
+    params = _train_many(x, target, rows, keys, size)
+    return [jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), params) for i in range(len(chunk))]
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _train_many(
+    x: jax.Array, target: jax.Array, rows: jax.Array, keys: jax.Array, batch: int
+) -> Any:
+    optimizer = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, _STEPS))
+
+    def one(x: jax.Array, target: jax.Array, rows: jax.Array, key: jax.Array) -> Any:
+        first, steps_key = jax.random.split(jax.random.wrap_key_data(key))
+        noise = _INPUT_NOISE * jnp.any(x != 0, axis=0)  # unused inputs stay silent
+        params = _NET.init(first, x[:1])["params"]
+
+        def loss(params: Any, x: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+            error = (_said(params, x) - target) / _LOSS_SCALE
+            fit = jnp.sum(weight * (jnp.sqrt(1 + error**2) - 1)) / jnp.sum(weight)
+            each_input = jnp.sqrt(jnp.sum(params["first"]["kernel"] ** 2, axis=1) + 1e-6)
+            return fit + _LASSO * jnp.sum(each_input)
+
+        def step(state: Any, key: jax.Array) -> tuple[Any, None]:
+            params, memory = state
+            noise_key, draw_key = jax.random.split(key)
+            if x.shape[0] > batch:
+                drawn = jax.random.randint(draw_key, (batch,), 0, rows)
+                seen, wanted, weight = x[drawn], target[drawn], jnp.ones(batch)
+            else:
+                seen, wanted, weight = x, target, (jnp.arange(x.shape[0]) < rows).astype(x.dtype)
+            seen = seen + noise * jax.random.normal(noise_key, seen.shape)
+            gradient = jax.grad(loss)(params, seen, wanted, weight)
+            updates, memory = optimizer.update(gradient, memory, params)
+            return (optax.apply_updates(params, updates), memory), None
+
+        (params, _), _ = jax.lax.scan(
+            step, (params, optimizer.init(params)), jax.random.split(steps_key, _STEPS)
+        )
+        return params
+
+    return jax.vmap(one)(x, target, rows, keys)
+
+
+def with_process(residual: Residual, inputs: Inputs, target: np.ndarray) -> Residual:
+    """The correction with a process over rows: their inputs, and
+    log(measured / closed form) [N].
+    """
+    keep = np.unique(np.linspace(0, len(target) - 1, min(len(target), _PROCESS_ROWS)).astype(int))
+    x = _standardised(residual, inputs.rows(keep))
+    rows = Examples(x, np.zeros(len(x)), np.clip(target[keep], -BOUND, BOUND))
+    some = np.random.default_rng(0).permutation(len(rows))[:_HYPER_ROWS]
+    hyper = gaussian_process.fit_hyper(
+        gaussian_process.start_hyper(x.shape[1]), [rows.rows(some)], _HYPER_STEPS
+    )
+    return dataclasses.replace(residual, process=gaussian_process.learn(hyper, rows)[0])
+
+
+def best_shares(
+    target: np.ndarray, networks: np.ndarray, process: np.ndarray
+) -> tuple[float, float]:
+    """How much of either word to take: the shares, together at most one, that leave held-out
+    `target` [N] the least mean absolute error.
+
+    The process is heard only where that helps by more than `_WORTH_IT`: the networks' word is
+    smoother between the rows and beyond them.
+    """
+    quarters = np.linspace(0.0, 1.0, 5)
+    pairs = [(one, other) for one in quarters for other in quarters if one + other <= 1]
+    errors = {
+        pair: np.abs(target - pair[0] * networks - pair[1] * process).mean() for pair in pairs
+    }
+    alone = min((pair for pair in pairs if pair[1] == 0), key=errors.__getitem__)
+    both = min(pairs, key=errors.__getitem__)
+    one, other = both if errors[both] < (1 - _WORTH_IT) * errors[alone] else alone
+    return float(one), float(other)

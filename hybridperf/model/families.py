@@ -1,0 +1,273 @@
+"""Families of ops that one prior serves across GPUs, and which implementation of an op a row was
+measured on.
+
+A family is a set of op groups whose times err alike. Inside it a slot names an implementation: op,
+framework, number format, quantisation, cache format, direction; each slot has knobs of its own. A
+row that does not say its framework is of the slot without one where the prior has met that, else of
+the first by name with the rest of its words: predictions say so in their `note`.
+
+What a row may tell the networks beside the op's own inputs are flags, `framework=vllm`,
+`kernel=...`; words the prior never met are silent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.hardware import DeviceSpec, load_device
+from hybridperf.io import InputError
+from hybridperf.io.namespace import array_module, floats, put
+from hybridperf.learning.prior import FamilyRows
+from hybridperf.learning.residual import Inputs
+from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
+from hybridperf.ops.table import OpRows
+
+_SINGLE = ("fp32", "tf32", "fp64")
+_FAMILY = {
+    "gemm": "matmul", "gemm_transposed": "matmul", "batched_gemm": "matmul",
+    "batched_gemm_transposed": "matmul", "prefill_attention": "prefill_attention",
+    "decode_attention": "decode_attention", "encoder_attention": "encoder_attention", "moe": "moe",
+    "convolution": "convolution", "grouped_convolution": "convolution",
+    "elementwise": "elementwise", "softmax": "softmax", "norm": "norm", "gather": "gather",
+    "quantise": "quantise",
+}  # fmt: skip
+FAMILIES = (*dict.fromkeys(_FAMILY.values()), "matmul_fp32")
+_NOT_AN_IMPLEMENTATION = frozenset(
+    {"distribution"}
+)  # text of an op that its own inputs already hold as numbers
+_FLAGS = ("framework", "kernel", "algo")
+_NOT_A_SPELLING = frozenset(
+    {"mla_gen_pre", "mla_gen_post"}
+)  # batched products by other kernels: not the `bmm` that they are counted as
+_UNQUANTISED = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}  # schemes that leave an op of this number format as it is
+# Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of
+# accuracy without rows, and bring none with.
+_WITHOUT_WAVES = frozenset({"moe"})
+_FRAMEWORK = 1  # its place in a slot's words
+_SEPARATOR = "|"
+
+
+def family_of(group: str, dtype: str) -> str | None:
+    """The family of an op in a number format; None where no prior knows its group.
+
+    Single precision runs on other units, without launch graphs: its own.
+    """
+    family = _FAMILY.get(group)
+    return "matmul_fp32" if family == "matmul" and dtype in _SINGLE else family
+
+
+def groups_of(family: str) -> list[str]:
+    """Groups of ops that a family prices."""
+    return [group for group, of in _FAMILY.items() if of == family.removesuffix("_fp32")]
+
+
+def by_family(part: OpRows) -> Iterator[tuple[str, np.ndarray]]:
+    """(family, mask [R]) of the rows of a part; an empty name where no prior knows their group."""
+    named = np.array(
+        [family_of(GROUPS[g], part.op.dtype) or "" for g in np.unique(part.group)], object
+    )
+    of_row = named[np.searchsorted(np.unique(part.group), part.group)]
+    for family in dict.fromkeys(named):
+        yield family, of_row == family
+
+
+def gpu_of(device: DeviceSpec) -> Gpu | None:
+    """What the ops' inputs need of a GPU; None where the facts do not hold it, or the device is
+    none.
+    """
+    if device.kind != "gpu" or device.multiprocessors is None or device.l2_bytes is None:
+        return None
+    return Gpu(float(device.multiprocessors), float(device.l2_bytes))
+
+
+def kin_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
+    """Those of some known devices that have a device's architecture, itself included; where none
+    has, those of its generation.
+
+    A generation is an architecture's first word and the first part of its number: Blackwell sm_103
+    is kin of sm_100 and not of sm_120.
+    """
+    arches = {name: arch for name in names if (arch := _arch(name)) is not None}
+    same = [name for name, arch in arches.items() if arch == device.arch]
+    return same or [
+        name for name, arch in arches.items() if _generation(arch) == _generation(device.arch)
+    ]
+
+
+def kinds_of(names: Iterable[str]) -> dict[str, str]:
+    """The architecture of each device whose facts are known."""
+    return {name: arch for name in names if (arch := _arch(name)) is not None}
+
+
+def _generation(arch: str) -> tuple[str, str]:
+    words = arch.split()
+    return words[0], words[-1][:-1]
+
+
+def _arch(name: str) -> str | None:
+    try:
+        return load_device(name).arch
+    except InputError:
+        return None
+
+
+def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRows:
+    """Rows `keep` (a mask [R]) of a part as the prior sees them."""
+    gpu = gpu_of(device)
+    if gpu is None:
+        raise InputError(
+            f"the number of multiprocessors or the L2 size of {device.id} is not known; give them"
+            " in a device file, or --prior none"
+        )
+    n = len(part.rows)
+
+    def whole(values: Any) -> Any:
+        return array_module(values).broadcast_to(
+            floats(values), (n,)
+        )  # of a single op they are numbers
+
+    own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
+    flags = _flags(part, n)
+    values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
+    return FamilyRows(
+        flops=whole(part.work.flops)[keep],
+        bytes=whole(part.work.bytes)[keep],
+        blocks=whole(0.0 if part.op.group in _WITHOUT_WAVES else part.op.blocks())[keep],
+        peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
+        memory_bytes_per_s=device.memory_bytes_per_s,
+        sm_count=gpu.sm_count,
+        slot=_slots(part, n)[keep],
+        inputs=Inputs((*own, *flags), values[keep]),
+        sizes=tuple(name for name in own if name.startswith("log2_")),
+    )
+
+
+def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
+    """(rows whose slot is one of `known` where that can be told, what was assumed [N], empty where
+    nothing was).
+
+    `known`: slots, of which the first fits where several do. A slot that only spells its op another
+    way, or names the scheme that quantises nothing, is the known one; a row without a framework is
+    taken for the slot that differs in nothing else.
+    """
+    taken = {
+        slot: slot if slot in known else _stands_for(slot, known)
+        for slot in dict.fromkeys(rows.slot)
+    }
+    slots, assumed = rows.slot.copy(), np.full(len(rows), "", object)
+    for slot, other in taken.items():
+        here = rows.slot == slot
+        slots[here] = other
+        if (framework := other.split(_SEPARATOR)[_FRAMEWORK]) != slot.split(_SEPARATOR)[_FRAMEWORK]:
+            assumed[here] = f"no framework given: taken for {framework}"
+    return _flagged(dataclasses.replace(rows, slot=slots), rows.slot), assumed
+
+
+def framework_of(slot: str) -> str:
+    """The framework that a slot names; the empty string for none."""
+    return slot.split(_SEPARATOR)[_FRAMEWORK]
+
+
+def _stands_for(slot: str, known: Sequence[str]) -> str:
+    """The known slot that a slot means: under its own name before another, without framework before
+    one; itself where there is none.
+    """
+    name, framework, *rest = slot.split(_SEPARATOR)
+
+    def fits(other: str) -> bool:
+        its_name, its_framework, *its_rest = other.split(_SEPARATOR)
+        return (
+            _plain(its_rest) == _plain(rest)
+            and framework in ("", its_framework)
+            and _same_op(name, its_name)
+        )
+
+    def distance(other: str) -> list[bool]:
+        return [
+            ours != theirs
+            for ours, theirs in zip(slot.split(_SEPARATOR), other.split(_SEPARATOR), strict=True)
+        ]
+
+    return min(filter(fits, known), key=distance, default=slot)
+
+
+def _plain(words: list[str]) -> list[str]:
+    """A slot's number format and text, without schemes that leave everything in that format."""
+    dtype, *text = words
+    return [dtype, *("" if _UNQUANTISED.get(word) == dtype else word for word in text)]
+
+
+def _same_op(name: str, other: str) -> bool:
+    """Whether two names of tables are one op in two spellings."""
+    if name == other:
+        return True
+    names = {name, other}
+    return (
+        not names & _NOT_A_SPELLING
+        and names <= {*op_names()}
+        and op_by_name(name) == op_by_name(other)
+    )
+
+
+def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
+    """The flags as the slots have their words now, where these were others `before` [N]."""
+    module = array_module(rows.inputs.values)
+    values, names = rows.inputs.values.copy(), list(rows.inputs.names)
+    for old, new in dict.fromkeys(zip(before, rows.slot, strict=True)):
+        here = (before == old) & (rows.slot == new)
+        for label, was, word in zip(
+            _labels(new), old.split(_SEPARATOR), new.split(_SEPARATOR), strict=True
+        ):
+            if was == word:
+                continue
+            if word and f"{label}={word}" not in names:
+                names.append(f"{label}={word}")
+                values = module.concatenate([values, np.zeros((len(values), 1))], 1)
+            for joint in "=_":  # ops write `quant_fp8` where they say it themselves
+                for one, raised in ((was, 0.0), (word, 1.0)):
+                    if (name := f"{label}{joint}{one}") in names:
+                        values = put(values, (here, names.index(name)), raised)
+    return dataclasses.replace(rows, inputs=Inputs(tuple(names), values))
+
+
+def _labels(slot: str) -> list[str]:
+    """What the words of a slot say."""
+    return ["op", "framework", "dtype", *_text_of(op_by_name(slot.split(_SEPARATOR)[0])[0])]
+
+
+def _text_of(op: Op | type[Op]) -> list[str]:
+    """Fields of an op whose words name an implementation."""
+    return [field for field in op.text if field not in _NOT_AN_IMPLEMENTATION]
+
+
+def _slots(part: OpRows, n: int) -> np.ndarray:
+    name = part.name or columns(part.op)["op"]
+    text = [str(getattr(part.op, field)) for field in _text_of(part.op)]
+    framework = part.labels.get("framework", np.full(n, "", object))
+    slots = np.empty(n, object)
+    for word in dict.fromkeys(framework):
+        slots[framework == word] = _SEPARATOR.join([name, word, part.op.dtype, *text])
+    return slots
+
+
+def _flags(part: OpRows, n: int) -> Mapping[str, np.ndarray]:
+    """One number of 0 or 1 for each word that a row carries."""
+    words = {label: part.labels[label] for label in _FLAGS if label in part.labels}
+    words["op"] = np.full(n, part.name or columns(part.op)["op"], object)
+    words["dtype"] = np.full(n, part.op.dtype, object)
+    words |= {
+        field: np.full(n, str(getattr(part.op, field)), object) for field in _text_of(part.op)
+    }
+    return {
+        f"{label}={word}": (values == word).astype(np.float64)
+        for label, values in words.items()
+        for word in dict.fromkeys(values)
+        if word
+    }

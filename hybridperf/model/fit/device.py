@@ -1,0 +1,388 @@
+"""Measured rows -> a model of the machine: knobs (`knob_fit.py`), learned corrections
+(`residual.py`), and how far to trust both.
+
+Knobs first, corrections second, so that what is learned cannot steal from what has a meaning.
+Everything said about trust comes from rows that neither has seen: the rows of each group are dealt
+into five folds, and each fold is predicted by knobs and networks of the other four.
+
+    held out     log(predicted / measured) of each row, by the fit without its fold
+    shares       how much of the networks' and of the process' word to take: what would have been
+                 best on the held-out rows (of the other folds, for a row's own error)
+    interval     the 0.9 quantile of the absolute held-out errors of a group (split-conformal over
+                 folds; position (n + 1) 0.9 among n, interpolated). Groups of fewer than 20 rows
+                 share one quantile over them all, or over all rows where they are fewer than 20
+                 together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io import InputError, write_json, write_table
+from hybridperf.io.provenance import origin
+from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, load_prior
+from hybridperf.learning.residual import (
+    LEAST_ROWS,
+    Box,
+    Job,
+    Residual,
+    best_shares,
+    networks_say,
+    process_says,
+    train,
+    with_process,
+)
+from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel
+from hybridperf.model.families import gpu_of
+from hybridperf.model.fit import families as family_fit
+from hybridperf.model.fit.families import ERROR_QUANTILES, FamilyFit
+from hybridperf.model.fit.knobs import fit_knobs
+from hybridperf.model.fit.rows import (
+    FOLDS,
+    MeasuredOps,
+    deal_folds,
+    named_device,
+    noise_of,
+    parse_measured,
+    read_measurements,
+    usable_rows,
+)
+from hybridperf.ops import GROUPS
+
+COVERAGE = 0.9
+LEAST_ROWS_FOR_INTERVAL = 20
+REPORT_SCHEMA_VERSION = 1
+_FOLD_MEMBERS, _FINAL_MEMBERS = 2, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class FitReport:
+    """How well a fit explains rows it has not seen."""
+
+    # by op kind: op, rows, median_ape, mean_ape, knobs_ape, roofline_ape, noise, coverage, share
+    # (no percent)
+    table: pd.DataFrame
+    held_out: (
+        pd.DataFrame
+    )  # by row: op, fold, measured_s, predicted_s, knobs_s, roofline_s, low_s, high_s, noise
+    rows: int
+    dropped: Mapping[str, int]  # reason -> rows not fitted on
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers for a JSON file."""
+        records = self.table.astype(object).where(self.table.notna(), None).to_dict("records")
+        return {"rows": self.rows, "dropped": dict(self.dropped), "ops": records}
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write `report.json` (what `summary` says) and `held_out.csv` (each row's held-out
+        prediction, in seconds) into a folder.
+        """
+        write_json(
+            Path(folder) / "report.json", "fit-report", REPORT_SCHEMA_VERSION, self.summary()
+        )
+        write_table(self.held_out, Path(folder) / "held_out.csv")
+
+
+def fit(
+    measurements: pd.DataFrame | None,
+    device: DeviceSpec | str,
+    *,
+    prior: str | Prior | None = None,
+    drift: Sequence[float] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> tuple[PerfModel, FitReport]:
+    """A model of `device` (a name will do) from measured rows -> (PerfModel, FitReport).
+
+    `measurements` has the columns of a table of ops and `time_s`. `prior` (a folder, an installed
+    one's name, `none`; None: the installed one for GPUs, none for CPUs) knows families of ops from
+    other GPUs; each is adapted to its rows here, or stands as it is where there are none. Other ops
+    are fitted by themselves. No rows and no prior: the datasheet roofline itself. The name `here`
+    means this CPU with as many cores as the rows' column `cores` says, or with all this process may
+    use. `drift`: how the machine's speed moved while the rows were measured, as quantiles of log
+    slowness (`engine.drift`). `InputError` for a missing column, a time that is not a positive
+    number, or rows that cannot be read.
+    """
+    device = named_device(device, measurements) if isinstance(device, str) else device
+    provenance = {**origin(measurements), **(provenance or {})}
+    known = _prior(prior, device)
+    usable, dropped = usable_rows(measurements, device) if measurements is not None else (None, {})
+    fits: dict[str, FamilyFit] = {}
+    rest = usable
+    if known is not None:
+        parsed = None if usable is None else parse_measured(usable, device)
+        time_s = np.zeros(0) if usable is None else usable["time_s"].to_numpy(np.float64)
+        fits, left = family_fit.adapt_families(known, parsed, time_s, device)
+        rest = None if usable is None else usable.iloc[left]
+        provenance["prior"] = {
+            "date": known.provenance.get("date"),
+            "rows": family_fit.summary(fits),
+        }
+    alone = (
+        None if rest is None or rest.empty else _fit_alone(read_measurements(rest, device), device)
+    )
+    model, report = model_of_families(device, fits, alone)
+    rows = 0 if usable is None else len(usable)
+    model = dataclasses.replace(model, provenance={**provenance, "rows": rows}, drift=tuple(drift))
+    report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
+    if usable is None:
+        return model, report
+    return (
+        dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}),
+        report,
+    )
+
+
+def model_of_families(
+    device: DeviceSpec,
+    fits: Mapping[str, FamilyFit],
+    alone: tuple[PerfModel, FitReport] | None = None,
+) -> tuple[PerfModel, FitReport]:
+    """A device's adapted priors as a model, beside what was fitted `alone` (ops that no prior
+    knows), and how both err.
+    """
+    nothing = FitReport(pd.DataFrame(columns=_SUMMARY), pd.DataFrame(columns=_HELD_OUT), 0, {})
+    model, report = alone or (PerfModel.datasheet(device), nothing)
+    arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
+    for group, knobs in family_fit.group_knobs(fits).items():
+        for name, value in knobs.items():
+            arrays[name][GROUPS.index(group)] = value
+    model = dataclasses.replace(
+        model,
+        knobs=dataclasses.replace(model.knobs, **arrays),
+        groups={**model.groups, **family_fit.group_reports(fits)},
+        families={family: fitted.adapted for family, fitted in fits.items()},
+    )
+    unseen = family_fit.held_out(fits)
+    if unseen.empty:
+        return model, report
+    shares = dict(zip(report.table["op"], report.table["share"], strict=True)) | dict.fromkeys(
+        unseen["op"], 1.0
+    )
+    every = pd.concat(
+        [frame for frame in (report.held_out, unseen) if len(frame)], ignore_index=True
+    )
+    return model, FitReport(
+        _summary(every, shares),
+        every,
+        sum(len(one.time_s) for one in fits.values()) + report.rows,
+        report.dropped,
+    )
+
+
+def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
+    """The prior to use; `InputError` where one is asked for that cannot serve the device."""
+    if prior == NO_PRIOR:
+        return None
+    if gpu_of(device) is None:
+        if prior is None:
+            return None
+        raise InputError(
+            "priors know GPUs whose number of multiprocessors and L2 size are given, and"
+            f" {device.id} is not one of them; use --prior none"
+        )
+    return (
+        prior if isinstance(prior, Prior) else load_prior(DEFAULT_PRIOR if prior is None else prior)
+    )
+
+
+def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:
+    """Rows of groups that no prior knows, or of a machine that none serves."""
+    fold = deal_folds(data.table.group)
+    knobs, knobs_without = fit_knobs(
+        data.table, data.measured_s, device, [fold == k for k in range(FOLDS)]
+    )
+    # log(closed form / measured): of the final knobs, and of the knobs that have not seen a row's
+    # fold
+    closed_form = np.log(PerfModel(device, knobs).op_seconds(data.table) / data.measured_s)
+    without = np.log(
+        [
+            PerfModel(device, found).op_seconds(data.table) / data.measured_s
+            for found in knobs_without
+        ]
+    )
+    residuals, said = learn_corrections(data, fold, closed_form, without)
+    own = without[fold, np.arange(len(fold))]
+    errors = own + said
+    model = PerfModel(device, knobs, _group_reports(data, errors, residuals))
+    return model, _report(data, model, fold, own, errors)
+
+
+# --- learned corrections --------------------------------------------------------------------------
+
+
+def learn_corrections(
+    data: MeasuredOps, fold: np.ndarray, closed_form: np.ndarray, without: np.ndarray
+) -> tuple[dict[int, Residual], np.ndarray]:
+    """(correction of each group with enough rows, held-out log corrections [R])."""
+    learners = [group for group, inputs in data.inputs.items() if len(inputs.values) >= LEAST_ROWS]
+    at = {group: np.flatnonzero(data.table.group == group) for group in learners}
+    jobs = []
+    for group in learners:
+        inputs, rows = data.inputs[group], at[group]
+        for k in range(FOLDS):
+            others = fold[rows] != k
+            jobs.append(Job(inputs.rows(others), -without[k, rows[others]], _FOLD_MEMBERS))
+        jobs.append(Job(inputs, -closed_form[rows], _FINAL_MEMBERS))
+    trained = iter(train(jobs))
+    residuals, said = {}, np.zeros(len(fold))
+    for group in learners:
+        inputs, rows = data.inputs[group], at[group]
+        target, networks, process = (
+            -without[fold[rows], rows],
+            np.zeros(len(rows)),
+            np.zeros(len(rows)),
+        )
+        for k in range(FOLDS):
+            mine = fold[rows] == k
+            others = ~mine
+            found = with_process(next(trained), inputs.rows(others), -without[k, rows[others]])
+            networks[mine], process[mine] = (
+                networks_say(found, inputs.rows(mine)),
+                process_says(found, inputs.rows(mine)),
+            )
+        for k in range(FOLDS):
+            mine = fold[rows] == k
+            one, other = best_shares(target[~mine], networks[~mine], process[~mine])
+            said[rows[mine]] = one * networks[mine] + other * process[mine]
+        one, other = best_shares(target, networks, process)
+        final = next(trained)
+        final = with_process(final, inputs, -closed_form[rows]) if other > 0 else final
+        residuals[group] = dataclasses.replace(final, share=one, process_share=other)
+    return residuals, said
+
+
+# --- how far to trust it --------------------------------------------------------------------------
+
+
+def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float | None:
+    """What (n + 1) * coverage of n + 1 exchangeable absolute errors stay below, interpolated
+    between the n that are known.
+
+    None where n is too small for that position to exist. Interpolating instead of rounding up keeps
+    small groups from covering too much.
+    """
+    n = len(errors)
+    position = (n + 1) * coverage
+    if n < LEAST_ROWS_FOR_INTERVAL or position > n:
+        return None
+    ordered = np.sort(np.abs(errors))
+    below = math.floor(position)
+    above = ordered[min(below, n - 1)]
+    return float(ordered[below - 1] + (position - below) * (above - ordered[below - 1]))
+
+
+def _group_reports(
+    data: MeasuredOps, errors: np.ndarray, residuals: Mapping[int, Residual]
+) -> dict[str, GroupReport]:
+    group = data.table.group
+    sizes = np.bincount(group, minlength=len(GROUPS))
+    pooled = conformal_quantile(errors[sizes[group] < LEAST_ROWS_FOR_INTERVAL])
+    pooled = conformal_quantile(errors) if pooled is None else pooled
+    reports = {}
+    for one, inputs in data.inputs.items():
+        here = group == one
+        quantile = conformal_quantile(errors[here])
+        quantile = pooled if quantile is None else quantile
+        box = Box.of(inputs)
+        spread = np.quantile(errors[here], np.linspace(0, 1, ERROR_QUANTILES))
+        reports[GROUPS[one]] = GroupReport(
+            rows=int(here.sum()),
+            half_width=None if quantile is None else float(np.expm1(quantile)),
+            lowest=dict(zip(box.names, map(float, box.low), strict=True)),
+            highest=dict(zip(box.names, map(float, box.high), strict=True)),
+            dtypes=tuple(map(str, np.unique(data.dtypes[here]))),
+            errors=tuple(map(float, spread)),
+            residual=residuals.get(one),
+        )
+    return reports
+
+
+def _report(
+    data: MeasuredOps,
+    model: PerfModel,
+    fold: np.ndarray,
+    knobs_errors: np.ndarray,
+    errors: np.ndarray,
+) -> FitReport:
+    measured, group = data.measured_s, data.table.group
+    predicted = measured * np.exp(errors)
+    width = np.full(
+        len(measured), np.nan
+    )  # that the other folds' errors give: a fair trial of the interval
+    for one in np.unique(group):
+        for k in range(FOLDS):
+            here = group == one
+            quantile = conformal_quantile(errors[here & (fold != k)])
+            if quantile is not None:
+                width[here & (fold == k)] = quantile
+    held_out = pd.DataFrame({
+        "op": [GROUPS[g] for g in group], "fold": fold, "measured_s": measured,
+        "predicted_s": predicted, "knobs_s": measured * np.exp(knobs_errors),
+        "roofline_s": model.roofline_seconds(data.table), "low_s": predicted * np.exp(-width),
+        "high_s": predicted * np.exp(width), "noise": noise_of(data.rows),
+    })  # fmt: skip
+    shares = {
+        group: 0.0 if report.residual is None else report.residual.learned
+        for group, report in model.groups.items()
+    }
+    return FitReport(_summary(held_out, shares), held_out, len(measured), {})
+
+
+_SUMMARY = (
+    "op",
+    "rows",
+    "median_ape",
+    "mean_ape",
+    "knobs_ape",
+    "roofline_ape",
+    "noise",
+    "coverage",
+    "share",
+)
+_HELD_OUT = (
+    "op",
+    "fold",
+    "measured_s",
+    "predicted_s",
+    "knobs_s",
+    "roofline_s",
+    "low_s",
+    "high_s",
+    "noise",
+)
+
+
+def _summary(held_out: pd.DataFrame, shares: Mapping[str, float]) -> pd.DataFrame:
+    """One line per op kind: medians of absolute percentage errors (mean where it says so), noise,
+    coverage, share of the networks.
+    """
+    measured = held_out["measured_s"]
+    judged = held_out["low_s"].notna()
+    frame = pd.DataFrame(
+        {
+            "op": held_out["op"],
+            "ape": (held_out["predicted_s"] / measured - 1).abs(),
+            "knobs_ape": (held_out["knobs_s"] / measured - 1).abs(),
+            "roofline_ape": (held_out["roofline_s"] / measured - 1).abs(),
+            "noise": held_out["noise"],
+            "coverage": (
+                measured.between(held_out["low_s"], held_out["high_s"]).astype(float).where(judged)
+            ),
+        }
+    )
+    out = frame.groupby("op", sort=True).agg(
+        rows=("op", "size"), median_ape=("ape", "median"), mean_ape=("ape", "mean"),
+        knobs_ape=("knobs_ape", "median"), roofline_ape=("roofline_ape", "median"),
+        noise=("noise", "median"), coverage=("coverage", "mean"),
+    ).reset_index()  # fmt: skip
+    out["share"] = [shares[group] for group in out["op"]]
+    return out

@@ -1,0 +1,193 @@
+"""Measured rows of a GPU, family by family: each family's prior adapted to the rows there are, none
+to a hundred thousand.
+
+Rows of ops that no family knows are handed back; `calibrate.fit` fits those by themselves. What the
+graph of a step needs of a family besides its times (typical knobs of the closed form, how far
+predictions err) is said per group of ops, as for any other group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
+from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.prior import Adapted, FamilyPrior, FamilyRows, adapt, concatenate
+from hybridperf.learning.prior.shipped import Prior
+from hybridperf.learning.residual import Box, inputs_of
+from hybridperf.learning.residual import concatenate as join_inputs
+from hybridperf.model import GroupReport
+from hybridperf.model.families import (
+    FAMILIES,
+    by_family,
+    family_of,
+    family_rows,
+    groups_of,
+    kin_of,
+    with_defaults,
+)
+from hybridperf.ops import GROUPS
+from hybridperf.ops.table import OpRows, ParsedOps
+
+ERROR_QUANTILES = 41
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyFit:
+    """What became of the rows of one family."""
+
+    adapted: Adapted
+    rows: FamilyRows | None  # those fitted on; None: the prior alone
+    time_s: np.ndarray  # [N]
+    parts: tuple[
+        tuple[OpRows, np.ndarray], ...
+    ] = ()  # where they came from: parts of a table and masks
+
+
+def adapt_families(
+    prior: Prior, parsed: ParsedOps | None, time_s: np.ndarray, device: DeviceSpec
+) -> tuple[dict[str, FamilyFit], np.ndarray]:
+    """(fit by family, positions of rows that belong to none); `time_s` [rows of the table]."""
+    members: dict[str, list[tuple[OpRows, np.ndarray]]] = {}
+    rest: list[np.ndarray] = [np.zeros(0, int)]
+    for part in parsed.parts if parsed else ():
+        for family, keep in by_family(part):
+            if family in prior.families:
+                members.setdefault(family, []).append((part, keep))
+            else:
+                rest.append(part.rows[keep])
+    fits = {}
+    for family, known in prior.families.items():
+        if family not in members:
+            fits[family] = FamilyFit(
+                adapt(known, kin=kin_of(device, known.population.devices)), None, np.zeros(0)
+            )
+            continue
+        rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
+        seconds = np.concatenate([time_s[part.rows[keep]] for part, keep in members[family]])
+        fits[family] = dataclasses.replace(
+            adapt_rows(known, rows, seconds, device), parts=tuple(members[family])
+        )
+    return fits, np.sort(np.concatenate(rest))
+
+
+def adapt_rows(
+    known: FamilyPrior,
+    rows: FamilyRows,
+    time_s: np.ndarray,
+    device: DeviceSpec,
+    keep_rows: bool = True,
+) -> FamilyFit:
+    """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
+    rows, _ = with_defaults(rows, known.population.slots)
+    return FamilyFit(
+        adapt(
+            known, rows, time_s, keep_rows=keep_rows, kin=kin_of(device, known.population.devices)
+        ),
+        rows,
+        time_s,
+    )
+
+
+def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
+    """The closed form's knobs by group, for ops of a family in a graph; the waves' part is left to
+    the correction.
+    """
+    out = {}
+    for group, fitted in _speaks_for(fits).items():
+        floor_s, compute, memory, sharpness, _ = map(float, np.exp(fitted.adapted.knobs.other))
+        out[group] = {
+            "floor_s": floor_s,
+            "compute_efficiency": compute,
+            "memory_efficiency": memory,
+            "smoothing": 1.0 / (1.0 + sharpness),
+        }
+    return out
+
+
+def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
+    """What a graph's prediction may know of the trust in each group of the families."""
+    reports = {}
+    for group, fitted in _speaks_for(fits).items():
+        adapted = fitted.adapted
+        log_width = adapted.typical_log_width
+        errors = adapted.held_out if len(adapted.held_out) else _normal_quantiles(log_width)
+        box = _box(fitted, group)
+        reports[group] = GroupReport(
+            rows=len(fitted.time_s),
+            half_width=float(np.expm1(log_width)),
+            lowest=dict(zip(box.names, map(float, box.low), strict=True)),
+            highest=dict(zip(box.names, map(float, box.high), strict=True)),
+            dtypes=_dtypes(fits, group),
+            errors=tuple(map(float, np.quantile(errors, np.linspace(0, 1, ERROR_QUANTILES)))),
+        )
+    return reports
+
+
+def _speaks_for(fits: Mapping[str, FamilyFit]) -> dict[str, FamilyFit]:
+    """The family that says what is said of a whole group: the one with more rows, where number
+    formats make two of one group.
+    """
+    out: dict[str, FamilyFit] = {}
+    for family, fitted in fits.items():
+        for group in groups_of(family):
+            if group not in out or len(fitted.time_s) > len(out[group].time_s):
+                out[group] = fitted
+    return out
+
+
+def _dtypes(fits: Mapping[str, FamilyFit], group: str) -> tuple[str, ...]:
+    """Number formats of a group that the families here price; empty: all of them."""
+    priced = tuple(dtype for dtype in DTYPE_BYTES if family_of(group, dtype) in fits)
+    return () if len(priced) == len(DTYPE_BYTES) else priced
+
+
+def _box(fitted: FamilyFit, group: str) -> Box:
+    inputs = [
+        inputs_of(part.op, part.work, len(part.rows)).rows(
+            keep & (part.group == GROUPS.index(group))
+        )
+        for part, keep in fitted.parts
+    ]
+    inputs = [one for one in inputs if len(one.values)]
+    return Box.of(join_inputs(inputs)) if inputs else Box((), np.zeros(0), np.zeros(0))
+
+
+def held_out(fits: Mapping[str, FamilyFit]) -> pd.DataFrame:
+    """Each row that was predicted without itself: `op` (the family), fold (-1), measured_s,
+    predicted_s, knobs_s, roofline_s, low_s, high_s, noise (not known).
+    """
+    frames = []
+    for family in FAMILIES:
+        fitted = fits.get(family)
+        if fitted is None or fitted.rows is None or not len(fitted.adapted.held_out):
+            continue
+        adapted, at = fitted.adapted, fitted.adapted.held_out_at
+        measured_s, log_width = fitted.time_s[at], adapted.held_out_log_width
+        predicted_s = measured_s * np.exp(adapted.held_out)
+        rows = fitted.rows.rows(at)
+        frames.append(pd.DataFrame({
+            "op": family, "fold": -1, "measured_s": measured_s, "predicted_s": predicted_s,
+            "knobs_s": np.exp(adapted.knobs.closed(rows).total),
+            "roofline_s": np.exp(rows.work()[:, :2].max(1)),
+            "low_s": predicted_s * np.exp(-log_width), "high_s": predicted_s * np.exp(log_width),
+            "noise": np.nan,
+        }))  # fmt: skip
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def summary(fits: Mapping[str, FamilyFit]) -> dict[str, Any]:
+    """Rows by family, for provenance."""
+    return {family: fitted.adapted.rows for family, fitted in fits.items()}
+
+
+def _normal_quantiles(log_width: float) -> np.ndarray:
+    """Errors [21] of which 90 % lie within `log_width`, were they normal."""
+    from scipy.stats import norm
+
+    return np.asarray(norm.ppf((np.arange(21) + 0.5) / 21)) * log_width / NINE_OF_TEN

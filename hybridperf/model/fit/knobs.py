@@ -1,0 +1,233 @@
+"""Knobs of a device from measured rows: robust least squares in the log of time, each knob pulled
+towards what devices usually show.
+
+With t(theta) the calibrated form of `roofline.py`, over all rows i of all groups at once (memory
+levels are shared by the groups),
+
+    minimise   sum_i  huber( log t_i(theta) - log measured_i ; 0.1 )  +  sum_j ((theta_j - prior_j)
+               / width_j)^2
+
+theta holds logs of positive knobs, so nothing leaves its range, and a knob that no row speaks of
+stays at its prior. Errors of 10 % count in full, larger ones linearly: a handful of disturbed
+measurements does not bend the fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import least_squares
+from threadpoolctl import threadpool_limits
+
+from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
+from hybridperf.learning.robust import huber_data_only
+from hybridperf.model import GROUP_KNOBS, OpTable, Platform, canonical, durations, neutral_knobs
+from hybridperf.ops import GROUPS
+from hybridperf.ops.roofline import Knobs
+
+LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
+ROWS_PER_GROUP = (
+    3000  # more rows of one group are thinned evenly over their times: five knobs need no more
+)
+# share of the objective; knobs within a percent or so of the exact optimum, ten times sooner
+SOLVED = 1e-4
+
+# Prior of log knobs: (median, width in log). Wide where devices differ by orders of magnitude,
+# narrow where they do not.
+_PRIOR = {
+    "floor_s": (2e-6, 1.5),
+    "compute_efficiency": (0.6, 0.7),
+    "memory_efficiency": (0.7, 0.4),
+    "transcendental_flops": (15.0, 1.0),
+    "strided_factor": (1.0, 0.7),
+    "step_s": (1e-10, 2.5),
+    "smoothing": (0.7, 2.0),
+}
+# Seconds of one step, where a step is more than a loop iteration.
+_STEP_PRIOR = {
+    "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "gather": 2e-8, "pooled_gather": 2e-8,
+    "scatter_add": 2e-8, "embedding_bag": 2e-8, "embedding_bag_backward": 2e-8,
+    "embedding_bag_scatter": 2e-8, "allocation": 5e-7, "call": 1e-6, "loop_trip": 1e-7,
+    "norm": 1e-8, "softmax": 1e-8,
+}  # fmt: skip
+# Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would
+# look.
+_STRIDED_FACTOR_PRIOR = dict.fromkeys(
+    (
+        "gather",
+        "pooled_gather",
+        "scatter_add",
+        "embedding_bag",
+        "embedding_bag_backward",
+        "embedding_bag_scatter",
+    ),
+    (5.0, 1.2),
+)
+_LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
+_LEVEL_GAIN_WIDTH = 0.7
+_LINE_PRIOR_S = {"l1": 3e-10, "l2": 1.5e-9, "l3": 8e-9, "memory": 2e-8}
+_LINE_WIDTH = 1.0
+_CAPACITY_PRIOR = {
+    "l1": (1.0, 0.3),
+    "l2": (1.0, 0.3),
+    "l3": (0.3, 1.0),
+}  # the last is shared with others
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """Where each knob of the groups at hand stands in the vector theta."""
+
+    groups: tuple[int, ...]
+    levels: tuple[int, ...]  # memory levels this device has
+
+    def prior(self) -> tuple[np.ndarray, np.ndarray]:
+        """(means, widths) of theta."""
+        means, widths = [], []
+        for name in GROUP_KNOBS:
+            for group in self.groups:
+                median, width = _PRIOR[name]
+                if name == "step_s":
+                    median = _STEP_PRIOR.get(GROUPS[group], median)
+                if name == "strided_factor":
+                    median, width = _STRIDED_FACTOR_PRIOR.get(GROUPS[group], (median, width))
+                means.append(_to_unbounded(name, median))
+                widths.append(width)
+        for level in self.levels:
+            if level != MEMORY:
+                means.append(math.log(_LEVEL_GAIN[LEVELS[level]] - 1))
+                widths.append(_LEVEL_GAIN_WIDTH)
+        for level in self.levels:
+            means.append(math.log(_LINE_PRIOR_S[LEVELS[level]]))
+            widths.append(_LINE_WIDTH)
+        for level in self.levels:
+            if level != MEMORY:
+                median, width = _CAPACITY_PRIOR[LEVELS[level]]
+                means.append(math.log(median))
+                widths.append(width)
+        return np.array(means), np.array(widths)
+
+    def knobs(self, theta: Any, *, bare: frozenset[int]) -> Knobs:
+        """Knobs [G], [L] from theta. `bare` groups have no separate step cost: every row has the
+        same number of steps.
+        """
+        neutral = neutral_knobs()
+        at = jnp.asarray(self.groups)
+        n, values = len(self.groups), {}
+        has_steps = jnp.asarray([0.0 if g in bare else 1.0 for g in self.groups])
+        for i, name in enumerate(GROUP_KNOBS):
+            block = theta[i * n : (i + 1) * n]
+            fitted = jax.nn.sigmoid(block) if name == "smoothing" else jnp.exp(block)
+            if name == "step_s":
+                fitted = fitted * has_steps
+            values[name] = jnp.asarray(getattr(neutral, name)).at[at].set(fitted)
+        rest = theta[len(GROUP_KNOBS) * n :]
+        speedup, line = [], []
+        caches = [level for level in self.levels if level != MEMORY]
+        gains = {level: 1.0 + jnp.exp(rest[i]) for i, level in enumerate(caches)}
+        lines = {level: jnp.exp(rest[len(caches) + i]) for i, level in enumerate(self.levels)}
+        after = len(caches) + len(self.levels)
+        held = {level: jnp.exp(rest[after + i]) for i, level in enumerate(caches)}
+        capacity = jnp.stack([jnp.asarray(held.get(level, 1.0)) for level in range(len(LEVELS))])
+        fastest = jnp.asarray(1.0)
+        for level in reversed(range(len(LEVELS))):  # each cache is faster than the level behind it
+            fastest = fastest * gains.get(level, 1.0)
+            speedup.append(fastest)
+            line.append(lines.get(level, jnp.asarray(0.0)))
+        return Knobs(
+            **values,
+            level_speedup=jnp.stack(speedup[::-1]),
+            line_s=jnp.stack(line[::-1]),
+            level_capacity=capacity,
+        )
+
+
+def _to_unbounded(name: str, value: float) -> float:
+    return math.log(value / (1 - value)) if name == "smoothing" else math.log(value)
+
+
+def fit_knobs(
+    table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out: Sequence[np.ndarray] = ()
+) -> tuple[Knobs, list[Knobs]]:
+    """(knobs from all rows, knobs from all but the rows of each mask in `left_out`): bool [R] each,
+    `measured` seconds [R].
+
+    The later fits start where the first one ended, and share its compiled functions.
+    """
+    thin = _thinned(table, measured)
+    table, measured = jax.tree.map(lambda x: x[thin], table), measured[thin]
+    levels = tuple(i for i, capacity in enumerate(device.level_bytes()) if capacity > 0)
+    parameters = Parameters(tuple(int(g) for g in np.unique(table.group)), levels)
+    bare = frozenset(
+        g for g in parameters.groups if np.ptp(table.work.steps[table.group == g]) == 0
+    )
+    means, widths = parameters.prior()
+    residuals, jacobian = problem(parameters, bare, device)
+    # one thread of linear algebra: the factorisations are small, and on a busy machine threads wait
+    # for each other (24 s became 300); float32 steps are too coarse for a least-squares solver's
+    # stopping rule
+    with (
+        threadpool_limits(1, user_api="blas"),
+        jax.enable_x64(True),
+    ):  # float32 steps are too coarse for a least-squares solver's stopping rule
+        data = (
+            jnp.asarray(np.log(measured)),
+            canonical(table),
+            jnp.asarray(means),
+            jnp.asarray(widths),
+        )
+
+        def solve(start: np.ndarray, weights: np.ndarray) -> np.ndarray:
+            found = least_squares(
+                lambda theta: np.asarray(residuals(theta, jnp.asarray(weights), *data)),
+                start,
+                jac=lambda theta: np.asarray(jacobian(theta, jnp.asarray(weights), *data)),
+                loss=huber_data_only(len(measured)),
+                max_nfev=60,
+                ftol=SOLVED,
+                xtol=SOLVED,
+            )
+            return found.x
+
+        every = solve(means, np.ones(len(measured)))
+        solutions = [every, *(solve(every, 1.0 - mask[thin]) for mask in left_out)]
+        knobs = [parameters.knobs(jnp.asarray(theta), bare=bare) for theta in solutions]
+    first, *others = [jax.tree.map(lambda x: np.asarray(x, np.float64), found) for found in knobs]
+    return first, others
+
+
+def problem(parameters: Parameters, bare: frozenset[int], device: DeviceSpec) -> tuple[Any, Any]:
+    """Residual vector (scaled log errors, then pulls to the prior) and its Jacobian, compiled."""
+
+    def residuals(
+        theta: Any, weights: Any, log_measured: Any, table: OpTable, means: Any, widths: Any
+    ) -> Any:
+        platform = Platform(
+            device.memory_bytes_per_s,
+            1.0,
+            jnp.asarray(device.level_bytes()),
+            parameters.knobs(theta, bare=bare),
+        )
+        errors = weights * (jnp.log(durations(table, platform)) - log_measured) / LOSS_SCALE
+        return jnp.concatenate([errors, (theta - means) / widths])
+
+    return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
+
+
+def _thinned(table: OpTable, measured: np.ndarray) -> np.ndarray:
+    keep = []
+    for group in np.unique(table.group):
+        at = np.flatnonzero(table.group == group)
+        by_time = at[np.argsort(measured[at], kind="stable")]
+        keep.append(
+            by_time[
+                np.unique(np.linspace(0, len(at) - 1, min(len(at), ROWS_PER_GROUP)).astype(int))
+            ]
+        )
+    return np.sort(np.concatenate(keep))

@@ -1,0 +1,122 @@
+"""What more measurements would bring: the error on rows held out, against the number of rows fitted
+on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io import InputError
+from hybridperf.learning.residual import log_correction
+from hybridperf.model import PerfModel
+from hybridperf.model.fit.device import learn_corrections
+from hybridperf.model.fit.knobs import fit_knobs
+from hybridperf.model.fit.rows import (
+    FOLDS,
+    MeasuredOps,
+    deal_folds,
+    named_device,
+    noise_of,
+    read_measurements,
+    usable_rows,
+)
+from hybridperf.ops import GROUPS
+
+ALL_OPS = "all"  # stands for every op kind together
+
+
+def learning_curve(
+    measurements: pd.DataFrame,
+    device: DeviceSpec | str,
+    shares: Sequence[float] = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1),
+) -> pd.DataFrame:
+    """Held-out error against the number of rows fitted on: `rows, op, median_ape, knobs_ape, noise`
+    (shares of the measured time).
+
+    One fifth of each group is held out throughout; nested random subsets of the rest, `shares` of
+    each group's, are fitted on. A line per size and op kind, and one of op `all`; `knobs_ape` is
+    the error without learned corrections, `noise` the held-out rows' own. Groups of fewer than five
+    rows are fitted on and not judged.
+    """
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise InputError(f"expected shares of the rows above 0 and up to 1, got {list(shares)}")
+    device = named_device(device, measurements) if isinstance(device, str) else device
+    data = read_measurements(usable_rows(measurements, device)[0], device)
+    group = data.table.group
+    held = (deal_folds(group) == 0) & (np.bincount(group)[group] >= FOLDS)
+    if not held.any():
+        raise InputError(
+            f"expected at least {FOLDS} rows of some op kind to hold some out, got {len(group)}"
+            " rows in all"
+        )
+    train_data, unseen = data.some(~held), data.some(held)
+    sizes = sorted({float(share) for share in shares}, reverse=True)
+    place = _places(
+        train_data.table.group
+    )  # of each row in a random order of its group, as a share of the group
+    masks = [place < share for share in sizes]
+    # the largest subset is fitted first and the smaller ones from there, so that all share its
+    # compiled functions
+    largest = train_data.some(masks[0])
+    first, others = fit_knobs(
+        largest.table, largest.measured_s, device, [~mask[masks[0]] for mask in masks[1:]]
+    )
+    curve = [
+        _judged(unseen, train_data.some(mask), PerfModel(device, knobs))
+        for mask, knobs in zip(masks, [first, *others], strict=True)
+    ]
+    return pd.concat(curve[::-1], ignore_index=True)
+
+
+def _places(group: np.ndarray) -> np.ndarray:
+    """Where each row stands in a random order of its group, as a share of it [R]: of every group
+    the first is at 0, the last below 1.
+    """
+    rng = np.random.default_rng(1)
+    place = np.empty(len(group))
+    for one in np.unique(group):
+        at = np.flatnonzero(group == one)
+        place[at] = rng.permutation(len(at)) / len(at)
+    return place
+
+
+def _judged(unseen: MeasuredOps, seen: MeasuredOps, closed_form: PerfModel) -> pd.DataFrame:
+    """Errors on `unseen` of knobs, and of corrections learned from `seen` on top: a line per op
+    kind and one for all.
+    """
+    knobs_errors = np.log(closed_form.op_seconds(unseen.table) / unseen.measured_s)
+    errors_seen = np.log(closed_form.op_seconds(seen.table) / seen.measured_s)
+    # shares are chosen with knobs that saw the fold left out: a second fit for each fold would cost
+    # six times as much
+    residuals, _ = learn_corrections(
+        seen,
+        deal_folds(seen.table.group),
+        errors_seen,
+        np.broadcast_to(errors_seen, (FOLDS, len(errors_seen))),
+    )
+    errors = knobs_errors.copy()
+    for one, residual in residuals.items():
+        if one in unseen.inputs:
+            errors[unseen.table.group == one] += log_correction(residual, unseen.inputs[one])
+    frame = pd.DataFrame({
+        "op": [GROUPS[g] for g in unseen.table.group], "median_ape": np.abs(np.expm1(errors)),
+        "knobs_ape": np.abs(np.expm1(knobs_errors)), "noise": noise_of(unseen.rows),
+    })  # fmt: skip
+    out = (
+        pd.concat([frame.assign(op=ALL_OPS), frame])
+        .groupby("op", sort=False)
+        .median()
+        .reset_index()
+    )
+    counts = {
+        GROUPS[g]: int(n)
+        for g, n in zip(*np.unique(seen.table.group, return_counts=True), strict=True)
+    }
+    out.insert(
+        0, "rows", [len(seen.measured_s) if op == ALL_OPS else counts[op] for op in out["op"]]
+    )
+    return out

@@ -1,0 +1,77 @@
+"""The calibration package's programs, started on this machine.
+
+They are programs and not calls because they pin themselves to cores and set up memory before JAX
+starts, and because what is measured must not share a process with what predicts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from hybridperf.io import InputError
+
+_BUDGET_RAN_OUT = 4  # exit statuses of the measuring programs
+_SENTENCE_SAID = 2
+
+
+class AlreadySaid(InputError):
+    """An error whose sentence the program that met it has printed itself."""
+
+
+def usable_core() -> str:
+    """A core this process may run on, as text for the measuring programs."""
+    return str(min(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else "0"
+
+
+def default_backend() -> str:
+    """The kind of device that JAX uses here: `cpu`, `gpu` or `tpu`. Asked in a process of its own:
+    JAX takes most of a GPU as it starts.
+    """
+    asked = subprocess.run(
+        [sys.executable, "-c", "import jax; print(jax.default_backend())"],
+        capture_output=True,
+        text=True,
+    )
+    if asked.returncode != 0:
+        raise InputError(
+            "JAX does not start here:"
+            f" {(asked.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+        )
+    return asked.stdout.split()[-1]
+
+
+def run_program(module: str, arguments: Sequence[str]) -> bool:
+    """Run one of the calibration package's programs; whether it did everything it was asked to."""
+    status = _status_of([sys.executable, "-m", module, *arguments])
+    if status == _SENTENCE_SAID:
+        raise AlreadySaid(f"{module} refused its input")
+    if status not in (0, _BUDGET_RAN_OUT):
+        raise InputError(
+            f"{module} was stopped (status {status}); what it measured is kept, run the same"
+            " command again to go on"
+        )
+    return status == 0
+
+
+def _status_of(command: Sequence[str]) -> int:
+    """Run a program whose output goes where our standard error goes, a notebook's included."""
+    # a notebook's kernel asks for colours and would get bars that move, hundreds of lines of them
+    unwanted = () if sys.stderr.isatty() else ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError):  # not a file: what the program says is passed on line by line
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    print(line, end="", file=sys.stderr, flush=True)
+            except BaseException:  # interrupted: as subprocess.run does
+                process.kill()
+                raise
+        return process.returncode
+    return subprocess.run(command, stdout=sys.stderr, env=environment).returncode

@@ -1,0 +1,162 @@
+"""Measured rows of a machine, read and sorted out: which can be fitted on, what they are as ops,
+how they are dealt into folds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import DeviceSpec, load_device, this_cpu
+from hybridperf.io import InputError, positive_column, require_columns
+from hybridperf.learning.residual import Inputs, concatenate, inputs_of
+from hybridperf.model import OpTable, op_table
+from hybridperf.ops.table import ParsedOps, parse_ops
+
+FOLDS = 5
+NOT_MEASURED = "not measured yet"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredOps:
+    """Rows to fit on. R rows, in the order of the table of ops."""
+
+    rows: pd.DataFrame
+    table: OpTable  # [R]
+    measured_s: np.ndarray  # [R]
+    inputs: Mapping[int, Inputs]  # of the rows of each group, in their order
+    dtypes: np.ndarray  # [R]
+
+    def some(self, keep: np.ndarray) -> MeasuredOps:
+        """The rows of a mask [R]."""
+        group = self.table.group
+        return MeasuredOps(
+            rows=self.rows[keep].reset_index(drop=True),
+            table=jax.tree.map(lambda leaf: leaf[keep], self.table),
+            measured_s=self.measured_s[keep],
+            inputs={
+                one: inputs.rows(keep[group == one])
+                for one, inputs in self.inputs.items()
+                if keep[group == one].any()
+            },
+            dtypes=self.dtypes[keep],
+        )
+
+
+def read_measurements(rows: pd.DataFrame, device: DeviceSpec) -> MeasuredOps:
+    """Usable rows (see `usable_rows`) as ops; `InputError` for one that cannot be read."""
+    parsed = parse_measured(rows, device)
+    tables = [op_table(part) for part in parsed.parts]
+    table = jax.tree.map(
+        lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *tables
+    )
+    order = np.concatenate([part.rows for part in parsed.parts])
+    inputs: dict[int, list[Inputs]] = {}
+    for part in parsed.parts:
+        of_part = inputs_of(part.op, part.work, len(part.rows))
+        for group in np.unique(part.group):
+            inputs.setdefault(int(group), []).append(of_part.rows(part.group == group))
+    return MeasuredOps(
+        rows=rows.iloc[order].reset_index(drop=True),
+        table=table,
+        measured_s=rows["time_s"].to_numpy(np.float64)[order],
+        inputs={group: concatenate(parts) for group, parts in inputs.items()},
+        dtypes=np.concatenate([np.full(len(part.rows), part.op.dtype) for part in parsed.parts]),
+    )
+
+
+def parse_measured(rows: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
+    """Every row as an op; `InputError` naming the first that cannot be read."""
+    parsed = parse_ops(rows, device)
+    bad = np.flatnonzero(parsed.problem.astype(bool))
+    if len(bad):
+        raise InputError(
+            f"row {int(rows.index[bad[0]]) + 1}: {parsed.problem[bad[0]]} ({len(bad)} such rows);"
+            " mend or drop them"
+        )
+    return parsed
+
+
+def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict[str, int]]:
+    """(rows of `device` that can be fitted on, how many others were left out, by reason): of this
+    device where the table names devices, with times that can be trusted.
+    """
+    require_columns(frame, ["op", "dtype", "time_s"], "fitting")
+    if frame.empty:
+        raise InputError("no rows to fit on; expected at least one")
+    dropped: dict[str, int] = {}
+    keep = np.ones(len(frame), bool)
+
+    def drop(where: np.ndarray, reason: str) -> None:
+        nonlocal keep
+        if (where & keep).any():
+            dropped[reason] = int((where & keep).sum())
+            keep &= ~where
+
+    if "device" in frame.columns and device.id != "here":
+        drop((frame["device"].astype(str) != device.id).to_numpy(), "other devices")
+    if "throttled" in frame.columns:
+        drop(
+            pd.to_numeric(frame["throttled"], errors="coerce").fillna(0).to_numpy() == 1,
+            "thermally throttled",
+        )
+    if "unreliable" in frame.columns:
+        drop(
+            pd.to_numeric(frame["unreliable"], errors="coerce").fillna(0).to_numpy() == 1,
+            "mostly call overhead",
+        )
+    if (
+        "expected_s" in frame.columns
+    ):  # rows of a measurement plan; elsewhere an empty time is a slip
+        drop((frame["time_s"].isna() & frame["expected_s"].notna()).to_numpy(), NOT_MEASURED)
+    if dropped.get(NOT_MEASURED) and not keep.any():
+        raise InputError(
+            f"no time to fit {device.id} on: {dropped[NOT_MEASURED]} rows are {NOT_MEASURED}; fill"
+            " in their time_s, in seconds"
+        )
+    rows = frame.reset_index(drop=True)[keep]  # the index still says where in the table a row stood
+    if rows.empty:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+        raise InputError(
+            f"no rows left to fit {device.id} on ({reasons}); check --device against the table's"
+            " device column"
+        )
+    positive_column(rows, "time_s", "fitting")
+    return rows, dropped
+
+
+def deal_folds(group: np.ndarray) -> np.ndarray:
+    """The fold of each row [R], dealt evenly within each group."""
+    rng = np.random.default_rng(0)
+    fold = np.empty(len(group), int)
+    for one in np.unique(group):
+        at = np.flatnonzero(group == one)
+        fold[at] = rng.permutation(len(at)) % FOLDS
+    return fold
+
+
+def noise_of(rows: pd.DataFrame) -> np.ndarray:
+    """How far two measurements of each row disagree, a share [R]; not a number where the table does
+    not say.
+    """
+    if "noise" not in rows.columns:
+        return np.full(len(rows), np.nan)
+    return pd.to_numeric(rows["noise"], errors="coerce").to_numpy(np.float64)
+
+
+def named_device(device: str, measurements: pd.DataFrame | None) -> DeviceSpec:
+    """A device by name; `here` with the cores that the rows were measured on."""
+    spec = load_device(device)
+    if spec.id != "here" or measurements is None or "cores" not in measurements.columns:
+        return spec
+    counts = pd.to_numeric(measurements["cores"], errors="coerce").dropna().unique()
+    if len(counts) > 1:
+        raise InputError(
+            "expected rows measured on one number of cores, got"
+            f" {', '.join(f'{n:g}' for n in sorted(counts))}; fit each alone"
+        )
+    return this_cpu(int(counts[0])) if len(counts) and counts[0] >= 1 else spec

@@ -1,0 +1,66 @@
+"""Measured collectives of other people, from the data folder: all rows of some systems, and twenty
+a collective of others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from hybridperf.io import InputError, read_table
+from hybridperf.model.published.ops import AICONFIGURATOR, DEEPBENCH, VIDUR, Source
+
+FOLDER = "collectives"
+MEASURED, FEW_SHOT = "collectives_dev.csv.gz", "fewshot_calibration.csv.gz"
+
+
+def _cited(source: Source) -> dict[str, str]:
+    return {"repository": source.repository, "commit": source.commit, "license": source.license}
+
+
+# by the word in the tables' `dataset` column; a commit that the data folder does not name is not
+# known
+SOURCES = {
+    "vidur": _cited(VIDUR),
+    "aiconfigurator": _cited(AICONFIGURATOR),
+    "deepbench": _cited(DEEPBENCH),
+    "xxrjun": {
+        "repository": "https://github.com/xxrjun/nccl-tests-cluster",
+        "commit": "455de4f",
+        "license": "Apache-2.0",
+    },
+    "aws_docs": {
+        "repository": "https://github.com/aws-samples",
+        "commit": "not known",
+        "license": "MIT-0",
+    },
+    "pico_mn5": {
+        "repository": "https://github.com/HLC-Lab/pico",
+        "commit": "not known",
+        "license": "MIT",
+    },
+}
+
+
+def read_measured(data: Path) -> dict[str, pd.DataFrame]:
+    """All rows that may be fitted and judged on, by system."""
+    return _by_system(data / FOLDER / MEASURED)
+
+
+def read_few_shot(data: Path) -> dict[str, pd.DataFrame]:
+    """Some twenty rows a collective of systems whose other rows are kept aside, by system."""
+    return _by_system(data / FOLDER / FEW_SHOT)
+
+
+def _by_system(path: Path) -> dict[str, pd.DataFrame]:
+    if not path.is_file():
+        raise InputError(
+            f"expected measured collectives at {path}, found nothing; give the folder that holds"
+            f" {FOLDER}/ as --data"
+        )
+    frame = read_table(path)
+    return {
+        str(system): rows.reset_index(drop=True)
+        for system, rows in frame.groupby("system", sort=True)
+    }

@@ -1,0 +1,355 @@
+"""Measured ops of other people, from the data folder: a loader per source, and why a row that
+cannot be used cannot.
+
+Each table of `data/compute` belongs to a source (who measured it, under which license) and is read
+into rows that `ops` understands: `device, op, dtype`, the op's dimensions, `time_s`, words of the
+implementation, and `split` where the authors had one. Every row that is left out is counted under
+one sentence. Rows become `DeviceRows`: what a prior sees of one family of ops on one GPU.
+
+Shapes fall on one of two sides by a hash of their dimensions alone, so that a shape measured on
+several devices, under two frameworks or in two number formats is on the same side everywhere: 40 %
+are for tests, 60 % for training (the pool).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import DeviceSpec, load_device
+from hybridperf.io import InputError, read_table, require_columns
+from hybridperf.learning.prior import FamilyRows, concatenate
+from hybridperf.model.families import by_family, family_rows, gpu_of
+from hybridperf.ops import Op
+from hybridperf.ops.table import parse_ops
+
+TEST_PERCENT = 40
+_RESOLUTION_S = 1e-6  # of vidur's profiler
+_LEAST_TICKS = 5  # below, rounding alone makes an error of up to 10 %
+# of an op's dimensions, those that say which op or implementation it is rather than how large
+_NOT_SHAPE = frozenset({
+    "bias", "transposed_a", "transposed_b", "inputs", "element_flops", "element_transcendentals",
+    "gated", "causal", "pooled",
+})  # fmt: skip
+_WORDS = ("framework", "quant", "kv_dtype")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Who measured, and where it was published."""
+
+    id: str
+    repository: str
+    commit: str
+    license: str
+    read: Callable[
+        [pd.DataFrame, Counter[str]], pd.DataFrame
+    ]  # a table as published -> rows of ours; counts what it leaves out
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRows:
+    """Rows of one family on one device. N rows."""
+
+    rows: FamilyRows
+    time_s: np.ndarray  # [N]
+    # [N] file, op, dtype, framework, quant, kv_dtype, split, shape (hash, uint64), test (its side),
+    # row (of the table)
+    about: pd.DataFrame
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def some(self, keep: np.ndarray) -> DeviceRows:
+        """Some of the rows: a mask or positions."""
+        at = np.flatnonzero(keep) if keep.dtype == bool else keep
+        return DeviceRows(
+            self.rows.rows(at), self.time_s[at], self.about.iloc[at].reset_index(drop=True)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Everything usable of some families, and what was left out."""
+
+    families: dict[str, dict[str, DeviceRows]]  # [family][device]
+    left_out: dict[str, dict[str, int]]  # [file][reason] rows
+
+
+def _as_is(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
+    del left_out
+    return frame
+
+
+def _neusight(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
+    if "throttled" in frame.columns:
+        frame = _keep(frame, frame["throttled"] != 1, "the card was thermally throttled", left_out)
+    return frame.rename(columns={"neusight_split": "split"})
+
+
+def _vidur(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
+    long_enough = frame["time_s"] >= (_LEAST_TICKS - 0.5) * _RESOLUTION_S
+    return _keep(frame, long_enough, "less than 5 us by a clock of 1 us", left_out)
+
+
+NEUSIGHT = Source("neusight", "https://github.com/sitar-lab/NeuSight", "6945927", "MIT", _neusight)
+AICONFIGURATOR = Source(
+    "aiconfigurator", "https://github.com/ai-dynamo/aiconfigurator", "095f58a", "Apache-2.0", _as_is
+)
+VIDUR = Source("vidur", "https://github.com/microsoft/vidur", "7d47513", "MIT", _vidur)
+DEEPBENCH = Source(
+    "deepbench", "https://github.com/baidu-research/DeepBench", "da81ba7", "Apache-2.0", _as_is
+)
+
+# which families a table holds rows of: only those asked for are read
+FILES: Mapping[str, tuple[Source, tuple[str, ...]]] = {
+    "aiconfigurator_gemm": (AICONFIGURATOR, ("matmul",)),
+    "aiconfigurator_mla_gen_pre": (AICONFIGURATOR, ("matmul",)),
+    "aiconfigurator_mla_gen_post": (AICONFIGURATOR, ("matmul",)),
+    "aiconfigurator_context_attention": (AICONFIGURATOR, ("prefill_attention",)),
+    "aiconfigurator_generation_attention": (AICONFIGURATOR, ("decode_attention",)),
+    "aiconfigurator_encoder_attention": (AICONFIGURATOR, ("encoder_attention",)),
+    "aiconfigurator_moe": (AICONFIGURATOR, ("moe",)),
+    "aiconfigurator_scale_matrix": (AICONFIGURATOR, ("quantise",)),
+    "vidur_gemm": (VIDUR, ("matmul",)),
+    "vidur_memory_ops": (VIDUR, ("elementwise", "norm", "gather")),
+    "deepbench_gemm": (DEEPBENCH, ("matmul", "matmul_fp32")),
+    "deepbench_conv": (DEEPBENCH, ("convolution",)),
+    "neusight_linear": (NEUSIGHT, ("matmul_fp32",)),
+    "neusight_bmm": (NEUSIGHT, ("matmul_fp32",)),
+    "neusight_conv": (NEUSIGHT, ("convolution",)),
+    "neusight_elementwise": (NEUSIGHT, ("elementwise",)),
+    "neusight_softmax": (NEUSIGHT, ("softmax",)),
+    "neusight_ln": (NEUSIGHT, ("norm",)),
+}
+MODEL_OPS = "neusight_model_ops"
+
+
+def require_data(data: Path) -> None:
+    """`InputError` where a folder is not the data folder."""
+    if not (data / "compute").is_dir():
+        raise InputError(
+            f"expected the measured data in {data} (with a folder compute), found none; give"
+            " --data DIR"
+        )
+
+
+def table_path(data: Path, name: str) -> Path:
+    """Where a table lies in the data folder."""
+    return data / "compute" / f"{name}.csv.gz"
+
+
+def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
+    """(usable rows of one table as `ops` reads them, rows left out by reason)."""
+    source, _ = FILES[name]
+    frame = read_table(table_path(data, name))
+    require_columns(frame, ["device", "op", "dtype", "time_s"], f"{name} of {source.id}")
+    left_out: Counter[str] = Counter()
+    frame = source.read(frame, left_out)
+    positive = np.isfinite(frame["time_s"]) & (frame["time_s"] > 0)
+    frame = _keep(frame, positive, "the time is no number above zero", left_out)
+    for device in frame["device"].unique():
+        if (reason := _no_gpu(str(device))) is not None:
+            frame = _keep(frame, frame["device"] != device, reason, left_out)
+    return frame.reset_index(drop=True), dict(left_out)
+
+
+def read_families(data: Path, families: Iterable[str]) -> Measured:
+    """Rows of some families on every GPU of the data folder; tables that are not there are left out
+    with their name.
+    """
+    wanted = set(families)
+    parts: dict[tuple[str, str], list[DeviceRows]] = {}
+    left_out: dict[str, dict[str, int]] = {}
+    for name, (_, holds) in FILES.items():
+        if not wanted & set(holds):
+            continue
+        if not table_path(data, name).is_file():
+            left_out[name] = {"the table is not there": 0}
+            continue
+        frame, left_out[name] = read_rows(data, name)
+        for device, rows in frame.groupby("device"):
+            counted = Counter(left_out[name])
+            for family, part in device_rows(
+                rows.reset_index(drop=True), load_device(str(device)), name, counted
+            ):
+                if family in wanted:
+                    parts.setdefault((family, str(device)), []).append(part)
+            left_out[name] = dict(counted)
+    found: dict[str, dict[str, DeviceRows]] = {}
+    for (family, device_id), some in parts.items():
+        found.setdefault(family, {})[device_id] = _joined(some)
+    return Measured(found, left_out)
+
+
+def device_rows(
+    frame: pd.DataFrame, device: DeviceSpec, name: str, left_out: Counter[str]
+) -> list[tuple[str, DeviceRows]]:
+    """(family, rows) of one table's rows of one device; adds to `left_out` what no op or no family
+    could be made of.
+    """
+    try:
+        parsed = parse_ops(frame, device)
+    except InputError as error:  # not one row can be read
+        left_out[_reason(str(error))] += len(frame)
+        return []
+    left_out.update(Counter(_reason(text) for text in parsed.problem if text))
+    out = []
+    for part in parsed.parts:
+        for family, keep in by_family(part):
+            at = part.rows[keep]
+            if not family:
+                left_out["no family of ops knows it"] += len(at)
+                continue
+            given = frame.iloc[at]
+            shape = shape_hash(family, part.op, len(part.rows))[keep]
+            about = pd.DataFrame({
+                "file": name, "op": part.name, "dtype": part.op.dtype,
+                **{word: _text(given, word) for word in (*_WORDS, "split")}, "shape": shape,
+                "test": is_test(shape), "row": at,
+            })  # fmt: skip
+            out.append(
+                (
+                    family,
+                    DeviceRows(
+                        family_rows(part, keep, device), given["time_s"].to_numpy(np.float64), about
+                    ),
+                )
+            )
+    return out
+
+
+def shape_hash(family: str, op: Op, rows: int) -> np.ndarray:
+    """A number per row [rows], uint64, that depends on the family and the op's sizes alone; the
+    same on every machine.
+    """
+    out = np.full(rows, zlib.crc32(family.encode()), np.uint64)
+    for name in sorted(op.dimensions()):
+        if name in _NOT_SHAPE:
+            continue
+        values = (
+            np.broadcast_to(np.asarray(getattr(op, name), np.float64), (rows,)) + 0.0
+        )  # no negative zero
+        out = _mixed(out ^ np.uint64(zlib.crc32(name.encode())))
+        out = _mixed(out ^ np.ascontiguousarray(values).view(np.uint64))
+    return out
+
+
+def is_test(shape: np.ndarray) -> np.ndarray:
+    """Which shapes are for tests."""
+    return (shape >> np.uint64(11)) % np.uint64(100) < TEST_PERCENT
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """Bits stirred: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+def _joined(parts: list[DeviceRows]) -> DeviceRows:
+    return DeviceRows(
+        concatenate([part.rows for part in parts]),
+        np.concatenate([part.time_s for part in parts]),
+        pd.concat([part.about for part in parts], ignore_index=True),
+    )
+
+
+def _keep(
+    frame: pd.DataFrame, keep: pd.Series, reason: str, left_out: Counter[str]
+) -> pd.DataFrame:
+    if dropped := int((~keep).sum()):
+        left_out[reason] += dropped
+    return frame[keep]
+
+
+def _no_gpu(name: str) -> str | None:
+    """Why nothing measured on a device can be used; None where it can."""
+    try:
+        device = load_device(name)
+    except InputError:
+        return f"no facts of the device {name} are known"
+    if device.kind != "gpu":
+        return "the device is no GPU"
+    return None if gpu_of(device) else f"the multiprocessors or the L2 size of {name} are not known"
+
+
+def _reason(problem: str) -> str:
+    """A problem without the values of its row."""
+    return problem.removeprefix("no row of the table can be read; the first one: ").split(", got ")[
+        0
+    ]
+
+
+def _text(frame: pd.DataFrame, column: str) -> np.ndarray:
+    if column not in frame.columns:
+        return np.full(len(frame), "", object)
+    return frame[column].fillna("").astype(str).to_numpy(object)
+
+
+# --- ops inside models ----------------------------------------------------------------------------
+
+_NAMES = {"Linear": "linear", "BMM": "bmm"}
+_UNARY = {"add": "addu", "mul": "mulu", "div": "divu", "pow": "powu"}
+
+
+def read_model_ops(data: Path) -> tuple[pd.DataFrame, dict[str, int]]:
+    """(NeuSight's table of ops inside models as rows of ours beside its own columns, rows left out
+    by reason).
+
+    Ops come with the shapes of their inputs and result instead of dimensions. A second operand that
+    is smaller than the result is broadcast and costs no traffic of its own: such an op is the one
+    with a scalar operand.
+    """
+    frame = read_table(table_path(data, MODEL_OPS))
+    rows, left_out, kept = [], Counter[str](), []
+    for at, (name, inputs, result) in enumerate(
+        zip(frame["op"], frame["InputShapes"], frame["OutputShape"], strict=True)
+    ):
+        try:
+            rows.append(
+                _model_op(
+                    str(name),
+                    [tuple(shape) for shape in ast.literal_eval(inputs)],
+                    tuple(ast.literal_eval(result)),
+                )
+            )
+            kept.append(at)
+        except (InputError, ValueError, SyntaxError, TypeError, IndexError):
+            left_out[f"the shapes of {name} say no op of ours"] += 1
+    given = frame.iloc[kept].rename(columns={"op": "neusight_op"}).reset_index(drop=True)
+    return pd.concat([given, pd.DataFrame(rows)], axis=1), dict(left_out)
+
+
+def _model_op(
+    name: str, inputs: list[tuple[int, ...]], result: tuple[int, ...]
+) -> dict[str, object]:
+    """One op's name and dimensions."""
+    rows = float(np.prod(result[:-1]))
+    if name == "Linear":
+        matrices = [shape for shape in inputs if len(shape) > 1]  # `addmm` names its bias first
+        return {"op": "linear", "m": rows, "n": float(result[-1]), "k": float(matrices[0][-1])}
+    if name == "BMM":
+        left, right = inputs
+        if left[-1] != right[-2]:
+            raise InputError("the matrices do not fit")
+        return {
+            "op": "bmm",
+            "batch": float(np.prod(left[:-2])),
+            "m": float(left[-2]),
+            "n": float(right[-1]),
+            "k": float(left[-1]),
+        }
+    if not name.startswith("VEC"):
+        raise InputError(f"unknown op {name}")
+    kind = name.removeprefix("VEC")
+    if kind in _UNARY and min(np.prod(shape) for shape in inputs) < np.prod(result):
+        kind = _UNARY[kind]
+    return {"op": kind, "rows": rows, "cols": float(result[-1])}

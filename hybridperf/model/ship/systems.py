@@ -1,0 +1,104 @@
+"""The prior over all measured systems, and a calibration of each from its rows or from the twenty a
+collective that we have of it.
+
+    OUT/collectives_prior, OUT/SYSTEM
+
+Systems of fewer than `LEAST_ROWS` rows are left to the prior.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.fit import (
+    DEFAULT_PRIOR,
+    FAMILY,
+    fit_collectives,
+    kin_of,
+    priced_rows,
+    train_prior,
+)
+from hybridperf.hardware import load_system
+from hybridperf.io.provenance import origin
+from hybridperf.learning.prior import FamilyPrior, adapt
+from hybridperf.learning.prior.family import NOMINAL
+from hybridperf.learning.prior.shipped import Prior, load_prior
+from hybridperf.model.published.collectives import SOURCES, read_few_shot, read_measured
+
+LEAST_ROWS = 40
+
+
+def run(data: Path, out: Path, *, say: Callable[[str], None] = print) -> None:
+    """Train the prior, where an earlier run has not, then calibrate each system."""
+    measured, few = read_measured(data), read_few_shot(data)
+    prior = _prior(measured, few, out / DEFAULT_PRIOR, say)
+    for system, rows in {**few, **measured}.items():
+        if len(rows) < LEAST_ROWS:
+            say(f"{system}: {len(rows)} rows, left to the prior")
+            continue
+        start_s = time.perf_counter()
+        model, report = fit_collectives(rows, system, prior, _provenance(rows), keep_rows=False)
+        model.save(out / system)
+        say(f"{system}: {report.rows} rows, {time.perf_counter() - start_s:.0f} s")
+
+
+def _prior(
+    measured: dict[str, pd.DataFrame],
+    few: dict[str, pd.DataFrame],
+    folder: Path,
+    say: Callable[[str], None],
+) -> Prior:
+    if (folder / "prior.json").exists():
+        say("prior of collectives: kept")
+        return load_prior(folder)
+    start_s = time.perf_counter()
+    rows = pd.concat(measured.values())
+    known = _with_kin_width(train_prior(measured), few)
+    about = {
+        "measured": {name: len(of) for name, of in measured.items()},
+        "kin_width_from": sorted(few),
+    }
+    Prior({FAMILY: known}, {**_provenance(rows), **about}).save(folder)
+    say(
+        f"prior of collectives: {len(rows)} rows of {len(measured)} systems,"
+        f" {time.perf_counter() - start_s:.0f} s"
+    )
+    return load_prior(folder)
+
+
+def _with_kin_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> FamilyPrior:
+    """With the width of intervals that systems with kin in the prior need, none of whose rows it
+    saw.
+
+    Among the measured systems themselves hardly two are kin.
+    """
+    widths = []
+    for name, frame in few.items():
+        system = load_system(name)
+        if kin := kin_of(system, prior.population.devices):
+            rows, time_s = priced_rows(frame, system)
+            widths.append(
+                np.quantile(
+                    np.abs(adapt(prior, kin=kin).predict(rows).log_s - np.log(time_s)), NOMINAL
+                )
+            )
+    return (
+        dataclasses.replace(prior, kin_quantile=prior.quantile, kin_log_width=float(max(widths)))
+        if widths
+        else prior
+    )
+
+
+def _provenance(rows: pd.DataFrame) -> dict[str, object]:
+    return {
+        **origin(None),
+        "made_by": "hybridperf calibrations",
+        "sources": {name: SOURCES[str(name)] for name in sorted(rows["dataset"].unique())},
+        "rows": len(rows),
+    }

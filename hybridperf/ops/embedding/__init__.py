@@ -1,0 +1,23 @@
+"""Embedding tables: who looks up what, how many different rows that is, and what a cache still
+holds of them.
+
+    table = Table("clicks", rows=1e6, dim=64, pooling=20, access=Zipf(0.9, 150))
+    table.unique_rows(batch=4096), table.histogram(4096), table.hits(4096, cache_bytes=40e6)
+
+What a lookup costs is an op: `ops.embedding_bag.lookup_calls(tables, batch, "forward")`.
+"""
+
+from hybridperf.ops.embedding.access import Access, Histogram, Indices, Uniform, Zipf, thin
+from hybridperf.ops.embedding.distance import Stream, distances, reuse_distance_bytes
+from hybridperf.ops.embedding.memory import STATE_BYTES, table_bytes
+from hybridperf.ops.embedding.pieces import row_pieces
+from hybridperf.ops.embedding.reuse import BINS, bin_names, file_shares, lookups_within
+from hybridperf.ops.embedding.table import Table, check_names
+from hybridperf.ops.embedding.unique import met, uniform_unique_rows, zipf_classes, zipf_unique_rows
+
+__all__ = [
+    "BINS", "STATE_BYTES", "Access", "Histogram", "Indices", "Stream", "Table", "Uniform", "Zipf",
+    "bin_names", "check_names", "distances", "file_shares", "lookups_within", "met",
+    "reuse_distance_bytes", "row_pieces", "table_bytes", "thin", "uniform_unique_rows",
+    "zipf_classes", "zipf_unique_rows",
+]  # fmt: skip

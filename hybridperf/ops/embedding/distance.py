@@ -1,0 +1,204 @@
+"""How many other rows are touched before a row is looked up again, and so which cache still holds
+it.
+
+Lookups are independent draws from classes of `count` rows of probability `p`. T lookups touch D(T)
+different rows on average, so a cache that holds C rows (the least recently used gives way) keeps a
+row for the T_C lookups that touch C others, D(T_C) = C: Che's approximation. A lookup finds its row
+if that was looked up at most T_C lookups ago:
+
+    hit(T) = sum over rows of p (1 - (1 - p)^T)        D(T) = sum over rows of 1 - (1 - p)^T = sum
+                                                       of 1 - hit(t) over t below T
+
+Within a batch of n lookups that starts on an empty cache the first T_C lookups have less behind
+them, which gives in closed form
+
+    hits = hit(T_C) + (T_C (1 - hit(T_C)) - D(T_C)) / n        and 1 - D(n) / n where the batch's
+                                                               rows all fit.
+
+Over endless batches the distance to the last lookup of the same row spreads over orders of
+magnitude. `distances` gives the mean of its log and the spread around it, which is what the
+roofline's memory levels take. Several tables are looked up one after the other in every batch, so a
+row that was last touched b batches ago has b times all that the other tables touch in between.
+
+Axes: K classes, G grid of elapsed lookups, H cache sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.io.namespace import array_module
+from hybridperf.ops.embedding.unique import distinct, log_missed
+
+_GRID = (
+    96  # elapsed times from one lookup to forty times what the rarest row waits: 1.4 to 2 a step
+)
+_WAITS = 40.0
+_NEWTON_STEPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Lookups of one table in every batch."""
+
+    count: Any  # [K] rows of each class
+    p: Any  # [K] probability of each of its rows
+    lookups: Any  # [] a batch
+    row_bytes: Any  # []
+    unique: Any = (
+        None  # [] different rows of a batch where they are known; None: as the classes draw them
+    )
+
+    def touched(self) -> Any:
+        """Different rows of a batch []."""
+        return (
+            distinct(self.count, self.p, array_module(self.p, self.lookups).asarray(self.lookups))
+            if self.unique is None
+            else self.unique
+        )
+
+
+def reuse_distance_bytes(unique_rows: Any, row_bytes: Any) -> Any:
+    """Bytes touched between two lookups of the same row, for rows that come back: about the
+    footprint of the rows in use.
+    """
+    return unique_rows * row_bytes
+
+
+def found(count: Any, p: Any, elapsed: Any) -> Any:
+    """Share of lookups whose row was looked up at most `elapsed` [...] lookups ago, of an endless
+    stream.
+    """
+    module = array_module(count, p, elapsed)
+    return module.sum(
+        -count * p * module.expm1(log_missed(p) * module.asarray(elapsed)[..., None]), -1
+    )
+
+
+def hits(count: Any, p: Any, lookups: Any, held_rows: Any) -> Any:
+    """Share of a batch's lookups [H] found in a cache of `held_rows` [H] rows that is empty at
+    first. Infinite `lookups`: a full one.
+    """
+    module = array_module(count, p, lookups, held_rows)
+    held = module.asarray(held_rows)
+    touched = distinct(count, p, lookups)
+    at = _elapsed(count, p, module.clip(held, 1.0, None))
+    hit = found(count, p, at)
+    some = hit + (at * (1.0 - hit) - distinct(count, p, at)) / lookups
+    share = module.where(held >= touched, 1.0 - touched / lookups, module.clip(some, 0.0, 1.0))
+    return module.where(held < 1, 0.0, share)
+
+
+def recorded_hits(times: np.ndarray, count: np.ndarray, fraction: float, held_rows: Any) -> Any:
+    """Share of a batch's lookups [...] found in a cache of `held_rows` [...] rows that is empty at
+    first, of rows that were counted.
+
+    `count` [K] rows were looked up `times` [K] in a record; the batch keeps each lookup with
+    probability `fraction` = f, in random order. A share x of the batch touches D(x) = sum of 1 - (1
+    - f x)^times rows, and a row comes back within it
+
+        times f (1 - (1 - x) (1 - f x)^(times - 1)) - 1 + (1 - f x)^times        times on average,
+
+    exact for positions that are independent; the cache keeps a row for the share that touches as
+    many rows as it holds.
+    """
+    module = array_module(held_rows)
+    held = module.asarray(held_rows)
+
+    def left(x: Any) -> Any:
+        return (1.0 - fraction * module.asarray(x)[..., None]) ** times
+
+    def touched(x: Any) -> Any:
+        return module.sum(count * (1.0 - left(x)), -1)
+
+    lookups = fraction * float(times @ count)
+    grid = np.geomspace(min(0.5 / lookups, 0.5), 1.0, _GRID)
+    x = module.exp(
+        module.interp(
+            module.log(module.maximum(held, 1e-9)), module.log(touched(grid)), np.log(grid)
+        )
+    )
+    for _ in range(_NEWTON_STEPS):
+        before = (1.0 - fraction * x[..., None]) ** (times - 1)
+        slope = module.maximum(module.sum(count * times * fraction * before, -1), 1e-30)
+        x = module.clip(x + (held - touched(x)) / slope, 0.0, 1.0)
+    before = (1.0 - fraction * x[..., None]) ** (times - 1)
+    back = times * fraction * (1.0 - (1.0 - x[..., None]) * before) - 1.0 + left(x)
+    return module.where(held < 1, 0.0, module.sum(count * back, -1) / lookups)
+
+
+def _elapsed(count: Any, p: Any, held: Any) -> Any:
+    """T_C: lookups that touch `held` [H] different rows."""
+    module = array_module(count, p, held)
+    grid = module.exp(module.linspace(0.0, 1.0, _GRID) * module.log(_WAITS / module.min(p)))
+    log_t = module.interp(module.log(held), module.log(distinct(count, p, grid)), module.log(grid))
+    for _ in range(
+        _NEWTON_STEPS
+        # D is concave in T: from below Newton does not overshoot, from just above it comes back
+        # below
+    ):
+        t = module.exp(log_t)[..., None]
+        missed = module.exp(log_missed(p) * t)
+        slope = module.maximum(module.sum(-count * log_missed(p) * missed, -1), 1e-30)
+        log_t = log_t + module.clip(
+            (held - distinct(count, p, t[..., 0])) / (slope * t[..., 0]), -1.0, 1.0
+        )
+    return module.exp(module.clip(log_t, 0.0, module.log(grid[-1])))
+
+
+def distances(
+    streams: Sequence[Stream], own: int | None = None, again: bool = False
+) -> tuple[Any, Any]:
+    """(bytes touched between two lookups of the same row: their geometric mean, standard deviation
+    of their log), over endless batches.
+
+    Of the lookups of the first `own` streams alone (None: all), among those of the others. `again`:
+    the batch's rows were all touched once before, as by the look-up whose gradients they now take:
+    no more than a batch's rows lie between.
+    """
+    module = array_module(
+        *(value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes))
+    )
+    batches = _batch_grid(module, streams)
+    touched = [distinct(s.count, s.p, batches * s.lookups) * s.row_bytes for s in streams]
+    together = sum(touched)
+    most = module.log(sum(s.touched() * s.row_bytes for s in streams)) if again else None
+    apart = module.minimum(
+        batches, 1.0
+    )  # a row that was touched less than a batch ago was so, as likely, in this one
+    weight, mean, square = 0.0, 0.0, 0.0
+    for stream, alone in zip(streams[:own], touched[:own], strict=True):
+        log_bytes = module.log(module.maximum(alone + apart * (together - alone), stream.row_bytes))
+        log_bytes = log_bytes if most is None else module.minimum(log_bytes, most)
+        held = found(stream.count, stream.p, batches * stream.lookups)
+        ends = module.concatenate(
+            [module.zeros(1), held, module.ones(1)]
+        )  # what comes later, or never, counts as the last
+        share = stream.lookups * (ends[1:] - ends[:-1])
+        middle = module.concatenate(
+            [log_bytes[:1], (log_bytes[1:] + log_bytes[:-1]) / 2, log_bytes[-1:]]
+        )
+        weight, mean, square = (
+            weight + module.sum(share),
+            mean + module.sum(share * middle),
+            square + module.sum(share * middle**2),
+        )
+    mean, square = mean / weight, square / weight
+    variance = module.maximum(square - mean**2, 0.0)
+    spread = module.where(variance > 0, module.sqrt(module.where(variance > 0, variance, 1.0)), 0.0)
+    return module.exp(mean), spread
+
+
+def _batch_grid(module: Any, streams: Sequence[Stream]) -> Any:
+    """Elapsed batches [G], geometric: from one lookup of the busiest table to long after the rarest
+    row's turn.
+    """
+    first = module.min(module.stack([1.0 / module.asarray(s.lookups * 1.0) for s in streams]))
+    last = module.max(
+        module.stack([_WAITS / (module.min(module.asarray(s.p)) * s.lookups) for s in streams])
+    )
+    return first * module.exp(module.linspace(0.0, 1.0, _GRID) * module.log(last / first))

@@ -1,0 +1,87 @@
+"""A table whose rows are dealt out in pieces: who holds which rows, and what share of the lookups
+goes there.
+
+Rows are dealt out in the order of how often they are looked up: piece j of k (from 1) holds the
+rows of rank j, j + k, j + 2k, ... Each row keeps its lookups, so all pieces together meet as many
+different rows as the whole table, and the first piece, with the hottest row, has the most lookups.
+
+Zipf         (j + i k + shift)^-s for i = 0, 1, ... is k^-s (1 + i + shift_j)^-s with shift_j = (j +
+             shift) / k - 1: Zipf-Mandelbrot again; a piece's share of the lookups is its share of
+             the sum of these weights
+Indices      the lookups of the rows that are dealt to it
+Histogram    rows are not told apart: the same histogram, 1 / k of the lookups
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from hybridperf.io.errors import InputError
+from hybridperf.ops.embedding.access import Access, Histogram, Indices, Zipf
+from hybridperf.ops.embedding.table import Table
+from hybridperf.ops.embedding.unique import zipf_weight
+
+_LEAST_SHARE = 1e-12  # a piece that nobody looks into is a table all the same
+
+
+def row_pieces(table: Table, count: int) -> list[Table]:
+    """`count` tables with a table's rows between them, the first with the hottest; `InputError`
+    where there are too few rows.
+    """
+    if not 1 <= count <= table.rows:
+        raise InputError(
+            f"table {table.name} has {table.rows:g} rows, expected 1 to {table.rows:g} pieces of it"
+            f" by row, got {count}"
+        )
+    if count == 1:
+        return [table]
+    whole = float(table.rows)
+    rows = [whole // count + float(at < whole % count) for at in range(count)]
+    made: list[tuple[Any, Access]]  # share of the lookups, how they fall
+    match table.access:
+        case Zipf(exponent, shift):
+            shifts = [(at + 1 + shift) / count - 1 for at in range(count)]
+            weights = [
+                zipf_weight(n, exponent, one, shifts[0])
+                for n, one in zip(rows, shifts, strict=True)
+            ]
+            total = sum(weights)
+            made = [
+                (weight / total + _LEAST_SHARE, Zipf(exponent, one))
+                for weight, one in zip(weights, shifts, strict=True)
+            ]
+        case Indices(values):
+            made = _recorded(table, np.asarray(values).ravel(), count)
+        case Histogram(shares, mean_reuse, lookups):
+            made = [
+                (
+                    n / whole,
+                    Histogram(shares, mean_reuse, None if lookups is None else lookups * n / whole),
+                )
+                for n in rows
+            ]
+        case access:
+            made = [(n / whole, access) for n in rows]
+    return [
+        dataclasses.replace(table, rows=n, pooling=table.pooling * share, access=access)
+        for n, (share, access) in zip(rows, made, strict=True)
+    ]
+
+
+def _recorded(table: Table, values: np.ndarray, count: int) -> list[tuple[Any, Access]]:
+    """The recorded lookups of each piece, its rows numbered anew."""
+    met, place, times = np.unique(values, return_inverse=True, return_counts=True)
+    if len(met) < count:
+        raise InputError(
+            f"table {table.name}: its recorded lookups are of {len(met)} rows, too few for {count}"
+            " pieces by row; split it in fewer"
+        )
+    rank = np.empty(len(met), np.int64)
+    rank[np.argsort(-times, kind="stable")] = np.arange(len(met))
+    of = rank[place.ravel()]
+    return [
+        ((of % count == at).mean(), Indices(of[of % count == at] // count)) for at in range(count)
+    ]

@@ -1,0 +1,158 @@
+"""An embedding table as a model has it: rows of numbers, of which every sample looks up some and
+sums them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.io.errors import InputError
+from hybridperf.ops.embedding.access import Access, Uniform
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table; what is wrong with it is an `InputError` that names it. Sizes may be traced by
+    JAX, `rows` of Zipf access not.
+
+    name      tells it from others
+    rows      of the whole table
+    dim       numbers of a row
+    pooling   rows that a sample looks up on average, and sums; not whole where samples differ
+    dtype     of the numbers
+    access    which rows are looked up: `Uniform()`, `Zipf(exponent, shift)`, `Histogram(shares,
+              mean_reuse, lookups)`, `Indices(values)`
+
+        Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0)).unique_rows(batch=4096)
+    """
+
+    name: str
+    rows: Any
+    dim: Any
+    pooling: Any
+    dtype: str = "fp32"
+    access: Access = dataclasses.field(default_factory=Uniform)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InputError(f"expected a text as name of an embedding table, got {self.name!r}")
+        for field in ("rows", "dim", "pooling"):
+            value = getattr(self, field)
+            if isinstance(value, jax.core.Tracer):
+                continue
+            if (
+                isinstance(value, str | bool)
+                or np.ndim(value)
+                or np.asarray(value).dtype.kind not in "iuf"
+            ):
+                raise InputError(f"table {self.name}: expected a number of {field}, got {value!r}")
+            if not 0 < float(value) < float("inf"):
+                raise InputError(
+                    f"table {self.name}: expected {field} above zero, got {value}; leave the table"
+                    " out if nothing looks into it"
+                )
+            if (
+                field != "pooling"
+                and np.asarray(value).dtype.kind == "f"
+                and float(value) != int(value)
+            ):
+                raise InputError(
+                    f"table {self.name}: expected a whole number of {field}, got {value}"
+                )
+        try:
+            object.__setattr__(self, "dtype", canonical_dtype(self.dtype))
+        except InputError as error:
+            raise InputError(f"table {self.name}: {error}") from error
+        if not isinstance(self.access, Access):
+            raise InputError(
+                f"table {self.name}: expected an access distribution (Uniform(), Zipf(...),"
+                " Histogram(...), Indices(...))"
+            )
+        if problem := self.access.problem() or (
+            "" if isinstance(self.rows, jax.core.Tracer) else self.access.misfit(float(self.rows))
+        ):
+            raise InputError(f"table {self.name}: {problem}")
+
+    @property
+    def row_bytes(self) -> Any:
+        """Bytes of a row."""
+        return self.dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def bytes(self) -> Any:
+        """Bytes of the whole table, without an optimizer's state."""
+        return self.rows * self.row_bytes
+
+    def lookups(self, batch: Any) -> Any:
+        """Lookups of a batch of so many samples; infinitely many: of an endless stream."""
+        if not isinstance(batch, jax.core.Tracer) and not (
+            _is_real(batch) and np.all(np.asarray(batch) > 0)
+        ):
+            raise InputError(
+                f"table {self.name}: expected a batch of more than zero samples, got {batch!r}"
+            )
+        return batch * self.pooling
+
+    def unique_rows(self, batch: Any) -> Any:
+        """Expected different rows of a batch."""
+        lookups = self.lookups(batch)
+        return self._asked(lambda: self.access.unique_rows(lookups, self.rows))
+
+    def histogram(self, batch: Any) -> Any:
+        """Shares [17] of a batch's different rows by how often they are looked up."""
+        lookups = self.lookups(batch)
+        return self._asked(lambda: self.access.histogram(lookups, self.rows))
+
+    def hits(self, batch: Any, cache_bytes: Any) -> Any:
+        """Share of a batch's lookups found in a cache of so many bytes [...] that this table has
+        for itself and that starts empty.
+        """
+        if not isinstance(cache_bytes, jax.core.Tracer) and not (
+            _is_real(cache_bytes) and np.all(np.asarray(cache_bytes) >= 0)
+        ):
+            raise InputError(
+                f"table {self.name}: expected a cache of zero or more bytes, got {cache_bytes!r}"
+            )
+        held = (
+            cache_bytes if isinstance(cache_bytes, jax.core.Tracer) else np.asarray(cache_bytes)
+        ) / self.row_bytes
+        lookups = self.lookups(batch)
+        return self._asked(lambda: self.access.hits(lookups, self.rows, held))
+
+    def classes(self, batch: Any) -> tuple[Any, Any]:
+        """Rows of equal probability (`Access.classes`)."""
+        lookups = self.lookups(batch)
+        return self._asked(lambda: self.access.classes(lookups, self.rows))
+
+    def _asked(self, answer: Any) -> Any:
+        try:
+            return answer()
+        except InputError as error:
+            raise InputError(f"table {self.name}: {error}") from error
+
+
+def _is_real(value: Any) -> bool:
+    """A number, or an array of them."""
+    return not isinstance(value, str | bool) and np.asarray(value).dtype.kind in "iuf"
+
+
+def check_names(tables: Sequence[Table]) -> None:
+    """`InputError` where there is no table, or two of one name."""
+    if not isinstance(tables, Sequence):
+        raise InputError(f"expected a list of embedding tables, got {type(tables).__name__}")
+    if not tables:
+        raise InputError("expected at least one embedding table, got none")
+    for table in tables:
+        if not isinstance(table, Table):
+            raise InputError(f"expected embedding tables as Table(...), got {table!r}")
+    seen: set[str] = set()
+    for table in tables:
+        if table.name in seen:
+            raise InputError(f"table {table.name} is given twice; tables are told apart by name")
+        seen.add(table.name)

@@ -1,0 +1,256 @@
+"""Seconds of one piece of work on one device: the roofline, and the smooth form that calibration
+bends to measurements.
+
+The roofline (Williams, Waterman, Patterson 2009) needs two counts and two rates:
+
+    t = max( flops / peak,  bytes / memory bandwidth )
+
+Real devices keep more than two resources busy, and a measured time rounds the corner. The
+calibrated form has the same limits:
+
+    compute = (flops + c * transcendentals) / (e_c * peak)
+    memory  = sum over levels l of  bytes * f_l(reuse distance) / (e_m * s_l * memory bandwidth)
+    strided = g * sum over levels l of  (strided reads * f_l(strided span) + scattered reads *
+                                        f_l(reuse distance)) * line_l
+    t       = floor + pnorm(compute + strided, memory; q) + steps * step
+
+`f_l` is the share of accesses that finds its data in level l: a cache of C bytes (what others leave
+of it: a knob) still holds what was last touched `d` bytes of other traffic ago with the smooth
+probability 1 / (1 + (d/C)^4), a flatter curve where distances scatter (rows of a table, some looked
+up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is max(a, b) at q
+= 0 and a + b at q = 1. With neutral knobs (`Knobs.neutral()`) the second form is exactly the first.
+
+Everything here takes one op on one device; callers `vmap`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.hardware import LEVELS, Device
+from hybridperf.io.namespace import anew
+
+_CACHE_SHARPNESS = (
+    4.0  # exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
+)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "flops",
+        "transcendentals",
+        "bytes",
+        "reuse_bytes",
+        "strided_reads",
+        "strided_bytes",
+        "scattered_reads",
+        "steps",
+        "reuse_spread",
+    ],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What an op does, whatever it runs on. Works add up (`a + b`: one after the other) and scale
+    (`3 * a`).
+    """
+
+    flops: Any = 0.0  # arithmetic operations
+    transcendentals: Any = 0.0  # exp, log, tanh, sqrt, ...: counted apart, as XLA does
+    bytes: Any = 0.0  # compulsory traffic: each input read once, each output written once
+    reuse_bytes: Any = (
+        0.0  # distance of that traffic: bytes of other traffic since the same data was last touched
+    )
+    strided_reads: Any = 0.0  # element reads that each touch a cache line of their own
+    strided_bytes: Any = 0.0  # memory spanned between reading a line and its neighbours' turn
+    # element reads at random places, a line each, last touched `reuse_bytes` ago: rows looked up
+    scattered_reads: Any = 0.0
+    steps: Any = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
+    # how far distances scatter around `reuse_bytes`: standard deviation of their natural log
+    reuse_spread: Any = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        """Both, one after the other. Distances are averaged in the log, weighted by what they are
+        the distance of; so are their spreads.
+        """
+        return Work(
+            flops=self.flops + other.flops,
+            transcendentals=self.transcendentals + other.transcendentals,
+            bytes=self.bytes + other.bytes,
+            reuse_bytes=_log_mean(self.reuse_bytes, self.bytes, other.reuse_bytes, other.bytes),
+            strided_reads=self.strided_reads + other.strided_reads,
+            strided_bytes=_log_mean(
+                self.strided_bytes, self.strided_reads, other.strided_bytes, other.strided_reads
+            ),
+            scattered_reads=self.scattered_reads + other.scattered_reads,
+            steps=self.steps + other.steps,
+            reuse_spread=_mean(self.reuse_spread, self.bytes, other.reuse_spread, other.bytes),
+        )
+
+    def __mul__(self, times: Any) -> Work:
+        """The same work `times` times over."""
+        return dataclasses.replace(
+            self,
+            flops=self.flops * times,
+            transcendentals=self.transcendentals * times,
+            bytes=self.bytes * times,
+            strided_reads=self.strided_reads * times,
+            scattered_reads=self.scattered_reads * times,
+            steps=self.steps * times,
+        )
+
+    __rmul__ = __mul__
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "floor_s",
+        "compute_efficiency",
+        "memory_efficiency",
+        "transcendental_flops",
+        "strided_factor",
+        "step_s",
+        "smoothing",
+        "level_speedup",
+        "line_s",
+        "level_capacity",
+    ],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Knobs:
+    """What calibration found for one group of ops (first seven) and for the device's memory (last
+    three). L = len(LEVELS).
+    """
+
+    floor_s: Any  # least time of any op of the group
+    compute_efficiency: Any  # share of peak FLOP/s reached on large work
+    memory_efficiency: Any  # share of the device's bandwidth reached by this group
+    transcendental_flops: Any  # flops that one transcendental costs
+    strided_factor: Any  # g: cost of this group's strided reads over a plain loop's
+    step_s: Any  # seconds of one serial step
+    smoothing: Any  # q of the p-norm: 0 a sharp corner, 1 a plain sum
+    level_speedup: Any  # [L] bandwidth of each level over the datasheet's memory bandwidth
+    line_s: Any  # [L] seconds of one strided read served by each level
+    # [L] share of each cache's capacity that is ours: the last one is shared with other cores and
+    # machines
+    level_capacity: Any
+
+    @staticmethod
+    def neutral() -> Knobs:
+        """Knobs that leave the textbook roofline as it is."""
+        return Knobs(
+            floor_s=0.0,
+            compute_efficiency=1.0,
+            memory_efficiency=1.0,
+            transcendental_flops=1.0,
+            strided_factor=1.0,
+            step_s=0.0,
+            smoothing=0.0,
+            level_speedup=np.ones(len(LEVELS)),
+            line_s=np.zeros(len(LEVELS)),
+            level_capacity=np.ones(len(LEVELS)),
+        )
+
+
+def roofline_s(work: Work, device: Device) -> Any:
+    """Seconds by the datasheet alone: the larger of arithmetic at peak and compulsory traffic at
+    memory bandwidth.
+    """
+    compute_s = (work.flops + work.transcendentals) / device.peak_flops_per_s
+    return jnp.maximum(compute_s, work.bytes / device.memory_bytes_per_s)
+
+
+def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
+    """Seconds by the calibrated form (module docstring)."""
+    core_s, memory_s, serial_s = op_parts(work, device, knobs)
+    return knobs.floor_s + pnorm(core_s, memory_s, knobs.smoothing) + serial_s
+
+
+def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
+    """Its parts, which add up over works that run in one kernel: compute + strided, memory, steps x
+    step.
+    """
+    work, device, knobs = anew((work, device, knobs))
+    compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (
+        knobs.compute_efficiency * device.peak_flops_per_s
+    )
+    # what a faster level saves is subtracted, not shares added up, so that neutral knobs give bytes
+    # / bandwidth to the bit
+    level_bytes = jnp.asarray(device.level_bytes)
+    bounded = jnp.isfinite(level_bytes)  # main memory need not be, and infinity has no gradient
+    held_bytes = jnp.where(
+        bounded, jnp.where(bounded, level_bytes, 1.0) * knobs.level_capacity, level_bytes
+    )
+    at_reuse = level_shares(work.reuse_bytes, held_bytes, work.reuse_spread)
+    saved = jnp.sum(at_reuse * (1.0 - 1.0 / knobs.level_speedup))
+    memory_s = work.bytes / (knobs.memory_efficiency * device.memory_bytes_per_s) * (1.0 - saved)
+    line_s, scattered_line_s = (
+        jnp.sum(at * knobs.line_s)
+        for at in (level_shares(work.strided_bytes, held_bytes), at_reuse)
+    )
+    strided_s = knobs.strided_factor * (
+        work.strided_reads * line_s + work.scattered_reads * scattered_line_s
+    )
+    return compute_s + strided_s, memory_s, work.steps * knobs.step_s
+
+
+def level_shares(distance_bytes: Any, level_bytes: Any, spread: Any = 0.0) -> Any:
+    """Share of accesses served by each memory level [L] at one reuse distance, or at normally
+    scattered logs of it; they sum to one.
+    """
+    capacity = jnp.asarray(level_bytes)
+    caches, has = capacity[:-1], capacity[:-1] > 0
+    distance = jnp.log(jnp.maximum(distance_bytes, 1.0))
+    # a logistic curve averaged over a normal distribution is nearly a flatter logistic curve
+    sharpness = _CACHE_SHARPNESS / jnp.sqrt(1.0 + (math.pi / 8) * (_CACHE_SHARPNESS * spread) ** 2)
+    resident = jnp.where(
+        has, jax.nn.sigmoid(sharpness * (jnp.log(jnp.where(has, caches, 1.0)) - distance)), 0.0
+    )
+    held = jax.lax.cummax(
+        jnp.append(resident, jnp.ones((), resident.dtype))
+    )  # nearer levels hold a subset of farther ones
+    return jnp.diff(held, prepend=jnp.zeros((1,), held.dtype))
+
+
+def pnorm(a: Any, b: Any, q: Any) -> Any:
+    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1; never below the
+    larger, monotone in both.
+    """
+    a, b, q = jnp.asarray(a), jnp.asarray(b), jnp.asarray(q)
+    high, low = jnp.maximum(a, b), jnp.minimum(a, b)
+    usable = (low > 0) & (q > 0)  # the other branch of a where still has a gradient: keep it finite
+    ratio = jnp.where(usable, low / jnp.where(high > 0, high, 1.0), 1.0)
+    power = jnp.where(q > 0, q, 1.0)
+    return jnp.where(
+        usable, high * jnp.exp(power * jnp.log1p(jnp.exp(jnp.log(ratio) / power))), high
+    )
+
+
+def _mean(x: Any, wx: Any, y: Any, wy: Any) -> Any:
+    total = wx + wy
+    safe = (
+        np.where(total > 0, total, 1.0)
+        if isinstance(total, np.ndarray | float | int)
+        else jnp.where(total > 0, total, 1.0)
+    )
+    return (wx * x + wy * y) / safe
+
+
+def _log_mean(x: Any, wx: Any, y: Any, wy: Any) -> Any:
+    total = wx + wy
+    safe = (
+        np.where(total > 0, total, 1.0)
+        if isinstance(total, np.ndarray | float | int)
+        else jnp.where(total > 0, total, 1.0)
+    )
+    return jnp.exp((wx * jnp.log(jnp.maximum(x, 1.0)) + wy * jnp.log(jnp.maximum(y, 1.0))) / safe)

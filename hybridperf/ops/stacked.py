@@ -1,0 +1,38 @@
+"""Ops that differ in their sizes alone, as one op whose sizes are columns: what is asked of each is
+then asked of all at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.ops.base import Op, columns
+
+
+def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
+    """(places of some ops, the op that they are together, its name in tables); its `dimensions` are
+    float columns.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    words: dict[type[Op], list[str]] = {}
+    for at, op in enumerate(ops):
+        kind = type(op)
+        if kind not in words:
+            words[kind] = [
+                field.name
+                for field in dataclasses.fields(kind)
+                if field.name not in kind.dimensions()
+            ]
+        groups.setdefault(
+            (kind, columns(op)["op"], *(getattr(op, name) for name in words[kind])), []
+        ).append(at)
+    for (kind, name, *_), places in groups.items():
+        sizes: dict[str, Any] = {
+            size: np.array([float(getattr(ops[at], size)) for at in places])
+            for size in kind.dimensions()
+        }
+        yield np.array(places), dataclasses.replace(ops[places[0]], **sizes), name

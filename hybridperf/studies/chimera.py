@@ -1,0 +1,192 @@
+"""Chimera's choice (Li and Hoefler, SC21): how many replicas W of a pipeline of how many stages D,
+and which micro-batch B?
+
+W D = P workers, B the largest micro-batch that fits (or the fastest), N = batch / (W B)
+micro-batches per pipeline; of all even D the one with the least
+
+    T = (F + p2p) C_f + (K + p2p) C_b + unoverlapped
+    p2p = alpha + beta L             L bytes between two stages
+    K   = 2 F, 3 F where the forward pass is computed again
+    all-reduce of L bytes over r     2 log2(r) alpha + 2 (r - 1)/r beta L   (Rabenseifner)
+
+F, K of one micro-batch on a stage. C_f, C_b, forwards and backwards on the critical path, are N and
+N + D - 2 where N = D; in general the makespan is `closed_form_s`. Two pipes hold each stage twice,
+so r = 2 W. A stage's gradients are ready in the last wave, s backwards before the end for stage s;
+worker w has two stages, w and D - 1 - w. The two on the outer workers are reduced as soon as they
+are ready, others when their worker is done (earlier would hold up the critical path). With A the
+longer of the all-reduces, what sticks out is
+
+    max(A, 2 A - K)                  the first worker's shallow stage; the second's two, which it
+                                     starts one backward before the end
+
+1F1B beside it: one stage per worker, r = W, what sticks out is A, and K is what it is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.io import InputError
+from hybridperf.workloads.memory import memory
+from hybridperf.workloads.schedules import closed_form_s
+from hybridperf.workloads.transformer.layout import Layout
+from hybridperf.workloads.transformer.shape import TransformerShape
+
+_BACKWARD, _BACKWARD_AGAIN = 2, 3  # forwards that a backward takes
+
+
+class Pipeline(NamedTuple):
+    """One shape of the pipeline and its seconds per step."""
+
+    replicas: int  # W
+    stages: int  # D
+    micro_batch: int  # B
+    micro_batches: int  # N
+    recompute: str
+    memory_bytes: float
+    pipeline_s: float
+    unoverlapped_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.pipeline_s + self.unoverlapped_s
+
+
+def pipelines(
+    shape: TransformerShape,
+    workers: int,
+    batch: int,
+    capacity_bytes: float,
+    layer_forward_s: Callable[[int], float],
+    *,
+    latency_s: float,
+    bytes_per_s: float,
+    dtype: str = "fp32",
+    schedule: str = "chimera",
+    recompute: bool = True,
+    largest: bool = True,
+    **options: object,
+) -> list[Pipeline]:
+    """Every D with its best B, fastest first.
+
+    `layer_forward_s(b)`: seconds of one layer forward on b samples. `recompute`: whether computing
+    the forward pass again may be the price for a D at which no B fits otherwise. `largest`:
+    Chimera's rule; False: of all B that fit the fastest, which few micro-batches of 1F1B need to be
+    judged fairly. `options`: those of `memory`.
+    """
+    if schedule not in ("chimera", "1f1b"):
+        raise InputError(f"shapes of pipelines are chosen for chimera or 1f1b, got {schedule!r}")
+    found, least = [], math.inf
+    for stages in range(2, min(workers, shape.depth) + 1, 2):
+        if workers % stages:
+            continue
+        for again in ("none", "full")[: 1 + recompute]:
+            every = _shapes(
+                shape, workers // stages, stages, batch, schedule, again, dtype, options
+            )
+            least = min([least, *(each.memory_bytes for each in every)])
+            fitting = [each for each in every if each.memory_bytes <= capacity_bytes]
+            if fitting:
+                priced = [
+                    _priced(shape, each, layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
+                    for each in (fitting[-1:] if largest else fitting)
+                ]
+                found.append(min(priced, key=lambda each: each.step_s))
+                break
+    if not found:
+        said = (
+            "no pipeline of an even number of stages divides the workers and the batch"
+            if math.isinf(least)
+            else ""
+        )
+        said = (
+            said
+            or f"no pipeline fits into {capacity_bytes / 1e9:.1f} GB per worker, the smallest needs {least / 1e9:.1f} GB"
+        )
+        raise InputError(
+            f"{said} ({shape.name}, {workers} workers, batch {batch}); change the number of workers"
+            " or the batch"
+        )
+    return sorted(found, key=lambda each: each.step_s)
+
+
+def pipeline_like(
+    shape: TransformerShape, one: Pipeline, batch: int, layer_forward_s: Callable[[int], float],
+    schedule: str, *, latency_s: float, bytes_per_s: float, dtype: str = "fp32", **options: object,
+) -> Pipeline | None:  # fmt: skip
+    """The same W, D, B and recomputation under another schedule, whether it fits or not; None where
+    that schedule has none such.
+    """
+    every = _shapes(shape, one.replicas, one.stages, batch, schedule, one.recompute, dtype, options)
+    same = [each for each in every if each.micro_batch == one.micro_batch]
+    return (
+        _priced(shape, same[0], layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
+        if same
+        else None
+    )
+
+
+def _shapes(
+    shape: TransformerShape,
+    replicas: int,
+    stages: int,
+    batch: int,
+    schedule: str,
+    recompute: str,
+    dtype: str,
+    options: dict,
+) -> list[Pipeline]:
+    """All micro-batches that deal the batch out, smallest first, with the bytes they take and no
+    seconds yet.
+    """
+    found = []
+    for micro_batch in (b for b in range(1, batch // replicas + 1) if batch % (replicas * b) == 0):
+        count = batch // (replicas * micro_batch)
+        if schedule == "chimera" and (count % 2 or (count > stages and count % stages)):
+            continue
+        layout = Layout(
+            pp=stages,
+            dp=replicas,
+            micro_batch=micro_batch,
+            accumulation=count,
+            recompute=recompute,
+            schedule=schedule,  # type: ignore[arg-type]
+        )
+        needed = float(memory(shape, layout, dtype=dtype, **options).peak_bytes)
+        found.append(Pipeline(replicas, stages, micro_batch, count, recompute, needed, 0.0, 0.0))
+    return found
+
+
+def _priced(
+    shape: TransformerShape, one: Pipeline, layer_forward_s: Callable[[int], float],
+    latency_s: float, bytes_per_s: float, schedule: str, dtype: str,
+) -> Pipeline:  # fmt: skip
+    size = DTYPE_BYTES[canonical_dtype(dtype)]
+    layers = math.ceil(shape.depth / one.stages)  # of the fullest stage, for which the others wait
+    forward_s = layers * layer_forward_s(one.micro_batch)
+    backward_s = forward_s * (_BACKWARD if one.recompute == "none" else _BACKWARD_AGAIN)
+    send_s = latency_s + one.micro_batch * shape.seq * shape.hidden * size / bytes_per_s
+    pipeline_s = float(
+        closed_form_s(
+            schedule, one.stages, one.micro_batches, forward_s + send_s, backward_s + send_s
+        )
+    )
+    copies = 2 if schedule == "chimera" else 1
+    reduce_s = rabenseifner_s(
+        copies * one.replicas, layers * shape.layer_parameters * size, latency_s, bytes_per_s
+    )
+    out_s = unoverlapped_s(reduce_s, backward_s + send_s) if schedule == "chimera" else reduce_s
+    return one._replace(pipeline_s=pipeline_s, unoverlapped_s=out_s)
+
+
+def rabenseifner_s(ranks: int, size: float, latency_s: float, bytes_per_s: float) -> float:
+    """An all-reduce by halving and doubling."""
+    return 2 * math.log2(ranks) * latency_s + 2 * (ranks - 1) / ranks * size / bytes_per_s
+
+
+def unoverlapped_s(reduce_s: float, backward_s: float) -> float:
+    """What of Chimera's all-reduces sticks out behind the last backward."""
+    return max(reduce_s, 2 * reduce_s - backward_s)

@@ -1,0 +1,150 @@
+"""A cluster of two levels, and our law of what its collectives take: stage by stage, times added.
+
+g GPUs inside a node at B_i bytes/s each, N nodes at B_e bytes/s per GPU across them, n = g N. Of an
+array of S bytes:
+
+                   inside              across              both
+    all-reduce     2 (g-1)/g S/B_i     2 (N-1)/N S/B_e     reduce-scatter inside, all-reduce of S/g
+                   across, all-gather inside
+    all-gather     (g-1)/g S/B_i       (N-1)/N S/B_e       of S/g across, then inside;
+                   reduce-scatter the other way round
+    all-to-all     (g-1)/g S/B_i       (N-1)/N S/B_e       (g-1)/n S inside, (n-g)/n S across
+
+Each stage also takes its level's latency. Bandwidths of levels thus add as times do: a mean of
+bandwidths (`mad_max.py`) says that a fast inside makes up for a slow network, which it cannot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, Protocol
+
+from hybridperf.hardware import DeviceSpec, SystemSpec
+from hybridperf.io import InputError
+from hybridperf.studies.strategies.layer import Layer
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Levels = tuple[str, ...]
+INSIDE, ACROSS = "inside", "across"
+BOTH: Levels = (INSIDE, ACROSS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Equal GPUs; rates are what is achieved, not what a datasheet says."""
+
+    gpus_per_node: int
+    nodes: int
+    flops_per_s: float
+    memory_bytes_per_s: float
+    inside_bytes_per_s: float  # of a GPU, one direction
+    across_bytes_per_s: float  # of a GPU, one direction: its share of the node's network cards
+    capacity_bytes: float = float("inf")
+    inside_latency_s: float = 0.0
+    across_latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        rates = (
+            self.flops_per_s,
+            self.memory_bytes_per_s,
+            self.inside_bytes_per_s,
+            self.across_bytes_per_s,
+        )
+        if self.gpus_per_node < 1 or self.nodes < 1 or min(rates) <= 0:
+            raise InputError(
+                f"a cluster has 1 or more nodes and GPUs and rates above 0, got {self.nodes} nodes"
+                f" of {self.gpus_per_node}, rates {rates}"
+            )
+
+    @property
+    def gpus(self) -> int:
+        return self.gpus_per_node * self.nodes
+
+    def ranks(self, levels: Levels) -> int:
+        """GPUs that a group over some levels has."""
+        return (self.gpus_per_node if INSIDE in levels else 1) * (
+            self.nodes if ACROSS in levels else 1
+        )
+
+    @staticmethod
+    def of_system(
+        system: SystemSpec,
+        device: DeviceSpec,
+        nodes: int,
+        dtype: str,
+        *,
+        compute: float,
+        memory: float,
+        inside: float,
+        across: float,
+    ) -> Cluster:
+        """A known system at some shares of its datasheet: `compute` of peak, `memory`, `inside` and
+        `across` of bandwidths.
+        """
+        return Cluster(
+            system.accelerators_per_node, nodes, compute * device.peak(dtype, "matrix"),
+            memory * device.memory_bytes_per_s, inside * system.intra_bytes_per_s,
+            across * system.share_bytes_per_s, device.memory_bytes, system.latency_s,
+            system.latency_s,
+        )  # fmt: skip
+
+
+class Law(Protocol):
+    """What things take on a cluster."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    def compute_s(self, layer: Layer, samples: float, backward: bool) -> float:
+        """One unit's matrices and lookups of a GPU's samples."""
+        ...
+
+    def collective_s(self, kind: Collective, size: float, levels: Levels) -> float:
+        """One collective of `size` bytes, whole array, over a group of some levels."""
+        ...
+
+    def exchange_s(self, layer: Layer, samples: float, levels: Levels) -> float:
+        """The all-to-all that brings a GPU's samples what tables on other GPUs hold of them; or
+        takes their gradients back.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StageAdditive:
+    """Our law. Backward, matrices take twice their FLOPs and looked-up rows
+    are read and written.
+    """
+
+    cluster: Cluster
+
+    def compute_s(self, layer: Layer, samples: float, backward: bool) -> float:
+        times = 2 if backward else 1
+        matrices_s = layer.flops * samples / self.cluster.flops_per_s
+        return times * (matrices_s + layer.read_bytes * samples / self.cluster.memory_bytes_per_s)
+
+    def exchange_s(self, layer: Layer, samples: float, levels: Levels) -> float:
+        return self.collective_s("all_to_all", layer.output_bytes * samples, levels)
+
+    def collective_s(self, kind: Collective, size: float, levels: Levels) -> float:
+        g, n = (self.cluster.ranks((level,)) if level in levels else 1 for level in BOTH)
+        if kind == "all_reduce":
+            if g == 1 or n == 1:
+                return 2 * (self._inside_s(size, g) + self._across_s(size, n))
+            return 2 * (self._inside_s(size, g) + self._across_s(size / g, n))
+        if kind == "all_to_all":
+            return self._inside_s(size / n, g) + self._across_s(size, n)
+        return self._inside_s(size, g) + self._across_s(size / g, n)
+
+    def _inside_s(self, size: float, ranks: int) -> float:
+        return _stage_s(size, ranks, self.cluster.inside_bytes_per_s, self.cluster.inside_latency_s)
+
+    def _across_s(self, size: float, ranks: int) -> float:
+        return _stage_s(size, ranks, self.cluster.across_bytes_per_s, self.cluster.across_latency_s)
+
+
+def _stage_s(size: float, ranks: int, bytes_per_s: float, latency_s: float) -> float:
+    """Seconds until each of some ranks has sent all parts of its array but its own; nothing to send
+    takes none.
+    """
+    return 0.0 if ranks == 1 or size <= 0 else latency_s + (ranks - 1) / ranks * size / bytes_per_s

@@ -1,0 +1,141 @@
+"""Layers by class, as far as a choice of strategies needs them: sizes per sample, and what ranks
+that share a layer have to exchange.
+
+    embedding     tables; looks up `read_bytes`, hands on `output_bytes` of pooled rows
+    dense         a stack of matrices; ranks that share one gather its outputs, and add up its
+                  inputs' gradients
+    transformer   a stack of blocks; ranks that share one add up two outputs forward and two
+                  gradients backward
+
+A layer is `units` equal ones in a row; all sizes are of one unit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.io import InputError
+from hybridperf.workloads.transformer.shape import TransformerShape
+
+Kind = Literal["embedding", "dense", "transformer"]
+KINDS = ("embedding", "dense", "transformer")
+_FP32_BYTES = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One stack of equal units. Sizes marked * are per sample."""
+
+    name: str
+    kind: Kind
+    parameters: float
+    units: int = 1
+    needs: tuple[str, ...] = ()  # layers whose output it reads; those of the input wait for nothing
+    flops: float = 0.0  # * forward
+    read_bytes: float = 0.0  # * looked up
+    output_bytes: float = 0.0  # *
+    # outputs per forward pass that ranks with a part of the unit each must add up; 0: they gather
+    # one
+    summed: int = 0
+    weight_bytes: float = 4.0  # per parameter
+    gradient_bytes: float = 4.0  # per parameter that is reduced
+    state_bytes: float = 16.0  # per parameter that lies in memory: weight, gradient, optimizer
+    kept_bytes: float = 0.0  # * from forward to backward
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or self.units < 1:
+            raise InputError(
+                f"a layer is one of {', '.join(KINDS)} and has 1 or more units, got {self.kind!r},"
+                f" {self.units} units"
+            )
+
+
+def check_layers(layers: Sequence[Layer]) -> None:
+    """`InputError` unless each layer reads only from those before it."""
+    known: set[str] = set()
+    for layer in layers:
+        missing = [name for name in layer.needs if name not in known]
+        if missing or layer.name in known:
+            what = (
+                f"reads {missing[0]!r}, which does not stand before it"
+                if missing
+                else "stands there twice"
+            )
+            raise InputError(
+                f"layers are listed in their order, each once, got {layer.name!r} that {what}; mend"
+                " the list"
+            )
+        known.add(layer.name)
+    if not layers:
+        raise InputError("a model needs one or more layers, got none")
+
+
+def embedding_tables(
+    name: str,
+    tables: int,
+    rows: float,
+    dim: float,
+    pooling: float,
+    *,
+    dtype: str = "fp16",
+    state_bytes: float | None = None,
+) -> Layer:
+    """Equal tables, `pooling` rows of each per sample, added up. `state_bytes` per parameter, None:
+    the rows alone (plain SGD).
+    """
+    size = DTYPE_BYTES[canonical_dtype(dtype)]
+    return Layer(
+        name, "embedding", tables * rows * dim, read_bytes=tables * dim * pooling * size,
+        output_bytes=tables * dim * size, weight_bytes=size, gradient_bytes=size,
+        state_bytes=size if state_bytes is None else state_bytes,
+    )  # fmt: skip
+
+
+def dense_layers(
+    name: str, units: int, width: float, *, needs: Sequence[str] = (), dtype: str = "fp32"
+) -> Layer:
+    """A stack of width x width matrices without biases; Adam."""
+    size = DTYPE_BYTES[canonical_dtype(dtype)]
+    states = 2 * size + 2 * _FP32_BYTES + (_FP32_BYTES if size < _FP32_BYTES else 0)
+    return Layer(
+        name, "dense", width**2, units, tuple(needs), flops=2 * width**2, output_bytes=width * size,
+        weight_bytes=size, gradient_bytes=size, state_bytes=states, kept_bytes=width * size,
+    )  # fmt: skip
+
+
+def transformer_layers(shape: TransformerShape, *, checkpoints: bool = False) -> tuple[Layer, ...]:
+    """A Transformer in 16 bits with Adam: words or patches, blocks, head if it has one; a sample is
+    one sequence.
+
+    Attention is fused. `checkpoints`: only a block's input is kept, and its forward pass is
+    computed again (in `flops`, a third more).
+    """
+    size, h, blocks = 2.0, shape.hidden, shape.depth
+    tokens = float(shape.decoder_seq or shape.seq)
+    hidden = tokens * h * size
+    in_blocks = sum(block.count * block.parameters.total for block in shape.blocks)
+    head_flops = {"none": 0.0, "classes": 2.0 * h * shape.vocab}.get(
+        shape.head, 2.0 * tokens * h * shape.vocab
+    )
+    flops = shape.forward_flops(1.0) - head_flops
+    per_block = flops / blocks * (4 / 3 if checkpoints else 1)
+    words = Layer(
+        "words", "embedding", shape.embedding_parameters, read_bytes=hidden, output_bytes=hidden,
+        weight_bytes=size, gradient_bytes=size, kept_bytes=hidden,
+    )  # fmt: skip
+    body = Layer(
+        "blocks", "transformer", in_blocks / blocks, blocks, ("words",), flops=per_block,
+        output_bytes=hidden, summed=2, weight_bytes=size, gradient_bytes=size,
+        kept_bytes=hidden if checkpoints else 17 * hidden,
+    )  # fmt: skip
+    if shape.head == "none":
+        return words, body
+    head = Layer(
+        "head", "dense", max(shape.head_parameters, shape.vocab * h), 1, ("blocks",),
+        flops=head_flops, output_bytes=head_flops / (2 * h) * size, weight_bytes=size,
+        gradient_bytes=size, kept_bytes=hidden,
+    )  # fmt: skip
+    return words, body, head

@@ -1,0 +1,151 @@
+"""Strategies: what each level of a cluster does with a layer, and which collectives follow from it.
+
+    ddp    each has all weights; gradients are all-reduced after the backward pass
+    fsdp   each has a part; weights are gathered before forward and backward, gradients
+           reduce-scattered after
+    tp     each has and computes a part for all samples of the group; outputs and inputs' gradients
+           are exchanged, and waited for
+    mp     each has some tables and looks them up for all samples of the group; pooled rows are
+           exchanged (embedding layers; no tp there)
+
+A `Strategy` is one of them inside nodes and one across. With b samples per GPU, a group of t ranks
+that share layers by tp takes t b. Tables' gradients are sparse: ranks that have the same tables
+gather the rows they touched, or reduce all, whichever is less. Where a layer with tp reads what is
+dealt out over the samples, the group gathers it first; so does a layer without tp with its
+gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hybridperf.io import InputError, unknown
+from hybridperf.studies.strategies.cluster import ACROSS, INSIDE, Collective, Law, Levels
+from hybridperf.studies.strategies.layer import Layer
+
+OF_KIND = {
+    "embedding": ("ddp", "fsdp", "mp"),
+    "dense": ("ddp", "fsdp", "tp"),
+    "transformer": ("ddp", "fsdp", "tp"),
+}
+_PREFETCHED = 2  # units whose gathered weights are there at a time: the one computed and the next
+
+
+class Strategy(NamedTuple):
+    """Inside nodes, across nodes."""
+
+    inside: str
+    across: str
+
+    def levels(self, name: str) -> Levels:
+        """Levels that do this."""
+        return tuple(
+            level for level, does in ((INSIDE, self.inside), (ACROSS, self.across)) if does == name
+        )
+
+    def __str__(self) -> str:
+        return f"{self.inside}, {self.across}"
+
+
+Mapping = dict[str, Strategy]  # by a layer's name
+
+
+def mapping(layers: Sequence[Layer], chosen: dict[str, Strategy | tuple[str, str]]) -> Mapping:
+    """A strategy for each layer, from those of classes or of single layers by name; `InputError`
+    where one is missing or impossible.
+    """
+    known = {layer.name for layer in layers} | {layer.kind for layer in layers}
+    for name in chosen:
+        if name not in known:
+            raise unknown(
+                "layer or class", name, known, f"the model has {', '.join(sorted(known))}"
+            )
+    found = {}
+    for layer in layers:
+        pair = chosen.get(layer.name, chosen.get(layer.kind))
+        if pair is None:
+            raise InputError(
+                f"no strategy for layer {layer.name!r}; give one for it or for its class"
+                f" {layer.kind!r}"
+            )
+        strategy = Strategy(*pair)
+        for one in strategy:
+            if one not in OF_KIND[layer.kind]:
+                raise InputError(
+                    f"{layer.kind} layers take {', '.join(OF_KIND[layer.kind])} at each level, got"
+                    f" {one!r} for {layer.name!r}"
+                )
+        found[layer.name] = strategy
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Demands:
+    """Seconds of one unit of a layer under a strategy, and bytes of the whole layer on a GPU."""
+
+    forward_s: float
+    backward_s: float
+    gather_s: float  # of weights, before either pass
+    forward_exchange_s: float  # tp's, waited for
+    backward_exchange_s: float
+    gradients_s: float  # after the backward pass
+    lookup_exchange_s: (
+        float  # mp's, before whoever reads the layer; and of gradients, before its backward pass
+    )
+    memory_bytes: float
+
+
+def demands(layer: Layer, strategy: Strategy, law: Law, samples: float) -> Demands:
+    """What a layer asks for; `samples` per GPU."""
+    cluster = law.cluster
+    shared, sharded = strategy.levels("tp") + strategy.levels("mp"), strategy.levels("fsdp")
+    same = strategy.levels("ddp")
+    parts, shards = cluster.ranks(shared), cluster.ranks(sharded)
+    group = cluster.ranks(strategy.levels("tp"))
+    weights = layer.parameters * layer.weight_bytes / parts
+    gradients = layer.parameters * layer.gradient_bytes / parts
+    outputs = layer.output_bytes * samples * group
+
+    forward: Collective = "all_reduce" if layer.summed else "all_gather"
+    backward: Collective = "all_reduce" if layer.summed else "reduce_scatter"
+    times, over = max(layer.summed, 1), strategy.levels("tp")
+    return Demands(
+        law.compute_s(layer, samples, False),
+        law.compute_s(layer, samples, True),
+        law.collective_s("all_gather", weights, sharded),
+        times * law.collective_s(forward, outputs, over),
+        times * law.collective_s(backward, outputs, over),
+        law.collective_s("reduce_scatter", gradients, sharded)
+        + _replicas_s(layer, law, gradients / shards, samples, same),
+        law.exchange_s(layer, samples, strategy.levels("mp")),
+        layer.units
+        * (layer.parameters * layer.state_bytes / (parts * shards) + layer.kept_bytes * samples)
+        + (min(_PREFETCHED, layer.units) * weights if shards > 1 else 0.0),
+    )
+
+
+def regathered_s(
+    producer: Layer, mine: Strategy, other: Strategy, law: Law, samples: float
+) -> float:
+    """Gathering a producer's outputs (or their gradients) over levels where `mine` shares samples
+    by tp and `other` does not.
+    """
+    levels = tuple(level for level in mine.levels("tp") if level not in other.levels("tp"))
+    return law.collective_s(
+        "all_gather", producer.output_bytes * samples * law.cluster.ranks(mine.levels("tp")), levels
+    )
+
+
+def _replicas_s(layer: Layer, law: Law, gradients: float, samples: float, levels: Levels) -> float:
+    """Gradients made equal on ranks that have the same weights."""
+    dense_s = law.collective_s("all_reduce", gradients, levels)
+    if layer.kind != "embedding":
+        return dense_s
+    return min(
+        dense_s,
+        law.collective_s(
+            "all_gather", layer.read_bytes * samples * law.cluster.ranks(levels), levels
+        ),
+    )

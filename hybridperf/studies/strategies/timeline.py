@@ -1,0 +1,109 @@
+"""One iteration on one GPU: what it computes and what it sends, each in a queue of its own, and
+what of the sending nothing hides.
+
+Forward in the layers' order, backward against it. A unit waits for its gathered weights (which are
+gathered while the one before is computed), for exchanged inputs, and for tp's exchange before it.
+Gradients are reduced as they are made and waited for at the end. Tables' exchange goes out as soon
+as they are looked up; their gradients' as soon as all readers have gone backward, and their own
+backward pass comes last of what it does not hold up: after the layers behind which it stands.
+
+    exposed = iteration - computation,      its share is of all communication
+
+There is no optimizer, no loading, no launch in it. All GPUs are alike, so one stands for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hybridperf.studies.strategies.cluster import Law
+from hybridperf.studies.strategies.layer import Layer, check_layers
+from hybridperf.studies.strategies.mapping import Demands, Mapping, demands, regathered_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One iteration on one GPU."""
+
+    iteration_s: float
+    compute_s: float
+    communication_s: float
+    memory_bytes: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Of the iteration, in which nothing is computed."""
+        return self.iteration_s - self.compute_s
+
+    @property
+    def exposed_share(self) -> float:
+        """Of all communication."""
+        return self.exposed_s / self.communication_s if self.communication_s else 0.0
+
+    @property
+    def serial_s(self) -> float:
+        """If nothing overlapped."""
+        return self.compute_s + self.communication_s
+
+
+class _Queue:
+    """What is done one after the other."""
+
+    def __init__(self) -> None:
+        self.free_s = 0.0
+        self.busy_s = 0.0
+
+    def add(self, seconds: float, ready_s: float = 0.0) -> float:
+        """When this ends, if it may begin at `ready_s`; what takes no time holds nothing up."""
+        if seconds <= 0:
+            return ready_s
+        self.free_s = max(self.free_s, ready_s) + seconds
+        self.busy_s += seconds
+        return self.free_s
+
+
+def iteration(layers: Sequence[Layer], chosen: Mapping, law: Law, global_batch: float) -> Iteration:
+    """An iteration of a model, each layer by its strategy."""
+    check_layers(layers)
+    samples = global_batch / law.cluster.gpus
+    asked = {layer.name: demands(layer, chosen[layer.name], law, samples) for layer in layers}
+    by_name = {layer.name: layer for layer in layers}
+    compute, sends = _Queue(), _Queue()
+    began_s = 0.0  # when the last unit began: the next one's weights are gathered from then on
+
+    def unit(asks: Demands, seconds: float, exchange_s: float, ready_s: float) -> float:
+        nonlocal began_s
+        there_s = max(ready_s, sends.add(asks.gather_s, began_s))
+        began_s = max(there_s, compute.free_s)
+        return sends.add(exchange_s, compute.add(seconds, there_s))
+
+    out_s: dict[str, float] = {}
+    for layer in layers:
+        asks, ready_s = asked[layer.name], 0.0
+        for name in layer.needs:
+            again_s = regathered_s(by_name[name], chosen[layer.name], chosen[name], law, samples)
+            ready_s = max(ready_s, sends.add(again_s, out_s[name]))
+        for _ in range(layer.units):
+            ready_s = unit(asks, asks.forward_s, asks.forward_exchange_s, ready_s)
+        out_s[layer.name] = sends.add(asks.lookup_exchange_s * layer.units, ready_s)
+
+    end_s = max(out_s.values())
+    readers = {layer.name: sum(layer.name in other.needs for other in layers) for layer in layers}
+    back_s = {layer.name: 0.0 if readers[layer.name] else out_s[layer.name] for layer in layers}
+    for layer in reversed(layers):
+        asks, ready_s = asked[layer.name], back_s[layer.name]
+        for _ in range(layer.units):
+            ready_s = unit(asks, asks.backward_s, asks.backward_exchange_s, ready_s)
+            end_s = max(end_s, sends.add(asks.gradients_s, compute.free_s))
+        end_s = max(end_s, ready_s)
+        for name in layer.needs:
+            again_s = regathered_s(by_name[name], chosen[name], chosen[layer.name], law, samples)
+            back_s[name] = max(back_s[name], sends.add(again_s, ready_s))
+            readers[name] -= 1
+            if not readers[name]:
+                back_s[name] = sends.add(
+                    asked[name].lookup_exchange_s * by_name[name].units, back_s[name]
+                )
+    memory = sum(asks.memory_bytes for asks in asked.values())
+    return Iteration(max(end_s, compute.free_s), compute.busy_s, sends.busy_s, memory)

@@ -1,0 +1,84 @@
+"""Traces that carry shapes but no times, of whatever kind: PyTorch execution traces, Chakra JSON
+and protobuf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from hybridperf.engine.workload import Workload
+from hybridperf.io import InputError
+from hybridperf.traces.readers.chakra import chakra_json, chakra_protobuf
+from hybridperf.traces.readers.execution_traces import execution_trace
+from hybridperf.traces.readers.files import TraceFile, trace_files
+from hybridperf.traces.recorded_graph import RecordedGraph
+from hybridperf.traces.recorded_workload import workload_from
+
+ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".tar", ".tar.gz", ".tgz", ".zip")
+_BRACKETS = (b"{", b"[")
+
+
+def read_recorded(
+    paths: Sequence[str | os.PathLike] | str | os.PathLike,
+) -> tuple[RecordedGraph, ...]:
+    """The graphs of files, archives and folders, in the order found; one sentence of `InputError`
+    for what cannot be used.
+    """
+    return tuple(recorded_graph(file) for file in trace_files(paths, ENDINGS))
+
+
+def recorded_step(path: str | os.PathLike, ignore: Collection[str] = ()) -> Workload:
+    """Workload of the step in a file; of several ranks in one archive, the first one's, which a
+    note says.
+    """
+    files = trace_files(path, ENDINGS)
+    graph = recorded_graph(next(files))
+    workload = workload_from(graph, ignore)
+    if next(files, None) is None:
+        return workload
+    return dataclasses.replace(
+        workload, notes=(f"the first of several traces: {graph.source}", *workload.notes)
+    )
+
+
+def recorded_graph(file: TraceFile) -> RecordedGraph:
+    """The graph in one file, whose kind is told from its content."""
+    if not file.text.lstrip().startswith(_BRACKETS):
+        return chakra_protobuf(file.text, file.source)
+    document = _json(file)
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{file.source}: expected an execution trace, found a list; is it a Kineto trace?"
+            " `hybridperf trace` reads those"
+        )
+    if "workload_graph" in document:
+        return chakra_json(document, file.source)
+    if "nodes" in document:
+        return execution_trace(document, file.source)
+    if "traceEvents" in document:
+        raise InputError(
+            f"{file.source} is a Kineto trace, which has times: `hybridperf trace` reads it;"
+            " expected an execution trace"
+        )
+    raise InputError(
+        f"{file.source}: expected an execution trace (a field `nodes` or `workload_graph`), found"
+        " neither; check the path"
+    )
+
+
+def _json(file: TraceFile) -> Any:
+    try:
+        return json.loads(file.text, strict=False)
+    except (ValueError, RecursionError) as error:
+        if file.text[-1:].strip() not in (b"", b"}"):
+            raise InputError(
+                f"{file.source} is cut off or damaged: its JSON has no end; record it again or copy"
+                " it again"
+            ) from error
+        raise InputError(
+            f"{file.source} is damaged: it is not JSON; record it again or copy it again"
+        ) from error

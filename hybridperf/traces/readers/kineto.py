@@ -1,0 +1,410 @@
+"""Traces of PyTorch's profiler (Kineto) as `RankTrace`: ops and calls of the host, events of the
+device, and which call launched which.
+
+Versions name the same things in other words: ops are `cpu_op` or `Operator`, calls `cuda_runtime`,
+`cuda_driver` or `Runtime` (also AMD's), device events `kernel`, `gpu_memcpy` and `gpu_memset` or
+`Kernel`, `Memcpy` and `Memset`. A device event and the call that launched it carry the same
+correlation, or in its absence are the ends of one flow. Marks are people's annotations and
+`ProfilerStep#N`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from hybridperf.io import InputError
+from hybridperf.traces.events import (
+    CALL,
+    COPY,
+    FILL,
+    KERNEL,
+    MARK,
+    NONE,
+    OP,
+    DeviceEvents,
+    HostEvents,
+    Message,
+    RankTrace,
+)
+from hybridperf.traces.nesting import nesting_order, parents
+from hybridperf.traces.readers.files import trace_files
+from hybridperf.traces.readers.kineto_devices import Part, correlation, device_number, parts
+from hybridperf.traces.readers.kineto_json import (
+    Document,
+    Event,
+    WrongKind,
+    as_number,
+    as_text,
+    as_whole,
+    clipped,
+    decoded,
+)
+from hybridperf.traces.readers.kineto_messages import groups_by_name, input_bytes, message
+
+_HOST = {
+    "cpu_op": OP, "operator": OP, "user_annotation": MARK, "cuda_runtime": CALL,
+    "cuda_driver": CALL, "runtime": CALL, "hip_runtime": CALL, "hip_driver": CALL,
+    "xpu_runtime": CALL, "xpu_driver": CALL, "privateuse1_runtime": CALL,
+    "privateuse1_driver": CALL,
+}  # fmt: skip
+_DEVICE = {"kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": FILL, "memset": FILL}
+_PYTHON = ("python", "python_function")
+_STEP = "ProfilerStep#"  # an op in the versions that knew no annotations
+_COLLECTIVE = re.compile(
+    r"nccl|rccl|cross_device_reduce|multimem_|nvshmem|msccl|oneccl", re.IGNORECASE
+)
+_RANK_IN_NAME = re.compile(
+    r"(?<![a-z])(?:rank|worker)[-_]?(\d{1,7})(?!\d)(?:[-_]?of[-_]?(\d{1,7}))?", re.IGNORECASE
+)
+_TOGETHER_US = 86400e6  # events of one recording lie within a day; others have damaged times
+_FEW = 0.01  # share of events that may be unusable before the file as a whole is
+
+
+def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple[RankTrace, ...]:
+    """The ranks in files, archives and folders, in order of rank; those that do not say it last.
+
+    What is of another kind beside traces in a folder or archive is left out, said in a note of the
+    first trace. `InputError`, one sentence: nothing there, empty, cut off, damaged, or no Kineto
+    trace.
+    """
+    traces: list[RankTrace] = []
+    left_out: list[InputError] = []
+    for file in trace_files(paths, left_out=left_out):
+        try:
+            traces += rank_traces(decoded(file.text, file.source), file.source)
+        except WrongKind as error:
+            if not file.among_others:
+                raise
+            left_out.append(error)
+    if not traces:
+        raise left_out[0]
+    traces.sort(key=lambda trace: (trace.rank is None, trace.rank or 0))
+    if left_out:
+        traces[0] = traces[0].with_notes(f"left out {len(left_out)} of the files: {left_out[0]}")
+    return tuple(traces)
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class _Names(dict[_Key, int]):
+    """Numbers in order of first appearance."""
+
+    def __missing__(self, key: _Key) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+def rank_traces(document: Document, source: str) -> list[RankTrace]:
+    """One decoded file as columns: of one rank, or of several where it has kernels of several
+    devices.
+
+    `InputError`: no profiler events in it, times that cannot be, or devices of which nobody can say
+    who launched their kernels.
+    """
+    host, device, flows, python = _sorted_out(document.traceEvents or [], source)
+    if not host and not device:
+        raise WrongKind(
+            f"expected ops, calls or kernels of PyTorch's profiler in {source}, found none; check"
+            " which file the profiler wrote"
+        )
+    rank, world = _rank(document, source)
+    said = _whole_rank(document)
+    found = parts(host, device, document.traceEvents or [], said, source)
+    notes = [f"calls of Python functions ({python}) are not read"] if python else []
+    return [
+        _rank_trace(
+            document,
+            source,
+            part,
+            flows,
+            part.rank if len(found) > 1 else rank,
+            world,
+            [*notes, *part.notes],
+        )
+        for part in found
+    ]
+
+
+def _rank_trace(
+    document: Document,
+    source: str,
+    part: Part,
+    flows: list[Event],
+    rank: int | None,
+    world: int | None,
+    notes: list[str],
+) -> RankTrace:
+    (host, host_us), (device, device_us), origin_us = _usable(part.host, part.device, source, notes)
+    names: _Names[str] = _Names()
+    shapes: _Names[tuple[str, str]] = _Names()
+    threads: _Names[tuple[str, str]] = _Names()
+    host_events, host_order = _host_events(host, host_us, names, shapes, threads)
+    device_events, on_device = _device_events(device, device_us, names)
+    number = np.empty(len(host), np.int64)
+    number[host_order] = np.arange(len(host))
+    device_events.call[:] = _calls(host, number, on_device, flows)
+    messages = _messages(document, host, host_order, host_events, device_events, on_device)
+    if len(device) and (without := int((device_events.call == NONE).sum())):
+        notes.append(
+            f"{without} of {len(device)} device events have no recorded call that launched them"
+        )
+    if not len(device):
+        notes.append("no device events: only the host was recorded")
+    base_us = (as_number(document.baseTimeNanoseconds) or 0.0) / 1e3
+    one_process = len({pid for pid, _ in threads}) < 2
+    return RankTrace(
+        source,
+        rank,
+        world,
+        _device_name(document, on_device),
+        base_us + origin_us,
+        tuple(names),
+        tuple(
+            clipped(tid) if one_process else f"{clipped(pid)}/{clipped(tid)}"
+            for pid, tid in threads
+        ),
+        tuple(dims for dims, _ in shapes),
+        host_events,
+        device_events,
+        tuple(notes),
+        tuple(types for _, types in shapes),
+        messages,
+    )
+
+
+def _sorted_out(
+    events: list[Event], source: str
+) -> tuple[list[tuple[int, Event]], list[tuple[int, Event]], list[Event], int]:
+    """(kind, event) of host and device, flows, and the number of calls of Python functions, which
+    are not read.
+    """
+    host: list[tuple[int, Event]] = []
+    device: list[tuple[int, Event]] = []
+    flows: list[Event] = []
+    python = 0
+    for event in events:
+        category = event.cat
+        if event.ph == "X" and isinstance(category, str):
+            category = category.lower()
+            if (kind := _HOST.get(category)) is not None:
+                host.append((kind, event))
+            elif (kind := _DEVICE.get(category)) is not None:
+                device.append((kind, event))
+            elif category in _PYTHON:
+                python += 1
+        elif event.ph in ("s", "f") and category in ("ac2g", "async_cpu_to_gpu"):
+            flows.append(event)
+    return host, device, flows, python
+
+
+def _usable(
+    host: list, device: list, source: str, notes: list[str]
+) -> tuple[tuple[list, np.ndarray], tuple[list, np.ndarray], float]:
+    """Events with sane times, their [start, end] in µs from the first one, and that one's time.
+    Says how many are left out.
+    """
+    times = np.array(
+        [(as_number(e.ts), as_number(e.dur)) for _, e in (*host, *device)], float
+    )  # None becomes NaN
+    with np.errstate(invalid="ignore", over="ignore"):
+        good = np.isfinite(times).all(axis=1)
+        if good.any():
+            good &= np.abs(times[:, 0] - np.median(times[good, 0])) < _TOGETHER_US
+            good &= np.abs(times[:, 1]) < _TOGETHER_US
+    if (bad := int((~good).sum())) and (bad > _FEW * len(good) + 1 or not good.any()):
+        raise InputError(
+            f"expected times within a day of each other in {source}, found {bad} of {len(good)}"
+            " events otherwise; record it again"
+        )
+    if bad:
+        notes.append(
+            f"{bad} of {len(good)} events left out: without times, or times far from all others"
+        )
+    if negative := int((times[good, 1] < 0).sum()):
+        notes.append(f"{negative} events of negative length count as of none")
+    origin_us = float(times[good, 0].min())
+    spans = np.stack(
+        [times[:, 0] - origin_us, (times[:, 0] - origin_us) + np.maximum(times[:, 1], 0.0)], axis=1
+    )
+    n = len(host)
+    return (
+        ([event for event, fine in zip(host, good[:n], strict=True) if fine], spans[:n][good[:n]]),
+        (
+            [event for event, fine in zip(device, good[n:], strict=True) if fine],
+            spans[n:][good[n:]],
+        ),
+        origin_us,
+    )
+
+
+def _host_events(
+    host: list, spans_us: np.ndarray, names: _Names[str], shapes: _Names, threads: _Names
+) -> tuple[HostEvents, np.ndarray]:
+    """Columns, and the order that they are in."""
+    kind = np.array(
+        [MARK if kind == OP and as_text(e.name).startswith(_STEP) else kind for kind, e in host],
+        np.int8,
+    )
+    name = np.array([names[as_text(e.name)] for _, e in host], np.int32)
+    thread = np.array([threads[_thread(e)] for _, e in host], np.int32)
+    shape = np.full(len(host), NONE, np.int32)
+    for i, (of, event) in enumerate(host):
+        if (
+            of != CALL
+            and event.args is not None
+            and len(dims := bytes(event.args.dims) or bytes(event.args.dims_before))
+        ):
+            shape[i] = shapes[
+                dims.decode(errors="replace"), bytes(event.args.types).decode(errors="replace")
+            ]
+    start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
+    order = nesting_order(thread, start_s, end_s, kind)
+    name, kind, thread, start_s, end_s, shape = (
+        column[order] for column in (name, kind, thread, start_s, end_s, shape)
+    )
+    return (
+        HostEvents(
+            name, kind, thread, start_s, end_s, parents(thread, start_s, end_s, kind), shape
+        ),
+        order,
+    )
+
+
+def _device_events(
+    device: list, spans_us: np.ndarray, names: _Names[str]
+) -> tuple[DeviceEvents, list[Event]]:
+    """Columns, their `call` still NONE, and the events in the same order."""
+    start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
+    order = np.lexsort((-end_s, start_s))
+    ordered = [device[i] for i in order]
+    events = [event for _, event in ordered]
+    texts = [as_text(event.name) for event in events]
+    columns = DeviceEvents(
+        np.array([names[text] for text in texts], np.int32),
+        np.array([kind for kind, _ in ordered], np.int8),
+        np.array([_stream(event) for event in events], np.int64),
+        start_s[order],
+        end_s[order],
+        np.full(len(events), NONE, np.int32),
+        np.array([input_bytes(event.args) for event in events], float),
+        np.array(
+            [
+                kind == KERNEL and _COLLECTIVE.search(text) is not None
+                for (kind, _), text in zip(ordered, texts, strict=True)
+            ],
+            bool,
+        ),
+    )
+    return columns, events
+
+
+def _messages(
+    document: Document,
+    host: list,
+    host_order: np.ndarray,
+    host_events: HostEvents,
+    device_events: DeviceEvents,
+    on_device: list[Event],
+) -> dict[int, Message]:
+    """What kernels that communicate say of their collective, else what the op around their launch
+    does; fills in missing sizes.
+    """
+    by_name = groups_by_name(document.distributedInfo)
+    found: dict[int, Message] = {}
+    for event in np.flatnonzero(device_events.communicates).tolist():
+        args = [on_device[event].args]
+        at = int(device_events.call[event])
+        while at != NONE:
+            if host_events.kind[at] == OP:
+                args.append(host[host_order[at]][1].args)
+            at = int(host_events.parent[at])
+        if (said := message(args, by_name)) is not None:
+            found[event] = said
+        if np.isnan(device_events.bytes[event]):
+            device_events.bytes[event] = next(
+                (size for one in args if np.isfinite(size := input_bytes(one))), np.nan
+            )
+    return found
+
+
+def _calls(host: list, number: np.ndarray, device: list[Event], flows: list[Event]) -> np.ndarray:
+    """For each device event the host event that launched it: by correlation, else by the flow that
+    ends at its start.
+    """
+    launched_by: dict[int, int] = {}
+    for i, (kind, event) in enumerate(host):
+        if kind == CALL and (of := correlation(event)) is not None:
+            launched_by.setdefault(of, int(number[i]))
+    found = np.array(
+        [launched_by.get(correlation(event) or 0, NONE) for event in device], np.int32
+    )  # no call has 0  # type: ignore[arg-type]
+    if flows and (found == NONE).any():
+        begins = {_place(flow): flow.id for flow in flows if flow.ph == "s"}
+        ends = {_place(flow): flow.id for flow in flows if flow.ph == "f"}
+        by_flow = {
+            as_text(begins[at]): int(number[i])
+            for i, (kind, event) in enumerate(host)
+            if kind == CALL and (at := _place(event)) in begins
+        }
+        for i in np.flatnonzero(found == NONE).tolist():
+            if correlation(device[i]) is None and (at := _place(device[i])) in ends:
+                found[i] = by_flow.get(as_text(ends[at]), NONE)
+    return found
+
+
+def _rank(document: Document, source: str) -> tuple[int | None, int | None]:
+    """(rank, ranks of the run) as the profiler wrote them, else as the file is named, else None."""
+    info = document.distributedInfo if isinstance(document.distributedInfo, dict) else {}
+    rank, world = _whole_rank(document), as_whole(info.get("world_size"))
+    if rank is None:
+        places = re.split(r"[/\\!]", source)[:-3:-1]  # the file's name, then its folder's
+        if (
+            named := next(
+                (match for place in places if (match := _RANK_IN_NAME.search(place))), None
+            )
+        ) is not None:
+            rank, world = int(named[1]), world if named[2] is None else int(named[2])
+    return (rank if rank is not None and rank >= 0 else None), (
+        world if world is not None and world > 0 else None
+    )
+
+
+def _whole_rank(document: Document) -> int | None:
+    """The rank as the profiler wrote it."""
+    return (
+        as_whole(document.distributedInfo.get("rank"))
+        if isinstance(document.distributedInfo, dict)
+        else None
+    )
+
+
+def _device_name(document: Document, events: list[Event]) -> str:
+    """The model of the device that most events ran on, as the profiler wrote it."""
+    properties = document.deviceProperties if isinstance(document.deviceProperties, list) else []
+    by_id = {
+        as_whole(each.get("id")): each.get("name") for each in properties if isinstance(each, dict)
+    }
+    numbers = [device_number(event) for event in events]
+    most = max(sorted(set(numbers)), key=numbers.count, default=0)
+    return clipped(by_id.get(most) or "")
+
+
+def _stream(event: Event) -> int:
+    stream = as_whole(event.args.stream) if event.args is not None else None
+    return (
+        stream if stream is not None else as_whole(event.tid) or 0
+    )  # the timeline's row is the stream
+
+
+def _place(event: Event) -> tuple[str, str, str]:
+    return as_text(event.pid), as_text(event.tid), as_text(event.ts)
+
+
+def _thread(event: Event) -> tuple[str, str]:
+    return as_text(event.pid), as_text(event.tid)

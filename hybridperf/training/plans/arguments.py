@@ -1,0 +1,67 @@
+"""What is asked of a plan, as people say it: numbers or lists of them, NumPy's numbers, "300B"
+tokens, a single value of a dimension.
+
+`InputError`, one sentence, for what is none of that.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hybridperf.io import InputError
+
+_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_MOST_TOKENS = 1e20
+_FLAGS = {"1": 1, "yes": 1, "true": 1, "on": 1, "0": 0, "no": 0, "false": 0, "off": 0}
+
+
+def several(given: Any) -> list[Any]:
+    """One thing or a collection of them, as a list."""
+    return (
+        list(given)
+        if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+        else [given]
+    )
+
+
+def whole_numbers(name: str, given: Any) -> list[int]:
+    """One whole number of 1 or more, or several."""
+    found = several(given)
+    for one in found:
+        real = isinstance(one, numbers.Real) and not isinstance(one, bool)
+        if not real or one < 1 or one % 1:  # the remainder of what is not finite is NaN
+            raise InputError(
+                f"expected a whole number of 1 or more in {name}, or several, got {one!r}"
+            )
+    if not found:
+        raise InputError(f"expected a whole number of 1 or more in {name}, or several, got none")
+    return [int(one) for one in found]
+
+
+def number_of_tokens(given: float | str, name: str = "tokens") -> float:
+    """A number above zero: 300e9, or "300B"."""
+    scale = _SCALES.get(given[-1:].upper(), 1.0) if isinstance(given, str) else 1.0
+    try:
+        value = float(given[:-1] if isinstance(given, str) and scale > 1 else given) * scale
+    except (TypeError, ValueError):
+        value = 0.0
+    if not 0 < value < _MOST_TOKENS:
+        raise InputError(
+            f"expected a number of tokens above zero, such as 300e9 or 300B, in {name}, got"
+            f" {given!r}"
+        )
+    return value
+
+
+def narrowed(only: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Values by dimension, each a list; yes and no as numbers."""
+    if not isinstance(only, Mapping):
+        raise InputError(f'expected only as a mapping such as {{"tp": [1, 2]}}, got {only!r}')
+    found = {name: several(values) for name, values in only.items()}
+    for at, value in enumerate(found.get("sequence_parallel", [])):
+        if str(value).lower() not in _FLAGS:
+            raise InputError(f"sequence_parallel must be yes or no, got {value!r}")
+        found["sequence_parallel"][at] = _FLAGS[str(value).lower()]
+    return found

@@ -1,0 +1,161 @@
+"""What all layouts of a plan share: the model, the cluster, how a framework runs it, what is
+believed of its efficiencies.
+
+A framework's habits (kernels, attention, bytes of gradients, what overlaps) are those that rows of
+measured steps are understood by (`transformer/frameworks.toml`); its memory knobs, where some were
+fitted, come with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
+from hybridperf.io import InputError, unknown
+from hybridperf.training.steps.adapt import Adapted
+from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
+from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
+from hybridperf.training.steps.names import Machine, aliases, machine
+from hybridperf.training.steps.peaks import arithmetic
+from hybridperf.training.steps.prices import Prices
+from hybridperf.workloads.memory import MemoryKnobs
+from hybridperf.workloads.transformer import Layout, TransformerShape
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.framework import config_habits, framework_habits
+from hybridperf.workloads.transformer.zoo import HABITS
+
+FRAMEWORK = "megatron_core"  # where none is named
+_FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A model on a cluster, with everything but its layout."""
+
+    shape: TransformerShape
+    machine: Machine
+    device: DeviceSpec
+    framework: str
+    # how much longer in logs other frameworks than the assumed one may take; 0 where one was named
+    unnamed: float
+    strict: bool  # heads must divide by tp
+    template: TransformerConfig  # layouts are put into it
+    prices: Prices  # seconds of calls
+    adapted: Adapted  # knobs of a step
+    memory_knobs: MemoryKnobs
+    capacity_bytes: float  # of one device that a step may use
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.machine.gpus_per_node
+
+    @property
+    def mfu_format(self) -> str:
+        """Number format in which products of layers multiply, whose peak MFU is a share of."""
+        return arithmetic(self.template.dtype, self.template.quant)
+
+    @property
+    def mfu_flops_per_s(self) -> float:
+        """That peak, of one device."""
+        return self.device.peak(self.mfu_format, "matrix")
+
+    def for_gpus(self, gpus: int) -> Setting:
+        """The same for so many devices: where a switch joins a rack, as few racks as hold them,
+        each with as many whole trays.
+        """
+        tray, most = self.machine.whole, aliases()["rack"].get(self.machine.system.id, 0)
+        if not self.machine.switched or not tray or (gpus < most and gpus % tray):
+            return self
+        racks = next(
+            (
+                n
+                for n in range(-(-gpus // most), gpus // tray + 1)
+                if gpus % n == 0 and gpus // n % tray == 0
+            ),
+            0,
+        )
+        each = gpus // racks if racks else self.gpus_per_node
+        old = self.machine.system
+        grown = each / old.accelerators_per_node
+        fabric = old.model_copy(update={
+            "accelerators_per_node": each, "node_bytes_per_s": old.node_bytes_per_s * grown,
+            "nics_per_node": round(old.nics_per_node * grown),
+        })  # fmt: skip
+        taken = dataclasses.replace(self.machine, system=fabric, gpus_per_node=each)
+        prices = self.prices
+        if each != self.gpus_per_node:
+            prices = prices.on(dataclasses.replace(prices.links, system=fabric))
+        note = f"{each} GPUs of a rack count as a node: one switch joins them"
+        return dataclasses.replace(self, machine=taken, prices=prices, notes=(*self.notes, note))
+
+    def config(self, layout: Layout) -> TransformerConfig:
+        """The step with a layout."""
+        padded = int(
+            config_habits(framework_habits()[self.framework], layout.tp).get(
+                "vocab_multiple", self.template.vocab_multiple
+            )
+        )
+        return self.template.replace(
+            layout=layout,
+            gpus_per_node=min(self.gpus_per_node, layout.ranks),
+            vocab_multiple=padded,
+        )
+
+
+def setting(
+    shape: TransformerShape, system: str, *, device: str | None = None, framework: str = "",
+    dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
+    adapted: Adaptation | Adapted | None = None, bank: Bank | None = None,
+) -> Setting:  # fmt: skip
+    """`InputError` for a system without a known device, or a framework nobody knows."""
+    known, unnamed = framework_habits(), 0.0 if framework else UNNAMED
+    framework = framework or FRAMEWORK
+    if framework not in known:
+        raise unknown("framework", framework, known, f"known are {', '.join(known)}")
+    fabric = load_system(system)
+    found = machine("", "", device_of(fabric, device), system)
+    habits: dict[str, Any] = dict(known[framework])
+    fields = {name: value for name, value in habits.items() if name in _FIELDS}
+    template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
+    bank = bank or Bank()
+    capacity = found.memory_bytes if memory_bytes is None else memory_bytes
+    if not 0 < capacity < math.inf:
+        raise InputError(f"expected --memory-bytes above zero, such as 80e9, got {capacity:g}")
+    notes = [
+        note for note in found.notes if "count as a node" not in note
+    ]  # `for_gpus` says how racks are taken
+    notes.append(
+        f"of {capacity / 1e9:.1f} GB a GPU layouts may use {USABLE * capacity / 1e9:.1f}:"
+        f" {100 * (1 - USABLE):.0f} % are left to the driver, its context and gaps between blocks"
+    )
+    if canonical_dtype(dtype) == "fp16":
+        notes.append(
+            "fp16 is priced as it was measured: its products come from other kernels than those of"
+            " bf16 and may be slower"
+        )
+    group = f"{framework} on {found.spec.arch}"
+    if not isinstance(adapted, Adapted):
+        fitted = adapted or Adaptation({})
+        adapted, whose = fitted.of(group)
+        unnamed *= whose != group
+        notes += filter(None, (fitted.said(group),))
+    if unnamed:
+        notes.append(
+            f"habits of {framework} assumed, the quickest: other frameworks may take 10 to 30 %"
+            " longer; name yours by --framework"
+        )
+    notes += [note for note in (shape.note,) if note.startswith(HABITS)]
+    made = Setting(
+        shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False),
+        template, bank.prices(found), adapted, memory_knobs(framework), USABLE * capacity,
+    )  # fmt: skip
+    notes.append(
+        f"MFU is of the {made.mfu_format} peak of {made.device.id},"
+        f" {made.mfu_flops_per_s / 1e12:,.0f} TFLOP/s a GPU; model FLOPs are three forward passes"
+        " with attention counted in full, its causal half too, and nothing computed twice"
+    )
+    return dataclasses.replace(made, notes=tuple(notes))

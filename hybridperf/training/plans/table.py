@@ -1,0 +1,165 @@
+"""A plan as a table: all legal layouts, those that fit first and best first, with what each takes;
+written in one go.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from hybridperf.io import InputError, replacing
+from hybridperf.training.plans.arguments import whole_numbers
+from hybridperf.training.plans.costs import Priced
+from hybridperf.training.plans.run import DAY_S, Plan, tokens_of
+from hybridperf.training.plans.space import Space
+from hybridperf.training.steps.compose import Parts
+from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
+
+_COUNTS = (
+    "tp", "sequence_parallel", "pp", "vp", "dp", "cp", "ep", "expert_tp", "zero", "shard_ranks",
+    "micro_batch", "accumulation",
+)  # fmt: skip
+_WORDS = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
+_SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
+
+
+def top(plan: Plan, count: int) -> pd.DataFrame:
+    """The best layouts with what each takes, one row each; copies of better ones left out, which
+    their ranks show.
+    """
+    count = whole_numbers("top", count)[0]
+    return at_ranks(plan, np.array(plan.distinct(count)))
+
+
+def at_ranks(plan: Plan, ranks: np.ndarray) -> pd.DataFrame:
+    """Layouts by rank with what each takes, one row each, indexed by rank."""
+    chosen = plan.ranked[ranks]
+    frames = []
+    for number, case in enumerate(plan.cases):
+        mine = chosen[chosen[:, 0] == number, 1]
+        if len(mine):
+            frames.append(rows_of(plan, case, mine).set_index(ranks[chosen[:, 0] == number]))
+    return pd.concat(frames).loc[ranks]
+
+
+def check_name(path: str | os.PathLike) -> Path:
+    """The path, if its ending says a format; `InputError` otherwise."""
+    path = Path(path)
+    if path.suffix not in (".parquet", ".csv"):
+        raise InputError(
+            f"expected an output name ending in .parquet or .csv, got {path.name}; rename it"
+        )
+    return path
+
+
+def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
+    """Write every legal layout (.parquet, .csv), fitting and best ones first; how many rows that
+    were.
+
+    Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too
+    small; `memory_bytes`; `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a
+    number of tokens was said.
+    """
+    path = check_name(path)
+    fitting, others = [], []
+    for number, case in enumerate(plan.cases):
+        ranked = plan.ranked[plan.ranked[:, 0] == number, 1]
+        beyond = np.flatnonzero(
+            ~(case.memory_bytes <= case.setting.capacity_bytes)[case.space.base_of]
+        )
+        fitting.append(_table(plan, case, case.rows[ranked], ranked))
+        others.append(_table(plan, case, beyond, None))
+    table = pa.concat_tables([*fitting, *others])
+    with replacing(path, "wb") as handle:
+        if path.suffix == ".parquet":
+            few = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
+            pyarrow.parquet.write_table(
+                table, handle, compression="lz4", use_dictionary=few, write_statistics=False
+            )
+        else:
+            pyarrow.csv.write_csv(table, handle)
+    return int(table.num_rows)
+
+
+def rows_of(plan: Plan, case: Priced, at: np.ndarray) -> pd.DataFrame:
+    """Priced layouts of one case with what each takes."""
+    return _table(plan, case, case.rows[at], at).to_pandas()
+
+
+def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) -> pa.Table:
+    """Rows of a space as columns; `at`: their places among the priced ones, None: they are none of
+    them.
+    """
+    space, rates = case.space, plan.economy
+    base, base_of = space.base, space.base_of[rows]
+    memory = case.memory_bytes[base_of]
+    out: dict[str, Any] = {
+        "gpus": _same(space.gpus, rows),
+        "global_batch": _same(space.global_batch, rows),
+    }
+    out["fits"] = memory <= case.setting.capacity_bytes
+    for name in _COUNTS:
+        column = np.asarray(getattr(base, name))[base_of]
+        out[name] = column.astype(bool) if name == "sequence_parallel" else column.astype(np.int32)
+    for name, words in _WORDS.items():
+        out[name] = _coded(np.asarray(getattr(base, name))[base_of], words)
+    out["order"] = _orders(space, rows)
+    if at is None:
+        nothing = pa.nulls(len(rows), pa.float64())
+        return pa.table(
+            out | {name: memory if name == "memory_bytes" else nothing for name in _taken(plan)}
+        )
+    parts = Parts(*(part[at] for part in case.parts))
+    tokens, gpus = tokens_of(case), space.gpus
+    energy = rates.energy_j(gpus, parts)
+    flops = case.setting.shape.model_flops(tokens)
+    peak = case.setting.mfu_flops_per_s
+    out |= {
+        "time_s": parts.step_s,
+        **{name: getattr(parts, name) for name in _SECONDS},
+        "memory_bytes": memory,
+    }
+    out |= {
+        "tokens_per_s": tokens / parts.step_s,
+        "mfu": flops / (parts.step_s * gpus * peak),
+        "energy_j": energy,
+    }
+    out["usd"] = rates.usd(gpus, parts)
+    if plan.tokens is not None:
+        steps = plan.tokens / tokens
+        out |= {
+            "days": steps * parts.step_s / DAY_S,
+            "total_usd": steps * out["usd"],
+            "total_energy_j": steps * energy,
+        }
+    return pa.table(out)
+
+
+def _taken(plan: Plan) -> tuple[str, ...]:
+    """Names of what a layout takes, in their order."""
+    run = () if plan.tokens is None else ("days", "total_usd", "total_energy_j")
+    return ("time_s", *_SECONDS, "memory_bytes", "tokens_per_s", "mfu", "energy_j", "usd", *run)
+
+
+def _orders(space: Space, rows: np.ndarray) -> pa.Array:
+    orders = [" ".join(place.order) for place in space.places]
+    words = list(dict.fromkeys(orders))
+    code = {word: at for at, word in enumerate(words)}
+    return _coded(np.array([code[order] for order in orders])[space.place_of[rows]], words)
+
+
+def _same(value: int, rows: np.ndarray) -> np.ndarray:
+    return np.full(len(rows), value, np.int32)
+
+
+def _coded(codes: np.ndarray, words: Any) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes.astype(np.int32)), pa.array(list(words), pa.string())
+    )

@@ -1,0 +1,198 @@
+"""Rows of training steps, understood and priced: what fitting and predicting work on.
+
+Axes: R rows of a table, N of them that can be predicted, X inputs of a correction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.collectives.fit import fit_collectives
+from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel, model_or_datasheet
+from hybridperf.training.steps.compose import Features
+from hybridperf.training.steps.cross_node import with_crossings
+from hybridperf.training.steps.features import doubts_of, features, joined
+from hybridperf.training.steps.names import Machine
+from hybridperf.training.steps.prices import Prices
+from hybridperf.training.steps.reference_device import shipped
+from hybridperf.training.steps.rows import Resolved, ResolvedRow, resolve
+from hybridperf.workloads.transformer.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Rows of a table. `rows` are those that can be predicted, `at` their places in the table."""
+
+    resolved: Resolved
+    at: np.ndarray  # int [N]
+    rows: tuple[ResolvedRow, ...]  # [N]
+    features: Features | None  # [N]; None without rows
+    cells: np.ndarray  # [N, X]
+    problems: Mapping[int, str]  # by place: why a row that was understood cannot be priced
+    doubts: tuple[str, ...] = ()  # [N] what of the row's machine was not measured
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def configs(self) -> list[TransformerConfig]:
+        """Of the rows that can be predicted [N]."""
+        return [_config(row) for row in self.rows]
+
+    @property
+    def groups(self) -> list[str]:
+        """What knobs are shared by [N]: a framework on one architecture of devices."""
+        return [group_of(row) for row in self.rows]
+
+
+@functools.cache
+def shared_bank() -> Bank:
+    """The bank of this process."""
+    return Bank()
+
+
+class Bank:
+    """Models and prices, each loaded and computed once."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, PerfModel] = {}
+        self._prices: dict[tuple[str, str, str], Prices] = {}
+
+    def prices(self, machine: Machine) -> Prices:
+        """Of calls on one machine."""
+        if machine.key not in self._prices:
+            self._prices[machine.key] = Prices(
+                self._model(machine), _links(machine), machine.spec, shipped
+            )
+        return self._prices[machine.key]
+
+    def _model(self, machine: Machine) -> PerfModel:
+        if machine.model.endswith(".toml"):  # a file may change
+            return PerfModel.datasheet(machine.spec)
+        if machine.model not in self._models:
+            self._models[machine.model] = model_or_datasheet(machine.model)
+        return self._models[machine.model]
+
+    def understand(
+        self, frame: pd.DataFrame, device: str | None = None, system: str | None = None
+    ) -> Batch:
+        """The rows of a table; `device`, `system` as in `resolve`."""
+        return self.priced(resolve(frame, device, system))
+
+    def priced(self, resolved: Resolved) -> Batch:
+        """Understood rows with their features."""
+        by_machine: dict[tuple[str, str, str], list[int]] = {}
+        for at in resolved.predictable:
+            machine = resolved.rows[at].machine
+            assert machine is not None
+            by_machine.setdefault(machine.key, []).append(at)
+        parts: list[tuple[Features, list[int]]] = []
+        problems: dict[int, str] = {}
+        for places in by_machine.values():
+            machine = resolved.rows[places[0]].machine
+            assert machine is not None
+            good, failed = self._features(
+                [(at, _config(resolved.rows[at])) for at in places], machine
+            )
+            parts += good
+            problems |= {at: f"{resolved.rows[at].name}: {why}" for at, why in failed.items()}
+        priced = np.array(sorted(place for _, places in parts for place in places), int)
+        order = {place: i for i, place in enumerate(priced.tolist())}
+        rows = tuple(resolved.rows[place] for place in priced)
+        whole = None
+        if parts:
+            whole = joined(
+                [(part, np.array([order[place] for place in places])) for part, places in parts],
+                len(priced),
+            )
+            whole = with_crossings(whole, rows)
+        return Batch(
+            resolved,
+            priced,
+            rows,
+            whole,
+            cells_of([_config(row) for row in rows]),
+            problems,
+            self._doubts(rows),
+        )
+
+    def _doubts(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
+        return tuple(
+            "; ".join(doubts_of(_config(row), self._prices[row.machine.key]).said)
+            for row in rows
+            if row.machine is not None
+        )
+
+    def _features(
+        self, rows: list[tuple[int, TransformerConfig]], machine: Machine
+    ) -> tuple[list[tuple[Features, list[int]]], dict[int, str]]:
+        """Features of rows of one machine; where one of them cannot be priced each is tried by
+        itself.
+        """
+        try:
+            return [
+                (
+                    features([config for _, config in rows], self.prices(machine)),
+                    [at for at, _ in rows],
+                )
+            ], {}
+        except InputError as error:
+            if len(rows) == 1:
+                return [], {rows[0][0]: str(error)}
+            half = len(rows) // 2
+            (first, failed), (second, also) = (
+                self._features(part, machine) for part in (rows[:half], rows[half:])
+            )
+            return first + second, failed | also
+
+
+def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
+    """What tells layers apart for a correction [N, X]: logs of hidden size, tensor-parallel degree,
+    tokens of a micro-batch, sequence.
+    """
+    sizes = [(c.shape.hidden, c.layout.tp, c.tokens / c.layout.cp, c.shape.seq) for c in configs]
+    return np.log2(np.array(sizes, float).reshape(-1, 4))
+
+
+def group_of(row: ResolvedRow) -> str:
+    """Framework and architecture of a row."""
+    assert row.machine is not None
+    return f"{row.framework} on {row.machine.spec.arch}"
+
+
+def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
+    """The row with another recompute mode, if its source is listed."""
+    if row.config is None or row.source not in recompute:
+        return row
+    return dataclasses.replace(row, config=_with_recompute(row.config, recompute[row.source]))
+
+
+@functools.lru_cache(65536)
+def _with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
+    """One object for all rows that say the same."""
+    return config.replace(layout=config.layout.replace(recompute=mode))
+
+
+def _config(row: ResolvedRow) -> TransformerConfig:
+    assert row.config is not None
+    return row.config
+
+
+def _links(machine: Machine) -> CollectiveModel:
+    """The links of a row's system at the rates that its cluster has: measured, where a calibration
+    of it is shipped, else as others are.
+    """
+    if find_collectives(machine.system.id) is None:
+        return fit_collectives(None, machine.system)[0]
+    measured = load_collectives(machine.system.id)
+    if measured.system.latency_s != machine.system.latency_s:
+        return measured.on(machine.system)
+    return dataclasses.replace(measured, system=machine.system)

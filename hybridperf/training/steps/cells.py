@@ -1,0 +1,343 @@
+"""Unique cells of many rows and their passes: built once, priced once.
+
+A cell is all that a layer's passes depend on: sizes, dtype, kernels, micro-batch, tensor
+parallelism, recompute, on how many nodes its collectives run. Passes are built once for each kind
+of layer and micro-batch, which takes milliseconds; what is recomputed, and the nodes of
+collectives, are put in afterwards. Gathers of sharded weights are cells of their own: they know
+nothing of micro-batches.
+
+Axes: N rows, U unique cells, P = 3 phases, F fields of a block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridperf.engine.workload import CollectiveCall
+from hybridperf.hardware import DTYPE_BYTES
+from hybridperf.ops import Gemm
+from hybridperf.training.steps.compose import PHASES, Block
+from hybridperf.training.steps.prices import Prices
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
+from hybridperf.workloads.transformer.passes import Passes, Step, Steps
+from hybridperf.workloads.transformer.recompute import recompute
+from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.sharding import shard_parameters
+from hybridperf.workloads.transformer.weights import (
+    Weights,
+    copies_embedding,
+    embedding_weights,
+    head_weights,
+    layer_weights,
+)
+
+_ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
+_FIELDS = tuple(field.name for field in dataclasses.fields(Block))
+_PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
+_COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
+Parts = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
+
+
+class Unique:
+    """Of things with keys: the first of each key, and which of them stands for each thing."""
+
+    def __init__(self, keys: Sequence[Any], things: Sequence[TransformerConfig]):
+        place: dict[Any, int] = {}
+        self.of = np.array([place.setdefault(key, len(place)) for key in keys], int)
+        self.keys = list(place)
+        first = np.unique(self.of, return_index=True)[1]
+        self.unique = [things[at] for at in first]
+
+    def not_in(self, known: Mapping[Any, Any]) -> dict[Any, TransformerConfig]:
+        """Keys that are new, with the thing that stands for each."""
+        return {
+            key: thing
+            for key, thing in zip(self.keys, self.unique, strict=True)
+            if key not in known
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """Passes of a layer, the embedding and the head, and the nodes on which collectives run, by
+    part; None: as they say.
+    """
+
+    layers: Parts
+    embedding: Parts
+    head: Parts
+    nodes: Mapping[str, int] | None = None
+    attention: tuple[str, str] = ("", "")  # generation of fused attention and its dtype
+
+
+def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> list[Cell]:
+    """A cell of each config, what is sharded apart. Cells that differ only by nodes share their
+    steps; `built`: those known before.
+    """
+    found = []
+    for config in configs:
+        key = _kept_key(config)
+        if key not in built:
+            built[key] = _kept(config)
+        cell, mode = built[key], config.layout.recompute
+        if (key, mode) not in built:
+            built[key, mode] = dataclasses.replace(
+                cell,
+                layers=tuple((share, recompute(passes, mode)) for share, passes in cell.layers),
+            )
+        nodes = {dim: config.group(dim).nodes for dim in _PLACED}
+        found.append(dataclasses.replace(built[key, mode], nodes=nodes))
+    return found
+
+
+@functools.lru_cache(65536)
+def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that a cell of `cells_of` depends on."""
+    return (
+        *_kept_key(config),
+        config.layout.recompute,
+        *(config.group(dim).nodes for dim in _PLACED),
+    )
+
+
+def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that passes without recomputing depend on, nodes apart."""
+    x, shape = config.layout, config.shape
+    if not shape.experts and not shape.decoder_layers:
+        shape = _one_layer(shape)
+    repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
+    experts = (config.expert_messages, config.group("ep").nodes) if x.ep > 1 else ()
+    return (
+        shape,
+        x.tp,
+        x.cp,
+        x.ep,
+        x.expert_tp,
+        x.sequence_parallel,
+        x.micro_batch,
+        repeats,
+        *experts,
+        *kernels_key(config),
+    )
+
+
+def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:
+    """Fields of a config that decide which kernels run, on what."""
+    c = config
+    return (
+        c.dtype,
+        c.quant,
+        c.attention,
+        c.attention_kernel,
+        c.framework,
+        c.grouped_experts,
+        c.dropout,
+        c.fused_loss,
+        c.vocab_multiple,
+        c.optimizer,
+        c.gradient_bytes,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _one_layer(shape: TransformerShape) -> TransformerShape:
+    return dataclasses.replace(shape, layers=1, name="")
+
+
+def _kept(config: TransformerConfig) -> Cell:
+    """Passes of a config without sharding and without recomputing."""
+    plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None, recompute="none"))
+    layers = tuple((share, layer_passes(plain, kind)) for kind, share in _kinds(plain))
+    attention = (config.attention_kernel if config.attention == "fused" else "", config.dtype)
+    return Cell(
+        layers, ((1.0, embedding_passes(plain)),), ((1.0, head_passes(plain)),), attention=attention
+    )
+
+
+def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
+    """(kind of layer, its share of all layers)."""
+    blocks = config.shape.blocks
+    depth = sum(block.count for block in blocks)
+    return [(kind, block.count / depth) for kind, block in enumerate(blocks)]
+
+
+@functools.lru_cache(65536)
+def shards_key(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that gathers of a layer's weights and scatters of its gradients depend on."""
+    x = config.layout
+    if x.zero < 2:
+        return ()
+    groups = tuple(config.group(dim) for dim in ("shard", "replica", "expert_data"))
+    return (
+        config.shape,
+        x.zero,
+        x.tp,
+        x.ep,
+        x.expert_tp,
+        copies_embedding(config),
+        *kernels_key(config),
+        *groups,
+    )
+
+
+def shards_of(config: TransformerConfig) -> Cell:
+    """Only the gathers and scatters of sharded weights."""
+
+    def around(weights: Weights) -> Passes:
+        return shard_parameters(Passes(), weights, config)
+
+    layers = tuple((share, around(layer_weights(config, kind))) for kind, share in _kinds(config))
+    return Cell(
+        layers, ((1.0, around(embedding_weights(config))),), ((1.0, around(head_weights(config))),)
+    )
+
+
+class Sums:
+    """Amounts of the fields of a layer, the embedding and the head, of some cells. Steps that cells
+    share are looked at once.
+    """
+
+    def __init__(self, cells: Sequence[Cell]):
+        self.cells = cells  # kept: steps are told apart by identity
+        self._ops: dict[
+            int, tuple[int, list[Step], list[Step], set[str]]
+        ] = {}  # place, ops, collectives and their parts, by identity
+        self._sent: dict[
+            tuple[Any, ...], tuple[int, list[tuple[str, Any]]]
+        ] = {}  # place, field and call, by identity and nodes
+        self._terms = [
+            (at, block, phase, share, *self._places(getattr(passes, called), cell.nodes))
+            for at, cell in enumerate(cells)
+            for block, parts in enumerate((cell.layers, cell.embedding, cell.head))
+            for share, passes in parts
+            for phase, called in enumerate(PHASES)
+        ]
+
+    def calls(self) -> Iterator[Any]:
+        """What their seconds are to be known of."""
+        yield from (step.call for _, steps, _, _ in self._ops.values() for step in steps)
+        yield from (call for _, sent in self._sent.values() for _, call in sent)
+
+    def blocks(self, prices: Prices) -> list[Block]:
+        """The layer, the embedding and the head of all cells, [P, C] each field."""
+        return [Block(*fields) for fields in np.moveaxis(self.amounts(prices), 0, -1)]
+
+    def amounts(self, prices: Prices) -> np.ndarray:
+        """Of each cell [C, 3, F, P]."""
+        count = len(self.cells) * 3 * len(PHASES)
+        if not count:
+            return np.zeros((0, 3, len(_FIELDS), len(PHASES)))
+        computed = np.array([_computed(steps, prices) for _, steps, _, _ in self._ops.values()])
+        sent = np.array([_amounts(calls, prices) for _, calls in self._sent.values()])
+        at, block, phase, share, ops, sends = (
+            np.array(column) for column in zip(*self._terms, strict=True)
+        )
+        terms = share[:, None] * (computed[ops] + sent[sends])
+        places = (at * 3 + block) * len(PHASES) + phase
+        found = np.stack([np.bincount(places, term, count) for term in terms.T])
+        found = found.reshape(len(_FIELDS), -1, 3, len(PHASES))
+        factors = {
+            kind: prices.attention_factor(*kind) for kind in {cell.attention for cell in self.cells}
+        }
+        found[_FIELDS.index("attention_s")] *= np.array(
+            [factors[cell.attention] for cell in self.cells]
+        )[:, None, None]
+        return found.transpose(1, 2, 0, 3)
+
+    def _places(self, steps: Steps, nodes: Mapping[str, int] | None) -> tuple[int, int]:
+        known = self._ops.get(id(steps))
+        if known is None:
+            sends = [step for step in steps if not step.is_op]
+            known = self._ops[id(steps)] = (
+                len(self._ops),
+                [step for step in steps if step.is_op],
+                sends,
+                {step.part for step in sends},
+            )
+        at, _, sends, parts = known
+        key = (
+            (id(steps), *(nodes[name] for name in _PLACED if name in parts))
+            if nodes
+            else (id(steps),)
+        )
+        sent = self._sent.get(key)
+        if sent is None:
+            sent = self._sent[key] = (
+                len(self._sent),
+                [one for step in sends for one in _collectives(step, nodes)],
+            )
+        return at, sent[0]
+
+
+def _computed(steps: Iterable[Step], prices: Prices) -> list[float]:
+    """What some ops add to the fields of a block [F]."""
+    found = dict.fromkeys(_FIELDS, 0.0)
+    for step in steps:
+        products = "misaligned_s" if misaligned(step) else "gemm_s"
+        field = {"gemm": products, "attention": "attention_s"}.get(step.part, "memory_s")
+        found[field] += prices[step.call]
+        found["kernels"] += step.kernels
+    return list(found.values())
+
+
+def _collectives(step: Step, nodes: Mapping[str, int] | None) -> Iterator[tuple[str, Any]]:
+    """The field of a collective and its call; beside what gathers shards, a
+    node's own part of it.
+    """
+    field, call = _COLLECTIVE[step.part], _placed(step, nodes)
+    yield field, call
+    inside = inside_a_node(call) if field == "gather" else None
+    if inside is not None:
+        yield "gather_inside", inside
+
+
+def _amounts(calls: Iterable[tuple[str, Any]], prices: Prices) -> list[float]:
+    """What some collectives add to the fields of a block [F]."""
+    found = dict.fromkeys(_FIELDS, 0.0)
+    for field, call in calls:
+        found[f"{field}_s"] += prices[call]
+        if f"{field}_calls" in found:
+            found[f"{field}_calls"] += 1.0
+    return list(found.values())
+
+
+def _placed(step: Step, nodes: Mapping[str, int] | None) -> Any:
+    """A step's call, a collective on as many nodes as its group lies on."""
+    call = step.call
+    if (
+        nodes is None
+        or not isinstance(call, CollectiveCall)
+        or nodes.get(step.part, call.nodes) == call.nodes
+    ):
+        return call
+    return dataclasses.replace(call, nodes=nodes[step.part])
+
+
+def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
+    """What a node's own ranks do of a collective, with as many bytes; None where each node has but
+    one of the ranks.
+    """
+    each = call.ranks_per_node
+    return (
+        None
+        if each == 1
+        else call
+        if call.nodes == 1
+        else dataclasses.replace(call, ranks=each, nodes=1)
+    )
+
+
+def misaligned(step: Step) -> bool:
+    """Whether a 16-bit product has rows that tensor cores cannot load whole: a width, not a count
+    of tokens, is no multiple of 8.
+    """
+    op = step.op
+    if not isinstance(op, Gemm) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
+        return False
+    return any(getattr(op, name) % _ALIGNED for name in ("m", "n", "k") if name != step.tokens)

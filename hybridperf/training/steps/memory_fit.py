@@ -1,0 +1,161 @@
+"""Memory of many steps at once, its knobs from measured peaks, and whether a step will run at all.
+
+A step fails where its fullest rank needs more than the device can give, or where its layout cannot
+run: fewer micro-batches than a pipeline needs to fill (m < p - 1), or no more layers than stages,
+so that one stage has none. Of 858 runs that failed in the sweep this was first fitted to, memory
+alone tells 89 %, both together 95 %.
+
+Knobs are fitted to logs of peaks: robust, and held near counts by the beliefs of `memory/knobs.py`.
+A framework's fitted ones lie in `memory_knobs.toml` with what they were fitted on. Axes: N configs,
+K knobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from hybridperf.io import InputError
+from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory
+from hybridperf.workloads.transformer import Layouts
+from hybridperf.workloads.transformer.config import TransformerConfig
+
+USABLE = 0.93  # of a device's memory: what its driver, its context and gaps between blocks leave
+# Log error beyond which a row counts less and less. By hand; with 0.04 to 0.3 peaks of a model left
+# out err within 0.4 points of the same
+_SCALE = 0.08
+_NAMES = tuple(field.name for field in dataclasses.fields(MemoryKnobs))
+_DEFAULTS = np.array([getattr(MemoryKnobs(), name) for name in _NAMES], float)
+_WIDTHS = np.array([MEMORY_PRIORS[name] for name in _NAMES], float)
+_FROM_ZERO = _DEFAULTS == 0
+
+
+@functools.cache
+def memory_knobs(framework: str) -> MemoryKnobs:
+    """A framework's fitted knobs; counts, where none were fitted."""
+    said = _fitted().get(framework, {})
+    return MemoryKnobs(
+        **{name: float(str(value)) for name, value in said.items() if name in _NAMES}
+    )
+
+
+def peak_bytes(
+    configs: Sequence[TransformerConfig], knobs: MemoryKnobs | None = None
+) -> np.ndarray:
+    """Bytes on the fullest rank of each config [N]."""
+    columns = MemoryColumns.of(configs)
+    return columns.peak_bytes(knobs or MemoryKnobs())
+
+
+def will_fail(
+    configs: Sequence[TransformerConfig], needed_bytes: np.ndarray, memory_bytes: np.ndarray | float
+) -> np.ndarray:
+    """Whether each config [N] runs out of memory or cannot run as that sweep's framework does:
+    needed bytes and the device's [N].
+    """
+    return (needed_bytes > USABLE * memory_bytes) | np.array(
+        [bool(starved(config)) for config in configs]
+    )
+
+
+def starved(config: TransformerConfig) -> str:
+    """Why that sweep's framework leaves a stage without work, which ends its run; "" where it does
+    not.
+    """
+    x, depth = config.layout, config.shape.depth
+    if x.accumulation < x.pp - 1:
+        return (
+            f"accumulation {x.accumulation} is less than pp - 1 = {x.pp - 1}, so stages stay empty"
+        )
+    if x.pp > 1 and depth <= x.pp:
+        return f"{depth} layers on pp {x.pp} leave a stage without one beside embedding and head"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryColumns:
+    """Configs by what a formula of memory takes once: places, one config that stands for them,
+    their layouts.
+    """
+
+    count: int
+    groups: tuple[tuple[np.ndarray, TransformerConfig, Layouts], ...]
+
+    @staticmethod
+    def of(configs: Sequence[TransformerConfig]) -> MemoryColumns:
+        """Group some configs."""
+        places: dict[tuple[object, ...], list[int]] = {}
+        for at, config in enumerate(configs):
+            key = (
+                config.shape,
+                config.dtype,
+                config.attention,
+                config.optimizer,
+                config.gradient_bytes,
+                config.dropout,
+                config.stage_split,
+            )
+            places.setdefault(key, []).append(at)
+        groups = tuple(
+            (np.array(at), configs[at[0]], Layouts.of([configs[one].layout for one in at]))
+            for at in places.values()
+        )
+        return MemoryColumns(len(configs), groups)
+
+    def peak_bytes(self, knobs: MemoryKnobs) -> np.ndarray:
+        """On the fullest rank [N]."""
+        out = np.empty(self.count)
+        for at, one, layouts in self.groups:
+            out[at] = memory(
+                one.shape, layouts, dtype=one.dtype, grad_bytes=one.gradient_bytes,
+                optimizer=one.optimizer, attention=one.attention, dropout=one.dropout,
+                split=one.stage_split, knobs=knobs,
+            ).peak_bytes  # fmt: skip
+        return out
+
+
+def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray) -> MemoryKnobs:
+    """Knobs that explain measured peaks [N]; `InputError` where there are none."""
+    if (
+        not len(configs)
+        or len(configs) != len(measured_bytes)
+        or not (np.asarray(measured_bytes) > 0).all()
+    ):
+        raise InputError(
+            f"expected as many peaks above zero as configs, got {len(measured_bytes)} for"
+            f" {len(configs)}"
+        )
+    columns, target = MemoryColumns.of(configs), np.log(measured_bytes)
+
+    def residuals(moved: np.ndarray) -> np.ndarray:
+        error = (np.log(columns.peak_bytes(_moved(moved))) - target) / _SCALE
+        robust = np.sign(error) * np.sqrt(
+            2 * np.log1p(error**2 / 2)
+        )  # Cauchy's loss as a sum of squares, beliefs not among it
+        return np.concatenate([robust, moved])
+
+    start = np.where(_FROM_ZERO, 0.1, 0.0)  # no slope at the bound itself
+    lowest = np.where(_FROM_ZERO, 0.0, -np.inf)
+    return _moved(least_squares(residuals, start, bounds=(lowest, np.inf), max_nfev=60).x)
+
+
+def _moved(moved: np.ndarray) -> MemoryKnobs:
+    """Knobs so many widths away from their defaults: in logs, or as they are where the default is
+    zero [K].
+    """
+    values = np.where(
+        _FROM_ZERO, _WIDTHS * moved, _DEFAULTS * np.exp(_WIDTHS * np.where(_FROM_ZERO, 0.0, moved))
+    )
+    return MemoryKnobs(**dict(zip(_NAMES, values.tolist(), strict=True)))
+
+
+@functools.cache
+def _fitted() -> dict[str, dict[str, object]]:
+    said = tomllib.loads(resources.files(__package__).joinpath("memory_knobs.toml").read_text())
+    return {name: entry for name, entry in said.items() if isinstance(entry, dict)}

@@ -1,0 +1,259 @@
+"""Names in rows of training steps: which device, fabric, framework, precision a row's words mean.
+
+Everything lies in `names.toml`; here it is only looked up. A row says its accelerator in `gpu`, as
+a driver, a datasheet, a cluster or a submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb",
+"System: DGX-GB200"), and its network, if at all, somewhere in its other words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hybridperf.hardware import (
+    DeviceSpec,
+    SystemSpec,
+    device_called,
+    device_id,
+    load_device,
+    load_system,
+)
+from hybridperf.io import InputError
+
+_LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
+_PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
+_GIGABYTES = re.compile(r"(?<![0-9])(\d{2,4})_?g(?:i?b)?(?![a-z0-9])")
+_ABOUT = 0.1  # of a memory: what is sold as 192 GB has 180
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What one accelerator of a row is priced by, and what joins it to the others."""
+
+    spec: DeviceSpec
+    model: str  # name of the calibration that prices its ops; a .toml file: its datasheet
+    memory_bytes: float
+    system: SystemSpec
+    gpus_per_node: int
+    notes: tuple[str, ...] = ()
+    switched: bool = (
+        False  # a switch joins more than one node's GPUs, whatever the row says of nodes
+    )
+    whole: int = 0  # GPUs of a real node, which runs take whole; 0: `gpus_per_node`
+    renoded: bool = False  # an option replaced the row's nodes by those of another system
+
+    @property
+    def device(self) -> str:
+        """Name of the device."""
+        return self.spec.id
+
+    @functools.cached_property
+    def key(self) -> tuple[str, str, str]:
+        """All that prices depend on; of a user's files what they say, not what they are called."""
+        return self.spec.model_dump_json(), self.model, self.system.model_dump_json()
+
+
+@functools.lru_cache(65536)
+def plain(text: str) -> str:
+    """Lower case, with every run of other characters as one underscore."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+@functools.cache
+def aliases() -> Mapping[str, Any]:
+    """The whole alias file."""
+    return tomllib.loads(resources.files(__package__).joinpath("names.toml").read_text())
+
+
+def machine(
+    gpu: str, context: str, device: str | None = None, system: str | None = None
+) -> Machine:
+    """The machine of a row whose accelerator is called `gpu`; `context`: its other words, joined.
+    `device`, `system`: override both.
+
+    `InputError` where nothing of all that is known.
+    """
+    return _machine(gpu, context, device, system, _content(device), _content(system))
+
+
+def _content(name: str | None) -> bytes:
+    """Of a user's file, which may change between two calls; nothing of a name, or a file that
+    cannot be read: whoever loads it says so.
+    """
+    try:
+        return Path(name).read_bytes() if name and name.endswith(".toml") else b""
+    except OSError:
+        return b""
+
+
+@functools.lru_cache(4096)
+def _machine(
+    gpu: str, context: str, device: str | None, system: str | None, *contents: bytes
+) -> Machine:
+    del contents  # what is remembered is of them, too
+    notes: list[str] = []
+    found = _of_device(device) if device else _of_gpu(gpu)
+    spec = load_device(device or found["device"])
+    if "note" in found:
+        notes.append(found["note"])
+    if not device and (odd := _other_memory(gpu, spec)):
+        notes.append(odd)
+    if device and gpu and _called(gpu) not in ("", spec.id):
+        notes.append(f"device {spec.id} was given, in place of the row's gpu {gpu}")
+    cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
+    own = cluster.get("system") or found.get("system")
+    name = system or own
+    if name is None:
+        raise InputError(
+            f"expected the system (nodes and links) of {spec.id}, which neither the row nor an"
+            " alias says; name it by --system"
+        )
+    fabric = load_system(name)
+    if (device or system) and fabric.device not in (None, spec.id) and name != found.get("system"):
+        notes.append(
+            f"links of {fabric.id}, whose accelerator is a {fabric.accelerator}, for a {spec.id}"
+        )
+    renoded = bool(system) and (own is None or load_system(own) != fabric)
+    if "system_note" in found and name == found["system"]:
+        notes.append(found["system_note"])
+    if not renoded:  # the option names the row's own system, if any: what the row says of it stands
+        if "node_bytes_per_s" in cluster:
+            fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
+        if "note" in cluster:
+            notes.append(cluster["note"])
+    said = None if renoded else _PER_NODE.search(plain(gpu))
+    whole = int(said[1]) if said else fabric.accelerators_per_node
+    per_node, domain = whole, aliases()["domain"].get(fabric.id)
+    if domain:
+        fabric, per_node = _rack(fabric, domain), domain
+        notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
+    memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
+    return Machine(
+        spec,
+        found["model"],
+        memory_bytes,
+        fabric,
+        per_node,
+        tuple(notes),
+        bool(domain),
+        whole,
+        renoded,
+    )
+
+
+def _of_gpu(gpu: str) -> dict[str, Any]:
+    """What is known of the accelerator that a row calls so; `InputError` for nothing."""
+    if found := _entry("gpu", plain(gpu)):
+        return found
+    if driver := _called(gpu):
+        return {"device": driver, "model": driver}
+    known = [*dict.fromkeys(entry["device"] for entry in aliases()["gpu"])]
+    raise InputError(
+        f"unknown gpu {gpu!r}: name one of {', '.join(_nearest(gpu, known))} in gpu or by --device"
+    )
+
+
+def _of_device(device: str) -> dict[str, Any]:
+    """What is known of a device that is given: the same as of a row whose `gpu` is its name."""
+    spec = load_device(device)
+    named = _entry("gpu", plain(spec.id))
+    found = named if named and named["device"] == spec.id else {"device": spec.id, "model": spec.id}
+    return {**found, "model": device} if device.endswith(".toml") else found
+
+
+def _other_memory(gpu: str, spec: DeviceSpec) -> str:
+    """What is to be said of a row whose accelerator is called by another memory than that of the
+    card it is taken for.
+    """
+    said, own = [float(size) for size in _GIGABYTES.findall(plain(gpu))], spec.memory_bytes / 1e9
+    if not said or any(abs(size - own) <= _ABOUT * own for size in said):
+        return ""
+    return f"gpu {gpu} says {said[0]:g} GB, a {spec.id} has {own:g}: predicted with that"
+
+
+def _called(gpu: str) -> str:
+    """The device that a row means by its `gpu`, "" where nobody knows."""
+    found = _entry("gpu", plain(gpu))
+    return str(found["device"]) if found else device_id(gpu) or device_called(gpu)
+
+
+def _nearest(name: str, known: list[str]) -> list[str]:
+    """The known names likest to a name, whole or by how they begin; all of them where none is like
+    it.
+    """
+    text = plain(name)
+    likeness = {
+        one: max(
+            difflib.SequenceMatcher(None, text, part).ratio() for part in (one, one.split("_")[0])
+        )
+        for one in known
+    }
+    near = [one for one in sorted(known, key=lambda one: -likeness[one]) if likeness[one] > _LIKE][
+        :_NAMED
+    ]
+    return near or known
+
+
+def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
+    """A system whose nodes are racks: each with the network of all of its nodes."""
+    nodes = domain / fabric.accelerators_per_node
+    more = {
+        "nics_per_node": round(fabric.nics_per_node * nodes),
+        "node_bytes_per_s": fabric.node_bytes_per_s * nodes,
+    }
+    return fabric.model_copy(update={"accelerators_per_node": domain, **more})
+
+
+def framework_of(source: str) -> str:
+    """The framework that wrote the rows of a source; "" where no alias knows."""
+    text = plain(source)
+    return next((name for says, name in aliases()["source"].items() if text.startswith(says)), "")
+
+
+def habits_of(source: str) -> Mapping[str, Any]:
+    """What the rows of a source have otherwise than other users of their framework."""
+    text = plain(source)
+    return next(
+        (habits for says, habits in aliases()["habits"].items() if text.startswith(says)), {}
+    )
+
+
+def doubt_of(source: str) -> str:
+    """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
+    text = plain(source)
+    return next(
+        (str(why) for says, why in aliases()["doubted"].items() if text.startswith(says)), ""
+    )
+
+
+def column_called(name: str) -> str:
+    """The column that others call so; "" where nobody does."""
+    return str(aliases()["columns"].get(plain(name), ""))
+
+
+def word(table: str, said: str) -> Any:
+    """What a row's word means by one of the tables (`precision`, `recompute`, `sharding`); None
+    where it means nothing.
+    """
+    text, known = plain(said), aliases()[table]
+    return known.get(text, known.get(text.replace("_", "")))  # "ZeRO-1" is zero1
+
+
+def _entry(table: str, text: str) -> dict[str, Any] | None:
+    return next(
+        (dict(entry) for entry in aliases()[table] if re.search(_expression(entry["says"]), text)),
+        None,
+    )
+
+
+@functools.cache
+def _expression(says: str) -> re.Pattern[str]:
+    """What an alias says, with <names> of accelerators written out."""
+    return re.compile(re.sub("<([a-z0-9]+)>", r"(^|_|[dh]gx|[0-9]x|x[0-9]+)\1(?![0-9])", says))

@@ -1,0 +1,156 @@
+"""What ops take on a device that has no measurement of them: as large a share of the datasheet's
+roofline as its nearest kin reaches.
+
+    seconds = roofline(device, op) x measured(kin, op) / roofline(kin, op) x (power limit of the kin
+    / own)^(1/3)
+
+Kin is the shipped calibration of the same architecture, or generation, that has such ops; where
+there is none, that of the nearest peak. The last factor is of kin by architecture alone and never
+below 1: what a device of the same chips with more power gains nobody measured. Products in 16 bits
+on a device that was measured in 32 are no nearer their peak than those: tensor cores are fed by the
+same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
+commonly reach is taken.
+
+Both 16-bit formats multiply at one rate where the datasheet says so; calibrations are of bf16, so
+fp16 attention is priced as bf16's. Products in fp16 stay with their own measurements: as bf16's,
+published steps of A100s over nodes are missed by 12 % in place of 8 %, those of the Megatron papers
+by 9 % in place of 5 % (one node alone by 6.0 % in place of 6.5 %).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel, load_model
+from hybridperf.model.families import family_of, kin_of
+from hybridperf.model.files import shipped_models
+from hybridperf.ops import GROUPS, Gemm, Op, OpCall
+
+PER_POWER = 1 / 3  # exponent of a clock over the power that it needs
+# Of the roofline, where no shipped calibration has the op: long products and attention of four
+# calibrated GPUs reach 0.67 to 0.84 and 0.46 to 0.52 of it
+PRODUCTS_SHARE, ATTENTION_SHARE = 0.75, 0.5
+# Of such shares in logs. The same four GPUs lie within 0.1 and 0.25 of their median (long and short
+# sequences); another generation is believed to lie twice as far
+PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
+_TWINS = {"fp16": "bf16", "bf16": "fp16"}
+
+
+@functools.cache
+def shipped() -> tuple[PerfModel, ...]:
+    """All shipped calibrations."""
+    return tuple(load_model(name) for name in shipped_models())
+
+
+def is_measured(model: PerfModel, op: Op) -> bool:
+    """Whether a calibration has such ops in such numbers."""
+    group = _group(op)
+    adapted = model.families.get(family_of(group, op.dtype) or "")
+    report = model.groups.get(group)
+    return (adapted is not None and adapted.rows > 0) or (
+        report is not None and bool(report.dtypes) and report.measured_dtype(op)
+    )
+
+
+def as_measured(model: PerfModel, op: Op) -> Op:
+    """The op in the 16-bit format that a calibration has, where the device multiplies both at one
+    rate and its own was not measured.
+    """
+    twin = _TWINS.get(op.dtype)
+    if twin is None or not _rate(model.device, op) or _in_slots(model, op):
+        return op
+    other = dataclasses.replace(op, dtype=twin)
+    return (
+        other
+        if _in_slots(model, other) and _rate(model.device, op) == _rate(model.device, other)
+        else op
+    )
+
+
+def kin(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) -> PerfModel | None:
+    """The calibration whose share of the roofline is believed of a device's op; None where none has
+    such ops.
+    """
+    having = {}
+    for model in models:
+        same = as_measured(model, op)
+        if is_measured(model, same) and _rate(model.device, same):
+            having[model.device.id] = model
+    near = kin_of(device, having) or list(having)
+    own = device.peak(op.peak_dtype, op.unit)
+    rates = {name: _rate(having[name].device, as_measured(having[name], op)) for name in near}
+    return having[min(near, key=lambda name: abs(np.log(rates[name] / own)))] if near else None
+
+
+def seconds(
+    model: PerfModel, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[PerfModel]
+) -> np.ndarray:
+    """Believed seconds of ops [n] that `model`, which prices the device otherwise, has no
+    measurement of.
+    """
+    bare = PerfModel.datasheet(device)
+    roofline_s = bare.op_seconds(bare.table(calls))
+    over = np.empty(len(calls))
+    by_kin: dict[str, tuple[PerfModel | None, list[int]]] = {}
+    for at, call in enumerate(calls):
+        found = kin(device, call.op, models)
+        by_kin.setdefault("" if found is None else found.device.id, (found, []))[1].append(at)
+    for found, places in by_kin.values():
+        some = [calls[one] for one in places]
+        if found is None:
+            over[places] = [
+                1 / (PRODUCTS_SHARE if isinstance(call.op, Gemm) else ATTENTION_SHARE)
+                for call in some
+            ]
+            continue
+        table = found.table(
+            [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
+        )
+        over[places] = np.maximum(
+            found.op_seconds(table) / found.roofline_seconds(table), 1.0
+        ) * _slower(device, found.device)
+    believed_s = roofline_s * over
+    narrow = [
+        at
+        for at, call in enumerate(calls)
+        if DTYPE_BYTES[call.op.dtype] <= DTYPE_BYTES["fp16"] and _group(call.op) in model.groups
+    ]
+    if narrow:
+        own_s = model.op_seconds(model.table([calls[at] for at in narrow]))
+        believed_s[narrow] = np.maximum(believed_s[narrow], own_s)
+    return believed_s
+
+
+def _slower(device: DeviceSpec, of: DeviceSpec) -> float:
+    """Seconds of a device over those of one of its architecture, whose power limit is higher; 1 of
+    another architecture.
+    """
+    if device.arch != of.arch or device.tdp_w is None or of.tdp_w is None:
+        return 1.0
+    return max((of.tdp_w / device.tdp_w) ** PER_POWER, 1.0)
+
+
+def _group(op: Op) -> str:
+    return GROUPS[int(op.group_index())]
+
+
+def _rate(device: DeviceSpec, op: Op) -> float:
+    """FLOP/s of a device in an op's numbers; 0 where it has none."""
+    try:
+        return device.peak(op.peak_dtype, op.unit)
+    except InputError:
+        return 0.0
+
+
+def _in_slots(model: PerfModel, op: Op) -> bool:
+    """Whether an adapted prior has met ops of this family and number format."""
+    adapted = model.families.get(family_of(_group(op), op.dtype) or "")
+    return adapted is not None and any(
+        slot.split("|")[2] == op.dtype for slot in adapted.knobs.slots
+    )

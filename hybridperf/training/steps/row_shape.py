@@ -1,0 +1,126 @@
+"""Which model a row of training steps means: a published one by its name, the row's own sizes over
+its, or one of those sizes alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hybridperf.io import InputError
+from hybridperf.training.steps.names import aliases, word
+from hybridperf.training.steps.record import Record, Refused
+from hybridperf.workloads.transformer import TransformerShape, load_shape
+from hybridperf.workloads.transformer.zoo import shape_of
+
+_SIZES = (
+    "hidden",
+    "heads",
+    "layers",
+    "ffn",
+    "vocab",
+    "seq",
+    "kv_heads",
+    "head_dim",
+    "experts",
+    "topk",
+    "decoder_layers",
+    "image",
+    "patch",
+)
+_EXPECTED = {
+    "moe": ("experts", "topk"),
+    "t5": ("decoder_layers",),
+    "vit": ("image", "patch"),
+}  # of families that are others without these
+_PADDING = 0.02  # of a vocabulary: 50304 for 50257
+
+
+def row_shape(row: Record) -> TransformerShape:
+    """The row's own sizes over those of the published model of that name; all of them where no
+    model is known.
+    """
+    said = {name: value for name in _SIZES if (value := row.count(name)) is not None}
+    shape, assumed, odd = _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
+    for name, value in assumed:
+        row.assume(name, value)
+    row.notes += odd
+    return shape
+
+
+@functools.lru_cache(4096)
+def _known_shape(
+    model: str, family: str, said: tuple[tuple[str, int], ...]
+) -> tuple[TransformerShape, tuple[tuple[str, Any], ...], tuple[str, ...]]:
+    """(shape, what of it nobody said, where it is not the published one)."""
+    sizes: dict[str, Any] = dict(said)
+    kind: Any = word("family", family) if family else ""
+    try:
+        published, why = load_shape(model) if model else None, "neither"
+    except InputError as error:
+        published, why = None, str(error)
+    if published is None:
+        if kind == "vit":
+            sizes = _patched(sizes, 0, 0)
+        missing = [
+            name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes
+        ]
+        if missing:
+            raise Refused(
+                f"expected {', '.join(missing)} or the name of a published model in model, got"
+                f" {why}"
+            )
+        if kind is None:
+            raise Refused(
+                f"expected a family of {', '.join(filter(None, aliases()['family'].values()))}, got"
+                f" {family!r}"
+            )
+        assumed: list[tuple[str, Any]] = []
+        if not kind:
+            kind = "gpt"
+            assumed.append(("family", kind))
+        if lacking := [name for name in _EXPECTED.get(kind, ()) if name not in sizes]:
+            raise Refused(
+                f"expected {' and '.join(lacking)} of a family {kind} given by its sizes, got"
+                " nothing"
+            )
+        if "ffn" not in sizes:
+            sizes["ffn"] = 4 * sizes["hidden"]
+            assumed.append(("ffn", f"{sizes['ffn']} (4 x hidden)"))
+        return shape_of(model or family or "unnamed", {"family": kind, **sizes}), tuple(assumed), ()
+    if published.family == "vit":
+        sizes = _patched(sizes, published.image, published.patch)
+    assumed = [] if "seq" in sizes else [("seq", f"{published.seq} (the model's)")]
+    return (
+        dataclasses.replace(published, **sizes),
+        tuple(assumed),
+        tuple(_unlike(published, sizes, word("family", family))),
+    )
+
+
+def _patched(sizes: Mapping[str, Any], image: int, patch: int) -> dict[str, Any]:
+    """Sizes of a ViT, whose tokens are the patches of an image and one more; of an image or a patch
+    that a row does not say the model's.
+    """
+    image, patch = sizes.get("image", image), sizes.get("patch", patch)
+    if "seq" in sizes or not patch or not {"image", "patch"} & set(sizes):
+        return dict(sizes)
+    return {**sizes, "seq": (image // patch) ** 2 + 1}
+
+
+def _unlike(published: TransformerShape, said: Mapping[str, int], family: Any) -> Iterator[str]:
+    """Where a row's sizes are not those of the model it names."""
+    if family and family != published.family:
+        yield f"family {family} given, {published.name} is a {published.family}: predicted as that"
+    for name, value in said.items():
+        own = getattr(published, name) or (published.heads if name == "kv_heads" else 0)
+        if name == "head_dim":
+            own = published.dim
+        padded = name == "vocab" and own <= value <= own * (1 + _PADDING)
+        if name != "seq" and value != own and not padded:
+            yield f"{name} {value} given, {published.name} has {own or 'none'}"
+    places = published.max_positions or published.seq
+    if published.positions == "learned" and said.get("seq", 0) > places:
+        yield f"seq {said['seq']} given, {published.name} has {places} learned positions"

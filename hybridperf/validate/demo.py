@@ -1,0 +1,181 @@
+"""The main job on this machine, end to end: measure it, predict real training steps, run them, show
+both numbers.
+
+Everything printed and written comes from this run. The steps' sizes are in no calibration case;
+each step is predicted from the program that then runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridperf.engine.batches import predict_batch
+from hybridperf.engine.prediction import Prediction, predict
+from hybridperf.io import write_json
+from hybridperf.model.fit.programs import usable_core
+from hybridperf.model.fit.this_machine import Calibration, calibrate
+from hybridperf.report import fits, perfetto, plots, text
+from hybridperf.validate import comparison
+from hybridperf.validate.comparison import StepComparison, mean_error
+from hybridperf.validate.measured_steps import measure_steps
+
+CONFIGURATIONS = 10_000
+CALIBRATION_BUDGET_S = 150.0
+SUMMARY_SCHEMA_VERSION = 1
+
+_STEPS: tuple[dict[str, Any], ...] = (
+    {
+        "workload": "dlrm",
+        "config": {
+            "batch": 200,
+            "tables": 8,
+            "rows_per_table": 60_000,
+            "embedding_dim": 32,
+            "pooling": 10,
+            "dense_features": 13,
+            "bottom_mlp": [128, 64, 32],
+            "top_mlp": [128, 64, 1],
+        },
+    },
+    {
+        "workload": "dlrm",
+        "config": {
+            "batch": 640,
+            "tables": 13,
+            "rows_per_table": 90_000,
+            "embedding_dim": 48,
+            "pooling": 6,
+            "dense_features": 13,
+            "bottom_mlp": [192, 96, 48],
+            "top_mlp": [320, 128, 1],
+        },
+    },
+    {
+        "workload": "dlrm",
+        "config": {
+            "batch": 500,
+            "tables": 26,
+            "rows_per_table": 20_000,
+            "embedding_dim": 16,
+            "pooling": 1,
+            "dense_features": 13,
+            "bottom_mlp": [512, 256, 16],
+            "top_mlp": [512, 256, 1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 4, "seq": 96, "width": 128, "layers": 2, "heads": 4, "vocab": 1100},
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 2, "seq": 160, "width": 192, "layers": 4, "heads": 6, "vocab": 3000},
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 3, "seq": 64, "width": 320, "layers": 3, "heads": 5, "vocab": 2000},
+    },
+)
+
+
+def run(
+    out: str | os.PathLike, cores: str | None = None, say: Callable[[str], None] = print
+) -> Mapping[str, Any]:
+    """Do it all, leaving `summary.json`, pictures, the timeline and the model in `out`; returns the
+    summary.
+    """
+    out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
+    say(f"1/4 measuring this machine on core {cores}, two to three minutes (resumes if stopped)")
+    calibration = calibrate(
+        out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S
+    )
+    say(fits.fit_report(calibration.report))
+    say("\n2/4 running six real training steps whose sizes are not in the calibration")
+    steps = measure_steps(out / "steps", _STEPS, cores=cores)
+    predictions = [predict(calibration.model, step.workload) for step in steps]
+    compared = [StepComparison(step, p) for step, p in zip(steps, predictions, strict=True)]
+    say("\n" + comparison.table(compared))
+
+    say(f"\n3/4 evaluating {CONFIGURATIONS:,} variations of this machine in one batch")
+    batch = _evaluate_batch(calibration, predictions[-1])
+    say(
+        f"{predictions[-1].workload.name} ({batch['nodes']} ops):"
+        f" {batch['configurations_per_s']:,.0f} configurations per second"
+        f" ({batch['first_call_s']:.2f} s with compilation); from"
+        f" {text.seconds(batch['fastest_s'])} to {text.seconds(batch['slowest_s'])}"
+    )
+    say("\n4/4 pictures and timeline")
+    plots.roofline_plot(calibration.model, calibration.rows, out / "roofline.png")
+    plots.measured_plot(
+        [s.name for s in steps],
+        [s.time_s for s in steps],
+        [p.time_s for p in predictions],
+        out / "steps.png",
+    )
+    perfetto.write_timeline(predictions[-1], out / "timeline.json")
+
+    summary = _summary(calibration, compared, batch, time.perf_counter() - start_s)
+    write_json(out / "summary.json", "demo-summary", SUMMARY_SCHEMA_VERSION, summary)
+    say(
+        "roofline.png, steps.png, timeline.json (https://ui.perfetto.dev), summary.json and the"
+        f" model are in {out}"
+    )
+    say(
+        f"mean error {text.percent(summary['mean_error'])}, datasheet roofline"
+        f" {text.percent(summary['mean_roofline_error'])}; {summary['elapsed_s']:.0f} s in all"
+    )
+    return summary
+
+
+def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[str, Any]:
+    """Vary bandwidth, arithmetic and op floors over a factor of 16 each; rate without and with
+    compilation.
+    """
+    rng = np.random.default_rng(0)
+    bandwidth = calibration.model.device.memory_bytes_per_s * 2.0 ** rng.uniform(
+        -2, 2, CONFIGURATIONS
+    )
+    knobs = {
+        "memory_bytes_per_s": bandwidth,
+        "peak_flops_scale": 2.0 ** rng.uniform(-2, 2, CONFIGURATIONS),
+        "floor_s": 2.0 ** rng.uniform(-2, 2, CONFIGURATIONS),
+    }
+    took = []
+    for _ in range(4):
+        start_s = time.perf_counter()
+        seconds = predict_batch(calibration.model, prediction.workload, **knobs)
+        took.append(time.perf_counter() - start_s)
+    return {
+        "configurations": CONFIGURATIONS,
+        "nodes": len(prediction.workload.graph),
+        "unique_ops": len(prediction.workload.calls),
+        "configurations_per_s": CONFIGURATIONS / min(took[1:]),
+        "first_call_s": took[0],
+        "fastest_s": float(seconds.min()),
+        "slowest_s": float(seconds.max()),
+    }
+
+
+def _summary(
+    calibration: Calibration,
+    compared: list[StepComparison],
+    batch: dict[str, Any],
+    elapsed_s: float,
+) -> dict[str, Any]:
+    measured = [c.measured.time_s for c in compared]
+    return {
+        "machine": calibration.model.provenance["machine"],
+        "date": calibration.model.provenance["date"],
+        "calibration": calibration.report.summary(),
+        "steps": [c.record() for c in compared],
+        "mean_error": mean_error([c.predicted.time_s for c in compared], measured),
+        "mean_roofline_error": mean_error([c.predicted.roofline_s for c in compared], measured),
+        "batch": batch,
+        "elapsed_s": elapsed_s,
+    }

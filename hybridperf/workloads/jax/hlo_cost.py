@@ -1,0 +1,343 @@
+"""Flops, transcendentals and traffic of HLO instructions.
+
+Counts follow XLA's own cost analysis, so that a user can hold ours against
+`compiled.cost_analysis()`: one flop per element of an arithmetic instruction, transcendentals
+apart, 2 per multiply-add of a dot or convolution (padding not counted), one application of the
+combining function less than elements for a reduction. Two deliberate differences: a while loop
+counts its body times its trip count (XLA: once), and bytes are what an instruction has to move, so
+a slice or gather reads only what it picks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+
+from hybridperf.io import InputError
+from hybridperf.workloads.jax.hlo import Computation, Instruction, Module, Shape
+
+FLOPS_PER_MULTIPLY_ADD = 2
+
+TRANSCENDENTAL = frozenset(
+    [
+        "exponential",
+        "exponential-minus-one",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "power",
+        "sqrt",
+        "cbrt",
+        "rsqrt",
+        "tanh",
+        "sine",
+        "cosine",
+        "tan",
+        "atan2",
+        "erf",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+    ]
+)
+ARITHMETIC = frozenset(
+    [
+        "abs",
+        "add",
+        "and",
+        "ceil",
+        "clamp",
+        "clz",
+        "compare",
+        "complex",
+        "convert",
+        "divide",
+        "floor",
+        "imag",
+        "is-finite",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "popcnt",
+        "real",
+        "reduce-precision",
+        "remainder",
+        "round-nearest-afz",
+        "round-nearest-even",
+        "select",
+        "shift-left",
+        "shift-right-arithmetic",
+        "shift-right-logical",
+        "sign",
+        "stochastic-convert",
+        "subtract",
+        "xor",
+    ]
+)
+# Move or make data without arithmetic; which of them cost anything by themselves is the importer's
+# business.
+MOVEMENT = frozenset(
+    [
+        "bitcast",
+        "bitcast-convert",
+        "broadcast",
+        "concatenate",
+        "copy",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "gather",
+        "get-tuple-element",
+        "iota",
+        "pad",
+        "parameter",
+        "constant",
+        "reshape",
+        "reverse",
+        "slice",
+        "transpose",
+        "tuple",
+        "rng-get-and-update-state",
+        "after-all",
+        "optimization-barrier",
+    ]
+)
+COMPOSITE = frozenset(
+    [
+        "call",
+        "conditional",
+        "convolution",
+        "custom-call",
+        "dot",
+        "fusion",
+        "map",
+        "reduce",
+        "reduce-window",
+        "rng",
+        "rng-bit-generator",
+        "scatter",
+        "select-and-scatter",
+        "sort",
+        "while",
+    ]
+)
+KNOWN = TRANSCENDENTAL | ARITHMETIC | MOVEMENT | COMPOSITE
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """Arithmetic of an instruction or computation."""
+
+    flops: float = 0.0
+    transcendentals: float = 0.0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.flops + other.flops, self.transcendentals + other.transcendentals)
+
+    def __mul__(self, times: float) -> Count:
+        return Count(self.flops * times, self.transcendentals * times)
+
+
+class Costs:
+    """Counts over one module; computations that are called from several places are counted once."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self.computation = functools.cache(self._computation)
+
+    def instruction(self, instruction: Instruction, within: Computation) -> Count:
+        """Arithmetic of one instruction, of everything it calls included (a while loop's body
+        once).
+        """
+        opcode, elements = (
+            instruction.opcode,
+            instruction.shape.elements if instruction.shapes else 0,
+        )
+        if opcode in TRANSCENDENTAL:
+            return Count(0.0, elements)
+        if opcode in ARITHMETIC:
+            return Count(elements, 0.0)
+        if opcode in ("fusion", "call"):
+            return self.computation(self.module.called(instruction, "calls", "to_apply").name)
+        operands = [self._shape(name, within) for name in instruction.operands]
+        if opcode == "dot":
+            return Count(dot_flops(instruction, operands[0]), 0.0)
+        if opcode == "convolution":
+            return Count(convolution_flops(instruction, operands[0], operands[1]), 0.0)
+        if opcode == "rng":
+            return Count(0.0, elements)
+        applied = instruction.called("to_apply")
+        if applied is None or opcode not in COMPOSITE:
+            return Count()
+        once = self.computation(applied)
+        if opcode == "map":
+            return once * elements
+        if opcode == "reduce":
+            return once * (operands[0].elements - elements)
+        if opcode == "reduce-window":
+            return once * (elements * (math.prod(window_sizes(instruction)) - 1))
+        if opcode == "scatter":
+            return once * operands[-1].elements
+        if opcode == "select-and-scatter":
+            selected = self.computation(self.module.called(instruction, "select").name)
+            window = math.prod(window_sizes(instruction))
+            scattered = self.computation(self.module.called(instruction, "scatter").name)
+            return selected * (operands[1].elements * (window - 1)) + scattered * elements
+        if opcode == "sort":
+            return Count(
+                operands[0].elements * max(math.ceil(math.log2(max(operands[0].elements, 1))), 0),
+                0.0,
+            )
+        return Count()
+
+    def _computation(self, name: str) -> Count:
+        computation = self.module.computations[name]
+        return sum((self.instruction(i, computation) for i in computation.instructions), Count())
+
+    def _shape(self, name: str, within: Computation) -> Shape:
+        return within.by_name[name].shape
+
+
+def dot_sizes(instruction: Instruction, lhs: Shape) -> tuple[int, int, int, int]:
+    """(batch, m, n, k) of a dot."""
+    batch = math.prod(lhs.dims[d] for d in instruction.dims("lhs_batch_dims"))
+    k = math.prod(lhs.dims[d] for d in instruction.dims("lhs_contracting_dims"))
+    m = lhs.elements // max(batch * k, 1)
+    n = instruction.shape.elements // max(batch * m, 1)
+    return batch, m, n, k
+
+
+def dot_flops(instruction: Instruction, lhs: Shape) -> float:
+    """2 * batch * m * n * k."""
+    batch, m, n, k = dot_sizes(instruction, lhs)
+    return float(FLOPS_PER_MULTIPLY_ADD * batch * m * n * k)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionSizes:
+    """Sizes of a convolution in its own dimension order. Spatial lists run over the spatial
+    dimensions.
+    """
+
+    batch: int
+    c_in: int
+    c_out: int
+    image: list[int]
+    kernel: list[int]
+    out: list[int]
+    valid: list[
+        float
+    ]  # kernel positions inside the image, summed over outputs, per spatial dimension
+    groups: int
+
+
+def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> ConvolutionSizes:
+    """Read `window={...}` and `dim_labels=b01f_01io->b01f`."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    if labels is None:
+        raise InputError(
+            f"HLO convolution {instruction.name} has no dim_labels; expected the text of a compiled"
+            " XLA module"
+        )
+    image_labels, kernel_labels, out_labels = labels.groups()
+    spatial = sorted(c for c in image_labels if c.isdigit())
+
+    def sizes(shape: Shape, letters: str) -> list[int]:
+        return [shape.dims[letters.index(c)] for c in spatial]
+
+    window = _window(instruction)
+    rank = len(spatial)
+    in_sizes, kernel_sizes, out_sizes = (
+        sizes(image, image_labels),
+        sizes(kernel, kernel_labels),
+        sizes(instruction.shape, out_labels),
+    )
+    valid = [
+        _valid_positions(
+            in_sizes[d], kernel_sizes[d], out_sizes[d],
+            stride=window.get("stride", [1] * rank)[d],
+            low=window.get("pad", [(0, 0)] * rank)[d][0],
+            image_dilation=window.get("lhs_dilate", [1] * rank)[d],
+            kernel_dilation=window.get("rhs_dilate", [1] * rank)[d],
+        )
+        for d in range(rank)
+    ]  # fmt: skip
+    groups = int(instruction.word("feature_group_count") or 1)
+    return ConvolutionSizes(
+        batch=instruction.shape.dims[out_labels.index("b")],
+        c_in=kernel.dims[kernel_labels.index("i")] * groups,
+        c_out=kernel.dims[kernel_labels.index("o")],
+        image=in_sizes,
+        kernel=kernel_sizes,
+        out=out_sizes,
+        valid=valid,
+        groups=groups,
+    )
+
+
+def convolution_flops(instruction: Instruction, image: Shape, kernel: Shape) -> float:
+    """2 per multiply-add, kernel positions outside the image not counted."""
+    sizes = convolution_sizes(instruction, image, kernel)
+    per_position = (
+        sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
+    )  # batch groups are no longer in the result's batch
+    return float(FLOPS_PER_MULTIPLY_ADD * per_position * math.prod(sizes.valid))
+
+
+def window_sizes(instruction: Instruction) -> list[int]:
+    """Extent of a window in every dimension."""
+    return _window(instruction).get("size", [1])
+
+
+def _window(instruction: Instruction) -> dict[str, list]:
+    found = re.search(r"window=\{([^}]*)\}", instruction.attributes)
+    fields: dict[str, list] = {}
+    for name, value in re.findall(r"(\w+)=([\dx_\-]+)", found.group(1) if found else ""):
+        if name == "pad":
+            fields[name] = [
+                tuple(int(side) for side in item.split("_")) for item in value.split("x")
+            ]
+        else:
+            fields[name] = [int(item) for item in value.split("x")]
+    return fields
+
+
+def _valid_positions(
+    image: int,
+    kernel: int,
+    out: int,
+    *,
+    stride: int,
+    low: int,
+    image_dilation: int,
+    kernel_dilation: int,
+) -> float:
+    """How many (output, kernel position) pairs of one dimension meet an image element, not padding
+    or a dilation hole.
+    """
+    total = 0
+    extent = (image - 1) * image_dilation + 1
+    for position in range(kernel):
+        # image coordinate of output o: o * stride - low + position * kernel_dilation, in the
+        # dilated image
+        offset = position * kernel_dilation - low
+        first = max(0, math.ceil(-offset / stride))
+        last = min(out - 1, (extent - 1 - offset) // stride)
+        if last < first:
+            continue
+        if image_dilation == 1:
+            total += last - first + 1
+        else:
+            total += sum(
+                (o * stride + offset) % image_dilation == 0 for o in range(first, last + 1)
+            )
+    return float(total)

@@ -1,0 +1,480 @@
+"""A JAX function -> Workload: compile it, read the optimized HLO, name each instruction's op.
+
+What is priced is what XLA will run: fusions, layout copies and library calls of the backend it was
+compiled for, which is recorded and must match the device (a CPU's fusions are not a GPU's). One
+entry computation is one chain of ops in XLA's own schedule:
+
+    call, [fresh memory], instruction, instruction, ...
+
+Collectives are priced as the model's links carry them; ranks meet in them where all ranks' programs
+are given (`rank_programs`). While loops count their body times the trip count that XLA found. A CPU
+calls the ops of a body back to back, 10 to 20 ns each (or has compiled a small loop into one
+kernel): they pay no launch floor. Of a conditional the costlier branch is taken, and a note says
+so. An instruction nobody knows is an error that names it, unless the caller lists its opcode (or
+custom-call target) in `ignore`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.workload import Call as Row
+from hybridperf.engine.workload import CollectiveCall, OpCall, Workload
+from hybridperf.io import InputError, read_json
+from hybridperf.ops import Allocation, Call, Gather, LoopTrip, ScatterAdd
+from hybridperf.workloads.jax import hlo_collectives, hlo_ops
+from hybridperf.workloads.jax.hlo import NAME, Computation, Instruction, Module, parse
+from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
+from hybridperf.workloads.jax.reuse import Step, Touch, in_loop, with_reuse
+
+# glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
+# mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.
+FRESH_BLOCK_BYTES = 32 * 2**20
+PROGRAM_SCHEMA_VERSION = 1
+
+_FREE = frozenset(
+    [
+        "bitcast",
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "after-all",
+        "optimization-barrier",
+        "reshape",
+        "rng-get-and-update-state",
+    ]
+)
+# XLA's CPU backend compiles the loops of such a call into one kernel
+_SMALL_CALL = 'xla_cpu_small_call="true"'
+_ENDLESS = "while with an unknown trip count"
+# reuse distances are kept to a quarter of a power of two, so that equal ops stay one row of the
+# duration table
+_GRAIN = 4
+
+
+def from_jax(
+    fn: Callable,
+    *args: Any,
+    donate_argnums: int | tuple[int, ...] = (),
+    ignore: Collection[str] = (),
+    name: str | None = None,
+) -> Workload:
+    """Workload of `fn(*args)`, compiled for JAX' default backend. `args` may be arrays or
+    `jax.ShapeDtypeStruct`s.
+
+    A function that is already jitted keeps its own settings. Donate what the training loop donates:
+    an updated table that is not donated is copied whole, and the prediction will say so.
+    """
+    return from_program(
+        compile_program(fn, *args, donate_argnums=donate_argnums, name=name), ignore=ignore
+    )
+
+
+def compile_program(
+    fn: Callable, *args: Any, donate_argnums: int | tuple[int, ...] = (), name: str | None = None
+) -> dict[str, Any]:
+    """`program` of `fn(*args)`: all that runs the caller's own code."""
+    import jax
+
+    lower = getattr(fn, "lower", None)
+    if lower is not None and (isinstance(donate_argnums, int) or donate_argnums):
+        raise InputError(
+            f"donate_argnums={donate_argnums} cannot reach a function that is already jitted: give"
+            " it to that jax.jit instead"
+        )
+    lower = lower or jax.jit(fn, donate_argnums=donate_argnums).lower
+    return program(lower(*args).compile(), name or str(getattr(fn, "__name__", "step")))
+
+
+def program(compiled: Any, name: str) -> dict[str, Any]:
+    """A compiled JAX function as plain data: `hlo` text, `backend`, and the bytes of `temporary`
+    and `result` memory.
+
+    What a prediction needs of it; `hybridperf.io.write_json(path, "program",
+    PROGRAM_SCHEMA_VERSION, ...)` keeps it for another machine.
+    """
+    import jax
+
+    memory = compiled.memory_analysis()
+    return {
+        "name": name,
+        "backend": _device_kind(jax.default_backend()),
+        # one arena for temporaries; results that are not a donated argument's memory
+        "temporary_bytes": int(memory.temp_size_in_bytes) if memory is not None else 0,
+        "result_bytes": (
+            int(memory.output_size_in_bytes - memory.alias_size_in_bytes)
+            if memory is not None
+            else 0
+        ),
+        "hlo": compiled.as_text() or "",
+    }
+
+
+def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Workload:
+    """Workload of what `program` made."""
+    blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
+    return from_hlo(
+        content["hlo"],
+        name=content["name"],
+        backend=content["backend"],
+        fresh_bytes=sum(block for block in blocks if block >= FRESH_BLOCK_BYTES),
+        temporary_bytes=blocks[0],
+        ignore=ignore,
+    )
+
+
+def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Workload:
+    """Workload of a program file."""
+    return from_program(load_content(path), ignore=ignore)
+
+
+def load_content(path: str | os.PathLike) -> dict[str, Any]:
+    """What a program file holds, as `program` made it."""
+    content = read_json(path, "program", PROGRAM_SCHEMA_VERSION)
+    for field in ("name", "backend", "temporary_bytes", "result_bytes", "hlo"):
+        if field not in content:
+            raise InputError(
+                f"{path} is damaged: it has no field {field!r}; write the program again"
+            )
+    return content
+
+
+def from_hlo(
+    text: str,
+    *,
+    name: str = "program",
+    backend: str | None = None,
+    fresh_bytes: float = 0.0,
+    temporary_bytes: float = 0.0,
+    ignore: Collection[str] = (),
+) -> Workload:
+    """Workload of one optimized HLO module in text form."""
+    read = read_hlo(
+        text,
+        backend=backend,
+        fresh_bytes=fresh_bytes,
+        temporary_bytes=temporary_bytes,
+        ignore=ignore,
+    )
+    builder, calls = GraphBuilder(), Rows()
+    for label, call in read.nodes:
+        builder.op(calls.row(call), label=label)
+    return Workload(
+        name=name,
+        graph=builder.build(),
+        calls=calls.calls,
+        backend=backend,
+        flops=read.count.flops,
+        transcendentals=read.count.transcendentals,
+        notes=read.notes,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """One program as read: what it runs, one after the other, as (label, row)."""
+
+    nodes: tuple[tuple[str, Row], ...]
+    count: Count
+    notes: tuple[str, ...]
+
+
+class Rows:
+    """Unique rows of a duration table, in the order they are first met."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Row, int] = {}
+
+    def row(self, call: Row) -> int:
+        """Number of a row, from 1."""
+        return self._rows.setdefault(call, len(self._rows) + 1)
+
+    @property
+    def calls(self) -> tuple[Row, ...]:
+        return tuple(self._rows)
+
+
+def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Chain:
+    """What a program that `program` made runs."""
+    blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
+    return read_hlo(
+        content["hlo"],
+        backend=content["backend"],
+        fresh_bytes=sum(block for block in blocks if block >= FRESH_BLOCK_BYTES),
+        temporary_bytes=blocks[0],
+        ignore=ignore,
+    )
+
+
+def read_hlo(
+    text: str,
+    *,
+    backend: str | None,
+    fresh_bytes: float,
+    temporary_bytes: float,
+    ignore: Collection[str] = (),
+) -> Chain:
+    """What an optimized HLO module runs."""
+    module = parse(text)
+    reader = _Reader(
+        module,
+        frozenset([ignore] if isinstance(ignore, str) else ignore),
+        backend,
+        hlo_collectives.partitions(text),
+    )
+    steps = reader.read(module.entry, 1.0)
+    reader.refuse_unknown()
+    steps = with_reuse(steps, temporary_bytes)
+    buffers = sum(i.opcode == "parameter" for i in module.entry.instructions) + len(
+        module.entry.root.shapes
+    )
+    leading = [Step("call", Call("fp32", buffers=float(buffers)))]
+    if fresh_bytes > 0 and backend == "cpu":
+        leading.append(Step("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
+    nodes: list[tuple[str, Row]] = []
+    for step in [*leading, *steps]:
+        if isinstance(step.op, CollectiveCall):
+            nodes += [(step.name, step.op)] * round(step.times)
+        else:
+            nodes.append(
+                (step.name, OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined))
+            )
+    return Chain(tuple(nodes), reader.count, tuple(reader.notes))
+
+
+class _Reader:
+    """Walks computations in schedule order and collects steps, arithmetic, notes and what it could
+    not name.
+    """
+
+    def __init__(self, module: Module, ignore: frozenset[str], backend: str | None, ranks: int):
+        self.module = module
+        self.ranks = ranks
+        self.ignore = ignore
+        self.backend = backend
+        self.costs = Costs(module)
+        self.count = Count()
+        self.notes: list[str] = []
+        self.unknown: dict[str, str] = {}
+        self.views: dict[str, str] = {}  # result updated in place -> the buffer it lives in
+
+    def read(self, computation: Computation, times: float) -> list[Step]:
+        """Steps of one computation executed `times` times in a row."""
+        steps: list[Step] = []
+        for instruction in computation.instructions:
+            opcode = instruction.opcode
+            target = instruction.word("custom_call_target") if opcode == "custom-call" else opcode
+            if opcode in _FREE:
+                continue
+            if target in self.ignore:
+                self.notes.append(f"ignored {target} ({instruction.name})")
+            elif opcode == "while":
+                steps += self._while(instruction, times)
+            elif opcode == "call":
+                called = self.read(self.module.called(instruction, "to_apply"), times)
+                steps += _as_one_kernel(called) if _SMALL_CALL in instruction.attributes else called
+            elif opcode == "conditional":
+                steps += self._conditional(instruction, times)
+            elif opcode in hlo_collectives.OPCODES:
+                steps += self._collective(instruction, computation, times)
+            elif opcode in hlo_collectives.HALVES_DONE:
+                continue
+            elif (
+                opcode not in KNOWN or opcode == "custom-call"
+            ):  # a library routine: nothing tells what it costs
+                self.unknown.setdefault(target, instruction.name)
+            elif unknown := self._unknown_inside(instruction):
+                self.unknown.setdefault(unknown.opcode, unknown.name)
+            else:
+                self.count += self.costs.instruction(instruction, computation) * times
+                steps += self._priced(instruction, computation, times)
+        return steps
+
+    def _unknown_inside(self, instruction: Instruction) -> Instruction | None:
+        """The first instruction of a fusion that nobody knows, unless it is ignored: it would count
+        as no work.
+        """
+        if instruction.opcode != "fusion":
+            return None
+        fused = self.module.called(instruction, "calls").instructions
+        return next(
+            (i for i in fused if i.opcode not in KNOWN and i.opcode not in self.ignore), None
+        ) or next((found for i in fused if (found := self._unknown_inside(i))), None)
+
+    def refuse_unknown(self) -> None:
+        if self.unknown:
+            named = ", ".join(f"{target} ({name})" for target, name in sorted(self.unknown.items()))
+            raise InputError(
+                f"cannot price {len(self.unknown)} kind(s) of instruction: {named};"
+                " leave them out with ignore=... (`--ignore` on the command line)"
+            )
+
+    def _while(self, instruction: Instruction, times: float) -> list[Step]:
+        found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes)
+        if not found:
+            if _ENDLESS in self.ignore:
+                self.notes.append(f"ignored {_ENDLESS} ({instruction.name})")
+            else:
+                self.unknown.setdefault(_ENDLESS, instruction.name)
+            return []
+        per_loop = int(found.group(1))
+        trips = times * per_loop
+        body = self.read(self.module.called(instruction, "body"), trips)
+        condition = self.read(self.module.called(instruction, "condition"), trips)
+        if not per_loop:
+            return []
+        inside = in_loop([*condition, *body], trips)
+        if self.backend == "cpu":
+            inside = [dataclasses.replace(step, inlined=True) for step in inside]
+        return [Step(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
+
+    def _conditional(self, instruction: Instruction, times: float) -> list[Step]:
+        listed = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
+        computations = [self.module.computations[name] for name in NAME.findall(listed.group(1))] if listed else [
+            self.module.called(instruction, "true_computation"),
+            self.module.called(instruction, "false_computation"),
+        ]  # fmt: skip
+        before = self.count
+        branches = []
+        for computation in computations:
+            self.count = Count()
+            branch = self.read(computation, times)
+            moved = sum(
+                touch.bytes * step.times for step in branch for touch in (*step.reads, *step.writes)
+            )
+            branches.append(
+                (
+                    self.count.flops + self.count.transcendentals + moved,
+                    self.count,
+                    branch,
+                    computation.name,
+                )
+            )
+        _, count, branch, name = max(branches, key=lambda b: b[0])
+        self.count = before + count
+        self.notes.append(
+            f"{instruction.name}: priced its costlier branch {name}, by counts of flops and bytes"
+        )
+        return branch
+
+    def _collective(
+        self, instruction: Instruction, computation: Computation, times: float
+    ) -> list[Step]:
+        """Its calls; what it reads and writes was touched, whoever wrote it."""
+        operands = [computation.by_name[name] for name in instruction.operands]
+        calls = hlo_collectives.collective_calls(
+            instruction, [o.shape for o in operands], self.ranks, self.backend
+        )
+        reads = tuple(
+            Touch(self._buffer(o, computation.by_name), o.bytes, o.bytes) for o in operands
+        )
+        writes = tuple(
+            Touch(f"{instruction.name}{at}", shape.bytes, shape.bytes)
+            for at, shape in enumerate(instruction.shapes)
+        )
+        return [
+            Step(instruction.name, call, times, reads if at == 0 else (), writes if at == 0 else ())
+            for at, call in enumerate(calls)
+        ]
+
+    def _priced(
+        self, instruction: Instruction, computation: Computation, times: float
+    ) -> list[Step]:
+        within = computation.by_name
+        operands = [within[name] for name in instruction.operands]
+        reads, writes = self._touches(instruction, operands, within)
+        if instruction.opcode == "fusion":
+            ops = hlo_ops.fusion(self.costs, instruction, self.module.called(instruction, "calls"))
+        else:
+            ops = [
+                hlo_ops.standalone(
+                    self.costs, instruction, [o.shape for o in operands], computation
+                )
+            ]
+        steps = []
+        for op in ops:
+            table = None
+            if isinstance(op, Gather | ScatterAdd):
+                row_bytes = op.cols * op.element_bytes
+                largest = max(operands, key=lambda o: o.bytes)
+                table = (self._buffer(largest, within), op.vocab * row_bytes)
+                if isinstance(
+                    op, ScatterAdd
+                ):  # in place: only the rows that the updates name are read and written
+                    touched = Touch(table[0], min(op.rows * row_bytes, table[1]), table[1])
+                    reads, writes = (
+                        (*(read for read in reads if read.buffer != table[0]), touched),
+                        (touched,),
+                    )
+                    self.views[instruction.name] = table[0]
+            steps.append(Step(instruction.name, op, times, reads, writes, table))
+        return steps
+
+    def _touches(
+        self, instruction: Instruction, operands: list[Instruction], within: dict[str, Instruction]
+    ) -> tuple[tuple[Touch, ...], tuple[Touch, ...]]:
+        """What one execution reads and writes: of slices and updates in place only the slice."""
+        reads = [Touch(self._buffer(o, within), o.bytes, o.bytes) for o in operands]
+        written = instruction.bytes
+        if instruction.opcode == "fusion":
+            fused = self.module.called(instruction, "calls")
+            reads = [
+                read._replace(bytes=used)
+                for read, used in zip(reads, hlo_ops.bytes_read(fused), strict=True)
+            ]
+            return tuple(reads), (Touch(instruction.name, hlo_ops.bytes_written(fused), written),)
+        if instruction.opcode in ("slice", "dynamic-slice"):
+            reads[0] = reads[0]._replace(bytes=written)
+        kept = tuple(
+            read for read, o in zip(reads, operands, strict=True) if o.opcode != "constant"
+        )
+        if instruction.opcode == "dynamic-update-slice":
+            self.views[instruction.name] = reads[0].buffer
+            return tuple(read for read in kept if read.buffer != reads[0].buffer), (
+                reads[0]._replace(bytes=reads[1].bytes),
+            )
+        return kept, (Touch(instruction.name, written, written),)
+
+    def _buffer(self, instruction: Instruction, within: dict[str, Instruction]) -> str:
+        """Name of the memory an instruction's result lives in: views and in-place updates share it
+        with their source.
+        """
+        while (
+            instruction.opcode in ("bitcast", "reshape", "get-tuple-element")
+            and instruction.operands
+        ):
+            source = within[instruction.operands[0]]
+            if instruction.opcode == "get-tuple-element" and source.opcode != "tuple":
+                return f"{source.name}{instruction.word('index')}"
+            instruction = source
+        return self.views.get(instruction.name, instruction.name)
+
+
+def _as_one_kernel(steps: list[Step]) -> list[Step]:
+    """Steps whose caller is compiled as a whole: a loop in it is a jump, and nothing in it is
+    launched.
+    """
+    return [
+        dataclasses.replace(step, inlined=True)
+        for step in steps
+        if not isinstance(step.op, LoopTrip)
+    ]
+
+
+def _grained(reuse_bytes: float | None) -> float | None:
+    return (
+        None
+        if reuse_bytes is None
+        else 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)
+    )
+
+
+def _device_kind(backend: str) -> str:
+    return {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)

@@ -1,0 +1,122 @@
+"""How long ago each step of a program last touched its data: what decides which memory level serves
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hybridperf.engine.workload import CollectiveCall
+from hybridperf.ops import Op
+
+
+class Touch(NamedTuple):
+    """One execution of a step reads or writes `bytes` of a buffer of `whole_bytes`; what it does
+    not need whole, loops walk through.
+    """
+
+    buffer: str
+    bytes: float
+    whole_bytes: float
+
+    def over(self, times: float) -> float:
+        """Bytes of the buffer that so many executions touch."""
+        return min(self.bytes * times, max(self.whole_bytes, self.bytes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One priced instruction; `table` is the buffer and size of a table looked up at random."""
+
+    name: str
+    op: Op | CollectiveCall
+    times: float = 1.0
+    reads: tuple[Touch, ...] = ()
+    writes: tuple[Touch, ...] = ()
+    table: tuple[str, float] | None = None
+    reuse_bytes: float | None = None
+    trip_bytes: float | None = None  # in a loop: bytes that one trip of the innermost touches
+    inlined: bool = False  # pays no launch of its own
+
+
+def in_loop(steps: Iterable[Step], trips: float) -> list[Step]:
+    """Steps of a loop's body and condition, which run `trips` times in all, with the bytes that one
+    trip touches.
+    """
+    steps = list(steps)
+    trip_bytes = sum(_footprint(steps, trips).values())
+    return [
+        step if step.trip_bytes is not None else dataclasses.replace(step, trip_bytes=trip_bytes)
+        for step in steps
+    ]
+
+
+def with_reuse(steps: Iterable[Step], temporary_bytes: float) -> list[Step]:
+    """Give each step the mean distance (in the log, weighted by bytes) to the last touch of what it
+    reads and writes.
+
+    A program runs again and again, so what it has not touched yet was last touched one whole pass
+    ago. Results land in the arena of temporaries, whose places are used over and over: their
+    distance is the arena's size. In a loop, a buffer that every trip reads whole (weights, what is
+    carried) was touched one trip ago, in all trips but the first; of a stack each trip reads
+    another slice.
+    """
+    steps = list(steps)
+    moved = [sum(touch.bytes for touch in (*s.reads, *s.writes)) for s in steps]
+    footprint = _footprint(steps)
+    made: set[str] = set()
+    outside: set[str] = set()  # what a pass reads before it writes it
+    for step in steps:
+        outside |= {touch.buffer for touch in step.reads} - made
+        made |= {touch.buffer for touch in step.writes}
+    tables = dict(step.table for step in steps if step.table and step.table[0] in outside)
+    traffic = sum(touch.over(step.times) for step in steps for touch in (*step.reads, *step.writes))
+    pass_bytes = min(traffic, sum(footprint[b] for b in outside) + max(temporary_bytes, 1.0))
+    clock, placed = 0.0, []
+    last: dict[str, float] = {}
+    for step, size in zip(steps, moved, strict=True):
+        if step.table and step.table[0] in tables:
+            # rows of a table come back after many passes, when about all of every table has been
+            # touched
+            step = dataclasses.replace(step, reuse_bytes=max(sum(tables.values()), pass_bytes))
+        else:
+            distances = [
+                (min(clock - last[t.buffer], pass_bytes) if t.buffer in last else pass_bytes, t)
+                for t in step.reads
+            ]
+            distances += [(min(max(temporary_bytes, t.bytes), pass_bytes), t) for t in step.writes]
+            weight = sum(touch.bytes for _, touch in distances)
+            if weight > 0:
+                mean = math.exp(
+                    sum(t.bytes * _log_distance(d, t, step, size) for d, t in distances) / weight
+                )
+                step = dataclasses.replace(step, reuse_bytes=mean)
+        placed.append(step)
+        clock += size
+        last |= {touch.buffer: clock for touch in (*step.reads, *step.writes)}
+    return placed
+
+
+def _log_distance(distance: float, touch: Touch, step: Step, size: float) -> float:
+    """Mean log distance of a touch over all executions of a step that moves `size` bytes;
+    `distance` is the first execution's.
+    """
+    first = math.log(max(distance, size, 1.0))
+    if step.trip_bytes is None or touch.bytes < touch.whole_bytes:
+        return first
+    again = math.log(max(min(distance, step.trip_bytes), size, 1.0))
+    return (first + (step.times - 1) * again) / step.times
+
+
+def _footprint(steps: Iterable[Step], trips: float = 1.0) -> dict[str, float]:
+    """Bytes of each buffer that steps touch, in one of `trips`."""
+    footprint: dict[str, float] = {}
+    for step in steps:
+        for touch in (*step.reads, *step.writes):
+            footprint[touch.buffer] = max(
+                footprint.get(touch.buffer, 0.0), touch.over(step.times / trips)
+            )
+    return footprint

@@ -1,0 +1,60 @@
+"""What counting cannot know about memory, as few numbers: fitted to measured peaks, started at one
+where they multiply a count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from hybridperf.workloads.transformer.fields import check_kind, check_number
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MemoryKnobs:
+    """Factors on counted bytes, and bytes no count gives. The defaults are counts, but for
+    `fixed_bytes`, which is a guess.
+    """
+
+    weights: float = 1.0
+    gradients: float = 1.0
+    optimizer: float = 1.0
+    hidden: float = 1.0  # activations as wide as the hidden state or the heads
+    ffn: float = 1.0  # activations as wide as the MLP
+    scores: float = 1.0  # what attention keeps per pair of tokens, or per token where it is fused
+    workspace: float = 1.0  # what lives only while one layer is computed
+    loss_bytes: float = 4.0  # per logit, beside the logit itself: the loss's copy in fp32
+    stale_bytes: float = (
+        0.0  # per logit of the micro-batch before, where no pipeline puts other work between them
+    )
+    # tensors as wide as the hidden state that the embedding keeps per micro-batch, whole on every
+    # rank
+    embedding: float = 0.0
+    head: float = 0.0  # and that the head needs
+    fixed_bytes: float = 1.0e9  # of the driver, libraries and communicators; assumed
+
+
+def check_knobs(knobs: MemoryKnobs) -> None:
+    """`InputError` for a knob that is no number of zero or more; arrays and what JAX traces are let
+    through.
+
+    Not when knobs are made: JAX makes them of its own things.
+    """
+    check_kind("knobs", knobs, MemoryKnobs)
+    for field in dataclasses.fields(knobs):
+        value = getattr(knobs, field.name)
+        if not isinstance(value, np.ndarray | jax.Array):
+            check_number(f"{field.name} of memory's knobs", value, zero=True)
+
+
+# Knob: standard deviation before any measured peak is seen, of its logarithm, or of itself where
+# the default is zero. Counts of states are near-certain; frameworks differ by a tensor or two per
+# layer; the fixed part is known to a factor of two.
+MEMORY_PRIORS = {
+    "weights": 0.05, "gradients": 0.1, "optimizer": 0.05, "hidden": 0.3, "ffn": 0.3, "scores": 0.3,
+    "workspace": 0.5, "loss_bytes": 0.4, "stale_bytes": 4.0, "embedding": 1.0, "head": 4.0,
+    "fixed_bytes": 0.7,
+}  # fmt: skip

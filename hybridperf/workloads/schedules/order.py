@@ -1,0 +1,210 @@
+"""What a pipeline's workers do, one thing after the other: the order of a schedule, without a
+single second in it.
+
+The layers of a model are cut into stages; a micro-batch goes forward through stage 0, 1, ... and
+backward through ..., 1, 0. Each worker has its tasks in a fixed order and begins the next one as
+soon as what it needs is done:
+
+    F(m, s) needs F(m, s - 1)                       forward
+    B(m, s) needs F(m, s) and B(m, s + 1)           backward; where it is split, the gradient of the
+                                                    stage's input alone
+    W(m, s) needs B(m, s)                           the gradient of the stage's weights, where it is
+                                                    split off
+
+So an order and the seconds of its tasks give all times; `replay` is that sentence as a loop,
+`schedule_graph` as a graph.
+
+Worker w of p holds stage w; with v chunks stages w, w + p, w + 2p, ...; in a second pipe, which
+runs the other way, also stage p - 1 - w.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hybridperf.io import InputError
+
+FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
+
+
+class Task(NamedTuple):
+    """One stage's work on one micro-batch. Micro-batches, stages and pipes count from 0."""
+
+    kind: str  # FORWARD, BACKWARD or WEIGHT
+    micro_batch: int
+    stage: int
+    pipe: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro_batch} of stage {self.stage}" + (
+            " upwards" if self.pipe else ""
+        )
+
+
+class Interval(NamedTuple):
+    """When a task runs, in seconds from the start of the step."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Ordered tasks per worker. Frozen, but not checked: `check` says whether it is one."""
+
+    name: str
+    workers: int
+    micro_batches: int
+    orders: tuple[tuple[Task, ...], ...]  # [workers]
+    chunks: int = 1  # stages per worker and pipe
+    pipes: int = 1  # 2: a second one runs from the last worker to the first
+    splits_backward: bool = False  # B leaves the weights' gradients to W
+
+    @property
+    def stages(self) -> int:
+        """Stages that the model is cut into."""
+        return self.workers * self.chunks
+
+    @property
+    def weight_copies(self) -> int:
+        """How often the model's weights stand in the pipeline."""
+        return self.pipes
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of tasks that it has."""
+        return (FORWARD, BACKWARD, WEIGHT) if self.splits_backward else (FORWARD, BACKWARD)
+
+    def worker_of(self, task: Task) -> int:
+        """The worker that holds the task's stage."""
+        place = task.stage % self.workers
+        return self.workers - 1 - place if task.pipe else place
+
+    def stages_of(self, worker: int) -> tuple[int, ...]:
+        """Stages that a worker holds, those of its second pipe behind those of its first."""
+        firsts = (worker, self.workers - 1 - worker)[: self.pipes]
+        return tuple(
+            first + chunk * self.workers for first in firsts for chunk in range(self.chunks)
+        )
+
+    def needs(self, task: Task) -> tuple[Task, ...]:
+        """Tasks that must be done before this one, besides those before it on its worker."""
+        if task.kind == FORWARD:
+            return (task._replace(stage=task.stage - 1),) if task.stage else ()
+        if task.kind == WEIGHT:
+            return (task._replace(kind=BACKWARD),)
+        own = task._replace(kind=FORWARD)
+        return (
+            (own,) if task.stage == self.stages - 1 else (own, task._replace(stage=task.stage + 1))
+        )
+
+    def check(self) -> Schedule:
+        """The schedule itself, if each task stands once, on its worker, and no worker waits for
+        ever; else `InputError`.
+        """
+        if len(self.orders) != self.workers:
+            raise InputError(
+                f"schedule {self.name!r} has {len(self.orders)} orders, expected one for each of"
+                f" {self.workers} workers"
+            )
+        seen: Counter[tuple[str, int, int]] = Counter()
+        pipe_of: dict[int, int] = {}
+        for worker, order in enumerate(self.orders):
+            for task in order:
+                known = task.kind in self.kinds and 0 <= task.micro_batch < self.micro_batches
+                if not (known and 0 <= task.stage < self.stages and 0 <= task.pipe < self.pipes):
+                    raise InputError(
+                        f"schedule {self.name!r} has a task {task} on worker {worker}, which it has"
+                        " no place for"
+                    )
+                if self.worker_of(task) != worker:
+                    raise InputError(
+                        f"schedule {self.name!r} has {task} on worker {worker}, expected worker"
+                        f" {self.worker_of(task)}"
+                    )
+                if pipe_of.setdefault(task.micro_batch, task.pipe) != task.pipe:
+                    raise InputError(
+                        f"schedule {self.name!r} sends micro-batch {task.micro_batch} through both"
+                        " pipes; choose one"
+                    )
+                seen[task[:3]] += 1
+        for kind in self.kinds:
+            for micro_batch in range(self.micro_batches):
+                for stage in range(self.stages):
+                    if (times := seen[kind, micro_batch, stage]) != 1:
+                        raise InputError(
+                            f"schedule {self.name!r} has {Task(kind, micro_batch, stage)} {times}"
+                            " times, expected once"
+                        )
+        self.replay(lambda task: 1.0)
+        return self
+
+    def replay(self, seconds: Callable[[Task], float]) -> dict[Task, Interval]:
+        """When each task runs, by their seconds; transfers between workers take none. `InputError`
+        where workers wait in a circle.
+        """
+        done: dict[Task, Interval] = {}
+        at, free_s = [0] * self.workers, [0.0] * self.workers
+        to_try = list(range(self.workers))
+        while to_try:
+            worker = to_try.pop()
+            while at[worker] < len(self.orders[worker]):
+                task = self.orders[worker][at[worker]]
+                needed = self.needs(task)
+                if any(each not in done for each in needed):
+                    break
+                start_s = max([free_s[worker], *(done[each].end_s for each in needed)])
+                free_s[worker] = start_s + seconds(task)
+                done[task] = Interval(start_s, free_s[worker])
+                at[worker] += 1
+                to_try.extend(self._woken(task, worker))
+        waiting = [
+            (worker, self.orders[worker][i])
+            for worker, i in enumerate(at)
+            if i < len(self.orders[worker])
+        ]
+        if waiting:
+            worker, task = waiting[0]
+            missing = next(each for each in self.needs(task) if each not in done)
+            raise InputError(
+                f"schedule {self.name!r} never ends: worker {worker} waits before {task} for"
+                f" {missing}; mend the orders"
+            )
+        return done
+
+    def issue_order(self) -> list[Task]:
+        """All tasks by when they would begin if each took as long: what anything needs stands
+        before it.
+        """
+        starts = self.replay(lambda task: 1.0)
+        return sorted(starts, key=lambda task: (starts[task].start_s, self.worker_of(task)))
+
+    def in_flight(self) -> list[int]:
+        """Largest number of micro-batches, counted once for each stage of a worker, whose
+        activations it keeps at a time; [workers].
+
+        Activations are kept from a forward task to the last that needs them: the weights' gradients
+        where they are split off.
+        """
+        last = WEIGHT if self.splits_backward else BACKWARD
+        most = []
+        for order in self.orders:
+            kept, peak = 0, 0
+            for task in order:
+                kept += (task.kind == FORWARD) - (task.kind == last)
+                peak = max(peak, kept)
+            most.append(peak)
+        return most
+
+    def _woken(self, task: Task, worker: int) -> list[int]:
+        """Other workers that may have waited for a task."""
+        if task.kind == FORWARD and task.stage + 1 < self.stages:
+            after = self.worker_of(task._replace(stage=task.stage + 1))
+        elif task.kind == BACKWARD and task.stage:
+            after = self.worker_of(task._replace(stage=task.stage - 1))
+        else:
+            return []
+        return [after] if after != worker else []

@@ -1,0 +1,89 @@
+"""Sweeps on Dask: the same bytes as in one process, whatever dies on the way."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.explore.sweeps import cluster
+from hybridperf.explore.sweeps.spec import read_spec
+from hybridperf.io import InputError
+
+SPEC = {
+    "chunk": 50,
+    "target": {"kind": "ops", "model": "a100_sxm4_40g"},
+    "parameters": {
+        "op": "gemm",
+        "dtype": ["fp16", "fp32"],
+        "m": {"sobol": [16, 4096], "integer": True},
+        "n": 512,
+        "k": [64, 96, 128],
+    },
+    "design": {"count": 250},
+    "constraints": {"large": "m > 100"},
+}
+
+
+def test_without_dask_it_says_so(refused, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert "hybridperf[distributed]" in refused(
+        "sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet", "--workers", "2"
+    )
+
+
+def test_a_scheduler_that_is_not_there(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 0.5)
+    with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127"):
+        hp.sweep(SPEC, tmp_path / "out.parquet", scheduler="tcp://127.0.0.1:9", quiet=True)
+
+
+def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
+    alone = hp.sweep(SPEC, tmp_path / "alone.parquet", top=5, quiet=True)
+    killed = []
+    started = cluster._client
+
+    class Watched:
+        """The cluster's client, one of whose workers is killed while it works."""
+
+        def __init__(self, *asked):
+            self._inner = started(*asked)
+
+        def __enter__(self):
+            client, cores = self._inner.__enter__()
+            pids = list(client.run(os.getpid).values())
+            assert len(set(pids)) == 2
+
+            def kill():
+                while not list(tmp_path.glob("shared.parquet.parts/part-*")):
+                    time.sleep(0.01)
+                os.kill(pids[0], signal.SIGKILL)
+                killed.append(pids[0])
+
+            threading.Thread(target=kill, daemon=True).start()
+            return client, cores
+
+        def __exit__(self, *error):
+            return self._inner.__exit__(*error)
+
+    monkeypatch.setattr(cluster, "_client", Watched)
+    shared = hp.sweep(SPEC, tmp_path / "shared.parquet", top=5, workers=2, quiet=True)
+    assert killed
+    assert shared.computed == shared.points == 1500
+    assert shared.out.read_bytes() == alone.out.read_bytes()
+    assert shared.top.read_bytes() == alone.top.read_bytes()
+    assert pd.read_parquet(shared.out)["point"].is_unique
+
+
+def test_a_worker_with_another_model_refuses():
+    document = {**SPEC, "target": {"kind": "ops", "model": "a100_sxm4_80g"}}
+    with pytest.raises(InputError, match="another model"):
+        cluster._part(json.dumps(document), ".", "0123", 0, None)
+    assert read_spec(document).chunk == 50

@@ -1,0 +1,202 @@
+"""More columns of a program's sweep, the best so far while it runs, specs that come by name."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.engine.batches import BatchPredictor, predict_batch
+from hybridperf.explore.sweeps.front import Best, Kept
+from hybridperf.explore.sweeps.spec import read_spec, shipped_specs
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError, write_json
+from hybridperf.model import PerfModel
+from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
+
+KNOBS = {
+    "memory_bytes_per_s": np.geomspace(1e9, 1e12, 5),
+    "compute_efficiency": np.linspace(0.1, 1.0, 5),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A program file and a CPU model."""
+    made = tmp_path_factory.mktemp("program")
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    step = compile_program(jax.grad(lambda w, x: (jnp.tanh(x @ w) ** 2).sum()), shape, shape)
+    write_json(made / "step.json", "program", PROGRAM_SCHEMA_VERSION, step)
+    facts = load_device("v100").model_dump() | {
+        "id": "a_cpu",
+        "kind": "cpu",
+        "clock_hz": 3e9,
+        "multiprocessors": 2,
+    }
+    dataclasses.replace(
+        PerfModel.datasheet(type(load_device("v100"))(**facts)), provenance={"made_by": "a test"}
+    ).save(made / "model")
+    return made
+
+
+@pytest.fixture(scope="module")
+def model_and_step(folder):
+    return hp.load_model(folder / "model"), hp.load_program(folder / "step.json")
+
+
+def test_outputs_of_a_batch(model_and_step):
+    columns = BatchPredictor(
+        *model_and_step, outputs=("critical_s", "time_s", "busy_s", "exposed_s")
+    )(**KNOBS)
+    np.testing.assert_allclose(
+        columns["time_s"], predict_batch(*model_and_step, **KNOBS), rtol=1e-6
+    )
+    critical = {name: values for name, values in columns.items() if name.startswith("critical_")}
+    assert {"critical_gemm_s", "critical_elementwise_s"} <= set(critical)
+    np.testing.assert_allclose(sum(critical.values()), columns["time_s"], rtol=1e-5)
+    np.testing.assert_allclose(
+        columns["busy_compute_s"], columns["time_s"], rtol=1e-5
+    )  # one stream, nothing to wait for
+    assert columns["exposed_s"].tolist() == [0.0] * 5
+
+
+def sweep_of(folder, outputs):
+    return {
+        "chunk": 20,
+        "target": {
+            "kind": "program",
+            "program": str(folder / "step.json"),
+            "model": str(folder / "model"),
+            "outputs": outputs,
+        },
+        "parameters": {
+            "memory_bytes_per_s": {"log": [1e9, 1e12], "count": 30},
+            "gemm__compute_efficiency": [0.2, 0.8],
+        },
+        "derived": {"gemm_share": "critical_gemm_s / time_s"},
+        "constraints": {"not_all": "gemm_share < 0.9"},
+        "front": {"minimise": ["time_s"], "maximise": ["gemm_share"]},
+    }
+
+
+def test_columns_of_a_sweep(folder, model_and_step, tmp_path):
+    done = hp.sweep(
+        sweep_of(folder, ["busy_s", "exposed_s", "critical_s"]),
+        tmp_path / "out.parquet",
+        quiet=True,
+    )
+    rows = pd.read_parquet(done.out)
+    assert 0 < len(rows) <= 60
+    knobs = {
+        name: rows[name].to_numpy() for name in ("memory_bytes_per_s", "gemm__compute_efficiency")
+    }
+    expected = BatchPredictor(*model_and_step, ["time_s", "busy_s", "exposed_s", "critical_s"])(
+        **knobs
+    )
+    for name, values in expected.items():
+        np.testing.assert_allclose(rows[name], values, rtol=1e-5)
+    assert pd.read_csv(done.front)["gemm_share"].is_monotonic_increasing
+
+
+def test_unknown_outputs_are_refused_before_anything_is_compiled(folder):
+    with pytest.raises(InputError, match="did you mean 'busy_s'"):
+        read_spec(sweep_of(folder, ["bussy_s"]))
+    with pytest.raises(InputError, match="outputs must be a list"):
+        read_spec(sweep_of(folder, "busy_s"))
+    with pytest.raises(InputError, match="critical_gemm_s"):
+        read_spec(sweep_of(folder, ["busy_s"]))  # the formula names a column that was not asked for
+
+
+def test_an_op_without_seconds_is_named(model_and_step):
+    model, step = model_and_step
+    broken = dataclasses.replace(
+        model.knobs, compute_efficiency=np.nan * model.knobs.compute_efficiency
+    )
+    with pytest.raises(
+        InputError,
+        match=(
+            r"first used by node \d+ '.*'\) can have no time: its knob compute_efficiency is"
+            r" nan, exp"
+        ),
+    ):
+        BatchPredictor(dataclasses.replace(model, knobs=broken), step)
+    below = dataclasses.replace(model.knobs, floor_s=-1.0 + 0 * model.knobs.floor_s)
+    with pytest.raises(InputError, match=r"its knob floor_s is -1\.0"):
+        BatchPredictor(dataclasses.replace(model, knobs=below), step)
+    sizes = dataclasses.replace(model.knobs, level_speedup=-1.0 + 0 * model.knobs.level_speedup)
+    with pytest.raises(InputError, match=r"can have no time: its knob level_speedup is -1\.0"):
+        BatchPredictor(dataclasses.replace(model, knobs=sizes), step)
+    with pytest.raises(
+        InputError,
+        match=r"memory_bytes_per_s must be positive numbers from 1.2e-38 to 3.4e\+38, got 1e-50",
+    ):
+        BatchPredictor(model, step)(memory_bytes_per_s=[1e9, 1e-50])
+    for outputs in (None, ["busy_s"]):
+        with pytest.raises(InputError, match="would take inf s in configuration 1; check"):
+            BatchPredictor(model, step, outputs)(
+                memory_bytes_per_s=[1e9, 1e-37], gemm__floor_s=[1e-6, 2e-6]
+            )
+
+
+def test_the_best_so_far_is_said_while_it_runs(folder, tmp_path, capsys):
+    document = sweep_of(folder, ["critical_s"])
+    done = hp.sweep(document, tmp_path / "out.parquet")
+    said = capsys.readouterr().err
+    rows = pd.read_parquet(done.out)
+    assert f"{len(pd.read_csv(done.front))} on the front" in said
+    del document["front"]
+    done = hp.sweep(document, tmp_path / "again.parquet")
+    best = rows.sort_values(["time_s", "point"]).iloc[0]
+    assert (
+        f"least time_s {best['time_s']:.4g} at point {best['point']:.0f}" in capsys.readouterr().err
+    )
+
+
+def test_best_of_tables_is_best_of_rows():
+    pa = pytest.importorskip("pyarrow")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "point": np.arange(500),
+            "a": rng.integers(0, 9, 500) * 1.0,
+            "b": rng.random(500),
+            "word": "x",
+        }
+    )
+    frame.loc[7, "a"] = np.nan
+    best = Best(12, "a", ("a", "b"), ())
+    kept = Kept(best)
+    for start in (300, 0, 100, 400, 200):
+        kept.see_table(pa.Table.from_pandas(frame.iloc[start : start + 100], preserve_index=False))
+    assert (
+        kept.top["point"].tolist() == frame.sort_values(["a", "point"])["point"].head(12).tolist()
+    )
+    assert kept.front["point"].tolist() == best.front(frame)["point"].tolist()
+    assert (kept.top["word"] == "x").all()
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_shipped_specs_are_right(name):
+    spec = read_spec(name)
+    assert spec.document["schema"] == "hybridperf/sweep"
+    assert spec.best.count == 10
+
+
+def test_a_shipped_spec_by_name(run, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybridperf.explore.sweeps.spec._SHIPPED", tmp_path)
+    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nkind = "ops"\nmodel = "a100_sxm4_40g"
+[parameters]\nop = "gemm"\ndtype = "fp16"\nm = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
+    (tmp_path / "small.toml").write_text(text)
+    status, said, _ = run("sweep", "small", "--out", tmp_path / "out.parquet")
+    assert status == 0
+    lines = said.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["point", "m"])
+    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["0", "1", "2", "3", "4"]
+    assert "op gemm" in said
+    assert "and 1 more" in said
+    assert "or take a shipped one: small" in refused(
+        "sweep", "smal", "--out", tmp_path / "other.parquet"
+    )

@@ -1,0 +1,423 @@
+"""Whole sweeps: targets against the predictions they are made of, files, stops and new starts."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+import hybridperf as hp
+from hybridperf.collectives.fit import collectives_by_name
+from hybridperf.engine.batches import predict_batch
+from hybridperf.explore.sweeps import run as sweep_run
+from hybridperf.explore.sweeps.programs import batch_size
+from hybridperf.explore.sweeps.store import Store
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError, write_json
+from hybridperf.model import PerfModel
+from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
+
+GEMMS = {
+    "chunk": 500,
+    "target": {"kind": "ops", "model": "a100_sxm4_40g"},
+    "parameters": {
+        "op": "gemm",
+        "dtype": ["fp16", "fp32"],
+        "m": {"powers_of_two": [16, 4096]},
+        "n": {"log": [16, 4096], "count": 30, "integer": True},
+        "k": {"random": [8, 8192], "scale": "log", "integer": True},
+    },
+    "design": {"count": 7, "seed": 1},
+}
+
+
+def loss(w, x):
+    for _ in range(3):
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Folder with a program file and a CPU model."""
+    folder = tmp_path_factory.mktemp("program")
+    shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+    write_json(
+        folder / "step.json",
+        "program",
+        PROGRAM_SCHEMA_VERSION,
+        compile_program(jax.grad(loss), shape, shape),
+    )
+    facts = load_device("here").model_dump() | {
+        "id": "a_cpu",
+        "clock_hz": 3e9,
+        "multiprocessors": 2,
+        "memory_bytes_per_s": 2e10,
+    }
+    model = PerfModel.datasheet(type(load_device("v100"))(**facts))
+    dataclasses.replace(model, provenance={"made_by": "a test"}).save(folder / "model")
+    return folder
+
+
+def toml(document):
+    """A spec as TOML: TOML's own `{}` tables are JSON's with `=`."""
+
+    def said(value):
+        if isinstance(value, dict):
+            return "{ " + ", ".join(f"{k} = {said(v)}" for k, v in value.items()) + " }"
+        return json.dumps(value)
+
+    lines = ['schema = "hybridperf/sweep"', "schema_version = 1"]
+    lines += [
+        f"{key} = {said(value)}" for key, value in document.items() if not isinstance(value, dict)
+    ]
+    for name, section in document.items():
+        if isinstance(section, dict):
+            lines += [f"[{name}]", *(f"{key} = {said(value)}" for key, value in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def test_a_program_is_priced_as_by_predict_batch(program, tmp_path):
+    spec = {
+        "chunk": 70,
+        "target": {"kind": "program", "program": "step.json", "model": "model"},
+        "parameters": {
+            "memory_bytes_per_s": {"log": [1e9, 1e12], "count": 20},
+            "compute_efficiency": [0.5, 0.9],
+            "gemm__compute_efficiency": {"sobol": [0.1, 1.0]},
+            "price_per_gbs": 3.0,
+        },
+        "design": {"count": 5},
+        "derived": {"cost": "price_per_gbs * memory_bytes_per_s / 1e9"},
+        "constraints": {"cheap": "cost < 2000", "fast": "time_s < 1"},
+        "front": {"minimise": ["time_s", "cost"]},
+    }
+    (program / "spec.toml").write_text(toml(spec))
+    done = hp.sweep(program / "spec.toml", tmp_path / "out.parquet", quiet=True)
+    rows = pd.read_parquet(done.out)
+    assert done.points == 200
+    assert 0 < done.rows == len(rows) < 200
+    knobs = {
+        name: rows[name].to_numpy()
+        for name in ("memory_bytes_per_s", "compute_efficiency", "gemm__compute_efficiency")
+    }
+    expected = predict_batch(
+        hp.load_model(program / "model"), hp.load_program(program / "step.json"), **knobs
+    )
+    np.testing.assert_allclose(rows["time_s"], expected, rtol=1e-6)
+    front = pd.read_csv(done.front)
+    assert front["time_s"].is_monotonic_increasing
+    assert front["cost"].is_monotonic_decreasing
+    least = rows.groupby("cost")["time_s"].min().cummin()
+    assert set(front["time_s"]) == set(least.drop_duplicates())
+
+
+def test_ops_are_priced_as_a_table(tmp_path):
+    done = hp.sweep(GEMMS, tmp_path / "out.parquet", top=10, quiet=True)
+    rows = pd.read_parquet(done.out)
+    assert rows["point"].tolist() == list(range(done.points))
+    expected = PerfModel.datasheet(load_device("a100_sxm4_40g")).predict_ops(
+        rows[["op", "dtype", "m", "n", "k"]]
+    )
+    np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-6)
+    assert rows["note"].tolist() == expected["note"].tolist()
+    assert rows["in_range"].dtype == bool
+    least = (
+        rows.sort_values(["time_s", "point"])[["point", "time_s"]].head(10).reset_index(drop=True)
+    )
+    pd.testing.assert_frame_equal(pd.read_csv(done.top)[["point", "time_s"]], least)
+
+
+def test_collectives_are_priced_as_a_table(tmp_path):
+    spec = {
+        "chunk": 64,
+        "target": {"kind": "collectives", "model": "dgx_a100"},
+        "parameters": {
+            "collective": ["all_reduce", "alltoall"],
+            "n_gpus": [2, 3, 16],
+            "n_nodes": [1, 2],
+            "bytes": {"log": [1e3, 1e9], "count": 31},
+        },
+    }
+    done = hp.sweep(spec, tmp_path / "out.parquet", quiet=True)
+    rows = pd.read_parquet(done.out)
+    expected = collectives_by_name("dgx_a100").predict(
+        rows[["collective", "bytes", "n_gpus", "n_nodes"]]
+    )
+    np.testing.assert_allclose(
+        rows["time_s"], expected["predicted_s"], rtol=1e-6
+    )  # networks are float32 and round by batch
+    np.testing.assert_allclose(rows["bus_bytes_per_s"], expected["bus_bytes_per_s"], rtol=1e-6)
+    assert done.unpredicted == rows["time_s"].isna().sum() == 62  # 3 ranks on 2 nodes
+    assert "do not divide" in rows.loc[rows["time_s"].isna(), "note"].iloc[0]
+
+
+def test_the_file_says_what_it_is(tmp_path):
+    done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
+    said = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
+    assert said["spec"]["parameters"] == GEMMS["parameters"]
+    assert said["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
+    assert said["versions"]["jax"] == jax.__version__
+    assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]
+
+
+def test_a_finished_sweep_is_not_done_again(tmp_path):
+    out = tmp_path / "out.parquet"
+    first = hp.sweep(GEMMS, out, quiet=True)
+    content = out.read_bytes()
+    again = hp.sweep(GEMMS, out, top=3, quiet=True)  # what is shown may change
+    assert (again.computed, again.rows) == (0, first.rows)
+    assert len(pd.read_csv(again.top)) == 3
+    with pytest.raises(InputError, match="holds another sweep"):
+        hp.sweep({**GEMMS, "chunk": 400}, out, quiet=True)
+    with pytest.raises(InputError, match="holds another sweep"):
+        hp.sweep({**GEMMS, "target": {"kind": "ops", "model": "a100_sxm4_80g"}}, out, quiet=True)
+    assert out.read_bytes() == content
+    anew = hp.sweep({**GEMMS, "chunk": 400}, out, restart=True, quiet=True)
+    assert anew.computed == anew.points
+    assert pd.read_parquet(out)["point"].tolist() == list(range(anew.points))
+
+
+def test_a_file_that_is_no_sweep_is_left_alone(tmp_path):
+    out = tmp_path / "out.parquet"
+    pd.DataFrame({"mine": [1]}).to_parquet(out)
+    with pytest.raises(InputError, match="is no sweep"):
+        hp.sweep(GEMMS, out, quiet=True)
+    assert pd.read_parquet(out)["mine"].tolist() == [1]
+
+
+def test_a_chunk_without_points_takes_its_place(tmp_path):
+    spec = {**GEMMS, "chunk": 100, "constraints": {"late": "m > 1000", "slow": "time_s > 1e-4"}}
+    done = hp.sweep(spec, tmp_path / "out.parquet", quiet=True)
+    whole = pd.read_parquet(hp.sweep(GEMMS, tmp_path / "all.parquet", quiet=True).out)
+    expected = whole[(whole["m"] > 1000) & (whole["time_s"] > 1e-4)].reset_index(drop=True)
+    assert len(expected) > 0
+    pd.testing.assert_frame_equal(pd.read_parquet(done.out), expected)
+    none = hp.sweep(
+        {**spec, "constraints": {"never": "time_s > 1e9"}},
+        tmp_path / "none.parquet",
+        top=3,
+        quiet=True,
+    )
+    assert none.rows == len(pd.read_parquet(none.out)) == 0
+
+
+@pytest.mark.parametrize("at", ["part", "whole"])
+def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch, run, at):
+    """The 4th part, or the file that all parts go into, finds no space."""
+    (tmp_path / "spec.toml").write_text(toml(GEMMS))
+    out = tmp_path / "out.parquet"
+    fsync, calls = os.fsync, []
+
+    def full(handle):
+        name = os.readlink(f"/proc/self/fd/{handle}")
+        calls.append(name)
+        if (at in name) and (at == "whole" or sum("/.part" in call for call in calls) >= 4):
+            raise OSError(28, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    status, _, err = run("sweep", tmp_path / "spec.toml", "--out", out)
+    said = err.splitlines()[-1]
+    assert status == 2
+    assert "Traceback" not in err
+    assert "No space left on device" in said
+    assert "the same command goes on from there" in said
+    monkeypatch.undo()
+    parts = sorted(tmp_path.glob("out.parquet.parts/part-*.parquet"))
+    assert not out.exists()
+    assert len(parts) == (3 if at == "part" else 8)
+    readable = pd.concat([pd.read_parquet(part) for part in parts])
+    assert readable["point"].tolist() == list(range(min(3780, 500 * len(parts))))
+    asked = []
+    evaluate = sweep_run.evaluate
+    monkeypatch.setattr(
+        sweep_run, "evaluate", lambda spec, chunk: asked.append(chunk) or evaluate(spec, chunk)
+    )
+    status, _, err = run("sweep", tmp_path / "spec.toml", "--out", out)
+    assert status == 0, err
+    assert asked == list(range(len(parts), 8))
+    assert pd.read_parquet(out)["point"].tolist() == list(range(len(pd.read_parquet(out))))
+    assert not (tmp_path / "out.parquet.parts").exists()
+
+
+def test_a_damaged_part_is_done_again(tmp_path, monkeypatch):
+    write, out = Store.write, tmp_path / "out.parquet"
+
+    def write_and_stop(self, chunk, part):
+        write(self, chunk, part)
+        if chunk == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "write", write_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        hp.sweep(GEMMS, out, quiet=True)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="parts of another sweep"):
+        hp.sweep({**GEMMS, "design": {"count": 7, "seed": 2}}, out, quiet=True)
+    damaged = next(tmp_path.glob("out.parquet.parts/part-00000002-*"))
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    done = hp.sweep(GEMMS, out, quiet=True)
+    assert done.computed == done.points - 4 * 500
+    assert pd.read_parquet(out)["point"].tolist() == list(range(done.points))
+
+
+def kill_at_random_moments(tmp_path, kills, seed):
+    """Run a sweep in a process of its own, ended by SIGKILL some times; the file that the last run
+    leaves and an uninterrupted one's.
+    """
+    spec = {**GEMMS, "chunk": 20}  # 189 parts
+    (tmp_path / "spec.toml").write_text(toml(spec))
+    out, rng = tmp_path / "killed.parquet", np.random.default_rng(seed)
+    command = [
+        sys.executable,
+        "-m",
+        "hybridperf.cli",
+        "sweep",
+        str(tmp_path / "spec.toml"),
+        "--out",
+        str(out),
+        "--top",
+        "5",
+    ]
+    parts_seen = []
+    for _ in range(kills):
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
+        before = len(list(tmp_path.glob("killed.parquet.parts/part-*")))
+        wanted = before + rng.integers(
+            0, 60
+        )  # kill while the process starts, in the middle of parts, or near the end
+        deadline = time.monotonic() + 20
+        while (
+            process.poll() is None
+            and len(list(tmp_path.glob("killed.parquet.parts/part-*"))) < wanted
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.03))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        parts_seen.append(len(list(tmp_path.glob("killed.parquet.parts/part-*"))))
+    assert parts_seen == sorted(parts_seen) or out.exists()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    hp.sweep(spec, tmp_path / "whole.parquet", top=5, quiet=True)
+    return parts_seen, out, tmp_path / "whole.parquet"
+
+
+def check_same(out, whole):
+    assert out.read_bytes() == whole.read_bytes()
+    assert (
+        out.with_name("killed.top.csv").read_bytes()
+        == whole.with_name("whole.top.csv").read_bytes()
+    )
+    left = {path.name for path in out.parent.iterdir()}
+    assert left == {
+        "spec.toml",
+        "killed.parquet",
+        "killed.top.csv",
+        "whole.parquet",
+        "whole.top.csv",
+    }
+
+
+def test_killed_three_times(tmp_path):
+    parts_seen, out, whole = kill_at_random_moments(tmp_path, 3, seed=0)
+    assert 0 < parts_seen[-1] < 189
+    check_same(out, whole)
+
+
+@pytest.mark.slow
+def test_killed_ten_times(tmp_path):
+    _, out, whole = kill_at_random_moments(tmp_path, 10, seed=1)
+    check_same(out, whole)
+
+
+def test_one_run_at_a_time(tmp_path):
+    from hybridperf.explore.sweeps.spec import read_spec
+    from hybridperf.explore.sweeps.store import sweep_identity
+
+    store = Store(tmp_path / "out.parquet", sweep_identity(read_spec(GEMMS).identity()))
+    with store.open(), pytest.raises(InputError, match="another run is writing"):
+        hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
+
+
+def test_sizes_of_batches_are_few():
+    rows = np.arange(1, 70_000)
+    sizes = np.array([batch_size(int(n)) for n in rows])
+    assert (sizes >= rows).all()
+    assert (sizes[64:] <= rows[64:] * 1.26 + 64).all()
+    assert len(set(sizes)) < 60
+    assert batch_size(65536) == 65536
+
+
+def test_several_devices_share_a_batch(program):
+    """Four devices of the host platform, in a process of their own."""
+    code = f"""
+import jax, numpy as np, hybridperf as hp
+model, step = hp.load_model({str(program / "model")!r}), hp.load_program({str(program / "step.json")!r})
+knobs = dict(memory_bytes_per_s=np.geomspace(1e9, 1e12, 5001), compute_efficiency=np.linspace(0.1, 1, 5001))
+print(len(jax.devices()), *hp.predict_batch(model, step, **knobs)[[0, 17, 2500, 5000]])
+"""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    ).stdout.split()
+    knobs = {
+        "memory_bytes_per_s": np.geomspace(1e9, 1e12, 5001),
+        "compute_efficiency": np.linspace(0.1, 1, 5001),
+    }
+    alone = predict_batch(
+        hp.load_model(program / "model"), hp.load_program(program / "step.json"), **knobs
+    )
+    assert said[0] == "4"
+    np.testing.assert_allclose(np.array(said[1:], float), alone[[0, 17, 2500, 5000]], rtol=1e-6)
+
+
+def test_on_the_command_line(run, refused, tmp_path):
+    spec, out = tmp_path / "spec.toml", tmp_path / "out.parquet"
+    spec.write_text(toml(GEMMS))
+    status, said, err = run("sweep", spec, "--out", out, "--top", "4")
+    assert status == 0, err
+    assert "3,780 rows of 3,780 points" in said
+    assert "points/s" in err
+    assert len(pd.read_csv(tmp_path / "out.top.csv")) == 4
+    status, said, _ = run("sweep", spec, "--out", out)
+    assert "all done before" in said
+    assert "did you mean 'roofline_s'" in refused(
+        "sweep", spec, "--out", out, "--top", "3", "--by", "rooflin_s"
+    )
+    assert "needs a count" in refused("sweep", spec, "--out", out, "--by", "time_s")
+    assert "one of --workers and --scheduler" in refused(
+        "sweep", spec, "--out", out, "--workers", "2", "--scheduler", "x"
+    )
+    assert "1 or more" in refused("sweep", spec, "--out", out, "--workers", "0")
+    assert "top points" in refused("sweep", spec, "--out", out, "--top", "0")
+    assert "ending in .parquet" in refused("sweep", spec, "--out", tmp_path / "out.csv")
+    (tmp_path / "folder.parquet").mkdir()
+    assert "is a folder" in refused("sweep", spec, "--out", tmp_path / "folder.parquet")
+    assert "nowhere.toml" in refused("sweep", tmp_path / "nowhere.toml", "--out", out)
+    spec.write_text(toml({**GEMMS, "chunk": 499}))
+    assert "holds another sweep" in refused("sweep", spec, "--out", out)
+    spec.write_text("x = ")
+    assert "is not TOML" in refused("sweep", spec, "--out", out)
+    spec.write_text(toml(GEMMS).replace("schema_version = 1", "schema_version = 2"))
+    assert "schema_version 2" in refused("sweep", spec, "--out", out)
+    spec.write_text(toml(GEMMS).replace("hybridperf/sweep", "hybridperf/model"))
+    assert "found hybridperf/model" in refused("sweep", spec, "--out", out)

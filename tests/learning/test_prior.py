@@ -1,0 +1,457 @@
+"""What a prior over devices learns, what a few rows add, and what must hold whatever was learned.
+
+The devices are made up: the closed form with known knobs, a ripple over one size that all devices
+share, one of their own, noise of 3 %.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hybridperf.learning import gaussian_process as process
+from hybridperf.learning.gaussian_process import Examples, Hyper
+from hybridperf.learning.prior import (
+    Adapted,
+    FamilyPrior,
+    FamilyRows,
+    adapt,
+    adapted,
+    concatenate,
+    family,
+    train_family,
+    trunk,
+)
+from hybridperf.learning.prior.form import ROOFLINE
+from hybridperf.learning.prior.knobs import (
+    Population,
+    SlotKnobs,
+    fit_each_slot,
+    fit_new,
+    population,
+)
+from hybridperf.learning.residual import Inputs
+
+NOISE = 0.03
+SLOTS = ("eager", "fused")
+SPEEDS = {
+    "old": (1e13, 5e11, 40.0),
+    "middle": (5e13, 1e12, 80.0),
+    "new": (2e14, 3e12, 120.0),
+    "other": (9e13, 2e12, 100.0),
+}
+QUICK = trunk.Recipe(steps=400, batch=256)
+
+
+def rows_of(
+    device: str, number: int, seed: int, octaves: tuple[float, float] = (5.0, 12.0)
+) -> FamilyRows:
+    """Square-ish GEMMs with sizes over those octaves."""
+    flops_per_s, bytes_per_s, sm_count = SPEEDS[device]
+    random = np.random.default_rng(seed)
+    m, n, k = 2.0 ** random.uniform(*octaves, (3, number))
+    sizes = {"log_m": np.log2(m), "log_n": np.log2(n), "log_k": np.log2(k)}
+    tail = {"tail": np.log(np.ceil(n / 64) * 64 / n)}
+    values = np.stack([*sizes.values(), *tail.values()], 1)
+    slot = np.array(SLOTS, object)[random.integers(0, len(SLOTS), number)]
+    return FamilyRows(
+        2 * m * n * k, 2 * (m * n + n * k + m * k), np.ceil(m / 128) * np.ceil(n / 128),
+        np.full(number, flops_per_s), bytes_per_s, sm_count, slot, Inputs((*sizes, *tail), values),
+        tuple(sizes),
+    )  # fmt: skip
+
+
+def true_theta(device: str, slot: np.ndarray) -> np.ndarray:
+    at = list(SPEEDS).index(device)
+    theta = np.log([4e-6, 0.6, 0.75, 2.0, 4e-7]) + 0.15 * np.sin(np.arange(5.0) + at) * np.array(
+        [1, 1, 1, 0, 1]
+    )
+    return theta + np.where(slot == "fused", 0.2, 0.0)[:, None] * np.array([-1.0, 1, 0, 0, 0])
+
+
+def time_of(device: str, rows: FamilyRows, seed: int, own: float = 0.05) -> np.ndarray:
+    shared = 0.2 * np.sin(1.5 * rows.inputs.values[:, 0])
+    of_device = own * np.sin(rows.inputs.values[:, 2] + list(SPEEDS).index(device))
+    noise = NOISE * np.random.default_rng(seed).normal(size=len(rows))
+    return np.exp(
+        ROOFLINE.log_s(true_theta(device, rows.slot), rows.work()) + shared + of_device + noise
+    )
+
+
+@pytest.fixture(scope="module")
+def prior() -> FamilyPrior:
+    devices = {name: rows_of(name, 800, seed) for seed, name in enumerate(("old", "middle", "new"))}
+    return train_family(
+        {name: (rows, time_of(name, rows, 9)) for name, rows in devices.items()}, recipe=QUICK
+    )
+
+
+@pytest.fixture(scope="module")
+def test_rows() -> tuple[FamilyRows, np.ndarray]:
+    rows = rows_of("other", 1000, 77)
+    return rows, time_of("other", rows, 78)
+
+
+@pytest.fixture(scope="module")
+def few(prior: FamilyPrior) -> Adapted:
+    rows = rows_of("other", 120, 5)
+    return adapt(prior, rows, time_of("other", rows, 6))
+
+
+def error(model: Adapted, rows: FamilyRows, time_s: np.ndarray) -> float:
+    return float(np.median(np.abs(np.exp(model.predict(rows).log_s) / time_s - 1)))
+
+
+# --- knobs ----------------------------------------------------------------------------------------
+
+
+def test_the_closed_form_by_hand() -> None:
+    theta = np.log([1e-6, 0.5, 0.5, 1.0, 1e-6])  # p = 2
+    log_work = np.log([[1.5e-6, 2e-6, 1e-30]])
+    assert np.exp(ROOFLINE.log_s(theta, log_work)) == pytest.approx(6e-6)  # 1 + sqrt(3^2 + 4^2)
+
+
+def test_the_closed_form_is_monotone_in_work() -> None:
+    random = np.random.default_rng(0)
+    theta, log_work = random.normal(size=(200, 5)), random.normal(0, 4, (200, 3))
+    base = ROOFLINE.log_s(theta, log_work)
+    for column in range(3):
+        more = log_work.copy()
+        more[:, column] += 0.5
+        assert (ROOFLINE.log_s(theta, more) >= base).all()
+
+
+def test_derivatives_of_the_closed_form_are_those_of_differences() -> None:
+    random = np.random.default_rng(1)
+    theta, log_work, step = random.normal(size=(20, 5)), random.normal(0, 2, (20, 3)), 1e-6
+    for knob in range(len(ROOFLINE.knobs)):
+        moved = np.eye(5)[knob] * step
+        difference = (
+            ROOFLINE.log_s(theta + moved, log_work) - ROOFLINE.log_s(theta - moved, log_work)
+        ) / (2 * step)
+        np.testing.assert_allclose(
+            ROOFLINE.jacobian(theta, log_work)[:, knob], difference, atol=1e-7
+        )
+
+
+def without_ripples(device: str, number: int, seed: int) -> tuple[FamilyRows, np.ndarray]:
+    rows = rows_of(device, number, seed)
+    noise = NOISE * np.random.default_rng(seed + 50).normal(size=number)
+    return rows, np.exp(ROOFLINE.log_s(true_theta(device, rows.slot), rows.work()) + noise)
+
+
+def test_knobs_are_recovered_from_rows() -> None:
+    knobs = fit_each_slot(*without_ripples("new", 2000, 0))
+    assert knobs.slots == SLOTS
+    np.testing.assert_allclose(
+        knobs.of(np.array(SLOTS, object))[:, :3],
+        true_theta("new", np.array(SLOTS, object))[:, :3],
+        atol=0.08,
+    )
+
+
+def test_the_population_is_the_mean_of_devices_and_slots_shrink_to_it() -> None:
+    fitted = {
+        name: fit_each_slot(*without_ripples(name, 1500, seed))
+        for seed, name in enumerate(("old", "middle", "new"))
+    }
+    usual = population(ROOFLINE, fitted)
+    mean = np.mean([knobs.theta for knobs in fitted.values()], 0)
+    np.testing.assert_allclose(usual.mean_of(SLOTS), mean, atol=0.15)
+    never = (
+        usual.typical()
+        .including(usual, np.array(["never seen"], object))
+        .of(np.array(["never seen"], object))
+    )
+    np.testing.assert_allclose(never[0], mean.mean(0), atol=0.15)
+    assert (usual.spread > 0).all()
+
+
+def test_kin_are_where_a_device_starts() -> None:
+    """Their knobs where they were measured, and what is usual elsewhere; nobody's kin starts from
+    all.
+    """
+    one, two, three = np.zeros(5), np.ones(5), np.full(5, 3.0)
+    devices = {
+        "a": SlotKnobs(("x",), one[None], one),
+        "b": SlotKnobs(("x", "y"), np.stack([two, two]), two),
+        "c": SlotKnobs(("x", "y"), np.stack([three, three]), three),
+    }
+    usual = population(ROOFLINE, devices)
+    x, y = usual.mean_of(("x", "y"))[:, 0]
+    assert 1 < x < 2
+    assert 1 < y < 2.5
+    np.testing.assert_allclose(usual.among(["a", "b"]).mean_of(("x", "y"))[:, 0], [0.5, 1.0])
+    np.testing.assert_allclose(usual.among(["a"]).mean_of(("x", "y"))[:, 0], [0.0, y], atol=1e-12)
+    np.testing.assert_allclose(
+        usual.among(["a"]).spread_of(("x", "y")) / usual.spread, [[0.5] * 5, [1.0] * 5]
+    )
+    assert usual.among([]) is usual
+
+
+def test_a_slot_that_nobody_met_is_made_of_its_words() -> None:
+    """Of three slots of two words each, the fourth is their sum; a device measured in few slots
+    moves what is usual little.
+    """
+    theta = {"a|u": 0.0, "a|v": 1.0, "b|u": 2.0}
+    devices = {
+        name: SlotKnobs(
+            tuple(theta), np.array([[t + moved] * 5 for t in theta.values()]), np.zeros(5)
+        )
+        for name, moved in (("one", 0.0), ("two", 0.2))
+    }
+    usual = population(ROOFLINE, devices)
+    met, (fourth,) = usual.mean_of(tuple(theta)), usual.mean_of(("b|v",))
+    np.testing.assert_allclose(met[:, 0], [0.1, 1.1, 2.1], atol=0.3)
+    assert fourth[0] > met[:, 0].mean() + 0.5
+    far = SlotKnobs(("a|u",), np.full((1, 5), 3.0), np.zeros(5))
+    pulled = population(ROOFLINE, {**devices, "three": far}).mean_of(tuple(theta)) - met
+    assert pulled[0, 0] > 1.2 * pulled[2, 0] > 0
+
+
+def test_versions_share_what_their_library_shows() -> None:
+    """Rows of one version move the other versions of its library more than other libraries."""
+    slots = ("x#1", "x#2", "z#1")
+    theta = np.tile(ROOFLINE.start, (3, 1))
+    usual = population(
+        ROOFLINE,
+        {"old": SlotKnobs(slots, theta, theta[0]), "older": SlotKnobs(slots, theta, theta[0])},
+    )
+    rows, _ = without_ripples("old", 300, 3)
+    mine = dataclasses.replace(rows, slot=np.full(len(rows), "x#1", object))
+    slow = np.exp(ROOFLINE.log_s(ROOFLINE.start, mine.work())) * 1.5
+    moved = np.abs(
+        fit_new(usual, mine, slow).of(np.array(slots, object)) - usual.mean_of(slots)
+    ).sum(1)
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+def test_rows_of_one_slot_tell_something_of_the_others() -> None:
+    theta = true_theta("old", np.array(SLOTS, object))
+    usual = Population(SLOTS, np.full(5, 0.2), ("old",), theta[None])
+    rows, time_s = without_ripples("old", 300, 3)
+    eager = np.flatnonzero(rows.slot == "eager")
+    slower = fit_new(usual, rows.rows(eager), 1.3 * time_s[eager])
+    change = slower.theta - usual.mean_of(SLOTS)
+    assert (change[:, 0] > 0.02).all(), "the floor rises in both"
+    assert (change[:, 1] < -0.02).all(), "and the share of the peak falls"
+    assert np.abs(change[0, 1]) > np.abs(change[1, 1]), "most where rows were"
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def some_examples(number: int = 40) -> Examples:
+    random = np.random.default_rng(4)
+    x = random.normal(size=(number, 6))
+    f = 0.1 * random.normal(size=number)
+    return Examples(x, f, 0.5 * f + 0.2 * np.sin(x[:, 0]) + 0.03 * random.normal(size=number))
+
+
+def test_leaving_one_row_out_equals_learning_without_it() -> None:
+    hyper, rows = process.start_hyper(6), some_examples()
+    _, left_out = process.learn(hyper, rows)
+    for i in range(0, len(rows), 7):
+        without, _ = process.learn(hyper, rows.rows(np.arange(len(rows)) != i))
+        added, deviation = without.says(rows.x[i : i + 1], rows.f[i : i + 1])
+        assert left_out.error[i] == pytest.approx(
+            hyper.belief * rows.f[i] + added[0] - rows.r[i], abs=1e-5
+        )
+        assert left_out.deviation[i] == pytest.approx(deviation[0], rel=1e-4)
+
+
+def test_derivatives_of_the_likelihood_are_those_of_differences() -> None:
+    rows, flat, step = some_examples(), process.start_hyper(6).flat(), 1e-5
+    _, slope = process.unlikeliness(Hyper.of(flat), rows)
+    for i, wanted in enumerate(slope.flat()):
+        up, down = (
+            process.unlikeliness(Hyper.of(flat + sign * step * np.eye(len(flat))[i]), rows)[0]
+            for sign in (1, -1)
+        )
+        assert wanted == pytest.approx((up - down) / (2 * step), abs=2e-4)
+
+
+# --- no rows, few rows, many rows -----------------------------------------------------------------
+
+
+def test_without_rows_the_usual_knobs_and_the_trunk_speak(
+    prior: FamilyPrior, test_rows: tuple[FamilyRows, np.ndarray]
+) -> None:
+    rows, _ = test_rows
+    said = adapt(prior).predict(rows)
+    on = prior.population.typical().closed(rows)
+    _, f, _ = prior.trunk(rows, on)
+    np.testing.assert_array_equal(said.closed_log_s, on.total)
+    np.testing.assert_allclose(said.log_s, on.total + family.bounded(prior.hyper.belief * f))
+
+
+def test_each_step_of_knowledge_helps(
+    prior: FamilyPrior, few: Adapted, test_rows: tuple[FamilyRows, np.ndarray]
+) -> None:
+    rows, time_s = test_rows
+    closed_only = float(np.median(np.abs(np.exp(few.predict(rows).closed_log_s) / time_s - 1)))
+    cold = adapt(prior)
+    assert error(cold, rows, time_s) < float(
+        np.median(np.abs(np.exp(cold.predict(rows).closed_log_s) / time_s - 1))
+    )
+    assert error(few, rows, time_s) < min(0.6 * closed_only, error(cold, rows, time_s))
+
+
+def test_intervals_hold_what_they_promise(
+    prior: FamilyPrior, few: Adapted, test_rows: tuple[FamilyRows, np.ndarray]
+) -> None:
+    rows, time_s = test_rows
+    for model, least in ((adapt(prior), 0.8), (few, 0.82)):
+        said = model.predict(rows)
+        assert (
+            least
+            <= ((said.low_log_s <= np.log(time_s)) & (np.log(time_s) <= said.high_log_s)).mean()
+        )
+    assert len(few.held_out) == few.rows
+
+
+def test_without_rows_all_ops_in_range_are_as_unsure(
+    prior: FamilyPrior, test_rows: tuple[FamilyRows, np.ndarray]
+) -> None:
+    cold = adapt(prior)
+    said = cold.predict(test_rows[0])
+    near = said.outside == 0
+    np.testing.assert_allclose((said.high_log_s - said.log_s)[near], prior.log_width)
+    assert cold.typical_log_width == prior.log_width
+
+
+def test_devices_are_left_out_alone_and_with_their_kin() -> None:
+    kinds = {"h100": "hopper", "h200": "hopper", "a100": "ampere"}
+    alone = [("a100",), ("h100",), ("h200",)]
+    assert family._folds(["a100", "h100", "h200"], kinds) == [*alone, ("h100", "h200")]
+    assert family._folds(["h100", "h200"], kinds) == [("h100",), ("h200",)], "nobody would be left"
+    assert family._folds(["a100", "h100", "h200"], {}) == alone, "of unknown kind"
+
+
+def test_without_rows_the_trunk_fades_sooner_than_with(prior: FamilyPrior, few: Adapted) -> None:
+    """An octave beyond the slack the closed form is left, but for a fiftieth; a device's rows vouch
+    for the trunk for longer.
+    """
+    beyond = rows_of("other", 400, 8, octaves=(13.0, 14.0))
+    cold = adapt(prior).predict(beyond)
+    away = cold.outside > 1
+    on = prior.population.typical().closed(beyond)
+    _, f, _ = prior.trunk(beyond, on)
+    assert away.any()
+    assert (np.abs(cold.log_s - cold.closed_log_s) <= 0.02 * np.abs(prior.hyper.belief * f) + 1e-9)[
+        away
+    ].all()
+    warm = few.predict(beyond)
+    assert np.abs(warm.log_s - warm.closed_log_s)[away].max() > 0.02
+
+
+def test_kin_have_an_interval_of_their_own() -> None:
+    """Two devices of a kind vouch for each other; a stranger among three is judged by folds without
+    any kin.
+    """
+    devices = {name: rows_of(name, 300, seed) for seed, name in enumerate(("old", "middle", "new"))}
+    measured = {name: (rows, time_of(name, rows, 9)) for name, rows in devices.items()}
+    recipe = trunk.Recipe(steps=20, batch=64)
+    some = train_family(measured, recipe=recipe, kinds={"old": "a", "middle": "b", "new": "b"})
+    assert some.kin_log_width is not None
+    assert some.among(["new"]).log_width == some.kin_log_width
+    assert some.among([]).log_width == some.log_width
+    assert train_family(measured, recipe=recipe).kin_log_width is None
+
+
+def test_corrections_fade_far_from_everything(prior: FamilyPrior, few: Adapted) -> None:
+    far = rows_of("other", 50, 8, octaves=(30.0, 31.0))
+    for model in (adapt(prior), few):
+        said = model.predict(far)
+        assert (said.outside > 10).all()
+        np.testing.assert_allclose(said.log_s, said.closed_log_s, atol=1e-6)
+    near = few.predict(rows_of("other", 50, 8, octaves=(8.0, 9.0)))
+    assert np.median(few.predict(far).high_log_s - few.predict(far).low_log_s) > np.median(
+        near.high_log_s - near.low_log_s
+    )
+
+
+def test_no_correction_leaves_the_bound(prior: FamilyPrior) -> None:
+    rows = rows_of("other", 40, 5)
+    model = adapt(prior, rows, 1e4 * time_of("other", rows, 6))
+    said = model.predict(rows_of("other", 200, 6))
+    assert (np.abs(said.log_s - said.closed_log_s) <= trunk.BOUND).all()
+
+
+def test_many_rows_tune_the_networks_and_none_is_kept(
+    prior: FamilyPrior, test_rows: tuple[FamilyRows, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapted, "MOST_KEPT_ROWS", 1000)
+    monkeypatch.setattr(adapted, "_LEAST_TUNING_STEPS", 400)
+    rows = rows_of("other", 1500, 12)
+    model = adapt(prior, rows, time_of("other", rows, 13))
+    assert model.process is None
+    assert len(model.held_out) == 300
+    assert (
+        max(np.size(array) for name, array in model.arrays().items() if "trunk" not in name) < 500
+    )
+    held, time_s = test_rows
+    assert error(model, held, time_s) < 0.05
+    said = model.predict(held)
+    assert (
+        (said.low_log_s <= np.log(time_s)) & (np.log(time_s) <= said.high_log_s)
+    ).mean() == pytest.approx(0.9, abs=0.06)
+    assert_read_back(model, held)
+
+
+def assert_read_back(model: Adapted, rows: FamilyRows) -> None:
+    again = Adapted.read(model.arrays(), model.document())
+    for field in dataclasses.fields(again.predict(rows)):
+        np.testing.assert_array_equal(
+            getattr(again.predict(rows), field.name), getattr(model.predict(rows), field.name)
+        )
+
+
+def test_what_is_saved_predicts_the_same(
+    prior: FamilyPrior, few: Adapted, test_rows: tuple[FamilyRows, np.ndarray]
+) -> None:
+    assert_read_back(few, test_rows[0])
+    assert_read_back(adapt(prior), test_rows[0])
+    again = FamilyPrior.read(prior.arrays(), prior.document())
+    np.testing.assert_array_equal(
+        adapt(again).predict(test_rows[0]).log_s, adapt(prior).predict(test_rows[0]).log_s
+    )
+
+
+def test_the_same_rows_give_the_same_model(
+    prior: FamilyPrior, few: Adapted, test_rows: tuple[FamilyRows, np.ndarray]
+) -> None:
+    rows = rows_of("other", 120, 5)
+    again = adapt(prior, rows, time_of("other", rows, 6))
+    np.testing.assert_array_equal(
+        again.predict(test_rows[0]).log_s, few.predict(test_rows[0]).log_s
+    )
+
+
+def test_a_row_does_not_depend_on_its_neighbours(
+    few: Adapted, test_rows: tuple[FamilyRows, np.ndarray]
+) -> None:
+    rows, _ = test_rows
+    whole, part = few.predict(rows), few.predict(rows.rows(np.arange(10)))
+    np.testing.assert_allclose(whole.log_s[:10], part.log_s, atol=1e-4)
+
+
+def test_devices_with_one_slot_or_one_device_still_make_a_prior() -> None:
+    rows = rows_of("old", 300, 0)
+    alone = train_family(
+        {"old": (rows, time_of("old", rows, 1))}, recipe=trunk.Recipe(steps=20, batch=64)
+    )
+    assert alone.quantile > 0
+    assert np.isfinite(adapt(alone).predict(rows).log_s).all()
+
+
+def test_times_that_cannot_be_are_an_error(prior: FamilyPrior) -> None:
+    rows = rows_of("other", 20, 5)
+    with pytest.raises(ValueError, match="above zero"):
+        adapt(prior, rows, np.zeros(20))
+
+
+def test_rows_of_several_devices_below_each_other() -> None:
+    both = concatenate([rows_of("old", 5, 0), rows_of("new", 3, 1)])
+    assert len(both) == 8
+    np.testing.assert_array_equal(both.rows(np.arange(5, 8)).work(), rows_of("new", 3, 1).work())

@@ -1,0 +1,165 @@
+"""The notebooks run from top to bottom, as a reader would run them, and are committed without what
+they printed.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
+CALIBRATE = next(path for path in NOTEBOOKS if path.stem == "01_calibrate")
+EVALUATE_GRID = next(path for path in NOTEBOOKS if path.stem == "02_evaluate_grid")
+GRADIENT_SEARCH = next(path for path in NOTEBOOKS if path.stem == "03_gradient_search")
+SHARD_TABLES = next(path for path in NOTEBOOKS if path.stem == "04_shard_tables")
+FAMILIES = (
+    "gemm,elementwise,strided_loop,reduction,loop_reduction"  # what its training step consists of
+)
+
+
+def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
+    """A notebook after every cell ran in `folder`, by the interpreter that runs this test (no
+    installed kernel is asked for).
+    """
+    notebook = nbformat.read(path, as_version=4)
+    kernel = AsyncKernelManager(
+        kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
+    )
+    NotebookClient(
+        notebook, km=kernel, timeout=300, resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    return notebook
+
+
+def printed(cell: nbformat.NotebookNode) -> str:
+    return "".join(
+        output.text
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream" and output.name == "stdout"
+    )
+
+
+def test_calibrate_runs_and_its_model_predicts_an_unseen_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = str(max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
+    settings = {
+        "SETTING": "quick",
+        "OUT": "model",
+        "CORES": core,
+        "ONLY": FAMILIES,
+        "BUDGET_S": "25",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(CALIBRATE, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    images = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(images) == 3
+    compared = next(text for text in map(printed, ran.cells) if text.startswith("measured "))
+    factor = float(re.search(r"^predicted .* factor of ([\d.]+)$", compared, re.M).group(1))
+    assert 1 / 3 < factor < 3, compared
+    left = {path.name for path in (tmp_path / "model").iterdir()}
+    assert left >= {
+        "model.json",
+        "residual.npz",
+        "report.json",
+        "held_out.csv",
+        "fit.png",
+        "learning_curve.png",
+        "ops.csv",
+        "host.csv",
+    }
+
+
+def test_evaluate_grid_runs_and_its_front_holds_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SETTING": "quick", "OUT": "grid", "MODEL": "here"}.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(EVALUATE_GRID, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 3
+    said = next(text for text in map(printed, ran.cells) if text.startswith("for at most"))
+    in_sweep, alone = re.search(
+        r"^steps of (.*) in the sweep, (.*) asked alone$", said, re.M
+    ).groups()
+    assert in_sweep == alone, said
+    cloud, front = (
+        pd.read_parquet(tmp_path / "grid" / "machines.parquet"),
+        pd.read_csv(tmp_path / "grid" / "machines.front.csv"),
+    )
+    for _, machine in front.iterrows():
+        assert not ((cloud["time_s"] < machine["time_s"]) & (cloud["cost"] < machine["cost"])).any()
+    parts = cloud[[name for name in cloud if name.startswith("critical_")]].sum(axis=1)
+    np.testing.assert_allclose(parts, cloud["time_s"], rtol=1e-4)
+
+
+def test_gradient_search_runs_and_its_checks_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SETTING": "quick", "OUT": "search", "MODEL": "here"}.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(GRADIENT_SEARCH, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 5
+    said = "".join(map(printed, ran.cells))
+    assert (
+        float(re.search(r"^gradient and finite difference are (\S+) apart", said, re.M).group(1))
+        < 1e-3
+    )
+    searched, tried, random, points = (
+        float(number.replace(",", ""))
+        for number in re.search(
+            r"^search (\S+) USD from (\S+) points\nrandom (\S+) USD from (\S+) points", said, re.M
+        ).groups()
+    )
+    assert points == 100 * tried
+    assert searched < random
+    best, enumerated = re.search(
+        r"^search: batch (\d+); the best of all 512: batch (\d+)$", said, re.M
+    ).groups()
+    assert best == enumerated
+    kept = json.loads((tmp_path / "search" / "search.json").read_text())
+    assert kept["objective"]["value"] == pytest.approx(searched, abs=0.5)
+    assert kept["columns"]["time_s"] <= 2e-3
+
+
+def test_shard_tables_runs_and_its_placement_is_the_best_it_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SETTING": "quick", "OUT": "sharding"}.items():
+        monkeypatch.setenv(f"HYBRIDPERF_{name}", value)
+    ran = executed(SHARD_TABLES, tmp_path)
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 2
+    tables, placed = (
+        pd.read_csv(tmp_path / "sharding" / f"{name}.csv") for name in ("tables", "placement")
+    )
+    assert list(placed["table"]) == list(tables["name"])
+    listed = pd.read_csv(tmp_path / "sharding" / "candidates.csv")
+    fitting = listed[listed["fits"]]
+    assert listed["sums_s"].iloc[0] <= fitting["sums_s"].min() * 1.01
+    said = next(text for text in map(printed, ran.cells) if "best of the random ones" in text)
+    assert float(re.search(r"random ones ([\d.]+) times ours", said).group(1)) >= 1, said
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_notebooks_are_stripped(path: Path) -> None:
+    """Outputs would be somebody's machine, in every diff."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None

@@ -1,0 +1,240 @@
+"""The project is what it says it is: rooms in order, packages listed, no
+pickles, names that work.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hybridperf
+
+ROOT = Path(__file__).parent.parent.parent
+LIBRARY = ROOT / "hybridperf"
+ROOMS = [  # each imports only from those before it
+    "io",
+    "hardware",
+    "ops",
+    "learning",
+    "collectives",
+    "model",
+    "engine",
+    "workloads",
+    "traces",
+    "explore",
+    "training",
+    "report",
+    "validate",
+    "studies",
+    "cli",
+]
+# files of a room that lead to each other. Add none: where two need one thing, it wants a file above
+# both
+CIRCLES = [
+    {
+        "plans.run",
+        "plans.table",
+        "plans.fronts",
+        "plans.explain",
+    },  # what a plan answers about itself is said where it is worked out
+    # for the types of arguments alone
+    {"steps.compose", "steps.cross_node", "steps.pipelines"},
+    {"workloads.transformer.layout", "workloads.transformer.rules", "workloads.transformer.groups"},
+    {"workloads.transformer.shape", "workloads.transformer.counts"},
+    {"model.perf_model", "model.document"},
+    {"validate.lin_kernels", "validate.lin_borrowed"},
+]
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import of a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+            if node.module.split(".")[0] == "hybridperf":
+                yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(LIBRARY).parts[0].removesuffix(".py")
+
+
+def test_every_file_belongs_to_a_room() -> None:
+    assert {room_of(path) for path in sources(LIBRARY)} == {*ROOMS, "__init__"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sources(LIBRARY) if p != LIBRARY / "__init__.py"],
+    ids=lambda p: str(p.relative_to(LIBRARY)),
+)
+def test_rooms_import_only_from_rooms_above(path: Path) -> None:
+    here = ROOMS.index(room_of(path))
+    for line, module in imports(path):
+        if module.startswith("hybridperf."):
+            room = module.split(".")[1]
+            assert ROOMS.index(room) <= here, (
+                f"{path.relative_to(ROOT)}:{line} imports {module}, a room below {room_of(path)}"
+            )
+    assert not any(
+        module.split(".")[0] == "hybridperf_calibration" for _, module in imports(path)
+    ), "the library never imports calibration"
+
+
+def reached(arrows: dict[str, set[str]], start: str) -> set[str]:
+    """Files that a file leads to."""
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        new = arrows[ahead.pop()] - found
+        found |= new
+        ahead += new
+    return found
+
+
+def test_files_of_a_room_lead_back_to_themselves_only_where_said() -> None:
+    """Imports inside functions and those for types alone count, those of a package's `__init__` do
+    not.
+    """
+    files = {
+        ".".join(path.relative_to(LIBRARY).with_suffix("").parts): path
+        for path in sources(LIBRARY)
+        if path.name != "__init__.py"
+    }
+    arrows = {}
+    for name, path in files.items():
+        named = {module.removeprefix("hybridperf.") for _, module in imports(path)}
+        arrows[name] = {
+            other for other in named & {*files} if other.split(".")[0] == name.split(".")[0]
+        }
+    reach = {name: reached(arrows, name) for name in files}
+    circles = {
+        frozenset(other for other in reach[name] if name in reach[other]) for name in files
+    } - {frozenset()}
+    assert circles == {frozenset(circle) for circle in CIRCLES}
+
+
+def test_the_calibration_programs_import_the_library_only_from_its_lower_rooms() -> None:
+    """What measures must not depend on what predicts."""
+    for path in sources(ROOT / "calibration"):
+        for line, module in imports(path):
+            above = ("cli", "demo", "here", "report", "validate")
+            assert module.split(".")[:2] not in (["hybridperf", room] for room in above), (
+                f"{path}:{line}"
+            )
+
+
+def test_packages_are_the_folders() -> None:
+    """setuptools finds no package by itself here, since `calibration` is installed under another
+    name.
+    """
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = [
+        ".".join([name, *init.parent.relative_to(ROOT / folder).parts])
+        for folder, name in (
+            ("hybridperf", "hybridperf"),
+            ("calibration", "hybridperf_calibration"),
+        )
+        for init in (ROOT / folder).rglob("__init__.py")
+    ]
+    assert sorted(listed) == sorted(folders)
+    for folder in {path.parent for path in sources(LIBRARY)}:
+        assert (folder / "__init__.py").exists(), f"{folder} has sources and is no package"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sources(LIBRARY), *sources(ROOT / "calibration")],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_nothing_reads_or_writes_pickles(path: Path) -> None:
+    """A model folder that somebody sends must not be able to run code."""
+    for line, module in imports(path):
+        assert module.split(".")[0] not in {
+            "pickle",
+            "cPickle",
+            "dill",
+            "cloudpickle",
+            "joblib",
+            "shelve",
+            "marshal",
+        }, f"line {line}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            assert "pickle" not in node.attr, f"line {node.lineno}"
+        elif isinstance(node, ast.keyword):
+            assert node.arg != "allow_pickle" or getattr(node.value, "value", None) is False, (
+                f"line {node.value.lineno}"
+            )
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"eval", "exec"}, f"line {node.lineno}"
+
+
+def fresh(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_public_names_exist() -> None:
+    for name in hybridperf.__all__:
+        assert callable(getattr(hybridperf, name)), name
+    with pytest.raises(AttributeError, match="has no attribute 'prdict'"):
+        _ = hybridperf.prdict
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "hp.gradient",
+        "hp.predict_batch",
+        "hp.predict",
+        "import hybridperf.engine.prediction",
+        "import hybridperf.report.prediction",
+    ],
+)
+def test_predict_is_a_function_whatever_is_used_first(first: str) -> None:
+    """Python binds a loaded file to the package under the file's name, so no file may be called
+    `predict`.
+    """
+    assert fresh(f"import hybridperf as hp\n{first}\nprint(callable(hp.predict))") == "True"
+
+
+def test_importing_the_package_loads_no_jax() -> None:
+    assert (
+        fresh(
+            "import sys, hybridperf\nprint([m for m in ('jax', 'pandas', 'flax', 'matplotlib') if m"
+            " in sys.modules])"
+        )
+        == "[]"
+    )
+
+
+def test_programs_from_jax_cache_are_loaded_without_a_word(tmp_path: Path) -> None:
+    code = (
+        "import hybridperf, jax, jax.numpy as jnp\nprint(float(jax.jit(lambda x: jnp.tanh(x @"
+        " x).sum())(jnp.ones((64, 64)))))"
+    )
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    cache["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    env = {
+        name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
+    } | cache
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert (done.stdout, done.stderr) == ("4096.0\n", "")
+    assert any(tmp_path.iterdir())

@@ -1,0 +1,258 @@
+"""Strategies per class and level: DLRM-A as MAD-Max prints it, our law's stages, what each strategy
+sends, the search.
+"""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridperf.hardware import load_device, load_system
+from hybridperf.io import InputError
+from hybridperf.studies import strategies as hs
+from hybridperf.studies.strategies.cluster import ACROSS, INSIDE
+from hybridperf.studies.strategies.mad_max import dlrm_a_mapping
+from hybridperf.studies.strategies.mapping import Strategy, demands
+from hybridperf.workloads.transformer.zoo import load_shape
+
+CLUSTER = hs.Cluster(8, 4, 100e12, 1e12, 200e9, 20e9)
+DENSE = hs.dense_layers("dense", 4, 4096)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "parts_ms", "iteration_ms", "share", "mqps"),
+    [
+        (128, (8.91, 9.10, 26.40, 21.27), 54.00, 0.7550, 1.21),
+        (8, (8.91, 9.10, 14.78, 6.38), 28.86, 0.5124, 0.14),
+    ],
+)
+def test_dlrm_a_as_the_artifact_prints_it(gpus, parts_ms, iteration_ms, share, mqps) -> None:
+    law = hs.MadMax(hs.zionex(gpus // 8))
+    tables, bottom, top = hs.DLRM_A
+    gemm_s = sum(
+        layer.units * law.compute_s(layer, 512, back)
+        for layer in (bottom, top)
+        for back in (False, True)
+    )
+    lookup_s = sum(law.compute_s(tables, 512, back) for back in (False, True))
+    exchange_s = 2 * law.exchange_s(tables, 512, hs.BOTH)
+    reduce_s = sum(
+        layer.units * law.collective_s("all_reduce", layer.parameters * 4, hs.BOTH)
+        for layer in (bottom, top)
+    )
+    assert [1e3 * s for s in (gemm_s, lookup_s, exchange_s, reduce_s)] == pytest.approx(
+        parts_ms, rel=1e-3
+    )
+    found = hs.dlrm_a(gpus)
+    assert 1e3 * found.iteration_s == pytest.approx(iteration_ms, rel=1e-3)
+    assert found.exposed_share == pytest.approx(share, rel=1e-3)
+    assert round(512 * gpus / found.iteration_s / 1e6, 2) == mqps
+    assert found.serial_s == pytest.approx(gemm_s + lookup_s + exchange_s + reduce_s)
+
+
+def test_dlrm_a_on_128() -> None:
+    assert 1e3 * hs.dlrm_a(128).exposed_s == pytest.approx(35.99, rel=1e-3)
+    assert 1e3 * hs.dlrm_a(128).serial_s == pytest.approx(65.68, rel=1e-3)
+    assert sum(layer.units * layer.parameters for layer in hs.DLRM_A) == pytest.approx(
+        801.17e9, rel=1e-5
+    )
+
+
+def test_stages_add() -> None:
+    law, size = hs.StageAdditive(CLUSTER), 1e9
+    inside = law.collective_s("reduce_scatter", size, (INSIDE,)) + law.collective_s(
+        "all_gather", size, (INSIDE,)
+    )
+    assert (
+        law.collective_s("all_reduce", size, (INSIDE,))
+        == pytest.approx(inside)
+        == pytest.approx(2 * 7 / 8 * size / 200e9)
+    )
+    across = law.collective_s("all_reduce", size / 8, (ACROSS,))
+    assert across == pytest.approx(2 * 3 / 4 * size / 8 / 20e9)
+    assert law.collective_s("all_reduce", size, hs.BOTH) == pytest.approx(inside + across)
+    gathered = law.collective_s("all_gather", size / 8, (ACROSS,)) + law.collective_s(
+        "all_gather", size, (INSIDE,)
+    )
+    assert law.collective_s("all_gather", size, hs.BOTH) == pytest.approx(gathered)
+    assert law.collective_s("all_to_all", size, hs.BOTH) == pytest.approx(
+        7 / 32 * size / 200e9 + 24 / 32 * size / 20e9
+    )
+    assert law.collective_s("all_reduce", size, ()) == 0
+
+
+def test_a_fast_inside_does_not_hide_a_slow_network() -> None:
+    """The mean of bandwidths does."""
+
+    def seconds(law, inside):
+        return law(hs.Cluster(8, 4, 1e14, 1e12, inside, 1e9)).collective_s(
+            "all_reduce", 1e9, hs.BOTH
+        )
+
+    network_s = 2 * 3 / 4 * 1e9 / 8 / 1e9
+    assert seconds(hs.StageAdditive, 1e15) == pytest.approx(network_s, rel=1e-3)
+    assert seconds(hs.MadMax, 1e15) < 1e-3 * network_s
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gather", "gradients"),
+    [
+        (("ddp", "ddp"), None, [("all_reduce", 1, hs.BOTH)]),
+        (("fsdp", "fsdp"), (1, hs.BOTH), [("reduce_scatter", 1, hs.BOTH)]),
+        (
+            ("fsdp", "ddp"),
+            (1, (INSIDE,)),
+            [("reduce_scatter", 1, (INSIDE,)), ("all_reduce", 8, (ACROSS,))],
+        ),
+        (("tp", "ddp"), None, [("all_reduce", 8, (ACROSS,))]),
+        (("tp", "fsdp"), (8, (ACROSS,)), [("reduce_scatter", 8, (ACROSS,))]),
+        (("tp", "tp"), None, []),
+    ],
+)
+def test_what_a_strategy_sends(strategy, gather, gradients) -> None:
+    law, size = hs.StageAdditive(CLUSTER), DENSE.parameters * 4
+    found = demands(DENSE, Strategy(*strategy), law, 16)
+    assert found.gather_s == pytest.approx(
+        law.collective_s("all_gather", size / gather[0], gather[1]) if gather else 0
+    )
+    assert found.gradients_s == pytest.approx(
+        sum(law.collective_s(kind, size / part, levels) for kind, part, levels in gradients)
+    )
+    shared = Strategy(*strategy).levels("tp")
+    assert found.forward_exchange_s == pytest.approx(
+        law.collective_s("all_gather", 16 * CLUSTER.ranks(shared) * 4096 * 4, shared)
+    )
+
+
+def test_memory_of_strategies() -> None:
+    law = hs.StageAdditive(CLUSTER)
+    held = {
+        pair: demands(DENSE, Strategy(*pair), law, 0).memory_bytes
+        for pair in (("ddp", "ddp"), ("tp", "ddp"), ("tp", "tp"))
+    }
+    whole = 4 * 4096**2 * 16
+    assert held == {("ddp", "ddp"): whole, ("tp", "ddp"): whole / 8, ("tp", "tp"): whole / 32}
+
+
+def test_one_gpu_communicates_nothing() -> None:
+    law = hs.StageAdditive(hs.Cluster(1, 1, 1e14, 1e12, 1e11, 1e10))
+    found = hs.iteration(hs.DLRM_A, dlrm_a_mapping(), law, 512)
+    assert found.communication_s == 0
+    assert found.iteration_s == found.compute_s
+    assert len(hs.search_strategies(hs.DLRM_A, law, 512, fitting=False)) == 1
+
+
+def test_sharing_what_is_dealt_out_costs_a_gather() -> None:
+    """tp in one of two layers: its inputs are gathered forward, the other's gradients backward."""
+    first, second = (
+        hs.dense_layers("first", 1, 4096),
+        hs.dense_layers("second", 1, 4096, needs=("first",)),
+    )
+    law = hs.StageAdditive(CLUSTER)
+    batch, outputs = 32 * 64, 64 * 8 * 4096 * 4
+
+    def sent_s(one, two):
+        chosen = hs.mapping((first, second), {"first": one, "second": two})
+        return hs.iteration((first, second), chosen, law, batch).communication_s
+
+    both, none = sent_s(("tp", "ddp"), ("tp", "ddp")), sent_s(("ddp", "ddp"), ("ddp", "ddp"))
+    gather_s = law.collective_s("all_gather", outputs, (INSIDE,))
+    assert sent_s(("ddp", "ddp"), ("tp", "ddp")) == pytest.approx((both + none) / 2 + gather_s)
+    assert sent_s(("tp", "ddp"), ("ddp", "ddp")) == pytest.approx((both + none) / 2 + gather_s)
+
+
+def test_the_search_finds_all_and_the_best() -> None:
+    law = hs.StageAdditive(hs.zionex(16))
+    every = hs.search_strategies(hs.DLRM_A, law, 65536, fitting=False)
+    assert len(every) == 81
+    assert every["iteration_s"].is_monotonic_increasing
+    fitting = hs.search_strategies(hs.DLRM_A, law, 65536)
+    assert (fitting["memory_bytes"] <= 40e9).all()
+    assert len(fitting) == every["fits"].sum()
+    assert fitting.loc[0, "embedding"] == "mp, mp"  # 1.6 TB of tables go nowhere else
+    best = hs.iteration(
+        hs.DLRM_A,
+        hs.mapping(hs.DLRM_A, {"embedding": ("mp", "mp"), "dense": ("ddp", "ddp")}),
+        law,
+        65536,
+    )
+    assert fitting.loc[0, "iteration_s"] <= best.iteration_s
+    finer = hs.search_strategies(hs.DLRM_A, law, 65536, by="layer")
+    assert finer.loc[0, "iteration_s"] <= fitting.loc[0, "iteration_s"]
+
+
+def test_nothing_fits_is_one_sentence() -> None:
+    with pytest.raises(
+        InputError, match=r"no strategy fits into 40\.0 GB per GPU: the smallest .* needs 20\d"
+    ):
+        hs.search_strategies(hs.DLRM_A, hs.StageAdditive(hs.zionex(1)), 4096)
+
+
+def test_a_transformer_is_shared_inside_nodes_where_it_does_not_fit() -> None:
+    shape = load_shape("gpt3-175b")
+    layers = hs.transformer_layers(shape, checkpoints=True)
+    assert sum(layer.units * layer.parameters for layer in layers) == pytest.approx(
+        shape.parameters + shape.vocab * shape.hidden, rel=1e-3
+    )
+    flops = sum(layer.units * layer.flops for layer in hs.transformer_layers(shape))
+    assert flops == pytest.approx(shape.forward_flops(1.0))
+    cluster = hs.Cluster.of_system(
+        load_system("aws_p4d_a100"),
+        load_device("a100_sxm4_80g"),
+        64,
+        "bf16",
+        compute=0.6,
+        memory=0.8,
+        inside=0.7,
+        across=0.7,
+    )
+    frame = hs.search_strategies(layers, hs.StageAdditive(cluster), 1024)
+    assert (frame["transformer"] != "ddp, ddp").all()
+    assert len(frame) < 9**3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(
+        ("flops_per_s", "memory_bytes_per_s", "inside_bytes_per_s", "across_bytes_per_s")
+    ),
+    st.floats(1.0, 5.0),
+    st.data(),
+)
+def test_faster_is_never_slower(name, more, data) -> None:
+    import dataclasses
+
+    shape = load_shape("bert-large")
+    layers = data.draw(st.sampled_from((hs.DLRM_A, hs.transformer_layers(shape))))
+    chosen = {
+        layer.name: data.draw(st.sampled_from(hs.strategies_of(layer.kind, CLUSTER)))
+        for layer in layers
+    }
+    better = dataclasses.replace(CLUSTER, **{name: more * getattr(CLUSTER, name)})
+    before, after = (
+        hs.iteration(layers, hs.mapping(layers, chosen), hs.StageAdditive(c), 1024)
+        for c in (CLUSTER, better)
+    )
+    assert after.iteration_s <= before.iteration_s * (1 + 1e-12)
+    assert before.compute_s <= before.iteration_s * (1 + 1e-12)
+    assert before.iteration_s <= before.serial_s * (1 + 1e-12)
+    assert math.isclose(before.exposed_s, before.iteration_s - before.compute_s)
+
+
+def test_a_model_without_a_head_pays_for_none() -> None:
+    bare = load_shape("llama2-7b").replace(head="none")
+    layers = hs.transformer_layers(bare)
+    assert [layer.name for layer in layers] == ["words", "blocks"]
+    assert math.isclose(sum(layer.units * layer.flops for layer in layers), bare.forward_flops(1.0))
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="unknown layer or class 'densest'"):
+        hs.mapping(hs.DLRM_A, {"densest": ("ddp", "ddp")})
+    with pytest.raises(InputError, match="no strategy for layer 'bottom'"):
+        hs.mapping(hs.DLRM_A, {"embedding": ("mp", "mp")})
+    with pytest.raises(InputError, match="embedding layers take ddp, fsdp, mp"):
+        hs.mapping(hs.DLRM_A, {"embedding": ("tp", "mp"), "dense": ("ddp", "ddp")})
+    with pytest.raises(InputError, match="does not stand before it"):
+        hs.iteration(hs.DLRM_A[::-1], dlrm_a_mapping(), hs.StageAdditive(CLUSTER), 512)

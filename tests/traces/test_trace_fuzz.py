@@ -1,0 +1,245 @@
+"""Whatever happens to a trace's file, it is imported or refused in one sentence: mutations of real
+ones, cut to a size that is quick.
+
+`pytest -m slow` does the same to whole files.
+"""
+
+import gzip
+import io
+import json
+import random
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+from hybridperf.io import InputError
+from hybridperf.traces.events import CALL, NONE
+from hybridperf.traces.readers.kineto import read_traces
+from hybridperf.traces.steps import common_steps, steps, typical
+
+TRIMMED_BYTES = 120_000
+MUTATIONS = 2_000
+ODD = [
+    None, True, "", "abc", "12", -1, 0, 1e-300, 2**31, 2**53 + 1, 2**64, 10**30, -1e18, 1e308,
+    float("nan"), float("inf"), [], [[]], {}, {"a": 1}, "ProfilerStep#3", "cpu_op", "kernel",
+    "cuda_runtime", "X", "\ud800", "\n\n",
+]  # fmt: skip
+
+
+def documents(folder):
+    """(name, JSON) of every real trace: Kineto's, and other kinds that must be told apart from
+    them.
+    """
+    for path in sorted(folder.glob("*.gz")):
+        if path.name.endswith(".tar.gz"):
+            with tarfile.open(path) as archive:
+                for member in sorted(
+                    (m for m in archive.getmembers() if m.name.endswith((".json", ".json.gz"))),
+                    key=lambda m: m.name,
+                )[:2]:
+                    content = archive.extractfile(member).read()
+                    yield (
+                        path.name,
+                        json.loads(
+                            gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+                        ),
+                    )
+        else:
+            yield path.name, json.loads(gzip.decompress(path.read_bytes()))
+
+
+def trimmed(document):
+    """What fits of a document: every few of its entries, steps' marks always."""
+    key = next((k for k in ("traceEvents", "nodes", "workload_graph") if k in document), None)
+    if key is None:
+        return document
+    entries = document[key]
+    marks = [e for e in entries if str(e.get("name", "")).startswith("ProfilerStep")][:6]
+    launched = [e for e in entries if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    kept = {e["args"]["correlation"] for e in launched[len(launched) // 2 :][:60]}
+    chosen = [
+        e
+        for e in entries
+        if isinstance(e.get("args"), dict) and e["args"].get("correlation") in kept
+    ]
+    chosen += entries[:40] + entries[len(entries) // 2 :][:100]
+    small = {k: v for k, v in document.items() if k not in (key, "INFO")}
+    while True:
+        text = json.dumps({**small, key: marks + chosen})
+        if len(text) < TRIMMED_BYTES:
+            return json.loads(text)
+        chosen = chosen[: len(chosen) * 3 // 4]
+
+
+def entries_of(document):
+    return next(
+        (
+            document[k]
+            for k in ("traceEvents", "nodes", "workload_graph")
+            if isinstance(document.get(k), list)
+        ),
+        [document],
+    )
+
+
+def mutated_document(document, rng):
+    """A copy with a few fields deleted, doubled, of other types, with odd times; or with entries
+    so.
+    """
+    text = json.dumps(document)
+    copy = json.loads(text)
+    entries = entries_of(copy)
+    for _ in range(rng.choice([1, 1, 2, 5, 50])):
+        at = rng.randrange(len(entries)) if entries else 0
+        kind = rng.randrange(8)
+        if not entries or not isinstance(entries[at], dict) or not entries[at]:
+            copy[rng.choice(list(copy) or ["a"])] = rng.choice(ODD)
+        elif kind == 0:
+            del entries[at]
+        elif kind == 1:
+            entries.insert(rng.randrange(len(entries)), entries[at])
+        elif kind == 2:
+            del entries[at][rng.choice(list(entries[at]))]
+        elif kind == 3:
+            entries[at][rng.choice(list(entries[at]))] = rng.choice(ODD)
+        elif kind == 4:
+            entries[at][rng.choice(["ts", "dur"])] = rng.choice(ODD)
+        elif kind == 5 and isinstance(entries[at].get("args"), dict) and entries[at]["args"]:
+            entries[at]["args"][rng.choice(list(entries[at]["args"]))] = rng.choice(ODD)
+        elif kind == 6:  # wrong nesting: another's start or end
+            other = rng.choice(entries)
+            if isinstance(other, dict):
+                entries[at].update(
+                    {k: other[k] for k in ("ts", "tid") if k in other and rng.random() < 0.7}
+                )
+        else:
+            copy[rng.choice(list(copy))] = rng.choice(ODD)
+            entries = entries_of(copy) if isinstance(entries_of(copy), list) else []
+    return json.dumps(copy).encode()
+
+
+def mutated_bytes(text, rng):
+    """Cut off, flipped, cut out, doubled, brackets swapped."""
+    text = bytearray(text)
+    kind = rng.randrange(6)
+    if kind == 0:
+        return bytes(text[: rng.randrange(len(text))])
+    for _ in range(rng.choice([1, 3, 20])):
+        at = rng.randrange(len(text))
+        if kind == 1:
+            text[at] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            del text[at : at + rng.randrange(1, 200)]
+        elif kind == 3:
+            text[at:at] = text[at : at + rng.randrange(1, 200)]
+        elif kind == 4:
+            text[at] = rng.choice(b'{}[]",:0-9eE\\n\x00\xff')
+        else:
+            one, other = (
+                text.find(rng.choice([b"{", b"}", b"[", b"]"]), rng.randrange(len(text)))
+                for _ in range(2)
+            )
+            text[one], text[other] = text[other], text[one]
+        if not text:
+            break
+    return bytes(text)
+
+
+def packed(text, rng):
+    """As people send it, then perhaps damaged once more."""
+    kind = rng.randrange(8)
+    if kind == 0:
+        text = gzip.compress(text, 1)
+    elif kind in (1, 2):
+        held = io.BytesIO()
+        with tarfile.open(
+            fileobj=held,
+            mode="w:gz" if kind == 1 else "w",
+            **({"compresslevel": 1} if kind == 1 else {}),
+        ) as archive:
+            info = tarfile.TarInfo("rank0.json")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text))
+        text = held.getvalue()
+    elif kind == 3:
+        held = io.BytesIO()
+        with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("rank0.json", text)
+        text = held.getvalue()
+    return mutated_bytes(text, rng) if kind < 4 and rng.random() < 0.4 else text
+
+
+def check(path):
+    """True if the file was imported and what came of it holds together; False if it was refused in
+    one sentence.
+    """
+    try:
+        traces = read_traces([path])
+        common_steps(traces)
+    except InputError as error:
+        sentence = str(error)
+        assert "\n" not in sentence
+        assert 20 < len(sentence.replace(str(path), "FILE")) < 300, sentence
+        return False
+    for trace in traces:
+        host, device = trace.host, trace.device_events
+        assert np.isfinite(host.start_s).all()
+        assert (host.end_s >= host.start_s).all()
+        assert (np.diff(host.start_s) >= 0).all()
+        assert (np.diff(device.start_s) >= 0).all()
+        assert (device.end_s >= device.start_s).all()
+        inner = np.flatnonzero(host.parent != NONE)
+        assert (host.parent[inner] < inner).all()
+        assert (host.thread[host.parent[inner]] == host.thread[inner]).all()
+        assert (host.kind[device.call[device.call != NONE]] == CALL).all()
+        found = steps(trace)
+        assert typical(trace, found).name in {step.name for step in found}
+        within = np.concatenate([step.device for step in found])
+        assert len(np.unique(within)) == len(within)
+    return True
+
+
+def fuzz(texts, count, path):
+    imported = 0
+    for seed in range(count):
+        rng = random.Random(seed)
+        document = texts[seed % len(texts)]
+        text = (
+            mutated_document(document, rng)
+            if rng.random() < 0.6
+            else mutated_bytes(json.dumps(document).encode(), rng)
+        )
+        path.write_bytes(packed(text, rng))
+        try:
+            imported += check(path)
+        except Exception as error:
+            raise AssertionError(f"mutation {seed}: {type(error).__name__}: {error}") from error
+    return imported
+
+
+def test_mutations_of_trimmed_real_traces_are_imported_or_refused_in_one_sentence(
+    data_dir, tmp_path
+):
+    texts = [trimmed(document) for _, document in documents(data_dir / "traces")]
+    texts = sorted(texts, key=lambda text: "traceEvents" not in text)
+    texts = [
+        *texts,
+        *(text for text in texts if "traceEvents" in text),
+    ]  # these twice: other kinds have fewer ways to go wrong
+    assert all(len(json.dumps(text)) < 200_000 for text in texts)
+    whole = tmp_path / "whole.json"
+    imports = 0
+    for text in texts:
+        whole.write_text(json.dumps(text))
+        imports += check(whole)
+    assert imports >= 10  # every Kineto flavour of the folder, before anything happens to it
+    imported = fuzz(texts, MUTATIONS, tmp_path / "rank0.json")
+    assert MUTATIONS * 0.2 < imported < MUTATIONS * 0.8  # neither all refused nor all harmless
+
+
+@pytest.mark.slow
+def test_mutations_of_whole_real_traces(data_dir, tmp_path):
+    for name, document in documents(data_dir / "traces"):
+        print(name, fuzz([document], 40, tmp_path / "rank0.json"))

@@ -1,0 +1,124 @@
+"""What a pipeline over several nodes adds to a step, for the rows of the one framework that shows
+it.
+"""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.compose import step_seconds
+from hybridperf.training.steps.cross_node import across_s, stall_chance, stalled_s, with_stalled
+from hybridperf.training.steps.knobs import medians
+
+ROW = {
+    "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048,
+    "heads": 32, "layers": 16, "ffn": 8192, "vocab": 32768, "gpu": "H100-SXM5-80GB", "n_gpus": 16,
+    "gpus_per_node": 8, "seq": 1024, "micro_batch": 1, "grad_accum": 16, "tp": 4, "pp": 2, "dp": 2,
+    "sharding": "zero1", "recompute": "none", "precision": "bf16",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bank():
+    return Bank()
+
+
+def batch(bank, *changes):
+    return bank.understand(pd.DataFrame([{**ROW, **one} for one in changes]))
+
+
+def test_a_crossing_pipeline_waits_in_proportion_to_tensor_parallelism(bank) -> None:
+    found = batch(
+        bank,
+        {"tp": 2, "dp": 4},
+        {"tp": 4, "dp": 2},
+        {"tp": 8, "dp": 1},
+        {"tp": 4, "pp": 1, "dp": 4},
+    )
+    knobs = dataclasses.replace(
+        medians(), crossing_tp_s=1.0, stall_s=1e-12
+    )  # so long that nothing else counts
+    layer_s = step_seconds(found.features, knobs).layer_s
+    np.testing.assert_allclose(layer_s[:3], [2.0, 4.0, 8.0], rtol=0.02)
+    assert layer_s[3] < 0.1
+
+
+def test_a_pipeline_inside_a_node_does_not_wait(bank) -> None:
+    found = batch(bank, {"n_gpus": 8, "dp": 1}, {"source": "torchtitan"})
+    assert found.features.crossing.tolist() == [0.0, 0.0]
+    assert batch(bank, {}).features.crossing.tolist() == [1.0]
+
+
+def test_wide_tensor_parallelism_surely_stalls_and_takes_so_much_longer(bank) -> None:
+    rows = batch(
+        bank, {"tp": 32, "n_gpus": 64, "dp": 1}, {"tp": 32, "n_gpus": 128, "pp": 4, "dp": 1}, {}
+    )
+    assert rows.features.stalls.tolist() == [2.0, 4.0, 0.0]
+    assert stall_chance(rows.rows)[:2].tolist() == [0.0, 0.0]
+    slow = step_seconds(rows.features, dataclasses.replace(medians(), stall_s=0.5)).step_s
+    fast = step_seconds(rows.features, dataclasses.replace(medians(), stall_s=0.25)).step_s
+    # m + p - 1 slots of 2 or 4 messages
+    np.testing.assert_allclose((slow - fast)[:2], [0.25 * 2 * 17, 0.25 * 4 * 19], rtol=1e-6)
+    assert slow[2] == fast[2]
+
+
+def test_stalls_by_chance_grow_with_nodes_and_need_replicas(bank) -> None:
+    rows = batch(bank, {}, {"n_gpus": 256, "dp": 32}, {"tp": 8, "dp": 1}, {"pp": 1, "dp": 4})
+    chance = stall_chance(rows.rows)
+    assert 0 < chance[0] < chance[1] <= 0.5
+    assert chance[2:].tolist() == [0.0, 0.0]
+    extra = stalled_s(rows.features, medians(), rows.rows)
+    np.testing.assert_allclose(extra[0], 0.25 * 2 * (16 + 0.5))
+
+
+def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(bank) -> None:
+    rows = batch(
+        bank, {}, {}, {"pp": 4, "dp": 1}, {"pp": 1, "dp": 4}, {"tp": 32, "n_gpus": 64, "dp": 1}
+    )
+    knobs = medians()
+    expected_s = np.asarray(step_seconds(rows.features, knobs).step_s)
+    stall_s = stalled_s(rows.features, knobs, rows.rows)
+    measured_s = (
+        expected_s
+        + np.array([0.4, 0.6, 0.9, 0.0, 0.0]) * stall_s
+        + np.array([0.0, 0.0, 0.0, 100.0, 0.0])
+    )
+    marked = with_stalled(rows.features, knobs, expected_s, measured_s)
+    assert marked.stalls.tolist() == [
+        0.0,
+        2.0,
+        4.0,
+        0.0,
+        2.0,
+    ]  # inside a node never, of wide tensor parallelism always
+
+
+def test_updated_weights_come_around_a_ring_of_all_data_ranks(bank) -> None:
+    rows = batch(
+        bank,
+        {"tp": 1, "dp": 8},
+        {"tp": 1, "dp": 64, "n_gpus": 128},
+        {"tp": 8, "dp": 1},
+        {"dp": 2, "sharding": "zero0"},
+    )
+    np.testing.assert_array_equal(
+        rows.features.gathered_layers, rows.features.layers_first * [8, 64, 0, 0]
+    )
+
+
+def test_gradients_are_reduced_beside_the_backward_pass_where_no_optimizer_is_sharded(bank) -> None:
+    rows = batch(
+        bank,
+        {"sharding": "zero0"},
+        {"sharding": "zero1"},
+        {"sharding": "zero0", "source": "vtrain_multi_node"},
+    )
+    assert rows.features.reduction_hidden.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_latency_and_bytes_hide_each_other() -> None:
+    both = across_s(np, np.array([1.0, 1.0, 1e-3]), np.array([1.0, 1e-3, 1.0]))
+    np.testing.assert_allclose(both, [2 ** (1 / 3), 1.0, 1.0], rtol=1e-6)

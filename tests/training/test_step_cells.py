@@ -1,0 +1,127 @@
+"""Cells of a batch: a row is priced alike whatever stands beside it. The truth is each row by
+itself, by prices that know nothing yet.
+"""
+
+import dataclasses
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from hybridperf.collectives.fit import fit_collectives
+from hybridperf.hardware import load_device, load_system
+from hybridperf.io import InputError
+from hybridperf.model import PerfModel
+from hybridperf.training.steps.features import features
+from hybridperf.training.steps.prices import Prices
+from hybridperf.workloads.transformer import Layout, load_shape
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.step import refuse_unmodelled
+
+TIED, EXPERTS = (
+    load_shape("gpt2-xl"),
+    dataclasses.replace(load_shape("qwen3-30b-a3b"), layers=4, experts=8, topk=2),
+)
+SHAPES = (
+    TIED,
+    load_shape("llama3-8b"),
+    EXPERTS,
+    dataclasses.replace(EXPERTS, tied=True),
+    load_shape("bert-large"),
+)
+LAYOUTS = {
+    "tp": (1, 2),
+    "pp": (1, 2),
+    "dp": (2, 4),
+    "cp": (1, 2),
+    "ep": (1, 2),
+    "expert_tp": (None, 1),
+    "zero": (0, 1, 2, 3),
+    "shard_ranks": (None, 2),
+    "micro_batch": (1, 2),
+    "accumulation": (1, 4),
+    "recompute": ("none", "selective", "full"),
+    "sequence_parallel": (False, True),
+    "schedule": ("1f1b", "gpipe", "interleaved", "zero_bubble"),
+    "order": (
+        ("tp", "cp", "ep", "dp", "pp"),
+        ("dp", "ep", "tp", "cp", "pp"),
+        ("pp", "dp", "ep", "cp", "tp"),
+    ),
+}
+CONFIGS = {
+    "shape": SHAPES, "dtype": ("bf16", "fp16"), "quant": ("", "fp8"), "gpus_per_node": (2, 8),
+    "attention": ("fused", "unfused"), "attention_kernel": ("", "flash1"),
+    "expert_messages": ("copies", "nodes"), "framework": ("megatron", "eager", "compiled"),
+    "dropout": (False, True), "fused_loss": (False, True), "vocab_multiple": (1, 128),
+    "optimizer": ("adam", "sgd"), "gradient_bytes": (None, 4), "overlap_gradients": (False, True),
+    "overlap_sends": (False, True), "scatter_gather": (False, True),
+    "stage_split": ("even", "cost"), "grouped_experts": (False, True),
+}  # fmt: skip
+LINKS = fit_collectives(None, load_system("aic_h100_sxm"))[0]
+
+
+def prices() -> Prices:
+    device = load_device("h100_sxm")
+    return Prices(PerfModel.datasheet(device), LINKS, device, lambda: ())
+
+
+def legal(config: TransformerConfig) -> bool:
+    try:
+        config.layout.check(
+            config.shape, gpus_per_node=min(config.gpus_per_node, config.layout.ranks), strict=False
+        )
+        refuse_unmodelled(config)
+    except InputError:
+        return False
+    return (
+        config.layout.cp == 1 or config.attention == "fused"
+    )  # `context_parallel` refuses the others
+
+
+def neighbours(seed: int, count: int) -> list[TransformerConfig]:
+    """Each row differs from the one before it in one field: a key without that field takes the one
+    for the other.
+    """
+    first = TransformerConfig(TIED, Layout(dp=4, pp=2, zero=3, accumulation=4), gpus_per_node=8)
+    rng, found = random.Random(seed), [first, first.replace(layout=first.layout.replace(pp=1))]
+    while len(found) < count:
+        name = rng.choice([*LAYOUTS, *LAYOUTS, *CONFIGS])
+        try:
+            if name in CONFIGS:
+                other = found[-1].replace(**{name: rng.choice(CONFIGS[name])})
+            else:
+                layout = found[-1].layout.replace(**{name: rng.choice(LAYOUTS[name])})
+                other = found[-1].replace(
+                    layout=layout.replace(vp=2 if layout.schedule == "interleaved" else 1)
+                )
+        except InputError:
+            continue
+        if other != found[-1] and legal(other):
+            found.append(other)
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_batch_is_each_row_by_itself(seed):
+    configs = neighbours(seed, 60)
+    alone = [features([config], prices()) for config in configs]
+    for way in (1, -1):
+        together = features(configs[::way], prices())
+        for at, (config, own_features) in enumerate(zip(configs[::way], alone[::way], strict=True)):
+            for name in (field.name for field in dataclasses.fields(own_features)):
+                for one, own in zip(
+                    jax.tree.leaves(getattr(together, name)),
+                    jax.tree.leaves(getattr(own_features, name)),
+                    strict=True,
+                ):
+                    # networks count in float32, whose rounding hangs on how many rows they are
+                    # given (JAX 0.11)
+                    np.testing.assert_allclose(
+                        one[..., at],
+                        own[..., 0],
+                        rtol=1e-6,
+                        atol=1e-15,
+                        err_msg=f"{name} of {config}",
+                    )

@@ -1,0 +1,376 @@
+"""How parts make a step: cases by hand, limits, and slopes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybridperf.training.steps.compose import Block, Features, step_seconds
+from hybridperf.training.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, medians, theta_of
+from hybridperf.workloads.schedules import graph_seconds, schedule
+from hybridperf.workloads.transformer.codes import SCHEDULES
+
+FREE = Knobs(
+    **{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES}
+)  # nothing is launched, awaited or exposed
+
+
+def block(**amounts):
+    """A block of one row: [P, 1]; amounts are (forward, recomputed, backward)."""
+    zero = {field.name: np.zeros((3, 1)) for field in dataclasses.fields(Block)}
+    return Block(
+        **zero | {name: np.array(amount, float).reshape(3, 1) for name, amount in amounts.items()}
+    )
+
+
+def row(**changes):
+    """Four layers of 1 s forward and 2 s backward, nothing else."""
+    fields = {field.name: np.zeros(1) for field in dataclasses.fields(Features)}
+    fields |= {"layer": block(gemm_s=(1, 0, 2)), "embedding": block(), "head": block()}
+    fields |= {
+        name: np.array([value], float)
+        for name, value in dict(layers_first=4, layers_last=4, layers_most=4, layers=4).items()
+    }
+    fields |= {
+        name: np.ones(1) for name in ("stages", "micro_batches", "fill", "chunks", "tp_nodes", "tp")
+    }
+    return Features(
+        **fields
+        | {k: v if isinstance(v, Block) else np.array([v], float) for k, v in changes.items()}
+    )
+
+
+def pipeline(stages, **changes):
+    """The same, a layer per stage."""
+    return row(
+        stages=stages, layers_first=1, layers_last=1, layers_most=1, layers=stages, **changes
+    )
+
+
+def time(features, knobs=FREE, **corrections):
+    return float(step_seconds(features, knobs, **corrections).step_s[0])
+
+
+def test_one_stage_is_its_layers_times_micro_batches():
+    assert time(row()) == pytest.approx(12.0)
+    assert time(row(micro_batches=5)) == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize(("stages", "m"), [(2, 1), (4, 8), (4, 2)])
+def test_equal_stages_give_the_closed_form_of_1f1b(stages, m):
+    """(m + p - 1)(F + B)."""
+    assert time(pipeline(stages, micro_batches=m)) == pytest.approx((m + stages - 1) * 3.0)
+
+
+def test_interleaving_shows_only_a_share_of_the_filling():
+    """m (F + B) (1 + (p - 1) / (v m)): formulas.md 3.2."""
+    assert time(pipeline(4, micro_batches=8, fill=0.5)) == pytest.approx(8 * 3 * (1 + 3 / (2 * 8)))
+
+
+def test_the_slowest_stage_sets_the_pace():
+    """(m - 1) max + sum, the head on the last stage."""
+    f = pipeline(3, micro_batches=6, head=block(gemm_s=(1, 0, 1)))
+    assert time(f) == pytest.approx(5 * 5.0 + (3 + 3 + 5))
+    assert float(step_seconds(f, FREE).bubble_s[0]) == pytest.approx(6.0)
+
+
+def test_host_and_gpu_do_not_add_up():
+    """The larger of both counts: launches of 2 s a layer hide under 3 s of GPU, 4 s do not."""
+    counted = row(layer=block(gemm_s=(1, 0, 2), kernels=(5, 0, 5)))
+    assert time(counted, dataclasses.replace(FREE, launch_s=0.2)) == pytest.approx(12.0, rel=2e-3)
+    assert time(counted, dataclasses.replace(FREE, launch_s=0.4)) == pytest.approx(16.0, rel=5e-3)
+
+
+def test_gathers_of_shards_hide_beside_the_computation():
+    short, long = (
+        row(layer=block(gemm_s=(1, 0, 2), gather_s=(size, 0, size), gather_calls=(1, 0, 1)))
+        for size in (0.5, 4.0)
+    )
+    assert time(short) == pytest.approx(12.0, rel=1e-3)
+    assert time(long) == pytest.approx(32.0, rel=1e-3)
+
+
+def test_tensor_parallel_messages_are_exposed():
+    f = row(layer=block(gemm_s=(1, 0, 2), tp_s=(0.25, 0, 0.25), tp_calls=(2, 0, 2)))
+    assert time(f) == pytest.approx(14.0)
+    assert float(step_seconds(f, FREE).exposed_comm_s[0]) == pytest.approx(2.0)
+    assert time(f, dataclasses.replace(FREE, tp_arrival_s=0.1)) == pytest.approx(15.6)
+
+
+def test_gradients_are_reduced_behind_the_backward_or_beside_it():
+    assert time(row(reduction_s=3.0)) == pytest.approx(15.0)
+    assert time(row(reduction_s=3.0, reduction_hidden=1)) == pytest.approx(
+        12.3
+    )  # the last bucket has nothing to hide under
+    assert time(row(reduction_s=20.0, reduction_hidden=1)) == pytest.approx(24.0)
+
+
+def test_recomputation_is_forward_work_again():
+    assert time(row(layer=block(gemm_s=(1, 1, 2)))) == pytest.approx(16.0)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def parts(features, knobs=FREE, **corrections):
+    return {
+        name: float(values[0])
+        for name, values in step_seconds(features, knobs, **corrections)._asdict().items()
+    }
+
+
+def mixed_rows(count=2000, seed=1):
+    """Rows in which everything takes time, and each of GPU, host and gathers is now and then the
+    longest.
+    """
+    rng = np.random.default_rng(seed)
+
+    def some():
+        amounts = {
+            field.name: 10 ** rng.uniform(-5, -2.5, (3, count))
+            for field in dataclasses.fields(Block)
+        }
+        counts = ("kernels", "tp_calls", "gather_calls", "exchange_calls")
+        return Block(
+            **amounts | {name: rng.integers(0, 40, (3, count)).astype(float) for name in counts}
+        )
+
+    columns = {field.name: rng.uniform(0.0, 0.05, count) for field in dataclasses.fields(Features)}
+    stages = rng.choice([1.0, 2.0, 4.0, 8.0], count)
+    held = rng.integers(1, 6, (3, count)).astype(float)
+    held[1:, stages == 1] = held[0, stages == 1]
+    code = rng.choice([0, 3, 4], count) * (stages > 1)
+    columns |= {
+        "layer": some(),
+        "embedding": some(),
+        "head": some(),
+        "stages": stages,
+        "layers_first": held[0],
+        "layers_last": held[1],
+        "layers_most": held[2],
+        "layers": np.where(
+            stages == 1, held[0], held[0] + held[1] + np.maximum(stages - 2, 0) * held[2]
+        ),
+        "micro_batches": stages * rng.choice([2.0, 4.0], count),
+        "fill": rng.choice([1.0, 0.5], count),
+        "chunks": np.ones(count),
+        "sends_hidden": rng.choice([0.0, 1.0], count),
+        "reduction_hidden": rng.choice([0.0, 1.0], count),
+        "schedule": code,
+        "tp_nodes": rng.choice([1.0, 2.0], count),
+        "weight_share": rng.uniform(0.3, 0.6, count),
+        "crossing": np.zeros(count),
+    }
+    return Features(**columns), rng.normal(0, 0.3, (3, count))
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    f, logs = mixed_rows()
+    found = step_seconds(f, medians(), *logs)
+    four = [found.compute_s, found.exposed_comm_s, found.bubble_s, found.host_s]
+    assert np.sum(four, 0) == pytest.approx(found.step_s, rel=1e-12)
+    assert min(one.min() for one in four) >= 0
+    assert (
+        found.host_s > 0.01 * found.step_s
+    ).mean() > 0.2  # not what is left over by clipping the others
+    assert (found.exposed_comm_s > 0.01 * found.step_s).all()
+
+
+def test_jax_finds_the_same_parts_and_slopes_that_add_up():
+    f, logs = mixed_rows(50)
+    of = lambda theta: step_seconds(f, knobs_of(theta), *logs)  # noqa: E731
+    theta = theta_of(medians())
+    with jax.enable_x64(True):
+        traced, slopes = jax.jit(of)(jnp.asarray(theta)), jax.jacobian(of)(jnp.asarray(theta))
+    for name, values, others in zip(traced._fields, of(theta), traced, strict=True):
+        assert np.asarray(others) == pytest.approx(values, rel=1e-9, abs=1e-12), name
+    whole, four = np.asarray(slopes.step_s), np.sum(np.asarray(slopes[1:5]), 0)
+    assert np.isfinite(whole).all()
+    assert four == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("end", "first"), [("head", False), ("embedding", True)])
+def test_parts_are_those_of_the_slowest_stage(end, first):
+    """Three stages of 3 s and an end of 2 s with 0.5 s of messages: its stage computes 5 s of each
+    micro-batch.
+    """
+    f = pipeline(
+        3,
+        micro_batches=6,
+        **{end: block(gemm_s=(1, 0, 1), tp_s=(0.25, 0, 0.25), tp_calls=(1, 0, 1))},
+    )
+    found = parts(f)
+    assert found["step_s"] == pytest.approx(6 * 5.5 + 6.0)
+    assert found["compute_s"] == pytest.approx(6 * 5.0)
+    assert found["exposed_comm_s"] == pytest.approx(6 * 0.5)
+    assert found["bubble_s"] == pytest.approx(6.0)
+    assert found["host_s"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_full_stage_in_the_middle_is_the_slowest():
+    found = parts(
+        row(stages=3, layers_first=1, layers_last=1, layers_most=3, layers=5, micro_batches=4)
+    )
+    assert found["step_s"] == pytest.approx(4 * 9.0 + 6.0)
+    assert found["compute_s"] == pytest.approx(4 * 9.0)
+
+
+def test_gathers_that_outlast_the_computation_are_exposed():
+    """8 s beside 3 s of a layer: the GPU waits for messages, not for its host, whose 7 s hide
+    beside them.
+    """
+    layer = dict(gemm_s=(1, 0, 2), gather_s=(4.0, 0, 4.0), gather_calls=(1, 0, 1))
+    found = parts(row(layer=block(**layer)))
+    assert found["exposed_comm_s"] == pytest.approx(4 * 5.0, rel=1e-3)
+    assert found["host_s"] == pytest.approx(0.0, abs=1e-9)
+    busy = parts(
+        row(layer=block(**layer, kernels=(30, 0, 30))), dataclasses.replace(FREE, launch_s=6 / 60)
+    )
+    assert busy["exposed_comm_s"] == pytest.approx(4 * 5.0, rel=1e-3)
+    assert busy["host_s"] < 0.02 * busy["step_s"]
+
+
+def test_optimizer_and_fixed_seconds_have_their_parts():
+    """The update computes, its launches and what is fixed are the host's, weights that come back
+    are messages.
+    """
+    f = row(optimizer_s=2.0, optimizer_kernels=10, gathered_layers=3)
+    knobs = dataclasses.replace(FREE, launch_s=0.1, layer_gather_s=0.5, fixed_s=0.25)
+    found, without = parts(f, knobs), parts(row(), FREE)
+    assert found["compute_s"] - without["compute_s"] == pytest.approx(2.0)
+    assert found["exposed_comm_s"] - without["exposed_comm_s"] == pytest.approx(1.5)
+    assert found["host_s"] - without["host_s"] == pytest.approx(10 * 0.1 + 0.25)
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m"),
+    [
+        ("chimera", 4, 4),
+        ("chimera", 8, 6),
+        ("chimera", 4, 16),
+        ("zero_bubble", 4, 8),
+        ("zero_bubble", 8, 3),
+    ],
+)
+@pytest.mark.parametrize(
+    ("there", "back", "share"), [(1.0, 2.0, 0.5), (2.0, 1.5, 0.4), (1.0, 1.0, 0.9)]
+)
+def test_uniform_stages_take_what_the_schedule_s_graph_takes(name, p, m, there, back, share):
+    f = pipeline(
+        p, micro_batches=m, layer=block(gemm_s=(there, 0, back)), schedule=SCHEDULES.index(name),
+        weight_share=share
+    )  # fmt: skip
+    assert time(f) == pytest.approx(
+        graph_seconds(schedule(name, p, m), there, back, weight_s=share * back), rel=1e-5
+    )
+    found = parts(f)
+    assert found["compute_s"] == pytest.approx(m * (there + back))
+    assert found["bubble_s"] == pytest.approx(found["step_s"] - found["compute_s"])
+
+
+def test_a_chimera_worker_has_half_of_both_ends():
+    """A head of 2 s on one stage of four: the outer workers have it for half
+    of the micro-batches.
+    """
+    f = pipeline(
+        4, micro_batches=4, head=block(gemm_s=(1, 0, 1)), schedule=SCHEDULES.index("chimera")
+    )
+    assert parts(f)["compute_s"] == pytest.approx(4 * (3.0 + 1.0))
+
+
+@pytest.mark.parametrize("ends", [{"head": 1.0}, {"head": 2.0}, {"head": 2.0, "embedding": 0.5}])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 16), (8, 8), (8, 32)])
+@pytest.mark.parametrize(
+    ("name", "within"), [("1f1b", 1e-5), ("zero_bubble", 1e-5), ("chimera", 0.06)]
+)
+def test_a_heavy_last_stage_takes_about_what_the_schedule_s_graph_takes(name, p, m, ends, within):
+    forward, backward = np.ones(p), np.full(p, 2.0)
+    for end, at in (("embedding", 0), ("head", -1)):
+        forward[at] += ends.get(end, 0.0) / 3
+        backward[at] += ends.get(end, 0.0) * 2 / 3
+    blocks = {end: block(gemm_s=(size / 3, 0, size * 2 / 3)) for end, size in ends.items()}
+    f = pipeline(p, micro_batches=m, **blocks, schedule=SCHEDULES.index(name), weight_share=0.5)
+    assert time(f) == pytest.approx(
+        graph_seconds(schedule(name, p, m), forward, backward, weight_s=backward / 2), rel=within
+    )
+
+
+@pytest.mark.parametrize("name", ["chimera", "zero_bubble"])
+def test_a_host_that_is_slower_one_way_changes_the_bubble(name):
+    """A layer whose host takes 3 s there and 3 s back is as long both ways,
+    whatever its GPU does.
+    """
+    layer = block(gemm_s=(0.5, 0, 1.0), kernels=(30, 0, 30))
+    f = pipeline(4, micro_batches=4, layer=layer, schedule=SCHEDULES.index(name), weight_share=0.5)
+    expected = graph_seconds(schedule(name, 4, 4), 3.0, 3.0, weight_s=1.5)
+    assert time(f, dataclasses.replace(FREE, launch_s=0.1)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_corrections_scale_layers_and_ends():
+    f = row(head=block(gemm_s=(1, 0, 1)))
+    assert time(f, gpu_log=np.log([1.5])) == pytest.approx(20.0)
+    assert time(f, ends_log=np.log([1.5])) == pytest.approx(15.0)
+
+
+def some_row():
+    """Everything that a knob speaks of is there."""
+    rng = np.random.default_rng(0)
+    of = lambda: {
+        field.name: rng.uniform(0.5, 1.5, 3) * (1e-3 if field.name.endswith("_s") else 5)
+        for field in dataclasses.fields(Block)
+    }  # noqa: E731
+    sizes = dict(
+        micro_batches=6, fill=1, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, reduction_calls=2,
+        optimizer_s=1e-3, optimizer_kernels=3, tp=2, crossing=1, stalls=1, gathered_layers=2,
+    )  # fmt: skip
+    layers = {"gather_s": np.full(3, 1e-9)}
+    return pipeline(
+        4,
+        layer=block(**of() | layers),
+        embedding=block(**of() | layers),
+        head=block(**of() | layers),
+        **sizes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tp_nodes", "name"), [(1, "1f1b"), (2, "1f1b"), (1, "chimera"), (1, "zero_bubble")]
+)
+def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
+    f = dataclasses.replace(
+        some_row(), tp_nodes=np.array([float(tp_nodes)]), schedule=np.array([SCHEDULES.index(name)])
+    )
+    f = dataclasses.replace(f, micro_batches=np.array([8.0]), weight_share=np.array([0.45]))
+    theta = theta_of(medians())
+    with jax.enable_x64(True):
+        slope = np.asarray(
+            jax.grad(lambda t: jnp.log(step_seconds(f, knobs_of(t)).step_s[0]))(jnp.asarray(theta))
+        )
+    for at in range(len(theta)):
+        moved = 1e-6 * np.eye(len(theta))[at]
+        difference = (
+            np.log(time(f, knobs_of(theta + moved))) - np.log(time(f, knobs_of(theta - moved)))
+        ) / 2e-6
+        assert slope[at] == pytest.approx(difference, abs=1e-6), NAMES[at]
+    assert (slope >= -1e-9).all()  # nothing gets faster by a dearer part
+
+
+def test_rows_are_independent():
+    one, two = some_row(), row()
+    both = jax.tree.map(lambda a, b: np.concatenate([a, b], -1), one, two)
+    assert step_seconds(both, medians()).step_s == pytest.approx(
+        [time(one, medians()), time(two, medians())]
+    )
+
+
+def test_every_belief_says_where_it_comes_from():
+    assert set(BELIEFS) == set(NAMES)
+    for name, belief in BELIEFS.items():
+        assert belief.median > 0, name
+        assert 0 < belief.width <= 2, name
+        assert len(belief.source) > 5, name

@@ -1,0 +1,425 @@
+"""The claim of accuracy on this machine: real steps beside their predictions, judged by hand where
+it can be.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.cli import app as cli
+from hybridperf.engine.prediction import predict
+from hybridperf.hardware import this_cpu
+from hybridperf.io import InputError
+from hybridperf.model import GroupReport, PerfModel
+from hybridperf.model.fit.programs import usable_core
+from hybridperf.ops import GROUPS
+from hybridperf.ops.roofline import Work
+from hybridperf.validate import comparison, demo, here, step_ops
+from hybridperf.validate.comparison import StepComparison
+from hybridperf.validate.measured_steps import MeasuredStep
+from hybridperf_calibration.training_steps import dlrm, gpt, op_times
+from hybridperf_calibration.training_steps import run as workload_run
+
+TINY = (
+    {
+        "workload": "dlrm",
+        "config": {
+            "batch": 300,
+            "tables": 3,
+            "rows_per_table": 900,
+            "embedding_dim": 24,
+            "pooling": 3,
+            "bottom_mlp": [200, 24],
+            "top_mlp": [160, 1],
+        },
+    },
+    {
+        "workload": "gpt",
+        "config": {"batch": 3, "seq": 36, "width": 96, "layers": 2, "heads": 3, "vocab": 350},
+    },
+)
+
+
+def datasheet_with_intervals(half_width: float) -> PerfModel:
+    """The roofline of one core here, said to be within `half_width` for every group of ops."""
+    model = PerfModel.datasheet(this_cpu(1))
+    names = [field.name for field in dataclasses.fields(Work)]
+    ends = {"lowest": dict.fromkeys(names, 0.0), "highest": dict.fromkeys(names, 1e18)}
+    errors = (-math.log1p(half_width), math.log1p(half_width))
+    groups = {
+        group: GroupReport(rows=10, half_width=half_width, **ends, errors=errors)
+        for group in GROUPS
+    }
+    return dataclasses.replace(model, groups=groups)
+
+
+@dataclasses.dataclass
+class Run:
+    out: object
+    summary: dict
+    said: str
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Run:
+    """Two tiny steps, really measured, profiled and predicted."""
+    out, said = tmp_path_factory.mktemp("validate"), []
+    here.run(
+        datasheet_with_intervals(1e6),
+        out,
+        cores=usable_core(),
+        steps=TINY,
+        ops=True,
+        say=said.append,
+    )
+    return Run(out, json.loads((out / "summary.json").read_text()), "\n".join(said))
+
+
+@pytest.fixture(scope="module")
+def measured(tiny) -> list[MeasuredStep]:
+    """The same steps as the library gives them, read from the files of that run."""
+    from hybridperf.workloads.jax.program import load_program
+
+    steps = json.loads((tiny.out / "steps" / "steps.json").read_text())["steps"]
+    names = [field.name for field in dataclasses.fields(MeasuredStep) if field.name != "workload"]
+    programs = [load_program(tiny.out / "steps" / "programs" / step["program"]) for step in steps]
+    return [
+        MeasuredStep(workload=w, **{name: step[name] for name in names})
+        for step, w in zip(steps, programs, strict=True)
+    ]
+
+
+def test_summary_is_what_its_steps_say(tiny) -> None:
+    summary, steps = tiny.summary, tiny.summary["steps"]
+    assert (summary["schema"], summary["schema_version"]) == ("hybridperf/validate-here", 1)
+    assert [step["name"].split()[0] for step in steps] == ["dlrm", "gpt"]
+    for step in steps:
+        assert step["error"] == pytest.approx(step["predicted_s"] / step["measured_s"] - 1)
+        assert step["noise"] >= 0
+    errors = [abs(step["error"]) for step in steps]
+    assert summary["mean_error"] == pytest.approx(statistics.mean(errors))
+    assert abs(summary["worst_error"]) == max(errors)
+    assert summary["worst_step"] == steps[int(np.argmax(errors))]["name"]
+    assert summary["mean_roofline_error"] == pytest.approx(
+        statistics.mean(abs(step["roofline_error"]) for step in steps)
+    )
+    assert (summary["inside"], summary["with_interval"]) == (2, 2)  # within a factor of a million
+    assert summary["cores"] == usable_core()
+    assert (tiny.out / "steps.png").read_bytes()[:4] == b"\x89PNG"
+    assert "2 of 2 inside the 90 % interval" in tiny.said
+
+
+def test_with_one_other_step_the_constant_is_its_ratio(tiny) -> None:
+    a, b = tiny.summary["steps"]
+    assert tiny.summary["scaled_roofline_factors"] == pytest.approx(
+        [b["measured_s"] / b["roofline_s"], a["measured_s"] / a["roofline_s"]], rel=1e-9
+    )
+
+
+def test_the_constant_on_the_roofline_is_the_best_one_for_the_other_steps() -> None:
+    rng = np.random.default_rng(0)
+    roofline, true = rng.lognormal(size=9), rng.lognormal(size=9)
+    factors = comparison.best_factors(roofline, true)
+    tried = np.geomspace(0.01, 100, 20_001)
+    for left_out, factor in enumerate(factors):
+        ratio = np.delete(roofline / true, left_out)
+        errors = np.abs(tried[:, None] * ratio - 1).mean(axis=1)
+        assert np.abs(factor * ratio - 1).mean() <= errors.min() + 1e-12
+    np.testing.assert_allclose(comparison.best_factors(true / 3, true), 3.0)
+    assert comparison.best_factors([1.0], [2.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "inside"),
+    [(0.5, 2.0, True), (1.0, 1.0, True), (1.1, 2.0, False), (0.2, 0.9, False), (None, None, None)],
+)
+def test_inside_means_between_the_ends(measured, low, high, inside) -> None:
+    step = measured[0]
+    ends = {"low_s": low and low * step.time_s, "high_s": high and high * step.time_s}
+    compared = StepComparison(
+        step, dataclasses.replace(predict(PerfModel.datasheet(this_cpu(1)), step.workload), **ends)
+    )
+    assert compared.inside is inside
+    assert compared.record()["inside"] is inside
+    assert comparison.summarise([compared])["inside"] == int(inside is True)
+    line = comparison.table([compared], noise=True).splitlines()[-1]
+    assert f" {'-' if inside is None else 'yes' if inside else 'no'} " in line
+
+
+def test_the_table_without_noise_is_the_demos(measured) -> None:
+    model = PerfModel.datasheet(this_cpu(1))
+    compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
+    headers = comparison.table(compared).splitlines()[0].split("  ")
+    assert [h.strip() for h in headers if h.strip()] == [
+        "step",
+        "measured",
+        "predicted",
+        "error",
+        "low",
+        "high",
+        "roofline",
+        "its error",
+    ]
+
+
+def test_noise_is_how_far_the_rounds_lie_above_the_quietest(tiny) -> None:
+    for step in json.loads((tiny.out / "steps" / "steps.json").read_text())["steps"]:
+        assert len(step["round_s"]) == here._ROUNDS
+        assert min(step["round_s"]) == step["time_s"]
+        assert step["noise"] == pytest.approx(
+            statistics.median(step["round_s"]) / step["time_s"] - 1
+        )
+        assert step["cpu_share"] > 0
+
+
+def test_the_cpu_share_is_processor_seconds_per_second(monkeypatch) -> None:
+    """By clocks that are made up: others have the core for a quarter of every second, and the
+    clocks that are read in between agree.
+    """
+    wall_s = itertools.count(0.0, 1.0)
+    step = dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30))
+    running = workload_run.RunningStep(step)
+    monkeypatch.setattr(workload_run.time, "perf_counter", lambda: next(wall_s))
+    monkeypatch.setattr(workload_run.time, "process_time", itertools.count(0.0, 30.0).__next__)
+    running.measure(repeats=8, min_seconds=0.0)
+    expected_wall_s = next(wall_s) - 1.0
+    assert running.result().cpu_share == pytest.approx(30.0 / expected_wall_s)
+
+
+def test_rounds_report_their_own_median_and_profiling_comes_last(monkeypatch) -> None:
+    """Three rounds of four calls whose times are made up: medians 2.5, 6.5 and 3 ms, of which 2.5
+    is the step's and 3 a usual round's.
+    """
+    made_up_ms = itertools.chain(
+        [9, 9], [4, 1, 2, 3], [5, 6, 7, 8], [3, 3, 3, 4], itertools.repeat(0.01)
+    )
+    really_call = workload_run.RunningStep._call
+
+    def call(step):
+        really_call(step)
+        return next(made_up_ms) / 1e3
+
+    monkeypatch.setattr(workload_run.RunningStep, "_call", call)
+    said: list[str] = []
+    step = dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30))
+    (result,) = workload_run.measure_steps(
+        [step], rounds=3, repeats=4, min_seconds=0.0, profile=True, report=said.append
+    )
+    assert [line.rsplit(" ", 2)[1] for line in said if line.startswith("round")] == [
+        "2.500",
+        "6.500",
+        "3.000",
+    ]
+    assert result.round_s == pytest.approx((0.0025, 0.0065, 0.003))
+    assert (result.time_s, result.least_s) == (0.0025, 0.001)
+    assert result.noise == pytest.approx(0.2)
+    assert said[-1].startswith("profiled")
+    assert result.repeats == 12  # the calls of the profile are not timed
+    assert len(result.op_s) > 20
+
+
+def test_one_round_cannot_tell_its_noise() -> None:
+    once = workload_run.measure_step(
+        dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30)),
+        repeats=3,
+        min_seconds=0.0,
+    )
+    assert once.noise is None
+    assert once.op_s is None
+
+
+def test_time_within_an_event_is_not_its_own() -> None:
+    """A loop of 100 ns with two runs of its body, 30 and 20, and an instruction after it."""
+    events = [
+        (0.0, 100.0, "while", "1"),
+        (60.0, 80.0, "body", "1"),
+        (10.0, 40.0, "body", "1"),
+        (100.0, 107.0, "after", "1"),
+    ]
+    own: dict[str, float] = {}
+    for _, name, nanoseconds in op_times.own_times(events):
+        own[name] = own.get(name, 0.0) + nanoseconds
+    assert own == {"while": 50.0, "body": 50.0, "after": 7.0}
+
+
+def test_the_ops_of_a_step_add_up_to_it(tiny, measured) -> None:
+    for number, step in enumerate(measured):
+        ops = step_ops.compare_ops(step, predict(PerfModel.datasheet(this_cpu(1)), step.workload))
+        assert (
+            0.5 < ops.events_s / step.least_s < 1.5
+        )  # the least of both: a median holds what else the machine does
+        products = ops.ops[ops.ops["group"].str.contains("gemm")]
+        assert len(products) >= 10
+        assert products["measured_s"].notna().all()
+        assert set(ops.without_event) <= {"call", "fresh memory"}
+        assert ops.ops["label"].is_unique
+        written = pd.read_csv(tiny.out / "ops" / f"step{number}.csv")
+        assert list(written.columns[:4]) == ["label", "group", "predicted_s", "measured_s"]
+        assert len(written) == len(ops.ops)
+
+
+def test_groups_close_the_sum(tiny, measured) -> None:
+    for step, record in zip(measured, tiny.summary["steps"], strict=True):
+        prediction = predict(PerfModel.datasheet(this_cpu(1)), step.workload)
+        groups = step_ops.by_group(step_ops.compare_ops(step, prediction))
+        assert groups["measured_s"].sum() == pytest.approx(step.time_s)
+        assert groups["predicted_s"].sum() == pytest.approx(prediction.ops()["seconds"].sum())
+        assert groups["error"].sum() == pytest.approx(
+            record["error"], abs=1e-4
+        )  # one stream: the step is the sum of its ops
+        assert [group["group"] for group in record["groups"]] == groups["group"].tolist()
+
+
+def test_labels_and_events_without_a_counterpart_are_said(measured) -> None:
+    step = measured[1]
+    renamed = {
+        ("unheard.1" if name == max(step.op_s, key=step.op_s.get) else name): s
+        for name, s in step.op_s.items()
+    }
+    prediction = predict(PerfModel.datasheet(this_cpu(1)), step.workload)
+    ops = step_ops.compare_ops(dataclasses.replace(step, op_s=renamed), prediction)
+    assert list(ops.not_matched_s) == ["unheard.1"]
+    assert len(ops.without_event) == 2
+    said = step_ops.step_text(ops)
+    assert "events that match no label (1, " in said
+    assert "without an event (2): " in said
+    with pytest.raises(InputError, match="measured without its ops"):
+        step_ops.compare_ops(dataclasses.replace(step, op_s=None), prediction)
+
+
+def test_worst_op_comes_first(measured) -> None:
+    step = measured[0]
+    slow = max((name for name in step.op_s if name.startswith("dot")), key=step.op_s.get)
+    ops = step_ops.compare_ops(
+        dataclasses.replace(step, op_s={**step.op_s, slow: 1.0}),
+        predict(PerfModel.datasheet(this_cpu(1)), step.workload),
+    )
+    assert ops.ops["label"][0] == slow
+    assert step_ops.by_group(ops)["group"][0] == ops.ops["group"][0]
+    assert "in the worst step" in step_ops.all_steps_text([ops])
+
+
+def sizes(workload: str) -> dict[str, list[int]]:
+    """Each size of the six steps of one kind, by name; depth and width counted alike for both."""
+    configs = [step["config"] for step in here.STEPS if step["workload"] == workload]
+    found = {
+        name: [c[name] for c in configs]
+        for name, value in configs[0].items()
+        if not isinstance(value, list)
+    }
+    if workload == "dlrm":
+        layers = [[*c["bottom_mlp"], *c["top_mlp"]] for c in configs]
+        found |= {
+            "width": [max(widths) for widths in layers],
+            "layers": [len(widths) for widths in layers],
+        }
+    return found
+
+
+def test_twelve_steps_six_of_each_kind() -> None:
+    assert [step["workload"] for step in here.STEPS] == ["dlrm", "gpt"] * 6
+    for step in here.STEPS:  # sizes that make a model
+        (dlrm.DlrmConfig if step["workload"] == "dlrm" else gpt.GptConfig)(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in step["config"].items()
+            }
+        )
+
+
+@pytest.mark.parametrize(
+    ("workload", "names"),
+    [
+        ("dlrm", ["batch", "width", "layers", "rows_per_table", "pooling", "embedding_dim"]),
+        ("gpt", ["batch", "width", "layers", "vocab"]),
+    ],
+)
+def test_sizes_spread_over_a_factor_of_eight(workload, names) -> None:
+    spread = {name: max(values) / min(values) for name, values in sizes(workload).items()}
+    assert {name: spread[name] for name in names if spread[name] < 8} == {}
+    # the others vary, too
+    assert all(len(set(values)) >= 5 for values in sizes(workload).values())
+
+
+def test_no_size_is_the_demos() -> None:
+    for workload in ("dlrm", "gpt"):
+        demo_configs = [step["config"] for step in demo._STEPS if step["workload"] == workload]
+        for name, values in sizes(workload).items():
+            ours = {
+                value for value in values if value > 26
+            }  # few layers, heads and tables are common to all models
+            assert not ours & {config.get(name) for config in demo_configs}, name
+    assert not [step for step in here.STEPS if step in demo._STEPS]
+
+
+def test_tables_and_parameters_fit_in_three_gigabytes() -> None:
+    """All twelve are in memory at once: tables, and parameters three times (Adam), with gradients
+    and activations as large again.
+    """
+    tables = sum(
+        4 * math.prod(s)
+        for s in zip(
+            *(sizes("dlrm")[n] for n in ("tables", "rows_per_table", "embedding_dim")), strict=True
+        )
+    )
+    parameters = sum(
+        v * w + 12 * n * w**2
+        for v, w, n in zip(*(sizes("gpt")[n] for n in ("vocab", "width", "layers")), strict=True)
+    )
+    assert tables + 2 * 3 * 4 * parameters < 2e9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["her", "--model", "here"], "unknown claim 'her' (did you mean 'here'?)"),
+        (["ops", "--model", "here"], "here holds no ops.csv or host.csv"),
+        (["here"], "expected --model FOLDER, got none"),
+        (["here", "--model", "no-such-folder"], "no-such-folder"),
+        (["here", "--model", "v100"], "a gpu, and JAX runs on a cpu here"),
+        (
+            ["here", "--model", "here", "--steps", "13"],
+            "expected --steps from 1 to 12 or all, got '13'",
+        ),
+        (["here", "--model", "here", "--steps", "-1"], "expected --steps from 1 to 12"),
+    ],
+)
+def test_wrong_words_are_one_sentence(arguments, says, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["validate", *arguments])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert error.count("\n") == 1
+    assert says in error
+    assert not list(tmp_path.iterdir())  # refused before anything is measured or written
+
+
+def test_a_model_is_run_on_the_cores_it_was_calibrated_on(tmp_path, monkeypatch) -> None:
+    asked = []
+
+    def stop(folder, spec, *, cores, profile, rounds):
+        asked.append((cores, len(spec), profile))
+        raise InputError("enough")
+
+    monkeypatch.setattr(here, "measure_steps", stop)
+    monkeypatch.setattr(here, "default_backend", lambda: "cpu")  # a process each
+    model = dataclasses.replace(PerfModel.datasheet(this_cpu(1)), provenance={"cores": "3-5"})
+    for cores in (None, "7"):
+        with pytest.raises(InputError, match="enough"):
+            here.run(model, tmp_path, cores=cores, say=lambda line: None)
+    with pytest.raises(InputError, match="enough"):
+        here.run(
+            dataclasses.replace(model, provenance={}),
+            tmp_path,
+            steps=TINY,
+            ops=True,
+            say=lambda line: None,
+        )
+    assert asked == [("3-5", 12, False), ("7", 12, False), (usable_core(), 2, True)]

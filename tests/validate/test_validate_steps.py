@@ -1,0 +1,154 @@
+"""Training steps judged: splits that keep given and judged apart, null models, and a quick run over
+published rows.
+"""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hybridperf.training.steps.failures import endings
+from hybridperf.training.steps.rows import resolve
+from hybridperf.validate import step_memory, step_nulls, step_scores, step_splits, steps
+
+ROW = {
+    "source": "mosaicml_llmfoundry", "family": "gpt", "hidden": 1024, "heads": 16, "layers": 12,
+    "ffn": 4096, "vocab": 50368, "gpu": "a100_80gb", "n_gpus": 8, "gpus_per_node": 8, "seq": 2048,
+    "tp": 1, "pp": 1, "dp": 8, "recompute": "none", "precision": "amp_bf16",
+    "sharding": "FULL_SHARD",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(data_dir):
+    return steps.read(data_dir)
+
+
+def test_no_row_is_given_and_judged(measured) -> None:
+    tasks = set()
+    for split in step_splits.splits(measured.frame):
+        tasks.add(split.task)
+        assert len(split.judged)
+        assert not np.intersect1d(split.given, split.judged).size, split
+    assert set(step_splits.GOALS) <= tasks
+
+
+def test_a_row_ran_if_it_says_so_in_whatever_letters(tmp_path) -> None:
+    rows = [
+        {**ROW, "micro_batch": 4, "grad_accum": 1, "step_time_s": 1.0, "status": status}
+        for status in ("ok", " OK", None, "OOM/failed")
+    ]
+    assert endings(pd.DataFrame(rows)).tolist() == ["ok", "ok", "ok", "oom/failed"]
+    assert endings(pd.DataFrame(rows).drop(columns="status")).tolist() == ["ok"] * 4
+    (tmp_path / "training_steps").mkdir()
+    pd.DataFrame(rows).to_csv(tmp_path / steps.FILES[1])
+    assert steps.read(tmp_path).at.tolist() == [0, 1, 2]
+
+
+def test_twins_of_a_cell_stay_together(measured) -> None:
+    cells = measured.frame.groupby(list(step_splits.CELL), dropna=False).ngroup().to_numpy()
+    for split in step_splits.splits(measured.frame, draws=1):
+        if split.task == "ultra-scale, unseen cells":
+            assert not set(cells[split.given]) & set(cells[split.judged])
+
+
+def test_unseen_models_and_scales_are_unseen(measured) -> None:
+    frame = measured.frame
+    for split in step_splits.splits(frame, draws=1):
+        if split.task.endswith(("unseen model", "unseen size")):
+            assert not set(frame["model"].iloc[split.given]) & set(
+                frame["model"].iloc[split.judged]
+            )
+        if split.task.endswith("GPU count"):
+            assert (
+                frame["n_gpus"].iloc[split.given].max() < frame["n_gpus"].iloc[split.judged].min()
+            )
+
+
+def test_constants_are_the_best_of_their_kind() -> None:
+    random = np.random.default_rng(0)
+    ideal_s, measured_s = np.ones(501), np.exp(random.standard_normal(501))
+    median, best = (step_nulls.constant(ideal_s, measured_s, best) for best in (False, True))
+
+    def error(factor):
+        return np.abs(factor / measured_s - 1).mean()
+
+    assert median == pytest.approx(np.median(measured_s))
+    assert error(best) <= min(error(best * step) for step in (0.5, 0.9, 1.1, 2.0, median / best))
+
+
+def test_trees_learn_what_a_layout_does() -> None:
+    sizes = [
+        {**ROW, "micro_batch": b, "grad_accum": a, "hidden": h}
+        for b in (1, 2, 4, 8)
+        for a in (1, 2, 3, 4)
+        for h in (1024, 2048, 4096)
+    ]
+    rows = resolve(pd.DataFrame(sizes)).rows
+    known = step_nulls.null_rows(rows)
+    slow = np.where([row["micro_batch"] == 1 for row in sizes], 5.0, 2.0)
+    learned = step_nulls.fit("trees", known, slow * known.ideal_s)
+    assert np.abs(learned(known) / (slow * known.ideal_s) - 1).mean() < 0.1
+    assert step_nulls.fit("trees", known[:5], known.ideal_s[:5]) is None
+
+
+def test_scores_by_hand() -> None:
+    frame = pd.DataFrame(
+        {
+            "step_time_s": [1.0, 2.0, 10.0],
+            "predicted_s": [1.1, 1.8, 2.0],
+            "low_s": [0.9, 1.9, 1.0],
+            "high_s": [1.2, 2.1, 3.0],
+            "flat": 2.0,
+        }
+    )
+    found = step_scores.scores(frame, ["flat"])
+    assert found.mape == pytest.approx((0.1 + 0.1 + 0.8) / 3)
+    assert found.median == pytest.approx(0.1)
+    assert found.coverage == pytest.approx(2 / 3)
+    assert (found.slow_rows, found.fast_mape) == (1, pytest.approx(0.1))
+    assert found.nulls["flat"] == pytest.approx((1.0 + 0.0 + 0.8) / 3)
+
+
+def test_balanced_accuracy_by_hand() -> None:
+    failed = np.array([True, True, False, False, False, False])
+    assert step_memory.balanced(
+        failed, np.array([True, False, False, False, False, True])
+    ) == pytest.approx((0.5 + 0.75) / 2)
+    assert np.isnan(step_memory.balanced(failed[:2], failed[:2]))
+
+
+def test_memory_of_the_sweep_within_ten_percent(measured) -> None:
+    ultra = np.flatnonzero(measured.whole["source"] == "ultrascale_playbook")
+    resolved = steps.Resolved(tuple(measured.resolved.rows[at] for at in ultra))
+    (cells, *models) = step_memory.judge(
+        measured.whole.iloc[ultra].reset_index(drop=True), resolved, folds=3
+    )
+    assert cells.mape <= step_memory.GOAL_MEMORY
+    assert cells.balanced >= step_memory.GOAL_BALANCED
+    assert cells.balanced > max(cells.memory_alone, cells.trees_balanced, cells.counts_balanced)
+    assert all(model.mape < 0.13 for model in models)
+
+
+def test_contradictions_are_listed(measured) -> None:
+    said = steps.contradictions_text(measured)
+    assert "micro-batch x accumulation x dp" in said
+    assert len(said.splitlines()) > 8
+
+
+def test_a_quick_run_prints_and_writes_its_tables(run, data_dir, tmp_path) -> None:
+    status, printed, err = run(
+        "validate", "steps", "--data", data_dir, "--out", tmp_path, "--quick", "--tasks", "splits"
+    )
+    assert status in (0, None), err
+    assert "vTrain one node, 30 rows" in printed
+    judged = pd.read_csv(tmp_path / "steps_splits.csv")
+    assert set(step_splits.GOALS) <= set(judged["task"])
+    rows = judged[(judged["task"] == "vTrain one node, 30 rows")]
+    assert (
+        rows["predicted_s"] / rows["step_time_s"] - 1
+    ).abs().mean() < 0.06  # two draws of sixty rows
+
+
+def test_what_cannot_be_judged_is_said(refused, tmp_path) -> None:
+    assert "--data" in refused("validate", "steps")
+    assert "training_steps" in refused("validate", "steps", "--data", tmp_path)
