@@ -32,13 +32,15 @@ def main() -> None:
     prior = load_prior(DEFAULT_PRIOR).families[FAMILY]
     rows = read_families(data, [FAMILY]).families[FAMILY][DEVICE]
     many = rows.some(np.random.default_rng(0).integers(0, len(rows), 100_000))
-    kin = [DEVICE]
+    references = [DEVICE]
     for count in (0, 200, 2_500, 100_000):
         start_s = time.perf_counter()
         adapted = (
-            adapt(prior, many.rows.rows(slice(0, count)), many.time_s[:count], kin=kin)
+            adapt(
+                prior, many.rows.rows(slice(0, count)), many.time_s[:count], references=references
+            )
             if count
-            else adapt(prior, kin=kin)
+            else adapt(prior, references=references)
         )
         adapt_s = time.perf_counter() - start_s
         adapted.predict(many.rows)  # compiles

@@ -119,17 +119,22 @@ def fit_collectives(
             return CollectiveModel(spec, None, about), CollectiveReport(
                 0, {}, pd.DataFrame(), pd.DataFrame()
             )
-        adapted = adapt(known, kin=kin_of(spec, known.population.devices))
+        adapted = adapt(known, references=references_of(spec, known.population.devices))
         model = CollectiveModel(_learned_on(spec, known.population.devices), adapted, about).on(
             spec
         )
         return model, CollectiveReport(0, {}, pd.DataFrame(), pd.DataFrame())
     usable, dropped = usable_rows(rows, spec)
     seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
-    kin = kin_of(spec, known.population.devices) if known else []
+    references = references_of(spec, known.population.devices) if known else []
     known = known or uninformed(seen)
     adapted = adapt(
-        known, seen, time_s, kin=kin, own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows
+        known,
+        seen,
+        time_s,
+        references=references,
+        own_hyper_rows=_OWN_HYPER_ROWS,
+        keep_rows=keep_rows,
     )
     model = CollectiveModel(
         spec, adapted, {**about, "rows": len(usable)}, Measured.of(seen), usual_versions(seen)
@@ -181,7 +186,7 @@ def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, 
     return good, dropped
 
 
-def kin_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
+def references_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
     """Those of some known systems whose accelerators are of one architecture with this system's,
     joined by the same kind of link: each with as much of the network, or, where none has, with the
     next to it. Else a faster network would have no kin, and what it changes inside a node would be
@@ -202,14 +207,16 @@ def _learned_on(system: SystemSpec, names: Iterable[str]) -> SystemSpec:
     """A system without measurements at the rates of its kin, at which their corrections were
     learned; all of them say one latency.
     """
-    kin = [load_system(name) for name in kin_of(system, names)]
+    references = [load_system(name) for name in references_of(system, names)]
     rates: dict[str, float] = {"latency_s": _TAUGHT_LATENCY_S}
-    if kin:
+    if references:
         rates |= {
-            "intra_bytes_per_s": kin[0].intra_bytes_per_s,
-            "nic_bytes_per_s": kin[0].nic_bytes_per_s,
+            "intra_bytes_per_s": references[0].intra_bytes_per_s,
+            "nic_bytes_per_s": references[0].nic_bytes_per_s,
         }
-        rates |= {"node_bytes_per_s": kin[0].share_bytes_per_s * system.accelerators_per_node}
+        rates |= {
+            "node_bytes_per_s": references[0].share_bytes_per_s * system.accelerators_per_node
+        }
     return system.model_copy(update=rates)
 
 

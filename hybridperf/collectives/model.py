@@ -46,7 +46,7 @@ from hybridperf.io import (
     write_arrays,
     write_json,
 )
-from hybridperf.io.namespace import anew
+from hybridperf.io.namespace import fresh_views
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES
 from hybridperf.learning.prior.knobs import group_of
@@ -90,7 +90,7 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Any:
     """Seconds [N] over links whose rates may be traced; differentiable in the rates, all knobs,
     bytes and ranks.
     """
-    table, links = anew((table, links))
+    table, links = fresh_views((table, links))
     seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
     work = jnp.concatenate([seconds, jnp.stack([table.ranks_per_node, table.nodes], -1)], -1)
     return form.seconds(table.theta, work, jnp) * jnp.exp(table.correction)

@@ -40,7 +40,7 @@ from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable
 from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import anew
+from hybridperf.io.namespace import fresh_views
 
 _IMPLEMENTATION = ("lib", "lib_version", "variant", "dtype", "in_place")
 
@@ -147,7 +147,7 @@ class AllToAll:
         calibrated, learned = self._calibrated(traffic, xp)
         if links is None:
             return learned
-        return form.seconds(anew(self.theta), self._work(*traffic, links, xp), xp) * (
+        return form.seconds(fresh_views(self.theta), self._work(*traffic, links, xp), xp) * (
             learned / calibrated
         )
 
@@ -170,7 +170,7 @@ class AllToAll:
 
     def _calibrated(self, traffic: tuple[Any, Any, Any], xp: ModuleType) -> tuple[Any, Any]:
         """Seconds on the calibrated links: by the closed form, and as learned."""
-        theta, log_s, log2_bytes = anew((self.theta, self.log_s, LOG2_BYTES))
+        theta, log_s, log2_bytes = fresh_views((self.theta, self.log_s, LOG2_BYTES))
         calibrated = form.seconds(theta, work := self._work(*traffic, self.links, xp), xp)
         if log_s is None:
             return calibrated, calibrated

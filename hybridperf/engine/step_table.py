@@ -22,7 +22,7 @@ from hybridperf.collectives.model import CollectiveModel, CollectiveTable, colle
 from hybridperf.collectives.unequal import AllToAll
 from hybridperf.engine.workload import Call, Chain, CollectiveCall, Seconds
 from hybridperf.io import InputError
-from hybridperf.io.namespace import anew
+from hybridperf.io.namespace import fresh_views
 from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
 from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
@@ -126,7 +126,7 @@ def split(
 
 def step_durations(table: StepTable, platform: Platform) -> Any:
     """Seconds of each row [U] on one platform."""
-    table, platform = anew((table, platform))
+    table, platform = fresh_views((table, platform))
     op_s = durations(table.ops, platform)
     parts = [op_s if table.slower is None else op_s * jnp.asarray(table.slower, op_s.dtype)]
     if table.place is None:

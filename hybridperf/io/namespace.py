@@ -8,16 +8,19 @@ nobody differentiates by them.
 JAX (0.9, 0.11) remembers a NumPy array that it met in a trace by its identity, in the precision it
 had there, for as long as the array and what was compiled from it live. Met again in another
 precision, the array is taken as it was then: the function does not compile, or counts with rounded
-numbers. So arrays that outlive a trace (of a model, a table, a module) enter it through `anew`.
+numbers. So arrays that outlive a trace (of a model, a table, a module) enter it through `fresh_views`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+Array: TypeAlias = Any
+"""A NumPy or JAX array, traced or not, or a number; its shape stands beside its name, as in `[rows, 3]`."""
 
 
 def array_module(*values: Any) -> Any:
@@ -30,7 +33,7 @@ def floats(value: Any) -> Any:
     return value if isinstance(value, jax.core.Tracer) else np.asarray(value, np.float64).view()
 
 
-def anew(tree: Any) -> Any:
+def fresh_views(tree: Any) -> Any:
     """The tree with NumPy arrays that JAX has not met, over the same numbers."""
     return jax.tree.map(lambda leaf: leaf.view() if isinstance(leaf, np.ndarray) else leaf, tree)
 

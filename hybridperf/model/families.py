@@ -87,7 +87,7 @@ def gpu_of(device: DeviceSpec) -> Gpu | None:
     return Gpu(float(device.multiprocessors), float(device.l2_bytes))
 
 
-def kin_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
+def references_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
     """Those of some known devices that have a device's architecture, itself included; where none
     has, those of its generation.
 

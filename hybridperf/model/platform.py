@@ -19,7 +19,7 @@ import numpy as np
 
 from hybridperf.collectives.links import Links
 from hybridperf.hardware import Device
-from hybridperf.io.namespace import anew
+from hybridperf.io.namespace import fresh_views
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Knobs, Work, op_seconds
 from hybridperf.ops.table import OpRows
@@ -99,7 +99,7 @@ def neutral_knobs() -> Knobs:
 def durations(table: OpTable, platform: Platform) -> Any:
     """Seconds of each op [U] on one platform; pure, differentiable in every leaf of both."""
     table, platform = jax.tree.map(
-        jnp.asarray, anew((table, platform))
+        jnp.asarray, fresh_views((table, platform))
     )  # traced groups pick from knobs
 
     def one(work: Work, peak: Any, group: Any, times: Any, floors: Any, correction: Any) -> Any:
@@ -129,7 +129,7 @@ def canonical(tree: Any) -> Any:
         lambda x: jnp.asarray(
             x, None if np.asarray(x).dtype.kind == "i" else jnp.result_type(float)
         ),
-        anew(tree),
+        fresh_views(tree),
     )
 
 

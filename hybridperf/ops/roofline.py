@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.hardware import LEVELS, Device
-from hybridperf.io.namespace import anew
+from hybridperf.io.namespace import fresh_views
 
 _CACHE_SHARPNESS = (
     4.0  # exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
@@ -180,7 +180,7 @@ def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
     """Its parts, which add up over works that run in one kernel: compute + strided, memory, steps x
     step.
     """
-    work, device, knobs = anew((work, device, knobs))
+    work, device, knobs = fresh_views((work, device, knobs))
     compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (
         knobs.compute_efficiency * device.peak_flops_per_s
     )

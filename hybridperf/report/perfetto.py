@@ -32,7 +32,7 @@ def write_timeline(prediction: Prediction, path: str | os.PathLike) -> None:
     """Write the timeline of one predicted step."""
     graph, times = prediction.workload.graph, prediction.timeline
     ops = prediction.ops()
-    dims = ops.loc[:, "critical":].iloc[:, 1:].to_dict("records")  # type: ignore[misc]
+    dims = ops.loc[:, "critical":].iloc[:, 1:].to_dict("records")
     file = TraceFile()
     for rank in sorted(set(graph.rank.tolist())):
         file.process(rank, f"rank {rank}")

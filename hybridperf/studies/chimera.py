@@ -152,7 +152,7 @@ def _shapes(
             dp=replicas,
             micro_batch=micro_batch,
             accumulation=count,
-            recompute=recompute,
+            recompute=recompute,  # type: ignore[arg-type]
             schedule=schedule,  # type: ignore[arg-type]
         )
         needed = float(memory(shape, layout, dtype=dtype, **options).peak_bytes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -234,7 +235,7 @@ class StepGraph:
         row: int = 0,
         launch_row: int = 0,
         event: int = NONE,
-        **more,
+        **more: Any,
     ) -> int:
         label = rank.trace.device_name(event) if event != NONE else ""
         self._nodes.append((event, row, bool(more.pop("carried", False)), self._turn[rank.at]))

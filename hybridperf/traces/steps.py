@@ -12,7 +12,7 @@ between marks belongs to none.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -188,7 +188,7 @@ def _signature(trace: RankTrace, step: Step) -> bytes:
     return np.stack([device.stream[ordered], device.name[ordered]]).tobytes()
 
 
-def _listed(names) -> str:
+def _listed(names: Iterable[str]) -> str:
     names = list(names)
     more = f", ... {names[-1]} ({len(names)} in all)" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

@@ -18,7 +18,13 @@ import numpy as np
 import pandas as pd
 
 import hybridperf
-from hybridperf.collectives.fit import FAMILY, fit_collectives, kin_of, priced_rows, train_prior
+from hybridperf.collectives.fit import (
+    FAMILY,
+    fit_collectives,
+    priced_rows,
+    references_of,
+    train_prior,
+)
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
@@ -188,8 +194,10 @@ def _errors(
     time_s = asked["time_s"].to_numpy()
     said = model.predict(unknown)
     others, system = elsewhere.rows(model.system.id), model.system
-    kin = kin_of(system, others["system"].unique())
-    nulls = collective_nulls.fit_all(given, others, kin, elsewhere.seed, elsewhere.effort.nulls)
+    references = references_of(system, others["system"].unique())
+    nulls = collective_nulls.fit_all(
+        given, others, references, elsewhere.seed, elsewhere.effort.nulls
+    )
     columns = {
         f"null_{null}": np.abs(np.exp(predicts(unknown)) / time_s - 1)
         for null, predicts in nulls.items()

@@ -65,7 +65,7 @@ def require_scikit_learn() -> Any:
 def fit_all(
     own: pd.DataFrame,
     others: pd.DataFrame,
-    kin: Sequence[str] = (),
+    references: Sequence[str] = (),
     seed: int = 0,
     only: Sequence[str] = NAMES,
 ) -> dict[str, Predicts]:
@@ -78,7 +78,7 @@ def fit_all(
         "alpha_beta": lambda: by_group(own, others, alpha_beta, *_ALPHA_BETA),
         "ring_tree": lambda: by_group(own, others, ring_tree, *_RING_TREE),
         "interpolation": lambda: interpolation(own),
-        "relative": lambda: interpolation(others[others["system"].isin(kin)]),
+        "relative": lambda: interpolation(others[others["system"].isin(references)]),
         "trees": lambda: trees(own, others, seed),
     }
     return {name: makes[name]() for name in only}

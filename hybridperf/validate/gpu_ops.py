@@ -33,7 +33,7 @@ from hybridperf.io import InputError, write_json, write_table
 from hybridperf.learning.prior import Adapted, FamilyPrior, adapt, train_family
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.learning.prior.trunk import Recipe
-from hybridperf.model.families import kin_of, kinds_of
+from hybridperf.model.families import kinds_of, references_of
 from hybridperf.model.published.ops import FILES, DeviceRows, Measured, read_families, require_data
 from hybridperf.report import device_plots
 from hybridperf.validate import model_ops, null_models
@@ -217,7 +217,10 @@ def _fitted(
     prior, _ = kept_prior(others, family, split, effort, seed, keep)
     own = devices[device].some((devices[device].about["split"] == "train").to_numpy())
     return adapt(
-        prior, own.rows, own.time_s, kin=kin_of(load_device(device), prior.population.devices)
+        prior,
+        own.rows,
+        own.time_s,
+        references=references_of(load_device(device), prior.population.devices),
     )
 
 
@@ -268,7 +271,7 @@ def _for(elsewhere: Elsewhere, device: str) -> Elsewhere:
     """
     prior = elsewhere.prior
     return dataclasses.replace(
-        elsewhere, prior=prior.among(kin_of(load_device(device), prior.population.devices))
+        elsewhere, prior=prior.among(references_of(load_device(device), prior.population.devices))
     )
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.collectives import curves, fit
-from hybridperf.collectives.fit import fit_collectives, kin_of, train_prior
+from hybridperf.collectives.fit import fit_collectives, references_of, train_prior
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, collective_seconds, load_collectives
@@ -398,9 +398,9 @@ def test_times_that_cannot_be_are_refused(prior: Prior, time_s: float) -> None:
 
 
 def test_kin_are_of_one_architecture_and_kind_of_link() -> None:
-    assert kin_of(load_system(NEW), [*TAUGHT, "8x_a100_pcie"]) == ["aic_a100_sxm"]
-    assert kin_of(load_system("8x_a100_pcie"), [*TAUGHT, NEW]) == []
-    assert kin_of(load_system("dgx2"), TAUGHT) == [], (
+    assert references_of(load_system(NEW), [*TAUGHT, "8x_a100_pcie"]) == ["aic_a100_sxm"]
+    assert references_of(load_system("8x_a100_pcie"), [*TAUGHT, NEW]) == []
+    assert references_of(load_system("dgx2"), TAUGHT) == [], (
         "of an accelerator that is not known nothing is kin"
     )
 

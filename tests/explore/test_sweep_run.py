@@ -183,9 +183,9 @@ def test_a_finished_sweep_is_not_done_again(tmp_path):
     with pytest.raises(InputError, match="holds another sweep"):
         hp.sweep({**GEMMS, "target": {"kind": "ops", "model": "a100_sxm4_80g"}}, out, quiet=True)
     assert out.read_bytes() == content
-    anew = hp.sweep({**GEMMS, "chunk": 400}, out, restart=True, quiet=True)
-    assert anew.computed == anew.points
-    assert pd.read_parquet(out)["point"].tolist() == list(range(anew.points))
+    fresh_views = hp.sweep({**GEMMS, "chunk": 400}, out, restart=True, quiet=True)
+    assert fresh_views.computed == fresh_views.points
+    assert pd.read_parquet(out)["point"].tolist() == list(range(fresh_views.points))
 
 
 def test_a_file_that_is_no_sweep_is_left_alone(tmp_path):

@@ -18,7 +18,7 @@ from hybridperf.model.families import (
     family_rows,
     gpu_of,
     groups_of,
-    kin_of,
+    references_of,
     with_defaults,
 )
 from hybridperf.ops import GROUPS, DecodeAttention, Gemm, Softmax
@@ -390,10 +390,12 @@ def test_a_single_op_is_seen_like_a_row_of_a_table() -> None:
         ("t4", []),
     ],
 )
-def test_kin_have_the_architecture_or_else_the_generation(device: str, kin: list[str]) -> None:
+def test_kin_have_the_architecture_or_else_the_generation(
+    device: str, references: list[str]
+) -> None:
     assert (
-        kin_of(
+        references_of(
             load_device(device), ["v100_sxm2", "a100_sxm4_80g", "h100_sxm", "b200_sxm", "nobody"]
         )
-        == kin
+        == references
     )

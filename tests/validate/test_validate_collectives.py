@@ -136,9 +136,9 @@ def error(
     own: pd.DataFrame,
     others: pd.DataFrame,
     asked: pd.DataFrame,
-    kin: tuple[str, ...] = (),
+    references: tuple[str, ...] = (),
 ) -> float:
-    (says,) = collective_nulls.fit_all(own, others, kin, only=(name,)).values()
+    (says,) = collective_nulls.fit_all(own, others, references, only=(name,)).values()
     return float(
         np.median(np.abs(np.exp(says(asked.drop(columns="time_s"))) / asked["time_s"] - 1))
     )
@@ -218,7 +218,7 @@ def test_a_group_without_rows_is_answered_from_its_collective_then_from_other_sy
     assert np.isnan(
         collective_nulls.fit_all(none, others, only=("interpolation",))["interpolation"](gather)
     ).all()
-    assert error("relative", none, others, gather, kin=("aic_h100_sxm",)) == pytest.approx(
+    assert error("relative", none, others, gather, references=("aic_h100_sxm",)) == pytest.approx(
         3.0, rel=0.1
     )
     assert np.isnan(error("relative", none, others, gather))

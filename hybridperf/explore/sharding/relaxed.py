@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from hybridperf.explore.sharding.cost import MEMORY, Cost
-from hybridperf.io.namespace import anew
+from hybridperf.io.namespace import fresh_views
 
 STEPS = 250
 _RATE = 0.15
@@ -49,7 +49,7 @@ def descend(cost: Cost, starts: int, near: np.ndarray | None = None, seed: int =
 
 def loss(cost: Cost, logits: Any, temperature: Any, power: Any) -> Any:
     """Of one start, logits [T, R]."""
-    cost = anew(cost)
+    cost = fresh_views(cost)
     weights = jax.nn.softmax(logits / temperature, -1)
     sums = jnp.matmul(weights.T, cost.tables, precision=jax.lax.Precision.HIGHEST)
 

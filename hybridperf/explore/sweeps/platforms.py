@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hybridperf.collectives.links import Links
-from hybridperf.io.namespace import anew
+from hybridperf.io.namespace import fresh_views
 from hybridperf.model import Platform
 from hybridperf.ops import GROUPS
 
@@ -23,7 +23,7 @@ def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
     """Knobs by the names of `prediction.knob_names()`: a group's own value, or for all groups a
     factor on each one's.
     """
-    platform = jax.tree.map(jnp.asarray, anew(platform))  # traced groups pick from them
+    platform = jax.tree.map(jnp.asarray, fresh_views(platform))  # traced groups pick from them
     fields: dict[str, Any] = {}
     knobs: dict[str, Any] = {}
     links: dict[str, Any] = {}

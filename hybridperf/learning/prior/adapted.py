@@ -192,7 +192,7 @@ def _wider(outside: Any) -> Any:
 
 def adapt(
     prior: FamilyPrior, rows: Rows | None = None, time_s: np.ndarray | None = None, seed: int = 0,
-    keep_rows: bool = True, kin: Sequence[str] = (), own_hyper_rows: int = OWN_HYPER_ROWS,
+    keep_rows: bool = True, references: Sequence[str] = (), own_hyper_rows: int = OWN_HYPER_ROWS,
 ) -> Adapted:  # fmt: skip
     """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept,
     however few there are.
@@ -201,7 +201,7 @@ def adapt(
     where it starts. `own_hyper_rows`: from so many rows on, these have a word on the
     hyper-parameters.
     """
-    prior = prior.among(kin)
+    prior = prior.among(references)
     if rows is None or time_s is None or len(rows) == 0:
         return Adapted(
             prior,

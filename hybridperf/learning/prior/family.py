@@ -83,15 +83,15 @@ class FamilyPrior:
     )
     kin_log_width: float | None = None
 
-    def among(self, kin: Sequence[str]) -> FamilyPrior:
+    def among(self, references: Sequence[str]) -> FamilyPrior:
         """For a device of which some prior devices are kin (of one architecture): their knobs, and
         full belief in the trunk they taught.
         """
-        kin = [name for name in kin if name in self.population.devices]
-        if not kin:
+        references = [name for name in references if name in self.population.devices]
+        if not references:
             return self
         hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
-        prior = dataclasses.replace(self, population=self.population.among(kin), hyper=hyper)
+        prior = dataclasses.replace(self, population=self.population.among(references), hyper=hyper)
         if self.kin_quantile is None or self.kin_log_width is None:
             return prior
         return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
@@ -125,7 +125,7 @@ class FamilyPrior:
         return {
             "slots": list(self.population.slots),
             "devices": list(self.population.devices),
-            "kin": list(self.population.kin),
+            "kin": list(self.population.references),
             "inputs": list(self.standard.names),
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
@@ -224,16 +224,16 @@ def train_family(
     left_out = _leave_out(prior, measured, own, data, kinds or {}, shorter, seed)
     hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
-    of_kin = [out.of_kin for out in left_out if out.of_kin is not None]
+    of_references = [out.of_references for out in left_out if out.of_references is not None]
     return dataclasses.replace(
         prior,
         hyper=hyper,
         quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
         log_width=max(_log_width(hyper, out.cold) for out in left_out),
         kin_quantile=max(
-            (_quantile_without_rows(believing, rows) for rows in of_kin), default=None
+            (_quantile_without_rows(believing, rows) for rows in of_references), default=None
         ),
-        kin_log_width=max((_log_width(believing, rows) for rows in of_kin), default=None),
+        kin_log_width=max((_log_width(believing, rows) for rows in of_references), default=None),
     )
 
 
@@ -267,7 +267,7 @@ class _LeftOut:
 
     placed: Examples  # knobs found from a few of its rows
     cold: Examples  # knobs usual elsewhere; no kin of it was seen
-    of_kin: Examples | None  # knobs of its kin among the others; None where it has none
+    of_references: Examples | None  # knobs of its kin among the others; None where it has none
 
 
 def _leave_out(
@@ -299,7 +299,7 @@ def _leave_out(
     out = []
     for name in names:
         rows, time_s = measured[name]
-        kin = [
+        references = [
             other
             for other in names
             if other != name and name in kinds and kinds.get(other) == kinds[name]
@@ -314,7 +314,9 @@ def _leave_out(
             _LeftOut(
                 _examples(prior, params, rows.rows(some), time_s[some], placed),
                 _cold_examples(prior, of_strangers, rest, seconds, strangers),
-                _cold_examples(prior, params, rest, seconds, others.among(kin)) if kin else None,
+                _cold_examples(prior, params, rest, seconds, others.among(references))
+                if references
+                else None,
             )
         )
     return out
@@ -327,7 +329,7 @@ def _folds(names: Sequence[str], kinds: Mapping[str, str]) -> list[tuple[str, ..
     of_kind: dict[str, list[str]] = {}
     for name in names:
         of_kind.setdefault(kinds.get(name, name), []).append(name)
-    together = [tuple(kin) for kin in of_kind.values()]
+    together = [tuple(references) for references in of_kind.values()]
     return [(name,) for name in names] + [fold for fold in together if 1 < len(fold) < len(names)]
 
 

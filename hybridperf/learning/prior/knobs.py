@@ -126,13 +126,13 @@ class Population:
     own: (
         np.ndarray
     )  # [D, len(slots), K] knobs of each device; not a number where it was not measured
-    kin: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
 
-    def among(self, kin: Sequence[str]) -> Population:
+    def among(self, references: Sequence[str]) -> Population:
         """For a device of which some devices are kin: it starts from their knobs where these were
         measured, and keeps nearer to them.
         """
-        return dataclasses.replace(self, kin=tuple(kin)) if kin else self
+        return dataclasses.replace(self, references=tuple(references)) if references else self
 
     @functools.cached_property
     def _effects(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -187,11 +187,11 @@ class Population:
     @functools.cached_property
     def _met_by_kin(self) -> dict[str, dict[str, np.ndarray]]:
         """Mean knobs [K] of the kin by slot, by group of slots."""
-        of_kin = self.own[[self.devices.index(name) for name in self.kin]]
+        of_references = self.own[[self.devices.index(name) for name in self.references]]
         out: dict[str, dict[str, np.ndarray]] = {}
-        for at in np.flatnonzero(np.isfinite(of_kin[..., 0]).any(0)):
+        for at in np.flatnonzero(np.isfinite(of_references[..., 0]).any(0)):
             out.setdefault(group_of(self.slots[at]), {})[self.slots[at]] = np.nanmean(
-                of_kin[:, at], 0
+                of_references[:, at], 0
             )
         return out
 

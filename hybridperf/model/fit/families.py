@@ -28,7 +28,7 @@ from hybridperf.model.families import (
     family_of,
     family_rows,
     groups_of,
-    kin_of,
+    references_of,
     with_defaults,
 )
 from hybridperf.ops import GROUPS
@@ -65,7 +65,9 @@ def adapt_families(
     for family, known in prior.families.items():
         if family not in members:
             fits[family] = FamilyFit(
-                adapt(known, kin=kin_of(device, known.population.devices)), None, np.zeros(0)
+                adapt(known, references=references_of(device, known.population.devices)),
+                None,
+                np.zeros(0),
             )
             continue
         rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
@@ -87,7 +89,11 @@ def adapt_rows(
     rows, _ = with_defaults(rows, known.population.slots)
     return FamilyFit(
         adapt(
-            known, rows, time_s, keep_rows=keep_rows, kin=kin_of(device, known.population.devices)
+            known,
+            rows,
+            time_s,
+            keep_rows=keep_rows,
+            references=references_of(device, known.population.devices),
         ),
         rows,
         time_s,

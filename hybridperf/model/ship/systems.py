@@ -20,8 +20,8 @@ from hybridperf.collectives.fit import (
     DEFAULT_PRIOR,
     FAMILY,
     fit_collectives,
-    kin_of,
     priced_rows,
+    references_of,
     train_prior,
 )
 from hybridperf.hardware import load_system
@@ -81,11 +81,14 @@ def _with_kin_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> FamilyP
     widths = []
     for name, frame in few.items():
         system = load_system(name)
-        if kin := kin_of(system, prior.population.devices):
+        if references := references_of(system, prior.population.devices):
             rows, time_s = priced_rows(frame, system)
             widths.append(
                 np.quantile(
-                    np.abs(adapt(prior, kin=kin).predict(rows).log_s - np.log(time_s)), NOMINAL
+                    np.abs(
+                        adapt(prior, references=references).predict(rows).log_s - np.log(time_s)
+                    ),
+                    NOMINAL,
                 )
             )
     return (

@@ -66,7 +66,7 @@ def execution_trace(document: Mapping[str, Any], source: str) -> RecordedGraph:
                 else dataclasses.replace(node, parent=None, control=())
             )
             for node in nodes
-        ]  # type: ignore[operator]
+        ]
         if orphans > 1:
             notes.append(f"{orphans} ops run inside ops that the trace lacks: taken as outermost")
     if not any(tensor.storage for node in nodes[:1000] for tensor in flat(node.inputs.arguments)):

@@ -13,10 +13,10 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from hybridperf.io import InputError
 
@@ -34,6 +34,8 @@ _DAMAGED = (
     RuntimeError,
     ValueError,
 )
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def _zip_members(source: str, handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes
                     yield info.filename, content
 
 
-def _guarded(source: str, read):
+def _guarded(source: str, read: Callable[[], Result]) -> Result:
     """What `read` returns; `InputError` for a file that its packer finds cut off or damaged."""
     try:
         return read()

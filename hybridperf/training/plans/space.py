@@ -88,7 +88,7 @@ class Space:
             shard_ranks=None if whole else x["shard_ranks"],
             micro_batch=x["micro_batch"],
             accumulation=x["accumulation"],
-            recompute=RECOMPUTE[x["recompute"]],
+            recompute=RECOMPUTE[x["recompute"]],  # type: ignore[arg-type]
             schedule=SCHEDULES[x["schedule"]],  # type: ignore[arg-type]
             order=self.places[self.place_of[row]].order,
         )

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hybridperf.io.namespace import anew, array_module
+from hybridperf.io.namespace import array_module, fresh_views
 from hybridperf.training.steps.cross_node import across_s, crossing_host_s, ring_latency_s
 from hybridperf.training.steps.knobs import Knobs
 from hybridperf.training.steps.pipelines import Stages, pace, woven_pace
@@ -134,7 +134,7 @@ def step_seconds(
 
     Pure, and differentiable in knobs and corrections.
     """
-    f, k, gpu_log, host_log, ends_log = anew((f, k, gpu_log, host_log, ends_log))
+    f, k, gpu_log, host_log, ends_log = fresh_views((f, k, gpu_log, host_log, ends_log))
     xp = array_module(*jax.tree.leaves(k), gpu_log, host_log, ends_log)
     layer = _block(f, f.layer, k, xp)
     layer = layer._replace(host_s=layer.host_s + crossing_host_s(f, k, xp))

@@ -35,8 +35,8 @@ from hybridperf.training.steps.reference_device import (
     PRODUCTS_WIDTH,
     as_measured,
     is_measured,
+    reference_device,
 )
-from hybridperf.training.steps.reference_device import kin as nearest
 from hybridperf.training.steps.reference_device import seconds as believed_seconds
 
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes
@@ -61,7 +61,7 @@ class Prices:
     model: PerfModel
     links: CollectiveModel
     device: DeviceSpec  # whose bandwidth counts; the model may be of its neighbour
-    kin: Callable[[], Sequence[PerfModel]] | None = (
+    references: Callable[[], Sequence[PerfModel]] | None = (
         None  # calibrations by which ops are priced that the model has not; None: its roofline
     )
     known: dict[Priced, float] = dataclasses.field(default_factory=dict)
@@ -91,7 +91,7 @@ class Prices:
         """By the same kin on other links, or another device: nothing that was priced before is
         kept.
         """
-        return Prices(model or self.model, links, device or self.device, self.kin)
+        return Prices(model or self.model, links, device or self.device, self.references)
 
     def learn(self, calls: Iterable[Priced]) -> None:
         """Price those that are new."""
@@ -125,7 +125,7 @@ class Prices:
         """
         calls = [dataclasses.replace(call, op=as_measured(self.model, call.op)) for call in calls]
         known = np.array(
-            [self.kin is None or is_measured(self.model, call.op) for call in calls], bool
+            [self.references is None or is_measured(self.model, call.op) for call in calls], bool
         )
         found = np.empty(len(calls))
         for here, price in ((known, self._measured_s), (~known, self._believed_s)):
@@ -137,19 +137,22 @@ class Prices:
         return self._slower * self.model.op_seconds(self.model.table(calls))
 
     def _believed_s(self, calls: list[OpCall]) -> np.ndarray:
-        assert self.kin is not None
-        return believed_seconds(self.model, self.device, calls, self.kin())
+        assert self.references is not None
+        return believed_seconds(self.model, self.device, calls, self.references())
 
     def _unlimited_s(self, call: OpCall) -> float:
         """Seconds of an op with as much power as devices have that shares of the peak are published
         of.
         """
         call = dataclasses.replace(call, op=as_measured(self.model, call.op))
-        if self.kin is None or is_measured(self.model, call.op):
+        if self.references is None or is_measured(self.model, call.op):
             return float(self.model.op_seconds(self.model.table([call]))[0])
         return float(
             believed_seconds(
-                self.model, self.device.model_copy(update={"tdp_w": None}), [call], self.kin()
+                self.model,
+                self.device.model_copy(update={"tdp_w": None}),
+                [call],
+                self.references(),
             )[0]
         )
 
@@ -197,9 +200,9 @@ class Prices:
     def _op_doubt(self, call: OpCall) -> tuple[float, str]:
         """(width in logs, sentence) of an op; nothing of a measured one."""
         op = as_measured(self.model, call.op)
-        if self.kin is None or is_measured(self.model, op):
+        if self.references is None or is_measured(self.model, op):
             return 0.0, ""
-        found = nearest(self.device, op, self.kin())
+        found = reference_device(self.device, op, self.references())
         what = "attention" if isinstance(op, PrefillAttention | EncoderAttention) else "products"
         whose = "that devices usually reach" if found is None else f"that {found.device.id} reaches"
         numbers = (

@@ -28,7 +28,7 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
-from hybridperf.model.families import family_of, kin_of
+from hybridperf.model.families import family_of, references_of
 from hybridperf.model.files import shipped_models
 from hybridperf.ops import GROUPS, Gemm, Op, OpCall
 
@@ -73,7 +73,7 @@ def as_measured(model: PerfModel, op: Op) -> Op:
     )
 
 
-def kin(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) -> PerfModel | None:
+def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) -> PerfModel | None:
     """The calibration whose share of the roofline is believed of a device's op; None where none has
     such ops.
     """
@@ -82,7 +82,7 @@ def kin(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) -> PerfModel | 
         same = as_measured(model, op)
         if is_measured(model, same) and _rate(model.device, same):
             having[model.device.id] = model
-    near = kin_of(device, having) or list(having)
+    near = references_of(device, having) or list(having)
     own = device.peak(op.peak_dtype, op.unit)
     rates = {name: _rate(having[name].device, as_measured(having[name], op)) for name in near}
     return having[min(near, key=lambda name: abs(np.log(rates[name] / own)))] if near else None
@@ -97,11 +97,11 @@ def seconds(
     bare = PerfModel.datasheet(device)
     roofline_s = bare.op_seconds(bare.table(calls))
     over = np.empty(len(calls))
-    by_kin: dict[str, tuple[PerfModel | None, list[int]]] = {}
+    by_reference: dict[str, tuple[PerfModel | None, list[int]]] = {}
     for at, call in enumerate(calls):
-        found = kin(device, call.op, models)
-        by_kin.setdefault("" if found is None else found.device.id, (found, []))[1].append(at)
-    for found, places in by_kin.values():
+        found = reference_device(device, call.op, models)
+        by_reference.setdefault("" if found is None else found.device.id, (found, []))[1].append(at)
+    for found, places in by_reference.values():
         some = [calls[one] for one in places]
         if found is None:
             over[places] = [
