@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from hybridperf.cli.common import compilation_cache
 
@@ -16,31 +17,24 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help=(
-        "Smaller choices than a whole plan: strategies per class of layers, Chimera's pipeline,"
-        " KAISA's."
-    ),
+    help="Choices smaller than a plan: strategies per class of layers, Chimera's, KAISA's.",
 )
 
 Model = Annotated[
-    str, typer.Option("--model", help="a published shape, or a .toml or .json file of sizes")
+    str, Option("--model", help="a published shape, or a .toml or .json file of sizes")
 ]
 System = Annotated[
-    str,
-    typer.Option(
-        "--system", help="nodes and links: a name of `hybridperf systems`, or a .toml file"
-    ),
+    str, Option("--system", help="nodes and links: a name of `hybridperf systems`, or a .toml file")
 ]
-Gpus = Annotated[int, typer.Option("--gpus", help="how many", min=1)]
-Batch = Annotated[int, typer.Option("--batch", help="samples of a step over all GPUs", min=1)]
-Device = Annotated[str, typer.Option("--device", help="accelerator; the system's own if not given")]
-Top = Annotated[int, typer.Option("--top", help="how many of the best are shown", min=1)]
+Gpus = Annotated[int, Option("--gpus", help="how many", min=1)]
+Batch = Annotated[int, Option("--batch", help="samples of a step over all GPUs", min=1)]
+Device = Annotated[str, Option("--device", help="accelerator; the system's own if not given")]
+Top = Annotated[int, Option("--top", help="how many of the best are shown", min=1)]
 OutTable = Annotated[
-    Path | None, typer.Option("--out", help="write all of them here, too (.csv, .parquet)")
+    Path | None, Option("--out", help="write all of them here, too (.csv, .parquet)")
 ]
 Seq = Annotated[
-    int | None,
-    typer.Option("--seq", help="tokens of a sequence; the model's own if not given", min=1),
+    int | None, Option("--seq", help="tokens of a sequence; the model's own if not given", min=1)
 ]
 
 _MATRICES = 6  # of a layer of BERT
@@ -54,42 +48,26 @@ _MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = (
 @app.command()
 def strategies(
     model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="dlrm-a, a published shape, or a .toml or .json file of sizes"
-        ),
+        str, Option(help="dlrm-a, a published shape, or a .toml or .json file of sizes")
     ],
     gpus: Gpus,
     batch: Annotated[
-        int | None,
-        typer.Option("--batch", help="samples of a step over all GPUs; of dlrm-a 512 a GPU", min=1),
+        int | None, Option(help="samples of a step over all GPUs; of dlrm-a 512 a GPU", min=1)
     ] = None,
     system: Annotated[
         str,
-        typer.Option(
-            "--system",
-            help="a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX",
-        ),
+        Option(help="a name of `hybridperf systems` or a .toml file; of dlrm-a MAD-Max's ZionEX"),
     ] = "",
     device: Device = "",
     law: Annotated[
-        str,
-        typer.Option(
-            "--law", help="stages: ours, times of stages added; mad-max: its own arithmetic"
-        ),
+        str, Option(help="stages: ours, times of stages added; mad-max: its own arithmetic")
     ] = "stages",
     by: Annotated[
-        str, typer.Option("--by", help="kind: one strategy per class of layers; layer: per layer")
+        str, Option(help="kind: one strategy per class of layers; layer: per layer")
     ] = "kind",
-    compute: Annotated[
-        float, typer.Option("--compute", help="share of peak that products reach")
-    ] = 0.6,
-    memory: Annotated[
-        float, typer.Option("--memory", help="share of memory bandwidth that is reached")
-    ] = 0.8,
-    links: Annotated[
-        float, typer.Option("--links", help="share of links' bandwidths that is reached")
-    ] = 0.8,
+    compute: Annotated[float, Option(help="share of peak that products reach")] = 0.6,
+    memory: Annotated[float, Option(help="share of memory bandwidth that is reached")] = 0.8,
+    links: Annotated[float, Option(help="share of links' bandwidths that is reached")] = 0.8,
     top: Top = 10,
     out: OutTable = None,
 ) -> None:
@@ -143,12 +121,10 @@ def chimera(
     seq: Seq = None,
     device: Device = "",
     dtype: Annotated[
-        str,
-        typer.Option("--dtype", help="of weights and activations; Chimera's own runs were fp32"),
+        str, Option(help="of weights and activations; Chimera's own runs were fp32")
     ] = "bf16",
     memory_bytes: Annotated[
-        float | None,
-        typer.Option("--memory-bytes", help="of each device; the datasheet's if not given"),
+        float | None, Option(help="of each device; the datasheet's if not given")
     ] = None,
     out: OutTable = None,
 ) -> None:
@@ -212,34 +188,24 @@ def kaisa(
     system: System,
     invert_ms: Annotated[
         float | None,
-        typer.Option(
-            "--invert-ms",
-            help=(
-                "to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
-            ),
+        Option(
+            help="to invert the factors of a layer of BERT-large; of a V100's, scaled, if not given"
         ),
     ] = None,
     precondition_ms: Annotated[
-        float | None, typer.Option("--precondition-ms", help="to precondition that layer; the same")
+        float | None, Option(help="to precondition that layer; the same")
     ] = None,
     micro_batch: Annotated[
-        int,
-        typer.Option(
-            "--micro-batch", help="samples of a rank, for the memory beside the inverses", min=1
-        ),
+        int, Option(help="samples of a rank, for the memory beside the inverses", min=1)
     ] = 1,
     dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype", help="of weights and activations, for the memory beside the inverses"
-        ),
+        str, Option(help="of weights and activations, for the memory beside the inverses")
     ] = "fp32",
     device: Device = "",
     memory_bytes: Annotated[
-        float | None,
-        typer.Option("--memory-bytes", help="of each device; the datasheet's if not given"),
+        float | None, Option(help="of each device; the datasheet's if not given")
     ] = None,
-    every: Annotated[int, typer.Option("--every", help="steps between inversions", min=1)] = 10,
+    every: Annotated[int, Option(help="steps between inversions", min=1)] = 10,
     out: OutTable = None,
 ) -> None:
     """On which share of the ranks K-FAC keeps its inverses: memory against communication."""

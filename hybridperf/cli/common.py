@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 SOME_ROWS_UNPREDICTED = 3  # exit status
 
-Out = Annotated[Path, typer.Option("--out", help="where to write")]
+Out = Annotated[Path, Option("--out", help="where to write")]
 HtmlPage = Annotated[
     Path | None,
-    typer.Option("--html", help="write a page for a browser here, one file with everything in it"),
+    Option("--html", help="write a page for a browser here, one file with everything in it"),
 ]
 Cores = Annotated[
-    str | None,
-    typer.Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given"),
+    str | None, Option("--cores", help="cores to pin to, such as 0 or 0-3; one core if not given")
 ]
 
 

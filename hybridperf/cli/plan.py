@@ -8,86 +8,55 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from hybridperf.cli.common import HtmlPage, compilation_cache, keep_files, names_in, ready
 
-app = typer.Typer()
 _ONLY = (
     "narrow a dimension: tp=1,2,4 or recompute=none; repeatable. They are tp, cp, ep, pp, vp, zero,"
     " micro_batch, recompute, schedule, sequence_parallel, dp, expert_tp, shard_ranks, accumulation"
 )
 
 
-@app.command()
 def plan(
-    model: Annotated[
-        str, typer.Option("--model", help="a published shape, or a .toml or .json file of sizes")
-    ],
+    model: Annotated[str, Option(help="a published shape, or a .toml or .json file of sizes")],
     system: Annotated[
-        str,
-        typer.Option(
-            "--system", help="nodes and links: a name of `hybridperf systems`, or a .toml file"
-        ),
+        str, Option(help="nodes and links: a name of `hybridperf systems`, or a .toml file")
     ],
-    gpus: Annotated[
-        str,
-        typer.Option("--gpus", help="how many; several separated by commas are ranked together"),
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", help="where to write all legal layouts (.parquet, .csv)")
-    ],
+    gpus: Annotated[str, Option(help="how many; several separated by commas are ranked together")],
+    out: Annotated[Path, Option(help="where to write all legal layouts (.parquet, .csv)")],
     batch: Annotated[
-        str,
-        typer.Option(
-            "--batch", help="samples of a step over all GPUs; several separated by commas"
-        ),
+        str, Option(help="samples of a step over all GPUs; several separated by commas")
     ] = "",
     seq: Annotated[
-        int | None, typer.Option("--seq", help="tokens of a sequence; the model's own if not given")
+        int | None, Option(help="tokens of a sequence; the model's own if not given")
     ] = None,
     tokens: Annotated[
         str,
-        typer.Option(
-            "--tokens",
-            help="to be trained on in all, such as 300e9: days, money and energy of the run",
-        ),
+        Option(help="to be trained on in all, such as 300e9: days, money and energy of the run"),
     ] = "",
-    objective: Annotated[
-        str, typer.Option("--objective", help="time, tokens_per_s, cost or energy")
-    ] = "time",
-    top: Annotated[int, typer.Option("--top", help="how many of the best are shown")] = 10,
+    objective: Annotated[str, Option(help="time, tokens_per_s, cost or energy")] = "time",
+    top: Annotated[int, Option(help="how many of the best are shown")] = 10,
     prices: Annotated[
-        Path | None,
-        typer.Option(
-            "--prices", help="your prices and power (.toml), over the shipped assumptions"
-        ),
+        Path | None, Option(help="your prices and power (.toml), over the shipped assumptions")
     ] = None,
-    device: Annotated[
-        str, typer.Option("--device", help="accelerator; the system's own if not given")
-    ] = "",
+    device: Annotated[str, Option(help="accelerator; the system's own if not given")] = "",
     framework: Annotated[
-        str,
-        typer.Option("--framework", help="whose kernels and habits; megatron_core's if not given"),
+        str, Option(help="whose kernels and habits; megatron_core's if not given")
     ] = "",
-    dtype: Annotated[str, typer.Option("--dtype", help="of activations")] = "bf16",
+    dtype: Annotated[str, Option(help="of activations")] = "bf16",
     quant: Annotated[
-        str, typer.Option("--quant", help="scheme that layers' products multiply in, such as fp8")
+        str, Option(help="scheme that layers' products multiply in, such as fp8")
     ] = "",
     memory_bytes: Annotated[
-        float | None,
-        typer.Option("--memory-bytes", help="of each device; the datasheet's if not given"),
+        float | None, Option(help="of each device; the datasheet's if not given")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help=_ONLY)] = None,
+    only: Annotated[list[str] | None, Option(help=_ONLY)] = None,
     knobs: Annotated[
-        Path | None,
-        typer.Option("--knobs", help="efficiencies that `hybridperf steps --save-knobs` fitted"),
+        Path | None, Option(help="efficiencies that `hybridperf steps --save-knobs` fitted")
     ] = None,
     confirm: Annotated[
-        int,
-        typer.Option(
-            "--confirm", help="evaluate this many neighbours of the winner with the full graph"
-        ),
+        int, Option(help="evaluate this many neighbours of the winner with the full graph")
     ] = 0,
     html: HtmlPage = None,
 ) -> None:
@@ -117,7 +86,7 @@ def plan(
         objective=objective, prices=prices, device=device or None, framework=framework, dtype=dtype,
         quant=quant, memory_bytes=memory_bytes, only=_only(only or []),
         adapted=None if knobs is None else Adaptation.load(knobs),
-        say=lambda how_far: print(how_far, file=sys.stderr, flush=True),
+        say=lambda how_far: print(how_far, file=sys.stderr, flush=True)
     )  # fmt: skip
     rows = write_layouts(found, out)
     print(reports.plan_report(found, top))

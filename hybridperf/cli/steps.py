@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from hybridperf.cli.common import compilation_cache, keep_files, say_predicted
 
@@ -16,44 +16,32 @@ from hybridperf.cli.common import compilation_cache, keep_files, say_predicted
 def steps(
     rows: Annotated[
         Path,
-        typer.Argument(
-            help=(
-                "table of training steps (.csv, .csv.gz, .parquet): a model, a layout, an"
-                " accelerator each"
-            )
+        Argument(
+            help="training steps (.csv, .csv.gz, .parquet): a model, a layout, an accelerator each"
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="where to write")],
+    out: Annotated[Path, Option(help="where to write")],
     device: Annotated[
-        str,
-        typer.Option("--device", help="accelerator of all rows; what each row says if not given"),
+        str, Option(help="accelerator of all rows; what each row says if not given")
     ] = "",
     system: Annotated[
-        str,
-        typer.Option(
-            "--system", help="nodes and links of all rows; what each row says if not given"
-        ),
+        str, Option(help="nodes and links of all rows; what each row says if not given")
     ] = "",
     host: Annotated[
         Path | None,
-        typer.Option(
-            "--host",
-            help="folder with a host.json that `hybridperf trace summary --host` made from a trace",
+        Option(
+            help="folder with a host.json that `hybridperf trace summary --host` made from a trace"
         ),
     ] = None,
     fit_on: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--fit-on",
-            help="measured steps (column step_time_s) that adapt efficiencies; may be repeated",
-        ),
+        Option(help="measured steps (column step_time_s) that adapt efficiencies; may be repeated"),
     ] = None,
     knobs: Annotated[
-        Path | None,
-        typer.Option("--knobs", help="efficiencies that --save-knobs wrote, in place of --fit-on"),
+        Path | None, Option(help="efficiencies that --save-knobs wrote, in place of --fit-on")
     ] = None,
     save_knobs: Annotated[
-        Path | None, typer.Option("--save-knobs", help="write the fitted efficiencies here (.json)")
+        Path | None, Option(help="write the fitted efficiencies here (.json)")
     ] = None,
 ) -> int:
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from hybridperf.cli.common import HtmlPage, inside, keep_files
 
@@ -29,12 +30,10 @@ app = typer.Typer(
 )
 
 Files = Annotated[
-    list[Path],
-    typer.Argument(help="traces: .json, .json.gz, archives or folders of them; one per rank"),
+    list[Path], Argument(help="traces: .json, .json.gz, archives or folders of them; one per rank")
 ]
 StepName = Annotated[
-    str,
-    typer.Option("--step", "--steps", help="steps by name, separated by commas; all if not given"),
+    str, Option("--step", "--steps", help="steps by name, separated by commas; all if not given")
 ]
 
 
@@ -54,17 +53,15 @@ def summary(
     files: Files,
     steps: StepName = "",
     out: Annotated[
-        Path | None, typer.Option("--out", help="write all columns here: .csv, .csv.gz or .parquet")
+        Path | None, Option(help="write all columns here: .csv, .csv.gz or .parquet")
     ] = None,
     host: Annotated[
-        Path | None,
-        typer.Option("--host", help="fit the host's overheads, save them into this model folder"),
+        Path | None, Option(help="fit the host's overheads, save them into this model folder")
     ] = None,
     communication: Annotated[
         str,
-        typer.Option(
-            "--communication",
-            help="kernels whose names match this regular expression count as communication, too",
+        Option(
+            help="kernels whose names match this regular expression count as communication, too"
         ),
     ] = "",
     html: HtmlPage = None,
@@ -161,60 +158,35 @@ def replay(
     files: Files,
     step: Annotated[
         str,
-        typer.Option(
-            "--step",
-            help=(
-                "step by name or number; several separated by commas; the typical one if not given"
-            ),
+        Option(
+            help="step by name or number; several separated by commas; the typical one if not given"
         ),
     ] = "",
     device: Annotated[
-        str, typer.Option("--device", help="what if: on this device, datasheet against datasheet")
+        str, Option(help="what if: on this device, datasheet against datasheet")
     ] = "",
     model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="what if: on the device of this model; goes with --from-model"
-        ),
+        str, Option(help="what if: on the device of this model; goes with --from-model")
     ] = "",
     from_model: Annotated[
-        str, typer.Option("--from-model", help="model of the device that the trace was recorded on")
+        str, Option(help="model of the device that the trace was recorded on")
     ] = "",
-    links: Annotated[
-        str, typer.Option("--links", help="what if: links of a system, or 2x the bandwidth")
-    ] = "",
+    links: Annotated[str, Option(help="what if: links of a system, or 2x the bandwidth")] = "",
     from_links: Annotated[
-        str,
-        typer.Option(
-            "--from-links", help="of --links SYSTEM: the system that the trace was recorded on"
-        ),
+        str, Option(help="of --links SYSTEM: the system that the trace was recorded on")
     ] = "",
     faster: Annotated[
         list[str] | None,
-        typer.Option(
-            "--faster",
-            help=(
-                "what if: OP=TIMES, such as 'aten::addmm=2'; `host` is the host's work, * any"
-                " letters; may be repeated"
-            ),
+        Option(
+            help="what if: OP=TIMES, such as 'aten::addmm=2'; `host`, * any letters; repeatable"
         ),
     ] = None,
     overlap_slowdown: Annotated[
-        float,
-        typer.Option(
-            "--overlap-slowdown",
-            help="what if: computation under a collective takes so much longer",
-        ),
+        float, Option(help="what if: computation under a collective takes so much longer")
     ] = 1.0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help=(
-                "write the timeline after all changes here (.json or .json.gz, for"
-                " ui.perfetto.dev); of one step"
-            ),
-        ),
+        Option(help="write the timeline of one step after all changes (.json, .json.gz)"),
     ] = None,
 ) -> None:
     """A recorded step through the evaluator: does it come out as measured, what holds it up, what
@@ -283,10 +255,8 @@ def replay(
 @app.command()
 def export(
     files: Files,
-    out: Annotated[Path, typer.Option("--out", help="where to write (.json or .json.gz)")],
-    step: Annotated[
-        str, typer.Option("--step", help="steps whose critical path is marked; all if not given")
-    ] = "",
+    out: Annotated[Path, Option(help="where to write (.json or .json.gz)")],
+    step: Annotated[str, Option(help="steps whose critical path is marked; all if not given")] = "",
 ) -> None:
     """One timeline of all ranks on one clock, with arrows and the critical path, for
     https://ui.perfetto.dev.

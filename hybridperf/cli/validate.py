@@ -7,134 +7,94 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from hybridperf.cli.common import Out, compilation_cache, keep_files, model_named, names_in
 
-app = typer.Typer()
+_WHAT = (
+    "whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out),"
+    " collectives, lin, steps (published), plans (does the best on paper run best?)"
+)
+_PUBLISHED = {  # claims that need --data, and what they judge on
+    "lin": "what Lin et al. published", "collectives": "measured collectives",
+    "steps": "published training steps",
+}  # fmt: skip
 
 
-@app.command()
 def validate(
     what: Annotated[
         str,
-        typer.Argument(
-            help=(
-                "whose accuracy: here (steps on this machine), sharded (on two cores), ops"
-                " (held-out), collectives, lin, steps"
-                " (published), plans (does the best on paper run best?)"
-            )
-        ),
+        Argument(help=_WHAT),
     ],
-    model: Annotated[
-        str, typer.Option("--model", help="model folder, shipped calibration, or device name")
-    ] = "",
+    model: Annotated[str, Option(help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
     cores: Annotated[
-        str | None,
-        typer.Option("--cores", help="cores to pin to; those of the calibration if not given"),
+        str | None, Option(help="cores to pin to; those of the calibration if not given")
     ] = None,
-    steps: Annotated[
-        str, typer.Option("--steps", help="how many of the twelve steps, or all")
-    ] = "all",
-    ops: Annotated[bool, typer.Option("--ops", help="also compare the steps op by op")] = False,
+    steps: Annotated[str, Option(help="how many of the twelve steps, or all")] = "all",
+    ops: Annotated[bool, Option("--ops", help="also compare the steps op by op")] = False,
     data: Annotated[
-        Path | None,
-        typer.Option("--data", help="folder of measured data: judges devices or systems left out"),
+        Path | None, Option(help="folder of measured data: judges devices or systems left out")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="of `--data`: a small part, a minute")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="of `--data`: a small part, a minute")] = False,
     families: Annotated[
-        str,
-        typer.Option("--families", help="of `ops --data`: families of ops, separated by commas"),
+        str, Option(help="of `ops --data`: families of ops, separated by commas")
     ] = "",
     leave: Annotated[
-        str,
-        typer.Option(
-            "--leave", help="of `ops --data`: which devices are left out, separated by commas"
-        ),
+        str, Option(help="of `ops --data`: which devices are left out, separated by commas")
     ] = "",
     tasks: Annotated[
         str,
-        typer.Option(
-            "--tasks",
-            help=(
-                "of `collectives`, `steps`, `plans`: which of its tasks, separated by commas; of"
-                " `sharded`: how many models"
-            ),
-        ),
+        Option(help="tasks of `collectives`, `steps`, `plans`; of `sharded`: how many models"),
     ] = "",
     placements: Annotated[
-        int,
-        typer.Option("--placements", help="of `sharded`: models whose placements compete", min=0),
+        int, Option(help="of `sharded`: models whose placements compete", min=0)
     ] = 28,
     passes: Annotated[
-        int,
-        typer.Option("--passes", help="of `sharded`: times that the models are measured", min=1),
+        int, Option(help="of `sharded`: times that the models are measured", min=1)
     ] = 2,
 ) -> None:
-    """Predict what a calibration has not seen, show it beside the measurement and beside null
-    models.
-    """
+    """Predict what no fit has seen, next to the measurement and to baselines."""
     from hybridperf.io import InputError, unknown
 
     if what not in (known := ["here", "sharded", "ops", "collectives", "lin", "steps", "plans"]):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
-    keep_files(
-        {"--out": out}, [Path(model) if model else None, data]
-    )  # `validate ops` would replace measured rows by its own
-    if what == "lin":
+    # `validate ops` would replace measured rows by its own
+    keep_files({"--out": out}, [Path(model) if model else None, data])
+    chosen = names_in(tasks) or None
+    if data is None and what in _PUBLISHED:
+        raise InputError(
+            f"expected --data FOLDER, got none; `validate {what}` judges on {_PUBLISHED[what]}"
+        )
+    if what == "plans" or (data is not None and what in (*_PUBLISHED, "ops")):
+        compilation_cache()
+    if what == "lin" and data is not None:
         from hybridperf.validate import lin
 
-        if data is None:
-            raise InputError(
-                "expected --data FOLDER, got none; `validate lin` judges on what Lin et al."
-                " published"
-            )
-        compilation_cache()
         lin.run(data, out, model or lin.MODEL)
         return
-    if what == "collectives":
-        from hybridperf.validate import collectives as of_collectives
+    if what == "collectives" and data is not None:
+        from hybridperf.validate import collectives as collectives_claim
 
-        if data is None:
-            raise InputError(
-                "expected --data FOLDER, got none; `validate collectives` judges on measured"
-                " collectives"
-            )
-        compilation_cache()
-        of_collectives.run(data, out, quick=quick, tasks=names_in(tasks) or None)
+        collectives_claim.run(data, out, quick=quick, tasks=chosen)
         return
-    if what == "steps":
-        from hybridperf.validate import steps as published
+    if what == "steps" and data is not None:
+        from hybridperf.validate import steps as steps_claim
 
-        if data is None:
-            raise InputError(
-                "expected --data FOLDER, got none; `validate steps` judges on published training"
-                " steps"
-            )
-        compilation_cache()
-        published.run(data, out, quick=quick, tasks=names_in(tasks) or None)
+        steps_claim.run(data, out, quick=quick, tasks=chosen)
         return
     if what == "plans":
         from hybridperf.validate import plans
 
-        compilation_cache()
-        plans.run(data, out, quick=quick, tasks=names_in(tasks) or None)
+        plans.run(data, out, quick=quick, tasks=chosen)
         return
     if what == "ops" and data is not None:
         from hybridperf.model.families import FAMILIES
         from hybridperf.validate import gpu_ops
 
-        compilation_cache()
-        gpu_ops.run(
-            data,
-            out,
-            quick=quick,
-            families=names_in(families) or FAMILIES,
-            splits=names_in(leave) or None,
-        )
+        families_judged = names_in(families) or FAMILIES
+        left_out = names_in(leave) or None
+        gpu_ops.run(data, out, quick=quick, families=families_judged, splits=left_out)
         return
     if not model:
         raise InputError(
@@ -163,5 +123,5 @@ def validate(
     if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(here.STEPS)):
         raise InputError(f"expected --steps from 1 to {len(here.STEPS)} or all, got {steps!r}")
     compilation_cache()
-    chosen = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
-    here.run(model_named(model), out, cores=cores, steps=chosen, ops=ops)
+    some = here.STEPS if steps == "all" else here.STEPS[: int(steps)]
+    here.run(model_named(model), out, cores=cores, steps=some, ops=ops)

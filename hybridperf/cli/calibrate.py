@@ -1,0 +1,98 @@
+"""`hybridperf calibrate`: measure this machine and fit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from hybridperf.cli.common import Cores, Out, compilation_cache, names_in, seconds_in
+
+
+def calibrate(
+    out: Out,
+    quick: Annotated[bool, Option("--quick", help="a minute or two instead of twenty")] = False,
+    ops: Annotated[str, Option(help="only these families of ops, separated by commas")] = "",
+    cores: Cores = None,
+    budget: Annotated[
+        str | None, Option(help="stop measuring ops after this long, such as 90s or 20m")
+    ] = None,
+    device: Annotated[
+        str | None, Option(help="device under JAX, where its name is not known")
+    ] = None,
+    collectives: Annotated[
+        bool,
+        Option(
+            "--collectives", help="collectives between processes instead of ops, one to six minutes"
+        ),
+    ] = False,
+    processes: Annotated[int, Option(help="of --collectives: how many, one device each")] = 2,
+    cores_each: Annotated[
+        int | None, Option(help="of --collectives: cores that each process is pinned to")
+    ] = None,
+) -> None:
+    """Measure this machine through JAX and fit it. Resumes where it was stopped."""
+    if collectives:
+        _calibrate_collectives(
+            out, processes, quick, seconds_in(budget) if budget else None, cores_each
+        )
+        return
+    import time
+
+    from hybridperf.hardware import load_device
+    from hybridperf.io import write_table
+    from hybridperf.model.fit.learning_curve import learning_curve
+    from hybridperf.model.fit.this_machine import calibrate as calibrate_here
+    from hybridperf.model.fit.this_machine import to_stderr
+    from hybridperf.report import fits, plots
+
+    start_s = time.perf_counter()
+    result = calibrate_here(
+        out,
+        setting="quick" if quick else "full",
+        cores=cores,
+        budget_s=seconds_in(budget) if budget else None,
+        only=names_in(ops),
+        device=load_device(device) if device else None,
+    )
+    print(fits.fit_report(result.report))
+    plots.fit_plot(result.report, out / "fit.png")
+    left = {
+        "model.json, residual.npz": "the model",
+        "report.json, held_out.csv, fit.png": "how it errs on rows it has not seen",
+        "ops.csv, host.csv, ops.machine.json": "what was measured, and on what",
+    }
+    if not quick:
+        to_stderr("fitting parts of the rows for the learning curve, up to a minute")
+        curve = learning_curve(result.rows, result.model.device)
+        write_table(curve, out / "learning_curve.csv")
+        plots.learning_curve_plot(curve, out / "learning_curve.png")
+        left["learning_curve.png, learning_curve.csv"] = "what more rows would bring"
+    print(
+        f"\nmodel of {result.model.device.name} in {out}, {time.perf_counter() - start_s:.0f} s in"
+        " all:"
+    )
+    print("\n".join(f"  {names:38}  {meaning}" for names, meaning in left.items()))
+
+
+def _calibrate_collectives(
+    out: Path, processes: int, quick: bool, budget_s: float | None, cores_each: int | None
+) -> None:
+    from hybridperf.model.fit.this_machine import calibrate_collectives
+    from hybridperf.report import collective_plots, fits
+
+    compilation_cache()
+    model, report = calibrate_collectives(
+        out,
+        processes=processes,
+        setting="quick" if quick else "full",
+        budget_s=budget_s,
+        cores_each=cores_each,
+    )
+    collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
+    print(fits.collective_report(report))
+    print(
+        f"collectives between {processes} processes of this machine in {out}: collectives.json,"
+        " collectives.csv, collectives.png"
+    )
