@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint calibrations clean
+.PHONY: demo test check lint docs calibrations clean
 
 HYBRIDPERF_DATA ?= ../shared/data
 
@@ -16,10 +16,18 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# lint, types, and the tests of the rooms that differ from BASE
+BASE ?= HEAD
+check: lint
+	$(BIN)/python tests/support/touched.py $(BASE) | xargs -r $(BIN)/python -m pytest $(PYTEST_ARGS)
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # what is shipped: the prior over all measured GPUs and a calibration of each (20 minutes; goes on where it was stopped)
 calibrations: $(VENV)/.dev
@@ -30,11 +38,11 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.core: $(VENV)/.python pyproject.toml
+$(VENV)/.core: $(VENV)/.python pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.python pyproject.toml
+$(VENV)/.dev: $(VENV)/.python pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
