@@ -1,8 +1,8 @@
 """What the documentation shows runs, its links lead somewhere, and README fits a screen.
 
 Blocks of a page marked `python` and `bash` run one after the other in an empty folder. A comment
-above a block says `nightly` (it measures this machine for minutes: `pytest -m slow`) or `needs: FILE`
-(the reader's own, here a shared one).
+above a block says `nightly` (it measures this machine for minutes: `pytest -m slow`) or `needs:
+FILE` (the reader's own, here a shared one).
 """
 
 import contextlib
