@@ -10,13 +10,13 @@ from hybridperf.report import text
 from hybridperf.report.text import percent
 from hybridperf.studies import Pipeline, SecondOrder
 from hybridperf.studies.strategies import DLRM_A, StageAdditive, dlrm_a, iteration, zionex
-from hybridperf.studies.strategies.cluster import Cluster, Law
+from hybridperf.studies.strategies.cluster import Cluster, CostModel
 from hybridperf.studies.strategies.layer import Layer
 from hybridperf.studies.strategies.mad_max import DLRM_A_LOCAL_BATCH, dlrm_a_mapping
 from hybridperf.studies.strategies.search import least_nodes, smallest_bytes
 from hybridperf.training.plans.layout_text import counted
 
-_LAWS = (
+_COST_MODELS = (
     "MAD-Max sends the bytes looked up over the number of GPUs, ours the pooled rows that travel:"
     " four times as many on 128"
 )
@@ -88,7 +88,7 @@ def published_report(gpus: int) -> str:
         "of sending",
         "million samples/s",
     ]
-    said = [text.table(head, rows), _LAWS]
+    said = [text.table(head, rows), _COST_MODELS]
     if gpus == _MEASURED_GPUS:
         said.append(_MEASURED)
         for name, one in both.items():
@@ -97,22 +97,27 @@ def published_report(gpus: int) -> str:
                 said.append(
                     f"warning: {name} predicts {1 / times:.2f} of the measured samples/s: its times"
                     " of this model are not to be relied on, nor is it shown that its order of"
-                    " strategies holds; `--law mad-max` is nearer"
+                    " strategies holds; `--cost_model mad-max` is nearer"
                 )
     return "\n".join(said)
 
 
 def nothing_fits(
-    model: str, layers: Sequence[Layer], law: Law, batch: float, fixed: float | None, plans: bool
+    model: str,
+    layers: Sequence[Layer],
+    cost_model: CostModel,
+    batch: float,
+    fixed: float | None,
+    plans: bool,
 ) -> str:
     """Why no strategy fits, and how many GPUs would do; `fixed`: the batch that stays the same,
     None: samples per GPU do.
     """
-    cluster = law.cluster
-    parts = smallest_bytes(layers, law, batch)
+    cluster = cost_model.cluster
+    parts = smallest_bytes(layers, cost_model, batch)
     kind = max(parts, key=lambda name: parts[name])
     nodes = least_nodes(
-        layers, law, lambda gpus: batch / cluster.gpus * gpus if fixed is None else fixed
+        layers, cost_model, lambda gpus: batch / cluster.gpus * gpus if fixed is None else fixed
     )
     least = (
         f"{sum(parts.values()) / 1e9:.1f} GB on each of {counted(cluster.gpus, 'GPU')},"

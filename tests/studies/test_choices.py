@@ -110,9 +110,11 @@ def test_one_choice_by_hand() -> None:
 
 
 def test_less_memory_asks_for_smaller_micro_batches_and_then_for_recomputation() -> None:
-    roomy, tight = chosen(capacity_bytes=80e9), chosen(capacity_bytes=9e9)
+    roomy, memory_headroom = chosen(capacity_bytes=80e9), chosen(capacity_bytes=9e9)
     batch = {one.stages: one.micro_batch for one in roomy}
-    assert all(one.micro_batch <= batch[one.stages] for one in tight if one.recompute == "none")
+    assert all(
+        one.micro_batch <= batch[one.stages] for one in memory_headroom if one.recompute == "none"
+    )
     long = {"shape": BERT.replace(seq=2048), "batch": 16}
     layouts = [Layout(pp=d, dp=16 // d, accumulation=d, schedule="chimera") for d in (2, 4, 8, 16)]
     least = min(float(memory(long["shape"], layout, dtype="fp32").peak_bytes) for layout in layouts)

@@ -12,7 +12,7 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.knobs import NAMES, knobs_of, medians, theta_of
+from hybridperf.training.steps.step_effects import NAMES, effects_of, medians, theta_of
 
 GEMM, LAUNCH = NAMES.index("gemm"), NAMES.index("launch_s")
 
@@ -61,7 +61,7 @@ def made():
 
 
 def measured(features, theta, corrections=(0.0, 0.0, 0.0), noise=0.0):
-    seconds = step_seconds(features, knobs_of(theta), *corrections).step_s
+    seconds = step_seconds(features, effects_of(theta), *corrections).step_s
     return seconds * np.exp(noise * np.random.default_rng(2).standard_normal(len(seconds)))
 
 
@@ -181,7 +181,7 @@ def test_likelihood_tells_which_assumption_made_the_rows(made):
     seconds = measured(features, theta_of(medians()), noise=0.005)
     right, wrong = (
         adapt.fit(
-            f, cells, seconds, held=adapt.Held(0.3, {"gemm": 0.05, "attention": 0.15})
+            f, cells, seconds, held=adapt.FitLimits(0.3, {"gemm": 0.05, "attention": 0.15})
         ).evidence
         for f in (features, more)
     )

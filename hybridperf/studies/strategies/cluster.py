@@ -1,4 +1,4 @@
-"""A cluster of two levels, and our law of what its collectives take: stage by stage, times added.
+"""A cluster of two levels, and our cost_model of what its collectives take: stage by stage, times added.
 
 g GPUs inside a node at B_i bytes/s each, N nodes at B_e bytes/s per GPU across them, n = g N. Of an
 array of S bytes:
@@ -89,7 +89,7 @@ class Cluster:
         )  # fmt: skip
 
 
-class Law(Protocol):
+class CostModel(Protocol):
     """What things take on a cluster."""
 
     @property
@@ -112,7 +112,7 @@ class Law(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StageAdditive:
-    """Our law. Backward, matrices take twice their FLOPs and looked-up rows
+    """Our cost_model. Backward, matrices take twice their FLOPs and looked-up rows
     are read and written.
     """
 

@@ -36,7 +36,7 @@ DLRM_A_LOCAL_BATCH = 512
 
 @dataclasses.dataclass(frozen=True)
 class MadMax:
-    """Its law. Lookups go backward as fast as forward."""
+    """Its cost_model. Lookups go backward as fast as forward."""
 
     cluster: Cluster
     inside_share: float = ZIONEX_INSIDE_SHARE
@@ -91,8 +91,8 @@ def dlrm_a(gpus: int = 128) -> Iteration:
     """The published case: tables dealt out over all GPUs, matrices on each, 512 samples a GPU.
     Whether it fits is not asked.
     """
-    law = MadMax(zionex(gpus // 8))
-    return iteration(DLRM_A, dlrm_a_mapping(), law, DLRM_A_LOCAL_BATCH * gpus)
+    cost_model = MadMax(zionex(gpus // 8))
+    return iteration(DLRM_A, dlrm_a_mapping(), cost_model, DLRM_A_LOCAL_BATCH * gpus)
 
 
 def dlrm_a_mapping() -> Mapping:

@@ -8,13 +8,13 @@ import dataclasses
 
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, unknown
-from hybridperf.studies.strategies.cluster import Cluster, Law, StageAdditive
+from hybridperf.studies.strategies.cluster import Cluster, CostModel, StageAdditive
 from hybridperf.studies.strategies.layer import Layer, transformer_layers
 from hybridperf.studies.strategies.mad_max import DLRM_A, DLRM_A_LOCAL_BATCH, MadMax, zionex
 from hybridperf.workloads.transformer.zoo import load_shape
 
 PUBLISHED = "dlrm-a"
-_LAWS = {"stages": StageAdditive, "mad-max": MadMax}
+_COST_MODELS = {"stages": StageAdditive, "mad-max": MadMax}
 _DTYPE = "bf16"
 
 
@@ -47,11 +47,11 @@ def named_cluster(
     return _whole(one, system, gpus)
 
 
-def named_law(name: str, cluster: Cluster) -> Law:
+def named_cost_model(name: str, cluster: Cluster) -> CostModel:
     """`stages` or `mad-max`."""
-    if name not in _LAWS:
-        raise unknown("law", name, _LAWS, f"known are {', '.join(_LAWS)}")
-    found: Law = _LAWS[name](cluster)
+    if name not in _COST_MODELS:
+        raise unknown("cost_model", name, _COST_MODELS, f"known are {', '.join(_COST_MODELS)}")
+    found: CostModel = _COST_MODELS[name](cluster)
     return found
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from hybridperf.io import InputError
-from hybridperf.studies.strategies.cluster import Cluster, Law
+from hybridperf.studies.strategies.cluster import Cluster, CostModel
 from hybridperf.studies.strategies.layer import Layer
-from hybridperf.studies.strategies.mapping import OF_KIND, Strategy, demands, mapping
+from hybridperf.studies.strategies.mapping import OF_KIND, Strategy, layer_costs, mapping
 from hybridperf.studies.strategies.timeline import iteration
 
 
@@ -25,34 +25,41 @@ def strategies_of(kind: str, cluster: Cluster) -> list[Strategy]:
     return [Strategy(*pair) for pair in itertools.product(inside, across)]
 
 
-def smallest_bytes(layers: Sequence[Layer], law: Law, global_batch: float) -> dict[str, float]:
+def smallest_bytes(
+    layers: Sequence[Layer], cost_model: CostModel, global_batch: float
+) -> dict[str, float]:
     """Bytes of each class of layers on a GPU under the strategy with which it takes least; together
     the least that any choice takes.
     """
-    samples = global_batch / law.cluster.gpus
+    samples = global_batch / cost_model.cluster.gpus
     found: dict[str, float] = {}
     for kind in dict.fromkeys(layer.kind for layer in layers):
         mine = [layer for layer in layers if layer.kind == kind]
         totals = [
-            sum(demands(layer, strategy, law, samples).memory_bytes for layer in mine)
-            for strategy in strategies_of(kind, law.cluster)
+            sum(layer_costs(layer, strategy, cost_model, samples).memory_bytes for layer in mine)
+            for strategy in strategies_of(kind, cost_model.cluster)
         ]
         found[kind] = min(totals)
     return found
 
 
 def least_nodes(
-    layers: Sequence[Layer], law: Law, batch_of: Callable[[int], float], most: int = 4096
+    layers: Sequence[Layer],
+    cost_model: CostModel,
+    batch_of: Callable[[int], float],
+    most: int = 4096,
 ) -> int | None:
     """Nodes, doubled from those there are, from which on something fits; `batch_of` GPUs. None up
     to `most`.
     """
-    nodes = law.cluster.nodes
+    nodes = cost_model.cluster.nodes
     while nodes <= most:
-        larger = dataclasses.replace(law, cluster=dataclasses.replace(law.cluster, nodes=nodes))  # type: ignore[type-var]
+        larger = dataclasses.replace(
+            cost_model, cluster=dataclasses.replace(cost_model.cluster, nodes=nodes)
+        )  # type: ignore[type-var]
         if (
             sum(smallest_bytes(layers, larger, batch_of(larger.cluster.gpus)).values())
-            <= law.cluster.capacity_bytes
+            <= cost_model.cluster.capacity_bytes
         ):
             return nodes
         nodes *= 2
@@ -61,7 +68,7 @@ def least_nodes(
 
 def search_strategies(
     layers: Sequence[Layer],
-    law: Law,
+    cost_model: CostModel,
     global_batch: float,
     *,
     by: str = "kind",
@@ -71,20 +78,20 @@ def search_strategies(
     """Every choice of a strategy for each class of layers (`by="kind"`) or for each layer
     (`by="layer"`), fastest first.
 
-    Columns: one per class or layer, "inside, across"; `iteration_s, compute_s, communication_s,
+    SpaceColumns: one per class or layer, "inside, across"; `iteration_s, compute_s, communication_s,
     exposed_s, exposed_share, memory_bytes, fits`. `capacity_bytes` None: the cluster's. `fitting`:
     only those that fit, and `InputError` where none does.
     """
     if by not in ("kind", "layer"):
         raise InputError(f"strategies are chosen by kind or by layer, got {by!r}")
     kind_of = {layer.kind if by == "kind" else layer.name: layer.kind for layer in layers}
-    capacity = law.cluster.capacity_bytes if capacity_bytes is None else capacity_bytes
+    capacity = cost_model.cluster.capacity_bytes if capacity_bytes is None else capacity_bytes
     rows = []
     for chosen in itertools.product(
-        *(strategies_of(kind, law.cluster) for kind in kind_of.values())
+        *(strategies_of(kind, cost_model.cluster) for kind in kind_of.values())
     ):
         picked = dict(zip(kind_of, chosen, strict=True))
-        found = iteration(layers, mapping(layers, dict(picked)), law, global_batch)
+        found = iteration(layers, mapping(layers, dict(picked)), cost_model, global_batch)
         rows.append(
             {name: str(strategy) for name, strategy in picked.items()}
             | {

@@ -1,4 +1,4 @@
-"""Features of all layouts of a space, from those of the few that differ: unique cells are priced
+"""StepFeatures of all layouts of a space, from those of the few that differ: unique cells are priced
 once, rows are put together by index.
 
 Some things make up a row's features, each with a key of small whole numbers, and one representative
@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 
 from hybridperf.training.plans.placements import Place
-from hybridperf.training.plans.space import Space
+from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.training.steps.batch import cells_of as inputs_of
 from hybridperf.training.steps.cells import Sums, cells_of
-from hybridperf.training.steps.compose import Block, Features
 from hybridperf.training.steps.cross_node import with_crossings
 from hybridperf.training.steps.features import features
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.rows import ResolvedRow
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 _OF_SHARDS = ("gather_s", "gather_inside_s", "gather_calls")
@@ -46,14 +46,14 @@ _BLOCKS = ("layer", "embedding", "head")
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class SpaceColumns:
     """Rows of a space whose representatives are priced. Indices are int32 [M]."""
 
-    space: Space
+    space: LayoutSpace
     rows: np.ndarray  # [M] places in the space
-    f: Features  # [R]
+    f: StepFeatures  # [R]
     cells: np.ndarray  # [R, X] inputs of corrections
-    blocks: tuple[Block, ...]  # [P, V] each field: layer, embedding, head
+    blocks: tuple[BlockPrices, ...]  # [P, V] each field: layer, embedding, head
     tp_nodes: np.ndarray  # [V]
     cell: np.ndarray
     placed: np.ndarray  # of V; all others of R
@@ -63,9 +63,9 @@ class Columns:
 
     @staticmethod
     def of(
-        space: Space, rows: np.ndarray, config: Callable[[int], TransformerConfig],
+        space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
         machine: Machine, framework: str, prices: Prices
-    ) -> Columns:  # fmt: skip
+    ) -> SpaceColumns:  # fmt: skip
         """Price the representatives of rows of a space [M]; `config` gives a row's config."""
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
         cell_key, placed_key, *keys = _keys(space, by_chunk)
@@ -77,7 +77,7 @@ class Columns:
             at += len(found)
         configs = [config(row) for row in np.concatenate(first).tolist()]
         priced = features(
-            configs, prices, with_doubts=False
+            configs, prices, with_unmeasured=False
         )  # `explain.py` asks for those of what it shows
         priced = with_crossings(
             priced, [ResolvedRow(one, machine, "", framework) for one in configs]
@@ -95,7 +95,7 @@ class Columns:
         )
         prices.learn(summed.calls())
         tp_nodes = np.array([float(one["tp"].nodes) for one in spans])
-        return Columns(
+        return SpaceColumns(
             space,
             rows,
             priced,
@@ -110,7 +110,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def features(self, at: Any) -> Features:
+    def features(self, at: Any) -> StepFeatures:
         """Of some of the M [n]; `at` a slice or indices."""
         placed, shards, once, message = (
             index[at] for index in (self.placed, self.shards, self.once, self.message)
@@ -126,7 +126,7 @@ class Columns:
             "tp_nodes": self.tp_nodes[placed],
         }
         accumulation = self.space.base.accumulation[base].astype(float)
-        return Features(
+        return StepFeatures(
             **values,
             micro_batches=accumulation,
             fill=1.0 / vp,
@@ -135,10 +135,12 @@ class Columns:
         )
 
 
-def _block(block: Block, placed: np.ndarray, sharded: Block, shards: np.ndarray) -> Block:
+def _block(
+    block: BlockPrices, placed: np.ndarray, sharded: BlockPrices, shards: np.ndarray
+) -> BlockPrices:
     """A block of some rows [P, n]: what is sharded from other representatives than the rest."""
-    names = [field.name for field in dataclasses.fields(Block)]
-    return Block(
+    names = [field.name for field in dataclasses.fields(BlockPrices)]
+    return BlockPrices(
         **{
             name: getattr(sharded, name)[:, shards]
             if name in _OF_SHARDS
@@ -148,7 +150,7 @@ def _block(block: Block, placed: np.ndarray, sharded: Block, shards: np.ndarray)
     )
 
 
-def _keys(space: Space, by_chunk: bool) -> tuple[np.ndarray, ...]:
+def _keys(space: LayoutSpace, by_chunk: bool) -> tuple[np.ndarray, ...]:
     """Whole numbers [N] that tell cells, placed cells, shards, what happens once, and messages
     apart.
     """

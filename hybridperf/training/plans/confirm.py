@@ -16,7 +16,7 @@ import numpy as np
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.prediction import predict
 from hybridperf.model import PerfModel
-from hybridperf.training.plans.run import Choice, Plan
+from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import transformer
 
@@ -45,7 +45,7 @@ class Confirmed:
     graph_s: float
 
 
-def neighbours(plan: Plan, count: int) -> list[Choice]:
+def neighbours(plan: RankedLayouts, count: int) -> list[Choice]:
     """The best layouts that differ from the winner in one field; dp and a divisor of ranks that it
     gives way to count as one.
     """
@@ -71,14 +71,14 @@ def neighbours(plan: Plan, count: int) -> list[Choice]:
     return [Choice(first.case, int(one)) for one in at[np.flatnonzero(near)[:count]]]
 
 
-def confirm(plan: Plan, choices: Sequence[Choice]) -> list[Confirmed]:
+def confirm(plan: RankedLayouts, choices: Sequence[Choice]) -> list[Confirmed]:
     """The winner first, then each choice, by the plan and by the graph: those that the graph finds
     faster before the others.
     """
     found = []
     for choice in (plan.choice(0), *choices):
-        setting = plan.cases[choice.case].setting
-        graph_s = full_s(setting.prices.model, setting.prices.links, plan.config(choice))
+        setup = plan.cases[choice.case].setup
+        graph_s = full_s(setup.prices.model, setup.prices.links, plan.config(choice))
         found.append(
             Confirmed(choice, float(plan.cases[choice.case].parts.step_s[choice.at]), graph_s)
         )

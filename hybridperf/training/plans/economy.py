@@ -24,7 +24,7 @@ from typing import Any
 from hybridperf.explore.searches.prices import Price, read_prices
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.training.steps.compose import Parts
+from hybridperf.training.steps.step_features import StepParts
 
 _HOUR_S = 3600.0
 _J_PER_KWH = 3.6e6
@@ -41,9 +41,9 @@ class Economy:
     pue: float
     usd_per_kwh: float
     message_share: float  # of the power from idle to full clock, while messages show
-    said: tuple[str, ...]  # each rate with its date and source
+    notes: tuple[str, ...]  # each rate with its date and source
 
-    def energy_j(self, gpus: float, parts: Parts) -> Any:
+    def energy_j(self, gpus: float, parts: StepParts) -> Any:
         """Joules of a step of these parts (seconds, numbers or arrays)."""
         at_work_s = parts.compute_s + self.message_share * parts.exposed_comm_s
         return (
@@ -52,7 +52,7 @@ class Economy:
             * ((self.idle_w + self.host_w) * parts.step_s + (self.full_w - self.idle_w) * at_work_s)
         )
 
-    def usd(self, gpus: float, parts: Parts) -> Any:
+    def usd(self, gpus: float, parts: StepParts) -> Any:
         """Rent of a step, of one's own devices its electricity; NaN where no rent is known."""
         if self.owned:
             return self.energy_usd(self.energy_j(gpus, parts))
@@ -76,7 +76,7 @@ class Economy:
     @property
     def unknown(self) -> str:
         """Why there is no money, "" where there is."""
-        return self.said[-1] if self.usd_per_hour is None else ""
+        return self.notes[-1] if self.usd_per_hour is None else ""
 
     def energy_usd(self, energy_j: Any) -> Any:
         """What some energy costs by the meter; a rent includes it."""

@@ -19,10 +19,10 @@ import pandas as pd
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.training.plans import table
 from hybridperf.training.plans.layout_text import field_words
-from hybridperf.training.plans.run import Choice, Plan
+from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.steps import adapt
-from hybridperf.training.steps.features import doubts_of
-from hybridperf.training.steps.lower_bound import least_s
+from hybridperf.training.steps.features import unmeasured_of
+from hybridperf.training.steps.lower_bound import lower_bound_s
 from hybridperf.workloads.transformer.codes import FULL, NONE
 from hybridperf.workloads.transformer.layout import Layout
 
@@ -35,7 +35,7 @@ _DIVISION = ("tp", "cp", "dp", "pp", "ep", "expert_tp")
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class ComparedLayout:
     """One layout beside the winner."""
 
     what: str
@@ -46,7 +46,7 @@ class Compared:
     overlap: float  # share of the narrower interval that both cover
 
 
-def compared(plan: Plan) -> list[Compared]:
+def compared(plan: RankedLayouts) -> list[ComparedLayout]:
     """The winner first, then what it is compared with."""
     named = [("winner", plan.choice(0))]
     if len(first := plan.distinct(2)) > 1:
@@ -57,7 +57,7 @@ def compared(plan: Plan) -> list[Compared]:
     return with_chances(plan, named)
 
 
-def compared_table(plan: Plan) -> pd.DataFrame:
+def compared_table(plan: RankedLayouts) -> pd.DataFrame:
     """The same as a table: columns of `Plan.top`, `low_s, high_s`, `chance`, `overlap` and
     `differs`, indexed by what each is.
     """
@@ -76,14 +76,14 @@ def compared_table(plan: Plan) -> pd.DataFrame:
     )
 
 
-def with_chances(plan: Plan, named: list[tuple[str, Choice]]) -> list[Compared]:
+def with_chances(plan: RankedLayouts, named: list[tuple[str, Choice]]) -> list[ComparedLayout]:
     """Intervals of layouts, and how each compares with the first."""
     log_s, covariance, doubted = _joint(plan, [choice for _, choice in named])
     down, up = np.sqrt(NINE_OF_TEN**2 * np.diag(covariance) + (doubted**2).sum(1))
-    least = np.array([least_s(plan.config(choice), plan.setting.device) for _, choice in named])
+    least = np.array([lower_bound_s(plan.config(choice), plan.setup.device) for _, choice in named])
     low, high = (
         np.maximum(np.exp(log_s - down), np.minimum(least, np.exp(log_s))),
-        np.exp(log_s + np.hypot(up, plan.setting.unnamed)),
+        np.exp(log_s + np.hypot(up, plan.setup.unnamed)),
     )
     of_doubts = doubted[1] / NINE_OF_TEN
     covariance = covariance + of_doubts.T @ of_doubts
@@ -96,11 +96,13 @@ def with_chances(plan: Plan, named: list[tuple[str, Choice]]) -> list[Compared]:
         both = max(0.0, min(high[0], high[at]) - max(low[0], low[at])) / min(
             high[0] - low[0], high[at] - low[at]
         )
-        found.append(Compared(what, choice, float(low[at]), float(high[at]), chance, float(both)))
+        found.append(
+            ComparedLayout(what, choice, float(low[at]), float(high[at]), chance, float(both))
+        )
     return found
 
 
-def other_division(plan: Plan) -> Choice | None:
+def other_division(plan: RankedLayouts) -> Choice | None:
     """The best layout that divides ranks differently from the winner."""
     first = plan.choice(0)
     case = plan.cases[first.case]
@@ -121,7 +123,7 @@ def other_division(plan: Plan) -> Choice | None:
     return None
 
 
-def naive(plan: Plan) -> Choice | None:
+def naive(plan: RankedLayouts) -> Choice | None:
     """The rule of thumb; the nearest that fits, None where nothing comes close."""
     number = plan.choice(0).case
     case = plan.cases[number]
@@ -142,7 +144,7 @@ def naive(plan: Plan) -> Choice | None:
         here = np.flatnonzero(plain & (x["recompute"] == mode) & (x["zero"] == zero))
         if len(here):
             inside = np.where(
-                x["tp"][here] <= case.setting.gpus_per_node, x["tp"][here], -x["tp"][here]
+                x["tp"][here] <= case.setup.gpus_per_node, x["tp"][here], -x["tp"][here]
             )
             best = here[np.lexsort((np.arange(len(here)), x["pp"][here], -inside))[0]]
             return Choice(number, int(at[best]))
@@ -163,11 +165,11 @@ def differences(a: Layout, b: Layout) -> str:
     )
 
 
-def _joint(plan: Plan, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(logs of the seconds of some layouts [n], their joint covariance [n, n], what doubts of the
+def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(logs of the seconds of some layouts [n], their joint covariance [n, n], what unmeasured of the
     machine do to them [2, 2, n]).
     """
-    adapted = plan.setting.adapted
+    adapted = plan.setup.adapted
     log_s, slopes, cells, by_block, doubted = [], [], [], [], []
     for choice in choices:
         columns = plan.cases[choice.case].columns
@@ -177,9 +179,9 @@ def _joint(plan: Plan, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray, n
         f = columns.features(at)
         f = dataclasses.replace(
             f,
-            doubt=doubts_of(plan.config(choice), plan.cases[choice.case].setting.prices).widths[
-                :, None
-            ],
+            unmeasured_widths=unmeasured_of(
+                plan.config(choice), plan.cases[choice.case].setup.prices
+            ).widths[:, None],
         )
         value, by_theta, by_blocks = adapt.slopes(f, adapted.theta, corrections)
         log_s.append(value[0])

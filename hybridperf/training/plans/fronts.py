@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridperf.io import InputError, unknown
-from hybridperf.training.plans.run import Plan, scores
+from hybridperf.training.plans.ranked import RankedLayouts, scores
 
 _NAMES = ("time", "memory", "energy", "cost")
 PAIRS = (("time", "memory"), ("time", "energy"), ("time", "cost"))
@@ -21,7 +21,7 @@ def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.asarray(order[along < best_before])
 
 
-def plan_front(plan: Plan, one: str, other: str) -> np.ndarray:
+def plan_front(plan: RankedLayouts, one: str, other: str) -> np.ndarray:
     """Ranks of the layouts on the front of two of time (seconds per token), memory, energy and
     cost.
     """
@@ -30,7 +30,7 @@ def plan_front(plan: Plan, one: str, other: str) -> np.ndarray:
             raise unknown("column of a front", name, _NAMES, f"known are {', '.join(_NAMES)}")
     if "cost" in (one, other) and plan.economy.usd_per_hour is None:
         raise InputError(
-            f"expected a price for a front of cost, got none of {plan.setting.device.id};"
+            f"expected a price for a front of cost, got none of {plan.setup.device.id};"
             f" {plan.economy.unknown}"
         )
     columns = [np.empty(len(plan)) for _ in range(2)]

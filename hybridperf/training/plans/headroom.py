@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from hybridperf.training.plans.costs import columns_of, times
-from hybridperf.training.plans.run import Choice, Plan
+from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.workloads.transformer import Layout
 
 SIGMA = 0.097 * math.sqrt(math.pi / 2)
@@ -24,7 +24,7 @@ _NEAR = 1.1  # times the memory that may be used
 
 
 @dataclasses.dataclass(frozen=True)
-class Tight:
+class MemoryHeadroom:
     """Memory of the winner's case."""
 
     share: float  # of the usable memory, that the winner takes
@@ -42,21 +42,21 @@ def chance_fits(share: float) -> float:
     return 0.5 * (1 + math.erf(-math.log(share) / SIGMA / math.sqrt(2)))
 
 
-def tight(plan: Plan) -> Tight:
+def memory_headroom(plan: RankedLayouts) -> MemoryHeadroom:
     """What there is to say of the winner's memory."""
     first = plan.choice(0)
     case = plan.cases[first.case]
-    over = case.memory_bytes / case.setting.capacity_bytes
+    over = case.memory_bytes / case.setup.capacity_bytes
     share = float(over[case.space.base_of[case.rows[first.at]]])
     least = next(share for share in np.arange(1.0, 0.5, -0.005) if chance_fits(share) >= SURE)
     at = plan.ranked[plan.ranked[:, 0] == first.case, 1]
     sure = np.flatnonzero(over[case.space.base_of[case.rows[at]]] <= least)
     surer = Choice(first.case, int(at[sure[0]])) if len(sure) and sure[0] else None
-    nothing = Tight(share, chance_fits(share), surer, None, math.nan, math.nan)
+    nothing = MemoryHeadroom(share, chance_fits(share), surer, None, math.nan, math.nan)
     rows = np.flatnonzero(((over > 1) & (over <= _NEAR))[case.space.base_of])
     if not len(rows):
         return nothing
-    step_s = times(columns_of(case.setting, case.space, rows), case.setting).step_s
+    step_s = times(columns_of(case.setup, case.space, rows), case.setup).step_s
     best = int(np.argmin(step_s))
     if step_s[best] >= plan.step_s(first):
         return nothing

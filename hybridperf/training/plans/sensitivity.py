@@ -16,10 +16,10 @@ import dataclasses
 
 import numpy as np
 
-from hybridperf.training.plans.costs import Priced, columns_of, times
-from hybridperf.training.plans.run import Plan
-from hybridperf.training.plans.setting import Setting
-from hybridperf.training.steps.knobs import Knobs
+from hybridperf.training.plans.costs import PricedSpace, columns_of, times
+from hybridperf.training.plans.ranked import RankedLayouts
+from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.training.steps.step_effects import StepEffects
 from hybridperf.workloads.transformer import Layout
 
 LEVERS = (
@@ -37,7 +37,7 @@ REACH = 1.5  # times the memory there is
 
 
 @dataclasses.dataclass(frozen=True)
-class Moved:
+class LeverEffect:
     """What one lever does."""
 
     lever: str
@@ -48,7 +48,7 @@ class Moved:
     same: bool  # the winner stays
 
 
-def moves(plan: Plan) -> list[Moved]:
+def lever_effects(plan: RankedLayouts) -> list[LeverEffect]:
     """All levers, for the winner's number of devices and batch."""
     first = plan.choice(0)
     case = plan.cases[first.case]
@@ -63,13 +63,13 @@ def moves(plan: Plan) -> list[Moved]:
         most, place = _best(case, at, lever, _TWICE)
         elasticity = float(np.log(little / now_s) / np.log(_LITTLE))
         best = case.space.layout(int(case.rows[at[place]]))
-        found.append(Moved(lever, elasticity, _TWICE, best, most, int(at[place]) == first.at))
+        found.append(LeverEffect(lever, elasticity, _TWICE, best, most, int(at[place]) == first.at))
     return found
 
 
-def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs]:
-    """The setting with `factor` times as much of something, and its knobs."""
-    prices, knobs = setting.prices, setting.adapted.knobs
+def changed(setup: TrainingSetup, lever: str, factor: float) -> tuple[TrainingSetup, StepEffects]:
+    """The setup with `factor` times as much of something, and its knobs."""
+    prices, knobs = setup.prices, setup.adapted.effects
     device, system = prices.device, prices.links.system
     if lever == "arithmetic":
         device = device.model_copy(
@@ -98,7 +98,7 @@ def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs
             launch_s=knobs.launch_s / factor,
             collective_launch_s=knobs.collective_launch_s / factor,
         )
-    capacity = setting.capacity_bytes * (factor if lever == "memory" else 1.0)
+    capacity = setup.capacity_bytes * (factor if lever == "memory" else 1.0)
     priced_by = device
     if prices.model.device.id != device.id:  # the model is of a neighbour: it gets as much more
         own = prices.model.device
@@ -116,30 +116,28 @@ def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs
     new = prices.on(
         prices.links.on(system), device, dataclasses.replace(prices.model, device=priced_by)
     )
-    return dataclasses.replace(setting, prices=new, device=device, capacity_bytes=capacity), knobs
+    return dataclasses.replace(setup, prices=new, device=device, capacity_bytes=capacity), knobs
 
 
-def _best(case: Priced, at: np.ndarray, lever: str, factor: float) -> tuple[float, int]:
+def _best(case: PricedSpace, at: np.ndarray, lever: str, factor: float) -> tuple[float, int]:
     """(seconds of the best candidate on a changed machine, its place among them)."""
-    setting, knobs = changed(case.setting, lever, factor)
+    setup, knobs = changed(case.setup, lever, factor)
     if lever == "launches":
-        step_s = times(case.columns, setting, knobs, at, threads=1).step_s
+        step_s = times(case.columns, setup, knobs, at, threads=1).step_s
     else:
-        step_s = times(
-            columns_of(setting, case.space, case.rows[at]), setting, knobs, threads=1
-        ).step_s
+        step_s = times(columns_of(setup, case.space, case.rows[at]), setup, knobs, threads=1).step_s
     place = int(np.argmin(step_s))
     return float(step_s[place]), place
 
 
-def _more_memory(case: Priced, winner: int, now_s: float) -> Moved:
+def _more_memory(case: PricedSpace, winner: int, now_s: float) -> LeverEffect:
     """With more memory: elasticity from what a little admits, and the best within reach."""
-    setting, space = case.setting, case.space
-    over = case.memory_bytes / setting.capacity_bytes
+    setup, space = case.setup, case.space
+    over = case.memory_bytes / setup.capacity_bytes
     rows = np.flatnonzero(((over > 1) & (over <= REACH))[space.base_of])
     best_s, little_s, row = now_s, now_s, int(case.rows[winner])
     if len(rows):
-        step_s = times(columns_of(setting, space, rows), setting).step_s
+        step_s = times(columns_of(setup, space, rows), setup).step_s
         little_s = min(
             now_s, float(step_s[over[space.base_of[rows]] <= _LITTLE].min(initial=np.inf))
         )
@@ -147,6 +145,6 @@ def _more_memory(case: Priced, winner: int, now_s: float) -> Moved:
         if step_s[at] < now_s:
             best_s, row = float(step_s[at]), int(rows[at])
     elasticity = float(np.log(little_s / now_s) / np.log(_LITTLE))
-    return Moved(
+    return LeverEffect(
         "memory", elasticity, REACH, space.layout(row), best_s, row == int(case.rows[winner])
     )

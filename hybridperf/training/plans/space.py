@@ -55,7 +55,7 @@ _WORDS = {"recompute": RECOMPUTE, "schedule": PLANNED_SCHEDULES}
 
 
 @dataclasses.dataclass(frozen=True)
-class Space:
+class LayoutSpace:
     """The legal layouts of one model, number of devices and global batch."""
 
     shape: TransformerShape
@@ -102,7 +102,7 @@ def space(
     shape: TransformerShape, gpus: int, gpus_per_node: int, global_batch: int,
     only: Mapping[str, Sequence[Any]] | None = None, strict: bool = True,
     progress: Progress | None = None,
-) -> Space:  # fmt: skip
+) -> LayoutSpace:  # fmt: skip
     """All legal layouts; `only` narrows fields of a layout to some values. May be empty.
     `InputError` for numbers that fit no cluster.
     """
@@ -125,7 +125,7 @@ def space(
         runs = runs & np.isin(getattr(tried, name), list(allowed[name]))
     base = Layouts(*(column[runs] for column in tried))
     if not len(base.tp):
-        return Space(shape, gpus, gpus_per_node, global_batch, base, (), base.tp, base.tp, 0)
+        return LayoutSpace(shape, gpus, gpus_per_node, global_batch, base, (), base.tp, base.tp, 0)
     names = [name for name in Division._fields if name != "zero"]
     columns = [*(getattr(base, name) for name in names), base.zero > 0]
     first, of = unique_rows(*columns)
@@ -145,7 +145,7 @@ def space(
     base_of = np.repeat(np.arange(len(of), dtype=np.int32), count)
     within = np.arange(len(base_of)) - np.repeat(np.cumsum(count) - count, count)
     place_of = (np.array(starts)[of][base_of] + within).astype(np.int32)
-    return Space(
+    return LayoutSpace(
         shape,
         gpus,
         gpus_per_node,

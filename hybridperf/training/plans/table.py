@@ -16,10 +16,10 @@ import pyarrow.parquet
 
 from hybridperf.io import InputError, replacing
 from hybridperf.training.plans.arguments import whole_numbers
-from hybridperf.training.plans.costs import Priced
-from hybridperf.training.plans.run import DAY_S, Plan, tokens_of
-from hybridperf.training.plans.space import Space
-from hybridperf.training.steps.compose import Parts
+from hybridperf.training.plans.costs import PricedSpace
+from hybridperf.training.plans.ranked import DAY_S, RankedLayouts, tokens_of
+from hybridperf.training.plans.space import LayoutSpace
+from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
 
 _COUNTS = (
@@ -30,7 +30,7 @@ _WORDS = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 
-def top(plan: Plan, count: int) -> pd.DataFrame:
+def top(plan: RankedLayouts, count: int) -> pd.DataFrame:
     """The best layouts with what each takes, one row each; copies of better ones left out, which
     their ranks show.
     """
@@ -38,7 +38,7 @@ def top(plan: Plan, count: int) -> pd.DataFrame:
     return at_ranks(plan, np.array(plan.distinct(count)))
 
 
-def at_ranks(plan: Plan, ranks: np.ndarray) -> pd.DataFrame:
+def at_ranks(plan: RankedLayouts, ranks: np.ndarray) -> pd.DataFrame:
     """Layouts by rank with what each takes, one row each, indexed by rank."""
     chosen = plan.ranked[ranks]
     frames = []
@@ -59,11 +59,11 @@ def check_name(path: str | os.PathLike) -> Path:
     return path
 
 
-def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
+def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
     """Write every legal layout (.parquet, .csv), fitting and best ones first; how many rows that
     were.
 
-    Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too
+    SpaceColumns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too
     small; `memory_bytes`; `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a
     number of tokens was said.
     """
@@ -72,7 +72,7 @@ def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
     for number, case in enumerate(plan.cases):
         ranked = plan.ranked[plan.ranked[:, 0] == number, 1]
         beyond = np.flatnonzero(
-            ~(case.memory_bytes <= case.setting.capacity_bytes)[case.space.base_of]
+            ~(case.memory_bytes <= case.setup.capacity_bytes)[case.space.base_of]
         )
         fitting.append(_table(plan, case, case.rows[ranked], ranked))
         others.append(_table(plan, case, beyond, None))
@@ -88,12 +88,14 @@ def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
     return int(table.num_rows)
 
 
-def rows_of(plan: Plan, case: Priced, at: np.ndarray) -> pd.DataFrame:
-    """Priced layouts of one case with what each takes."""
+def rows_of(plan: RankedLayouts, case: PricedSpace, at: np.ndarray) -> pd.DataFrame:
+    """PricedSpace layouts of one case with what each takes."""
     return _table(plan, case, case.rows[at], at).to_pandas()
 
 
-def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) -> pa.Table:
+def _table(
+    plan: RankedLayouts, case: PricedSpace, rows: np.ndarray, at: np.ndarray | None
+) -> pa.Table:
     """Rows of a space as columns; `at`: their places among the priced ones, None: they are none of
     them.
     """
@@ -104,7 +106,7 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) ->
         "gpus": _same(space.gpus, rows),
         "global_batch": _same(space.global_batch, rows),
     }
-    out["fits"] = memory <= case.setting.capacity_bytes
+    out["fits"] = memory <= case.setup.capacity_bytes
     for name in _COUNTS:
         column = np.asarray(getattr(base, name))[base_of]
         out[name] = column.astype(bool) if name == "sequence_parallel" else column.astype(np.int32)
@@ -116,11 +118,11 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) ->
         return pa.table(
             out | {name: memory if name == "memory_bytes" else nothing for name in _taken(plan)}
         )
-    parts = Parts(*(part[at] for part in case.parts))
+    parts = StepParts(*(part[at] for part in case.parts))
     tokens, gpus = tokens_of(case), space.gpus
     energy = rates.energy_j(gpus, parts)
-    flops = case.setting.shape.model_flops(tokens)
-    peak = case.setting.mfu_flops_per_s
+    flops = case.setup.shape.model_flops(tokens)
+    peak = case.setup.mfu_flops_per_s
     out |= {
         "time_s": parts.step_s,
         **{name: getattr(parts, name) for name in _SECONDS},
@@ -142,13 +144,13 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) ->
     return pa.table(out)
 
 
-def _taken(plan: Plan) -> tuple[str, ...]:
+def _taken(plan: RankedLayouts) -> tuple[str, ...]:
     """Names of what a layout takes, in their order."""
     run = () if plan.tokens is None else ("days", "total_usd", "total_energy_j")
     return ("time_s", *_SECONDS, "memory_bytes", "tokens_per_s", "mfu", "energy_j", "usd", *run)
 
 
-def _orders(space: Space, rows: np.ndarray) -> pa.Array:
+def _orders(space: LayoutSpace, rows: np.ndarray) -> pa.Array:
     orders = [" ".join(place.order) for place in space.places]
     words = list(dict.fromkeys(orders))
     code = {word: at for at, word in enumerate(words)}

@@ -36,9 +36,10 @@ from scipy.linalg import cho_factor, cho_solve
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.training.steps.compose import Features, step_seconds
+from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import with_stalled
-from hybridperf.training.steps.knobs import BELIEFS, NAMES, OF_OPS, Knobs, knobs_of
+from hybridperf.training.steps.step_effects import BELIEFS, NAMES, OF_OPS, StepEffects, effects_of
+from hybridperf.training.steps.step_features import StepFeatures
 
 # NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows
 # given: `hybridperf validate steps --tasks splits`), not fitted. Little hangs on them: over draws
@@ -78,8 +79,8 @@ class Adapted:
     evidence: float = 0.0  # log likelihood of the rows, knobs and corrections integrated out
 
     @property
-    def knobs(self) -> Knobs:
-        return knobs_of(self.theta)
+    def effects(self) -> StepEffects:
+        return effects_of(self.theta)
 
     @staticmethod
     def before(host: Host | None = None) -> Adapted:
@@ -119,7 +120,7 @@ class Adapted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class StepPrediction:
     """Of each row [N]."""
 
     log_s: np.ndarray
@@ -133,7 +134,7 @@ class Said:
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class FitLimits:
     """How far a fit may go, where it may not go as far as usual."""
 
     corrections: float = 1.0  # times SPREAD
@@ -166,7 +167,7 @@ def launch_s(host: Host) -> float:
     return sum(part.median_s for part in parts if part is not None)
 
 
-def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
+def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPrediction:
     """Log seconds of rows and how sure they are."""
     corrections, weights, left = adapted.of_cells(cells)
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
@@ -177,40 +178,40 @@ def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
         + adapted.noise**2
     )
     beyond = np.sqrt((doubted(adapted, f, log_s, corrections) ** 2).sum(1))
-    return Said(log_s, np.sqrt(variance), _logs(corrections), beyond)
+    return StepPrediction(log_s, np.sqrt(variance), _logs(corrections), beyond)
 
 
 def doubted(
-    adapted: Adapted, f: Features, log_s: np.ndarray, corrections: np.ndarray
+    adapted: Adapted, f: StepFeatures, log_s: np.ndarray, corrections: np.ndarray
 ) -> np.ndarray:
-    """What doubts of a machine do to logs of steps in nine of ten cases, down and up, of ops and of
+    """What unmeasured of a machine do to logs of steps in nine of ten cases, down and up, of ops and of
     links [2, 2, N].
 
     All of a kind err together. Rows that were learned from told of a knob, and of what it
     multiplies, as much as its width shrank.
     """
     found = np.zeros((2, 2, len(log_s)))
-    if f.doubt is None or not f.doubt.any():
+    if f.unmeasured_widths is None or not f.unmeasured_widths.any():
         return found
-    at = np.flatnonzero(f.doubt.any(0))
+    at = np.flatnonzero(f.unmeasured_widths.any(0))
     some = jax.tree.map(lambda leaf: leaf[..., at], f)
     left = np.sqrt(np.diag(adapted.covariance)[: len(NAMES)]) / beliefs()[1]
-    moved = NINE_OF_TEN * (np.minimum(left, 1.0) * f.doubt[:, at].T).T
+    moved = NINE_OF_TEN * (np.minimum(left, 1.0) * f.unmeasured_widths[:, at].T).T
     of_ops = np.isin(NAMES, OF_OPS)[:, None]
     for way, sign in enumerate((-1, 1)):
         for kind, knobs in enumerate((of_ops, ~of_ops)):
             theta = adapted.theta[:, None] + sign * np.where(knobs, moved, 0.0)
-            step_s = step_seconds(some, knobs_of(theta), *_logs(corrections[:, at])).step_s
+            step_s = step_seconds(some, effects_of(theta), *_logs(corrections[:, at])).step_s
             found[way, kind, at] = np.log(np.asarray(step_s, float)) - log_s[at]
     return found
 
 
 def fit(
-    f: Features,
+    f: StepFeatures,
     cells: np.ndarray,
     measured_s: np.ndarray,
     host: Host | None = None,
-    held: Held | None = None,
+    held: FitLimits | None = None,
 ) -> Adapted:
     """Knobs and corrections after rows that took `measured_s` [n].
 
@@ -218,10 +219,10 @@ def fit(
     not: their own scatter, where it is larger, becomes the noise, so that corrections do not chase
     it. Rows that turn out to have stalled are fitted again as such.
     """
-    held = held or Held()
+    held = held or FitLimits()
     adapted = _fit_noise(f, cells, measured_s, host, held)
     expected_s = np.exp(predict(adapted, f, cells).log_s)
-    marked = with_stalled(f, adapted.knobs, expected_s, measured_s)
+    marked = with_stalled(f, adapted.effects, expected_s, measured_s)
     return (
         _fit_noise(marked, cells, measured_s, host, held)
         if (marked.stalls != f.stalls).any()
@@ -230,7 +231,7 @@ def fit(
 
 
 def _fit_noise(
-    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, held: Held
+    f: StepFeatures, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, held: FitLimits
 ) -> Adapted:
     """What rows say, at the noise that they show."""
     adapted, error = _fit(f, cells, measured_s, host, held, NOISE)
@@ -252,11 +253,11 @@ def _scatter(error: np.ndarray, share: float, deviations: float) -> float:
 
 
 def _fit(
-    f: Features,
+    f: StepFeatures,
     cells: np.ndarray,
     measured_s: np.ndarray,
     host: Host | None,
-    held: Held,
+    held: FitLimits,
     noise_log: float,
 ) -> tuple[Adapted, np.ndarray]:
     """(what rows say at one noise, errors [n] in logs that it leaves)."""
@@ -309,7 +310,7 @@ def _fit(
 
 
 def slopes(
-    f: Features, theta: np.ndarray, corrections: np.ndarray
+    f: StepFeatures, theta: np.ndarray, corrections: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(log seconds [N], slopes over theta [N, K], slopes over each block's correction [B, N]) by
     differences.
@@ -317,7 +318,7 @@ def slopes(
 
     def log_s(theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
         return np.log(
-            np.asarray(step_seconds(f, knobs_of(theta), *_logs(corrections)).step_s, float)
+            np.asarray(step_seconds(f, effects_of(theta), *_logs(corrections)).step_s, float)
         )
 
     here = log_s(theta, corrections)

@@ -24,19 +24,21 @@ from hybridperf.hardware import Host
 from hybridperf.io import InputError, closest, read_json, write_json
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adapt import Adapted
-from hybridperf.training.steps.batch import Bank, Batch, relabelled
+from hybridperf.training.steps.batch import Batch, PriceCache, relabelled
 from hybridperf.training.steps.failures import endings
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.knobs import NAMES
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs, peak_bytes
-from hybridperf.training.steps.rows import Resolved, ResolvedRow
+from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
+from hybridperf.training.steps.step_effects import NAMES
 
 SCHEMA_VERSION = 1
 _KIND = "step-knobs"
 MODES = ("none", "selective", "full")
 # while labels are compared, knobs stay near op data and corrections small, so that a third more
 # work cannot hide in them
-_HELD = adapt.Held(0.3, {"gemm": 0.05, "attention": 0.15, "memory": 0.1, "exposed_kernel_s": 0.7})
+_HELD = adapt.FitLimits(
+    0.3, {"gemm": 0.05, "attention": 0.15, "memory": 0.1, "exposed_kernel_s": 0.7}
+)
 MUCH_LIKELIER = 3.0  # log likelihood: twenty to one
 _MOST_COMPARED = 200  # rows of a source that are enough to compare by
 # how much further off knobs of another group are than they say: the likeliest over twelve pairs of
@@ -163,7 +165,7 @@ class Adaptation:
 
 def adaptation(
     frame: pd.DataFrame,
-    bank: Bank,
+    cache: PriceCache,
     host: Host | None = None,
     device: str | None = None,
     system: str | None = None,
@@ -178,7 +180,7 @@ def adaptation(
         raise InputError(
             "expected a column step_time_s in the rows to fit on, found none; give measured steps"
         )
-    batch = bank.understand(frame, device, system)
+    batch = cache.understand(frame, device, system)
     why = _left_out(frame, batch)
     ran = np.array([not why[at] for at in batch.at], bool)
     if not ran.any():
@@ -205,7 +207,7 @@ def adaptation(
             )
     batch, measured_s = chosen(batch, ~wild), measured_s[~wild]
     likelihoods = {
-        source: compared(batch, measured_s, source, bank, host) for source in doubtful(batch)
+        source: compared(batch, measured_s, source, cache, host) for source in doubtful(batch)
     }
     recompute = {}
     for source, likely in likelihoods.items():
@@ -222,7 +224,7 @@ def adaptation(
             " against the label)"
         )
     if recompute:
-        batch = bank.priced(Resolved(tuple(relabelled(row, recompute) for row in batch.rows)))
+        batch = cache.priced(ResolvedRows(tuple(relabelled(row, recompute) for row in batch.rows)))
     groups, few, names = {}, {}, np.array(batch.groups)
     for name in dict.fromkeys(names.tolist()):
         here = names == name
@@ -351,7 +353,7 @@ def fitting(rows: Sequence[ResolvedRow], mode: str) -> np.ndarray:
 
 
 def compared(
-    batch: Batch, measured_s: np.ndarray, source: str, bank: Bank, host: Host | None
+    batch: Batch, measured_s: np.ndarray, source: str, cache: PriceCache, host: Host | None
 ) -> dict[str, float]:
     """Log likelihood of a source's rows under each recompute mode."""
     places = np.flatnonzero([row.source == source for row in batch.rows])
@@ -360,8 +362,8 @@ def compared(
     ]
     found = {}
     for mode in MODES:
-        other = bank.priced(
-            Resolved(tuple(relabelled(batch.rows[at], {source: mode}) for at in places))
+        other = cache.priced(
+            ResolvedRows(tuple(relabelled(batch.rows[at], {source: mode}) for at in places))
         )
         assert other.features is not None
         found[mode] = adapt.fit(

@@ -17,13 +17,13 @@ from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.training.steps.compose import Features
 from hybridperf.training.steps.cross_node import with_crossings
-from hybridperf.training.steps.features import doubts_of, features, joined
+from hybridperf.training.steps.features import features, joined, unmeasured_of
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.reference_device import shipped
-from hybridperf.training.steps.rows import Resolved, ResolvedRow, resolve
+from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
+from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 
@@ -31,13 +31,13 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 class Batch:
     """Rows of a table. `rows` are those that can be predicted, `at` their places in the table."""
 
-    resolved: Resolved
+    resolved: ResolvedRows
     at: np.ndarray  # int [N]
     rows: tuple[ResolvedRow, ...]  # [N]
-    features: Features | None  # [N]; None without rows
+    features: StepFeatures | None  # [N]; None without rows
     cells: np.ndarray  # [N, X]
     problems: Mapping[int, str]  # by place: why a row that was understood cannot be priced
-    doubts: tuple[str, ...] = ()  # [N] what of the row's machine was not measured
+    unmeasured: tuple[str, ...] = ()  # [N] what of the row's machine was not measured
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,12 +54,12 @@ class Batch:
 
 
 @functools.cache
-def shared_bank() -> Bank:
-    """The bank of this process."""
-    return Bank()
+def shared_price_cache() -> PriceCache:
+    """The cache of this process."""
+    return PriceCache()
 
 
-class Bank:
+class PriceCache:
     """Models and prices, each loaded and computed once."""
 
     def __init__(self) -> None:
@@ -87,14 +87,14 @@ class Bank:
         """The rows of a table; `device`, `system` as in `resolve`."""
         return self.priced(resolve(frame, device, system))
 
-    def priced(self, resolved: Resolved) -> Batch:
+    def priced(self, resolved: ResolvedRows) -> Batch:
         """Understood rows with their features."""
         by_machine: dict[tuple[str, str, str], list[int]] = {}
         for at in resolved.predictable:
             machine = resolved.rows[at].machine
             assert machine is not None
             by_machine.setdefault(machine.key, []).append(at)
-        parts: list[tuple[Features, list[int]]] = []
+        parts: list[tuple[StepFeatures, list[int]]] = []
         problems: dict[int, str] = {}
         for places in by_machine.values():
             machine = resolved.rows[places[0]].machine
@@ -126,15 +126,15 @@ class Bank:
 
     def _doubts(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
         return tuple(
-            "; ".join(doubts_of(_config(row), self._prices[row.machine.key]).said)
+            "; ".join(unmeasured_of(_config(row), self._prices[row.machine.key]).notes)
             for row in rows
             if row.machine is not None
         )
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine
-    ) -> tuple[list[tuple[Features, list[int]]], dict[int, str]]:
-        """Features of rows of one machine; where one of them cannot be priced each is tried by
+    ) -> tuple[list[tuple[StepFeatures, list[int]]], dict[int, str]]:
+        """StepFeatures of rows of one machine; where one of them cannot be priced each is tried by
         itself.
         """
         try:

@@ -21,8 +21,8 @@ import numpy as np
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Gemm
-from hybridperf.training.steps.compose import PHASES, Block
 from hybridperf.training.steps.prices import Prices
+from hybridperf.training.steps.step_features import PHASES, BlockPrices
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
@@ -38,10 +38,10 @@ from hybridperf.workloads.transformer.weights import (
 )
 
 _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
-_FIELDS = tuple(field.name for field in dataclasses.fields(Block))
+_FIELDS = tuple(field.name for field in dataclasses.fields(BlockPrices))
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 _COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
-Parts = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
+LayerPasses = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
 
 
 class Unique:
@@ -69,9 +69,9 @@ class Cell:
     part; None: as they say.
     """
 
-    layers: Parts
-    embedding: Parts
-    head: Parts
+    layers: LayerPasses
+    embedding: LayerPasses
+    head: LayerPasses
     nodes: Mapping[str, int] | None = None
     attention: tuple[str, str] = ("", "")  # generation of fused attention and its dtype
 
@@ -224,9 +224,9 @@ class Sums:
         yield from (step.call for _, steps, _, _ in self._ops.values() for step in steps)
         yield from (call for _, sent in self._sent.values() for _, call in sent)
 
-    def blocks(self, prices: Prices) -> list[Block]:
+    def blocks(self, prices: Prices) -> list[BlockPrices]:
         """The layer, the embedding and the head of all cells, [P, C] each field."""
-        return [Block(*fields) for fields in np.moveaxis(self.amounts(prices), 0, -1)]
+        return [BlockPrices(*fields) for fields in np.moveaxis(self.amounts(prices), 0, -1)]
 
     def amounts(self, prices: Prices) -> np.ndarray:
         """Of each cell [C, 3, F, P]."""

@@ -29,8 +29,8 @@ from hybridperf.training.steps.cells import (
     shards_key,
     shards_of,
 )
-from hybridperf.training.steps.compose import Block, Features
-from hybridperf.training.steps.prices import Doubts, Prices
+from hybridperf.training.steps.prices import Prices, Unmeasured
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
@@ -49,9 +49,9 @@ _WAITING = 0.1
 
 
 def features(
-    configs: Sequence[TransformerConfig], prices: Prices, with_doubts: bool = True
-) -> Features:
-    """Features [N] of rows that run on one device and its links; `InputError` where a call cannot
+    configs: Sequence[TransformerConfig], prices: Prices, with_unmeasured: bool = True
+) -> StepFeatures:
+    """StepFeatures [N] of rows that run on one device and its links; `InputError` where a call cannot
     be priced.
     """
     cells = Unique([cell_key(config) for config in configs], configs)
@@ -77,7 +77,7 @@ def features(
         for one in (cells, shards)
     )
     layer, embedding, head = (
-        Block(*of_block) for of_block in computed + gathered
+        BlockPrices(*of_block) for of_block in computed + gathered
     )  # [blocks, fields, P, N]
     stages = np.array([_stages(config) for config in configs], float).T
     columns = np.array(
@@ -107,7 +107,7 @@ def features(
     weight_share = np.zeros_like(tp)
     weight_share[splits] = [_weight_share(configs[at], prices) for at in splits]
     nothing = np.zeros_like(tp)  # what frameworks add is put in by `with_crossings`
-    return Features(
+    return StepFeatures(
         layer=layer,
         embedding=embedding,
         head=head,
@@ -135,23 +135,23 @@ def features(
         gathered_layers=nothing,
         schedule=schedule,
         weight_share=weight_share,
-        doubt=(
-            np.stack([doubts_of(config, prices).widths for config in configs], -1)
-            if with_doubts
+        unmeasured_widths=(
+            np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
+            if with_unmeasured
             else None
         ),
     )
 
 
-def doubts_of(config: TransformerConfig, prices: Prices) -> Doubts:
+def unmeasured_of(config: TransformerConfig, prices: Prices) -> Unmeasured:
     """How sure the prices of a row are, and what is to be said of them."""
     key = _doubted(config)
     if key not in prices.sure:
-        prices.sure[key] = prices.doubts(_probes(config))
+        prices.sure[key] = prices.unmeasured(_probes(config))
     return prices.sure[key]
 
 
-def experts_said(config: TransformerConfig, host_share: float) -> str:
+def experts_note(config: TransformerConfig, host_share: float) -> str:
     """What is assumed of launching experts, where a step of experts waits for its host; ""
     elsewhere.
     """
@@ -167,7 +167,7 @@ def experts_said(config: TransformerConfig, host_share: float) -> str:
 
 @functools.lru_cache(65536)
 def _doubted(config: TransformerConfig) -> tuple[Any, ...]:
-    """All that doubts depend on."""
+    """All that unmeasured depend on."""
     return (
         config.dtype,
         config.quant,
@@ -198,8 +198,8 @@ def _probes(config: TransformerConfig) -> list[tuple[str, OpCall | CollectiveCal
     return found
 
 
-def joined(parts: Sequence[tuple[Features, np.ndarray]], rows: int) -> Features:
-    """Features of `rows` rows from those of some of them, each with the places that they take."""
+def joined(parts: Sequence[tuple[StepFeatures, np.ndarray]], rows: int) -> StepFeatures:
+    """StepFeatures of `rows` rows from those of some of them, each with the places that they take."""
 
     def put(*leaves: np.ndarray) -> np.ndarray:
         out = np.ones((*leaves[0].shape[:-1], rows))
@@ -210,7 +210,7 @@ def joined(parts: Sequence[tuple[Features, np.ndarray]], rows: int) -> Features:
     return jax.tree.map(put, *(part for part, _ in parts))
 
 
-def picked(f: Features, rows: Any) -> Features:
+def picked(f: StepFeatures, rows: Any) -> StepFeatures:
     """The features of some rows."""
     return jax.tree.map(lambda leaf: leaf[..., rows], f)
 

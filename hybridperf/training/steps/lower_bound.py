@@ -16,7 +16,7 @@ from hybridperf.training.steps.peaks import peak_flops_per_s
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 
-def least_s(config: TransformerConfig, device: DeviceSpec) -> float:
+def lower_bound_s(config: TransformerConfig, device: DeviceSpec) -> float:
     """Seconds that a step on such devices takes at least; 0 where the device has no peak in its
     formats.
     """

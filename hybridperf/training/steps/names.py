@@ -226,7 +226,7 @@ def habits_of(source: str) -> Mapping[str, Any]:
 
 
 def doubt_of(source: str) -> str:
-    """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
+    """Why what the rows of a source say of recomputation is doubtful, "" where nobody unmeasured it."""
     text = plain(source)
     return next(
         (str(why) for says, why in aliases()["doubted"].items() if text.startswith(says)), ""

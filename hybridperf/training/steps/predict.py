@@ -34,17 +34,17 @@ from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import UNNAMED, Adaptation, adaptation, fitting
-from hybridperf.training.steps.batch import Bank, Batch, relabelled, shared_bank
+from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, shared_price_cache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.training.steps.failures import failures
-from hybridperf.training.steps.features import experts_said, picked
-from hybridperf.training.steps.knobs import knobs_of
-from hybridperf.training.steps.lower_bound import least_s
+from hybridperf.training.steps.features import experts_note, picked
+from hybridperf.training.steps.lower_bound import lower_bound_s
 from hybridperf.training.steps.memory_fit import memory_knobs, peak_bytes
 from hybridperf.training.steps.names import doubt_of
 from hybridperf.training.steps.peaks import arithmetic, peak_flops_per_s
-from hybridperf.training.steps.rows import Resolved, ResolvedRow
+from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
+from hybridperf.training.steps.step_effects import effects_of
 
 COLUMNS = (
     "predicted_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes", "fits", "compute_s",
@@ -68,7 +68,7 @@ _UNSURE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Predicted:
+class PredictedSteps:
     """A table with its predictions, what they were made by, and sentences on the whole."""
 
     frame: pd.DataFrame
@@ -79,23 +79,23 @@ class Predicted:
 def predict_steps(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None,
     host: Host | None = None, fit_on: pd.DataFrame | None = None, knobs: Adaptation | None = None,
-    bank: Bank | None = None,
-) -> Predicted:  # fmt: skip
+    cache: PriceCache | None = None,
+) -> PredictedSteps:  # fmt: skip
     """Predict each row of a table of training steps (`data/README.md`), by beliefs alone, by
     `knobs` that were fitted before, or by knobs fitted to the measured rows `fit_on`.
     """
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
-    bank = bank or shared_bank()
+    cache = cache or shared_price_cache()
     frame, fit_on = as_given(frame), None if fit_on is None else as_given(fit_on)
     said: list[str] = []
     known = knobs or Adaptation({}, host=host)
     if fit_on is not None:
-        known, said = adaptation(fit_on, bank, host, device=device, system=system)
-    batch = bank.understand(frame, device, system)
+        known, said = adaptation(fit_on, cache, host, device=device, system=system)
+    batch = cache.understand(frame, device, system)
     notes: dict[int, str] = {}
-    batch = _preferred(batch, known, bank, notes)
-    other = _without_doubtful_labels(batch, known, bank, notes)
+    batch = _preferred(batch, known, cache, notes)
+    other = _without_doubtful_labels(batch, known, cache, notes)
     out: dict[str, Any] = {name: np.full(len(frame), np.nan) for name in COLUMNS[:-1]}
     note = np.array([row.note for row in batch.resolved], object)
     for at, why in batch.problems.items():
@@ -103,7 +103,7 @@ def predict_steps(
     if len(batch):
         _fill(out, note, batch, other, known, notes)
     fits = pd.array([pd.NA if np.isnan(one) else bool(one) for one in out["fits"]], "boolean")
-    return Predicted(
+    return PredictedSteps(
         frame.rename(columns=kept_as(frame)).assign(**{**out, "fits": fits, "note": note}),
         known,
         tuple(said),
@@ -136,7 +136,7 @@ def kept_as(frame: pd.DataFrame) -> dict[str, str]:
     return found
 
 
-def _preferred(batch: Batch, known: Adaptation, bank: Bank, notes: dict[int, str]) -> Batch:
+def _preferred(batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[int, str]) -> Batch:
     """The batch with the labels of recomputation that measured rows prefer, where a row fits in
     memory with them; notes by place.
     """
@@ -145,11 +145,11 @@ def _preferred(batch: Batch, known: Adaptation, bank: Bank, notes: dict[int, str
         for at in _fitting(batch, [row.source == source for row in batch.rows], mode):
             resolved[at] = relabelled(resolved[at], {source: mode})
             notes[at] = f"recompute {mode}, which measured rows of {source} prefer to what they say"
-    return bank.priced(Resolved(tuple(resolved))) if notes else batch
+    return cache.priced(ResolvedRows(tuple(resolved))) if notes else batch
 
 
 def _without_doubtful_labels(
-    batch: Batch, known: Adaptation, bank: Bank, notes: dict[int, str]
+    batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[int, str]
 ) -> Batch | None:
     """The batch as if nothing was recomputed where a row's word for it is doubtful; None where no
     row's is. Notes by place.
@@ -166,7 +166,7 @@ def _without_doubtful_labels(
         row = resolved[at]
         resolved[at] = relabelled(row, {row.source: "none"})
         notes[at] = _UNSURE.format(why=doubt_of(row.source))
-    return bank.priced(Resolved(tuple(resolved))) if found else None
+    return cache.priced(ResolvedRows(tuple(resolved))) if found else None
 
 
 def _recomputes(row: ResolvedRow) -> bool:
@@ -193,7 +193,7 @@ class _Times:
     deviation: np.ndarray
     parts: dict[str, np.ndarray]  # COMPONENTS
     remarks: np.ndarray
-    beyond: np.ndarray  # [2, N] down and up, as `adapt.Said` has it
+    beyond: np.ndarray  # [2, N] down and up, as `adapt.StepPrediction` has it
 
     @staticmethod
     def of(batch: Batch, known: Adaptation) -> _Times:
@@ -217,7 +217,7 @@ class _Times:
                 unnamed = np.array([not row.named for row in itertools.compress(batch.rows, here)])
                 found.beyond[1, here] = np.hypot(one.beyond[1], UNNAMED * unnamed)
             found.remarks[here] = _remarks(known.said(group), adapted if whose else None, cells)
-            parts = step_seconds(f, knobs_of(adapted.theta), *one.logs)
+            parts = step_seconds(f, effects_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
                 values[here] = getattr(parts, name)
         return found
@@ -281,13 +281,13 @@ def _fill(
             if chance[i] > _LIKELY_STALL
             else ""
         )
-        launched = experts_said(configs[i], float(times.parts["host_s"][i] / step_s[i]))
+        launched = experts_note(configs[i], float(times.parts["host_s"][i] / step_s[i]))
         said = (
             failed[i],
             row.note,
             notes.get(int(place), ""),
             times.remarks[i],
-            batch.doubts[i],
+            batch.unmeasured[i],
             stall,
             launched,
             _share_of(row),
@@ -329,7 +329,7 @@ def _least_s(row: ResolvedRow) -> float:
     """Seconds that a row's devices need at least."""
     assert row.machine is not None
     assert row.config is not None
-    return least_s(row.config, row.machine.spec)
+    return lower_bound_s(row.config, row.machine.spec)
 
 
 def _peak(row: ResolvedRow) -> float:

@@ -28,7 +28,6 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
 from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import published_factor
-from hybridperf.training.steps.knobs import NAMES
 from hybridperf.training.steps.reference_device import (
     ATTENTION_WIDTH,
     PER_POWER,
@@ -38,20 +37,21 @@ from hybridperf.training.steps.reference_device import (
     reference_device,
 )
 from hybridperf.training.steps.reference_device import seconds as believed_seconds
+from hybridperf.training.steps.step_effects import NAMES
 
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes
 # (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _BY_MODEL = (Gemm, BatchedGemm, PrefillAttention, EncoderAttention)
-Priced = OpCall | CollectiveCall
+Call = OpCall | CollectiveCall
 
 
 @dataclasses.dataclass(frozen=True)
-class Doubts:
+class Unmeasured:
     """Of what was not measured on a machine."""
 
     widths: np.ndarray  # [K] in logs, beside the width of each knob
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,7 +64,7 @@ class Prices:
     references: Callable[[], Sequence[PerfModel]] | None = (
         None  # calibrations by which ops are priced that the model has not; None: its roofline
     )
-    known: dict[Priced, float] = dataclasses.field(default_factory=dict)
+    known: dict[Call, float] = dataclasses.field(default_factory=dict)
     cells: dict[Any, Any] = dataclasses.field(
         default_factory=dict
     )  # sums over the passes of a cell (`features.py`)
@@ -74,10 +74,10 @@ class Prices:
     once: dict[Any, Any] = dataclasses.field(
         default_factory=dict
     )  # the same of what happens once a step
-    sure: dict[Any, Doubts] = dataclasses.field(
+    sure: dict[Any, Unmeasured] = dataclasses.field(
         default_factory=dict
     )  # of rows, by what they depend on
-    _doubts: dict[Priced, tuple[float, str]] = dataclasses.field(default_factory=dict)
+    _doubts: dict[Call, tuple[float, str]] = dataclasses.field(default_factory=dict)
     _factors: dict[tuple[str, str], float] = dataclasses.field(
         default_factory=dict
     )  # of attention, by kernel and dtype
@@ -93,7 +93,7 @@ class Prices:
         """
         return Prices(model or self.model, links, device or self.device, self.references)
 
-    def learn(self, calls: Iterable[Priced]) -> None:
+    def learn(self, calls: Iterable[Call]) -> None:
         """Price those that are new."""
         new = [call for call in dict.fromkeys(calls) if call not in self.known]
         by_model = [
@@ -178,7 +178,7 @@ class Prices:
             )
         return self._factors[kernel, dtype]
 
-    def doubts(self, probes: Sequence[tuple[str, Priced]]) -> Doubts:
+    def unmeasured(self, probes: Sequence[tuple[str, Call]]) -> Unmeasured:
         """How sure the prices of some calls are, each standing for what a knob multiplies, and what
         is to be said of that.
         """
@@ -195,7 +195,7 @@ class Prices:
             widths[knob] = max(widths.get(knob, 0.0), width)
             if why:
                 said[why] = None
-        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(said))
+        return Unmeasured(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(said))
 
     def _op_doubt(self, call: OpCall) -> tuple[float, str]:
         """(width in logs, sentence) of an op; nothing of a measured one."""
@@ -224,7 +224,7 @@ class Prices:
         width = float(np.log(said["high_s"] / said["low_s"])) / 2 / NINE_OF_TEN
         return width, f"collectives by the prior alone: none of {self.links.system.id} was measured"
 
-    def __getitem__(self, call: Priced) -> float:
+    def __getitem__(self, call: Call) -> float:
         return self.known[call]
 
     def _messages_s(self, calls: list[CollectiveCall]) -> np.ndarray:

@@ -64,7 +64,7 @@ class ResolvedRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolved:
+class ResolvedRows:
     """The rows of a table, in its order."""
 
     rows: tuple[ResolvedRow, ...]
@@ -91,7 +91,7 @@ def resolve(
     device: str | None = None,
     system: str | None = None,
     host: str | None = None,
-) -> Resolved:
+) -> ResolvedRows:
     """Understand each row of a table of training steps; `device`, `system`, `host` override what
     rows say.
 
@@ -104,7 +104,7 @@ def resolve(
     if system:
         load_system(system)
     records = frame.to_dict("records")
-    return Resolved(
+    return ResolvedRows(
         tuple(
             _resolve(Record(at, record), device, system, host) for at, record in enumerate(records)
         )

@@ -16,7 +16,7 @@ from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_sys
 from hybridperf.io import InputError, unknown
 from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
-from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
 from hybridperf.training.steps.peaks import arithmetic
@@ -32,7 +32,7 @@ _FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class TrainingSetup:
     """A model on a cluster, with everything but its layout."""
 
     shape: TransformerShape
@@ -63,7 +63,7 @@ class Setting:
         """That peak, of one device."""
         return self.device.peak(self.mfu_format, "matrix")
 
-    def for_gpus(self, gpus: int) -> Setting:
+    def for_gpus(self, gpus: int) -> TrainingSetup:
         """The same for so many devices: where a switch joins a rack, as few racks as hold them,
         each with as many whole trays.
         """
@@ -106,11 +106,11 @@ class Setting:
         )
 
 
-def setting(
+def training_setup(
     shape: TransformerShape, system: str, *, device: str | None = None, framework: str = "",
     dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
-    adapted: Adaptation | Adapted | None = None, bank: Bank | None = None,
-) -> Setting:  # fmt: skip
+    adapted: Adaptation | Adapted | None = None, cache: PriceCache | None = None,
+) -> TrainingSetup:  # fmt: skip
     """`InputError` for a system without a known device, or a framework nobody knows."""
     known, unnamed = framework_habits(), 0.0 if framework else UNNAMED
     framework = framework or FRAMEWORK
@@ -121,7 +121,7 @@ def setting(
     habits: dict[str, Any] = dict(known[framework])
     fields = {name: value for name, value in habits.items() if name in _FIELDS}
     template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
-    bank = bank or Bank()
+    cache = cache or PriceCache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
         raise InputError(f"expected --memory-bytes above zero, such as 80e9, got {capacity:g}")
@@ -149,9 +149,9 @@ def setting(
             " longer; name yours by --framework"
         )
     notes += [note for note in (shape.note,) if note.startswith(HABITS)]
-    made = Setting(
+    made = TrainingSetup(
         shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False),
-        template, bank.prices(found), adapted, memory_knobs(framework), USABLE * capacity,
+        template, cache.prices(found), adapted, memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
     notes.append(
         f"MFU is of the {made.mfu_format} peak of {made.device.id},"

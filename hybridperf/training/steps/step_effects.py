@@ -38,7 +38,7 @@ def _knob(median: float, width: float, source: str) -> Any:
 
 @functools.partial(jax.tree_util.register_dataclass)
 @dataclasses.dataclass(frozen=True)
-class Knobs:
+class StepEffects:
     """The knobs. Of a batch of rows one number each; leaves may be traced by JAX or carry a batch
     of their own.
     """
@@ -139,23 +139,23 @@ class Knobs:
     )
 
 
-NAMES = tuple(field.name for field in dataclasses.fields(Knobs))
+NAMES = tuple(field.name for field in dataclasses.fields(StepEffects))
 BELIEFS: Mapping[str, Belief] = {
-    field.name: field.metadata["belief"] for field in dataclasses.fields(Knobs)
+    field.name: field.metadata["belief"] for field in dataclasses.fields(StepEffects)
 }
 
 
-def medians(beliefs: Mapping[str, Belief] = BELIEFS) -> Knobs:
+def medians(beliefs: Mapping[str, Belief] = BELIEFS) -> StepEffects:
     """What is believed of each knob before any step is measured."""
-    return Knobs(**{name: belief.median for name, belief in beliefs.items()})
+    return StepEffects(**{name: belief.median for name, belief in beliefs.items()})
 
 
-def theta_of(knobs: Knobs) -> np.ndarray:
+def theta_of(knobs: StepEffects) -> np.ndarray:
     """Logs of knobs [K], in the order of `NAMES`."""
     return np.log([float(getattr(knobs, name)) for name in NAMES])
 
 
-def knobs_of(theta: Any) -> Knobs:
+def effects_of(theta: Any) -> StepEffects:
     """Knobs from their logs [K]; `theta` may be traced."""
     module = jax.numpy if isinstance(theta, jax.core.Tracer) else np
-    return Knobs(**{name: module.exp(theta[at]) for at, name in enumerate(NAMES)})
+    return StepEffects(**{name: module.exp(theta[at]) for at, name in enumerate(NAMES)})
