@@ -1,4 +1,4 @@
-"""Strategies per class and level: DLRM-A as MAD-Max prints it, our cost_model's stages, what each strategy
+"""Strategies per class and level: DLRM-A as MAD-Max prints it, our stages, what each strategy
 sends, the search.
 """
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridperf import studies as hs
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.studies import strategies as hs
-from hybridperf.studies.strategies.cluster import ACROSS, INSIDE
+from hybridperf.studies.strategies.cluster import ACROSS, BOTH, INSIDE
 from hybridperf.studies.strategies.mad_max import dlrm_a_mapping
 from hybridperf.studies.strategies.mapping import Strategy, layer_costs
 from hybridperf.workloads.transformer.zoo import load_shape
@@ -36,9 +36,9 @@ def test_dlrm_a_as_the_artifact_prints_it(gpus, parts_ms, iteration_ms, share, m
         for back in (False, True)
     )
     lookup_s = sum(cost_model.compute_s(tables, 512, back) for back in (False, True))
-    exchange_s = 2 * cost_model.exchange_s(tables, 512, hs.BOTH)
+    exchange_s = 2 * cost_model.exchange_s(tables, 512, BOTH)
     reduce_s = sum(
-        layer.units * cost_model.collective_s("all_reduce", layer.parameters * 4, hs.BOTH)
+        layer.units * cost_model.collective_s("all_reduce", layer.parameters * 4, BOTH)
         for layer in (bottom, top)
     )
     assert [1e3 * s for s in (gemm_s, lookup_s, exchange_s, reduce_s)] == pytest.approx(
@@ -71,12 +71,12 @@ def test_stages_add() -> None:
     )
     across = cost_model.collective_s("all_reduce", size / 8, (ACROSS,))
     assert across == pytest.approx(2 * 3 / 4 * size / 8 / 20e9)
-    assert cost_model.collective_s("all_reduce", size, hs.BOTH) == pytest.approx(inside + across)
+    assert cost_model.collective_s("all_reduce", size, BOTH) == pytest.approx(inside + across)
     gathered = cost_model.collective_s("all_gather", size / 8, (ACROSS,)) + cost_model.collective_s(
         "all_gather", size, (INSIDE,)
     )
-    assert cost_model.collective_s("all_gather", size, hs.BOTH) == pytest.approx(gathered)
-    assert cost_model.collective_s("all_to_all", size, hs.BOTH) == pytest.approx(
+    assert cost_model.collective_s("all_gather", size, BOTH) == pytest.approx(gathered)
+    assert cost_model.collective_s("all_to_all", size, BOTH) == pytest.approx(
         7 / 32 * size / 200e9 + 24 / 32 * size / 20e9
     )
     assert cost_model.collective_s("all_reduce", size, ()) == 0
@@ -87,7 +87,7 @@ def test_a_fast_inside_does_not_hide_a_slow_network() -> None:
 
     def seconds(cost_model, inside):
         return cost_model(hs.Cluster(8, 4, 1e14, 1e12, inside, 1e9)).collective_s(
-            "all_reduce", 1e9, hs.BOTH
+            "all_reduce", 1e9, BOTH
         )
 
     network_s = 2 * 3 / 4 * 1e9 / 8 / 1e9
@@ -98,8 +98,8 @@ def test_a_fast_inside_does_not_hide_a_slow_network() -> None:
 @pytest.mark.parametrize(
     ("strategy", "gather", "gradients"),
     [
-        (("ddp", "ddp"), None, [("all_reduce", 1, hs.BOTH)]),
-        (("fsdp", "fsdp"), (1, hs.BOTH), [("reduce_scatter", 1, hs.BOTH)]),
+        (("ddp", "ddp"), None, [("all_reduce", 1, BOTH)]),
+        (("fsdp", "fsdp"), (1, BOTH), [("reduce_scatter", 1, BOTH)]),
         (
             ("fsdp", "ddp"),
             (1, (INSIDE,)),

@@ -171,11 +171,11 @@ def test_groups_of_too_few_rows_say_whose_rows_predict_them(cache, measured):
         said.startswith(
             "3 measured rows of torchtitan on Ampere sm_80 are needed to fit them, got 1;"
         )
-        for said in found.said
+        for said in found.remarks
     )
     assert any(
         said.endswith("got 1; such rows are predicted by believed efficiencies")
-        for said in found.said
+        for said in found.remarks
     )
     borrowed, own, alone = found.frame["note"]
     assert (
@@ -765,7 +765,7 @@ def test_a_measured_row_far_from_the_others_is_named(cache, measured, factor, ke
     bad = measured.assign(id=list("abcdefgh"))
     bad.loc[2, "step_time_s"] *= factor
     found = predict_steps(measured, fit_on=bad, cache=cache)
-    (said,) = (one for one in found.said if "far longer or shorter" in one)
+    (said,) = (one for one in found.remarks if "far longer or shorter" in one)
     assert said.startswith(
         "1 rows to fit on took far longer or shorter than others of their group let expect, and"
         f" are {kept}; the worst,"

@@ -49,19 +49,18 @@ class Strategy(NamedTuple):
         return f"{self.inside}, {self.across}"
 
 
-Mapping = dict[str, Strategy]  # by a layer's name
+LayerStrategies = dict[str, Strategy]  # by a layer's name
 
 
-def mapping(layers: Sequence[Layer], chosen: dict[str, Strategy | tuple[str, str]]) -> Mapping:
-    """A strategy for each layer, from those of classes or of single layers by name; `InputError`
-    where one is missing or impossible.
-    """
+def mapping(
+    layers: Sequence[Layer], chosen: dict[str, Strategy | tuple[str, str]]
+) -> LayerStrategies:
+    """A strategy for each layer, from those of classes or of single layers by name."""
     known = {layer.name for layer in layers} | {layer.kind for layer in layers}
     for name in chosen:
         if name not in known:
-            raise unknown(
-                "layer or class", name, known, f"the model has {', '.join(sorted(known))}"
-            )
+            has = f"the model has {', '.join(sorted(known))}"
+            raise unknown("layer or class", name, known, has)
     found = {}
     for layer in layers:
         pair = chosen.get(layer.name, chosen.get(layer.kind))
@@ -91,16 +90,14 @@ class LayerCosts:
     forward_exchange_s: float  # tp's, waited for
     backward_exchange_s: float
     gradients_s: float  # after the backward pass
-    lookup_exchange_s: (
-        float  # mp's, before whoever reads the layer; and of gradients, before its backward pass
-    )
+    lookup_exchange_s: float  # mp's, of rows before they are read; of gradients, before backward
     memory_bytes: float
 
 
 def layer_costs(
     layer: Layer, strategy: Strategy, cost_model: CostModel, samples: float
 ) -> LayerCosts:
-    """What a layer asks for; `samples` per GPU."""
+    """Costs of a layer under a strategy; `samples` per GPU."""
     cluster = cost_model.cluster
     shared, sharded = strategy.levels("tp") + strategy.levels("mp"), strategy.levels("fsdp")
     same = strategy.levels("ddp")
@@ -131,9 +128,7 @@ def layer_costs(
 def regathered_s(
     producer: Layer, mine: Strategy, other: Strategy, cost_model: CostModel, samples: float
 ) -> float:
-    """Gathering a producer's outputs (or their gradients) over levels where `mine` shares samples
-    by tp and `other` does not.
-    """
+    """Seconds of gathering a producer's outputs or gradients where only `mine` shares by tp."""
     levels = tuple(level for level in mine.levels("tp") if level not in other.levels("tp"))
     return cost_model.collective_s(
         "all_gather",
@@ -149,9 +144,5 @@ def _replicas_s(
     dense_s = cost_model.collective_s("all_reduce", gradients, levels)
     if layer.kind != "embedding":
         return dense_s
-    return min(
-        dense_s,
-        cost_model.collective_s(
-            "all_gather", layer.read_bytes * samples * cost_model.cluster.ranks(levels), levels
-        ),
-    )
+    rows_bytes = layer.read_bytes * samples * cost_model.cluster.ranks(levels)
+    return min(dense_s, cost_model.collective_s("all_gather", rows_bytes, levels))

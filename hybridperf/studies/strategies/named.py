@@ -1,6 +1,4 @@
-"""Models and clusters by name, for a choice of strategies: DLRM-A on ZionEX as published, or any
-known shape on any known system.
-"""
+"""Models and clusters by name: DLRM-A on ZionEX as published, or known shapes on known systems."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ _DTYPE = "bf16"
 
 
 def named_layers(model: str) -> tuple[tuple[Layer, ...], int | None]:
-    """(layers of a model, samples a GPU where that was published): `dlrm-a`, a shape's name or a
-    file of sizes.
-    """
+    """(layers of `dlrm-a`, a shape or a file of sizes; samples a GPU where published)."""
     if model.lower().replace("_", "-") == PUBLISHED:
         return DLRM_A, DLRM_A_LOCAL_BATCH
     return transformer_layers(load_shape(model)), None
@@ -31,9 +27,7 @@ def named_cluster(
     system: str, gpus: int, device: str | None = None, *, compute: float = 0.6, memory: float = 0.8,
     links: float = 0.8
 ) -> Cluster:  # fmt: skip
-    """A system at shares of its datasheet; no name: the published ZionEX, whose shares are its own.
-    `InputError` for half a node.
-    """
+    """A system at shares of its datasheet; no name: the published ZionEX at its own shares."""
     for name, share in (("compute", compute), ("memory", memory), ("links", links)):
         if not 0 < share <= 1:
             raise InputError(f"expected a share above 0 and up to 1 for {name}, got {share:g}")
@@ -50,7 +44,7 @@ def named_cluster(
 def named_cost_model(name: str, cluster: Cluster) -> CostModel:
     """`stages` or `mad-max`."""
     if name not in _COST_MODELS:
-        raise unknown("cost_model", name, _COST_MODELS, f"known are {', '.join(_COST_MODELS)}")
+        raise unknown("law", name, _COST_MODELS, f"known are {', '.join(_COST_MODELS)}")
     found: CostModel = _COST_MODELS[name](cluster)
     return found
 

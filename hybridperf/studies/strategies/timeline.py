@@ -19,7 +19,12 @@ from collections.abc import Sequence
 
 from hybridperf.studies.strategies.cluster import CostModel
 from hybridperf.studies.strategies.layer import Layer, check_layers
-from hybridperf.studies.strategies.mapping import LayerCosts, Mapping, layer_costs, regathered_s
+from hybridperf.studies.strategies.mapping import (
+    LayerCosts,
+    LayerStrategies,
+    layer_costs,
+    regathered_s,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Iteration:
 
     @property
     def serial_s(self) -> float:
-        """If nothing overlapped."""
+        """Seconds if nothing overlapped."""
         return self.compute_s + self.communication_s
 
 
@@ -64,7 +69,7 @@ class _Queue:
 
 
 def iteration(
-    layers: Sequence[Layer], chosen: Mapping, cost_model: CostModel, global_batch: float
+    layers: Sequence[Layer], chosen: LayerStrategies, cost_model: CostModel, global_batch: float
 ) -> Iteration:
     """An iteration of a model, each layer by its strategy."""
     check_layers(layers)

@@ -40,7 +40,7 @@ _OF_SHARDS = ("gather_s", "gather_inside_s", "gather_calls")
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "reduction_s",
     "reduction_calls", "updated_s", "reduction_hidden", "optimizer_s", "optimizer_kernels",
-    "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden",
+    "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden", "tp",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")
 
@@ -76,84 +76,56 @@ class SpaceColumns:
             index.append((of + at).astype(np.int32))
             at += len(found)
         configs = [config(row) for row in np.concatenate(first).tolist()]
-        priced = features(
-            configs, prices, with_unmeasured=False
-        )  # `explain.py` asks for those of what it shows
-        priced = with_crossings(
-            priced, [ResolvedRow(one, machine, "", framework) for one in configs]
-        )
+        # `explain.py` asks for what was not measured of the layouts that it shows
+        priced = features(configs, prices, with_unmeasured=False)
+        resolved = [ResolvedRow(one, machine, "", framework) for one in configs]
+        priced = with_crossings(priced, resolved)
         found, placed = _unique(placed_key[rows])
         spans = [space.places[at].spans for at in space.place_of[rows[found]].tolist()]
         plain = cells_of(configs[: len(first[0])], prices.kept)
-        summed = Sums(
-            [
-                dataclasses.replace(
-                    plain[cell], nodes={name: one[name].nodes for name in ("tp", "cp", "ep")}
-                )
-                for cell, one in zip(index[0][found].tolist(), spans, strict=True)
-            ]
-        )
+        cells = []
+        for cell, one in zip(index[0][found].tolist(), spans, strict=True):
+            nodes = {name: one[name].nodes for name in ("tp", "cp", "ep")}
+            cells.append(dataclasses.replace(plain[cell], nodes=nodes))
+        summed = Sums(cells)
         prices.learn(summed.calls())
         tp_nodes = np.array([float(one["tp"].nodes) for one in spans])
+        blocks = tuple(summed.blocks(prices))
         return SpaceColumns(
-            space,
-            rows,
-            priced,
-            inputs_of(configs),
-            tuple(summed.blocks(prices)),
-            tp_nodes,
-            index[0],
-            placed,
-            *index[1:],
+            space, rows, priced, inputs_of(configs), blocks, tp_nodes, index[0], placed, *index[1:]
         )
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def features(self, at: Any) -> StepFeatures:
-        """Of some of the M [n]; `at` a slice or indices."""
-        placed, shards, once, message = (
-            index[at] for index in (self.placed, self.shards, self.once, self.message)
-        )
+        """Features of some of the M [n]; `at` a slice or indices."""
+        placed, shards, once = self.placed[at], self.shards[at], self.once[at]
         base = self.space.base_of[self.rows[at]]
         vp = self.space.base.vp[base].astype(float)
-        values: dict[str, Any] = {
-            name: _block(block, placed, getattr(self.f, name), shards)
-            for name, block in zip(_BLOCKS, self.blocks, strict=True)
-        }
-        values |= {name: getattr(self.f, name)[once] for name in _ONCE} | {
-            "tp": self.f.tp[once],
-            "tp_nodes": self.tp_nodes[placed],
-        }
-        accumulation = self.space.base.accumulation[base].astype(float)
+        values: dict[str, Any] = {name: getattr(self.f, name)[once] for name in _ONCE}
+        for name, block in zip(_BLOCKS, self.blocks, strict=True):
+            values[name] = _block(block, placed, getattr(self.f, name), shards)
         return StepFeatures(
-            **values,
-            micro_batches=accumulation,
-            fill=1.0 / vp,
-            chunks=vp,
-            sends_s=self.f.sends_s[message],
-        )
+            **values, tp_nodes=self.tp_nodes[placed], fill=1.0 / vp, chunks=vp,
+            micro_batches=self.space.base.accumulation[base].astype(float),
+            sends_s=self.f.sends_s[self.message[at]],
+        )  # fmt: skip
 
 
 def _block(
     block: BlockPrices, placed: np.ndarray, sharded: BlockPrices, shards: np.ndarray
 ) -> BlockPrices:
     """A block of some rows [P, n]: what is sharded from other representatives than the rest."""
-    names = [field.name for field in dataclasses.fields(BlockPrices)]
-    return BlockPrices(
-        **{
-            name: getattr(sharded, name)[:, shards]
-            if name in _OF_SHARDS
-            else getattr(block, name)[:, placed]
-            for name in names
-        }
-    )
+    fields = {}
+    for field in dataclasses.fields(BlockPrices):
+        source, at = (sharded, shards) if field.name in _OF_SHARDS else (block, placed)
+        fields[field.name] = getattr(source, field.name)[:, at]
+    return BlockPrices(**fields)
 
 
 def _keys(space: LayoutSpace, by_chunk: bool) -> tuple[np.ndarray, ...]:
-    """Whole numbers [N] that tell cells, placed cells, shards, what happens once, and messages
-    apart.
-    """
+    """Whole numbers [N] that tell cells, placed cells, shards, once-a-step work, messages apart."""
     base, of = space.base, space.base_of
     micro = np.unique(base.micro_batch, return_inverse=True)[1].reshape(-1)
 
@@ -175,46 +147,26 @@ def _keys(space: LayoutSpace, by_chunk: bool) -> tuple[np.ndarray, ...]:
     def spans(place: Place, *names: str) -> tuple[Any, ...]:
         return tuple(place.spans.get(name) for name in names)
 
+    def divided(p: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(getattr(p.division, name) for name in names)
+
+    def nodes(p: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(p.spans[name].nodes for name in names)
+
+    ranks = ("tp", "cp", "ep", "expert_tp")
     # experts' messages are built by the nodes they go to
-    cell = of_places(
-        lambda p: (
-            p.division.tp,
-            p.division.cp,
-            p.division.ep,
-            p.division.expert_tp,
-            p.spans["ep"].nodes,
-        )
-    )
-    placed = of_places(
-        lambda p: (
-            p.division.tp,
-            p.division.cp,
-            p.division.ep,
-            p.division.expert_tp,
-            *(p.spans[name].nodes for name in ("tp", "cp", "ep")),
-        )
-    )
-    shards = of_places(
-        lambda p: (
-            p.division.tp,
-            p.division.ep,
-            p.division.expert_tp,
-            *spans(p, "shard", "replica", "expert_data"),
-        )
-    )
+    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "ep")))
+    placed = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "tp", "cp", "ep")))
+    experts, shared = ("ep", "expert_tp"), ("shard", "replica", "expert_data")
+    shards = of_places(lambda p: (*divided(p, "tp", *experts), *spans(p, *shared)))
     once = of_places(
-        lambda p: (
-            p.division.tp, p.division.pp, p.division.ep, p.division.expert_tp,
-            *spans(p, "tp", "data", "shard", "replica", "expert_data", "pp"),
-        )
-    )  # fmt: skip
+        lambda p: (*divided(p, "tp", "pp", *experts), *spans(p, "tp", "data", *shared, "pp"))
+    )
     message = of_places(
         lambda p: (p.division.tp, p.division.cp, p.division.pp > 1, p.spans["pp"].nodes > 1)
     )
-    zero, of_layer = (
-        base.zero,
-        of_base(base.sequence_parallel, micro, np.minimum(base.accumulation, 2), base.recompute),
-    )
+    zero, accumulated = base.zero, np.minimum(base.accumulation, 2)
+    of_layer = of_base(base.sequence_parallel, micro, accumulated, base.recompute)
     return (
         both(cell, of_layer),
         both(placed, of_layer),
@@ -225,9 +177,7 @@ def _keys(space: LayoutSpace, by_chunk: bool) -> tuple[np.ndarray, ...]:
 
 
 def _unique(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(a row of each key, which key each row has): as np.unique, without sorting: keys are small
-    numbers.
-    """
+    """(a row of each key, which key each row has): np.unique without sorting, for small keys."""
     size = int(key.max()) + 1
     row = np.full(size, -1, np.int64)
     row[key] = np.arange(len(key))

@@ -21,6 +21,7 @@ from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.step_effects import StepEffects
 from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory
+from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
@@ -63,32 +64,26 @@ def price_space(
         memory_bytes = memory_of(setup, space, threads)
     rows = np.flatnonzero((memory_bytes <= setup.capacity_bytes)[space.base_of])
     columns = columns_of(setup, space, rows)
-    return PricedSpace(
-        setup, columns, times(columns, setup, threads=threads, progress=progress), memory_bytes
-    )
+    parts = times(columns, setup, threads=threads, progress=progress)
+    return PricedSpace(setup, columns, parts, memory_bytes)
 
 
 def columns_of(setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray) -> SpaceColumns:
     """Some rows of a space [M], their representatives priced on the setup's machine."""
-    return SpaceColumns.of(
-        space,
-        rows,
-        lambda row: setup.config(space.layout(row)),
-        setup.machine,
-        setup.framework,
-        setup.prices,
-    )
+
+    def config(row: int) -> TransformerConfig:
+        return setup.config(space.layout(row))
+
+    return SpaceColumns.of(space, rows, config, setup.machine, setup.framework, setup.prices)
 
 
 def times(
-    columns: SpaceColumns, setup: TrainingSetup, knobs: StepEffects | None = None, at: np.ndarray | None = None,
+    columns: SpaceColumns, setup: TrainingSetup, effects: StepEffects | None = None, at: np.ndarray | None = None,
     threads: int = THREADS, progress: Progress | None = None,
 ) -> StepParts:  # fmt: skip
-    """What the steps of all priced layouts, or of some [n], are made of; `knobs` in place of the
-    setup's.
-    """
+    """Parts of the steps of all priced layouts, or of some [n]; `effects` replace the setup's."""
     adapted = setup.adapted
-    knobs = knobs or adapted.effects
+    effects = effects or adapted.effects
     corrected = bool(len(adapted.cells))
     corrections = np.stack(adapted.logs(columns.cells))  # [3, R]
     count = len(columns) if at is None else len(at)
@@ -98,9 +93,8 @@ def times(
         chosen = piece if at is None else at[piece]
         cell = columns.cell[chosen]
         logs = corrections[:, cell] if corrected else ()
-        for into, values in zip(
-            out, step_seconds(columns.features(chosen), knobs, *logs), strict=True
-        ):
+        steps = step_seconds(columns.features(chosen), effects, *logs)
+        for into, values in zip(out, steps, strict=True):
             into[piece] = values
 
     _each(one, chunks(count, _ROWS), threads, "times of layouts", progress)
@@ -125,28 +119,17 @@ def memory_of(
             knobs=setup.memory_knobs,
         ).peak_bytes  # fmt: skip
 
-    _each(
-        one,
-        chunks(len(out), _ROWS),
-        threads,
-        "memory of layouts, whatever their order on nodes",
-        progress,
-    )
+    what = "memory of layouts, whatever their order on nodes"
+    _each(one, chunks(len(out), _ROWS), threads, what, progress)
     return out
 
 
 def _each(
-    work: Callable[[slice], None],
-    pieces: Sequence[slice],
-    threads: int,
-    what: str,
+    work: Callable[[slice], None], pieces: Sequence[slice], threads: int, what: str,
     progress: Progress | None = None,
-) -> None:
+) -> None:  # fmt: skip
     progress = progress or Progress()
     with ThreadPoolExecutor(threads) as pool:
-        for piece, _ in zip(
-            pieces,
-            (map if threads == 1 or len(pieces) < 2 else pool.map)(work, pieces),
-            strict=True,
-        ):
+        mapped = map if threads == 1 or len(pieces) < 2 else pool.map
+        for piece, _ in zip(pieces, mapped(work, pieces), strict=True):
             progress(what, piece.stop, pieces[-1].stop)

@@ -177,11 +177,11 @@ def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPredict
         + SPREAD**2 @ (by_block**2 * left)
         + adapted.noise**2
     )
-    beyond = np.sqrt((doubted(adapted, f, log_s, corrections) ** 2).sum(1))
+    beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
     return StepPrediction(log_s, np.sqrt(variance), _logs(corrections), beyond)
 
 
-def doubted(
+def unmeasured_logs(
     adapted: Adapted, f: StepFeatures, log_s: np.ndarray, corrections: np.ndarray
 ) -> np.ndarray:
     """What unmeasured of a machine do to logs of steps in nine of ten cases, down and up, of ops and of
