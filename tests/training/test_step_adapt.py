@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_step_compose import block, some_row
+from training.test_step_compose import block, some_row
 
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.training.steps import adapt
@@ -181,7 +181,7 @@ def test_likelihood_tells_which_assumption_made_the_rows(made):
     seconds = measured(features, theta_of(medians()), noise=0.005)
     right, wrong = (
         adapt.fit(
-            f, cells, seconds, held=adapt.FitLimits(0.3, {"gemm": 0.05, "attention": 0.15})
+            f, cells, seconds, limits=adapt.FitLimits(0.3, {"gemm": 0.05, "attention": 0.15})
         ).evidence
         for f in (features, more)
     )

@@ -1,5 +1,4 @@
-"""StepFeatures of all layouts of a space, from those of the few that differ: unique cells are priced
-once, rows are put together by index.
+"""Features of all layouts of a space: unique cells are priced once, rows put together by index.
 
 Some things make up a row's features, each with a key of small whole numbers, and one representative
 layout for each key:
@@ -12,7 +11,7 @@ layout for each key:
     message   from stage to stage: micro-batch, and whether stages lie on several nodes
 
 `steps.features` prices the representatives, all of them together, and `steps.cells` what nodes
-change of a cell; nothing is computed in a second way here. Axes: R representatives, V placed cells,
+change of a cell. Axes: R representatives, V placed cells,
 N layouts of a space, M of them that are priced, n of a chunk of these, P phases.
 """
 

@@ -78,8 +78,8 @@ def columns_of(setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray) -> Sp
 
 
 def times(
-    columns: SpaceColumns, setup: TrainingSetup, effects: StepEffects | None = None, at: np.ndarray | None = None,
-    threads: int = THREADS, progress: Progress | None = None,
+    columns: SpaceColumns, setup: TrainingSetup, effects: StepEffects | None = None,
+    at: np.ndarray | None = None, threads: int = THREADS, progress: Progress | None = None,
 ) -> StepParts:  # fmt: skip
     """Parts of the steps of all priced layouts, or of some [n]; `effects` replace the setup's."""
     adapted = setup.adapted

@@ -3,8 +3,8 @@
 The winner is compared with the runner-up, the best layout that divides the ranks in another way,
 and the naive one (`NAIVE`).
 
-How sure: step effects and corrections of blocks have a joint distribution (`steps/adapt.py`). What two
-layouts share, a slow product or a slow link, moves both, so the chance that the winner is the
+How sure: step effects and corrections of blocks have a joint distribution (`steps/adapt.py`). What
+two layouts share, a slow product or a slow link, moves both, so the chance that the winner is the
 faster of two is much surer than their intervals, whose overlap is given, too.
 """
 

@@ -31,7 +31,8 @@ def nothing_legal(
         return f"no layout of {where} is legal with {pinned}; without --only there are some"
     nearest = next((samples for samples in _near(batch) if legal(samples, only)), None)
     if nearest is not None:
-        return f"no layout of {where} is legal; a global batch of {nearest} is the nearest that has one"
+        batch_words = f"a global batch of {nearest} is the nearest that has one"
+        return f"no layout of {where} is legal; {batch_words}"
     return (
         f"no layout of {where} is legal: fewer GPUs than heads x layers x samples of a batch are"
         " needed; take a larger batch"

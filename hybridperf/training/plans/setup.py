@@ -64,9 +64,7 @@ class TrainingSetup:
         return self.device.peak(self.mfu_format, "matrix")
 
     def for_gpus(self, gpus: int) -> TrainingSetup:
-        """The setup for so many devices: where a switch joins a rack, as few racks as hold them, each
-        with as many whole trays.
-        """
+        """The setup for so many devices: of racks as few as hold them, with whole trays each."""
         old, tray = self.machine.system, self.machine.whole
         most = aliases()["rack"].get(old.id, 0)
         if not self.machine.switched or not tray or (gpus < most and gpus % tray):

@@ -3,8 +3,7 @@
 The ranks are divided into tp x cp x dp x pp, factor by factor, and experts over ep of them. Each
 division takes every micro-batch that divides a replica's samples, every number of chunks that
 divides a stage's layers, every schedule, recompute mode and ZeRO stage, and sequence parallelism or
-not. `rules.legal` says which of them can run. What lies where (`placements.py`) multiplies each by a
-few.
+not. `rules.legal` tells which of them can run; `placements.py` multiplies each by what lies where.
 
 A base layout is one without its order: memory depends on nothing more. Axes: B base layouts, Q
 places of divisions, N layouts.

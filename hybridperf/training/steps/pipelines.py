@@ -64,7 +64,7 @@ def interleaved_pace(
     xp: Any, f: StepFeatures, plain: Pace, stages: Stages,
     pass_seconds: Callable[[], tuple[Array, Array]],
 ) -> Pace:  # fmt: skip
-    """Pace with zero bubble and Chimera among the rows; `pass_seconds`: of a layer forward, back."""
+    """Pace with zero bubble and Chimera among the rows; `pass_seconds`: of a layer, both ways."""
     chimera, zero_bubble = f.schedule == CHIMERA, f.schedule == ZERO_BUBBLE
     if array_module(f.schedule) is np and not np.any(chimera | zero_bubble):
         return plain
