@@ -114,7 +114,7 @@ def pipeline_like(
     shape: TransformerShape, one: Pipeline, batch: int, layer_forward_s: Callable[[int], float],
     schedule: str, *, latency_s: float, bytes_per_s: float, dtype: str = "fp32", **options: object,
 ) -> Pipeline | None:  # fmt: skip
-    """The same W, D, B and recomputation under another schedule, fitting or not, if there is one."""
+    """The same W, D, B and recomputation under another schedule, fitting or not; or None."""
     every = _shapes(shape, one.replicas, one.stages, batch, schedule, one.recompute, dtype, options)
     same = [each for each in every if each.micro_batch == one.micro_batch]
     if not same:

@@ -10,9 +10,9 @@ Messages that hide behind arithmetic draw nothing of their own: the device is at
 waiting for other stages and for the host is idle.
 
 Rates come from the shipped prices (assumptions, each with its date) and a user's file over them
-(`explore/searches/prices.py`): `<device>_usd_per_hour` or `gpu_usd_per_hour`, `gpu_w`, `gpu_idle_w`,
-`gpu_message_share`, `host_w`, `pue`, `usd_per_kwh`. Full clock is the device's own
-TDP unless the user's file says `gpu_w`.
+(`explore/searches/prices.py`): `<device>_usd_per_hour` or `gpu_usd_per_hour`, `gpu_w`,
+`gpu_idle_w`, `gpu_message_share`, `host_w`, `pue`, `usd_per_kwh`. Full clock is the
+device's own TDP unless the user's file gives `gpu_w`.
 """
 
 from __future__ import annotations

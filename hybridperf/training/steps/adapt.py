@@ -44,7 +44,7 @@ from hybridperf.training.steps.step_features import StepFeatures
 # NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows
 # given: `hybridperf validate steps --tasks splits`), not fitted. Little hangs on them: over draws
 # 10 to 39 of that task, mean error 2.8 % with a standard error of 0.12, half the NOISE, SPREAD of a
-# layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the LM head 0.1 or 0.3, and any one LENGTH 0.6 or 1.6
+# layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the LM head 0.1 or 0.3, and one LENGTH 0.6 or 1.6
 # times as long each move it by 0.2 points or less
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
 SPREAD = np.array(
@@ -92,8 +92,8 @@ class Adapted:
         return Adapted(theta, none, np.zeros((_BLOCKS, 0)), np.diag(widths**2))
 
     def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of cells [N, X]: (corrections [B, N], how they depend on the known cells' [B, N, C], share
-        of variance that is left [B, N]).
+        """Of cells [N, X]: (corrections [B, N], their weights on known cells' [B, N, C], share of
+        variance that is left [B, N]).
         """
         unique, of = np.unique(cells, axis=0, return_inverse=True)
         of = of.reshape(-1)
@@ -145,7 +145,7 @@ def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def launch_s(host: Host) -> float:
-    """Seconds of a host between launches of ops of one launch (T1 + T2 + T4 + T3 of Lin et al.)."""
+    """Seconds of a host from launch to launch, at one per op (T1 + T2 + T4 + T3 of Lin et al.)."""
     if host.launch_call_s.shared is None:
         raise InputError(
             f"expected a host that was seen to launch kernels, got {host.source}, which never did;"
@@ -303,7 +303,7 @@ def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
 
 
 def _logs(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Corrections [B, N] as the composition takes them: of GPU, of host, of embedding and LM head."""
+    """Corrections [B, N] as composed: of a layer's GPU, of its host, of embedding and head."""
     layer, gpu, outer = corrections
     return layer + gpu, layer, outer
 

@@ -16,8 +16,8 @@ layouts of the Ultra-Scale Playbook, Hugging Face 2025, run by nanotron).
 
 The chance is no interval but a second branch: a step is ten times as slow or it is not. `stalled_s`
 is what it adds, `stall_chance` how often that happened; measured rows nearer to a stalled step than
-to the expected one are fitted as stalled (`with_stalled`): they tell how long a stall is and nothing
-of how fast the others are. Everything else is an ordinary step effect. Rows of frameworks
+to the expected one are fitted as stalled (`with_stalled`): they tell how long a stall is, not how
+fast the others are. Everything else is an ordinary step effect. Rows of frameworks
 that show none of this (`transformer/frameworks.toml`) have zeros in its features.
 
 Axes: N rows.
