@@ -254,5 +254,5 @@ def test_refusals() -> None:
         hs.mapping(hs.DLRM_A, {"embedding": ("mp", "mp")})
     with pytest.raises(InputError, match="embedding layers take ddp, fsdp, mp"):
         hs.mapping(hs.DLRM_A, {"embedding": ("tp", "mp"), "dense": ("ddp", "ddp")})
-    with pytest.raises(InputError, match="does not stand before it"):
+    with pytest.raises(InputError, match="is not before it"):
         hs.iteration(hs.DLRM_A[::-1], dlrm_a_mapping(), hs.StageAdditive(CLUSTER), 512)

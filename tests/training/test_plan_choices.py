@@ -48,8 +48,8 @@ def test_as_few_racks_as_hold_the_gpus(shape, gpus, each):
 
 
 def test_a_whole_rack_prices_ops_as_most_of_it_does(shape):
-    """No GB200 was measured in tf32: its products reach the share of the peak that kin do, on 64 of
-    a rack's GPUs and on all 72.
+    """No GB200 was measured in tf32: its products reach a reference device's share of the peak, on
+    64 of a rack's GPUs and on all 72.
     """
     some = training_setup(shape, "aic_gb200", dtype="tf32")
     call, seconds = OpCall(Gemm("tf32", 4096.0, 4096.0, 4096.0)), []

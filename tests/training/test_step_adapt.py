@@ -117,7 +117,7 @@ def test_stalled_rows_say_how_long_a_stall_is_and_slow_no_other_row(made):
         stalled, measured(dataclasses.replace(features, stalls=messages), theta, noise=0.02), fast
     )
     found = adapt.fit(features, cells, seconds)
-    assert found.knobs.stall_s == pytest.approx(0.3, rel=0.05)
+    assert found.effects.stall_s == pytest.approx(0.3, rel=0.05)
     said = adapt.predict(found, features, cells)
     assert abs(np.median(said.log_s - np.log(fast))) < 0.005
     assert found.noise < 0.04
@@ -197,4 +197,4 @@ def test_a_traced_host_moves_the_launch_cost():
         without_launch_s=each(2e-6),
     )  # fmt: skip
     assert adapt.launch_s(host) == pytest.approx(25e-6)
-    assert adapt.Adapted.before(host).knobs.launch_s == pytest.approx(25e-6)
+    assert adapt.Adapted.before(host).effects.launch_s == pytest.approx(25e-6)

@@ -73,7 +73,7 @@ def test_equal_stages_give_the_closed_form_of_1f1b(stages, m):
 
 
 def test_interleaving_shows_only_a_share_of_the_filling():
-    """m (F + B) (1 + (p - 1) / (v m)): formulas.md 3.2."""
+    """m (F + B) (1 + (p - 1) / (v m))."""
     assert time(pipeline(4, micro_batches=8, fill=0.5)) == pytest.approx(8 * 3 * (1 + 3 / (2 * 8)))
 
 

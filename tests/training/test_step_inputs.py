@@ -225,7 +225,7 @@ def test_measured_rows_that_are_left_out_say_why(cache, measured):
     for at, value in enumerate(("1.2s", 0, True)):
         odd.loc[at, "step_time_s"] = value
     (said,) = (
-        one for one in predict_steps(rows({}), fit_on=odd, cache=cache).said if "left out" in one
+        one for one in predict_steps(rows({}), fit_on=odd, cache=cache).remarks if "left out" in one
     )
     assert (
         said
@@ -780,7 +780,7 @@ def test_a_measured_row_far_from_the_others_is_named(cache, measured, factor, ke
 
 def test_rows_that_agree_are_not_named(cache, measured):
     assert not any(
-        "far longer" in one for one in predict_steps(measured, fit_on=measured, cache=cache).said
+        "far longer" in one for one in predict_steps(measured, fit_on=measured, cache=cache).remarks
     )
 
 

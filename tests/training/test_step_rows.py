@@ -260,8 +260,8 @@ def test_links_that_stand_for_those_of_a_v100_on_pcie_are_said() -> None:
 @pytest.mark.parametrize(
     ("gpu", "says"),
     [
-        ("l40s_24g", "gpu l40s_24g says 24 GB, a l40s has 48: predicted with that"),
-        ("h100 640GB", "gpu h100 640GB says 640 GB, a h100_sxm has 80: predicted with that"),
+        ("l40s_24g", "gpu l40s_24g means 24 GB, a l40s has 48: predicted with that"),
+        ("h100 640GB", "gpu h100 640GB means 640 GB, a h100_sxm has 80: predicted with that"),
         ("l40s_48g", ""),
         ("B200-SXM-192GB", ""),
         ("XE9680x8H100-SXM-80GB", ""),

@@ -338,7 +338,7 @@ def test_an_output_can_be_fitted_on(fitted, cache):
     frame = fitted[0].iloc[:20].reset_index(drop=True)
     written = predict_steps(frame, cache=cache).frame
     one, other = (predict_steps(rows({}), fit_on=some, cache=cache) for some in (frame, written))
-    assert other.said == one.said
+    assert other.remarks == one.remarks
     assert other.frame["predicted_s"][0] == one.frame["predicted_s"][0]
 
 
@@ -490,7 +490,7 @@ def test_borrowed_knobs_are_less_sure_than_a_group_s_own(fitted):
 def test_rows_that_did_not_run_are_not_fitted(fitted, cache):
     frame = fitted[0].copy()
     frame["status"] = ["OOM", *["ok"] * (len(frame) - 1)]
-    said = predict_steps(frame.iloc[:2], fit_on=frame, cache=cache).said
+    said = predict_steps(frame.iloc[:2], fit_on=frame, cache=cache).remarks
     assert any("1 of 40 rows" in sentence for sentence in said)
 
 
@@ -620,7 +620,7 @@ def test_one_node_from_thirty_measured_steps(one_node, cache):
 
 
 def test_what_rows_say_of_recomputation_is_tested(one_node, cache):
-    """Labelled full, they behave as if nothing was recomputed (training_steps.md 2.4)."""
+    """Labelled full, they behave as if nothing was recomputed."""
     adapted, said = adaptations.adaptation(one_node.iloc[::6], cache)
     found = adapted.likelihoods["vtrain_single_node"]
     assert max(found, key=lambda mode: found[mode]) != "full"
