@@ -729,8 +729,8 @@ def test_help_names_every_column(run):
     assert status == 0
     words = set(re.findall(r"\w+", printed))
     assert not {*READ, *COLUMNS} - words
-    for table in ("framework", "recompute"):
-        assert set(names.aliases()[table]) - words <= {
+    for known in (framework_habits(), names.aliases()["recompute"]):
+        assert set(known) - words <= {
             "selective_op",
             "true",
             "false",

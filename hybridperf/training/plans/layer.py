@@ -14,9 +14,7 @@ _PASSES = 3.0  # a forward pass and a backward one of two
 
 
 def layer_forward_s(setup: TrainingSetup) -> Callable[[int], float]:
-    """Seconds of one layer forward by the samples of a micro-batch: a third of both passes, as
-    searches over pipelines count them.
-    """
+    """Seconds of one layer forward by the samples of a micro-batch: a third of both passes."""
 
     @functools.cache
     def seconds(micro_batch: int) -> float:

@@ -150,9 +150,7 @@ def unique_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_cluster(gpus: int, gpus_per_node: int) -> None:
-    """`InputError` with the nearest numbers that work, unless devices fill whole nodes, or an even
-    share of one.
-    """
+    """`InputError` unless devices fill whole nodes, or an even share of one."""
     if gpus < 1:
         raise InputError(f"expected 1 GPU or more, got {gpus}")
     if gpus <= gpus_per_node and gpus_per_node % gpus:

@@ -119,9 +119,7 @@ class PriceCache:
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine
     ) -> tuple[list[tuple[StepFeatures, list[int]]], dict[int, str]]:
-        """StepFeatures of rows of one machine; where one of them cannot be priced each is tried by
-        itself.
-        """
+        """Features of rows of one machine; where one cannot be priced, halves are tried apart."""
         try:
             found = features([config for _, config in rows], self.prices(machine))
             return [(found, [at for at, _ in rows])], {}

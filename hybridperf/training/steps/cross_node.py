@@ -74,9 +74,7 @@ def with_crossings(f: StepFeatures, rows: Sequence[ResolvedRow]) -> StepFeatures
 def with_stalled(
     f: StepFeatures, k: StepEffects, expected_s: np.ndarray, measured_s: np.ndarray
 ) -> StepFeatures:
-    """The features with `stalls` where a step [N] that may stall took nearer to a stalled one's
-    time than to the expected one.
-    """
+    """The features with `stalls` where a step [N] took nearer to a stalled one's time."""
     messages = np.where(np.asarray(f.stages) == 2, _TWO_STAGES, _MORE_STAGES) * np.asarray(
         f.crossing
     )

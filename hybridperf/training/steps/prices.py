@@ -194,9 +194,7 @@ class Prices:
         return self.known[call]
 
     def _messages_s(self, calls: list[CollectiveCall]) -> np.ndarray:
-        """Seconds of collectives. Where only links inside a node were measured, no collective over
-        nodes is faster than its part there.
-        """
+        """Seconds of collectives; over nodes no less than their part on measured inner links."""
         seconds = self._predicted_s(calls)
         inside = [(at, part) for at, call in enumerate(calls) if (part := self._inside(call))]
         if inside:
@@ -205,9 +203,7 @@ class Prices:
         return seconds
 
     def _inside(self, call: CollectiveCall) -> CollectiveCall | None:
-        """The part of a collective over nodes that each node does by itself; None where it has none
-        or the network was measured too.
-        """
+        """A node's own part of a collective over nodes; None without, or if both were measured."""
         each = call.ranks_per_node
         if call.nodes == 1 or each == 1 or call.collective not in _COMPOSED:
             return None

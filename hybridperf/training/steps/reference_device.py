@@ -84,9 +84,7 @@ def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) ->
 def seconds(
     model: PerfModel, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[PerfModel]
 ) -> np.ndarray:
-    """Believed seconds of ops [n] that `model`, which prices the device otherwise, has no
-    measurement of.
-    """
+    """Believed seconds of ops [n] that `model`, otherwise the device's, has not measured."""
     bare = PerfModel.datasheet(device)
     roofline_s = bare.op_seconds(bare.table(calls))
     over = np.empty(len(calls))
