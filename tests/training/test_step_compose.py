@@ -328,12 +328,14 @@ def test_corrections_scale_layers_and_ends():
 
 
 def some_row():
-    """Everything that a knob speaks of is there."""
+    """A row with everything that a step effect multiplies."""
     rng = np.random.default_rng(0)
-    of = lambda: {
-        field.name: rng.uniform(0.5, 1.5, 3) * (1e-3 if field.name.endswith("_s") else 5)
-        for field in dataclasses.fields(BlockPrices)
-    }
+
+    def of():
+        names = [field.name for field in dataclasses.fields(BlockPrices)]
+        scales = {name: 1e-3 if name.endswith("_s") else 5 for name in names}
+        return {name: rng.uniform(0.5, 1.5, 3) * scales[name] for name in names}
+
     sizes = dict(
         micro_batches=6, fill=1, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, reduction_calls=2,
         optimizer_s=1e-3, optimizer_kernels=3, tp=2, crossing=1, stalls=1, gathered_layers=2,

@@ -686,7 +686,8 @@ def test_one_gpu_exposes_no_communication(cache, seq):
 
 def test_words_of_ones_own_columns_are_kept(run, tmp_path):
     text = "id,tag,mine,count,model,gpu,n_gpus,global_batch,pp,tp,recompute\n"
-    text += "007,NA,x,,llama3-8b,H100,8,8,1,8,NA\n1e5,null,nan,2,llama3-8b,H100,8,8,1,8,\n8,,,,llama3-8b,H100,8,8,1,8,none\n"
+    text += "007,NA,x,,llama3-8b,H100,8,8,1,8,NA\n1e5,null,nan,2,llama3-8b,H100,8,8,1,8,\n"
+    text += "8,,,,llama3-8b,H100,8,8,1,8,none\n"
     (tmp_path / "t.csv").write_text(text)
     assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")[0] == 0
     found = pd.read_csv(tmp_path / "o.csv", dtype=str, keep_default_na=False)

@@ -176,9 +176,7 @@ def test_one_bad_row_leaves_the_others_alone() -> None:
     assert rows.notes[1].startswith("row 2 (abc)")
 
 
-def test_heads_that_do_not_divide_are_refused_where_the_framework_needs_it_and_noted_where_not() -> (
-    None
-):
+def test_heads_that_do_not_divide_are_refused_where_the_framework_needs_it_else_noted() -> None:
     ragged = {"heads": 24, "hidden": 3072, "tp": 16, "pp": 1, "dp": 1, "grad_accum": 64}
     assert "heads" in one(**ragged).note
     assert one(**ragged).config is not None
