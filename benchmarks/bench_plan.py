@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from hybridperf.cli.common import compilation_cache
-from hybridperf.training.plans.columns import Columns
+from hybridperf.training.plans.columns import SpaceColumns
 from hybridperf.training.plans.costs import memory_of, times
 from hybridperf.training.plans.placements import Division, places
 from hybridperf.training.plans.run import plan
-from hybridperf.training.plans.setting import setting
-from hybridperf.training.plans.space import Space, divisors
+from hybridperf.training.plans.setup import training_setup
+from hybridperf.training.plans.space import LayoutSpace, divisors
 from hybridperf.training.plans.table import write_layouts
 from hybridperf.workloads.transformer import TransformerShape, load_shape
 from hybridperf.workloads.transformer.codes import FULL, INTERLEAVED, NONE, SELECTIVE
@@ -51,7 +51,7 @@ def everything() -> None:
     )
 
 
-def calculons_space(shape: TransformerShape) -> tuple[Space, np.ndarray]:
+def calculons_space(shape: TransformerShape) -> tuple[LayoutSpace, np.ndarray]:
     """Its configurations, one row each, and whether its data-parallel overlap is on [N]."""
     base: list[tuple[int, ...]] = []
     counts, overlaps, starts, known = [], [], [], []
@@ -102,7 +102,7 @@ def calculons_space(shape: TransformerShape) -> tuple[Space, np.ndarray]:
     base_of = np.repeat(np.arange(len(base), dtype=np.int32), counts)
     first, some = np.array(starts)[base_of].T
     within = np.arange(len(base_of)) % some
-    space = Space(
+    space = LayoutSpace(
         shape,
         GPUS,
         PER_NODE,
@@ -122,15 +122,15 @@ def calculon() -> None:
     shape = load_shape("gpt3-175b")
     space, overlap = calculons_space(shape)
     assert len(space) == CALCULON, len(space)
-    shared = setting(shape, SYSTEM)
+    shared = training_setup(shape, SYSTEM)
     runs = legal(shape, space.base) & (memory_of(shared, space) <= shared.capacity_bytes)
     step_s = np.full(len(space), np.inf)
     for hidden in (0, 1):
         rows = np.flatnonzero(runs[space.base_of] & (overlap == hidden))
         config = shared.template.replace(overlap_gradients=bool(hidden))
-        one = setting(shape, SYSTEM)
+        one = training_setup(shape, SYSTEM)
         one = type(one)(**{**vars(one), "template": config, "prices": shared.prices})
-        columns = Columns.of(
+        columns = SpaceColumns.of(
             space,
             rows,
             lambda row, one=one: one.config(space.layout(row)),

@@ -76,7 +76,7 @@ def strategies(
     """
     from hybridperf.io import InputError
     from hybridperf.studies import report as reports
-    from hybridperf.studies.strategies.named import named_cluster, named_law, named_layers
+    from hybridperf.studies.strategies.named import named_cluster, named_cost_model, named_layers
     from hybridperf.studies.strategies.search import search_strategies
 
     layers, local = named_layers(model)
@@ -92,7 +92,7 @@ def strategies(
         system, gpus, device or None, compute=compute, memory=memory, links=links
     )
     samples = (local or 0) * gpus if batch is None else batch
-    found = search_strategies(layers, named_law(law, cluster), samples, by=by, fitting=False)
+    found = search_strategies(layers, named_cost_model(law, cluster), samples, by=by, fitting=False)
     print(reports.strategies_report(model, cluster, samples, found, top))
     if (
         local is not None
@@ -107,7 +107,7 @@ def strategies(
         fixed = None if local is not None and batch is None else samples
         raise InputError(
             reports.nothing_fits(
-                model, layers, named_law(law, cluster), samples, fixed, plans=local is None
+                model, layers, named_cost_model(law, cluster), samples, fixed, plans=local is None
             )
         )
 
@@ -136,7 +136,7 @@ def chimera(
     from hybridperf.studies import report as reports
     from hybridperf.studies.chimera import pipeline_like, pipelines
     from hybridperf.training.plans.layer import layer_forward_s
-    from hybridperf.training.plans.setting import setting
+    from hybridperf.training.plans.setup import training_setup
     from hybridperf.training.steps.memory_fit import USABLE
     from hybridperf.workloads.transformer import load_shape
 
@@ -144,7 +144,7 @@ def chimera(
     shape = load_shape(model)
     if seq is not None:
         shape = dataclasses.replace(shape, seq=seq)
-    shared = setting(shape, system, device=device or None, dtype=dtype)
+    shared = training_setup(shape, system, device=device or None, dtype=dtype)
     capacity = USABLE * (shared.machine.memory_bytes if memory_bytes is None else memory_bytes)
     fabric = shared.machine.system
     link = fabric.link_bytes_per_s(gpus)

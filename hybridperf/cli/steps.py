@@ -129,7 +129,7 @@ def steps(
                 f"hybridperf: column {wrong!r} of {path} is not read (did you mean {right!r}?)",
                 file=sys.stderr,
             )
-    for sentence in found.said:
+    for sentence in found.remarks:
         print(f"hybridperf: {sentence}", file=sys.stderr)
     if renamed := kept_as(as_given(frame)):
         print(

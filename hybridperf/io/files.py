@@ -28,7 +28,7 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = tempfile.NamedTemporaryFile(
             mode, dir=path.parent, prefix=f".{path.name}.", delete=False
-        )  # noqa: SIM115  (closed below: it is moved after that)
+        )
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}; choose another place for the output"

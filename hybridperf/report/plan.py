@@ -6,14 +6,15 @@ import pandas as pd
 
 from hybridperf.report import text
 from hybridperf.training.plans.confirm import Confirmed
-from hybridperf.training.plans.explain import NAIVE, Compared, compared, differences
+from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
 from hybridperf.training.plans.fronts import PAIRS, plan_front
-from hybridperf.training.plans.headroom import SURE, tight
+from hybridperf.training.plans.headroom import SURE, memory_headroom
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
-from hybridperf.training.plans.run import Choice, Plan
-from hybridperf.training.plans.sensitivity import Moved, moves
+from hybridperf.training.plans.ranked import Choice
+from hybridperf.training.plans.run import Plan
+from hybridperf.training.plans.sensitivity import LeverEffect, lever_effects
 from hybridperf.training.plans.table import top
-from hybridperf.training.steps.compose import Parts
+from hybridperf.training.steps.step_features import StepParts
 
 _FRONT_ROWS = 6
 REST = (
@@ -37,7 +38,7 @@ def plan_report(plan: Plan, count: int = 10) -> str:
         _best(plan, count),
         _why(plan, beside),
         _sure(plan, beside),
-        _levers(plan, moves(plan)),
+        _levers(plan, lever_effects(plan)),
         _fronts(plan),
         _end(plan),
     ]
@@ -45,7 +46,7 @@ def plan_report(plan: Plan, count: int = 10) -> str:
 
 
 def _head(plan: Plan) -> str:
-    shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
+    shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
     rates = (
         f"{plan.legal / plan.seconds:,.0f} legal and {len(plan) / plan.seconds:,.0f} fitting ones a"
         " second"
@@ -56,7 +57,7 @@ def _head(plan: Plan) -> str:
     )
     return (
         f"{shape.name} ({text.amount(shape.parameters)} parameters, sequences of {shape.seq}) on"
-        f" {plan.setting.device.name}, {plan.setting.machine.system.id}\n{fitting};"
+        f" {plan.setup.device.name}, {plan.setup.machine.system.id}\n{fitting};"
         f" {plan.seconds:.1f} s, {rates}\nbest: {layout_words(plan.best)} on"
         f" {counted(case.space.gpus, 'GPU')}, batch {case.space.global_batch}"
     )
@@ -110,7 +111,7 @@ def _best(plan: Plan, count: int) -> str:
     return "\n".join(lines)
 
 
-def _why(plan: Plan, beside: list[Compared]) -> str:
+def _why(plan: Plan, beside: list[ComparedLayout]) -> str:
     rows = []
     for name, field in PARTS:
         rows.append([name, *(step_words(part(plan, one.choice, field)) for one in beside)])
@@ -129,7 +130,7 @@ def part(plan: Plan, choice: Choice, field: str) -> float:
     return float(getattr(plan.cases[choice.case].parts, field)[choice.at])
 
 
-def _sure(plan: Plan, beside: list[Compared]) -> str:
+def _sure(plan: Plan, beside: list[ComparedLayout]) -> str:
     lines = [
         f"How sure: {step_words(beside[0].low_s)} to {step_words(beside[0].high_s)}, nine of ten"
     ]
@@ -143,7 +144,7 @@ def _sure(plan: Plan, beside: list[Compared]) -> str:
 
 def memory_lines(plan: Plan) -> list[str]:
     """How surely the winner fits, and what lies on either side of the limit."""
-    said = tight(plan)
+    said = memory_headroom(plan)
     taken = f"the winner takes {text.percent(said.share)} of the memory that layouts may use"
     chance = f"{taken}, and fits with a chance of {chance_words(said.chance)}"
     if said.surer is not None and said.chance < SURE:
@@ -176,7 +177,7 @@ def chance_words(chance: float) -> str:
     return "over 99.9 %" if chance > 0.999 else f"{100 * chance:.1f} %"
 
 
-def _levers(plan: Plan, found: list[Moved]) -> str:
+def _levers(plan: Plan, found: list[LeverEffect]) -> str:
     rows = []
     for one in found:
         then = "the same" if one.same else differences(plan.best, one.best)
@@ -197,7 +198,7 @@ def _levers(plan: Plan, found: list[Moved]) -> str:
     )
 
 
-def elasticity_words(one: Moved) -> str:
+def elasticity_words(one: LeverEffect) -> str:
     """Of the best layout's time; memory has none: it admits layouts, one after the other."""
     return "-" if one.lever == "memory" else f"{one.elasticity:+.2f}"
 
@@ -223,7 +224,7 @@ def _fronts(plan: Plan) -> str:
 def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
     choice = plan.choice(rank)
     case = plan.cases[choice.case]
-    gpus, parts = case.space.gpus, Parts(*(part[choice.at] for part in case.parts))
+    gpus, parts = case.space.gpus, StepParts(*(part[choice.at] for part in case.parts))
     said = {
         "memory": lambda: text.quantity(case.row_memory_bytes[choice.at], "B"),
         "energy": lambda: text.quantity(plan.economy.energy_j(gpus, parts), "J"),
@@ -242,7 +243,7 @@ def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
 
 def _end(plan: Plan) -> str:
     lines = [f"note: {note}" for note in plan.notes] + [
-        f"price: {said}" for said in plan.economy.said
+        f"price: {said}" for said in plan.economy.notes
     ]
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 and which micro-batch B?
 
 W D = P workers, B the largest micro-batch that fits (or the fastest), N = batch / (W B)
-micro-batches per pipeline; of all even D the one with the least
+micro-batches per pipeline; of all even D the one with the minimal
 
     T = (F + p2p) C_f + (K + p2p) C_b + unoverlapped
     p2p = alpha + beta L             L bytes between two stages
@@ -19,7 +19,7 @@ longer of the all-reduces, what sticks out is
     max(A, 2 A - K)                  the first worker's shallow stage; the second's two, which it
                                      starts one backward before the end
 
-1F1B beside it: one stage per worker, r = W, what sticks out is A, and K is what it is there.
+1F1B for comparison: one stage per worker, r = W, what sticks out is A, and K is what it is there.
 """
 
 from __future__ import annotations
@@ -56,26 +56,30 @@ class Pipeline(NamedTuple):
 
 
 def pipelines(
-    shape: TransformerShape,
-    workers: int,
-    batch: int,
-    capacity_bytes: float,
-    layer_forward_s: Callable[[int], float],
-    *,
-    latency_s: float,
-    bytes_per_s: float,
-    dtype: str = "fp32",
-    schedule: str = "chimera",
-    recompute: bool = True,
-    largest: bool = True,
+    shape: TransformerShape, workers: int, batch: int, capacity_bytes: float,
+    layer_forward_s: Callable[[int], float], *, latency_s: float, bytes_per_s: float,
+    dtype: str = "fp32", schedule: str = "chimera", recompute: bool = True, largest: bool = True,
     **options: object,
-) -> list[Pipeline]:
-    """Every D with its best B, fastest first.
+) -> list[Pipeline]:  # fmt: skip
+    """Every number of stages D with its best micro-batch B, fastest first.
 
-    `layer_forward_s(b)`: seconds of one layer forward on b samples. `recompute`: whether computing
-    the forward pass again may be the price for a D at which no B fits otherwise. `largest`:
-    Chimera's rule; False: of all B that fit the fastest, which few micro-batches of 1F1B need to be
-    judged fairly. `options`: those of `memory`.
+    Args:
+        shape: the model.
+        workers: W D.
+        batch: samples of a step over all workers.
+        capacity_bytes: of a worker.
+        layer_forward_s: seconds of one layer forward by the samples of a micro-batch.
+        latency_s: of a message.
+        bytes_per_s: of a link.
+        dtype: of weights and activations.
+        schedule: `chimera` or `1f1b`.
+        recompute: whether a D at which no B fits may compute the forward pass again.
+        largest: Chimera's rule, the largest B; False: the fastest, which 1F1B needs to be judged
+            fairly.
+        options: those of `memory`.
+
+    Raises:
+        InputError: where nothing fits or divides.
     """
     if schedule not in ("chimera", "1f1b"):
         raise InputError(f"shapes of pipelines are chosen for chimera or 1f1b, got {schedule!r}")
@@ -84,30 +88,23 @@ def pipelines(
         if workers % stages:
             continue
         for again in ("none", "full")[: 1 + recompute]:
-            every = _shapes(
-                shape, workers // stages, stages, batch, schedule, again, dtype, options
-            )
+            replicas = workers // stages
+            every = _shapes(shape, replicas, stages, batch, schedule, again, dtype, options)
             least = min([least, *(each.memory_bytes for each in every)])
             fitting = [each for each in every if each.memory_bytes <= capacity_bytes]
             if fitting:
-                priced = [
-                    _priced(shape, each, layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
-                    for each in (fitting[-1:] if largest else fitting)
-                ]
+                tried = fitting[-1:] if largest else fitting
+                rates = (layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
+                priced = [_priced(shape, each, *rates) for each in tried]
                 found.append(min(priced, key=lambda each: each.step_s))
                 break
     if not found:
-        said = (
-            "no pipeline of an even number of stages divides the workers and the batch"
-            if math.isinf(least)
-            else ""
-        )
-        said = (
-            said
-            or f"no pipeline fits into {capacity_bytes / 1e9:.1f} GB per worker, the smallest needs {least / 1e9:.1f} GB"
-        )
+        why = "no pipeline of an even number of stages divides the workers and the batch"
+        if math.isfinite(least):
+            why = f"no pipeline fits into {capacity_bytes / 1e9:.1f} GB per worker, the smallest"
+            why += f" needs {least / 1e9:.1f} GB"
         raise InputError(
-            f"{said} ({shape.name}, {workers} workers, batch {batch}); change the number of workers"
+            f"{why} ({shape.name}, {workers} workers, batch {batch}); change the number of workers"
             " or the batch"
         )
     return sorted(found, key=lambda each: each.step_s)
@@ -117,44 +114,26 @@ def pipeline_like(
     shape: TransformerShape, one: Pipeline, batch: int, layer_forward_s: Callable[[int], float],
     schedule: str, *, latency_s: float, bytes_per_s: float, dtype: str = "fp32", **options: object,
 ) -> Pipeline | None:  # fmt: skip
-    """The same W, D, B and recomputation under another schedule, whether it fits or not; None where
-    that schedule has none such.
-    """
+    """The same W, D, B and recomputation under another schedule, fitting or not; or None."""
     every = _shapes(shape, one.replicas, one.stages, batch, schedule, one.recompute, dtype, options)
     same = [each for each in every if each.micro_batch == one.micro_batch]
-    return (
-        _priced(shape, same[0], layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
-        if same
-        else None
-    )
+    if not same:
+        return None
+    return _priced(shape, same[0], layer_forward_s, latency_s, bytes_per_s, schedule, dtype)
 
 
 def _shapes(
-    shape: TransformerShape,
-    replicas: int,
-    stages: int,
-    batch: int,
-    schedule: str,
-    recompute: str,
-    dtype: str,
-    options: dict,
-) -> list[Pipeline]:
-    """All micro-batches that deal the batch out, smallest first, with the bytes they take and no
-    seconds yet.
-    """
+    shape: TransformerShape, replicas: int, stages: int, batch: int, schedule: str, recompute: str,
+    dtype: str, options: dict,
+) -> list[Pipeline]:  # fmt: skip
+    """All micro-batches that deal the batch out, smallest first, with bytes and no seconds yet."""
     found = []
     for micro_batch in (b for b in range(1, batch // replicas + 1) if batch % (replicas * b) == 0):
         count = batch // (replicas * micro_batch)
         if schedule == "chimera" and (count % 2 or (count > stages and count % stages)):
             continue
-        layout = Layout(
-            pp=stages,
-            dp=replicas,
-            micro_batch=micro_batch,
-            accumulation=count,
-            recompute=recompute,  # type: ignore[arg-type]
-            schedule=schedule,  # type: ignore[arg-type]
-        )
+        base = Layout(pp=stages, dp=replicas, micro_batch=micro_batch, accumulation=count)
+        layout = base.replace(recompute=recompute, schedule=schedule)
         needed = float(memory(shape, layout, dtype=dtype, **options).peak_bytes)
         found.append(Pipeline(replicas, stages, micro_batch, count, recompute, needed, 0.0, 0.0))
     return found
@@ -169,15 +148,11 @@ def _priced(
     forward_s = layers * layer_forward_s(one.micro_batch)
     backward_s = forward_s * (_BACKWARD if one.recompute == "none" else _BACKWARD_AGAIN)
     send_s = latency_s + one.micro_batch * shape.seq * shape.hidden * size / bytes_per_s
-    pipeline_s = float(
-        closed_form_s(
-            schedule, one.stages, one.micro_batches, forward_s + send_s, backward_s + send_s
-        )
-    )
-    copies = 2 if schedule == "chimera" else 1
-    reduce_s = rabenseifner_s(
-        copies * one.replicas, layers * shape.layer_parameters * size, latency_s, bytes_per_s
-    )
+    passes_s = (forward_s + send_s, backward_s + send_s)
+    pipeline_s = float(closed_form_s(schedule, one.stages, one.micro_batches, *passes_s))
+    ranks = (2 if schedule == "chimera" else 1) * one.replicas
+    gradients_bytes = layers * shape.layer_parameters * size
+    reduce_s = rabenseifner_s(ranks, gradients_bytes, latency_s, bytes_per_s)
     out_s = unoverlapped_s(reduce_s, backward_s + send_s) if schedule == "chimera" else reduce_s
     return one._replace(pipeline_s=pipeline_s, unoverlapped_s=out_s)
 

@@ -8,16 +8,13 @@ first. In a group each of a layer's two factors is inverted by one rank, again t
 sent to the others; all m then precondition its gradient, and each sends it to n - 1 ranks of other
 groups.
 
-    memory of inverses per rank     those of the group's layers                 about f of all: all
-                                    at f = 1, 1 / world at f = 1 / world
-    gradients received per step     those of other groups' layers               about (1 - f) of
-                                    all; none at f = 1
-    inversion                       n^3 each, the fullest rank counts           every `every` steps
-    preconditioning                 a g (a + g) each; all of the group's layers on each of its
-                                    ranks, every step
+    memory of inverses per rank    those of the group's layers: about f of all
+    gradients received per step    those of other groups' layers: about 1 - f of all
+    inversion                      n^3 each, the fullest rank counts, every `every` steps
+    preconditioning                a g (a + g) each; all of the group's layers on each of its
+                                   ranks, every step
 
-Few inverses per rank, many messages, or the other way round: a front, on which the memory left over
-can also buy a larger batch.
+Few inverses per rank and many messages, or the other way round: a Pareto front.
 """
 
 from __future__ import annotations
@@ -50,21 +47,17 @@ class Factored(NamedTuple):
 
     @property
     def products(self) -> int:
-        """What preconditioning the gradient costs, up to a constant: both sides' eigenvectors times
-        a matrix of a by g, a g (a + g).
-        """
+        """Cost of preconditioning the gradient up to a constant: a g (a + g)."""
         return self.inputs * self.outputs * (self.inputs + self.outputs)
 
     @property
     def cubes(self) -> int:
-        """What inverting both costs, up to a constant."""
+        """Cost of inverting both factors, up to a constant."""
         return self.inputs**3 + self.outputs**3
 
 
 def factored(shape: TransformerShape) -> list[Factored]:
-    """The matrices of a Transformer's layers, biases left out: 42 h^2 elements of factors in a
-    layer of BERT.
-    """
+    """The matrices of a Transformer's layers, biases left out."""
     if shape.experts or shape.latent:
         raise InputError(
             "K-FAC's factors are known of plain layers, not of experts or latent attention, as"
@@ -84,7 +77,7 @@ def factored(shape: TransformerShape) -> list[Factored]:
 
 @dataclasses.dataclass(frozen=True)
 class SecondOrderCosts:
-    """Rates of a machine, and how often what is done."""
+    """Rates of a machine, and how often factors are inverted."""
 
     invert_s_per_cube: float  # of the size of a factor
     precondition_s_per_product: float  # a g (a + g) of a matrix
@@ -95,14 +88,13 @@ class SecondOrderCosts:
 
     @staticmethod
     def of_layer(
-        layers: Sequence[Factored], invert_s: float, precondition_s: float, **rest: float
-    ) -> SecondOrderCosts:
-        """From what inverting and preconditioning some layers was measured to take."""
-        cubes, products = (
-            sum(layer.cubes for layer in layers),
-            sum(layer.products for layer in layers),
-        )
-        return SecondOrderCosts(invert_s / cubes, precondition_s / products, **rest)  # type: ignore[arg-type]
+        layers: Sequence[Factored], invert_s: float, precondition_s: float, *,
+        bytes_per_s: float, latency_s: float = 0.0, every: int = 10,
+    ) -> SecondOrderCosts:  # fmt: skip
+        """Rates from measured seconds of inverting and preconditioning some layers."""
+        per_cube = invert_s / sum(layer.cubes for layer in layers)
+        per_product = precondition_s / sum(layer.products for layer in layers)
+        return SecondOrderCosts(per_cube, per_product, bytes_per_s, latency_s, every=every)
 
 
 class SecondOrder(NamedTuple):
@@ -113,7 +105,7 @@ class SecondOrder(NamedTuple):
     groups: int  # n
     memory_bytes: float  # of inverses
     received_bytes: float  # gradients per step
-    inverse_bytes: float  # of inverses, per inversion
+    inverse_bytes: float  # of inverses sent, per inversion
     imbalance: float  # of inversion: fullest rank over the mean of all
     invert_s: float  # per step
     precondition_s: float
@@ -157,13 +149,10 @@ def second_order(
         products[group] = sum(layer.products for layer in mine)
     size = costs.element_bytes
     received = (weights.sum() - weights.min()) * size if n > 1 else 0.0
-    spread = (
-        elements.max() * size * (1 - 1 / m)
-    )  # of a group's inverses, those that others of it made
+    spread = elements.max() * size * (1 - 1 / m)  # a group's inverses that its other ranks made
     messages = (len(layers) if n > 1 else 0) + (inverted.max() / costs.every if m > 1 else 0)
-    communication_s = (
-        received + spread / costs.every
-    ) / costs.bytes_per_s + messages * costs.latency_s
+    sent_bytes = received + spread / costs.every
+    communication_s = sent_bytes / costs.bytes_per_s + messages * costs.latency_s
     return SecondOrder(
         m / world, m, n, float((elements + weights).max() * size), float(received), float(spread),
         fullest / (float(cubes.sum()) / world), fullest * costs.invert_s_per_cube / costs.every,
@@ -175,44 +164,17 @@ def second_orders(
     layers: Sequence[Factored], world: int, costs: SecondOrderCosts
 ) -> list[SecondOrder]:
     """All shares that divide the ranks, the smallest first."""
-    return [
-        second_order(layers, world, m / world, costs) for m in range(1, world + 1) if world % m == 0
-    ]
+    workers = (m for m in range(1, world + 1) if world % m == 0)
+    return [second_order(layers, world, m / world, costs) for m in workers]
 
 
 def second_order_front(
     layers: Sequence[Factored], world: int, costs: SecondOrderCosts
 ) -> list[SecondOrder]:
-    """Of all shares that divide the ranks, those that no other beats in both memory and time; least
-    memory first.
-    """
+    """Pareto front of memory and time over all shares that divide the ranks, least memory first."""
     found = second_orders(layers, world, costs)
     values = np.array([[one.memory_bytes, one.step_s] for one in found])
     return [found[at] for at in undominated(values, np.arange(len(found)))]
-
-
-def best_batch(
-    front: Sequence[SecondOrder], capacity_bytes: float, batches: Sequence[tuple[int, float, float]]
-) -> tuple[SecondOrder, int, float]:
-    """(share, batch, samples/s of a rank) that is fastest in a memory: inverses against a larger
-    batch.
-
-    `batches`: (samples, seconds of a step without K-FAC, bytes of everything but inverses).
-    """
-    fitting = [
-        (batch / (step_s + one.step_s), at, one, batch)
-        for at, one in enumerate(front)
-        for batch, step_s, used in batches
-        if used + one.memory_bytes <= capacity_bytes
-    ]
-    if not fitting:
-        least = min(one.memory_bytes for one in front) + min(used for _, _, used in batches)
-        raise InputError(
-            f"no batch fits into {capacity_bytes / 1e9:.2f} GB beside the inverses, the least is"
-            f" {least / 1e9:.2f} GB"
-        )
-    rate, _, one, batch = max(fitting, key=lambda each: each[:2])
-    return one, batch, rate
 
 
 def balanced(costs: Sequence[float], bins: int) -> np.ndarray:

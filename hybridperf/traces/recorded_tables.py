@@ -148,7 +148,7 @@ def _pooled_lookup(
         isinstance(table, Tensor)
         and isinstance(width_offsets, Tensor)
         and isinstance(index, Tensor)
-    )  # noqa: PT018
+    )
     tables = width_offsets.elements - 1
     written = flat(results)
     total = number(values[total_at]) if len(values) > total_at else None

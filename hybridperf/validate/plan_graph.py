@@ -66,9 +66,7 @@ def by_graph(case: Case) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for rank in range(len(found)):
         choice = found.choice(rank)
-        graph_s = full_s(
-            found.setting.prices.model, found.setting.prices.links, found.config(choice)
-        )
+        graph_s = full_s(found.setup.prices.model, found.setup.prices.links, found.config(choice))
         said = layout_words(found.layout(choice))
         rows.append(
             {

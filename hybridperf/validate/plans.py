@@ -25,11 +25,11 @@ from hybridperf.io import InputError, read_table, write_table
 from hybridperf.report import text
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import chosen
-from hybridperf.training.steps.batch import Bank, Batch
+from hybridperf.training.steps.batch import Batch, PriceCache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance, stalled_s
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.knobs import knobs_of
+from hybridperf.training.steps.step_effects import effects_of
 from hybridperf.validate import plan_graph
 
 SOURCE = "ultrascale_playbook"
@@ -158,13 +158,13 @@ def graph_table(lines: pd.DataFrame) -> str:
 
 
 def judge(
-    frame: pd.DataFrame, bank: Bank | None = None, fits: tuple[str, ...] = FITS
+    frame: pd.DataFrame, bank: PriceCache | None = None, fits: tuple[str, ...] = FITS
 ) -> list[Judged]:
     """Each way of fitting, then every rule, best first; `frame`: measured steps in the columns of
     the data.
     """
     rows = frame[frame["source"].eq(SOURCE) & frame["status"].eq("ok")].reset_index(drop=True)
-    batch = (bank or Bank()).understand(rows)
+    batch = (bank or PriceCache()).understand(rows)
     flagged = np.array([bool(row.flags) for row in batch.rows])
     batch = chosen(
         batch, ~flagged
@@ -229,7 +229,7 @@ def _predicted_s(
         [row for row, mine in zip(batch.rows, here, strict=True) if mine],
     )
     corrections = adapted.logs(batch.cells[here])
-    knobs = knobs_of(adapted.theta)
+    knobs = effects_of(adapted.theta)
     step_s = np.asarray(step_seconds(f, knobs, *corrections).step_s)
     return step_s, step_s + stall_chance(rows) * stalled_s(f, knobs, rows)
 

@@ -20,7 +20,7 @@ from hybridperf.io import InputError
 from hybridperf.report import text
 from hybridperf.training.steps.failures import endings
 from hybridperf.training.steps.memory_fit import USABLE, fit_memory, peak_bytes, will_fail
-from hybridperf.training.steps.rows import Resolved
+from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.validate.step_nulls import null_rows
 from hybridperf.validate.step_splits import CELL, FOLDS, folds_of
 from hybridperf.workloads.memory import MemoryKnobs
@@ -52,7 +52,7 @@ class Judged:
     trees_balanced: float
 
 
-def judge(frame: pd.DataFrame, resolved: Resolved, folds: int = FOLDS) -> list[Judged]:
+def judge(frame: pd.DataFrame, resolved: ResolvedRows, folds: int = FOLDS) -> list[Judged]:
     """Rows of one sweep that says which runs failed (`status`) and what the others took (`mem_gb`):
     unseen cells, each model unseen.
     """

@@ -21,10 +21,10 @@ import pandas as pd
 
 from hybridperf.io import InputError, read_table, write_table
 from hybridperf.report import text
-from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.failures import endings
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.training.steps.rows import Resolved, resolve
+from hybridperf.training.steps.rows import ResolvedRows, resolve
 from hybridperf.validate import chimera, step_memory
 from hybridperf.validate.step_nulls import NAMES, fit, null_rows
 from hybridperf.validate.step_scores import Scores, headers, line, mean_of, scores
@@ -46,7 +46,7 @@ class Measured:
     """Published rows that ran and can be predicted, and everything they were read from."""
 
     whole: pd.DataFrame  # every row
-    resolved: Resolved  # of every row
+    resolved: ResolvedRows  # of every row
     at: np.ndarray  # places of those below among all rows
     # rows that were measured and can be predicted [N]; flagged ones included, with a column
     # `flagged`
@@ -73,7 +73,7 @@ def run(
         raise InputError(f"expected tasks of {', '.join(known)}, got {wrong[0]!r}")
     wanted = tuple(tasks or known)
     measured = read(data)
-    bank = Bank()
+    bank = PriceCache()
     say(_counts(measured))
     if "splits" in wanted:
         judged = judge_splits(measured, bank, quick)
@@ -89,7 +89,7 @@ def run(
         part = measured.whole.iloc[ultra].reset_index(drop=True)
         found = step_memory.judge(
             part,
-            Resolved(tuple(measured.resolved.rows[at] for at in ultra)),
+            ResolvedRows(tuple(measured.resolved.rows[at] for at in ultra)),
             QUICK_FOLDS + 1 if quick else FOLDS,
         )
         say("\n" + step_memory.table(found))
@@ -128,7 +128,7 @@ def read(data: Path) -> Measured:
 # --- splits ---------------------------------------------------------------------------------------
 
 
-def judge_splits(measured: Measured, bank: Bank, quick: bool = False) -> pd.DataFrame:
+def judge_splits(measured: Measured, bank: PriceCache, quick: bool = False) -> pd.DataFrame:
     """A line for each judged row of each split: `task, part, step_time_s, predicted_s, low_s,
     high_s`, null models, its layout.
     """
@@ -145,13 +145,13 @@ def judge_splits(measured: Measured, bank: Bank, quick: bool = False) -> pd.Data
     return pd.concat(parts, ignore_index=True)
 
 
-def _judge(measured: Measured, split: Split, bank: Bank) -> pd.DataFrame:
+def _judge(measured: Measured, split: Split, bank: PriceCache) -> pd.DataFrame:
     given = split.given[~measured.frame["flagged"].to_numpy()[split.given]]
     frame = measured.frame.iloc[split.judged].reset_index(drop=True)
     predicted = predict_steps(
         frame,
         fit_on=measured.frame.iloc[given].reset_index(drop=True) if len(given) else None,
-        bank=bank,
+        cache=bank,
     ).frame
     # without rows the constants are told the judged rows' own times: the best that a constant could
     # do
@@ -219,7 +219,7 @@ def detail_table(judged: pd.DataFrame) -> str:
 # --- sources --------------------------------------------------------------------------------------
 
 
-def judge_sources(measured: Measured, bank: Bank, quick: bool = False) -> pd.DataFrame:
+def judge_sources(measured: Measured, bank: PriceCache, quick: bool = False) -> pd.DataFrame:
     """Every measured row by beliefs alone (`predicted_s`) and with rows of all other sources given
     (`others_s`).
     """
@@ -231,10 +231,10 @@ def judge_sources(measured: Measured, bank: Bank, quick: bool = False) -> pd.Dat
         given = np.flatnonzero((frame["source"] != source) & ~frame["flagged"])
         given = np.sort(np.random.default_rng(0).permutation(given)[:OTHERS_ROWS])
         part = frame.iloc[judged].reset_index(drop=True)
-        alone = predict_steps(part, bank=bank).frame
+        alone = predict_steps(part, cache=bank).frame
         if len(given) and not quick:
             with_others = predict_steps(
-                part, fit_on=frame.iloc[given].reset_index(drop=True), bank=bank
+                part, fit_on=frame.iloc[given].reset_index(drop=True), cache=bank
             ).frame
             alone = alone.assign(others_s=with_others["predicted_s"])
         parts.append(alone.assign(**_nulls(measured, judged, judged)))

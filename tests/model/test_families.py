@@ -38,7 +38,7 @@ CONV = {
     "w_out": 28,
     "kh": 3,
     "kw": 3,
-}  # noqa: E501
+}
 MOE = {
     "op": "moe",
     "dtype": "bf16",

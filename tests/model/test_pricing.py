@@ -578,7 +578,7 @@ def check_collective(model: CollectiveModel, collective: str, n_gpus: int, n_nod
                 lambda moved: seconds(
                     dataclasses.replace(links, **{field.name: moved}), size, theta
                 ),
-                rate,  # noqa: B023
+                rate,
                 getattr(by_links, field.name),
                 whole,
                 field.name,
@@ -651,7 +651,7 @@ def test_one_precision_after_the_other(fabric: CollectiveModel, shipped: PerfMod
                 pricer = pricer_of(shipped, op)
                 by_machine = jax.grad(lambda platform: pricer(platform, **CASES[op]))(
                     shipped.platform()
-                )  # noqa: B023
+                )
                 found += [by_machine.memory_bytes_per_s, by_machine.peak_flops_scale]
         assert all(one.dtype == (np.float64 if precise else np.float32) for one in found[1:])
         gradients.append([float(one) for one in found])

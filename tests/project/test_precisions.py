@@ -27,8 +27,9 @@ from hybridperf.ops import Elementwise, OpCall
 from hybridperf.ops.embedding import Histogram, Table, Zipf
 from hybridperf.ops.gemm import Gemm
 from hybridperf.ops.roofline import Work, op_seconds
-from hybridperf.training.steps.compose import Block, Features, step_seconds
-from hybridperf.training.steps.knobs import medians
+from hybridperf.training.steps.compose import step_seconds
+from hybridperf.training.steps.step_effects import medians
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.memory import MemoryKnobs, memory
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.zoo import load_shape
@@ -143,8 +144,13 @@ def placements_between_placements():
 @case
 def steps_of_transformers():
     rng = np.random.default_rng(0)
-    blocks = [Block(*rng.uniform(0.1, 1, (len(dataclasses.fields(Block)), 3, 1))) for _ in range(3)]
-    features = Features(*blocks, *rng.uniform(1, 2, (len(dataclasses.fields(Features)) - 3, 1)))
+    blocks = [
+        BlockPrices(*rng.uniform(0.1, 1, (len(dataclasses.fields(BlockPrices)), 3, 1)))
+        for _ in range(3)
+    ]
+    features = StepFeatures(
+        *blocks, *rng.uniform(1, 2, (len(dataclasses.fields(StepFeatures)) - 3, 1))
+    )
     return lambda gemm: step_seconds(
         features, dataclasses.replace(medians(), gemm=gemm)
     ).step_s.sum(), 1.1

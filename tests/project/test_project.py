@@ -35,14 +35,7 @@ ROOMS = [  # each imports only from those before it
 # files of a room that lead to each other. Add none: where two need one thing, it wants a file above
 # both
 CIRCLES = [
-    {
-        "plans.run",
-        "plans.table",
-        "plans.fronts",
-        "plans.explain",
-    },  # what a plan answers about itself is said where it is worked out
     # for the types of arguments alone
-    {"steps.compose", "steps.cross_node", "steps.pipelines"},
     {"workloads.transformer.layout", "workloads.transformer.rules", "workloads.transformer.groups"},
     {"workloads.transformer.shape", "workloads.transformer.counts"},
     {"model.perf_model", "model.document"},

@@ -39,7 +39,7 @@ def blocks(page, kind):
 def test_the_page_says_what_the_plan_says(planned, page):
     said = parsed(page).all_text()
     assert layout_words(planned.best) in said
-    for sentence in (*planned.notes, *planned.economy.said):
+    for sentence in (*planned.notes, *planned.economy.notes):
         assert sentence in said
     (ranges,) = blocks(page, Ranges)
     for shown, one in zip(ranges.ranges, compared(planned), strict=True):

@@ -21,7 +21,7 @@ H = 1024
 LAYER = [choices.Factored(H, H)] * 4 + [choices.Factored(H, 4 * H), choices.Factored(4 * H, H)]
 COSTS = choices.SecondOrderCosts.of_layer(
     LAYER, 0.1267, 0.0149, bytes_per_s=10e9
-)  # measured on P100, formulas.md 3.7
+)  # measured on a P100 (KAISA, SC21)
 
 
 def chosen(shape=BERT, **changes):
@@ -110,9 +110,11 @@ def test_one_choice_by_hand() -> None:
 
 
 def test_less_memory_asks_for_smaller_micro_batches_and_then_for_recomputation() -> None:
-    roomy, tight = chosen(capacity_bytes=80e9), chosen(capacity_bytes=9e9)
+    roomy, memory_headroom = chosen(capacity_bytes=80e9), chosen(capacity_bytes=9e9)
     batch = {one.stages: one.micro_batch for one in roomy}
-    assert all(one.micro_batch <= batch[one.stages] for one in tight if one.recompute == "none")
+    assert all(
+        one.micro_batch <= batch[one.stages] for one in memory_headroom if one.recompute == "none"
+    )
     long = {"shape": BERT.replace(seq=2048), "batch": 16}
     layouts = [Layout(pp=d, dp=16 // d, accumulation=d, schedule="chimera") for d in (2, 4, 8, 16)]
     least = min(float(memory(long["shape"], layout, dtype="fp32").peak_bytes) for layout in layouts)
@@ -199,19 +201,6 @@ def test_front_of_memory_and_time() -> None:
             kept.memory_bytes <= one.memory_bytes and kept.step_s <= one.step_s for kept in front
         )
     assert len(front) > 1
-
-
-def test_inverses_against_a_larger_batch() -> None:
-    slow = choices.SecondOrderCosts.of_layer(LAYER, 0.1267, 0.0149 / 50, bytes_per_s=1e9)
-    front = choices.second_order_front(LAYER * 24, 16, slow)
-    batches = [(b, 0.05 + 0.02 * b, 1e9 + 0.5e9 * b) for b in (1, 2, 4, 8, 16)]
-    rates = [choices.best_batch(front, capacity, batches)[2] for capacity in (3e9, 6e9, 10e9, 40e9)]
-    assert rates == sorted(rates)
-    for capacity in (3e9, 40e9):
-        one, batch, _ = choices.best_batch(front, capacity, batches)
-        assert one.memory_bytes + 1e9 + 0.5e9 * batch <= capacity
-    with pytest.raises(InputError, match="no batch fits"):
-        choices.best_batch(front, 1e9, batches)
 
 
 @settings(deadline=None)

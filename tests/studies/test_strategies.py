@@ -1,4 +1,4 @@
-"""Strategies per class and level: DLRM-A as MAD-Max prints it, our law's stages, what each strategy
+"""Strategies per class and level: DLRM-A as MAD-Max prints it, our stages, what each strategy
 sends, the search.
 """
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridperf import studies as hs
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.studies import strategies as hs
-from hybridperf.studies.strategies.cluster import ACROSS, INSIDE
+from hybridperf.studies.strategies.cluster import ACROSS, BOTH, INSIDE
 from hybridperf.studies.strategies.mad_max import dlrm_a_mapping
-from hybridperf.studies.strategies.mapping import Strategy, demands
+from hybridperf.studies.strategies.mapping import Strategy, layer_costs
 from hybridperf.workloads.transformer.zoo import load_shape
 
 CLUSTER = hs.Cluster(8, 4, 100e12, 1e12, 200e9, 20e9)
@@ -28,17 +28,17 @@ DENSE = hs.dense_layers("dense", 4, 4096)
     ],
 )
 def test_dlrm_a_as_the_artifact_prints_it(gpus, parts_ms, iteration_ms, share, mqps) -> None:
-    law = hs.MadMax(hs.zionex(gpus // 8))
+    cost_model = hs.MadMax(hs.zionex(gpus // 8))
     tables, bottom, top = hs.DLRM_A
     gemm_s = sum(
-        layer.units * law.compute_s(layer, 512, back)
+        layer.units * cost_model.compute_s(layer, 512, back)
         for layer in (bottom, top)
         for back in (False, True)
     )
-    lookup_s = sum(law.compute_s(tables, 512, back) for back in (False, True))
-    exchange_s = 2 * law.exchange_s(tables, 512, hs.BOTH)
+    lookup_s = sum(cost_model.compute_s(tables, 512, back) for back in (False, True))
+    exchange_s = 2 * cost_model.exchange_s(tables, 512, BOTH)
     reduce_s = sum(
-        layer.units * law.collective_s("all_reduce", layer.parameters * 4, hs.BOTH)
+        layer.units * cost_model.collective_s("all_reduce", layer.parameters * 4, BOTH)
         for layer in (bottom, top)
     )
     assert [1e3 * s for s in (gemm_s, lookup_s, exchange_s, reduce_s)] == pytest.approx(
@@ -60,34 +60,34 @@ def test_dlrm_a_on_128() -> None:
 
 
 def test_stages_add() -> None:
-    law, size = hs.StageAdditive(CLUSTER), 1e9
-    inside = law.collective_s("reduce_scatter", size, (INSIDE,)) + law.collective_s(
+    cost_model, size = hs.StageAdditive(CLUSTER), 1e9
+    inside = cost_model.collective_s("reduce_scatter", size, (INSIDE,)) + cost_model.collective_s(
         "all_gather", size, (INSIDE,)
     )
     assert (
-        law.collective_s("all_reduce", size, (INSIDE,))
+        cost_model.collective_s("all_reduce", size, (INSIDE,))
         == pytest.approx(inside)
         == pytest.approx(2 * 7 / 8 * size / 200e9)
     )
-    across = law.collective_s("all_reduce", size / 8, (ACROSS,))
+    across = cost_model.collective_s("all_reduce", size / 8, (ACROSS,))
     assert across == pytest.approx(2 * 3 / 4 * size / 8 / 20e9)
-    assert law.collective_s("all_reduce", size, hs.BOTH) == pytest.approx(inside + across)
-    gathered = law.collective_s("all_gather", size / 8, (ACROSS,)) + law.collective_s(
+    assert cost_model.collective_s("all_reduce", size, BOTH) == pytest.approx(inside + across)
+    gathered = cost_model.collective_s("all_gather", size / 8, (ACROSS,)) + cost_model.collective_s(
         "all_gather", size, (INSIDE,)
     )
-    assert law.collective_s("all_gather", size, hs.BOTH) == pytest.approx(gathered)
-    assert law.collective_s("all_to_all", size, hs.BOTH) == pytest.approx(
+    assert cost_model.collective_s("all_gather", size, BOTH) == pytest.approx(gathered)
+    assert cost_model.collective_s("all_to_all", size, BOTH) == pytest.approx(
         7 / 32 * size / 200e9 + 24 / 32 * size / 20e9
     )
-    assert law.collective_s("all_reduce", size, ()) == 0
+    assert cost_model.collective_s("all_reduce", size, ()) == 0
 
 
 def test_a_fast_inside_does_not_hide_a_slow_network() -> None:
     """The mean of bandwidths does."""
 
-    def seconds(law, inside):
-        return law(hs.Cluster(8, 4, 1e14, 1e12, inside, 1e9)).collective_s(
-            "all_reduce", 1e9, hs.BOTH
+    def seconds(cost_model, inside):
+        return cost_model(hs.Cluster(8, 4, 1e14, 1e12, inside, 1e9)).collective_s(
+            "all_reduce", 1e9, BOTH
         )
 
     network_s = 2 * 3 / 4 * 1e9 / 8 / 1e9
@@ -98,8 +98,8 @@ def test_a_fast_inside_does_not_hide_a_slow_network() -> None:
 @pytest.mark.parametrize(
     ("strategy", "gather", "gradients"),
     [
-        (("ddp", "ddp"), None, [("all_reduce", 1, hs.BOTH)]),
-        (("fsdp", "fsdp"), (1, hs.BOTH), [("reduce_scatter", 1, hs.BOTH)]),
+        (("ddp", "ddp"), None, [("all_reduce", 1, BOTH)]),
+        (("fsdp", "fsdp"), (1, BOTH), [("reduce_scatter", 1, BOTH)]),
         (
             ("fsdp", "ddp"),
             (1, (INSIDE,)),
@@ -111,24 +111,24 @@ def test_a_fast_inside_does_not_hide_a_slow_network() -> None:
     ],
 )
 def test_what_a_strategy_sends(strategy, gather, gradients) -> None:
-    law, size = hs.StageAdditive(CLUSTER), DENSE.parameters * 4
-    found = demands(DENSE, Strategy(*strategy), law, 16)
+    cost_model, size = hs.StageAdditive(CLUSTER), DENSE.parameters * 4
+    found = layer_costs(DENSE, Strategy(*strategy), cost_model, 16)
     assert found.gather_s == pytest.approx(
-        law.collective_s("all_gather", size / gather[0], gather[1]) if gather else 0
+        cost_model.collective_s("all_gather", size / gather[0], gather[1]) if gather else 0
     )
     assert found.gradients_s == pytest.approx(
-        sum(law.collective_s(kind, size / part, levels) for kind, part, levels in gradients)
+        sum(cost_model.collective_s(kind, size / part, levels) for kind, part, levels in gradients)
     )
     shared = Strategy(*strategy).levels("tp")
     assert found.forward_exchange_s == pytest.approx(
-        law.collective_s("all_gather", 16 * CLUSTER.ranks(shared) * 4096 * 4, shared)
+        cost_model.collective_s("all_gather", 16 * CLUSTER.ranks(shared) * 4096 * 4, shared)
     )
 
 
 def test_memory_of_strategies() -> None:
-    law = hs.StageAdditive(CLUSTER)
+    cost_model = hs.StageAdditive(CLUSTER)
     held = {
-        pair: demands(DENSE, Strategy(*pair), law, 0).memory_bytes
+        pair: layer_costs(DENSE, Strategy(*pair), cost_model, 0).memory_bytes
         for pair in (("ddp", "ddp"), ("tp", "ddp"), ("tp", "tp"))
     }
     whole = 4 * 4096**2 * 16
@@ -136,11 +136,11 @@ def test_memory_of_strategies() -> None:
 
 
 def test_one_gpu_communicates_nothing() -> None:
-    law = hs.StageAdditive(hs.Cluster(1, 1, 1e14, 1e12, 1e11, 1e10))
-    found = hs.iteration(hs.DLRM_A, dlrm_a_mapping(), law, 512)
+    cost_model = hs.StageAdditive(hs.Cluster(1, 1, 1e14, 1e12, 1e11, 1e10))
+    found = hs.iteration(hs.DLRM_A, dlrm_a_mapping(), cost_model, 512)
     assert found.communication_s == 0
     assert found.iteration_s == found.compute_s
-    assert len(hs.search_strategies(hs.DLRM_A, law, 512, fitting=False)) == 1
+    assert len(hs.search_strategies(hs.DLRM_A, cost_model, 512, fitting=False)) == 1
 
 
 def test_sharing_what_is_dealt_out_costs_a_gather() -> None:
@@ -149,36 +149,36 @@ def test_sharing_what_is_dealt_out_costs_a_gather() -> None:
         hs.dense_layers("first", 1, 4096),
         hs.dense_layers("second", 1, 4096, needs=("first",)),
     )
-    law = hs.StageAdditive(CLUSTER)
+    cost_model = hs.StageAdditive(CLUSTER)
     batch, outputs = 32 * 64, 64 * 8 * 4096 * 4
 
     def sent_s(one, two):
         chosen = hs.mapping((first, second), {"first": one, "second": two})
-        return hs.iteration((first, second), chosen, law, batch).communication_s
+        return hs.iteration((first, second), chosen, cost_model, batch).communication_s
 
     both, none = sent_s(("tp", "ddp"), ("tp", "ddp")), sent_s(("ddp", "ddp"), ("ddp", "ddp"))
-    gather_s = law.collective_s("all_gather", outputs, (INSIDE,))
+    gather_s = cost_model.collective_s("all_gather", outputs, (INSIDE,))
     assert sent_s(("ddp", "ddp"), ("tp", "ddp")) == pytest.approx((both + none) / 2 + gather_s)
     assert sent_s(("tp", "ddp"), ("ddp", "ddp")) == pytest.approx((both + none) / 2 + gather_s)
 
 
 def test_the_search_finds_all_and_the_best() -> None:
-    law = hs.StageAdditive(hs.zionex(16))
-    every = hs.search_strategies(hs.DLRM_A, law, 65536, fitting=False)
+    cost_model = hs.StageAdditive(hs.zionex(16))
+    every = hs.search_strategies(hs.DLRM_A, cost_model, 65536, fitting=False)
     assert len(every) == 81
     assert every["iteration_s"].is_monotonic_increasing
-    fitting = hs.search_strategies(hs.DLRM_A, law, 65536)
+    fitting = hs.search_strategies(hs.DLRM_A, cost_model, 65536)
     assert (fitting["memory_bytes"] <= 40e9).all()
     assert len(fitting) == every["fits"].sum()
     assert fitting.loc[0, "embedding"] == "mp, mp"  # 1.6 TB of tables go nowhere else
     best = hs.iteration(
         hs.DLRM_A,
         hs.mapping(hs.DLRM_A, {"embedding": ("mp", "mp"), "dense": ("ddp", "ddp")}),
-        law,
+        cost_model,
         65536,
     )
     assert fitting.loc[0, "iteration_s"] <= best.iteration_s
-    finer = hs.search_strategies(hs.DLRM_A, law, 65536, by="layer")
+    finer = hs.search_strategies(hs.DLRM_A, cost_model, 65536, by="layer")
     assert finer.loc[0, "iteration_s"] <= fitting.loc[0, "iteration_s"]
 
 
@@ -254,5 +254,5 @@ def test_refusals() -> None:
         hs.mapping(hs.DLRM_A, {"embedding": ("mp", "mp")})
     with pytest.raises(InputError, match="embedding layers take ddp, fsdp, mp"):
         hs.mapping(hs.DLRM_A, {"embedding": ("tp", "mp"), "dense": ("ddp", "ddp")})
-    with pytest.raises(InputError, match="does not stand before it"):
+    with pytest.raises(InputError, match="is not before it"):
         hs.iteration(hs.DLRM_A[::-1], dlrm_a_mapping(), hs.StageAdditive(CLUSTER), 512)

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import across_s, stall_chance, stalled_s, with_stalled
-from hybridperf.training.steps.knobs import medians
+from hybridperf.training.steps.step_effects import medians
 
 ROW = {
     "source": "ultrascale_playbook", "model": "made", "family": "llama", "hidden": 2048,
@@ -22,17 +22,17 @@ ROW = {
 
 
 @pytest.fixture(scope="module")
-def bank():
-    return Bank()
+def cache():
+    return PriceCache()
 
 
-def batch(bank, *changes):
-    return bank.understand(pd.DataFrame([{**ROW, **one} for one in changes]))
+def batch(cache, *changes):
+    return cache.understand(pd.DataFrame([{**ROW, **one} for one in changes]))
 
 
-def test_a_crossing_pipeline_waits_in_proportion_to_tensor_parallelism(bank) -> None:
+def test_a_crossing_pipeline_waits_in_proportion_to_tensor_parallelism(cache) -> None:
     found = batch(
-        bank,
+        cache,
         {"tp": 2, "dp": 4},
         {"tp": 4, "dp": 2},
         {"tp": 8, "dp": 1},
@@ -46,15 +46,15 @@ def test_a_crossing_pipeline_waits_in_proportion_to_tensor_parallelism(bank) -> 
     assert layer_s[3] < 0.1
 
 
-def test_a_pipeline_inside_a_node_does_not_wait(bank) -> None:
-    found = batch(bank, {"n_gpus": 8, "dp": 1}, {"source": "torchtitan"})
+def test_a_pipeline_inside_a_node_does_not_wait(cache) -> None:
+    found = batch(cache, {"n_gpus": 8, "dp": 1}, {"source": "torchtitan"})
     assert found.features.crossing.tolist() == [0.0, 0.0]
-    assert batch(bank, {}).features.crossing.tolist() == [1.0]
+    assert batch(cache, {}).features.crossing.tolist() == [1.0]
 
 
-def test_wide_tensor_parallelism_surely_stalls_and_takes_so_much_longer(bank) -> None:
+def test_wide_tensor_parallelism_surely_stalls_and_takes_so_much_longer(cache) -> None:
     rows = batch(
-        bank, {"tp": 32, "n_gpus": 64, "dp": 1}, {"tp": 32, "n_gpus": 128, "pp": 4, "dp": 1}, {}
+        cache, {"tp": 32, "n_gpus": 64, "dp": 1}, {"tp": 32, "n_gpus": 128, "pp": 4, "dp": 1}, {}
     )
     assert rows.features.stalls.tolist() == [2.0, 4.0, 0.0]
     assert stall_chance(rows.rows)[:2].tolist() == [0.0, 0.0]
@@ -65,8 +65,8 @@ def test_wide_tensor_parallelism_surely_stalls_and_takes_so_much_longer(bank) ->
     assert slow[2] == fast[2]
 
 
-def test_stalls_by_chance_grow_with_nodes_and_need_replicas(bank) -> None:
-    rows = batch(bank, {}, {"n_gpus": 256, "dp": 32}, {"tp": 8, "dp": 1}, {"pp": 1, "dp": 4})
+def test_stalls_by_chance_grow_with_nodes_and_need_replicas(cache) -> None:
+    rows = batch(cache, {}, {"n_gpus": 256, "dp": 32}, {"tp": 8, "dp": 1}, {"pp": 1, "dp": 4})
     chance = stall_chance(rows.rows)
     assert 0 < chance[0] < chance[1] <= 0.5
     assert chance[2:].tolist() == [0.0, 0.0]
@@ -74,9 +74,9 @@ def test_stalls_by_chance_grow_with_nodes_and_need_replicas(bank) -> None:
     np.testing.assert_allclose(extra[0], 0.25 * 2 * (16 + 0.5))
 
 
-def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(bank) -> None:
+def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(cache) -> None:
     rows = batch(
-        bank, {}, {}, {"pp": 4, "dp": 1}, {"pp": 1, "dp": 4}, {"tp": 32, "n_gpus": 64, "dp": 1}
+        cache, {}, {}, {"pp": 4, "dp": 1}, {"pp": 1, "dp": 4}, {"tp": 32, "n_gpus": 64, "dp": 1}
     )
     knobs = medians()
     expected_s = np.asarray(step_seconds(rows.features, knobs).step_s)
@@ -96,9 +96,9 @@ def test_rows_nearer_to_a_stalled_step_than_to_the_expected_one_are_marked(bank)
     ]  # inside a node never, of wide tensor parallelism always
 
 
-def test_updated_weights_come_around_a_ring_of_all_data_ranks(bank) -> None:
+def test_updated_weights_come_around_a_ring_of_all_data_ranks(cache) -> None:
     rows = batch(
-        bank,
+        cache,
         {"tp": 1, "dp": 8},
         {"tp": 1, "dp": 64, "n_gpus": 128},
         {"tp": 8, "dp": 1},
@@ -109,9 +109,11 @@ def test_updated_weights_come_around_a_ring_of_all_data_ranks(bank) -> None:
     )
 
 
-def test_gradients_are_reduced_beside_the_backward_pass_where_no_optimizer_is_sharded(bank) -> None:
+def test_gradients_are_reduced_beside_the_backward_pass_where_no_optimizer_is_sharded(
+    cache,
+) -> None:
     rows = batch(
-        bank,
+        cache,
         {"sharding": "zero0"},
         {"sharding": "zero1"},
         {"sharding": "zero0", "source": "vtrain_multi_node"},

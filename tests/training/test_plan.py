@@ -13,20 +13,21 @@ from hypothesis import strategies as st
 
 from hybridperf.io import InputError
 from hybridperf.training.plans import progress
-from hybridperf.training.plans.costs import priced, times
+from hybridperf.training.plans.costs import price_space, times
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import compared, naive
 from hybridperf.training.plans.fronts import front, plan_front
 from hybridperf.training.plans.placements import Division, places
 from hybridperf.training.plans.run import plan
-from hybridperf.training.plans.sensitivity import changed, moves
-from hybridperf.training.plans.setting import setting
+from hybridperf.training.plans.sensitivity import changed, lever_effects
+from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import space
 from hybridperf.training.plans.table import top, write_layouts
-from hybridperf.training.steps.compose import Parts, step_seconds
+from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import with_crossings
 from hybridperf.training.steps.features import features, joined
 from hybridperf.training.steps.rows import ResolvedRow
+from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer import load_shape
 from hybridperf.workloads.transformer.layout import ORDER, Layout
@@ -141,8 +142,8 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
     case = request.getfixturevalue(which).cases[-1]
     rng = np.random.default_rng(3)
     at = rng.choice(len(case.rows), min(25, len(case.rows)), replace=False)
-    configs = [case.setting.config(case.space.layout(int(row))) for row in case.rows[at]]
-    prices = case.setting.prices
+    configs = [case.setup.config(case.space.layout(int(row))) for row in case.rows[at]]
+    prices = case.setup.prices
     alone = [
         (features([config], prices.on(prices.links)), np.array([at]))
         for at, config in enumerate(configs)
@@ -150,18 +151,15 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
     f = joined(alone, len(configs))
     f = with_crossings(
         f,
-        [
-            ResolvedRow(config, case.setting.machine, "", case.setting.framework)
-            for config in configs
-        ],
+        [ResolvedRow(config, case.setup.machine, "", case.setup.framework) for config in configs],
     )
-    alone = step_seconds(f, case.setting.adapted.knobs)
+    alone = step_seconds(f, case.setup.adapted.effects)
     for name in ("step_s", "compute_s", "exposed_comm_s", "bubble_s", "host_s"):
         # networks count in float32, whose rounding hangs on how many rows they are given (JAX 0.11)
         np.testing.assert_allclose(
             getattr(case.parts, name)[at], getattr(alone, name), rtol=1e-6, atol=1e-12
         )
-    c = case.setting.template
+    c = case.setup.template
     for one, layout in zip(at[:10], (config.layout for config in configs), strict=False):
         use = memory(
             c.shape,
@@ -169,7 +167,7 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
             dtype=c.dtype,
             grad_bytes=c.gradient_bytes,
             attention=c.attention,
-            knobs=case.setting.memory_knobs,
+            knobs=case.setup.memory_knobs,
         )
         assert case.row_memory_bytes[one] == pytest.approx(use.peak_bytes, rel=1e-12)
 
@@ -177,7 +175,7 @@ def test_columns_say_what_features_of_one_layout_say(which, request):
 def test_threads_change_nothing(found):
     case = found.cases[0]
     np.testing.assert_array_equal(
-        times(case.columns, case.setting, threads=1).step_s, case.parts.step_s
+        times(case.columns, case.setup, threads=1).step_s, case.parts.step_s
     )
 
 
@@ -185,7 +183,7 @@ def test_ranks_are_by_time_and_only_of_what_fits(found):
     case = found.cases[0]
     at = found.ranked[:, 1]
     assert (np.diff(case.parts.step_s[at]) >= 0).all()
-    fits = case.memory_bytes[case.space.base_of] <= case.setting.capacity_bytes
+    fits = case.memory_bytes[case.space.base_of] <= case.setup.capacity_bytes
     assert fits[case.rows[at]].all()
     assert len(at) == fits.sum()
     assert found.legal == len(case.space) >= len(found)
@@ -194,7 +192,7 @@ def test_ranks_are_by_time_and_only_of_what_fits(found):
 def test_top_table_adds_up(found):
     frame = top(found, 5)
     assert len(frame) == 5
-    tokens = 32 * found.setting.shape.seq
+    tokens = 32 * found.setup.shape.seq
     np.testing.assert_allclose(frame["tokens_per_s"], tokens / frame["time_s"])
     np.testing.assert_allclose(frame["days"], 1e9 / tokens * frame["time_s"] / 86400)
     np.testing.assert_allclose(
@@ -259,7 +257,7 @@ def test_what_stands_beside_the_winner_is_slower_and_says_how_surely(found):
 def test_more_never_hurts_and_elasticities_have_their_sign(narrow):
     """More memory, bandwidth, arithmetic or links never worsens the best plan."""
     now_s = narrow.cases[0].parts.step_s[narrow.choice(0).at]
-    for one in moves(narrow):
+    for one in lever_effects(narrow):
         assert one.elasticity <= 1e-9, one.lever
         assert one.best_s <= now_s * (1 + 1e-9), one.lever
 
@@ -280,8 +278,8 @@ def test_more_never_hurts_and_elasticities_have_their_sign(narrow):
 )
 def test_a_better_machine_never_has_a_worse_plan(narrow, lever, factor):
     case = narrow.cases[0]
-    better, knobs = changed(case.setting, lever, factor)
-    again = priced(better, case.space)
+    better, knobs = changed(case.setup, lever, factor)
+    again = price_space(better, case.space)
     step_s = times(again.columns, better, knobs).step_s
     assert step_s.min() <= case.parts.step_s.min() * (1 + 1e-9)
 
@@ -303,12 +301,12 @@ source = "our meter"
 
 def test_a_users_prices_come_first(tmp_path, found):
     (tmp_path / "mine.toml").write_text(PRICES)
-    rates = economy(found.setting.device, tmp_path / "mine.toml")
+    rates = economy(found.setup.device, tmp_path / "mine.toml")
     assert rates.usd_per_hour == 1.0
     assert rates.full_w == 300
-    assert found.economy.full_w == found.setting.device.tdp_w
-    assert any("our contract, 2026-01" in said for said in rates.said)
-    parts = Parts(2.0, 1.0, 0.5, 0.25, 0.25, 0.0)
+    assert found.economy.full_w == found.setup.device.tdp_w
+    assert any("our contract, 2026-01" in said for said in rates.notes)
+    parts = StepParts(2.0, 1.0, 0.5, 0.25, 0.25, 0.0)
     # by hand: 2 devices, one second at work of two
     assert rates.energy_j(2, parts) == pytest.approx(
         2 * 1.25 * ((120 + 300) * 2 + (300 - 120) * (1 + 0.4 * 0.5))
@@ -407,7 +405,7 @@ def test_experts_are_spread_too():
     mixtral = dataclasses.replace(load_shape("mixtral-8x7b"), layers=8)
     s = space(mixtral, 16, 8, 16, only={"zero": [1], "recompute": ["none"], "cp": [1]})
     assert {1, 2, 4, 8} <= set(np.asarray(s.base.ep).tolist())
-    one = priced(setting(mixtral, SYSTEM), s)
+    one = price_space(training_setup(mixtral, SYSTEM), s)
     assert np.isfinite(one.parts.step_s).all()
 
 

@@ -10,8 +10,8 @@ from hybridperf.training.plans.explain import NAIVE, compared, naive
 from hybridperf.training.plans.run import plan
 from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.adaptation import Adaptation
-from hybridperf.training.steps.batch import Bank
-from hybridperf.training.steps.lower_bound import least_s
+from hybridperf.training.steps.batch import PriceCache
+from hybridperf.training.steps.lower_bound import lower_bound_s
 from hybridperf.training.steps.predict import predict_steps
 
 SYSTEM, FEW = (
@@ -33,7 +33,7 @@ def as_row(found: hp.Plan, **more: str) -> dict:
     """The winner as a row of a table."""
     x = found.best
     return {
-        "model": found.setting.shape.name, "gpu": found.setting.device.id, "n_gpus": x.ranks,
+        "model": found.setup.shape.name, "gpu": found.setup.device.id, "n_gpus": x.ranks,
         "tp": x.tp, "pp": x.pp, "dp": x.dp, "cp": x.cp, "vp": x.vp, "micro_batch": x.micro_batch,
         "grad_accum": x.accumulation, "recompute": x.recompute, "precision": "bf16",
         "sharding": SHARDING[x.zero], "seq_parallel": x.sequence_parallel, "schedule": x.schedule,
@@ -46,10 +46,10 @@ def test_a_plan_is_as_sure_as_a_prediction_of_its_winner(named):
     """No collective of this system was measured, and where no framework is named others are slower:
     both say the same of both.
     """
-    bank = Bank()
-    found = plan("llama2-7b", SYSTEM, 64, batch=128, only=FEW, bank=bank, **named)
+    cache = PriceCache()
+    found = plan("llama2-7b", SYSTEM, 64, batch=128, only=FEW, cache=cache, **named)
     row = predict_steps(
-        pd.DataFrame([as_row(found, **named)]), system=SYSTEM, bank=bank
+        pd.DataFrame([as_row(found, **named)]), system=SYSTEM, cache=cache
     ).frame.iloc[0]
     winner = compared(found)[0]
     assert found.step_s(winner.choice) == pytest.approx(row["predicted_s"], rel=1e-9)
@@ -67,7 +67,7 @@ def test_an_interval_ends_where_the_hardware_does():
     """
     found = plan("llama3-8b", "aic_a100_sxm", 64, batch=64, dtype="fp32", only=FEW)
     for one in compared(found):
-        least = least_s(found.config(one.choice), found.setting.device)
+        least = lower_bound_s(found.config(one.choice), found.setup.device)
         assert one.low_s >= min(least, found.step_s(one.choice)) > 0
 
 

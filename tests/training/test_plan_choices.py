@@ -15,9 +15,9 @@ from hybridperf.report.html.page import render
 from hybridperf.report.plan import confirmed_report, memory_lines, plan_report
 from hybridperf.training.plans.confirm import Confirmed, confirm, neighbours
 from hybridperf.training.plans.explain import compared
-from hybridperf.training.plans.headroom import SURE, chance_fits, tight
+from hybridperf.training.plans.headroom import SURE, chance_fits, memory_headroom
 from hybridperf.training.plans.run import UNPLANNED, plan
-from hybridperf.training.plans.setting import setting
+from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.plans.space import FOLLOWING, FREE, space
 from hybridperf.training.steps.memory_fit import USABLE
 from hybridperf.workloads.transformer import load_shape
@@ -40,7 +40,7 @@ def found(shape):
     ("gpus", "each"), [(72, 72), (144, 72), (64, 64), (128, 64), (80, 40), (4, 4), (576, 72)]
 )
 def test_as_few_racks_as_hold_the_gpus(shape, gpus, each):
-    rack = setting(shape, "aic_gb200")
+    rack = training_setup(shape, "aic_gb200")
     taken = rack.for_gpus(gpus)
     assert taken.gpus_per_node == taken.machine.system.accelerators_per_node == each
     share = rack.machine.system.node_bytes_per_s / rack.gpus_per_node
@@ -48,10 +48,10 @@ def test_as_few_racks_as_hold_the_gpus(shape, gpus, each):
 
 
 def test_a_whole_rack_prices_ops_as_most_of_it_does(shape):
-    """No GB200 was measured in tf32: its products reach the share of the peak that kin do, on 64 of
-    a rack's GPUs and on all 72.
+    """No GB200 was measured in tf32: its products reach a reference device's share of the peak, on
+    64 of a rack's GPUs and on all 72.
     """
-    some = setting(shape, "aic_gb200", dtype="tf32")
+    some = training_setup(shape, "aic_gb200", dtype="tf32")
     call, seconds = OpCall(Gemm("tf32", 4096.0, 4096.0, 4096.0)), []
     for one in (some, some.for_gpus(72)):
         one.prices.learn([call])
@@ -77,7 +77,7 @@ def test_an_encoder_and_a_decoder_are_planned():
 @pytest.mark.parametrize("memory_bytes", [-1.0, 0.0, float("nan"), float("inf")])
 def test_memory_is_above_zero(shape, memory_bytes):
     with pytest.raises(InputError, match="memory-bytes"):
-        setting(shape, SYSTEM, memory_bytes=memory_bytes)
+        training_setup(shape, SYSTEM, memory_bytes=memory_bytes)
 
 
 def test_what_is_left_out_is_said(found):
@@ -158,10 +158,10 @@ def test_a_winner_near_the_limit_says_so(shape):
     free = plan(shape, SYSTEM, 8, batch=16, only={"cp": [1]})
     largest = free.cases[0].row_memory_bytes[free.choice(0).at]
     near = plan(shape, SYSTEM, 8, batch=16, only={"cp": [1]}, memory_bytes=0.999 * largest / USABLE)
-    said = tight(near)
+    said = memory_headroom(near)
     assert said.missed is not None
     assert said.missed_s < near.step_s(near.choice(0))
-    assert said.missed_bytes > near.setting.capacity_bytes
+    assert said.missed_bytes > near.setup.capacity_bytes
     assert said.share <= 1
     assert chance_fits(said.share) == said.chance >= 0.5
     if said.surer is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from hybridperf.training.plans.confirm import confirm, neighbours
 from hybridperf.training.plans.run import plan
-from hybridperf.training.plans.setting import setting
+from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import features
 from hybridperf.validate.plan_graph import CASES, WITHIN, by_graph, slower
@@ -35,13 +35,13 @@ def test_messages_beside_computations_show_while_a_pipeline_fills_and_drains(lay
     name = "interleaved" if layout else "1f1b"
     x = Layout(pp=4, accumulation=micro_batches, schedule=name, **layout)
     shape = dataclasses.replace(load_shape("llama3-8b"), layers=24)
-    shared = setting(shape, "aic_h100_sxm")
+    shared = training_setup(shape, "aic_h100_sxm")
     f = features([shared.config(x)], shared.prices)
     assert f.sends_hidden == 1
     without = dataclasses.replace(f, sends_s=0 * f.sends_s)
     shown_s = (
-        step_seconds(f, shared.adapted.knobs).step_s
-        - step_seconds(without, shared.adapted.knobs).step_s
+        step_seconds(f, shared.adapted.effects).step_s
+        - step_seconds(without, shared.adapted.effects).step_s
     )
     stages = x.pp * x.vp
     seconds = np.ones(stages) + 0.5 * (np.arange(stages) == stages - 1)
@@ -50,7 +50,7 @@ def test_messages_beside_computations_show_while_a_pipeline_fills_and_drains(lay
         graph_seconds(order, seconds, 2 * seconds, send_s=0.05)
         - graph_seconds(order, seconds, 2 * seconds)
     ) / 0.05
-    assert shown_s[0] == pytest.approx(sends * f.sends_s[0] * shared.adapted.knobs.p2p, rel=1e-3)
+    assert shown_s[0] == pytest.approx(sends * f.sends_s[0] * shared.adapted.effects.p2p, rel=1e-3)
 
 
 @pytest.mark.slow

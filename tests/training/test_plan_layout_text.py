@@ -12,8 +12,8 @@ from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import NAIVE, compared, differences
 from hybridperf.training.plans.fronts import plan_front
 from hybridperf.training.plans.layout_text import counted
-from hybridperf.training.plans.setting import setting
-from hybridperf.training.steps.compose import Parts
+from hybridperf.training.plans.setup import training_setup
+from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.zoo import HABITS, shape_names
 
@@ -48,17 +48,17 @@ def test_messages_draw_between_idle_and_full_clock(found):
     """A second of messages takes more than one of idleness and less than one of arithmetic."""
     rates = found.economy
     taken = [
-        rates.energy_j(1, Parts(1.0, work, messages, 1.0, 0.0, 0.0))
+        rates.energy_j(1, StepParts(1.0, work, messages, 1.0, 0.0, 0.0))
         for work, messages in ((0, 0), (0, 1), (1, 0))
     ]
     assert taken[0] < taken[1] < taken[2]
-    assert any("gpu_message_share 0.4" in said for said in rates.said)
+    assert any("gpu_message_share 0.4" in said for said in rates.notes)
 
 
 def test_an_owner_pays_the_meter(found, tmp_path):
     """With a rent of 0 money is electricity, so its price per kWh is in every figure."""
-    rates = economy(found.setting.device, prices(tmp_path, gpu_usd_per_hour=0.0, usd_per_kwh=0.5))
-    parts = Parts(3600.0, 1800.0, 0.0, 0.0, 1800.0, 0.0)
+    rates = economy(found.setup.device, prices(tmp_path, gpu_usd_per_hour=0.0, usd_per_kwh=0.5))
+    parts = StepParts(3600.0, 1800.0, 0.0, 0.0, 1800.0, 0.0)
     assert rates.money == "electricity"
     assert rates.usd(4, parts) == pytest.approx(rates.energy_j(4, parts) / 3.6e6 * 0.5)
     owned = hp.plan(
@@ -80,7 +80,7 @@ def test_an_owner_pays_the_meter(found, tmp_path):
 )
 def test_rates_that_cannot_be_are_refused(found, tmp_path, name, value, says):
     with pytest.raises(InputError, match=says):
-        economy(found.setting.device, prices(tmp_path, **{name: value}))
+        economy(found.setup.device, prices(tmp_path, **{name: value}))
 
 
 def test_a_date_is_said_once(found):
@@ -95,27 +95,27 @@ def test_money_tells_ten_ranks_apart():
 
 def test_money_that_nobody_knows_says_why():
     shape = load_shape("gpt3-125m")
-    rates = economy(setting(shape, "alcf_polaris", device="mi210").device)
+    rates = economy(training_setup(shape, "alcf_polaris", device="mi210").device)
     assert "give mi210_usd_per_hour" in rates.unknown
-    assert economy(setting(shape, "aic_gb200").device).usd_per_hour
+    assert economy(training_setup(shape, "aic_gb200").device).usd_per_hour
 
 
 def test_the_peak_of_mfu_is_that_of_the_products(found):
-    narrow = setting(found.setting.shape, "dgx_h100", quant="fp8")
+    narrow = training_setup(found.setup.shape, "dgx_h100", quant="fp8")
     assert narrow.mfu_format == "fp8"
-    assert narrow.mfu_flops_per_s == pytest.approx(2 * found.setting.mfu_flops_per_s, rel=0.01)
+    assert narrow.mfu_flops_per_s == pytest.approx(2 * found.setup.mfu_flops_per_s, rel=0.01)
     assert any(
         "MFU is of the bf16 peak" in note and "counted in full" in note for note in found.notes
     )
 
 
 def test_notes_are_of_the_machine_that_was_asked_for(found):
-    shape = found.setting.shape
+    shape = found.setup.shape
     assert not any("PCIe" in note or "96 GB" in note for note in found.notes)
-    assert not any("GH200" in note for note in setting(shape, "aws_p5e_h200").notes)
-    assert any("calibration of a B200" in note for note in setting(shape, "aic_gb200").notes), (
-        "what matters still stands"
-    )
+    assert not any("GH200" in note for note in training_setup(shape, "aws_p5e_h200").notes)
+    assert any(
+        "calibration of a B200" in note for note in training_setup(shape, "aic_gb200").notes
+    ), "what matters still stands"
 
 
 def test_words_are_the_same_everywhere():
@@ -154,7 +154,7 @@ def test_a_family_brings_its_habits(tmp_path):
     mine = load_shape(tmp_path / "mine.toml")
     assert mine.parameters == load_shape("llama-7b").parameters
     assert mine.note.startswith(HABITS)
-    assert mine.note in setting(mine, "dgx_h100").notes
+    assert mine.note in training_setup(mine, "dgx_h100").notes
     (tmp_path / "said.toml").write_text(f'[mine]\nfamily = "llama"\n{sizes}gated = false\n')
     assert not load_shape(tmp_path / "said.toml").gated, "what the file says stands"
 

@@ -14,7 +14,7 @@ from hybridperf.engine.step_table import collective_frame
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import load_system
 from hybridperf.training.plans.run import plan
-from hybridperf.training.plans.sensitivity import moves
+from hybridperf.training.plans.sensitivity import lever_effects
 from hybridperf.workloads.transformer import load_shape
 
 PLACES = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (1, 4))
@@ -96,5 +96,5 @@ def test_quicker_links_are_among_the_levers(shape):
     found = plan(
         shape, "aic_h100_sxm", 16, batch=32, only={"tp": [4], "cp": [1], "recompute": ["none"]}
     )
-    quick = next(one for one in moves(found) if one.lever == "quick links")
+    quick = next(one for one in lever_effects(found) if one.lever == "quick links")
     assert quick.elasticity < 0

@@ -6,13 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_step_compose import block, some_row
+from training.test_step_compose import block, some_row
 
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.features import picked
-from hybridperf.training.steps.knobs import NAMES, knobs_of, medians, theta_of
+from hybridperf.training.steps.step_effects import NAMES, effects_of, medians, theta_of
 
 GEMM, LAUNCH = NAMES.index("gemm"), NAMES.index("launch_s")
 
@@ -61,7 +61,7 @@ def made():
 
 
 def measured(features, theta, corrections=(0.0, 0.0, 0.0), noise=0.0):
-    seconds = step_seconds(features, knobs_of(theta), *corrections).step_s
+    seconds = step_seconds(features, effects_of(theta), *corrections).step_s
     return seconds * np.exp(noise * np.random.default_rng(2).standard_normal(len(seconds)))
 
 
@@ -117,7 +117,7 @@ def test_stalled_rows_say_how_long_a_stall_is_and_slow_no_other_row(made):
         stalled, measured(dataclasses.replace(features, stalls=messages), theta, noise=0.02), fast
     )
     found = adapt.fit(features, cells, seconds)
-    assert found.knobs.stall_s == pytest.approx(0.3, rel=0.05)
+    assert found.effects.stall_s == pytest.approx(0.3, rel=0.05)
     said = adapt.predict(found, features, cells)
     assert abs(np.median(said.log_s - np.log(fast))) < 0.005
     assert found.noise < 0.04
@@ -181,7 +181,7 @@ def test_likelihood_tells_which_assumption_made_the_rows(made):
     seconds = measured(features, theta_of(medians()), noise=0.005)
     right, wrong = (
         adapt.fit(
-            f, cells, seconds, held=adapt.Held(0.3, {"gemm": 0.05, "attention": 0.15})
+            f, cells, seconds, limits=adapt.FitLimits(0.3, {"gemm": 0.05, "attention": 0.15})
         ).evidence
         for f in (features, more)
     )
@@ -197,4 +197,4 @@ def test_a_traced_host_moves_the_launch_cost():
         without_launch_s=each(2e-6),
     )  # fmt: skip
     assert adapt.launch_s(host) == pytest.approx(25e-6)
-    assert adapt.Adapted.before(host).knobs.launch_s == pytest.approx(25e-6)
+    assert adapt.Adapted.before(host).effects.launch_s == pytest.approx(25e-6)

@@ -7,27 +7,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridperf.training.steps.compose import Block, Features, step_seconds
-from hybridperf.training.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, medians, theta_of
+from hybridperf.training.steps.compose import step_seconds
+from hybridperf.training.steps.step_effects import (
+    BELIEFS,
+    NAMES,
+    StepEffects,
+    effects_of,
+    medians,
+    theta_of,
+)
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.schedules import graph_seconds, schedule
 from hybridperf.workloads.transformer.codes import SCHEDULES
 
-FREE = Knobs(
+FREE = StepEffects(
     **{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES}
 )  # nothing is launched, awaited or exposed
 
 
 def block(**amounts):
     """A block of one row: [P, 1]; amounts are (forward, recomputed, backward)."""
-    zero = {field.name: np.zeros((3, 1)) for field in dataclasses.fields(Block)}
-    return Block(
+    zero = {field.name: np.zeros((3, 1)) for field in dataclasses.fields(BlockPrices)}
+    return BlockPrices(
         **zero | {name: np.array(amount, float).reshape(3, 1) for name, amount in amounts.items()}
     )
 
 
 def row(**changes):
     """Four layers of 1 s forward and 2 s backward, nothing else."""
-    fields = {field.name: np.zeros(1) for field in dataclasses.fields(Features)}
+    fields = {field.name: np.zeros(1) for field in dataclasses.fields(StepFeatures)}
     fields |= {"layer": block(gemm_s=(1, 0, 2)), "embedding": block(), "head": block()}
     fields |= {
         name: np.array([value], float)
@@ -36,9 +44,9 @@ def row(**changes):
     fields |= {
         name: np.ones(1) for name in ("stages", "micro_batches", "fill", "chunks", "tp_nodes", "tp")
     }
-    return Features(
+    return StepFeatures(
         **fields
-        | {k: v if isinstance(v, Block) else np.array([v], float) for k, v in changes.items()}
+        | {k: v if isinstance(v, BlockPrices) else np.array([v], float) for k, v in changes.items()}
     )
 
 
@@ -65,7 +73,7 @@ def test_equal_stages_give_the_closed_form_of_1f1b(stages, m):
 
 
 def test_interleaving_shows_only_a_share_of_the_filling():
-    """m (F + B) (1 + (p - 1) / (v m)): formulas.md 3.2."""
+    """m (F + B) (1 + (p - 1) / (v m))."""
     assert time(pipeline(4, micro_batches=8, fill=0.5)) == pytest.approx(8 * 3 * (1 + 3 / (2 * 8)))
 
 
@@ -130,14 +138,16 @@ def mixed_rows(count=2000, seed=1):
     def some():
         amounts = {
             field.name: 10 ** rng.uniform(-5, -2.5, (3, count))
-            for field in dataclasses.fields(Block)
+            for field in dataclasses.fields(BlockPrices)
         }
         counts = ("kernels", "tp_calls", "gather_calls", "exchange_calls")
-        return Block(
+        return BlockPrices(
             **amounts | {name: rng.integers(0, 40, (3, count)).astype(float) for name in counts}
         )
 
-    columns = {field.name: rng.uniform(0.0, 0.05, count) for field in dataclasses.fields(Features)}
+    columns = {
+        field.name: rng.uniform(0.0, 0.05, count) for field in dataclasses.fields(StepFeatures)
+    }
     stages = rng.choice([1.0, 2.0, 4.0, 8.0], count)
     held = rng.integers(1, 6, (3, count)).astype(float)
     held[1:, stages == 1] = held[0, stages == 1]
@@ -163,7 +173,7 @@ def mixed_rows(count=2000, seed=1):
         "weight_share": rng.uniform(0.3, 0.6, count),
         "crossing": np.zeros(count),
     }
-    return Features(**columns), rng.normal(0, 0.3, (3, count))
+    return StepFeatures(**columns), rng.normal(0, 0.3, (3, count))
 
 
 def test_the_parts_of_a_step_add_up_to_it():
@@ -180,7 +190,7 @@ def test_the_parts_of_a_step_add_up_to_it():
 
 def test_jax_finds_the_same_parts_and_slopes_that_add_up():
     f, logs = mixed_rows(50)
-    of = lambda theta: step_seconds(f, knobs_of(theta), *logs)  # noqa: E731
+    of = lambda theta: step_seconds(f, effects_of(theta), *logs)  # noqa: E731
     theta = theta_of(medians())
     with jax.enable_x64(True):
         traced, slopes = jax.jit(of)(jnp.asarray(theta)), jax.jacobian(of)(jnp.asarray(theta))
@@ -314,16 +324,18 @@ def test_a_host_that_is_slower_one_way_changes_the_bubble(name):
 def test_corrections_scale_layers_and_ends():
     f = row(head=block(gemm_s=(1, 0, 1)))
     assert time(f, gpu_log=np.log([1.5])) == pytest.approx(20.0)
-    assert time(f, ends_log=np.log([1.5])) == pytest.approx(15.0)
+    assert time(f, outer_log=np.log([1.5])) == pytest.approx(15.0)
 
 
 def some_row():
-    """Everything that a knob speaks of is there."""
+    """A row with everything that a step effect multiplies."""
     rng = np.random.default_rng(0)
-    of = lambda: {
-        field.name: rng.uniform(0.5, 1.5, 3) * (1e-3 if field.name.endswith("_s") else 5)
-        for field in dataclasses.fields(Block)
-    }  # noqa: E731
+
+    def of():
+        names = [field.name for field in dataclasses.fields(BlockPrices)]
+        scales = {name: 1e-3 if name.endswith("_s") else 5 for name in names}
+        return {name: rng.uniform(0.5, 1.5, 3) * scales[name] for name in names}
+
     sizes = dict(
         micro_batches=6, fill=1, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, reduction_calls=2,
         optimizer_s=1e-3, optimizer_kernels=3, tp=2, crossing=1, stalls=1, gathered_layers=2,
@@ -349,12 +361,14 @@ def test_slopes_over_knobs_are_those_of_differences(tp_nodes, name):
     theta = theta_of(medians())
     with jax.enable_x64(True):
         slope = np.asarray(
-            jax.grad(lambda t: jnp.log(step_seconds(f, knobs_of(t)).step_s[0]))(jnp.asarray(theta))
+            jax.grad(lambda t: jnp.log(step_seconds(f, effects_of(t)).step_s[0]))(
+                jnp.asarray(theta)
+            )
         )
     for at in range(len(theta)):
         moved = 1e-6 * np.eye(len(theta))[at]
         difference = (
-            np.log(time(f, knobs_of(theta + moved))) - np.log(time(f, knobs_of(theta - moved)))
+            np.log(time(f, effects_of(theta + moved))) - np.log(time(f, effects_of(theta - moved)))
         ) / 2e-6
         assert slope[at] == pytest.approx(difference, abs=1e-6), NAMES[at]
     assert (slope >= -1e-9).all()  # nothing gets faster by a dearer part

@@ -19,7 +19,7 @@ from hybridperf.io import InputError, write_table
 from hybridperf.model import model_or_datasheet
 from hybridperf.training.steps import names
 from hybridperf.training.steps.adaptation import Adaptation
-from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.columns import READ, misspelt
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
 from hybridperf.training.steps.rows import resolve
@@ -33,17 +33,17 @@ ROW = dict(
 
 
 @pytest.fixture(scope="module")
-def bank():
+def cache():
     """Prices once for all tests."""
-    return Bank()
+    return PriceCache()
 
 
 def rows(*changes):
     return pd.DataFrame([ROW | change for change in changes])
 
 
-def one(bank, system=None, device=None, **changes):
-    return predict_steps(rows(changes), device, system, bank=bank).frame.iloc[0]
+def one(cache, system=None, device=None, **changes):
+    return predict_steps(rows(changes), device, system, cache=cache).frame.iloc[0]
 
 
 # --- fits -----------------------------------------------------------------------------------------
@@ -56,9 +56,9 @@ def one(bank, system=None, device=None, **changes):
         ({"pp": 8, "dp": 1}, "8 layers on pp 8 leave a stage without one"),
     ],
 )
-def test_a_rule_of_nanotron_is_nanotrons(bank, changes, rule):
+def test_a_rule_of_nanotron_is_nanotrons(cache, changes, rule):
     ours, other = (
-        one(bank, **changes, framework=framework) for framework in ("nanotron", "megatron_core")
+        one(cache, **changes, framework=framework) for framework in ("nanotron", "megatron_core")
     )
     assert not ours["fits"]
     assert "does not run under nanotron: " + rule in ours["note"]
@@ -66,8 +66,8 @@ def test_a_rule_of_nanotron_is_nanotrons(bank, changes, rule):
     assert "does not" not in other["note"]
 
 
-def test_what_does_not_fit_says_how_much_it_needs_and_how_much_there_is(bank):
-    found = one(bank, hidden=12288, heads=96, layers=96, tp=1)
+def test_what_does_not_fit_says_how_much_it_needs_and_how_much_there_is(cache):
+    found = one(cache, hidden=12288, heads=96, layers=96, tp=1)
     assert not found["fits"]
     needs = (
         f"does not fit: the fullest rank needs {found['memory_bytes'] / 1e9:.4g} GB, 74.4 GB of 80"
@@ -82,8 +82,8 @@ RACK = dict(gpu="DGX-GB200", gpus_per_node=4, n_gpus=32, tp=8, dp=4, pp=1)
 
 
 @pytest.mark.parametrize("system", ["aic_gb200", "gb200_nvl72"])
-def test_a_rows_own_system_given_by_name_changes_nothing(bank, system):
-    assert one(bank, **RACK)["predicted_s"] == one(bank, system, **RACK)["predicted_s"]
+def test_a_rows_own_system_given_by_name_changes_nothing(cache, system):
+    assert one(cache, **RACK)["predicted_s"] == one(cache, system, **RACK)["predicted_s"]
 
 
 @pytest.mark.parametrize("system", ["aic_gb200", "aic_gb300", "azure_nd_gb200_v6", "gcp_a4x_gb200"])
@@ -136,11 +136,11 @@ def test_nodes_of_another_system_replace_the_rows_and_the_note_says_so():
     assert "gpus_per_node" not in same.note
 
 
-def test_collectives_over_nodes_are_no_faster_than_their_part_inside_one(bank):
+def test_collectives_over_nodes_are_no_faster_than_their_part_inside_one(cache):
     """Eight L40S share PCIe, which was measured; their network was not."""
     apart = {"gpu": "L40S", "tp": 1, "pp": 1, "hidden": 2048, "grad_accum": 1}
     inside, over = (
-        one(bank, **apart, n_gpus=gpus, dp=gpus, gpus_per_node=8)["exposed_comm_s"]
+        one(cache, **apart, n_gpus=gpus, dp=gpus, gpus_per_node=8)["exposed_comm_s"]
         for gpus in (8, 16)
     )
     assert over >= inside * 0.99
@@ -150,7 +150,7 @@ def test_collectives_over_nodes_are_no_faster_than_their_part_inside_one(bank):
 
 
 @pytest.fixture(scope="module")
-def measured(bank):
+def measured(cache):
     frame = rows(
         *(
             {"layers": layers, "seq": seq, "grad_accum": m}
@@ -159,23 +159,23 @@ def measured(bank):
             for m in (8, 16)
         )
     )
-    return frame.assign(step_time_s=1.2 * predict_steps(frame, bank=bank).frame["predicted_s"])
+    return frame.assign(step_time_s=1.2 * predict_steps(frame, cache=cache).frame["predicted_s"])
 
 
-def test_groups_of_too_few_rows_say_whose_rows_predict_them(bank, measured):
+def test_groups_of_too_few_rows_say_whose_rows_predict_them(cache, measured):
     few = rows({"framework": "torchtitan"}).assign(step_time_s=1.0)
     hopper = rows({"framework": "llm_foundry", "gpu": "h100"}).assign(step_time_s=1.0)
     asked = rows({"framework": "torchtitan"}, {}, {"framework": "llm_foundry", "gpu": "h100"})
-    found = predict_steps(asked, fit_on=pd.concat([measured, few, hopper]), bank=bank)
+    found = predict_steps(asked, fit_on=pd.concat([measured, few, hopper]), cache=cache)
     assert any(
         said.startswith(
             "3 measured rows of torchtitan on Ampere sm_80 are needed to fit them, got 1;"
         )
-        for said in found.said
+        for said in found.remarks
     )
     assert any(
         said.endswith("got 1; such rows are predicted by believed efficiencies")
-        for said in found.said
+        for said in found.remarks
     )
     borrowed, own, alone = found.frame["note"]
     assert (
@@ -189,15 +189,15 @@ def test_groups_of_too_few_rows_say_whose_rows_predict_them(bank, measured):
     )
 
 
-def test_too_few_rows_are_remembered_by_saved_knobs(bank, measured, tmp_path):
+def test_too_few_rows_are_remembered_by_saved_knobs(cache, measured, tmp_path):
     few = rows({"framework": "torchtitan"}).assign(step_time_s=1.0)
-    found = predict_steps(few, fit_on=pd.concat([measured, few]), bank=bank)
+    found = predict_steps(few, fit_on=pd.concat([measured, few]), cache=cache)
     found.adaptation.save(tmp_path / "k.json")
-    again = predict_steps(few, knobs=Adaptation.load(tmp_path / "k.json"), bank=bank)
+    again = predict_steps(few, knobs=Adaptation.load(tmp_path / "k.json"), cache=cache)
     assert again.frame["note"][0] == found.frame["note"][0]
 
 
-def test_rows_that_no_machine_explains_are_refused(bank, measured):
+def test_rows_that_no_machine_explains_are_refused(cache, measured):
     wrong = measured.assign(step_time_s=1000 * measured["step_time_s"])
     with pytest.raises(
         InputError,
@@ -206,7 +206,7 @@ def test_rows_that_no_machine_explains_are_refused(bank, measured):
             r" Ampere"
         ),
     ):
-        predict_steps(rows({}), fit_on=wrong, bank=bank)
+        predict_steps(rows({}), fit_on=wrong, cache=cache)
 
 
 def test_the_command_says_it_of_wrong_units_and_writes_nothing(measured, refused, tmp_path):
@@ -220,12 +220,12 @@ def test_the_command_says_it_of_wrong_units_and_writes_nothing(measured, refused
     assert not (tmp_path / "o.csv").exists()
 
 
-def test_measured_rows_that_are_left_out_say_why(bank, measured):
+def test_measured_rows_that_are_left_out_say_why(cache, measured):
     odd = measured.astype({"step_time_s": object}).assign(id=list("abcdefgh"))
     for at, value in enumerate(("1.2s", 0, True)):
         odd.loc[at, "step_time_s"] = value
     (said,) = (
-        one for one in predict_steps(rows({}), fit_on=odd, bank=bank).said if "left out" in one
+        one for one in predict_steps(rows({}), fit_on=odd, cache=cache).remarks if "left out" in one
     )
     assert (
         said
@@ -240,7 +240,9 @@ def test_measured_rows_that_are_left_out_say_why(bank, measured):
         ),
     ):
         predict_steps(
-            rows({}), fit_on=odd.assign(step_time_s=1.0, status=["OOM"] * 6 + ["ok"] * 2), bank=bank
+            rows({}),
+            fit_on=odd.assign(step_time_s=1.0, status=["OOM"] * 6 + ["ok"] * 2),
+            cache=cache,
         )
     with pytest.raises(
         InputError,
@@ -249,7 +251,7 @@ def test_measured_rows_that_are_left_out_say_why(bank, measured):
             r" zero .* nan"
         ),
     ):
-        predict_steps(rows({}), fit_on=odd.assign(step_time_s=float("nan")), bank=bank)
+        predict_steps(rows({}), fit_on=odd.assign(step_time_s=float("nan")), cache=cache)
 
 
 # --- odd tables -----------------------------------------------------------------------------------
@@ -266,8 +268,8 @@ def test_measured_rows_that_are_left_out_say_why(bank, measured):
         ({"tp": 10**9, "dp": 10**9, "pp": 1, "n_gpus": None}, "must be a billion or less"),
     ],
 )
-def test_odd_values_refuse_their_row_and_no_other(bank, changes, says):
-    bad, good = predict_steps(rows(changes, {}), bank=bank).frame.itertuples()
+def test_odd_values_refuse_their_row_and_no_other(cache, changes, says):
+    bad, good = predict_steps(rows(changes, {}), cache=cache).frame.itertuples()
     assert says in bad.note
     assert bad.note.startswith("row 1: ")
     assert good.predicted_s > 0
@@ -349,13 +351,13 @@ def test_a_name_of_no_format_is_refused_before_any_work(refused, tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".parquet"])
-def test_formats_in_and_out_say_the_same(bank, run, tmp_path, ending):
+def test_formats_in_and_out_say_the_same(cache, run, tmp_path, ending):
     from hybridperf.io import read_table
 
     write_table(rows({"id": "x"}), tmp_path / f"in{ending}")
     assert run("steps", tmp_path / f"in{ending}", "--out", tmp_path / f"out{ending}")[0] == 0
     assert read_table(tmp_path / f"out{ending}")["predicted_s"][0] == pytest.approx(
-        one(bank)["predicted_s"]
+        one(cache)["predicted_s"]
     )
 
 
@@ -423,7 +425,7 @@ def device_file(path, gb_per_s=2039, name="mine"):
 def test_a_file_of_a_device_is_a_device_everywhere(run, tmp_path):
     """In tables of steps, of ops and in plans; it may change between two calls."""
     mine = device_file(tmp_path / "h100.toml")
-    asked = {"system": "aic_a100_sxm", "bank": Bank()}
+    asked = {"system": "aic_a100_sxm", "cache": PriceCache()}
     full = predict_steps(rows({"gpu": None}), mine, **asked).frame.iloc[0]
     assert "no products in bf16 of mine were measured" in full["note"]
     assert "in place of" not in full["note"]
@@ -433,7 +435,7 @@ def test_a_file_of_a_device_is_a_device_everywhere(run, tmp_path):
     found = hp.plan(
         "gpt3-125m", "aic_a100_sxm", 8, batch=16, device=mine, only={"cp": 1, "recompute": "none"}
     )
-    assert found.setting.device.id == "mine"
+    assert found.setup.device.id == "mine"
     assert not any("in place of" in note for note in found.notes)
     assert model_or_datasheet(mine).device.id == "mine"
     write_table(
@@ -551,13 +553,7 @@ def test_a_name_and_sizes_that_agree_are_not():
     (rotary,) = resolve(
         rows(
             NAMED
-            | {
-                "model": "llama3-8b",
-                "seq": 131072,
-                "framework": "torchtitan",
-                "pp": 1,
-                "dp": 8,
-            }
+            | {"model": "llama3-8b", "seq": 131072, "framework": "torchtitan", "pp": 1, "dp": 8}
         )
     )
     assert "given" not in rotary.note
@@ -681,8 +677,8 @@ def test_a_short_chimera_is_not_told_the_rule_of_one_way_pipelines():
 
 
 @pytest.mark.parametrize("seq", [512, 1000, 1024, 2048, 4096])
-def test_one_gpu_exposes_no_communication(bank, seq):
-    assert one(bank, n_gpus=1, gpus_per_node=1, tp=1, pp=1, dp=1, seq=seq)["exposed_comm_s"] == 0.0
+def test_one_gpu_exposes_no_communication(cache, seq):
+    assert one(cache, n_gpus=1, gpus_per_node=1, tp=1, pp=1, dp=1, seq=seq)["exposed_comm_s"] == 0.0
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -690,7 +686,8 @@ def test_one_gpu_exposes_no_communication(bank, seq):
 
 def test_words_of_ones_own_columns_are_kept(run, tmp_path):
     text = "id,tag,mine,count,model,gpu,n_gpus,global_batch,pp,tp,recompute\n"
-    text += "007,NA,x,,llama3-8b,H100,8,8,1,8,NA\n1e5,null,nan,2,llama3-8b,H100,8,8,1,8,\n8,,,,llama3-8b,H100,8,8,1,8,none\n"
+    text += "007,NA,x,,llama3-8b,H100,8,8,1,8,NA\n1e5,null,nan,2,llama3-8b,H100,8,8,1,8,\n"
+    text += "8,,,,llama3-8b,H100,8,8,1,8,none\n"
     (tmp_path / "t.csv").write_text(text)
     assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")[0] == 0
     found = pd.read_csv(tmp_path / "o.csv", dtype=str, keep_default_na=False)
@@ -709,9 +706,9 @@ def test_words_of_ones_own_columns_are_kept(run, tmp_path):
         (lambda knobs: knobs.pop("gemm"), "knob gemm is missing"),
     ],
 )
-def test_knobs_that_are_no_knobs_are_named(bank, measured, tmp_path, change, says):
+def test_knobs_that_are_no_knobs_are_named(cache, measured, tmp_path, change, says):
     path = tmp_path / "k.json"
-    predict_steps(measured, fit_on=measured, bank=bank).adaptation.save(path)
+    predict_steps(measured, fit_on=measured, cache=cache).adaptation.save(path)
     document = json.loads(path.read_text())
     (group,) = document["groups"].values()
     change(group["knobs"])
@@ -733,8 +730,8 @@ def test_help_names_every_column(run):
     assert status == 0
     words = set(re.findall(r"\w+", printed))
     assert not {*READ, *COLUMNS} - words
-    for table in ("framework", "recompute"):
-        assert set(names.aliases()[table]) - words <= {
+    for known in (framework_habits(), names.aliases()["recompute"]):
+        assert set(known) - words <= {
             "selective_op",
             "true",
             "false",
@@ -765,26 +762,26 @@ def test_memory_is_found_where_people_look_for_it():
 @pytest.mark.parametrize(
     ("factor", "kept"), [(1000.0, "left out"), (1e-3, "left out"), (10.0, "kept")]
 )
-def test_a_measured_row_far_from_the_others_is_named(bank, measured, factor, kept):
+def test_a_measured_row_far_from_the_others_is_named(cache, measured, factor, kept):
     bad = measured.assign(id=list("abcdefgh"))
     bad.loc[2, "step_time_s"] *= factor
-    found = predict_steps(measured, fit_on=bad, bank=bank)
-    (said,) = (one for one in found.said if "far longer or shorter" in one)
+    found = predict_steps(measured, fit_on=bad, cache=cache)
+    (said,) = (one for one in found.remarks if "far longer or shorter" in one)
     assert said.startswith(
         "1 rows to fit on took far longer or shorter than others of their group let expect, and"
         f" are {kept}; the worst,"
     )
     assert f"row 3 (c): {factor:.3g} times"[:12] in said
     if kept == "left out":
-        clean = predict_steps(measured, fit_on=measured.drop(index=2), bank=bank).frame
+        clean = predict_steps(measured, fit_on=measured.drop(index=2), cache=cache).frame
         assert found.frame["predicted_s"].to_numpy() == pytest.approx(
             clean["predicted_s"].to_numpy()
         )
 
 
-def test_rows_that_agree_are_not_named(bank, measured):
+def test_rows_that_agree_are_not_named(cache, measured):
     assert not any(
-        "far longer" in one for one in predict_steps(measured, fit_on=measured, bank=bank).said
+        "far longer" in one for one in predict_steps(measured, fit_on=measured, cache=cache).remarks
     )
 
 

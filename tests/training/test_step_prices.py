@@ -173,7 +173,7 @@ def test_what_shows_of_gathers_is_a_nodes_own_part():
 
 def one_s(device, op, priced_by=None):
     """Seconds of one op on a device by its own shipped calibration or another's, and by those of
-    kin.
+    reference devices.
     """
     machine = model_or_datasheet(priced_by or device)
     ours = Prices(

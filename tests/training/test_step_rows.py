@@ -176,9 +176,7 @@ def test_one_bad_row_leaves_the_others_alone() -> None:
     assert rows.notes[1].startswith("row 2 (abc)")
 
 
-def test_heads_that_do_not_divide_are_refused_where_the_framework_needs_it_and_noted_where_not() -> (
-    None
-):
+def test_heads_that_do_not_divide_are_refused_where_the_framework_needs_it_else_noted() -> None:
     ragged = {"heads": 24, "hidden": 3072, "tp": 16, "pp": 1, "dp": 1, "grad_accum": 64}
     assert "heads" in one(**ragged).note
     assert one(**ragged).config is not None
@@ -260,8 +258,8 @@ def test_links_that_stand_for_those_of_a_v100_on_pcie_are_said() -> None:
 @pytest.mark.parametrize(
     ("gpu", "says"),
     [
-        ("l40s_24g", "gpu l40s_24g says 24 GB, a l40s has 48: predicted with that"),
-        ("h100 640GB", "gpu h100 640GB says 640 GB, a h100_sxm has 80: predicted with that"),
+        ("l40s_24g", "gpu l40s_24g means 24 GB, a l40s has 48: predicted with that"),
+        ("h100 640GB", "gpu h100 640GB means 640 GB, a h100_sxm has 80: predicted with that"),
         ("l40s_48g", ""),
         ("B200-SXM-192GB", ""),
         ("XE9680x8H100-SXM-80GB", ""),

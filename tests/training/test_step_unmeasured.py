@@ -8,7 +8,7 @@ import pytest
 
 from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
-from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.transformer import load_shape
 
@@ -29,21 +29,21 @@ FRAMEWORKS = (
 
 
 @pytest.fixture(scope="module")
-def bank():
+def cache():
     """Prices once for all tests."""
-    return Bank()
+    return PriceCache()
 
 
-def predicted(bank, *changes, **options):
+def predicted(cache, *changes, **options):
     return predict_steps(
-        pd.DataFrame([ROW | change for change in changes]), bank=bank, **options
+        pd.DataFrame([ROW | change for change in changes]), cache=cache, **options
     ).frame
 
 
-def test_without_a_framework_the_interval_takes_in_the_others(bank):
+def test_without_a_framework_the_interval_takes_in_the_others(cache):
     """Habits of megatron_core are assumed; the time is the same, what may be longer is said."""
     named, unnamed, unknown, known_source = predicted(
-        bank,
+        cache,
         {"framework": "megatron_core"},
         {},
         {"framework": "mine"},
@@ -58,14 +58,14 @@ def test_without_a_framework_the_interval_takes_in_the_others(bank):
     assert "longer" not in named["note"] + known_source["note"]
 
 
-def test_what_is_assumed_of_an_unnamed_framework_is_the_spread_of_those_that_are_known(bank):
+def test_what_is_assumed_of_an_unnamed_framework_is_the_spread_of_those_that_are_known(cache):
     """Of several models: none is much quicker than the assumed one, nine in ten are slower by no
     more than the width.
     """
     ratios = []
     for model, tp, micro in (("llama2-7b", 2, 1), ("gpt3-13b", 4, 2), ("llama2-70b", 8, 1)):
         changes = {"model": model, "tp": tp, "dp": 16 // tp, "micro_batch": micro}
-        found = predicted(bank, *(changes | {"framework": name} for name in FRAMEWORKS))[
+        found = predicted(cache, *(changes | {"framework": name} for name in FRAMEWORKS))[
             "predicted_s"
         ].to_numpy()
         ratios += list(np.log(found[1:] / found[0]))
@@ -73,9 +73,9 @@ def test_what_is_assumed_of_an_unnamed_framework_is_the_spread_of_those_that_are
     assert np.quantile(ratios, 0.9) == pytest.approx(UNNAMED, abs=0.1)
 
 
-def test_rows_of_the_same_machine_say_how_fast_an_unnamed_framework_is(bank):
+def test_rows_of_the_same_machine_say_how_fast_an_unnamed_framework_is(cache):
     fitted = Adaptation({"megatron_core on Hopper sm_90": Adapted.before()})
-    named, unnamed = predicted(bank, {"framework": "megatron_core"}, {}, knobs=fitted)["high_s"]
+    named, unnamed = predicted(cache, {"framework": "megatron_core"}, {}, knobs=fitted)["high_s"]
     assert unnamed == pytest.approx(named, rel=1e-12)
 
 
@@ -83,10 +83,10 @@ def test_rows_of_the_same_machine_say_how_fast_an_unnamed_framework_is(bank):
     ("gpu", "precision"),
     [("a100_sxm4_80g", "fp32"), ("b200_sxm", "fp32"), ("h100_sxm_80gb", "fp8")],
 )
-def test_no_interval_begins_below_what_the_hardware_can_do(bank, gpu, precision):
+def test_no_interval_begins_below_what_the_hardware_can_do(cache, gpu, precision):
     """FLOPs of a step without recomputing, at the peak: fused attention skips the masked half."""
     found = predicted(
-        bank, {"gpu": gpu, "precision": precision, "framework": "megatron_core", "micro_batch": 4}
+        cache, {"gpu": gpu, "precision": precision, "framework": "megatron_core", "micro_batch": 4}
     )
     row = found.iloc[0]
     shape = load_shape("llama2-7b")
@@ -94,22 +94,24 @@ def test_no_interval_begins_below_what_the_hardware_can_do(bank, gpu, precision)
     assert row["mfu"] * row["predicted_s"] / row["low_s"] * share <= 1 + 1e-9
 
 
-def test_one_box_that_stands_for_all_is_said(bank):
+def test_one_box_that_stands_for_all_is_said(cache):
     """The only L40S whose links were measured share a root complex: nodes of another system are not
     priced so.
     """
     row = {"gpu": "l40s", "n_gpus": 8, "dp": 4}
-    assert "the one box of them that was measured, aic_l40s" in predicted(bank, row)["note"].iloc[0]
-    assert "aic_l40s" not in predicted(bank, row, system="8x_a100_pcie")["note"].iloc[0]
+    assert (
+        "the one box of them that was measured, aic_l40s" in predicted(cache, row)["note"].iloc[0]
+    )
+    assert "aic_l40s" not in predicted(cache, row, system="8x_a100_pcie")["note"].iloc[0]
 
 
-def test_experts_that_are_launched_one_by_one_are_said_where_they_wait(bank):
+def test_experts_that_are_launched_one_by_one_are_said_where_they_wait(cache):
     """128 experts of each rank keep its host busy; 2 of them do not, and a model without experts
     has none.
     """
     row = {"model": "qwen3-30b-a3b", "n_gpus": 64, "tp": 1, "dp": 64, "framework": "megatron_core"}
     alone, shared, dense, grouped = predicted(
-        bank,
+        cache,
         row,
         row | {"ep": 64, "micro_batch": 4},
         {"framework": "megatron_core"},

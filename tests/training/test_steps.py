@@ -17,11 +17,11 @@ from hybridperf.io import InputError
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps import adaptation as adaptations
 from hybridperf.training.steps.adaptation import Adaptation
-from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.compose import step_seconds
-from hybridperf.training.steps.knobs import NAMES, Knobs
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
-from hybridperf.training.steps.rows import Resolved
+from hybridperf.training.steps.rows import ResolvedRows
+from hybridperf.training.steps.step_effects import NAMES, StepEffects
 from hybridperf.workloads.transformer.step import transformer
 
 ROW = dict(
@@ -31,7 +31,7 @@ ROW = dict(
 )  # fmt: skip
 
 
-ALL_ONE = Knobs(
+ALL_ONE = StepEffects(
     **{name: 1e-12 if name.endswith(("_s", "_shown")) else 1.0 for name in NAMES}
 )  # nothing is launched or exposed
 PARTS = ["compute_s", "exposed_comm_s", "bubble_s", "host_s"]
@@ -50,22 +50,22 @@ LARGE = {
 
 
 @pytest.fixture(scope="module")
-def bank():
+def cache():
     """Prices once for all tests."""
-    return Bank()
+    return PriceCache()
 
 
 def rows(*changes):
     return pd.DataFrame([ROW | change for change in changes])
 
 
-def test_rows_keep_order_and_columns(bank):
+def test_rows_keep_order_and_columns(cache):
     frame = rows(
         {"id": "a", "tokens_per_s": 1.0},
         {"id": "b", "tp": 3},
         {"id": "c", "layers": 24, "mine": "x"},
     )
-    out = predict_steps(frame, bank=bank).frame
+    out = predict_steps(frame, cache=cache).frame
     assert list(out["id"]) == ["a", "b", "c"]
     assert list(out["mine"].dropna()) == ["x"]
     assert out["given_tokens_per_s"][0] == 1.0
@@ -85,8 +85,8 @@ def test_rows_keep_order_and_columns(bank):
     assert good["fits"].all()
 
 
-def test_without_rows_the_note_says_so(bank):
-    assert "no measured steps" in predict_steps(rows({}), bank=bank).frame["note"][0]
+def test_without_rows_the_note_says_so(cache):
+    assert "no measured steps" in predict_steps(rows({}), cache=cache).frame["note"][0]
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_without_rows_the_note_says_so(bank):
         ({"hidden": 2048}, 1),
     ],
 )
-def test_more_work_takes_longer(bank, changes, direction):
+def test_more_work_takes_longer(cache, changes, direction):
     frame = rows({}, changes)
-    one, other = predict_steps(frame, bank=bank).frame["predicted_s"]
+    one, other = predict_steps(frame, cache=cache).frame["predicted_s"]
     assert np.isfinite([one, other]).all()
     assert direction == 0 or (other - one) * direction > 0
 
 
-def test_a_vocabulary_that_tensor_cores_cannot_load_whole_costs_a_multiple_of_its_head(bank):
+def test_a_vocabulary_that_tensor_cores_cannot_load_whole_costs_a_multiple_of_its_head(cache):
     alone = {"tp": 1, "pp": 1, "dp": 8}
     aligned, not_aligned = predict_steps(
-        rows({**alone, "vocab": 50304}, {**alone, "vocab": 50257}), bank=bank
+        rows({**alone, "vocab": 50304}, {**alone, "vocab": 50257}), cache=cache
     ).frame["predicted_s"]
     assert not_aligned > 1.08 * aligned
 
@@ -134,14 +134,14 @@ def same(one, other):
         {"source": "mine"},  # another label; one that needs what it says; neither
     ],
 )
-def test_a_row_is_predicted_alike_whatever_stands_beside_it(bank, other):
-    alone = predict_steps(rows(DOUBTED), bank=bank).frame.iloc[0]
-    beside = predict_steps(rows(DOUBTED, DOUBTED | other), bank=bank).frame.iloc[0]
+def test_a_row_is_predicted_alike_whatever_stands_beside_it(cache, other):
+    alone = predict_steps(rows(DOUBTED), cache=cache).frame.iloc[0]
+    beside = predict_steps(rows(DOUBTED, DOUBTED | other), cache=cache).frame.iloc[0]
     assert "recomputation is doubtful" in alone["note"]
     same(alone, beside)
 
 
-def test_doubt_needs_a_source_that_is_doubted_and_a_row_that_could_do_without(bank):
+def test_doubt_needs_a_source_that_is_doubted_and_a_row_that_could_do_without(cache):
     changes = (
         DOUBTED,
         DOUBTED | LARGE,
@@ -149,33 +149,33 @@ def test_doubt_needs_a_source_that_is_doubted_and_a_row_that_could_do_without(ba
         DOUBTED | {"source": "mine"},
         {"source": "vtrain_single_node"},
     )
-    notes = predict_steps(rows(*changes), bank=bank).frame["note"]
+    notes = predict_steps(rows(*changes), cache=cache).frame["note"]
     assert ["doubtful" in note for note in notes] == [True, False, False, False, False]
 
 
-def test_halfway_between_two_labels_the_parts_still_add_up(bank):
-    found = predict_steps(rows(DOUBTED, {"recompute": "full"}, {}), bank=bank).frame
+def test_halfway_between_two_labels_the_parts_still_add_up(cache):
+    found = predict_steps(rows(DOUBTED, {"recompute": "full"}, {}), cache=cache).frame
     assert found[PARTS].sum(axis=1).to_numpy() == pytest.approx(
         found["predicted_s"].to_numpy(), rel=1e-12
     )
     assert found["predicted_s"][2] < found["predicted_s"][0] < found["predicted_s"][1]
 
 
-def test_labels_that_measured_rows_prefer_are_put_on_rows_that_fit_with_them(fitted, bank):
+def test_labels_that_measured_rows_prefer_are_put_on_rows_that_fit_with_them(fitted, cache):
     known = Adaptation(
         fitted[1].adaptation.groups,
         {"vtrain_single_node": "none"},
         {"vtrain_single_node": {"none": 0.0, "full": -9.0}},
     )
     alone, beside = (
-        predict_steps(rows(*some), knobs=known, bank=bank).frame
+        predict_steps(rows(*some), knobs=known, cache=cache).frame
         for some in ([DOUBTED], [DOUBTED, DOUBTED | LARGE])
     )
     same(alone.iloc[0], beside.iloc[0])
     assert ["prefer" in note for note in beside["note"]] == [True, False]
 
 
-def test_naming_the_row_s_own_system_changes_nothing(bank):
+def test_naming_the_row_s_own_system_changes_nothing(cache):
     """The cluster's own rate of a node, and a rack that counts as a node, are known by the row, not
     by the system's name.
     """
@@ -195,7 +195,7 @@ def test_naming_the_row_s_own_system_changes_nothing(bank):
     ):
         frame = rows(change)
         own, named, moved = (
-            predict_steps(frame, system=name, bank=bank).frame.iloc[0]
+            predict_steps(frame, system=name, cache=cache).frame.iloc[0]
             for name in (None, system, other)
         )
         same(own, named)
@@ -205,7 +205,7 @@ def test_naming_the_row_s_own_system_changes_nothing(bank):
 # --- formats and schedules ------------------------------------------------------------------------
 
 
-def test_mfu_counts_the_peak_of_the_format_that_products_run_in(bank):
+def test_mfu_counts_the_peak_of_the_format_that_products_run_in(cache):
     """An H100 multiplies fp8 at 1,979 TFLOP/s dense, twice its bf16; a B200 fp4 at four times."""
     h100 = {
         "source": "mine",
@@ -216,9 +216,9 @@ def test_mfu_counts_the_peak_of_the_format_that_products_run_in(bank):
         "heads": 32,
     }
     frame = rows(h100, h100 | {"precision": "fp8"}, h100 | {"gpu": "b200", "precision": "nvfp4"})
-    found = predict_steps(frame, bank=bank).frame
+    found = predict_steps(frame, cache=cache).frame
     tokens = 32 * 1024
-    row = bank.understand(frame).rows[0].config
+    row = cache.understand(frame).rows[0].config
     for at, peak, said in ((0, 989.5e12, ""), (1, 1979e12, "fp8"), (2, 9000e12, "fp4")):
         expected = row.shape.model_flops(tokens) / (found["predicted_s"][at] * 8 * peak)
         assert found["mfu"][at] == pytest.approx(expected, rel=0.02)
@@ -238,13 +238,13 @@ UNIFORM = {
 }
 
 
-def test_chimera_and_zero_bubble_wait_less_than_1f1b(bank):
+def test_chimera_and_zero_bubble_wait_less_than_1f1b(cache):
     """Eight like stages, eight micro-batches, B = 2 F: bubbles of 7, 6 F + ... as the closed forms
     say, the same work.
     """
     names = ("1f1b", "chimera", "zero_bubble")
     found = predict_steps(
-        rows(*(UNIFORM | {"schedule": name, "sharding": "none"} for name in names)), bank=bank
+        rows(*(UNIFORM | {"schedule": name, "sharding": "none"} for name in names)), cache=cache
     ).frame
     bubble = (found["bubble_s"] / found["compute_s"]).to_numpy()
     assert found["predicted_s"].notna().all()
@@ -254,13 +254,13 @@ def test_chimera_and_zero_bubble_wait_less_than_1f1b(bank):
 
 
 @pytest.mark.parametrize("name", ["1f1b", "chimera", "zero_bubble"])
-def test_a_row_takes_what_the_graph_of_its_step_takes(bank, name):
+def test_a_row_takes_what_the_graph_of_its_step_takes(cache, name):
     """Both priced alike, every efficiency 1, sends beside the computation: embedding, a small head,
     reduction, optimizer and all.
     """
-    batch = bank.understand(rows(UNIFORM | {"schedule": name, "sharding": "none"}))
+    batch = cache.understand(rows(UNIFORM | {"schedule": name, "sharding": "none"}))
     prices, config = (
-        bank.prices(batch.rows[0].machine),
+        cache.prices(batch.rows[0].machine),
         batch.rows[0].config.replace(overlap_sends=True),
     )
     composed = step_seconds(
@@ -276,11 +276,11 @@ def test_a_row_takes_what_the_graph_of_its_step_takes(bank, name):
     assert composed == pytest.approx(float(graph), rel=0.015)
 
 
-def test_twice_the_weights_of_chimera_are_reduced_and_updated(bank):
-    one, two = bank.understand(
+def test_twice_the_weights_of_chimera_are_reduced_and_updated(cache):
+    one, two = cache.understand(
         rows(*(UNIFORM | {"schedule": name, "sharding": "none"} for name in ("1f1b", "chimera")))
     ).rows
-    features = [bank.priced(Resolved((row,))).features for row in (one, two)]
+    features = [cache.priced(ResolvedRows((row,))).features for row in (one, two)]
     assert features[1].optimizer_s == pytest.approx(2 * features[0].optimizer_s, rel=0.1)
     assert features[1].reduction_s > 0
 
@@ -308,8 +308,8 @@ def test_twice_the_weights_of_chimera_are_reduced_and_updated(bank):
         ),
     ],
 )
-def test_schedules_without_a_closed_form_are_refused_by_name(bank, changes, says):
-    found = predict_steps(rows(changes), bank=bank).frame.iloc[0]
+def test_schedules_without_a_closed_form_are_refused_by_name(cache, changes, says):
+    found = predict_steps(rows(changes), cache=cache).frame.iloc[0]
     assert found["predicted_s"] != found["predicted_s"]
     assert says in found["note"]
 
@@ -317,33 +317,33 @@ def test_schedules_without_a_closed_form_are_refused_by_name(bank, changes, says
 # --- tables that were predicted before ------------------------------------------------------------
 
 
-def test_predicting_an_output_again_changes_nothing(fitted, bank):
+def test_predicting_an_output_again_changes_nothing(fitted, cache):
     """What was given counts again, and no column stands twice: a second and a third run say what
     the first did.
     """
     frame = rows({"id": "a", "tokens_per_s": 1e5, "note": "mine"}, {"id": "b"}).assign(
         step_time_s=[0.5, 0.5]
     )
-    first = predict_steps(frame, bank=bank).frame
-    second = predict_steps(first, bank=bank).frame
-    third = predict_steps(second, bank=bank).frame
+    first = predict_steps(frame, cache=cache).frame
+    second = predict_steps(first, cache=cache).frame
+    third = predict_steps(second, cache=cache).frame
     assert not third.columns.duplicated().any()
     assert list(third["given_note"].dropna()) == ["mine"]
     pd.testing.assert_frame_equal(second, first)
     pd.testing.assert_frame_equal(third, first)
 
 
-def test_an_output_can_be_fitted_on(fitted, bank):
+def test_an_output_can_be_fitted_on(fitted, cache):
     """Its own predictions are no claims of its rows, which would contradict their times."""
     frame = fitted[0].iloc[:20].reset_index(drop=True)
-    written = predict_steps(frame, bank=bank).frame
-    one, other = (predict_steps(rows({}), fit_on=some, bank=bank) for some in (frame, written))
-    assert other.said == one.said
+    written = predict_steps(frame, cache=cache).frame
+    one, other = (predict_steps(rows({}), fit_on=some, cache=cache) for some in (frame, written))
+    assert other.remarks == one.remarks
     assert other.frame["predicted_s"][0] == one.frame["predicted_s"][0]
 
 
-def test_a_table_s_own_given_columns_are_kept(bank):
-    found = predict_steps(rows({"note": "mine", "given_note": "theirs"}), bank=bank).frame
+def test_a_table_s_own_given_columns_are_kept(cache):
+    found = predict_steps(rows({"note": "mine", "given_note": "theirs"}), cache=cache).frame
     assert not found.columns.duplicated().any()
     assert found["given_note"][0] == "theirs"
     assert found["given_note_2"][0] == "mine"
@@ -372,11 +372,11 @@ def made_rows(count=40, seed=0):
 
 
 @pytest.fixture(scope="module")
-def fitted(bank):
+def fitted(cache):
     frame, rng = made_rows()
-    believed = predict_steps(frame, bank=bank).frame["predicted_s"]
+    believed = predict_steps(frame, cache=cache).frame["predicted_s"]
     frame["step_time_s"] = 1.25 * believed * np.exp(0.01 * rng.standard_normal(len(frame)))
-    return frame, predict_steps(frame.iloc[20:], fit_on=frame.iloc[:20], bank=bank)
+    return frame, predict_steps(frame.iloc[20:], fit_on=frame.iloc[:20], cache=cache)
 
 
 def test_measured_rows_adapt_predictions_of_others(fitted):
@@ -386,11 +386,11 @@ def test_measured_rows_adapt_predictions_of_others(fitted):
     assert "no measured steps" not in found.frame["note"].iloc[0]
 
 
-def test_saved_knobs_predict_the_same(fitted, bank, tmp_path):
+def test_saved_knobs_predict_the_same(fitted, cache, tmp_path):
     frame, found = fitted
     found.adaptation.save(tmp_path / "knobs.json")
     again = predict_steps(
-        frame.iloc[20:], knobs=Adaptation.load(tmp_path / "knobs.json"), bank=bank
+        frame.iloc[20:], knobs=Adaptation.load(tmp_path / "knobs.json"), cache=cache
     ).frame
     for name in ("predicted_s", "low_s", "high_s"):
         assert again[name].to_numpy() == pytest.approx(found.frame[name].to_numpy(), rel=1e-6)
@@ -441,33 +441,33 @@ def test_knobs_of_wrong_kinds_are_refused_by_the_file_s_name(fitted, tmp_path, c
     assert "\n" not in str(caught.value)
 
 
-def test_fitting_on_two_rows_is_refused(fitted, bank):
+def test_fitting_on_two_rows_is_refused(fitted, cache):
     with pytest.raises(
         InputError,
         match=(
             r"expected 3 or more measured steps .* got at most 2, of megatron_deepspeed on Ampere"
         ),
     ):
-        predict_steps(rows({}), fit_on=fitted[0].iloc[:2], bank=bank)
+        predict_steps(rows({}), fit_on=fitted[0].iloc[:2], cache=cache)
 
 
-def test_times_in_milliseconds_are_refused(fitted, bank):
+def test_times_in_milliseconds_are_refused(fitted, cache):
     frame = fitted[0].iloc[:20]
     with pytest.raises(
         InputError,
         match=r"expected step_time_s of whole steps in seconds, got 20 rows of .* give seconds",
     ):
         predict_steps(
-            rows({}), fit_on=frame.assign(step_time_s=1000 * frame["step_time_s"]), bank=bank
+            rows({}), fit_on=frame.assign(step_time_s=1000 * frame["step_time_s"]), cache=cache
         )
 
 
-def test_a_row_that_cannot_be_priced_is_named(bank, monkeypatch):
+def test_a_row_that_cannot_be_priced_is_named(cache, monkeypatch):
     def fails(*_):
         raise InputError("expected something else")
 
     monkeypatch.setattr("hybridperf.training.steps.batch.features", fails)
-    notes = predict_steps(rows({"id": "a"}, {}), bank=bank).frame["note"]
+    notes = predict_steps(rows({"id": "a"}, {}), cache=cache).frame["note"]
     assert list(notes) == ["row 1 (a): expected something else", "row 2: expected something else"]
 
 
@@ -487,18 +487,18 @@ def test_borrowed_knobs_are_less_sure_than_a_group_s_own(fitted):
     assert (borrowed.theta == own.theta).all()
 
 
-def test_rows_that_did_not_run_are_not_fitted(fitted, bank):
+def test_rows_that_did_not_run_are_not_fitted(fitted, cache):
     frame = fitted[0].copy()
     frame["status"] = ["OOM", *["ok"] * (len(frame) - 1)]
-    said = predict_steps(frame.iloc[:2], fit_on=frame, bank=bank).said
+    said = predict_steps(frame.iloc[:2], fit_on=frame, cache=cache).remarks
     assert any("1 of 40 rows" in sentence for sentence in said)
 
 
-def test_fitting_on_nothing_is_refused(bank):
+def test_fitting_on_nothing_is_refused(cache):
     with pytest.raises(InputError, match="step_time_s"):
-        predict_steps(rows({}), fit_on=rows({}), bank=bank)
+        predict_steps(rows({}), fit_on=rows({}), cache=cache)
     with pytest.raises(InputError, match="none that ran"):
-        predict_steps(rows({}), fit_on=rows({}).assign(step_time_s=np.nan), bank=bank)
+        predict_steps(rows({}), fit_on=rows({}).assign(step_time_s=np.nan), cache=cache)
 
 
 def test_the_command_writes_predictions_and_knobs(fitted, run, tmp_path):
@@ -593,8 +593,8 @@ def null_error(frame):
     return float(np.abs(work / rate / frame["step_time_s"] - 1).mean())
 
 
-def test_one_node_without_any_measured_step(one_node, bank):
-    found = predict_steps(one_node.drop(columns="step_time_s"), bank=bank).frame
+def test_one_node_without_any_measured_step(one_node, cache):
+    found = predict_steps(one_node.drop(columns="step_time_s"), cache=cache).frame
     assert error(found, one_node["step_time_s"]) < 0.1
     assert null_error(one_node) > 0.5
     inside = (found["low_s"] <= one_node["step_time_s"]) & (
@@ -603,12 +603,12 @@ def test_one_node_without_any_measured_step(one_node, bank):
     assert inside.mean() > 0.8
 
 
-def test_one_node_from_thirty_measured_steps(one_node, bank):
+def test_one_node_from_thirty_measured_steps(one_node, cache):
     errors, covered = [], []
     for seed in range(3):
         use = np.random.default_rng(seed).choice(len(one_node), 30, replace=False)
         rest = one_node.drop(index=use)
-        found = predict_steps(rest, fit_on=one_node.iloc[use], bank=bank).frame
+        found = predict_steps(rest, fit_on=one_node.iloc[use], cache=cache).frame
         errors.append(error(found, rest["step_time_s"].to_numpy()))
         covered.append(
             (
@@ -619,9 +619,9 @@ def test_one_node_from_thirty_measured_steps(one_node, bank):
     assert 0.75 < np.mean(covered) < 0.98
 
 
-def test_what_rows_say_of_recomputation_is_tested(one_node, bank):
-    """Labelled full, they behave as if nothing was recomputed (training_steps.md 2.4)."""
-    adapted, said = adaptations.adaptation(one_node.iloc[::6], bank)
+def test_what_rows_say_of_recomputation_is_tested(one_node, cache):
+    """Labelled full, they behave as if nothing was recomputed."""
+    adapted, said = adaptations.adaptation(one_node.iloc[::6], cache)
     found = adapted.likelihoods["vtrain_single_node"]
     assert max(found, key=lambda mode: found[mode]) != "full"
     assert adapted.recompute["vtrain_single_node"] != "full"
@@ -629,14 +629,14 @@ def test_what_rows_say_of_recomputation_is_tested(one_node, bank):
 
 
 def test_a_fabric_of_which_nothing_was_measured_widens_the_interval_as_far_as_its_collectives_reach(
-    bank,
+    cache,
 ):
     """Eight A100 joined by PCIe: the prior alone says a collective within a factor of eight up and
     down, and most of the step is one.
     """
     measured, prior = (
         predict_steps(
-            rows({"gpu": gpu, "tp": 8, "dp": 1, "pp": 1, "precision": "bf16"}), bank=bank
+            rows({"gpu": gpu, "tp": 8, "dp": 1, "pp": 1, "precision": "bf16"}), cache=cache
         ).frame.iloc[0]
         for gpu in ("A100 SXM 80GB", "A100 PCIe 80GB")
     )
@@ -648,12 +648,12 @@ def test_a_fabric_of_which_nothing_was_measured_widens_the_interval_as_far_as_it
         prior["predicted_s"] - prior["exposed_comm_s"] < 1.5 * prior["low_s"] + prior["host_s"]
     )  # what computes stays
     alone = predict_steps(
-        rows({"gpu": "A100 PCIe 80GB", "n_gpus": 1, "tp": 1, "dp": 1, "pp": 1}), bank=bank
+        rows({"gpu": "A100 PCIe 80GB", "n_gpus": 1, "tp": 1, "dp": 1, "pp": 1}), cache=cache
     ).frame.iloc[0]
     assert "prior alone" not in alone["note"]  # it exchanges nothing
 
 
-def test_ops_that_were_not_measured_are_said_and_widen_the_interval(bank):
+def test_ops_that_were_not_measured_are_said_and_widen_the_interval(cache):
     row = {
         "n_gpus": 1,
         "tp": 1,
@@ -663,7 +663,7 @@ def test_ops_that_were_not_measured_are_said_and_widen_the_interval(bank):
         "layers": 2,
     }
     frame = predict_steps(
-        rows(*({"gpu": gpu, **row} for gpu in ("V100 SXM2", "A100 SXM 80GB"))), bank=bank
+        rows(*({"gpu": gpu, **row} for gpu in ("V100 SXM2", "A100 SXM 80GB"))), cache=cache
     ).frame
     assert (
         "no products in fp16 of v100_sxm2 were measured: the share of the peak that a100_sxm4_80g"
@@ -677,7 +677,7 @@ def test_ops_that_were_not_measured_are_said_and_widen_the_interval(bank):
 
 def test_measured_rows_take_away_as_much_doubt_of_a_machine_as_they_tell():
     """Of a knob that rows told all of, nothing is left open."""
-    batch = Bank().understand(rows({"gpu": "A100 PCIe 80GB", "tp": 8, "dp": 1, "pp": 1}))
+    batch = PriceCache().understand(rows({"gpu": "A100 PCIe 80GB", "tp": 8, "dp": 1, "pp": 1}))
     before = adapt.Adapted.before()
     sure = dataclasses.replace(before, covariance=1e-8 * before.covariance)
     open_, closed = (

@@ -119,7 +119,7 @@ def test_balanced_accuracy_by_hand() -> None:
 
 def test_memory_of_the_sweep_within_ten_percent(measured) -> None:
     ultra = np.flatnonzero(measured.whole["source"] == "ultrascale_playbook")
-    resolved = steps.Resolved(tuple(measured.resolved.rows[at] for at in ultra))
+    resolved = steps.ResolvedRows(tuple(measured.resolved.rows[at] for at in ultra))
     (cells, *models) = step_memory.judge(
         measured.whole.iloc[ultra].reset_index(drop=True), resolved, folds=3
     )

@@ -16,7 +16,7 @@ from hybridperf.engine.workload import Chain, CollectiveCall, Seconds, Workload
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
-from hybridperf.training.steps.batch import shared_bank
+from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.rows import resolve
@@ -397,7 +397,7 @@ def test_the_graph_ranks_expert_parallelism_as_steps_do(model):
         ]
     )
     by_steps = predict_steps(frame).frame["predicted_s"].to_numpy(float)
-    prices = [shared_bank().prices(row.machine) for row in resolve(frame)]
+    prices = [shared_price_cache().prices(row.machine) for row in resolve(frame)]
     by_graph = [
         hp.predict(one.model.with_collectives(one.links), hp.transformer(row.config)).time_s
         for one, row in zip(prices, resolve(frame), strict=True)

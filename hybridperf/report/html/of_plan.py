@@ -40,13 +40,13 @@ from hybridperf.report.plan import (
     step_words,
 )
 from hybridperf.report.text import amount, percent, quantity
-from hybridperf.training.plans.explain import NAIVE, Compared, compared, differences
+from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
 from hybridperf.training.plans.fronts import PAIRS, plan_front
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
 from hybridperf.training.plans.run import Plan
-from hybridperf.training.plans.sensitivity import Moved, moves
+from hybridperf.training.plans.sensitivity import LeverEffect, lever_effects
 from hybridperf.training.plans.table import top
-from hybridperf.training.steps.compose import Parts
+from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer.layout import Layout
 
 _LISTED = 100  # best layouts
@@ -59,14 +59,14 @@ _AXES = {
 }
 
 
-def plan_page(plan: Plan, title: str = "", moved: Sequence[Moved] | None = None) -> Page:
-    """The page of a plan; `moved`: what `moves` said of it, which takes seconds, if it was asked
+def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None = None) -> Page:
+    """The page of a plan; `moved`: what `lever_effects` said of it, which takes seconds, if it was asked
     before.
     """
     beside = compared(plan)
-    shape, case = plan.setting.shape, plan.cases[plan.choice(0).case]
+    shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
     lead = (
-        f"{shape.name} on {case.space.gpus:,} x {plan.setting.device.name}, batch"
+        f"{shape.name} on {case.space.gpus:,} x {plan.setup.device.name}, batch"
         f" {case.space.global_batch:,}: {layout_words(plan.best)}."
     )
     sections = [
@@ -81,7 +81,7 @@ def plan_page(plan: Plan, title: str = "", moved: Sequence[Moved] | None = None)
         Section("What would move it", _levers(plan, moved)),
         Section(
             "Notes and assumptions",
-            [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.said)],
+            [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.notes)],
         ),
         Section("Provenance", _provenance(plan)),
     ]
@@ -90,7 +90,7 @@ def plan_page(plan: Plan, title: str = "", moved: Sequence[Moved] | None = None)
     )
 
 
-def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
+def _summary(plan: Plan, beside: list[ComparedLayout]) -> list[Block | Folded]:
     row = top(plan, 1).iloc[0]
     first = beside[0]
     facts = [
@@ -98,12 +98,12 @@ def _summary(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
         (
             "speed",
             f"{row['tokens_per_s']:,.0f} tokens/s",
-            f"MFU {percent(row['mfu'])}, of the {plan.setting.mfu_format} peak",
+            f"MFU {percent(row['mfu'])}, of the {plan.setup.mfu_format} peak",
         ),
         (
             "memory of the fullest GPU",
             quantity(row["memory_bytes"], "B"),
-            f"of {quantity(plan.setting.capacity_bytes, 'B')}",
+            f"of {quantity(plan.setup.capacity_bytes, 'B')}",
         ),
         ("energy of a step", quantity(row["energy_j"], "J"), _paid(plan, row["usd"])),
     ]
@@ -130,7 +130,7 @@ def _paid(plan: Plan, usd: float) -> str:
     )
 
 
-def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
+def _sure(plan: Plan, beside: list[ComparedLayout]) -> list[Block | Folded]:
     ranges = [
         Range(
             one.what,
@@ -169,11 +169,11 @@ def _sure(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
     return [*blocks, *(Text(f"{line[0].upper()}{line[1:]}.") for line in memory_lines(plan))]
 
 
-def _span(one: Compared) -> str:
+def _span(one: ComparedLayout) -> str:
     return f"90 %: {time_words(one.low_s)} to {time_words(one.high_s)}"
 
 
-def _why(plan: Plan, beside: list[Compared]) -> list[Block | Folded]:
+def _why(plan: Plan, beside: list[ComparedLayout]) -> list[Block | Folded]:
     legend = [(name, colour) for (name, _), colour in zip(PARTS, _PART_COLOURS, strict=True)]
     bars = []
     rows: Rows = []
@@ -287,7 +287,7 @@ def _limit(plan: Plan, step_s: np.ndarray, other: str) -> list[Series]:
         Series(
             "memory that may be used",
             ends,
-            np.full(2, plan.setting.capacity_bytes),
+            np.full(2, plan.setup.capacity_bytes),
             colour=3,
             line=True,
         )
@@ -302,7 +302,7 @@ def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.
     for number, case in enumerate(plan.cases):
         here = plan.ranked[ranks, 0] == number
         at, gpus = plan.ranked[ranks[here], 1], case.space.gpus
-        parts = Parts(*(part[at] for part in case.parts))
+        parts = StepParts(*(part[at] for part in case.parts))
         samples = case.space.global_batch if _batches_differ(plan) else 1
         step_s[here] = parts.step_s / samples
         if other == "memory":
@@ -318,9 +318,9 @@ def _batches_differ(plan: Plan) -> bool:
     return len({case.space.global_batch for case in plan.cases}) > 1
 
 
-def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
+def _levers(plan: Plan, moved: Sequence[LeverEffect] | None) -> list[Block | Folded]:
     rows: Rows = []
-    for one in moves(plan) if moved is None else moved:
+    for one in lever_effects(plan) if moved is None else moved:
         then = "the same layout" if one.same else differences(plan.best, one.best)
         rows.append(
             [
@@ -345,8 +345,8 @@ def _levers(plan: Plan, moved: Sequence[Moved] | None) -> list[Block | Folded]:
 
 
 def _provenance(plan: Plan) -> list[Block | Folded]:
-    setting = plan.setting
-    shape = setting.shape
+    setup = plan.setup
+    shape = setup.shape
     sizes = [
         ("model", shape.name), ("parameters", f"{shape.parameters:,.0f}"),
         ("layers x hidden", f"{shape.layers} x {shape.hidden}"),
@@ -354,7 +354,7 @@ def _provenance(plan: Plan) -> list[Block | Folded]:
     ]  # fmt: skip
     tables = (
         ("the run", sizes),
-        ("device", device_rows(setting.device)),
-        ("system", system_rows(setting.machine.system)),
+        ("device", device_rows(setup.device)),
+        ("system", system_rows(setup.machine.system)),
     )
     return [Table([what, ""], rows, words=2, sortable=False) for what, rows in tables]

@@ -1,17 +1,16 @@
-"""A cluster of two levels, and our law of what its collectives take: stage by stage, times added.
+"""A cluster of two levels, and our cost model of its collectives: stage by stage, times added.
 
 g GPUs inside a node at B_i bytes/s each, N nodes at B_e bytes/s per GPU across them, n = g N. Of an
 array of S bytes:
 
-                   inside              across              both
-    all-reduce     2 (g-1)/g S/B_i     2 (N-1)/N S/B_e     reduce-scatter inside, all-reduce of S/g
-                   across, all-gather inside
-    all-gather     (g-1)/g S/B_i       (N-1)/N S/B_e       of S/g across, then inside;
-                   reduce-scatter the other way round
-    all-to-all     (g-1)/g S/B_i       (N-1)/N S/B_e       (g-1)/n S inside, (n-g)/n S across
+    all-reduce    inside 2 (g-1)/g S/B_i, across 2 (N-1)/N S/B_e; both: reduce-scatter inside,
+                  all-reduce of S/g across, all-gather inside
+    all-gather    inside (g-1)/g S/B_i, across (N-1)/N S/B_e; both: of S/g across, then inside;
+                  reduce-scatter the other way round
+    all-to-all    inside and across as all-gather; both: (g-1)/n S inside, (n-g)/n S across
 
-Each stage also takes its level's latency. Bandwidths of levels thus add as times do: a mean of
-bandwidths (`mad_max.py`) says that a fast inside makes up for a slow network, which it cannot.
+Each stage also takes its level's latency. Times of levels thus add: a mean of bandwidths
+(`mad_max.py`) lets a fast inside make up for a slow network, which it cannot.
 """
 
 from __future__ import annotations
@@ -44,12 +43,8 @@ class Cluster:
     across_latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        rates = (
-            self.flops_per_s,
-            self.memory_bytes_per_s,
-            self.inside_bytes_per_s,
-            self.across_bytes_per_s,
-        )
+        links = (self.inside_bytes_per_s, self.across_bytes_per_s)
+        rates = (self.flops_per_s, self.memory_bytes_per_s, *links)
         if self.gpus_per_node < 1 or self.nodes < 1 or min(rates) <= 0:
             raise InputError(
                 f"a cluster has 1 or more nodes and GPUs and rates above 0, got {self.nodes} nodes"
@@ -62,25 +57,15 @@ class Cluster:
 
     def ranks(self, levels: Levels) -> int:
         """GPUs that a group over some levels has."""
-        return (self.gpus_per_node if INSIDE in levels else 1) * (
-            self.nodes if ACROSS in levels else 1
-        )
+        inside, across = INSIDE in levels, ACROSS in levels
+        return (self.gpus_per_node if inside else 1) * (self.nodes if across else 1)
 
     @staticmethod
     def of_system(
-        system: SystemSpec,
-        device: DeviceSpec,
-        nodes: int,
-        dtype: str,
-        *,
-        compute: float,
-        memory: float,
-        inside: float,
-        across: float,
-    ) -> Cluster:
-        """A known system at some shares of its datasheet: `compute` of peak, `memory`, `inside` and
-        `across` of bandwidths.
-        """
+        system: SystemSpec, device: DeviceSpec, nodes: int, dtype: str, *, compute: float,
+        memory: float, inside: float, across: float,
+    ) -> Cluster:  # fmt: skip
+        """A known system at shares of its datasheet's peak and bandwidths."""
         return Cluster(
             system.accelerators_per_node, nodes, compute * device.peak(dtype, "matrix"),
             memory * device.memory_bytes_per_s, inside * system.intra_bytes_per_s,
@@ -89,8 +74,8 @@ class Cluster:
         )  # fmt: skip
 
 
-class Law(Protocol):
-    """What things take on a cluster."""
+class CostModel(Protocol):
+    """Seconds of computation and messages on a cluster."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -104,17 +89,13 @@ class Law(Protocol):
         ...
 
     def exchange_s(self, layer: Layer, samples: float, levels: Levels) -> float:
-        """The all-to-all that brings a GPU's samples what tables on other GPUs hold of them; or
-        takes their gradients back.
-        """
+        """The all-to-all between tables and a GPU's samples; or of their gradients, back."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class StageAdditive:
-    """Our law. Backward, matrices take twice their FLOPs and looked-up rows
-    are read and written.
-    """
+    """Our cost model. Backward doubles FLOPs of matrices and bytes of looked-up rows."""
 
     cluster: Cluster
 
@@ -144,7 +125,5 @@ class StageAdditive:
 
 
 def _stage_s(size: float, ranks: int, bytes_per_s: float, latency_s: float) -> float:
-    """Seconds until each of some ranks has sent all parts of its array but its own; nothing to send
-    takes none.
-    """
+    """Seconds until each of some ranks has sent all parts of its array but its own."""
     return 0.0 if ranks == 1 or size <= 0 else latency_s + (ranks - 1) / ranks * size / bytes_per_s

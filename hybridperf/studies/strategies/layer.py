@@ -59,11 +59,7 @@ def check_layers(layers: Sequence[Layer]) -> None:
     for layer in layers:
         missing = [name for name in layer.needs if name not in known]
         if missing or layer.name in known:
-            what = (
-                f"reads {missing[0]!r}, which does not stand before it"
-                if missing
-                else "stands there twice"
-            )
+            what = f"reads {missing[0]!r}, which is not before it" if missing else "is there twice"
             raise InputError(
                 f"layers are listed in their order, each once, got {layer.name!r} that {what}; mend"
                 " the list"
@@ -74,17 +70,19 @@ def check_layers(layers: Sequence[Layer]) -> None:
 
 
 def embedding_tables(
-    name: str,
-    tables: int,
-    rows: float,
-    dim: float,
-    pooling: float,
-    *,
-    dtype: str = "fp16",
+    name: str, tables: int, rows: float, dim: float, pooling: float, *, dtype: str = "fp16",
     state_bytes: float | None = None,
-) -> Layer:
-    """Equal tables, `pooling` rows of each per sample, added up. `state_bytes` per parameter, None:
-    the rows alone (plain SGD).
+) -> Layer:  # fmt: skip
+    """Equal embedding tables whose rows are pooled.
+
+    Args:
+        name: of the layer.
+        tables: how many.
+        rows: of each table.
+        dim: numbers of a row.
+        pooling: rows of each table that a sample adds up.
+        dtype: of the rows.
+        state_bytes: memory per parameter; None: the rows alone (plain SGD).
     """
     size = DTYPE_BYTES[canonical_dtype(dtype)]
     return Layer(

@@ -1,8 +1,8 @@
-"""MAD-Max's own arithmetic, to compare with: DLRM-A on 8 and 128 GPUs comes out as its artifact
-prints it (formulas.md 4.3).
+"""MAD-Max's own arithmetic (Hsia et al., ISCA 2024), to compare with: DLRM-A on 8 and 128 GPUs
+comes out as the paper's artifact prints it.
 
-    inside   NVLinks x (bytes/s / 2) x share                across   ports x (bytes/s / 2) x share /
-             GPUs per node
+    inside         NVLinks x (bytes/s / 2) x share
+    across         ports x (bytes/s / 2) x share / GPUs per node
     all-reduce     S / B; across several nodes B = 0.2746 inside + 0.7254 across, a fit to ZionEX
     all-gather, reduce-scatter     twice the all-reduce's bandwidth
     all-to-all     2 (bytes looked up per GPU) / (GPUs) / B, across the network as soon as there are
@@ -18,7 +18,7 @@ import dataclasses
 
 from hybridperf.studies.strategies.cluster import ACROSS, Cluster, Collective, Levels
 from hybridperf.studies.strategies.layer import Layer, dense_layers, embedding_tables
-from hybridperf.studies.strategies.mapping import Mapping, mapping
+from hybridperf.studies.strategies.mapping import LayerStrategies, mapping
 from hybridperf.studies.strategies.timeline import Iteration, iteration
 
 ZIONEX_INSIDE_SHARE = 0.2746  # of the inside's bandwidth in an all-reduce over nodes
@@ -36,7 +36,7 @@ DLRM_A_LOCAL_BATCH = 512
 
 @dataclasses.dataclass(frozen=True)
 class MadMax:
-    """Its law. Lookups go backward as fast as forward."""
+    """MAD-Max's cost model. Lookups go backward as fast as forward."""
 
     cluster: Cluster
     inside_share: float = ZIONEX_INSIDE_SHARE
@@ -54,11 +54,9 @@ class MadMax:
 
     def exchange_s(self, layer: Layer, samples: float, levels: Levels) -> float:
         ranks = self.cluster.ranks(levels)
-        return (
-            0.0
-            if ranks == 1
-            else _LOOKUPS_SENT * layer.read_bytes * samples / ranks / self._slowest(levels)
-        )
+        if ranks == 1:
+            return 0.0
+        return _LOOKUPS_SENT * layer.read_bytes * samples / ranks / self._slowest(levels)
 
     def _slowest(self, levels: Levels) -> float:
         over_nodes = ACROSS in levels and self.cluster.nodes > 1
@@ -73,27 +71,16 @@ class MadMax:
 
 
 def zionex(nodes: int = 16, capacity_bytes: float = 40e9) -> Cluster:
-    """Nodes of 8 A100-40GB at the artifact's shares of tf32 peak, memory, 12 NVLinks and 8 ports of
-    200 Gb/s.
-    """
-    return Cluster(
-        8,
-        nodes,
-        156e12 * 0.705,
-        1555e9 * 0.836,
-        12 * 50e9 / 2 * 0.6667,
-        8 * 25e9 / 2 * 0.56 / 8,
-        capacity_bytes,
-    )
+    """Nodes of 8 A100-40GB at the artifact's shares of tf32 peak, memory and links."""
+    nvlinks, ports = 12 * 50e9 / 2 * 0.6667, 8 * 25e9 / 2 * 0.56 / 8  # 12 links, 8 x 200 Gb/s
+    return Cluster(8, nodes, 156e12 * 0.705, 1555e9 * 0.836, nvlinks, ports, capacity_bytes)
 
 
 def dlrm_a(gpus: int = 128) -> Iteration:
-    """The published case: tables dealt out over all GPUs, matrices on each, 512 samples a GPU.
-    Whether it fits is not asked.
-    """
-    law = MadMax(zionex(gpus // 8))
-    return iteration(DLRM_A, dlrm_a_mapping(), law, DLRM_A_LOCAL_BATCH * gpus)
+    """The published case: tables dealt out over all GPUs, matrices on each, 512 samples a GPU."""
+    cost_model = MadMax(zionex(gpus // 8))
+    return iteration(DLRM_A, dlrm_a_mapping(), cost_model, DLRM_A_LOCAL_BATCH * gpus)
 
 
-def dlrm_a_mapping() -> Mapping:
+def dlrm_a_mapping() -> LayerStrategies:
     return mapping(DLRM_A, {"embedding": ("mp", "mp"), "dense": ("ddp", "ddp")})

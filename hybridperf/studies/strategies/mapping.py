@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hybridperf.io import InputError, unknown
-from hybridperf.studies.strategies.cluster import ACROSS, INSIDE, Collective, Law, Levels
+from hybridperf.studies.strategies.cluster import ACROSS, INSIDE, Collective, CostModel, Levels
 from hybridperf.studies.strategies.layer import Layer
 
 OF_KIND = {
@@ -49,19 +49,18 @@ class Strategy(NamedTuple):
         return f"{self.inside}, {self.across}"
 
 
-Mapping = dict[str, Strategy]  # by a layer's name
+LayerStrategies = dict[str, Strategy]  # by a layer's name
 
 
-def mapping(layers: Sequence[Layer], chosen: dict[str, Strategy | tuple[str, str]]) -> Mapping:
-    """A strategy for each layer, from those of classes or of single layers by name; `InputError`
-    where one is missing or impossible.
-    """
+def mapping(
+    layers: Sequence[Layer], chosen: dict[str, Strategy | tuple[str, str]]
+) -> LayerStrategies:
+    """A strategy for each layer, from those of classes or of single layers by name."""
     known = {layer.name for layer in layers} | {layer.kind for layer in layers}
     for name in chosen:
         if name not in known:
-            raise unknown(
-                "layer or class", name, known, f"the model has {', '.join(sorted(known))}"
-            )
+            has = f"the model has {', '.join(sorted(known))}"
+            raise unknown("layer or class", name, known, has)
     found = {}
     for layer in layers:
         pair = chosen.get(layer.name, chosen.get(layer.kind))
@@ -82,7 +81,7 @@ def mapping(layers: Sequence[Layer], chosen: dict[str, Strategy | tuple[str, str
 
 
 @dataclasses.dataclass(frozen=True)
-class Demands:
+class LayerCosts:
     """Seconds of one unit of a layer under a strategy, and bytes of the whole layer on a GPU."""
 
     forward_s: float
@@ -91,15 +90,15 @@ class Demands:
     forward_exchange_s: float  # tp's, waited for
     backward_exchange_s: float
     gradients_s: float  # after the backward pass
-    lookup_exchange_s: (
-        float  # mp's, before whoever reads the layer; and of gradients, before its backward pass
-    )
+    lookup_exchange_s: float  # mp's, of rows before they are read; of gradients, before backward
     memory_bytes: float
 
 
-def demands(layer: Layer, strategy: Strategy, law: Law, samples: float) -> Demands:
-    """What a layer asks for; `samples` per GPU."""
-    cluster = law.cluster
+def layer_costs(
+    layer: Layer, strategy: Strategy, cost_model: CostModel, samples: float
+) -> LayerCosts:
+    """Costs of a layer under a strategy; `samples` per GPU."""
+    cluster = cost_model.cluster
     shared, sharded = strategy.levels("tp") + strategy.levels("mp"), strategy.levels("fsdp")
     same = strategy.levels("ddp")
     parts, shards = cluster.ranks(shared), cluster.ranks(sharded)
@@ -111,15 +110,15 @@ def demands(layer: Layer, strategy: Strategy, law: Law, samples: float) -> Deman
     forward: Collective = "all_reduce" if layer.summed else "all_gather"
     backward: Collective = "all_reduce" if layer.summed else "reduce_scatter"
     times, over = max(layer.summed, 1), strategy.levels("tp")
-    return Demands(
-        law.compute_s(layer, samples, False),
-        law.compute_s(layer, samples, True),
-        law.collective_s("all_gather", weights, sharded),
-        times * law.collective_s(forward, outputs, over),
-        times * law.collective_s(backward, outputs, over),
-        law.collective_s("reduce_scatter", gradients, sharded)
-        + _replicas_s(layer, law, gradients / shards, samples, same),
-        law.exchange_s(layer, samples, strategy.levels("mp")),
+    return LayerCosts(
+        cost_model.compute_s(layer, samples, False),
+        cost_model.compute_s(layer, samples, True),
+        cost_model.collective_s("all_gather", weights, sharded),
+        times * cost_model.collective_s(forward, outputs, over),
+        times * cost_model.collective_s(backward, outputs, over),
+        cost_model.collective_s("reduce_scatter", gradients, sharded)
+        + _replicas_s(layer, cost_model, gradients / shards, samples, same),
+        cost_model.exchange_s(layer, samples, strategy.levels("mp")),
         layer.units
         * (layer.parameters * layer.state_bytes / (parts * shards) + layer.kept_bytes * samples)
         + (min(_PREFETCHED, layer.units) * weights if shards > 1 else 0.0),
@@ -127,25 +126,23 @@ def demands(layer: Layer, strategy: Strategy, law: Law, samples: float) -> Deman
 
 
 def regathered_s(
-    producer: Layer, mine: Strategy, other: Strategy, law: Law, samples: float
+    producer: Layer, mine: Strategy, other: Strategy, cost_model: CostModel, samples: float
 ) -> float:
-    """Gathering a producer's outputs (or their gradients) over levels where `mine` shares samples
-    by tp and `other` does not.
-    """
+    """Seconds of gathering a producer's outputs or gradients where only `mine` shares by tp."""
     levels = tuple(level for level in mine.levels("tp") if level not in other.levels("tp"))
-    return law.collective_s(
-        "all_gather", producer.output_bytes * samples * law.cluster.ranks(mine.levels("tp")), levels
+    return cost_model.collective_s(
+        "all_gather",
+        producer.output_bytes * samples * cost_model.cluster.ranks(mine.levels("tp")),
+        levels,
     )
 
 
-def _replicas_s(layer: Layer, law: Law, gradients: float, samples: float, levels: Levels) -> float:
+def _replicas_s(
+    layer: Layer, cost_model: CostModel, gradients: float, samples: float, levels: Levels
+) -> float:
     """Gradients made equal on ranks that have the same weights."""
-    dense_s = law.collective_s("all_reduce", gradients, levels)
+    dense_s = cost_model.collective_s("all_reduce", gradients, levels)
     if layer.kind != "embedding":
         return dense_s
-    return min(
-        dense_s,
-        law.collective_s(
-            "all_gather", layer.read_bytes * samples * law.cluster.ranks(levels), levels
-        ),
-    )
+    rows_bytes = layer.read_bytes * samples * cost_model.cluster.ranks(levels)
+    return min(dense_s, cost_model.collective_s("all_gather", rows_bytes, levels))

@@ -1,6 +1,4 @@
-"""Models and clusters by name, for a choice of strategies: DLRM-A on ZionEX as published, or any
-known shape on any known system.
-"""
+"""Models and clusters by name: DLRM-A on ZionEX as published, or known shapes on known systems."""
 
 from __future__ import annotations
 
@@ -8,20 +6,18 @@ import dataclasses
 
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, unknown
-from hybridperf.studies.strategies.cluster import Cluster, Law, StageAdditive
+from hybridperf.studies.strategies.cluster import Cluster, CostModel, StageAdditive
 from hybridperf.studies.strategies.layer import Layer, transformer_layers
 from hybridperf.studies.strategies.mad_max import DLRM_A, DLRM_A_LOCAL_BATCH, MadMax, zionex
 from hybridperf.workloads.transformer.zoo import load_shape
 
 PUBLISHED = "dlrm-a"
-_LAWS = {"stages": StageAdditive, "mad-max": MadMax}
+_COST_MODELS = {"stages": StageAdditive, "mad-max": MadMax}
 _DTYPE = "bf16"
 
 
 def named_layers(model: str) -> tuple[tuple[Layer, ...], int | None]:
-    """(layers of a model, samples a GPU where that was published): `dlrm-a`, a shape's name or a
-    file of sizes.
-    """
+    """(layers of `dlrm-a`, a shape or a file of sizes; samples a GPU where published)."""
     if model.lower().replace("_", "-") == PUBLISHED:
         return DLRM_A, DLRM_A_LOCAL_BATCH
     return transformer_layers(load_shape(model)), None
@@ -31,9 +27,7 @@ def named_cluster(
     system: str, gpus: int, device: str | None = None, *, compute: float = 0.6, memory: float = 0.8,
     links: float = 0.8
 ) -> Cluster:  # fmt: skip
-    """A system at shares of its datasheet; no name: the published ZionEX, whose shares are its own.
-    `InputError` for half a node.
-    """
+    """A system at shares of its datasheet; no name: the published ZionEX at its own shares."""
     for name, share in (("compute", compute), ("memory", memory), ("links", links)):
         if not 0 < share <= 1:
             raise InputError(f"expected a share above 0 and up to 1 for {name}, got {share:g}")
@@ -47,11 +41,11 @@ def named_cluster(
     return _whole(one, system, gpus)
 
 
-def named_law(name: str, cluster: Cluster) -> Law:
+def named_cost_model(name: str, cluster: Cluster) -> CostModel:
     """`stages` or `mad-max`."""
-    if name not in _LAWS:
-        raise unknown("law", name, _LAWS, f"known are {', '.join(_LAWS)}")
-    found: Law = _LAWS[name](cluster)
+    if name not in _COST_MODELS:
+        raise unknown("law", name, _COST_MODELS, f"known are {', '.join(_COST_MODELS)}")
+    found: CostModel = _COST_MODELS[name](cluster)
     return found
 
 

@@ -17,9 +17,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from hybridperf.studies.strategies.cluster import Law
+from hybridperf.studies.strategies.cluster import CostModel
 from hybridperf.studies.strategies.layer import Layer, check_layers
-from hybridperf.studies.strategies.mapping import Demands, Mapping, demands, regathered_s
+from hybridperf.studies.strategies.mapping import (
+    LayerCosts,
+    LayerStrategies,
+    layer_costs,
+    regathered_s,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Iteration:
 
     @property
     def serial_s(self) -> float:
-        """If nothing overlapped."""
+        """Seconds if nothing overlapped."""
         return self.compute_s + self.communication_s
 
 
@@ -63,16 +68,20 @@ class _Queue:
         return self.free_s
 
 
-def iteration(layers: Sequence[Layer], chosen: Mapping, law: Law, global_batch: float) -> Iteration:
+def iteration(
+    layers: Sequence[Layer], chosen: LayerStrategies, cost_model: CostModel, global_batch: float
+) -> Iteration:
     """An iteration of a model, each layer by its strategy."""
     check_layers(layers)
-    samples = global_batch / law.cluster.gpus
-    asked = {layer.name: demands(layer, chosen[layer.name], law, samples) for layer in layers}
+    samples = global_batch / cost_model.cluster.gpus
+    asked = {
+        layer.name: layer_costs(layer, chosen[layer.name], cost_model, samples) for layer in layers
+    }
     by_name = {layer.name: layer for layer in layers}
     compute, sends = _Queue(), _Queue()
     began_s = 0.0  # when the last unit began: the next one's weights are gathered from then on
 
-    def unit(asks: Demands, seconds: float, exchange_s: float, ready_s: float) -> float:
+    def unit(asks: LayerCosts, seconds: float, exchange_s: float, ready_s: float) -> float:
         nonlocal began_s
         there_s = max(ready_s, sends.add(asks.gather_s, began_s))
         began_s = max(there_s, compute.free_s)
@@ -82,7 +91,9 @@ def iteration(layers: Sequence[Layer], chosen: Mapping, law: Law, global_batch: 
     for layer in layers:
         asks, ready_s = asked[layer.name], 0.0
         for name in layer.needs:
-            again_s = regathered_s(by_name[name], chosen[layer.name], chosen[name], law, samples)
+            again_s = regathered_s(
+                by_name[name], chosen[layer.name], chosen[name], cost_model, samples
+            )
             ready_s = max(ready_s, sends.add(again_s, out_s[name]))
         for _ in range(layer.units):
             ready_s = unit(asks, asks.forward_s, asks.forward_exchange_s, ready_s)
@@ -98,7 +109,9 @@ def iteration(layers: Sequence[Layer], chosen: Mapping, law: Law, global_batch: 
             end_s = max(end_s, sends.add(asks.gradients_s, compute.free_s))
         end_s = max(end_s, ready_s)
         for name in layer.needs:
-            again_s = regathered_s(by_name[name], chosen[name], chosen[layer.name], law, samples)
+            again_s = regathered_s(
+                by_name[name], chosen[name], chosen[layer.name], cost_model, samples
+            )
             back_s[name] = max(back_s[name], sends.add(again_s, ready_s))
             readers[name] -= 1
             if not readers[name]:

@@ -10,13 +10,13 @@ Of m micro-batches per step, a stage of l layers, f micro-batches in flight:
     activations   each micro-batch's are written and read: 2 m / f of those held at a time; two
                   layers of one micro-batch stay
 
-With m = 1 and full recompute that is ZeRO-Infinity's count. Buffers, the ends of the model and what
-libraries take stay where they are.
+With m = 1 and full recompute that is ZeRO-Infinity's count. Buffers, the embedding, the LM head and
+what libraries take stay where they are.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,11 +40,10 @@ class Movable(NamedTuple):
 def movable(
     shape: TransformerShape, layout: Layout, use: MemoryUse, split: str = "even"
 ) -> Movable:
-    """What `memory(shape, layout)` found, as what may be moved."""
+    """What may be moved of the memory that `memory(shape, layout)` found."""
     columns, stage = layout.columns, np.arange(layout.pp)
-    layers = np.asarray(
-        stage_layers(shape.depth, layout.pp, stage, split, shape.head_layers), float
-    )
+    dealt = stage_layers(shape.depth, layout.pp, stage, split, shape.head_layers)
+    layers = np.asarray(dealt, float)
     if columns.schedule == CHIMERA:
         layers = layers + layers[::-1]
     layers = np.maximum(layers, 1.0)
@@ -52,15 +51,9 @@ def movable(
     held = np.maximum(np.broadcast_to(own + second, stage.shape), 1.0)
     m, ones = float(layout.accumulation), np.ones(layout.pp)
     stays = np.stack([2 / layers, 1 / layers, 0 * ones, 2 / (layers * held)])
-    have = np.stack(
-        [
-            use.weights_bytes,
-            use.gradients_bytes,
-            use.optimizer_bytes,
-            use.activations_bytes + 0 * ones,
-        ]
-    )
+    states = (use.weights_bytes, use.gradients_bytes, use.optimizer_bytes)
+    have = np.stack([*states, use.activations_bytes + 0 * ones])
     reads = 3.0 if columns.recompute == FULL else 2.0
     passes = np.stack([reads * m * ones, (2 * m - 1) * ones, 0 * ones, 2 * m / held])
-    updates: Any = np.stack([0 * ones, ones, 2 * ones, 0 * ones])
+    updates = np.stack([0 * ones, ones, 2 * ones, 0 * ones])
     return Movable(have * np.maximum(1 - stays, 0.0), passes, updates)

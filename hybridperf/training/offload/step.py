@@ -8,7 +8,7 @@ hides none:
     step = C + T - o min(C, T) + U                 o = 0: ZeRO-Infinity's efficiency C / (C + T +
                                                    U);  o = 1: max(C, T) + U
 
-What to move is the least of that, a linear program of eight numbers per stage. So more GPU memory,
+What to move minimises that, a linear program of eight numbers per stage. So more GPU memory,
 more room or bandwidth of a tier only widen its choice or lower its costs, and faster computation
 lowers C by no less than it uncovers: none can make the best step longer.
 """
@@ -24,17 +24,12 @@ from scipy.optimize import linprog
 
 from hybridperf.io import InputError
 from hybridperf.training.offload.movable import KINDS, Movable, movable
-from hybridperf.training.offload.tier import Tier, fastest_first
+from hybridperf.training.offload.tier import Tier
 from hybridperf.workloads.memory import memory
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape
 
-_NAMES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-}
+_NAMES = {kind: kind for kind in KINDS} | {"optimizer": "optimizer state"}
 _ROUNDING = 1e-9  # of the bytes in question: what a solver leaves over
 
 
@@ -45,14 +40,13 @@ class StageOffload:
     stage: int
     needed_bytes: float
     capacity_bytes: float
-    moved_bytes: dict[
-        tuple[str, str], float
-    ]  # by (kind, tier); nothing where the stage fits or cannot be made to
-    lacking_bytes: float  # that fit nowhere
     compute_s: float
-    pass_s: float  # T
-    update_s: float  # U
-    exposed_s: float  # what the step gets longer
+    # by (kind, tier); nothing where the stage fits or cannot be made to
+    moved_bytes: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    lacking_bytes: float = 0.0  # that fit nowhere
+    pass_s: float = 0.0  # T
+    update_s: float = 0.0  # U
+    exposed_s: float = 0.0  # what the step gets longer
 
     @property
     def fits(self) -> bool:
@@ -66,10 +60,8 @@ class StageOffload:
 
     def says(self) -> str:
         """One sentence."""
-        start = (
-            f"stage {self.stage} needs {_gb(self.needed_bytes)} of the GPU's"
-            f" {_gb(self.capacity_bytes)}"
-        )
+        needed, capacity = _gb(self.needed_bytes), _gb(self.capacity_bytes)
+        start = f"stage {self.stage} needs {needed} of the GPU's {capacity}"
         if not self.fits:
             return (
                 f"{start}: {_gb(self.lacking_bytes)} fit nowhere, whatever is offloaded; shard over"
@@ -77,10 +69,8 @@ class StageOffload:
             )
         if not self.moved_bytes:
             return f"{start} and fits"
-        parts = [
-            f"{_gb(size)} of {_NAMES[kind]} to {tier}"
-            for (kind, tier), size in self.moved_bytes.items()
-        ]
+        moved = self.moved_bytes.items()
+        parts = [f"{_gb(size)} of {_NAMES[kind]} to {tier}" for (kind, tier), size in moved]
         return (
             f"{start}: move {', '.join(parts)}; {self.exposed_s:.3g} s more per step,"
             f" {100 * self.efficiency:.1f}% of it computing"
@@ -101,94 +91,68 @@ class Offload:
     def worst(self) -> StageOffload:
         """The stage that cannot be made to fit, or that costs most."""
         return max(
-            self.stages,
-            key=lambda stage: (stage.lacking_bytes, stage.exposed_s, stage.needed_bytes),
+            self.stages, key=lambda one: (one.lacking_bytes, one.exposed_s, one.needed_bytes)
         )
 
     @property
     def cost_s(self) -> float:
-        """What the step gets longer: stages wait for the slowest. Infinite where a stage fits
-        nowhere.
-        """
+        """Seconds that the step gets longer; infinite where a stage fits nowhere."""
         return max(stage.exposed_s for stage in self.stages)
 
     def says(self) -> str:
         """One sentence per stage that does not fit by itself; one for all that do."""
         moved = [stage for stage in self.stages if stage.moved_bytes or not stage.fits]
-        return (
-            "\n".join(stage.says() for stage in moved)
-            or max(self.stages, key=lambda stage: stage.needed_bytes).says()
-        )
+        fullest = max(self.stages, key=lambda stage: stage.needed_bytes)
+        return "\n".join(stage.says() for stage in moved or [fullest])
 
 
 def offload(
-    shape: TransformerShape,
-    layout: Layout,
-    capacity_bytes: float,
-    tiers: Sequence[Tier],
-    compute_s: Any,
-    *,
-    overlap: float = 0.0,
-    split: str = "even",
-    **options: Any,
-) -> Offload:
-    """The cheapest offload of each stage.
+    shape: TransformerShape, layout: Layout, capacity_bytes: float, tiers: Sequence[Tier],
+    compute_s: float | np.ndarray, *, overlap: float = 0.0, split: str = "even", **options: Any,
+) -> Offload:  # fmt: skip
+    """The cheapest offload of each stage of a layout's pipeline.
 
-    `compute_s`: seconds a GPU of a stage computes per step, [S] or one number. `overlap`: share of
-    them that can hide transfers. `options`: those of `memory`.
+    Args:
+        shape: the model.
+        layout: how its step is spread over ranks.
+        capacity_bytes: of a GPU.
+        tiers: memory beyond it, of one GPU.
+        compute_s: seconds a GPU of a stage computes per step, [S] or one number.
+        overlap: share of them that can hide transfers.
+        split: how layers are dealt out to stages.
+        options: those of `memory`.
     """
     use = memory(shape, layout, split=split, **options)
     needed = np.broadcast_to(use.stage_bytes, (layout.pp,))
     seconds = np.broadcast_to(np.asarray(compute_s, float), (layout.pp,))
     what = movable(shape, layout, use, split)
-    found = []
+    stages = []
     for stage in range(layout.pp):
         here = Movable(*(part[:, stage] for part in what))
-        found.append(
-            stage_offload(
-                stage,
-                float(needed[stage]),
-                capacity_bytes,
-                here,
-                tiers,
-                float(seconds[stage]),
-                overlap,
-            )
-        )
-    return Offload(tuple(found))
+        fits_not = StageOffload(stage, float(needed[stage]), capacity_bytes, float(seconds[stage]))
+        stages.append(stage_offload(fits_not, here, tiers, overlap))
+    return Offload(tuple(stages))
 
 
 def stage_offload(
-    stage: int,
-    needed_bytes: float,
-    capacity_bytes: float,
-    what: Movable,
-    tiers: Sequence[Tier],
-    compute_s: float,
-    overlap: float = 0.0,
+    stage: StageOffload, what: Movable, tiers: Sequence[Tier], overlap: float = 0.0
 ) -> StageOffload:
-    """The cheapest offload of one stage; `what` [4] by `KINDS`."""
+    """A stage, of which nothing is moved yet, with its cheapest offload; `what` [4] by `KINDS`."""
+    capacity_bytes, compute_s = stage.capacity_bytes, stage.compute_s
     if not (0 <= overlap <= 1 and capacity_bytes >= 0 and compute_s >= 0):
         raise InputError(
             "overlap is a share from 0 to 1, capacity and seconds are 0 or more, got overlap"
             f" {overlap}, {capacity_bytes} bytes, {compute_s} s"
         )
-    excess = max(needed_bytes - capacity_bytes, 0.0)
-    tiers = [tier for tier in fastest_first(tiers) if tier.bytes > 0]
-    lacking = excess - min(float(what.bytes.sum()), sum(tier.bytes for tier in tiers))
-    if lacking > _ROUNDING * excess:
-        return StageOffload(
-            stage, needed_bytes, capacity_bytes, {}, lacking, compute_s, 0.0, 0.0, float("inf")
-        )
+    excess = max(stage.needed_bytes - capacity_bytes, 0.0)
+    by_speed = sorted(tiers, key=lambda tier: -tier.bytes_per_s)
+    tiers = [tier for tier in by_speed if tier.bytes > 0]
+    most = min(float(what.bytes.sum()), sum(tier.bytes for tier in tiers))
+    if excess - most > _ROUNDING * excess:
+        return dataclasses.replace(stage, lacking_bytes=excess - most, exposed_s=float("inf"))
     if not excess:
-        return StageOffload(stage, needed_bytes, capacity_bytes, {}, 0.0, compute_s, 0.0, 0.0, 0.0)
-    moved = _cheapest(
-        min(excess, float(what.bytes.sum()), sum(tier.bytes for tier in tiers)),
-        what,
-        tiers,
-        compute_s,
-        overlap,
-    )
+        return stage
+    moved = _cheapest(min(excess, most), what, tiers, compute_s, overlap)
     per_byte_s = 1 / np.array([tier.bytes_per_s for tier in tiers])
     pass_s = float((moved * np.outer(what.passes, per_byte_s)).sum())
     update_s = float((moved * np.outer(what.updates, per_byte_s)).sum())
@@ -199,8 +163,8 @@ def stage_offload(
         if moved[k, t] > _ROUNDING * excess
     }
     exposed_s = pass_s - overlap * min(compute_s, pass_s) + update_s
-    return StageOffload(
-        stage, needed_bytes, capacity_bytes, named, 0.0, compute_s, pass_s, update_s, exposed_s
+    return dataclasses.replace(
+        stage, moved_bytes=named, pass_s=pass_s, update_s=update_s, exposed_s=exposed_s
     )
 
 
@@ -221,14 +185,12 @@ def _cheapest(
     of_kind = np.hstack([np.kron(np.eye(kinds), np.ones(many)), np.zeros((kinds, 1))])
     of_tier = np.hstack([np.kron(np.ones(kinds), np.eye(many)), np.zeros((many, 1))])
     room = np.concatenate([what.bytes, [tier.bytes for tier in tiers]]) / excess
+    limits = np.concatenate([[overlap * compute_s / slowest_s, 0.0], room])
+    whole = np.array([[*np.ones(kinds * many), 0.0]])
     found = linprog(
-        np.array([*updates, 1.0]),
-        A_ub=np.vstack([above, of_kind, of_tier]),
-        b_ub=np.concatenate([[overlap * compute_s / slowest_s, 0.0], room]),
-        A_eq=np.array([[*np.ones(kinds * many), 0.0]]),
-        b_eq=[1.0],
-        method="highs",
-    )
+        np.array([*updates, 1.0]), A_ub=np.vstack([above, of_kind, of_tier]), b_ub=limits,
+        A_eq=whole, b_eq=[1.0], method="highs",
+    )  # fmt: skip
     if found.x is None:
         raise RuntimeError(f"no offload found where there must be one: {found.message}")
     return np.asarray(np.maximum(found.x[:-1], 0.0).reshape(kinds, many) * excess)

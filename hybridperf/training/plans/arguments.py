@@ -1,4 +1,4 @@
-"""What is asked of a plan, as people say it: numbers or lists of them, NumPy's numbers, "300B"
+"""Arguments of a plan as people write them: numbers or lists of them, NumPy's numbers, "300B"
 tokens, a single value of a dimension.
 
 `InputError`, one sentence, for what is none of that.
@@ -19,24 +19,19 @@ _FLAGS = {"1": 1, "yes": 1, "true": 1, "on": 1, "0": 0, "no": 0, "false": 0, "of
 
 def several(given: Any) -> list[Any]:
     """One thing or a collection of them, as a list."""
-    return (
-        list(given)
-        if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-        else [given]
-    )
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    return list(given) if several else [given]
 
 
 def whole_numbers(name: str, given: Any) -> list[int]:
     """One whole number of 1 or more, or several."""
-    found = several(given)
+    found, expected = several(given), f"expected a whole number of 1 or more in {name}, or several"
     for one in found:
         real = isinstance(one, numbers.Real) and not isinstance(one, bool)
         if not real or one < 1 or one % 1:  # the remainder of what is not finite is NaN
-            raise InputError(
-                f"expected a whole number of 1 or more in {name}, or several, got {one!r}"
-            )
+            raise InputError(f"{expected}, got {one!r}")
     if not found:
-        raise InputError(f"expected a whole number of 1 or more in {name}, or several, got none")
+        raise InputError(f"{expected}, got none")
     return [int(one) for one in found]
 
 

@@ -1,5 +1,4 @@
-"""Features of all layouts of a space, from those of the few that differ: unique cells are priced
-once, rows are put together by index.
+"""Features of all layouts of a space: unique cells are priced once, rows put together by index.
 
 Some things make up a row's features, each with a key of small whole numbers, and one representative
 layout for each key:
@@ -12,7 +11,7 @@ layout for each key:
     message   from stage to stage: micro-batch, and whether stages lie on several nodes
 
 `steps.features` prices the representatives, all of them together, and `steps.cells` what nodes
-change of a cell; nothing is computed in a second way here. Axes: R representatives, V placed cells,
+change of a cell. Axes: R representatives, V placed cells,
 N layouts of a space, M of them that are priced, n of a chunk of these, P phases.
 """
 
@@ -25,35 +24,35 @@ from typing import Any
 import numpy as np
 
 from hybridperf.training.plans.placements import Place
-from hybridperf.training.plans.space import Space
+from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.training.steps.batch import cells_of as inputs_of
 from hybridperf.training.steps.cells import Sums, cells_of
-from hybridperf.training.steps.compose import Block, Features
 from hybridperf.training.steps.cross_node import with_crossings
 from hybridperf.training.steps.features import features
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.rows import ResolvedRow
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 _OF_SHARDS = ("gather_s", "gather_inside_s", "gather_calls")
 _ONCE = (
     "layers_first", "layers_last", "layers_most", "layers", "stages", "reduction_s",
     "reduction_calls", "updated_s", "reduction_hidden", "optimizer_s", "optimizer_kernels",
-    "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden",
+    "waiting", "crossing", "stalls", "gathered_layers", "sends_hidden", "tp",
 )  # fmt: skip
 _BLOCKS = ("layer", "embedding", "head")
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class SpaceColumns:
     """Rows of a space whose representatives are priced. Indices are int32 [M]."""
 
-    space: Space
+    space: LayoutSpace
     rows: np.ndarray  # [M] places in the space
-    f: Features  # [R]
+    f: StepFeatures  # [R]
     cells: np.ndarray  # [R, X] inputs of corrections
-    blocks: tuple[Block, ...]  # [P, V] each field: layer, embedding, head
+    blocks: tuple[BlockPrices, ...]  # [P, V] each field: layer, embedding, head
     tp_nodes: np.ndarray  # [V]
     cell: np.ndarray
     placed: np.ndarray  # of V; all others of R
@@ -63,9 +62,9 @@ class Columns:
 
     @staticmethod
     def of(
-        space: Space, rows: np.ndarray, config: Callable[[int], TransformerConfig],
+        space: LayoutSpace, rows: np.ndarray, config: Callable[[int], TransformerConfig],
         machine: Machine, framework: str, prices: Prices
-    ) -> Columns:  # fmt: skip
+    ) -> SpaceColumns:  # fmt: skip
         """Price the representatives of rows of a space [M]; `config` gives a row's config."""
         by_chunk = config(int(rows[0])).stage_split != "even"  # deals out chunks unevenly
         cell_key, placed_key, *keys = _keys(space, by_chunk)
@@ -76,82 +75,56 @@ class Columns:
             index.append((of + at).astype(np.int32))
             at += len(found)
         configs = [config(row) for row in np.concatenate(first).tolist()]
-        priced = features(
-            configs, prices, with_doubts=False
-        )  # `explain.py` asks for those of what it shows
-        priced = with_crossings(
-            priced, [ResolvedRow(one, machine, "", framework) for one in configs]
-        )
+        # `explain.py` asks for what was not measured of the layouts that it shows
+        priced = features(configs, prices, with_unmeasured=False)
+        resolved = [ResolvedRow(one, machine, "", framework) for one in configs]
+        priced = with_crossings(priced, resolved)
         found, placed = _unique(placed_key[rows])
         spans = [space.places[at].spans for at in space.place_of[rows[found]].tolist()]
         plain = cells_of(configs[: len(first[0])], prices.kept)
-        summed = Sums(
-            [
-                dataclasses.replace(
-                    plain[cell], nodes={name: one[name].nodes for name in ("tp", "cp", "ep")}
-                )
-                for cell, one in zip(index[0][found].tolist(), spans, strict=True)
-            ]
-        )
+        cells = []
+        for cell, one in zip(index[0][found].tolist(), spans, strict=True):
+            nodes = {name: one[name].nodes for name in ("tp", "cp", "ep")}
+            cells.append(dataclasses.replace(plain[cell], nodes=nodes))
+        summed = Sums(cells)
         prices.learn(summed.calls())
         tp_nodes = np.array([float(one["tp"].nodes) for one in spans])
-        return Columns(
-            space,
-            rows,
-            priced,
-            inputs_of(configs),
-            tuple(summed.blocks(prices)),
-            tp_nodes,
-            index[0],
-            placed,
-            *index[1:],
+        blocks = tuple(summed.blocks(prices))
+        return SpaceColumns(
+            space, rows, priced, inputs_of(configs), blocks, tp_nodes, index[0], placed, *index[1:]
         )
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def features(self, at: Any) -> Features:
-        """Of some of the M [n]; `at` a slice or indices."""
-        placed, shards, once, message = (
-            index[at] for index in (self.placed, self.shards, self.once, self.message)
-        )
+    def features(self, at: Any) -> StepFeatures:
+        """Features of some of the M [n]; `at` a slice or indices."""
+        placed, shards, once = self.placed[at], self.shards[at], self.once[at]
         base = self.space.base_of[self.rows[at]]
         vp = self.space.base.vp[base].astype(float)
-        values: dict[str, Any] = {
-            name: _block(block, placed, getattr(self.f, name), shards)
-            for name, block in zip(_BLOCKS, self.blocks, strict=True)
-        }
-        values |= {name: getattr(self.f, name)[once] for name in _ONCE} | {
-            "tp": self.f.tp[once],
-            "tp_nodes": self.tp_nodes[placed],
-        }
-        accumulation = self.space.base.accumulation[base].astype(float)
-        return Features(
-            **values,
-            micro_batches=accumulation,
-            fill=1.0 / vp,
-            chunks=vp,
-            sends_s=self.f.sends_s[message],
-        )
+        values: dict[str, Any] = {name: getattr(self.f, name)[once] for name in _ONCE}
+        for name, block in zip(_BLOCKS, self.blocks, strict=True):
+            values[name] = _block(block, placed, getattr(self.f, name), shards)
+        return StepFeatures(
+            **values, tp_nodes=self.tp_nodes[placed], fill=1.0 / vp, chunks=vp,
+            micro_batches=self.space.base.accumulation[base].astype(float),
+            sends_s=self.f.sends_s[self.message[at]],
+        )  # fmt: skip
 
 
-def _block(block: Block, placed: np.ndarray, sharded: Block, shards: np.ndarray) -> Block:
+def _block(
+    block: BlockPrices, placed: np.ndarray, sharded: BlockPrices, shards: np.ndarray
+) -> BlockPrices:
     """A block of some rows [P, n]: what is sharded from other representatives than the rest."""
-    names = [field.name for field in dataclasses.fields(Block)]
-    return Block(
-        **{
-            name: getattr(sharded, name)[:, shards]
-            if name in _OF_SHARDS
-            else getattr(block, name)[:, placed]
-            for name in names
-        }
-    )
+    fields = {}
+    for field in dataclasses.fields(BlockPrices):
+        source, at = (sharded, shards) if field.name in _OF_SHARDS else (block, placed)
+        fields[field.name] = getattr(source, field.name)[:, at]
+    return BlockPrices(**fields)
 
 
-def _keys(space: Space, by_chunk: bool) -> tuple[np.ndarray, ...]:
-    """Whole numbers [N] that tell cells, placed cells, shards, what happens once, and messages
-    apart.
-    """
+def _keys(space: LayoutSpace, by_chunk: bool) -> tuple[np.ndarray, ...]:
+    """Whole numbers [N] that tell cells, placed cells, shards, once-a-step work, messages apart."""
     base, of = space.base, space.base_of
     micro = np.unique(base.micro_batch, return_inverse=True)[1].reshape(-1)
 
@@ -173,46 +146,26 @@ def _keys(space: Space, by_chunk: bool) -> tuple[np.ndarray, ...]:
     def spans(place: Place, *names: str) -> tuple[Any, ...]:
         return tuple(place.spans.get(name) for name in names)
 
+    def divided(p: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(getattr(p.division, name) for name in names)
+
+    def nodes(p: Place, *names: str) -> tuple[Any, ...]:
+        return tuple(p.spans[name].nodes for name in names)
+
+    ranks = ("tp", "cp", "ep", "expert_tp")
     # experts' messages are built by the nodes they go to
-    cell = of_places(
-        lambda p: (
-            p.division.tp,
-            p.division.cp,
-            p.division.ep,
-            p.division.expert_tp,
-            p.spans["ep"].nodes,
-        )
-    )
-    placed = of_places(
-        lambda p: (
-            p.division.tp,
-            p.division.cp,
-            p.division.ep,
-            p.division.expert_tp,
-            *(p.spans[name].nodes for name in ("tp", "cp", "ep")),
-        )
-    )
-    shards = of_places(
-        lambda p: (
-            p.division.tp,
-            p.division.ep,
-            p.division.expert_tp,
-            *spans(p, "shard", "replica", "expert_data"),
-        )
-    )
+    cell = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "ep")))
+    placed = of_places(lambda p: (*divided(p, *ranks), *nodes(p, "tp", "cp", "ep")))
+    experts, shared = ("ep", "expert_tp"), ("shard", "replica", "expert_data")
+    shards = of_places(lambda p: (*divided(p, "tp", *experts), *spans(p, *shared)))
     once = of_places(
-        lambda p: (
-            p.division.tp, p.division.pp, p.division.ep, p.division.expert_tp,
-            *spans(p, "tp", "data", "shard", "replica", "expert_data", "pp"),
-        )
-    )  # fmt: skip
+        lambda p: (*divided(p, "tp", "pp", *experts), *spans(p, "tp", "data", *shared, "pp"))
+    )
     message = of_places(
         lambda p: (p.division.tp, p.division.cp, p.division.pp > 1, p.spans["pp"].nodes > 1)
     )
-    zero, of_layer = (
-        base.zero,
-        of_base(base.sequence_parallel, micro, np.minimum(base.accumulation, 2), base.recompute),
-    )
+    zero, accumulated = base.zero, np.minimum(base.accumulation, 2)
+    of_layer = of_base(base.sequence_parallel, micro, accumulated, base.recompute)
     return (
         both(cell, of_layer),
         both(placed, of_layer),
@@ -223,9 +176,7 @@ def _keys(space: Space, by_chunk: bool) -> tuple[np.ndarray, ...]:
 
 
 def _unique(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(a row of each key, which key each row has): as np.unique, without sorting: keys are small
-    numbers.
-    """
+    """(a row of each key, which key each row has): np.unique without sorting, for small keys."""
     size = int(key.max()) + 1
     row = np.full(size, -1, np.int64)
     row[key] = np.arange(len(key))

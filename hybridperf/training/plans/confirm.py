@@ -16,24 +16,12 @@ import numpy as np
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.prediction import predict
 from hybridperf.model import PerfModel
-from hybridperf.training.plans.run import Choice, Plan
+from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import transformer
 
-_FREE = (
-    "tp",
-    "cp",
-    "dp",
-    "pp",
-    "ep",
-    "expert_tp",
-    "vp",
-    "zero",
-    "shard_ranks",
-    "micro_batch",
-    "recompute",
-    "sequence_parallel",
-)
+_DIVIDED = ("tp", "cp", "pp", "ep")
+_OTHER = ("vp", "zero", "micro_batch", "recompute", "sequence_parallel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,43 +33,29 @@ class Confirmed:
     graph_s: float
 
 
-def neighbours(plan: Plan, count: int) -> list[Choice]:
-    """The best layouts that differ from the winner in one field; dp and a divisor of ranks that it
-    gives way to count as one.
-    """
+def neighbours(plan: RankedLayouts, count: int) -> list[Choice]:
+    """The best layouts that differ from the winner in one field; dp and ranks count as one."""
     first = plan.choice(0)
-    case = plan.cases[first.case]
-    base = case.space.base
-    at = plan.ranked[plan.ranked[:, 0] == first.case, 1]
-    of = case.space.base_of[case.rows[at]]
-    mine = case.space.base_of[case.rows[first.at]]
-    differs = {
-        name: np.asarray(getattr(base, name))[of] != getattr(base, name)[mine] for name in _FREE
-    }
-    divided = differs["tp"].astype(int) + differs["cp"] + differs["pp"] + differs["ep"]
-    free = (
-        differs["vp"].astype(int)
-        + differs["zero"]
-        + differs["micro_batch"]
-        + differs["recompute"]
-        + differs["sequence_parallel"]
-    )
-    placed = case.space.place_of[case.rows[at]] != case.space.place_of[case.rows[first.at]]
-    near = (divided + free == 1) | ((divided + free == 0) & placed & ~differs["shard_ranks"])
+    case, at = plan.cases[first.case], plan.ranked_in(first.case)
+    space, rows, winner = case.space, case.rows[at], case.rows[first.at]
+
+    def differs(name: str) -> np.ndarray:
+        column = space.column(name)
+        return np.asarray(column[rows] != column[winner])
+
+    changes = sum(differs(name).astype(int) for name in (*_DIVIDED, *_OTHER))
+    placed = space.place_of[rows] != space.place_of[winner]
+    near = (changes == 1) | ((changes == 0) & placed & ~differs("shard_ranks"))
     return [Choice(first.case, int(one)) for one in at[np.flatnonzero(near)[:count]]]
 
 
-def confirm(plan: Plan, choices: Sequence[Choice]) -> list[Confirmed]:
-    """The winner first, then each choice, by the plan and by the graph: those that the graph finds
-    faster before the others.
-    """
+def confirm(plan: RankedLayouts, choices: Sequence[Choice]) -> list[Confirmed]:
+    """The winner first, then each choice by the seconds of its graph."""
     found = []
     for choice in (plan.choice(0), *choices):
-        setting = plan.cases[choice.case].setting
-        graph_s = full_s(setting.prices.model, setting.prices.links, plan.config(choice))
-        found.append(
-            Confirmed(choice, float(plan.cases[choice.case].parts.step_s[choice.at]), graph_s)
-        )
+        prices = plan.cases[choice.case].setup.prices
+        graph_s = full_s(prices.model, prices.links, plan.config(choice))
+        found.append(Confirmed(choice, plan.step_s(choice), graph_s))
     return [found[0], *sorted(found[1:], key=lambda one: one.graph_s)]
 
 

@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from hybridperf.training.plans.columns import Columns, chunks
+from hybridperf.training.plans.columns import SpaceColumns, chunks
 from hybridperf.training.plans.progress import Progress
-from hybridperf.training.plans.setting import Setting
-from hybridperf.training.plans.space import Space
-from hybridperf.training.steps.compose import Parts, step_seconds
-from hybridperf.training.steps.knobs import Knobs
+from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.training.plans.space import LayoutSpace
+from hybridperf.training.steps.compose import step_seconds
+from hybridperf.training.steps.step_effects import StepEffects
+from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.memory import memory
+from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
@@ -27,16 +29,16 @@ THREADS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Priced:
+class PricedSpace:
     """A space with what each of its layouts takes. Times are known of the M rows that fit."""
 
-    setting: Setting
-    columns: Columns
-    parts: Parts  # [M] each
+    setup: TrainingSetup
+    columns: SpaceColumns
+    parts: StepParts  # [M] each
     memory_bytes: np.ndarray  # [B] of the fullest rank
 
     @property
-    def space(self) -> Space:
+    def space(self) -> LayoutSpace:
         return self.columns.space
 
     @property
@@ -50,56 +52,49 @@ class Priced:
         return self.memory_bytes[self.space.base_of[self.rows]]
 
 
-def priced(
-    setting: Setting,
-    space: Space,
+def price_space(
+    setup: TrainingSetup,
+    space: LayoutSpace,
     memory_bytes: np.ndarray | None = None,
     threads: int = THREADS,
     progress: Progress | None = None,
-) -> Priced:
+) -> PricedSpace:
     """Price the layouts of a space that fit; there must be one."""
     if memory_bytes is None:
-        memory_bytes = memory_of(setting, space, threads)
-    rows = np.flatnonzero((memory_bytes <= setting.capacity_bytes)[space.base_of])
-    columns = columns_of(setting, space, rows)
-    return Priced(
-        setting, columns, times(columns, setting, threads=threads, progress=progress), memory_bytes
-    )
+        memory_bytes = memory_of(setup, space, threads)
+    rows = np.flatnonzero((memory_bytes <= setup.capacity_bytes)[space.base_of])
+    columns = columns_of(setup, space, rows)
+    parts = times(columns, setup, threads=threads, progress=progress)
+    return PricedSpace(setup, columns, parts, memory_bytes)
 
 
-def columns_of(setting: Setting, space: Space, rows: np.ndarray) -> Columns:
-    """Some rows of a space [M], their representatives priced on the setting's machine."""
-    return Columns.of(
-        space,
-        rows,
-        lambda row: setting.config(space.layout(row)),
-        setting.machine,
-        setting.framework,
-        setting.prices,
-    )
+def columns_of(setup: TrainingSetup, space: LayoutSpace, rows: np.ndarray) -> SpaceColumns:
+    """Some rows of a space [M], their representatives priced on the setup's machine."""
+
+    def config(row: int) -> TransformerConfig:
+        return setup.config(space.layout(row))
+
+    return SpaceColumns.of(space, rows, config, setup.machine, setup.framework, setup.prices)
 
 
 def times(
-    columns: Columns, setting: Setting, knobs: Knobs | None = None, at: np.ndarray | None = None,
-    threads: int = THREADS, progress: Progress | None = None,
-) -> Parts:  # fmt: skip
-    """What the steps of all priced layouts, or of some [n], are made of; `knobs` in place of the
-    setting's.
-    """
-    adapted = setting.adapted
-    knobs = knobs or adapted.knobs
+    columns: SpaceColumns, setup: TrainingSetup, effects: StepEffects | None = None,
+    at: np.ndarray | None = None, threads: int = THREADS, progress: Progress | None = None,
+) -> StepParts:  # fmt: skip
+    """Parts of the steps of all priced layouts, or of some [n]; `effects` replace the setup's."""
+    adapted = setup.adapted
+    effects = effects or adapted.effects
     corrected = bool(len(adapted.cells))
     corrections = np.stack(adapted.logs(columns.cells))  # [3, R]
     count = len(columns) if at is None else len(at)
-    out = Parts(*(np.empty(count) for _ in Parts._fields))
+    out = StepParts(*(np.empty(count) for _ in StepParts._fields))
 
     def one(piece: slice) -> None:
         chosen = piece if at is None else at[piece]
         cell = columns.cell[chosen]
         logs = corrections[:, cell] if corrected else ()
-        for into, values in zip(
-            out, step_seconds(columns.features(chosen), knobs, *logs), strict=True
-        ):
+        steps = step_seconds(columns.features(chosen), effects, *logs)
+        for into, values in zip(out, steps, strict=True):
             into[piece] = values
 
     _each(one, chunks(count, _ROWS), threads, "times of layouts", progress)
@@ -107,10 +102,13 @@ def times(
 
 
 def memory_of(
-    setting: Setting, space: Space, threads: int = THREADS, progress: Progress | None = None
+    setup: TrainingSetup,
+    space: LayoutSpace,
+    threads: int = THREADS,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """Bytes on the fullest rank of each base layout [B]."""
-    c = setting.template
+    c = setup.template
     out = np.empty(len(space.base.tp))
 
     def one(piece: slice) -> None:
@@ -118,31 +116,20 @@ def memory_of(
         out[piece] = memory(
             c.shape, layouts, dtype=c.dtype, grad_bytes=c.gradient_bytes, optimizer=c.optimizer,
             attention=c.attention, dropout=c.dropout, split=c.stage_split,
-            knobs=setting.memory_knobs,
+            knobs=setup.memory_knobs,
         ).peak_bytes  # fmt: skip
 
-    _each(
-        one,
-        chunks(len(out), _ROWS),
-        threads,
-        "memory of layouts, whatever their order on nodes",
-        progress,
-    )
+    what = "memory of layouts, whatever their order on nodes"
+    _each(one, chunks(len(out), _ROWS), threads, what, progress)
     return out
 
 
 def _each(
-    work: Callable[[slice], None],
-    pieces: Sequence[slice],
-    threads: int,
-    what: str,
+    work: Callable[[slice], None], pieces: Sequence[slice], threads: int, what: str,
     progress: Progress | None = None,
-) -> None:
+) -> None:  # fmt: skip
     progress = progress or Progress()
     with ThreadPoolExecutor(threads) as pool:
-        for piece, _ in zip(
-            pieces,
-            (map if threads == 1 or len(pieces) < 2 else pool.map)(work, pieces),
-            strict=True,
-        ):
+        mapped = map if threads == 1 or len(pieces) < 2 else pool.map
+        for piece, _ in zip(pieces, mapped(work, pieces), strict=True):
             progress(what, piece.stop, pieces[-1].stop)

@@ -1,33 +1,38 @@
 """What a step costs: energy from the power that devices draw, money from rent.
 
-    energy of a step = GPUs x PUE x ((idle + host) x step + (full clock - idle) x (computing + share
-    x messages that show))
-    money of a step  = GPUs x step x rent per GPU and hour; with a rent of 0, of devices of one's
-                     own, energy x USD per kWh
+    energy of a step    GPUs x PUE x ((idle + host) x step
+                        + (full clock - idle) x (computing + share x messages that show))
+    money of a step     GPUs x step x rent per GPU and hour; with a rent of 0, of devices of one's
+                        own, energy x USD per kWh
 
 Messages that hide behind arithmetic draw nothing of their own: the device is at full clock then.
 `share` is an assumption (a device that only sends and waits keeps a few multiprocessors spinning);
 waiting for other stages and for the host is idle.
 
 Rates come from the shipped prices (assumptions, each with its date) and a user's file over them
-(`searches/prices.py` describes both): `<device>_usd_per_hour` or `gpu_usd_per_hour`, `gpu_w`,
-`gpu_idle_w`, `gpu_message_share`, `host_w`, `pue`, `usd_per_kwh`. Full clock is the device's own
-TDP unless the user's file says `gpu_w`.
+(`explore/searches/prices.py`): `<device>_usd_per_hour` or `gpu_usd_per_hour`, `gpu_w`,
+`gpu_idle_w`, `gpu_message_share`, `host_w`, `pue`, `usd_per_kwh`. Full clock is the
+device's own TDP unless the user's file gives `gpu_w`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
-from typing import Any
 
 from hybridperf.explore.searches.prices import Price, read_prices
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.training.steps.compose import Parts
+from hybridperf.io.namespace import Array
+from hybridperf.training.steps.step_features import StepParts
 
 _HOUR_S = 3600.0
 _J_PER_KWH = 3.6e6
+_RANGES = {
+    "gpu_message_share": (0.0, 1.0, "from 0 to 1"),
+    "pue": (1.0, math.inf, "of 1 or more"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,27 +46,20 @@ class Economy:
     pue: float
     usd_per_kwh: float
     message_share: float  # of the power from idle to full clock, while messages show
-    said: tuple[str, ...]  # each rate with its date and source
+    notes: tuple[str, ...]  # each rate with its date and source
 
-    def energy_j(self, gpus: float, parts: Parts) -> Any:
+    def energy_j(self, gpus: float, parts: StepParts) -> Array:
         """Joules of a step of these parts (seconds, numbers or arrays)."""
         at_work_s = parts.compute_s + self.message_share * parts.exposed_comm_s
-        return (
-            gpus
-            * self.pue
-            * ((self.idle_w + self.host_w) * parts.step_s + (self.full_w - self.idle_w) * at_work_s)
-        )
+        always_w, working_w = self.idle_w + self.host_w, self.full_w - self.idle_w
+        return gpus * self.pue * (always_w * parts.step_s + working_w * at_work_s)
 
-    def usd(self, gpus: float, parts: Parts) -> Any:
+    def usd(self, gpus: float, parts: StepParts) -> Array:
         """Rent of a step, of one's own devices its electricity; NaN where no rent is known."""
         if self.owned:
             return self.energy_usd(self.energy_j(gpus, parts))
-        return (
-            gpus
-            * parts.step_s
-            * (float("nan") if self.usd_per_hour is None else self.usd_per_hour)
-            / _HOUR_S
-        )
+        rent = float("nan") if self.usd_per_hour is None else self.usd_per_hour
+        return gpus * parts.step_s * rent / _HOUR_S
 
     @property
     def owned(self) -> bool:
@@ -70,22 +68,24 @@ class Economy:
 
     @property
     def money(self) -> str:
-        """What money is of."""
+        """What the money pays."""
         return "electricity" if self.owned else "rent"
 
     @property
     def unknown(self) -> str:
         """Why there is no money, "" where there is."""
-        return self.said[-1] if self.usd_per_hour is None else ""
+        return self.notes[-1] if self.usd_per_hour is None else ""
 
-    def energy_usd(self, energy_j: Any) -> Any:
-        """What some energy costs by the meter; a rent includes it."""
+    def energy_usd(self, energy_j: Array) -> Array:
+        """USD of some energy by the meter; a rent includes it."""
         return energy_j / _J_PER_KWH * self.usd_per_kwh
 
 
 def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
-    """Rates for a device: shipped ones, those of the user's file over them; `InputError` for a file
-    that is none.
+    """Rates for a device: shipped ones, those of the user's file over them.
+
+    Raises:
+        InputError: for a file that is none, or rates that cannot be.
     """
     shipped = read_prices({}, Path())
     prices = shipped if file is None else read_prices({"file": str(file.absolute())}, Path())
@@ -97,59 +97,40 @@ def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
 
     words = device.id.split("_")
     names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-    rents = [f"{name}_usd_per_hour" for name in (*names, "gpu")]
-    own = [
-        name for name in rents if name in prices and prices[name] != shipped.get(name)
-    ]  # the user's before ours
-    rent = next(iter([*own, *(name for name in rents if name in prices)]), None)
-    said_w = prices["gpu_w"] != shipped["gpu_w"] or device.tdp_w is None
-    full_w = take("gpu_w") if said_w else float(device.tdp_w or 0.0)
+    rents = [name for one in (*names, "gpu") if (name := f"{one}_usd_per_hour") in prices]
+    own = [name for name in rents if prices[name] != shipped.get(name)]  # the user's before ours
+    rent = next(iter([*own, *rents]), None)
+    given_w = prices["gpu_w"] != shipped["gpu_w"] or device.tdp_w is None
+    full_w = take("gpu_w") if given_w else float(device.tdp_w or 0.0)
     usd_per_hour = None if rent is None else take(rent)
-    rates = [
-        take(name) for name in ("gpu_idle_w", "host_w", "pue", "usd_per_kwh", "gpu_message_share")
-    ]
+    idle_w, host_w = take("gpu_idle_w"), take("host_w")
+    pue, usd_per_kwh, message_share = take("pue"), take("usd_per_kwh"), take("gpu_message_share")
     for name, price in used.items():
-        if (
-            price.value < 0
-            or (name == "gpu_message_share" and price.value > 1)
-            or (name == "pue" and price.value < 1)
-        ):
-            least = (
-                "of 0 or more"
-                if name not in ("gpu_message_share", "pue")
-                else "from 0 to 1"
-                if name != "pue"
-                else "of 1 or more"
-            )
+        low, high, range_ = _RANGES.get(name, (0.0, math.inf, "of 0 or more"))
+        if not low <= price.value <= high:
             raise InputError(
-                f"expected a {name} {least}, got {price.value:g} ({price.source}); mend it in"
+                f"expected a {name} {range_}, got {price.value:g} ({price.source}); mend it in"
                 " --prices"
             )
-    said = [_sentence(name, price) for name, price in used.items()]
+    notes = [_sentence(name, price) for name, price in used.items()]
     if usd_per_hour == 0:
-        said.append(
+        notes.append(
             "a rent of 0: devices of one's own, money is electricity alone, without what they cost"
             " to buy"
         )
     elif usd_per_hour is not None:
-        said.append(
+        notes.append(
             "rent includes electricity; for devices of your own give a rent of 0: money is then"
             " electricity at usd_per_kwh"
         )
-    if not said_w:
-        said.append(f"{full_w:g} W at full clock: the TDP of {device.id}")
+    if not given_w:
+        notes.append(f"{full_w:g} W at full clock: the TDP of {device.id}")
     if rent is None:
-        said.append(f"no rent of {device.id} is known: give {names[-1]}_usd_per_hour in --prices")
+        notes.append(f"no rent of {device.id} is known: give {names[-1]}_usd_per_hour in --prices")
     return Economy(
-        usd_per_hour,
-        full_w,
-        min(rates[0], full_w),
-        rates[1],
-        rates[2],
-        rates[3],
-        rates[4],
-        tuple(said),
-    )
+        usd_per_hour, full_w, min(idle_w, full_w), host_w, pue, usd_per_kwh, message_share,
+        tuple(notes),
+    )  # fmt: skip
 
 
 def _sentence(name: str, price: Price) -> str:

@@ -9,28 +9,30 @@ import numpy as np
 
 from hybridperf.training.plans.costs import memory_of
 from hybridperf.training.plans.layout_text import counted
-from hybridperf.training.plans.setting import Setting
-from hybridperf.training.plans.space import Space, space
+from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.training.plans.space import LayoutSpace, space
 
 _DOUBLINGS = 8  # of devices, that are tried
 _NEAREST_BATCHES = 64
 
 
 def nothing_legal(
-    setting: Setting, gpus: int, batch: int, only: Mapping[str, Sequence[Any]] | None
+    setup: TrainingSetup, gpus: int, batch: int, only: Mapping[str, Sequence[Any]] | None
 ) -> str:
     """No layout is legal: because of what was pinned, or of the batch."""
-    where = f"{setting.shape.name} on {counted(gpus, 'GPU')} with a global batch of {batch}"
-    if only:
+    where = f"{setup.shape.name} on {counted(gpus, 'GPU')} with a global batch of {batch}"
+
+    def legal(samples: int, narrowed: Mapping[str, Sequence[Any]] | None) -> bool:
+        found = space(setup.shape, gpus, setup.gpus_per_node, samples, narrowed, setup.strict)
+        return len(found) > 0
+
+    if only and legal(batch, None):
         pinned = ", ".join(f"{name} {'/'.join(map(str, values))}" for name, values in only.items())
-        if len(space(setting.shape, gpus, setting.gpus_per_node, batch, None, setting.strict)):
-            return f"no layout of {where} is legal with {pinned}; without --only there are some"
-    for samples in _near(batch):
-        if len(space(setting.shape, gpus, setting.gpus_per_node, samples, only, setting.strict)):
-            return (
-                f"no layout of {where} is legal; a global batch of {samples} is the nearest that"
-                " has one"
-            )
+        return f"no layout of {where} is legal with {pinned}; without --only there are some"
+    nearest = next((samples for samples in _near(batch) if legal(samples, only)), None)
+    if nearest is not None:
+        batch_words = f"a global batch of {nearest} is the nearest that has one"
+        return f"no layout of {where} is legal; {batch_words}"
     return (
         f"no layout of {where} is legal: fewer GPUs than heads x layers x samples of a batch are"
         " needed; take a larger batch"
@@ -38,36 +40,30 @@ def nothing_legal(
 
 
 def nothing_fits(
-    setting: Setting, tried: Space, needed: np.ndarray, only: Mapping[str, Sequence[Any]] | None
-) -> str:
+    setup: TrainingSetup, tried: LayoutSpace, needed: np.ndarray,
+    only: Mapping[str, Sequence[Any]] | None,
+) -> str:  # fmt: skip
     """No layout has room: what the smallest needs, and how many devices would do."""
-    least = int(np.argmin(needed))
-    x = {name: int(column[least]) for name, column in tried.base._asdict().items()}
-    named = (
-        f"tp {x['tp']}, pp {x['pp']}, cp {x['cp']}, dp {x['dp']}, ZeRO-{x['zero']}, micro-batch"
-        f" {x['micro_batch']}"
-    )
-    said = (
-        f"no layout of {setting.shape.name} fits on {counted(tried.gpus, 'GPU')} with"
-        f" {setting.capacity_bytes / 1e9:.0f} GB to use each: the smallest needs"
-        f" {needed[least] / 1e9:.0f} GB ({named})"
+    smallest, per_node = int(np.argmin(needed)), setup.gpus_per_node
+    x = {name: int(column[smallest]) for name, column in tried.base._asdict().items()}
+    ranks = ", ".join(f"{name} {x[name]}" for name in ("tp", "pp", "cp", "dp"))
+    why = (
+        f"no layout of {setup.shape.name} fits on {counted(tried.gpus, 'GPU')} with"
+        f" {setup.capacity_bytes / 1e9:.0f} GB to use each: the smallest needs"
+        f" {needed[smallest] / 1e9:.0f} GB ({ranks}, ZeRO-{x['zero']}, micro-batch"
+        f" {x['micro_batch']})"
     )
     for doubling in range(1, _DOUBLINGS + 1):
         gpus = tried.gpus * 2**doubling
-        whole = (
-            gpus
-            if gpus <= setting.gpus_per_node
-            else -(-gpus // setting.gpus_per_node) * setting.gpus_per_node
-        )
+        whole = gpus if gpus <= per_node else -(-gpus // per_node) * per_node
         batch = max(tried.global_batch, whole)
         batch = -(-batch // whole) * whole if tried.global_batch % whole else tried.global_batch
-        more = space(
-            setting.shape, whole, setting.for_gpus(whole).gpus_per_node, batch, only, setting.strict
-        )
-        if len(more) and (memory_of(setting, more) <= setting.capacity_bytes).any():
+        nodes_of = setup.for_gpus(whole).gpus_per_node
+        more = space(setup.shape, whole, nodes_of, batch, only, setup.strict)
+        if len(more) and (memory_of(setup, more) <= setup.capacity_bytes).any():
             with_batch = "" if batch == tried.global_batch else f" with a global batch of {batch}"
-            return f"{said}; {whole} GPUs{with_batch} would do"
-    return f"{said}; not even {whole} GPUs would do, take devices with more memory"
+            return f"{why}; {whole} GPUs{with_batch} would do"
+    return f"{why}; not even {whole} GPUs would do, take devices with more memory"
 
 
 def _near(batch: int) -> list[int]:

@@ -10,16 +10,12 @@ _NAMES = {
     "expert_tp": "expert tp",
 }
 LEGEND = (
-    (
-        "layout: how many ranks share what: tp matrices, cp the sequence, pp layers (in vp chunks a"
-        " stage), dp samples, ep experts; ZeRO-1 deals out states of the optimizer, -2 gradients,"
-        " too, -3 weights, too, over all ranks that could hold copies or over as many as said; 16 x"
-        " micro-batch 2: a rank takes 2 samples 16 times a step"
-    ),
-    (
-        "fastest first: which ranks are neighbours; the first one's lie side by side in a node, the"
-        " last one's farthest apart"
-    ),
+    "layout: how many ranks share what: tp matrices, cp the sequence, pp layers (in vp chunks a"
+    " stage), dp samples, ep experts; ZeRO-1 deals out states of the optimizer, -2 gradients, too,"
+    " -3 weights, too, over all ranks that could hold copies or over as many as given; 16 x"
+    " micro-batch 2: a rank takes 2 samples 16 times a step",
+    "fastest first: which ranks are neighbours; the first one's lie side by side in a node, the"
+    " last one's farthest apart",
 )
 
 
@@ -29,26 +25,21 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
 
 
 def layout_words(layout: Layout) -> str:
-    """What is one or off is left out."""
-    said = [
-        f"{name} {getattr(layout, name)}"
-        for name in ("tp", "cp", "pp", "vp", "dp", "ep")
-        if getattr(layout, name) > 1
-    ]
-    said += ["sequence parallel"] if layout.sequence_parallel else []
-    said += [f"expert tp {layout.expert_tp}"] if layout.expert_tp is not None else []
+    """A layout in a line; what is one or off is left out."""
+    degrees = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "vp", "dp", "ep")}
+    words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    words += ["sequence parallel"] if layout.sequence_parallel else []
+    words += [f"expert tp {layout.expert_tp}"] if layout.expert_tp is not None else []
     if layout.zero:
-        said.append(
-            f"ZeRO-{layout.zero}"
-            + (f" over {layout.shard_ranks} ranks" if layout.shard_ranks else "")
-        )
-    said.append(f"{layout.accumulation} x micro-batch {layout.micro_batch}")
-    said += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
-    return ", ".join(said)
+        over = f" over {layout.shard_ranks} ranks" if layout.shard_ranks else ""
+        words.append(f"ZeRO-{layout.zero}{over}")
+    words.append(f"{layout.accumulation} x micro-batch {layout.micro_batch}")
+    words += [f"recompute {layout.recompute}"] if layout.recompute != "none" else []
+    return ", ".join(words)
 
 
 def field_words(layout: Layout, name: str) -> str:
-    """One field of a layout, as `layout_words` has it; what is off is said."""
+    """One field of a layout, as `layout_words` has it; what is off is named, too."""
     value = getattr(layout, name)
     if name == "zero":
         return f"ZeRO-{value}" if value else "no ZeRO"

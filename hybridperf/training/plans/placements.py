@@ -1,7 +1,7 @@
 """Where on a cluster the groups of a layout lie: the orders of its dimensions that differ in any
 group's nodes.
 
-`Layout.order` says which dimension varies fastest over neighbouring ranks. Dimensions of one rank
+`Layout.order` is which dimension varies fastest over neighbouring ranks. Dimensions of one rank
 can stand anywhere, and many orders put every group on as many nodes as another does: such orders
 cost the same, and the first of them in the usual order stands for all.
 """
@@ -56,18 +56,14 @@ class Place:
 def places(division: Division, gpus_per_node: int) -> tuple[Place, ...]:
     """The orders of a division that differ, the usual one first."""
     columns = division.columns
-    wide = [name for name in ORDER if name != "ep" and getattr(columns, name) > 1]
+    wide = tuple(name for name in ORDER if name != "ep" and getattr(columns, name) > 1)
     names = _GROUPS + (_SHARDED if division.zero else ())
     found: dict[tuple[Span, ...], list[Order]] = {}
     for chosen in itertools.permutations(wide):
-        order = (
-            ORDER
-            if chosen == tuple(wide)
-            else (*chosen, *(name for name in ORDER if name not in chosen))
-        )
-        found.setdefault(
-            tuple(span(columns, name, gpus_per_node, order) for name in names), []
-        ).append(order)
+        order = (*chosen, *(name for name in ORDER if name not in chosen))
+        order = ORDER if chosen == wide else order
+        spans = tuple(span(columns, name, gpus_per_node, order) for name in names)
+        found.setdefault(spans, []).append(order)
     return tuple(
         Place(division, orders[0], len(orders), dict(zip(names, spans, strict=True)))
         for spans, orders in found.items()

@@ -6,7 +6,7 @@ launches.
     at twice      which layout would be best with twice as much, and how fast
 
 The candidates, the best layouts of the winner's case, are priced again on the changed machine
-through the same op model and links, so a product that turns memory-bound is seen to. More memory
+through the same op model and links, so a product may turn memory-bound. More memory
 admits layouts that do not fit today: those within `REACH` are priced.
 """
 
@@ -16,28 +16,24 @@ import dataclasses
 
 import numpy as np
 
-from hybridperf.training.plans.costs import Priced, columns_of, times
-from hybridperf.training.plans.run import Plan
-from hybridperf.training.plans.setting import Setting
-from hybridperf.training.steps.knobs import Knobs
+from hybridperf.hardware import DeviceSpec
+from hybridperf.training.plans.costs import PricedSpace, columns_of, times
+from hybridperf.training.plans.ranked import RankedLayouts
+from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.training.steps.step_effects import StepEffects
 from hybridperf.workloads.transformer import Layout
 
 LEVERS = (
-    "arithmetic",
-    "memory bandwidth",
-    "links inside nodes",
-    "links between nodes",
-    "quick links",
-    "launches",
-    "memory",
-)
+    "arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "quick links",
+    "launches", "memory",
+)  # fmt: skip
 _CANDIDATES = 400
 _LITTLE, _TWICE = 1.1, 2.0
 REACH = 1.5  # times the memory there is
 
 
 @dataclasses.dataclass(frozen=True)
-class Moved:
+class LeverEffect:
     """What one lever does."""
 
     lever: str
@@ -48,11 +44,10 @@ class Moved:
     same: bool  # the winner stays
 
 
-def moves(plan: Plan) -> list[Moved]:
-    """All levers, for the winner's number of devices and batch."""
+def lever_effects(plan: RankedLayouts) -> list[LeverEffect]:
+    """Effects of all levers, for the winner's number of devices and batch."""
     first = plan.choice(0)
-    case = plan.cases[first.case]
-    at = plan.ranked[plan.ranked[:, 0] == first.case, 1][:_CANDIDATES]
+    case, at = plan.cases[first.case], plan.ranked_in(first.case)[:_CANDIDATES]
     now_s = case.parts.step_s[at[0]]
     found = []
     for lever in LEVERS:
@@ -62,91 +57,71 @@ def moves(plan: Plan) -> list[Moved]:
         little, _ = _best(case, at, lever, _LITTLE)
         most, place = _best(case, at, lever, _TWICE)
         elasticity = float(np.log(little / now_s) / np.log(_LITTLE))
-        best = case.space.layout(int(case.rows[at[place]]))
-        found.append(Moved(lever, elasticity, _TWICE, best, most, int(at[place]) == first.at))
+        best, same = case.space.layout(int(case.rows[at[place]])), int(at[place]) == first.at
+        found.append(LeverEffect(lever, elasticity, _TWICE, best, most, same))
     return found
 
 
-def changed(setting: Setting, lever: str, factor: float) -> tuple[Setting, Knobs]:
-    """The setting with `factor` times as much of something, and its knobs."""
-    prices, knobs = setting.prices, setting.adapted.knobs
-    device, system = prices.device, prices.links.system
-    if lever == "arithmetic":
-        device = device.model_copy(
-            update={
-                "peak_flops_per_s": {
-                    name: rate * factor for name, rate in device.peak_flops_per_s.items()
-                }
-            }
-        )
-    elif lever == "memory bandwidth":
-        device = device.model_copy(
-            update={"memory_bytes_per_s": device.memory_bytes_per_s * factor}
-        )
+def changed(setup: TrainingSetup, lever: str, factor: float) -> tuple[TrainingSetup, StepEffects]:
+    """The setup with `factor` times as much of something, and its step effects."""
+    prices, effects = setup.prices, setup.adapted.effects
+    system, new = prices.links.system, prices.device
+    model = prices.model
+    arithmetic = factor if lever == "arithmetic" else 1.0
+    bandwidth = factor if lever == "memory bandwidth" else 1.0
+    if lever in ("arithmetic", "memory bandwidth"):
+        new = _faster(new, arithmetic, new.memory_bytes_per_s * bandwidth)
     elif lever == "links inside nodes":
         system = system.model_copy(update={"intra_bytes_per_s": system.intra_bytes_per_s * factor})
     elif lever == "links between nodes":
-        more = {
-            name: getattr(system, name) * factor for name in ("nic_bytes_per_s", "node_bytes_per_s")
-        }
-        system = system.model_copy(update=more)
+        names = ("nic_bytes_per_s", "node_bytes_per_s")
+        rates = {name: getattr(system, name) * factor for name in names}
+        system = system.model_copy(update=rates)
     elif lever == "quick links":
         system = system.model_copy(update={"latency_s": system.latency_s / factor})
     elif lever == "launches":
-        knobs = dataclasses.replace(
-            knobs,
-            launch_s=knobs.launch_s / factor,
-            collective_launch_s=knobs.collective_launch_s / factor,
-        )
-    capacity = setting.capacity_bytes * (factor if lever == "memory" else 1.0)
-    priced_by = device
-    if prices.model.device.id != device.id:  # the model is of a neighbour: it gets as much more
-        own = prices.model.device
-        priced_by = own.model_copy(
-            update={
-                "memory_bytes_per_s": own.memory_bytes_per_s
-                * device.memory_bytes_per_s
-                / prices.device.memory_bytes_per_s,
-                "peak_flops_per_s": {
-                    name: rate * (factor if lever == "arithmetic" else 1.0)
-                    for name, rate in own.peak_flops_per_s.items()
-                },
-            }
-        )
-    new = prices.on(
-        prices.links.on(system), device, dataclasses.replace(prices.model, device=priced_by)
-    )
-    return dataclasses.replace(setting, prices=new, device=device, capacity_bytes=capacity), knobs
+        launch_s, collective_s = effects.launch_s / factor, effects.collective_launch_s / factor
+        effects = dataclasses.replace(effects, launch_s=launch_s, collective_launch_s=collective_s)
+    priced_by = new
+    if model.device.id != new.id:  # the model is of a reference device: it gets as much more
+        own, before = model.device, prices.device.memory_bytes_per_s
+        rate = own.memory_bytes_per_s * new.memory_bytes_per_s / before
+        priced_by = _faster(own, arithmetic, rate)
+    priced = prices.on(prices.links.on(system), new, dataclasses.replace(model, device=priced_by))
+    capacity = setup.capacity_bytes * (factor if lever == "memory" else 1.0)
+    return dataclasses.replace(setup, prices=priced, device=new, capacity_bytes=capacity), effects
 
 
-def _best(case: Priced, at: np.ndarray, lever: str, factor: float) -> tuple[float, int]:
+def _faster(device: DeviceSpec, arithmetic: float, memory_bytes_per_s: float) -> DeviceSpec:
+    """A device with other rates; `arithmetic` times as many FLOP/s."""
+    peaks = {name: rate * arithmetic for name, rate in device.peak_flops_per_s.items()}
+    rates = {"peak_flops_per_s": peaks, "memory_bytes_per_s": memory_bytes_per_s}
+    return device.model_copy(update=rates)
+
+
+def _best(case: PricedSpace, at: np.ndarray, lever: str, factor: float) -> tuple[float, int]:
     """(seconds of the best candidate on a changed machine, its place among them)."""
-    setting, knobs = changed(case.setting, lever, factor)
+    setup, effects = changed(case.setup, lever, factor)
     if lever == "launches":
-        step_s = times(case.columns, setting, knobs, at, threads=1).step_s
+        parts = times(case.columns, setup, effects, at, threads=1)
     else:
-        step_s = times(
-            columns_of(setting, case.space, case.rows[at]), setting, knobs, threads=1
-        ).step_s
-    place = int(np.argmin(step_s))
-    return float(step_s[place]), place
+        parts = times(columns_of(setup, case.space, case.rows[at]), setup, effects, threads=1)
+    place = int(np.argmin(parts.step_s))
+    return float(parts.step_s[place]), place
 
 
-def _more_memory(case: Priced, winner: int, now_s: float) -> Moved:
+def _more_memory(case: PricedSpace, winner: int, now_s: float) -> LeverEffect:
     """With more memory: elasticity from what a little admits, and the best within reach."""
-    setting, space = case.setting, case.space
-    over = case.memory_bytes / setting.capacity_bytes
-    rows = np.flatnonzero(((over > 1) & (over <= REACH))[space.base_of])
-    best_s, little_s, row = now_s, now_s, int(case.rows[winner])
+    setup, space = case.setup, case.space
+    over = (case.memory_bytes / setup.capacity_bytes)[space.base_of]
+    rows = np.flatnonzero((over > 1) & (over <= REACH))
+    own = int(case.rows[winner])
+    best_s, little_s, row = now_s, now_s, own
     if len(rows):
-        step_s = times(columns_of(setting, space, rows), setting).step_s
-        little_s = min(
-            now_s, float(step_s[over[space.base_of[rows]] <= _LITTLE].min(initial=np.inf))
-        )
+        step_s = times(columns_of(setup, space, rows), setup).step_s
+        little_s = min(now_s, float(step_s[over[rows] <= _LITTLE].min(initial=np.inf)))
         at = int(np.argmin(step_s))
         if step_s[at] < now_s:
             best_s, row = float(step_s[at]), int(rows[at])
     elasticity = float(np.log(little_s / now_s) / np.log(_LITTLE))
-    return Moved(
-        "memory", elasticity, REACH, space.layout(row), best_s, row == int(case.rows[winner])
-    )
+    return LeverEffect("memory", elasticity, REACH, space.layout(row), best_s, row == own)

@@ -1,6 +1,4 @@
-"""A plan as a table: all legal layouts, those that fit first and best first, with what each takes;
-written in one go.
-"""
+"""A plan as a table: all legal layouts, fitting and best ones first, with what each takes."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ import pyarrow.parquet
 
 from hybridperf.io import InputError, replacing
 from hybridperf.training.plans.arguments import whole_numbers
-from hybridperf.training.plans.costs import Priced
-from hybridperf.training.plans.run import DAY_S, Plan, tokens_of
-from hybridperf.training.plans.space import Space
-from hybridperf.training.steps.compose import Parts
+from hybridperf.training.plans.costs import PricedSpace
+from hybridperf.training.plans.ranked import DAY_S, RankedLayouts, tokens_of
+from hybridperf.training.plans.space import LayoutSpace
+from hybridperf.training.steps.step_features import StepParts
 from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
 
 _COUNTS = (
@@ -30,22 +28,19 @@ _WORDS = {"recompute": RECOMPUTE, "schedule": SCHEDULES}
 _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 
-def top(plan: Plan, count: int) -> pd.DataFrame:
-    """The best layouts with what each takes, one row each; copies of better ones left out, which
-    their ranks show.
-    """
+def top(plan: RankedLayouts, count: int) -> pd.DataFrame:
+    """The best layouts with what each takes, one row each, without copies of better ones."""
     count = whole_numbers("top", count)[0]
     return at_ranks(plan, np.array(plan.distinct(count)))
 
 
-def at_ranks(plan: Plan, ranks: np.ndarray) -> pd.DataFrame:
+def at_ranks(plan: RankedLayouts, ranks: np.ndarray) -> pd.DataFrame:
     """Layouts by rank with what each takes, one row each, indexed by rank."""
-    chosen = plan.ranked[ranks]
-    frames = []
+    chosen, frames = plan.ranked[ranks], []
     for number, case in enumerate(plan.cases):
-        mine = chosen[chosen[:, 0] == number, 1]
-        if len(mine):
-            frames.append(rows_of(plan, case, mine).set_index(ranks[chosen[:, 0] == number]))
+        here = chosen[:, 0] == number
+        if here.any():
+            frames.append(rows_of(plan, case, chosen[here, 1]).set_index(ranks[here]))
     return pd.concat(frames).loc[ranks]
 
 
@@ -59,23 +54,20 @@ def check_name(path: str | os.PathLike) -> Path:
     return path
 
 
-def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
-    """Write every legal layout (.parquet, .csv), fitting and best ones first; how many rows that
-    were.
+def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
+    """Write every legal layout (.parquet, .csv), fitting and best ones first; returns rows.
 
     Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too
     small; `memory_bytes`; `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a
-    number of tokens was said.
+    number of tokens was given.
     """
     path = check_name(path)
     fitting, others = [], []
     for number, case in enumerate(plan.cases):
-        ranked = plan.ranked[plan.ranked[:, 0] == number, 1]
-        beyond = np.flatnonzero(
-            ~(case.memory_bytes <= case.setting.capacity_bytes)[case.space.base_of]
-        )
+        ranked = plan.ranked_in(number)
+        fits = (case.memory_bytes <= case.setup.capacity_bytes)[case.space.base_of]
         fitting.append(_table(plan, case, case.rows[ranked], ranked))
-        others.append(_table(plan, case, beyond, None))
+        others.append(_table(plan, case, np.flatnonzero(~fits), None))
     table = pa.concat_tables([*fitting, *others])
     with replacing(path, "wb") as handle:
         if path.suffix == ".parquet":
@@ -88,23 +80,23 @@ def write_layouts(plan: Plan, path: str | os.PathLike) -> int:
     return int(table.num_rows)
 
 
-def rows_of(plan: Plan, case: Priced, at: np.ndarray) -> pd.DataFrame:
-    """Priced layouts of one case with what each takes."""
+def rows_of(plan: RankedLayouts, case: PricedSpace, at: np.ndarray) -> pd.DataFrame:
+    """PricedSpace layouts of one case with what each takes."""
     return _table(plan, case, case.rows[at], at).to_pandas()
 
 
-def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) -> pa.Table:
-    """Rows of a space as columns; `at`: their places among the priced ones, None: they are none of
-    them.
-    """
+def _table(
+    plan: RankedLayouts, case: PricedSpace, rows: np.ndarray, at: np.ndarray | None
+) -> pa.Table:
+    """Rows of a space as columns; `at`: their places among the priced ones, None: they are none."""
     space, rates = case.space, plan.economy
     base, base_of = space.base, space.base_of[rows]
     memory = case.memory_bytes[base_of]
     out: dict[str, Any] = {
         "gpus": _same(space.gpus, rows),
         "global_batch": _same(space.global_batch, rows),
+        "fits": memory <= case.setup.capacity_bytes,
     }
-    out["fits"] = memory <= case.setting.capacity_bytes
     for name in _COUNTS:
         column = np.asarray(getattr(base, name))[base_of]
         out[name] = column.astype(bool) if name == "sequence_parallel" else column.astype(np.int32)
@@ -112,43 +104,29 @@ def _table(plan: Plan, case: Priced, rows: np.ndarray, at: np.ndarray | None) ->
         out[name] = _coded(np.asarray(getattr(base, name))[base_of], words)
     out["order"] = _orders(space, rows)
     if at is None:
-        nothing = pa.nulls(len(rows), pa.float64())
-        return pa.table(
-            out | {name: memory if name == "memory_bytes" else nothing for name in _taken(plan)}
-        )
-    parts = Parts(*(part[at] for part in case.parts))
-    tokens, gpus = tokens_of(case), space.gpus
-    energy = rates.energy_j(gpus, parts)
-    flops = case.setting.shape.model_flops(tokens)
-    peak = case.setting.mfu_flops_per_s
-    out |= {
-        "time_s": parts.step_s,
-        **{name: getattr(parts, name) for name in _SECONDS},
-        "memory_bytes": memory,
-    }
-    out |= {
-        "tokens_per_s": tokens / parts.step_s,
-        "mfu": flops / (parts.step_s * gpus * peak),
-        "energy_j": energy,
-    }
-    out["usd"] = rates.usd(gpus, parts)
+        nothing = dict.fromkeys(_taken(plan), pa.nulls(len(rows), pa.float64()))
+        return pa.table(out | nothing | {"memory_bytes": memory})
+    parts = StepParts(*(part[at] for part in case.parts))
+    step_s, tokens, gpus = parts.step_s, tokens_of(case), space.gpus
+    energy, usd = rates.energy_j(gpus, parts), rates.usd(gpus, parts)
+    flops, peak = case.setup.shape.model_flops(tokens), case.setup.mfu_flops_per_s
+    out |= {"time_s": step_s} | {name: getattr(parts, name) for name in _SECONDS}
+    out |= {"memory_bytes": memory, "tokens_per_s": tokens / step_s}
+    out |= {"mfu": flops / (step_s * gpus * peak), "energy_j": energy, "usd": usd}
     if plan.tokens is not None:
         steps = plan.tokens / tokens
-        out |= {
-            "days": steps * parts.step_s / DAY_S,
-            "total_usd": steps * out["usd"],
-            "total_energy_j": steps * energy,
-        }
+        out |= {"days": steps * step_s / DAY_S, "total_usd": steps * usd}
+        out |= {"total_energy_j": steps * energy}
     return pa.table(out)
 
 
-def _taken(plan: Plan) -> tuple[str, ...]:
+def _taken(plan: RankedLayouts) -> tuple[str, ...]:
     """Names of what a layout takes, in their order."""
     run = () if plan.tokens is None else ("days", "total_usd", "total_energy_j")
     return ("time_s", *_SECONDS, "memory_bytes", "tokens_per_s", "mfu", "energy_j", "usd", *run)
 
 
-def _orders(space: Space, rows: np.ndarray) -> pa.Array:
+def _orders(space: LayoutSpace, rows: np.ndarray) -> pa.Array:
     orders = [" ".join(place.order) for place in space.places]
     words = list(dict.fromkeys(orders))
     code = {word: at for at, word in enumerate(words)}

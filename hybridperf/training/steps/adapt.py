@@ -1,25 +1,25 @@
-"""Knobs and block times from measured steps: one Gaussian conditioning, repeated where the
+"""Step effects and block times from measured steps: one Gaussian conditioning, repeated where the
 composition bends.
 
-The log of a step's time is a known function of the logs theta of the knobs and of corrections of
-the logs of block times, three per cell x = (log2 hidden, log2 tp, log2 tokens of a micro-batch,
-log2 sequence): of a layer, of its GPU beyond that, of the ends:
+The log of a step's time is a known function of the logs theta of the step effects and of
+corrections of the logs of block times, three per cell x = (log2 hidden, log2 tp, log2 tokens of a
+micro-batch, log2 sequence): of a layer, of its GPU beyond that, of embedding and LM head:
 
-    log measured_i = log step_i(theta, d(x_i)) + noise_i,    theta ~ N(theta_0, widths^2),    d_b ~
-                                                             GP(0, s_b^2 Matern32(|x - x'| / l_b))
+    log measured_i = log step_i(theta, d(x_i)) + noise_i
+    theta ~ N(theta_0, widths^2),    d_b ~ GP(0, s_b^2 Matern32(|x - x'| / l_b))
 
 With z = (theta, d at the cells of the rows), A its slopes and R the noise, linearised at z:
 
     S = (P0^-1 + A^T R^-1 A)^-1,    z <- z0 + S A^T R^-1 (log measured - log step + A (z - z0))
 
-Rows of one cell share its corrections, so a hundred of them do not drown the beliefs; a knob that
-no row speaks of stays where it was; what a knob explains everywhere costs less than as many
+Rows of one cell share its corrections, so a hundred of them do not drown the beliefs; an effect
+that no row shows stays where it was; what an effect explains everywhere costs less than as many
 corrections. Rows that are far off count linearly (Huber), so a handful of disturbed ones bends
-nothing. S says how sure a prediction is, and S, P0 and what is left how likely the rows are
+nothing. S tells how sure a prediction is, and S, P0 and what is left how likely the rows are
 (Laplace), by which assumptions are compared. Corrections are bounded: none carries a block beyond a
 factor of 1.6.
 
-Axes: n rows learned from, N rows asked for, K knobs, C cells of the rows, X = 4 inputs, B = 3
+Axes: n rows learned from, N rows to predict, K effects, C cells of the rows, X = 4 inputs, B = 3
 blocks. All in NumPy, float64, slopes by differences: a fit takes less time than compiling its
 derivative would.
 """
@@ -36,17 +36,20 @@ from scipy.linalg import cho_factor, cho_solve
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.training.steps.compose import Features, step_seconds
+from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import with_stalled
-from hybridperf.training.steps.knobs import BELIEFS, NAMES, OF_OPS, Knobs, knobs_of
+from hybridperf.training.steps.step_effects import BELIEFS, NAMES, OF_OPS, StepEffects, effects_of
+from hybridperf.training.steps.step_features import StepFeatures
 
 # NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows
 # given: `hybridperf validate steps --tasks splits`), not fitted. Little hangs on them: over draws
 # 10 to 39 of that task, mean error 2.8 % with a standard error of 0.12, half the NOISE, SPREAD of a
-# layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the ends 0.1 or 0.3, and any one LENGTH 0.6 or 1.6
+# layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the LM head 0.1 or 0.3, and one LENGTH 0.6 or 1.6
 # times as long each move it by 0.2 points or less
 NOISE = 0.01  # of a step's log time: rows that were repeated agree that well
-SPREAD = np.array([0.1, 0.1, 0.2])  # s of a layer, of its GPU beyond that, of the ends [B]
+SPREAD = np.array(
+    [0.1, 0.1, 0.2]
+)  # s of a layer, of its GPU beyond that, of embedding and LM head [B]
 # l [B, X], in doublings: collectives make each tensor-parallel degree a case of its own; what only
 # the GPU does changes with sizes sooner
 LENGTH = np.array([[2.5, 0.7, 1.5, 0.8], [0.7, 0.7, 1.5, 0.8], [2.5, 0.7, 1.5, 2.5]])
@@ -67,9 +70,9 @@ _BLOCKS = len(SPREAD)
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """What is known of knobs and blocks, before or after rows were seen."""
+    """What is known of step effects and blocks, before or after rows were seen."""
 
-    theta: np.ndarray  # [K] logs of knobs
+    theta: np.ndarray  # [K] logs of step effects
     cells: np.ndarray  # [C, X]
     corrections: np.ndarray  # [B, C] of their blocks
     covariance: np.ndarray  # [K + B C, K + B C] of both
@@ -78,70 +81,61 @@ class Adapted:
     evidence: float = 0.0  # log likelihood of the rows, knobs and corrections integrated out
 
     @property
-    def knobs(self) -> Knobs:
-        return knobs_of(self.theta)
+    def effects(self) -> StepEffects:
+        return effects_of(self.theta)
 
     @staticmethod
     def before(host: Host | None = None) -> Adapted:
         """What is believed without rows; launching as `host` showed it, where one is given."""
         theta, widths = beliefs(host)
-        return Adapted(
-            theta, np.zeros((0, LENGTH.shape[1])), np.zeros((_BLOCKS, 0)), np.diag(widths**2)
-        )
+        none = np.zeros((0, LENGTH.shape[1]))
+        return Adapted(theta, none, np.zeros((_BLOCKS, 0)), np.diag(widths**2))
 
     def of_cells(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of cells [N, X]: (corrections [B, N], how they depend on the known cells' [B, N, C],
-        share of variance that is left [B, N]).
+        """Of cells [N, X]: (corrections [B, N], their weights on known cells' [B, N, C], share of
+        variance that is left [B, N]).
         """
         unique, of = np.unique(cells, axis=0, return_inverse=True)
         of = of.reshape(-1)
-        weights, left = (
-            np.zeros((_BLOCKS, len(unique), len(self.cells))),
-            np.ones((_BLOCKS, len(unique))),
-        )
+        weights = np.zeros((_BLOCKS, len(unique), len(self.cells)))
+        left = np.ones((_BLOCKS, len(unique)))
         for block in range(_BLOCKS if len(self.cells) else 0):
             alike = _alike(unique, self.cells, block)
             among = _alike(self.cells, self.cells, block) + _JITTER * np.eye(len(self.cells))
             weights[block] = cho_solve(cho_factor(among, lower=True), alike.T).T
             left[block] = np.maximum(1.0 - (weights[block] * alike).sum(1), 0.0)
         corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
-        return (
-            np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)[:, of],
-            weights[:, of],
-            left[:, of],
-        )
+        corrections = np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)
+        return corrections[:, of], weights[:, of], left[:, of]
 
     def logs(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Corrections of cells [N, X] as the composition takes them, [N] each: of a layer's GPU, of
-        its host, of the ends.
-        """
+        """Corrections of cells [N, X] as the composition takes them, [N] each."""
         return _logs(self.of_cells(cells)[0])
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
-    """Of each row [N]."""
+class StepPrediction:
+    """Prediction of each row [N]."""
 
     log_s: np.ndarray
     deviation: np.ndarray  # of its log
-    logs: tuple[
-        np.ndarray, np.ndarray, np.ndarray
-    ]  # corrections [N] each, as the composition takes them
+    # corrections [N] each, as the composition takes them
+    logs: tuple[np.ndarray, np.ndarray, np.ndarray]
     # [2, N] how far below and above its log may lie in nine of ten cases for what was not measured
     # on its machine
     beyond: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """How far a fit may go, where it may not go as far as usual."""
+class FitLimits:
+    """Limits of a fit that may not go as far as usual."""
 
     corrections: float = 1.0  # times SPREAD
     widths: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of knobs, by name
 
 
 def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(theta_0, widths) [K]."""
+    """Believed logs of step effects and their widths [K]."""
     medians = np.log([BELIEFS[name].median for name in NAMES])
     widths = np.array([BELIEFS[name].width for name in NAMES])
     if host is not None:
@@ -151,96 +145,82 @@ def beliefs(host: Host | None = None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def launch_s(host: Host) -> float:
-    """Seconds of a host from one launch to the next, an op of one launch after the other: T1 + T2 +
-    T4 + T3 of Lin et al.
-    """
+    """Seconds of a host from launch to launch, at one per op (T1 + T2 + T4 + T3 of Lin et al.)."""
     if host.launch_call_s.shared is None:
         raise InputError(
             f"expected a host that was seen to launch kernels, got {host.source}, which never did;"
             " fit more traces"
         )
-    parts = (
-        host.between_ops_s,
-        *(one.shared for one in (host.before_launch_s, host.launch_call_s, host.after_launch_s)),
-    )
+    launching = (host.before_launch_s, host.launch_call_s, host.after_launch_s)
+    parts = (host.between_ops_s, *(one.shared for one in launching))
     return sum(part.median_s for part in parts if part is not None)
 
 
-def predict(adapted: Adapted, f: Features, cells: np.ndarray) -> Said:
+def predict(adapted: Adapted, f: StepFeatures, cells: np.ndarray) -> StepPrediction:
     """Log seconds of rows and how sure they are."""
     corrections, weights, left = adapted.of_cells(cells)
     log_s, by_theta, by_block = slopes(f, adapted.theta, corrections)
     a = np.concatenate([by_theta, *(by_block[:, :, None] * weights)], 1)
-    variance = (
-        np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
-        + SPREAD**2 @ (by_block**2 * left)
-        + adapted.noise**2
-    )
-    beyond = np.sqrt((doubted(adapted, f, log_s, corrections) ** 2).sum(1))
-    return Said(log_s, np.sqrt(variance), _logs(corrections), beyond)
+    known = np.einsum("ij,jk,ik->i", a, adapted.covariance, a)
+    variance = known + SPREAD**2 @ (by_block**2 * left) + adapted.noise**2
+    beyond = np.sqrt((unmeasured_logs(adapted, f, log_s, corrections) ** 2).sum(1))
+    return StepPrediction(log_s, np.sqrt(variance), _logs(corrections), beyond)
 
 
-def doubted(
-    adapted: Adapted, f: Features, log_s: np.ndarray, corrections: np.ndarray
+def unmeasured_logs(
+    adapted: Adapted, f: StepFeatures, log_s: np.ndarray, corrections: np.ndarray
 ) -> np.ndarray:
-    """What doubts of a machine do to logs of steps in nine of ten cases, down and up, of ops and of
-    links [2, 2, N].
+    """What a machine's unmeasured shares do to logs of steps in nine of ten cases [2, 2, N].
 
-    All of a kind err together. Rows that were learned from told of a knob, and of what it
-    multiplies, as much as its width shrank.
+    First axis: down and up; second: of ops and of links, all of a kind erring together. Rows that
+    were learned from told of a step effect, and of what it multiplies, as much as its width shrank.
     """
-    found = np.zeros((2, 2, len(log_s)))
-    if f.doubt is None or not f.doubt.any():
+    found, widths = np.zeros((2, 2, len(log_s))), f.unmeasured_widths
+    if widths is None or not widths.any():
         return found
-    at = np.flatnonzero(f.doubt.any(0))
+    at = np.flatnonzero(widths.any(0))
     some = jax.tree.map(lambda leaf: leaf[..., at], f)
     left = np.sqrt(np.diag(adapted.covariance)[: len(NAMES)]) / beliefs()[1]
-    moved = NINE_OF_TEN * (np.minimum(left, 1.0) * f.doubt[:, at].T).T
+    shift = NINE_OF_TEN * (np.minimum(left, 1.0) * widths[:, at].T).T
     of_ops = np.isin(NAMES, OF_OPS)[:, None]
     for way, sign in enumerate((-1, 1)):
-        for kind, knobs in enumerate((of_ops, ~of_ops)):
-            theta = adapted.theta[:, None] + sign * np.where(knobs, moved, 0.0)
-            step_s = step_seconds(some, knobs_of(theta), *_logs(corrections[:, at])).step_s
+        for kind, chosen in enumerate((of_ops, ~of_ops)):
+            theta = adapted.theta[:, None] + sign * np.where(chosen, shift, 0.0)
+            step_s = step_seconds(some, effects_of(theta), *_logs(corrections[:, at])).step_s
             found[way, kind, at] = np.log(np.asarray(step_s, float)) - log_s[at]
     return found
 
 
 def fit(
-    f: Features,
-    cells: np.ndarray,
-    measured_s: np.ndarray,
-    host: Host | None = None,
-    held: Held | None = None,
-) -> Adapted:
-    """Knobs and corrections after rows that took `measured_s` [n].
+    f: StepFeatures, cells: np.ndarray, measured_s: np.ndarray, host: Host | None = None,
+    limits: FitLimits | None = None,
+) -> Adapted:  # fmt: skip
+    """Step effects and corrections after rows that took `measured_s` [n].
 
     Rows of one run of a machine agree to a percent. Those of a sweep over many nodes and days do
     not: their own scatter, where it is larger, becomes the noise, so that corrections do not chase
     it. Rows that turn out to have stalled are fitted again as such.
     """
-    held = held or Held()
-    adapted = _fit_noise(f, cells, measured_s, host, held)
+    limits = limits or FitLimits()
+    adapted = _fit_noise(f, cells, measured_s, host, limits)
     expected_s = np.exp(predict(adapted, f, cells).log_s)
-    marked = with_stalled(f, adapted.knobs, expected_s, measured_s)
-    return (
-        _fit_noise(marked, cells, measured_s, host, held)
-        if (marked.stalls != f.stalls).any()
-        else adapted
-    )
+    marked = with_stalled(f, adapted.effects, expected_s, measured_s)
+    if (marked.stalls == f.stalls).all():
+        return adapted
+    return _fit_noise(marked, cells, measured_s, host, limits)
 
 
 def _fit_noise(
-    f: Features, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, held: Held
+    f: StepFeatures, cells: np.ndarray, measured_s: np.ndarray, host: Host | None, limits: FitLimits
 ) -> Adapted:
-    """What rows say, at the noise that they show."""
-    adapted, error = _fit(f, cells, measured_s, host, held, NOISE)
+    """What rows show, at the noise that they show."""
+    adapted, error = _fit(f, cells, measured_s, host, limits, NOISE)
     for _ in range(_NOISE_ROUNDS):
         scatter = _scatter(error, *_MOST)
-        if scatter <= adapted.noise or (
-            adapted.noise == NOISE and scatter < _CLEARLY_NOISIER * NOISE
-        ):
+        clearly = adapted.noise != NOISE or scatter >= _CLEARLY_NOISIER * NOISE
+        if scatter <= adapted.noise or not clearly:
             break
-        adapted, error = _fit(f, cells, measured_s, host, held, scatter)
+        adapted, error = _fit(f, cells, measured_s, host, limits, scatter)
     if adapted.noise == NOISE:
         return adapted
     return dataclasses.replace(adapted, noise=max(adapted.noise, _scatter(error, *_NINE)))
@@ -252,89 +232,68 @@ def _scatter(error: np.ndarray, share: float, deviations: float) -> float:
 
 
 def _fit(
-    f: Features,
-    cells: np.ndarray,
-    measured_s: np.ndarray,
-    host: Host | None,
-    held: Held,
-    noise_log: float,
-) -> tuple[Adapted, np.ndarray]:
-    """(what rows say at one noise, errors [n] in logs that it leaves)."""
+    f: StepFeatures, cells: np.ndarray, measured_s: np.ndarray, host: Host | None,
+    limits: FitLimits, noise_log: float,
+) -> tuple[Adapted, np.ndarray]:  # fmt: skip
+    """(what rows show at one noise, errors [n] in logs that it leaves)."""
     theta_0, widths = beliefs(host)
-    widths = np.array(
-        [held.widths.get(name, width) for name, width in zip(NAMES, widths, strict=True)]
-    )
-    knobs = len(theta_0)
+    pairs = zip(NAMES, widths, strict=True)
+    widths = np.array([limits.widths.get(name, width) for name, width in pairs])
+    effects = len(theta_0)
     known, of = np.unique(cells, axis=0, return_inverse=True)
     of = of.reshape(-1)
     some = len(known)
-    prior = np.zeros((knobs + _BLOCKS * some,) * 2)
-    prior[:knobs, :knobs] = np.diag(widths**2)
-    places = [knobs + at * some + np.arange(some) for at in range(_BLOCKS)]
+    prior = np.zeros((effects + _BLOCKS * some,) * 2)
+    prior[:effects, :effects] = np.diag(widths**2)
+    places = [effects + at * some + np.arange(some) for at in range(_BLOCKS)]
     for block, place in enumerate(places):
-        prior[np.ix_(place, place)] = (held.corrections * SPREAD[block]) ** 2 * (
-            _alike(known, known, block) + _JITTER * np.eye(some)
-        )
+        alike = _alike(known, known, block) + _JITTER * np.eye(some)
+        prior[np.ix_(place, place)] = (limits.corrections * SPREAD[block]) ** 2 * alike
     factor = cho_factor(prior, lower=True)
     pull = cho_solve(factor, np.eye(len(prior)))
     log_measured = np.log(measured_s)
     z_0 = np.concatenate([theta_0, np.zeros(_BLOCKS * some)])
     z, rows = z_0.copy(), np.arange(len(of))
     for _ in range(_ROUNDS):
-        log_s, by_theta, by_block = slopes(f, z[:knobs], z[knobs:].reshape(_BLOCKS, some)[:, of])
+        corrections = z[effects:].reshape(_BLOCKS, some)[:, of]
+        log_s, by_theta, by_block = slopes(f, z[:effects], corrections)
         error = log_measured - log_s
         noise = noise_log**2 * np.maximum(1.0, np.abs(error) / _FAR)
         a = np.zeros((len(of), len(z)))
-        a[:, :knobs] = by_theta
+        a[:, :effects] = by_theta
         for place, slope in zip(places, by_block, strict=True):
             a[rows, place[of]] = slope
         weighted = a.T / noise
         covariance = np.linalg.inv(pull + weighted @ a)
         wanted = z_0 + covariance @ (weighted @ (error + a @ (z - z_0)))
         z = z + _DAMPING * np.clip(wanted - z, -_LONGEST_STEP, _LONGEST_STEP)
-        z[knobs:] = np.clip(z[knobs:], -MOST_CORRECTION, MOST_CORRECTION)
-    moved = z - z_0
-    log_likelihood = -0.5 * ((error**2 / noise).sum() + np.log(noise).sum() + moved @ pull @ moved)
+        z[effects:] = np.clip(z[effects:], -MOST_CORRECTION, MOST_CORRECTION)
+    shift = z - z_0
+    log_likelihood = -0.5 * ((error**2 / noise).sum() + np.log(noise).sum() + shift @ pull @ shift)
     log_likelihood += 0.5 * np.linalg.slogdet(covariance)[1] - np.log(np.diag(factor[0])).sum()
-    found = Adapted(
-        z[:knobs],
-        known,
-        z[knobs:].reshape(_BLOCKS, some),
-        covariance,
-        len(of),
-        noise_log,
-        float(log_likelihood),
-    )
-    return found, error
+    corrections, evidence = z[effects:].reshape(_BLOCKS, some), float(log_likelihood)
+    adapted = Adapted(z[:effects], known, corrections, covariance, len(of), noise_log, evidence)
+    return adapted, error
 
 
 def slopes(
-    f: Features, theta: np.ndarray, corrections: np.ndarray
+    f: StepFeatures, theta: np.ndarray, corrections: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(log seconds [N], slopes over theta [N, K], slopes over each block's correction [B, N]) by
-    differences.
-    """
+    """(log seconds [N], slopes over theta [N, K] and over each block's correction [B, N])."""
 
     def log_s(theta: np.ndarray, corrections: np.ndarray) -> np.ndarray:
-        return np.log(
-            np.asarray(step_seconds(f, knobs_of(theta), *_logs(corrections)).step_s, float)
-        )
+        steps = step_seconds(f, effects_of(theta), *_logs(corrections))
+        return np.log(np.asarray(steps.step_s, float))
 
     here = log_s(theta, corrections)
-    by_theta = [
-        (log_s(theta + step, corrections) - here) / _STEP for step in _STEP * np.eye(len(theta))
-    ]
-    by_block = [
-        (log_s(theta, corrections + step[:, None]) - here) / _STEP
-        for step in _STEP * np.eye(_BLOCKS)
-    ]
+    of_theta, of_block = _STEP * np.eye(len(theta)), _STEP * np.eye(_BLOCKS)
+    by_theta = [(log_s(theta + step, corrections) - here) / _STEP for step in of_theta]
+    by_block = [(log_s(theta, corrections + step[:, None]) - here) / _STEP for step in of_block]
     return here, np.stack(by_theta, 1), np.stack(by_block)
 
 
 def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
-    """Correlation of what known cells leave open of a block's corrections of others [N, N]: its
-    diagonal is `of_cells`' share.
-    """
+    """Correlation that known cells leave open of a block's corrections of others [N, N]."""
     among = _alike(cells, cells, block)
     if not len(adapted.cells):
         return among
@@ -344,11 +303,9 @@ def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
 
 
 def _logs(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Corrections [B, N] as the composition takes them: of a layer's GPU, of
-    its host, of the ends.
-    """
-    layer, gpu, ends = corrections
-    return layer + gpu, layer, ends
+    """Corrections [B, N] as composed: of a layer's GPU, of its host, of embedding and head."""
+    layer, gpu, outer = corrections
+    return layer + gpu, layer, outer
 
 
 def _alike(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:

@@ -17,13 +17,13 @@ from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.training.steps.compose import Features
 from hybridperf.training.steps.cross_node import with_crossings
-from hybridperf.training.steps.features import doubts_of, features, joined
+from hybridperf.training.steps.features import features, joined, unmeasured_of
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.reference_device import shipped
-from hybridperf.training.steps.rows import Resolved, ResolvedRow, resolve
+from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve
+from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 
@@ -31,13 +31,13 @@ from hybridperf.workloads.transformer.config import TransformerConfig
 class Batch:
     """Rows of a table. `rows` are those that can be predicted, `at` their places in the table."""
 
-    resolved: Resolved
+    resolved: ResolvedRows
     at: np.ndarray  # int [N]
     rows: tuple[ResolvedRow, ...]  # [N]
-    features: Features | None  # [N]; None without rows
+    features: StepFeatures | None  # [N]; None without rows
     cells: np.ndarray  # [N, X]
     problems: Mapping[int, str]  # by place: why a row that was understood cannot be priced
-    doubts: tuple[str, ...] = ()  # [N] what of the row's machine was not measured
+    unmeasured: tuple[str, ...] = ()  # [N] what of the row's machine was not measured
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,12 +54,12 @@ class Batch:
 
 
 @functools.cache
-def shared_bank() -> Bank:
-    """The bank of this process."""
-    return Bank()
+def shared_price_cache() -> PriceCache:
+    """The cache that a process shares."""
+    return PriceCache()
 
 
-class Bank:
+class PriceCache:
     """Models and prices, each loaded and computed once."""
 
     def __init__(self) -> None:
@@ -67,11 +67,10 @@ class Bank:
         self._prices: dict[tuple[str, str, str], Prices] = {}
 
     def prices(self, machine: Machine) -> Prices:
-        """Of calls on one machine."""
+        """Prices of calls on one machine."""
         if machine.key not in self._prices:
-            self._prices[machine.key] = Prices(
-                self._model(machine), _links(machine), machine.spec, shipped
-            )
+            model, links = self._model(machine), _links(machine)
+            self._prices[machine.key] = Prices(model, links, machine.spec, shipped)
         return self._prices[machine.key]
 
     def _model(self, machine: Machine) -> PerfModel:
@@ -87,77 +86,54 @@ class Bank:
         """The rows of a table; `device`, `system` as in `resolve`."""
         return self.priced(resolve(frame, device, system))
 
-    def priced(self, resolved: Resolved) -> Batch:
+    def priced(self, resolved: ResolvedRows) -> Batch:
         """Understood rows with their features."""
-        by_machine: dict[tuple[str, str, str], list[int]] = {}
+        by_machine: dict[tuple[str, str, str], tuple[Machine, list[int]]] = {}
         for at in resolved.predictable:
             machine = resolved.rows[at].machine
             assert machine is not None
-            by_machine.setdefault(machine.key, []).append(at)
-        parts: list[tuple[Features, list[int]]] = []
+            by_machine.setdefault(machine.key, (machine, []))[1].append(at)
+        parts: list[tuple[StepFeatures, list[int]]] = []
         problems: dict[int, str] = {}
-        for places in by_machine.values():
-            machine = resolved.rows[places[0]].machine
-            assert machine is not None
-            good, failed = self._features(
-                [(at, _config(resolved.rows[at])) for at in places], machine
-            )
+        for machine, places in by_machine.values():
+            configs = [(at, _config(resolved.rows[at])) for at in places]
+            good, failed = self._features(configs, machine)
             parts += good
             problems |= {at: f"{resolved.rows[at].name}: {why}" for at, why in failed.items()}
         priced = np.array(sorted(place for _, places in parts for place in places), int)
-        order = {place: i for i, place in enumerate(priced.tolist())}
         rows = tuple(resolved.rows[place] for place in priced)
         whole = None
         if parts:
-            whole = joined(
-                [(part, np.array([order[place] for place in places])) for part, places in parts],
-                len(priced),
-            )
-            whole = with_crossings(whole, rows)
-        return Batch(
-            resolved,
-            priced,
-            rows,
-            whole,
-            cells_of([_config(row) for row in rows]),
-            problems,
-            self._doubts(rows),
-        )
+            placed = [(part, np.searchsorted(priced, places)) for part, places in parts]
+            whole = with_crossings(joined(placed, len(priced)), rows)
+        cells = cells_of([_config(row) for row in rows])
+        return Batch(resolved, priced, rows, whole, cells, problems, self._unmeasured(rows))
 
-    def _doubts(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
+    def _unmeasured(self, rows: tuple[ResolvedRow, ...]) -> tuple[str, ...]:
         return tuple(
-            "; ".join(doubts_of(_config(row), self._prices[row.machine.key]).said)
+            "; ".join(unmeasured_of(_config(row), self._prices[row.machine.key]).notes)
             for row in rows
             if row.machine is not None
         )
 
     def _features(
         self, rows: list[tuple[int, TransformerConfig]], machine: Machine
-    ) -> tuple[list[tuple[Features, list[int]]], dict[int, str]]:
-        """Features of rows of one machine; where one of them cannot be priced each is tried by
-        itself.
-        """
+    ) -> tuple[list[tuple[StepFeatures, list[int]]], dict[int, str]]:
+        """Features of rows of one machine; where one cannot be priced, halves are tried apart."""
         try:
-            return [
-                (
-                    features([config for _, config in rows], self.prices(machine)),
-                    [at for at, _ in rows],
-                )
-            ], {}
+            found = features([config for _, config in rows], self.prices(machine))
+            return [(found, [at for at, _ in rows])], {}
         except InputError as error:
             if len(rows) == 1:
                 return [], {rows[0][0]: str(error)}
             half = len(rows) // 2
-            (first, failed), (second, also) = (
-                self._features(part, machine) for part in (rows[:half], rows[half:])
-            )
+            first, failed = self._features(rows[:half], machine)
+            second, also = self._features(rows[half:], machine)
             return first + second, failed | also
 
 
 def cells_of(configs: list[TransformerConfig]) -> np.ndarray:
-    """What tells layers apart for a correction [N, X]: logs of hidden size, tensor-parallel degree,
-    tokens of a micro-batch, sequence.
-    """
+    """Inputs of a correction [N, X]: log2 of hidden, tp, tokens of a micro-batch, sequence."""
     sizes = [(c.shape.hidden, c.layout.tp, c.tokens / c.layout.cp, c.shape.seq) for c in configs]
     return np.log2(np.array(sizes, float).reshape(-1, 4))
 
@@ -177,7 +153,7 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
 
 @functools.lru_cache(65536)
 def _with_recompute(config: TransformerConfig, mode: Any) -> TransformerConfig:
-    """One object for all rows that say the same."""
+    """One object for all rows of equal configs."""
     return config.replace(layout=config.layout.replace(recompute=mode))
 
 
@@ -187,9 +163,7 @@ def _config(row: ResolvedRow) -> TransformerConfig:
 
 
 def _links(machine: Machine) -> CollectiveModel:
-    """The links of a row's system at the rates that its cluster has: measured, where a calibration
-    of it is shipped, else as others are.
-    """
+    """The links of a row's system: of its shipped calibration, else as others are."""
     if find_collectives(machine.system.id) is None:
         return fit_collectives(None, machine.system)[0]
     measured = load_collectives(machine.system.id)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,8 @@ import numpy as np
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Gemm
-from hybridperf.training.steps.compose import PHASES, Block
 from hybridperf.training.steps.prices import Prices
+from hybridperf.training.steps.step_features import PHASES, BlockPrices
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
 from hybridperf.workloads.transformer.passes import Passes, Step, Steps
@@ -38,10 +39,14 @@ from hybridperf.workloads.transformer.weights import (
 )
 
 _ALIGNED = 8  # numbers of 16 bits: what tensor cores load at once
-_FIELDS = tuple(field.name for field in dataclasses.fields(Block))
+_FIELDS = tuple(field.name for field in dataclasses.fields(BlockPrices))
+_KERNEL_FIELDS = operator.attrgetter(
+    "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "dropout",
+    "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
+)  # fmt: skip
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 _COLLECTIVE = {"tp": "tp", "cp": "exchange", "ep": "exchange", "zero": "gather"}
-Parts = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
+LayerPasses = tuple[tuple[float, Passes], ...]  # passes of kinds of layers, with the share of each
 
 
 class Unique:
@@ -56,30 +61,23 @@ class Unique:
 
     def not_in(self, known: Mapping[Any, Any]) -> dict[Any, TransformerConfig]:
         """Keys that are new, with the thing that stands for each."""
-        return {
-            key: thing
-            for key, thing in zip(self.keys, self.unique, strict=True)
-            if key not in known
-        }
+        pairs = zip(self.keys, self.unique, strict=True)
+        return {key: thing for key, thing in pairs if key not in known}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Passes of a layer, the embedding and the head, and the nodes on which collectives run, by
-    part; None: as they say.
-    """
+    """Passes of a layer, the embedding and the LM head; nodes of collectives, if not as built."""
 
-    layers: Parts
-    embedding: Parts
-    head: Parts
+    layers: LayerPasses
+    embedding: LayerPasses
+    head: LayerPasses
     nodes: Mapping[str, int] | None = None
     attention: tuple[str, str] = ("", "")  # generation of fused attention and its dtype
 
 
 def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> list[Cell]:
-    """A cell of each config, what is sharded apart. Cells that differ only by nodes share their
-    steps; `built`: those known before.
-    """
+    """A cell of each config, sharding apart; cells that differ by nodes share steps (`built`)."""
     found = []
     for config in configs:
         key = _kept_key(config)
@@ -87,10 +85,8 @@ def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> lis
             built[key] = _kept(config)
         cell, mode = built[key], config.layout.recompute
         if (key, mode) not in built:
-            built[key, mode] = dataclasses.replace(
-                cell,
-                layers=tuple((share, recompute(passes, mode)) for share, passes in cell.layers),
-            )
+            layers = tuple((share, recompute(passes, mode)) for share, passes in cell.layers)
+            built[key, mode] = dataclasses.replace(cell, layers=layers)
         nodes = {dim: config.group(dim).nodes for dim in _PLACED}
         found.append(dataclasses.replace(built[key, mode], nodes=nodes))
     return found
@@ -99,11 +95,8 @@ def cells_of(configs: Iterable[TransformerConfig], built: dict[Any, Any]) -> lis
 @functools.lru_cache(65536)
 def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a cell of `cells_of` depends on."""
-    return (
-        *_kept_key(config),
-        config.layout.recompute,
-        *(config.group(dim).nodes for dim in _PLACED),
-    )
+    nodes = (config.group(dim).nodes for dim in _PLACED)
+    return (*_kept_key(config), config.layout.recompute, *nodes)
 
 
 def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
@@ -113,36 +106,13 @@ def _kept_key(config: TransformerConfig) -> tuple[Any, ...]:
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
     experts = (config.expert_messages, config.group("ep").nodes) if x.ep > 1 else ()
-    return (
-        shape,
-        x.tp,
-        x.cp,
-        x.ep,
-        x.expert_tp,
-        x.sequence_parallel,
-        x.micro_batch,
-        repeats,
-        *experts,
-        *kernels_key(config),
-    )
+    ranks = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch)
+    return (shape, *ranks, repeats, *experts, *kernels_key(config))
 
 
 def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:
     """Fields of a config that decide which kernels run, on what."""
-    c = config
-    return (
-        c.dtype,
-        c.quant,
-        c.attention,
-        c.attention_kernel,
-        c.framework,
-        c.grouped_experts,
-        c.dropout,
-        c.fused_loss,
-        c.vocab_multiple,
-        c.optimizer,
-        c.gradient_bytes,
-    )
+    return _KERNEL_FIELDS(config)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -155,9 +125,8 @@ def _kept(config: TransformerConfig) -> Cell:
     plain = config.replace(layout=config.layout.replace(zero=0, shard_ranks=None, recompute="none"))
     layers = tuple((share, layer_passes(plain, kind)) for kind, share in _kinds(plain))
     attention = (config.attention_kernel if config.attention == "fused" else "", config.dtype)
-    return Cell(
-        layers, ((1.0, embedding_passes(plain)),), ((1.0, head_passes(plain)),), attention=attention
-    )
+    embedding, head = embedding_passes(plain), head_passes(plain)
+    return Cell(layers, ((1.0, embedding),), ((1.0, head),), attention=attention)
 
 
 def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
@@ -173,44 +142,31 @@ def shards_key(config: TransformerConfig) -> tuple[Any, ...]:
     x = config.layout
     if x.zero < 2:
         return ()
-    groups = tuple(config.group(dim) for dim in ("shard", "replica", "expert_data"))
-    return (
-        config.shape,
-        x.zero,
-        x.tp,
-        x.ep,
-        x.expert_tp,
-        copies_embedding(config),
-        *kernels_key(config),
-        *groups,
-    )
+    groups = (config.group(dim) for dim in ("shard", "replica", "expert_data"))
+    sizes = (config.shape, x.zero, x.tp, x.ep, x.expert_tp, copies_embedding(config))
+    return (*sizes, *kernels_key(config), *groups)
 
 
 def shards_of(config: TransformerConfig) -> Cell:
     """Only the gathers and scatters of sharded weights."""
 
-    def around(weights: Weights) -> Passes:
+    def sharded(weights: Weights) -> Passes:
         return shard_parameters(Passes(), weights, config)
 
-    layers = tuple((share, around(layer_weights(config, kind))) for kind, share in _kinds(config))
-    return Cell(
-        layers, ((1.0, around(embedding_weights(config))),), ((1.0, around(head_weights(config))),)
-    )
+    layers = tuple((share, sharded(layer_weights(config, kind))) for kind, share in _kinds(config))
+    embedding, head = sharded(embedding_weights(config)), sharded(head_weights(config))
+    return Cell(layers, ((1.0, embedding),), ((1.0, head),))
 
 
 class Sums:
-    """Amounts of the fields of a layer, the embedding and the head, of some cells. Steps that cells
-    share are looked at once.
-    """
+    """Amounts of the fields of a layer, the embedding and the LM head, of some cells."""
 
     def __init__(self, cells: Sequence[Cell]):
         self.cells = cells  # kept: steps are told apart by identity
-        self._ops: dict[
-            int, tuple[int, list[Step], list[Step], set[str]]
-        ] = {}  # place, ops, collectives and their parts, by identity
-        self._sent: dict[
-            tuple[Any, ...], tuple[int, list[tuple[str, Any]]]
-        ] = {}  # place, field and call, by identity and nodes
+        # place, ops, collectives and their parts, by identity
+        self._ops: dict[int, tuple[int, list[Step], list[Step], set[str]]] = {}
+        # place, field and call, by identity and nodes
+        self._sent: dict[tuple[Any, ...], tuple[int, list[tuple[str, Any]]]] = {}
         self._terms = [
             (at, block, phase, share, *self._places(getattr(passes, called), cell.nodes))
             for at, cell in enumerate(cells)
@@ -224,54 +180,42 @@ class Sums:
         yield from (step.call for _, steps, _, _ in self._ops.values() for step in steps)
         yield from (call for _, sent in self._sent.values() for _, call in sent)
 
-    def blocks(self, prices: Prices) -> list[Block]:
+    def blocks(self, prices: Prices) -> list[BlockPrices]:
         """The layer, the embedding and the head of all cells, [P, C] each field."""
-        return [Block(*fields) for fields in np.moveaxis(self.amounts(prices), 0, -1)]
+        return [BlockPrices(*fields) for fields in np.moveaxis(self.amounts(prices), 0, -1)]
 
     def amounts(self, prices: Prices) -> np.ndarray:
-        """Of each cell [C, 3, F, P]."""
+        """Amounts of each cell [C, 3, F, P]."""
         count = len(self.cells) * 3 * len(PHASES)
         if not count:
             return np.zeros((0, 3, len(_FIELDS), len(PHASES)))
         computed = np.array([_computed(steps, prices) for _, steps, _, _ in self._ops.values()])
         sent = np.array([_amounts(calls, prices) for _, calls in self._sent.values()])
-        at, block, phase, share, ops, sends = (
-            np.array(column) for column in zip(*self._terms, strict=True)
-        )
+        columns = zip(*self._terms, strict=True)
+        at, block, phase, share, ops, sends = (np.array(column) for column in columns)
         terms = share[:, None] * (computed[ops] + sent[sends])
         places = (at * 3 + block) * len(PHASES) + phase
         found = np.stack([np.bincount(places, term, count) for term in terms.T])
         found = found.reshape(len(_FIELDS), -1, 3, len(PHASES))
-        factors = {
-            kind: prices.attention_factor(*kind) for kind in {cell.attention for cell in self.cells}
-        }
-        found[_FIELDS.index("attention_s")] *= np.array(
-            [factors[cell.attention] for cell in self.cells]
-        )[:, None, None]
+        kinds = {cell.attention for cell in self.cells}
+        factors = {kind: prices.attention_factor(*kind) for kind in kinds}
+        slower = np.array([factors[cell.attention] for cell in self.cells])
+        found[_FIELDS.index("attention_s")] *= slower[:, None, None]
         return found.transpose(1, 2, 0, 3)
 
     def _places(self, steps: Steps, nodes: Mapping[str, int] | None) -> tuple[int, int]:
         known = self._ops.get(id(steps))
         if known is None:
-            sends = [step for step in steps if not step.is_op]
-            known = self._ops[id(steps)] = (
-                len(self._ops),
-                [step for step in steps if step.is_op],
-                sends,
-                {step.part for step in sends},
-            )
+            ops, sends = ([one for one in steps if one.is_op == is_op] for is_op in (True, False))
+            known = self._ops[id(steps)] = (len(self._ops), ops, sends, {one.part for one in sends})
         at, _, sends, parts = known
-        key = (
-            (id(steps), *(nodes[name] for name in _PLACED if name in parts))
-            if nodes
-            else (id(steps),)
-        )
+        key: tuple[Any, ...] = (id(steps),)
+        if nodes:
+            key += tuple(nodes[name] for name in _PLACED if name in parts)
         sent = self._sent.get(key)
         if sent is None:
-            sent = self._sent[key] = (
-                len(self._sent),
-                [one for step in sends for one in _collectives(step, nodes)],
-            )
+            calls = [one for step in sends for one in _collectives(step, nodes)]
+            sent = self._sent[key] = (len(self._sent), calls)
         return at, sent[0]
 
 
@@ -287,9 +231,7 @@ def _computed(steps: Iterable[Step], prices: Prices) -> list[float]:
 
 
 def _collectives(step: Step, nodes: Mapping[str, int] | None) -> Iterator[tuple[str, Any]]:
-    """The field of a collective and its call; beside what gathers shards, a
-    node's own part of it.
-    """
+    """The field of a collective and its call; of gathered shards a node's own part, too."""
     field, call = _COLLECTIVE[step.part], _placed(step, nodes)
     yield field, call
     inside = inside_a_node(call) if field == "gather" else None
@@ -310,33 +252,22 @@ def _amounts(calls: Iterable[tuple[str, Any]], prices: Prices) -> list[float]:
 def _placed(step: Step, nodes: Mapping[str, int] | None) -> Any:
     """A step's call, a collective on as many nodes as its group lies on."""
     call = step.call
-    if (
-        nodes is None
-        or not isinstance(call, CollectiveCall)
-        or nodes.get(step.part, call.nodes) == call.nodes
-    ):
+    if nodes is None or not isinstance(call, CollectiveCall):
         return call
-    return dataclasses.replace(call, nodes=nodes[step.part])
+    count = nodes.get(step.part, call.nodes)
+    return call if count == call.nodes else dataclasses.replace(call, nodes=count)
 
 
 def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
-    """What a node's own ranks do of a collective, with as many bytes; None where each node has but
-    one of the ranks.
-    """
+    """What a node's own ranks do of a collective; None where each node has one of the ranks."""
     each = call.ranks_per_node
-    return (
-        None
-        if each == 1
-        else call
-        if call.nodes == 1
-        else dataclasses.replace(call, ranks=each, nodes=1)
-    )
+    if each == 1 or call.nodes == 1:
+        return None if each == 1 else call
+    return dataclasses.replace(call, ranks=each, nodes=1)
 
 
 def misaligned(step: Step) -> bool:
-    """Whether a 16-bit product has rows that tensor cores cannot load whole: a width, not a count
-    of tokens, is no multiple of 8.
-    """
+    """Whether a 16-bit product has rows that tensor cores cannot load whole (width % 8)."""
     op = step.op
     if not isinstance(op, Gemm) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
         return False

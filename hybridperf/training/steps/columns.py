@@ -2,8 +2,11 @@
 their spelling, or go by another name.
 
 A table may have any other columns. But a header in capitals, cells between semicolons or
-"microbatch" would be passed over without a word and each row refused, or worse, predicted by what
-is assumed where nothing is said.
+"microbatch" would be passed over without a word and each row refused, or worse, predicted by
+assumptions.
+
+A column that is read is added in two files: its name to `READ`, its reader to `row_shape.py`,
+`row_layout.py` or `rows.py`.
 """
 
 from __future__ import annotations
@@ -27,53 +30,31 @@ _ALIKE = 0.85  # of difflib's ratio: "microbatch" and "micro_batches", not "sequ
 
 
 def misspelt(columns: Iterable[str]) -> dict[str, str]:
-    """Columns that are not read, by their name, with the column that each is taken for a
-    misspelling of.
-    """
+    """Columns that are not read, with the column that each is taken for a misspelling of."""
     named = [str(name) for name in columns]
     absent = [name for name in READ if name not in named]
     found = {}
     for name in named:
-        if name in READ:
-            continue
-        called = column_called(name)
-        near = (
-            [called]
-            if called in absent
-            else difflib.get_close_matches(plain(name), absent, 1, _ALIKE)
-        )
-        if near:
-            found[name] = near[0]
+        if name not in READ:
+            called = column_called(name)
+            near = difflib.get_close_matches(plain(name), absent, 1, _ALIKE)
+            if called in absent or near:
+                found[name] = called if called in absent else near[0]
     return found
 
 
 def check_columns(columns: Iterable[str]) -> None:
-    """`InputError` for a table no row of which can say its model."""
+    """`InputError` for a table no row of which can name its model."""
     named = [str(name) for name in columns]
-    if "model" in named or set(_SIZES) - (
-        {"seq"} if {"image", "patch"} <= set(named) else set()
-    ) <= set(named):
+    derived = {"seq"} if {"image", "patch"} <= set(named) else set()
+    if "model" in named or set(_SIZES) - derived <= set(named):
         return
-    near = "".join(
-        f", {wrong!r} for {right!r}"
-        for wrong, right in misspelt(named).items()
-        if right in ("model", *_SIZES)
-    )
-    separator = next(
-        (
-            word
-            for sign, word in ((";", "semicolons"), ("\t", "tabs"))
-            if len(named) == 1 and sign in named[0]
-        ),
-        "",
-    )
-    mend = (
-        f"separate cells by commas, not {separator}"
-        if separator
-        else f"rename{near[1:]}"
-        if near
-        else "name columns so"
-    )
+    pairs = misspelt(named).items()
+    near = [f"{wrong!r} for {right!r}" for wrong, right in pairs if right in ("model", *_SIZES)]
+    mend = f"rename {', '.join(near)}" if near else "name columns so"
+    for sign, what in ((";", "semicolons"), ("\t", "tabs")):
+        if len(named) == 1 and sign in named[0]:
+            mend = f"separate cells by commas, not {what}"
     have = ", ".join(map(repr, named[:8])) + (", ..." if len(named) > 8 else "")
     raise InputError(
         f"expected a column model, or {', '.join(_SIZES)}, in a table of training steps, got"

@@ -28,15 +28,20 @@ PARAMETER_TOLERANCE = 0.05
 
 
 def of(
-    row: Mapping[str, Any],
-    shape: TransformerShape,
-    layout: Layout,
-    machine: Machine,
-    dtype: str,
-    quant: str,
-    global_batch: int | None,
-) -> tuple[str, ...]:
-    """What contradicts itself, one sentence each."""
+    row: Mapping[str, Any], shape: TransformerShape, layout: Layout, machine: Machine, dtype: str,
+    quant: str, global_batch: int | None,
+) -> tuple[str, ...]:  # fmt: skip
+    """What contradicts itself, one sentence each.
+
+    Args:
+        row: its fields as they stand.
+        shape: the model it was understood as.
+        layout: the layout it was understood as.
+        machine: whose peak its MFU is of.
+        dtype: of activations.
+        quant: recipe of products, "" for `dtype`.
+        global_batch: samples of a step; None: the row gives none.
+    """
     found = []
     batch = layout.micro_batch * layout.accumulation * layout.dp
     if global_batch is not None and batch != global_batch:
@@ -48,30 +53,16 @@ def of(
     step_s, tokens_per_s = number(row, "step_time_s"), number(row, "tokens_per_s")
     tokens = (global_batch or batch) * shape.seq
     per_gpu, gpus = number(row, "tokens_per_s_gpu"), number(row, "n_gpus")
-    rounding = (
-        0.0 if per_gpu is None else 0.5 / per_gpu
-    )  # whole tokens of a GPU, whose sum is then published too
-    said = None if step_s is None else tokens / step_s
-    found += _differs(
-        "tokens/s", tokens_per_s, said, RATE_TOLERANCE + rounding, "batch x sequence / step time"
-    )
+    # whole tokens of a GPU, whose sum is then published too
+    tolerance = RATE_TOLERANCE + (0.0 if per_gpu is None else 0.5 / per_gpu)
+    rate = None if step_s is None else tokens / step_s
+    found += _differs("tokens/s", tokens_per_s, rate, tolerance, "batch x sequence / step time")
     whole = None if per_gpu is None or gpus is None else per_gpu * gpus
     found += _differs("tokens/s", tokens_per_s, whole, RATE_TOLERANCE, "tokens/s of a GPU x GPUs")
-    found += _mfu_differs(
-        number(row, "mfu"),
-        shape,
-        layout,
-        peak_flops_per_s(machine.spec, dtype, quant),
-        tokens,
-        step_s,
-    )
-    found += _differs(
-        "parameters",
-        number(row, "params"),
-        shape.parameters,
-        PARAMETER_TOLERANCE,
-        "those of the sizes",
-    )
+    peak, mfu = peak_flops_per_s(machine.spec, dtype, quant), number(row, "mfu")
+    found += _mfu_differs(mfu, shape, layout, peak, tokens, step_s)
+    own, counted = number(row, "params"), shape.parameters
+    found += _differs("parameters", own, counted, PARAMETER_TOLERANCE, "those of the sizes")
     return tuple(found)
 
 
@@ -93,26 +84,19 @@ def _differs(
 
 
 def _mfu_differs(
-    percent: float | None,
-    shape: TransformerShape,
-    layout: Layout,
-    peak: float | None,
-    tokens: float,
-    step_s: float | None,
-) -> list[str]:
+    percent: float | None, shape: TransformerShape, layout: Layout, peak: float | None,
+    tokens: float, step_s: float | None,
+) -> list[str]:  # fmt: skip
     """Against FLOPs / (time x peak), however FLOPs are counted: attention whole or its causal half,
     matrices alone or six per parameter.
     """
     if percent is None or step_s is None or peak is None:
         return []
-    matrices, attention = (
-        shape.model_flops(tokens, causal=True),
-        shape.model_flops(tokens) - shape.model_flops(tokens, causal=True),
-    )
+    matrices = shape.model_flops(tokens, causal=True)
+    attention = shape.model_flops(tokens) - matrices
     six = 6 * shape.active_parameters * tokens
     counts = (matrices, matrices + attention, six, six + attention, six + 2 * attention)
     ours = [flops / (step_s * layout.ranks * peak) for flops in counts]
     nearest = min(ours, key=lambda one: abs(math.log(one * 100 / percent)))
-    return _differs(
-        "MFU", percent / 100, nearest, MFU_TOLERANCE + MFU_ROUNDING / percent, "FLOPs / time / peak"
-    )
+    tolerance = MFU_TOLERANCE + MFU_ROUNDING / percent
+    return _differs("MFU", percent / 100, nearest, tolerance, "FLOPs / time / peak")

@@ -1,5 +1,5 @@
-"""What a pipeline over several nodes adds, as one framework's sweep of 862 layouts shows it
-(training_steps.md, sections 3 and 4).
+"""What a pipeline over several nodes adds, as measured sweeps of one framework show it (the 862
+layouts of the Ultra-Scale Playbook, Hugging Face 2025, run by nanotron).
 
     collectives over nodes   about half a millisecond per node, or the links' time, whichever is
                              more
@@ -8,7 +8,7 @@
                              backward together, whatever the micro-batch
     sharded optimizers       weights come back layer by layer around a ring: some 30 us for each
                              layer and data rank
-    whole gradients          without a sharded optimizer they are reduced beside the last
+    whole gradients          without a sharded optimizer they are reduced during the last
                              micro-batch's backward pass
     stalls                   in some runs each message between stages takes a quarter of a second: 2
                              messages per micro-batch and stage with two stages, 4 with more. With
@@ -16,8 +16,8 @@
 
 The chance is no interval but a second branch: a step is ten times as slow or it is not. `stalled_s`
 is what it adds, `stall_chance` how often that happened; measured rows nearer to a stalled step than
-to the expected one are told to a fit as stalled (`with_stalled`), so that they say how long a stall
-is and nothing of how fast the others are. Everything else is an ordinary knob. Rows of frameworks
+to the expected one are fitted as stalled (`with_stalled`): they tell how long a stall is, not how
+fast the others are. Everything else is an ordinary step effect. Rows of frameworks
 that show none of this (`transformer/frameworks.toml`) have zeros in its features.
 
 Axes: N rows.
@@ -29,16 +29,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hybridperf.io.namespace import Array
+from hybridperf.training.steps.rows import ResolvedRow
+from hybridperf.training.steps.step_effects import StepEffects
+from hybridperf.training.steps.step_features import StepFeatures
 from hybridperf.workloads.transformer.framework import framework_habits
-
-if TYPE_CHECKING:
-    from hybridperf.training.steps.compose import Features
-    from hybridperf.training.steps.knobs import Knobs
-    from hybridperf.training.steps.rows import ResolvedRow
 
 SURELY_NODES = 4  # of a tensor-parallel group: from here on every run with a pipeline stalled
 # Of the larger of latency and links' time: short messages show both. By hand; with half or twice as
@@ -53,7 +52,7 @@ _TWO_STAGES, _MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage
 _LOG_ODDS, _LOG_ODDS_PER_DOUBLING, _FEW_NODES, _NARROW_TP = -2.0, 1.0, 8, 4
 
 
-def with_crossings(f: Features, rows: Sequence[ResolvedRow]) -> Features:
+def with_crossings(f: StepFeatures, rows: Sequence[ResolvedRow]) -> StepFeatures:
     """The features with `crossing` and `stalls` as the rows' frameworks have them."""
     found = [_crossing(row) for row in rows]
     crossing = np.array([one for one, _ in found], float)
@@ -61,21 +60,21 @@ def with_crossings(f: Features, rows: Sequence[ResolvedRow]) -> Features:
     sure = crossing * (np.asarray(f.tp_nodes) >= SURELY_NODES)
     waiting = np.array([float(_habit(row, "ring_waits")) for row in rows])
     gathered = np.array([_gathered_layers(row) for row in rows], float) * np.asarray(f.layers_first)
-    beside = np.where([_reduces_beside(row) for row in rows], 1.0, np.asarray(f.reduction_hidden))
+    hidden = np.where([_hides_reduction(row) for row in rows], 1.0, np.asarray(f.reduction_hidden))
     return dataclasses.replace(
         f,
         waiting=waiting,
         crossing=crossing,
         stalls=sure * stalls,
         gathered_layers=gathered,
-        reduction_hidden=beside,
+        reduction_hidden=hidden,
     )
 
 
-def with_stalled(f: Features, k: Knobs, expected_s: np.ndarray, measured_s: np.ndarray) -> Features:
-    """The features with `stalls` where a step [N] that may stall took nearer to a stalled one's
-    time than to the expected one.
-    """
+def with_stalled(
+    f: StepFeatures, k: StepEffects, expected_s: np.ndarray, measured_s: np.ndarray
+) -> StepFeatures:
+    """The features with `stalls` where a step [N] took nearer to a stalled one's time."""
     messages = np.where(np.asarray(f.stages) == 2, _TWO_STAGES, _MORE_STAGES) * np.asarray(
         f.crossing
     )
@@ -85,18 +84,13 @@ def with_stalled(f: Features, k: Knobs, expected_s: np.ndarray, measured_s: np.n
 
 
 def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
-    """How often a step like each row stalls [N]; 0 where nothing of it is known, or where the
-    prediction has it already.
-    """
+    """How often a step like each row stalls [N]; 0 where unknown or predicted already."""
     out = np.zeros(len(rows))
     for at, row in enumerate(rows):
         config = row.config
-        if (
-            config is None
-            or not _crossing(row)[0]
-            or config.layout.dp == 1
-            or config.group("tp").nodes >= SURELY_NODES
-        ):
+        if config is None or not _crossing(row)[0] or config.layout.dp == 1:
+            continue
+        if config.group("tp").nodes >= SURELY_NODES:
             continue
         doublings = max(0.0, math.log2(config.layout.ranks / config.gpus_per_node / _FEW_NODES))
         narrow = config.layout.tp <= _NARROW_TP
@@ -104,59 +98,47 @@ def stall_chance(rows: Sequence[ResolvedRow]) -> np.ndarray:
     return out
 
 
-def stalled_s(f: Features, k: Knobs, rows: Sequence[ResolvedRow]) -> np.ndarray:
+def stalled_s(f: StepFeatures, k: StepEffects, rows: Sequence[ResolvedRow]) -> np.ndarray:
     """Seconds that a stalled step takes longer [N]."""
     return _stalls_s(f, k, np.array([_crossing(row)[1] for row in rows], float))
 
 
-def across_s(xp: Any, links_s: Any, latency_s: Any) -> Any:
-    """Collectives over nodes: smoothly the larger of both."""
+def across_s(xp: Any, links_s: Array, latency_s: Array) -> Array:
+    """Seconds of collectives over nodes: smoothly the larger of both."""
     most = xp.maximum(links_s, latency_s) + 1e-12
-    return most * ((links_s / most) ** _SHARPNESS + (latency_s / most) ** _SHARPNESS) ** (
-        1 / _SHARPNESS
-    )
+    powers = (links_s / most) ** _SHARPNESS + (latency_s / most) ** _SHARPNESS
+    return most * powers ** (1 / _SHARPNESS)
 
 
-def ring_latency_s(f: Features, k: Knobs, calls: Any) -> Any:
-    """Of some collectives over nodes, beside what their bytes take."""
+def ring_latency_s(f: StepFeatures, k: StepEffects, calls: Array) -> Array:
+    """Latency of collectives over nodes, apart from what their bytes take."""
     return (k.tp_across_node_s + k.ring_wait_s * f.waiting) * f.tp_nodes * calls
 
 
-def crossing_host_s(f: Features, k: Knobs, xp: Any) -> Any:
-    """Seconds that the host of a layer waits in a crossing pipeline; a ring's latency comes on top,
-    where its group crosses, too.
-    """
+def crossing_host_s(f: StepFeatures, k: StepEffects, xp: Any) -> Array:
+    """Seconds that a layer's host waits in a crossing pipeline, with a crossing ring's latency."""
     latency_s = ring_latency_s(f, k, f.layer.tp_calls.sum(0))
-    return f.crossing * xp.where(
-        f.tp > 1, k.crossing_tp_s * f.tp + xp.where(f.tp_nodes > 1, latency_s, 0.0), 0.0
-    )
+    waits_s = k.crossing_tp_s * f.tp + xp.where(f.tp_nodes > 1, latency_s, 0.0)
+    return f.crossing * xp.where(f.tp > 1, waits_s, 0.0)
 
 
 def _gathered_layers(row: ResolvedRow) -> float:
-    """Data ranks that a layer's updated weights come from, where the framework gathers them layer
-    by layer.
-    """
+    """Data ranks that a layer's updated weights come from, where they are gathered by layer."""
     if row.config is None or not _habit(row, "gathers_by_layer"):
         return 0.0
     layout = row.config.layout
     return float(layout.data_ranks) if layout.zero in (1, 2) and layout.data_ranks > 1 else 0.0
 
 
-def _reduces_beside(row: ResolvedRow) -> bool:
-    """Whether the framework reduces gradients beside the backward pass only where no rank keeps
-    just a part of the optimizer.
-    """
-    return (
-        _habit(row, "reduces_whole_gradients_beside")
-        and row.config is not None
-        and row.config.layout.zero == 0
-    )
+def _hides_reduction(row: ResolvedRow) -> bool:
+    """Whether gradients are reduced during the backward pass because the optimizer is whole."""
+    whole = row.config is not None and row.config.layout.zero == 0
+    return whole and _habit(row, "reduces_whole_gradients_beside")
 
 
-def _stalls_s(f: Features, k: Knobs, messages: np.ndarray) -> np.ndarray:
-    slots = (
-        np.asarray(f.micro_batches) + (np.asarray(f.stages) - 1) / 2
-    )  # filling and draining overlap by half
+def _stalls_s(f: StepFeatures, k: StepEffects, messages: np.ndarray) -> np.ndarray:
+    # filling and draining overlap by half
+    slots = np.asarray(f.micro_batches) + (np.asarray(f.stages) - 1) / 2
     return np.asarray(k.stall_s * messages * slots)
 
 

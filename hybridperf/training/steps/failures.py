@@ -19,18 +19,14 @@ from hybridperf.workloads.transformer.framework import framework_habits
 
 
 def endings(frame: pd.DataFrame) -> pd.Series:
-    """How each measured run of a table ended: `ok`, or what its column `status` says, in small
-    letters [N].
-    """
+    """How each measured run of a table ended: `ok`, or its `status` in small letters [N]."""
     if "status" not in frame:
         return pd.Series("ok", frame.index)
     return frame["status"].fillna("ok").astype(str).str.strip().str.lower()
 
 
 def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> list[str]:
-    """A sentence for each row that would not run, with the bytes its fullest rank needs [N]; "" for
-    those that would.
-    """
+    """Why each row would not run, by the bytes its fullest rank needs [N]; "" where it would."""
     return [
         "; ".join(filter(None, (_too_large(row, float(needed)), _ruled_out(row))))
         for row, needed in zip(rows, needed_bytes, strict=True)

@@ -29,8 +29,8 @@ from hybridperf.training.steps.cells import (
     shards_key,
     shards_of,
 )
-from hybridperf.training.steps.compose import Block, Features
-from hybridperf.training.steps.prices import Doubts, Prices
+from hybridperf.training.steps.prices import Prices, Unmeasured
+from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
@@ -43,118 +43,84 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "tp": ("tp", "tp_across"), "cp": ("exchange",), "ep": ("exchange",), "shard": ("gather",),
     "data": ("reduction",), "pp": ("p2p",),
 }  # fmt: skip
+_COLUMNS = (
+    "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches", "fill",
+    "chunks", "sends_hidden", "tp_nodes", "reduction_hidden", "tp", "schedule",
+)  # fmt: skip
+_OF_UPDATE = (
+    "reduction_s", "reduction_calls", "updated_s", "optimizer_s", "optimizer_kernels",
+)  # fmt: skip
 _PROBED_BYTES = 64e6
 # share of a step that waits for its host, from which on experts are said to be launched one by one
 _WAITING = 0.1
 
 
 def features(
-    configs: Sequence[TransformerConfig], prices: Prices, with_doubts: bool = True
-) -> Features:
-    """Features [N] of rows that run on one device and its links; `InputError` where a call cannot
-    be priced.
-    """
+    configs: Sequence[TransformerConfig], prices: Prices, with_unmeasured: bool = True
+) -> StepFeatures:
+    """Features [N] of rows on one device and its links; `InputError` for a call without price."""
     cells = Unique([cell_key(config) for config in configs], configs)
     shards = Unique([("shards", *shards_key(config)) for config in configs], configs)
     once = Unique([_once(config) for config in configs], configs)
     messages = Unique([_message(config) for config in configs], configs)
     new_cells, new_shards = cells.not_in(prices.cells), shards.not_in(prices.cells)
     new_once, new_messages = once.not_in(prices.once), messages.not_in(prices.once)
-    passes = [*cells_of(new_cells.values(), prices.kept), *map(shards_of, new_shards.values())]
-    summed = Sums(passes)
-    ends = [_Ends.of(_whole_stages(config)) for config in new_once.values()]
+    summed = Sums(
+        [*cells_of(new_cells.values(), prices.kept), *map(shards_of, new_shards.values())]
+    )
+    updates = [_Update.of(_whole_stages(config)) for config in new_once.values()]
     sends = [send_call(config) for config in new_messages.values()]
     prices.learn(summed.calls())
-    prices.learn(step.call for end in ends for step in (*end.reduction, *end.optimizer))
+    prices.learn(step.call for one in updates for step in (*one.reduction, *one.optimizer))
     prices.learn(call for call in sends if call is not None)
     prices.cells.update(zip((*new_cells, *new_shards), summed.amounts(prices), strict=True))
-    prices.once.update(zip(new_once, (end.sums(prices) for end in ends), strict=True))
-    prices.once.update(
-        zip(new_messages, ((0.0 if call is None else prices[call],) for call in sends), strict=True)
-    )
+    prices.once.update(zip(new_once, (one.sums(prices) for one in updates), strict=True))
+    sent = ((0.0 if call is None else prices[call],) for call in sends)
+    prices.once.update(zip(new_messages, sent, strict=True))
     computed, gathered = (
         np.stack([prices.cells[key] for key in one.keys], -1)[..., one.of]
         for one in (cells, shards)
     )
-    layer, embedding, head = (
-        Block(*of_block) for of_block in computed + gathered
-    )  # [blocks, fields, P, N]
-    stages = np.array([_stages(config) for config in configs], float).T
-    columns = np.array(
-        [
-            (
-                config.shape.depth,
-                config.layout.pp,
-                config.layout.accumulation,
-                _fill(config),
-                config.layout.vp,
-                float(config.overlap_sends),
-                config.group("tp").nodes,
-                float(config.overlap_gradients),
-                config.layout.tp,
-                SCHEDULES.index(config.layout.schedule),
-            )
-            for config in configs
-        ],
-        float,
-    ).T
-    depth, pp, m, fill, chunks, sends_hidden, tp_nodes, reduction_hidden, tp, schedule = columns
-    reduction_s, reduction_calls, updated_s, optimizer_s, optimizer_kernels = np.array(
-        [prices.once[key] for key in once.keys]
-    )[once.of].T
-    sends_s = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
+    # [blocks, fields, P, N]
+    layer, embedding, head = (BlockPrices(*fields) for fields in computed + gathered)
+    columns = np.array([_columns(config) for config in configs], float).T
+    of_update = np.array([prices.once[key] for key in once.keys])[once.of].T
     splits = [at for at, config in enumerate(configs) if config.layout.schedule == "zero_bubble"]
-    weight_share = np.zeros_like(tp)
+    weight_share = np.zeros(len(configs))
     weight_share[splits] = [_weight_share(configs[at], prices) for at in splits]
-    nothing = np.zeros_like(tp)  # what frameworks add is put in by `with_crossings`
-    return Features(
-        layer=layer,
-        embedding=embedding,
-        head=head,
-        layers_first=stages[0],
-        layers_last=stages[1],
-        layers_most=stages[2],
-        layers=depth,
-        stages=pp,
-        micro_batches=m,
-        fill=fill,
-        chunks=chunks,
-        sends_s=sends_s,
-        sends_hidden=sends_hidden,
-        tp_nodes=tp_nodes,
-        reduction_s=reduction_s,
-        reduction_calls=reduction_calls,
-        updated_s=updated_s,
-        reduction_hidden=reduction_hidden,
-        optimizer_s=optimizer_s,
-        optimizer_kernels=optimizer_kernels,
-        tp=tp,
-        waiting=nothing,
-        crossing=nothing,
-        stalls=nothing,
-        gathered_layers=nothing,
-        schedule=schedule,
-        weight_share=weight_share,
-        doubt=(
-            np.stack([doubts_of(config, prices).widths for config in configs], -1)
-            if with_doubts
-            else None
-        ),
+    nothing = np.zeros(len(configs))  # what frameworks add is put in by `with_crossings`
+    widths = None
+    if with_unmeasured:
+        widths = np.stack([unmeasured_of(config, prices).widths for config in configs], -1)
+    values: dict[str, Any] = dict(zip(_COLUMNS, columns, strict=True))
+    values |= dict(zip(_OF_UPDATE, of_update, strict=True))
+    values |= dict.fromkeys(("waiting", "crossing", "stalls", "gathered_layers"), nothing)
+    values["sends_s"] = np.array([prices.once[key][0] for key in messages.keys])[messages.of]
+    return StepFeatures(
+        layer, embedding, head, weight_share=weight_share, unmeasured_widths=widths, **values
     )
 
 
-def doubts_of(config: TransformerConfig, prices: Prices) -> Doubts:
-    """How sure the prices of a row are, and what is to be said of them."""
-    key = _doubted(config)
-    if key not in prices.sure:
-        prices.sure[key] = prices.doubts(_probes(config))
-    return prices.sure[key]
+def _columns(config: TransformerConfig) -> tuple[float, ...]:
+    """A row of `_COLUMNS`."""
+    x = config.layout
+    return (
+        *_stages(config), config.shape.depth, x.pp, x.accumulation, _fill(config), x.vp,
+        config.overlap_sends, config.group("tp").nodes, config.overlap_gradients, x.tp,
+        SCHEDULES.index(x.schedule),
+    )  # fmt: skip
 
 
-def experts_said(config: TransformerConfig, host_share: float) -> str:
-    """What is assumed of launching experts, where a step of experts waits for its host; ""
-    elsewhere.
-    """
+def unmeasured_of(config: TransformerConfig, prices: Prices) -> Unmeasured:
+    """What was not measured of a row's machine."""
+    key = _measured_by(config)
+    if key not in prices.by_machine:
+        prices.by_machine[key] = prices.unmeasured(_probes(config))
+    return prices.by_machine[key]
+
+
+def experts_note(config: TransformerConfig, host_share: float) -> str:
+    """What is assumed of launching experts, where a step with them waits for its host, else ""."""
     experts = config.shape.experts // config.layout.ep
     if config.grouped_experts or experts < 2 or host_share < _WAITING:
         return ""
@@ -166,19 +132,14 @@ def experts_said(config: TransformerConfig, host_share: float) -> str:
 
 
 @functools.lru_cache(65536)
-def _doubted(config: TransformerConfig) -> tuple[Any, ...]:
-    """All that doubts depend on."""
-    return (
-        config.dtype,
-        config.quant,
-        config.attention,
-        config.layout.zero >= 2,
-        *(config.group(dim) for dim in _GROUPS),
-    )
+def _measured_by(config: TransformerConfig) -> tuple[Any, ...]:
+    """All that `unmeasured_of` depends on."""
+    groups = (config.group(dim) for dim in _GROUPS)
+    return (config.dtype, config.quant, config.attention, config.layout.zero >= 2, *groups)
 
 
 def _probes(config: TransformerConfig) -> list[tuple[str, OpCall | CollectiveCall]]:
-    """A call for what each knob multiplies."""
+    """A call for what each step effect multiplies."""
     square, heads = (4096.0,) * 3, (128.0, 2048.0, 2048.0, 128.0)
     product = Gemm(config.dtype, *square, quant=config.quant)
     attention = (
@@ -198,8 +159,8 @@ def _probes(config: TransformerConfig) -> list[tuple[str, OpCall | CollectiveCal
     return found
 
 
-def joined(parts: Sequence[tuple[Features, np.ndarray]], rows: int) -> Features:
-    """Features of `rows` rows from those of some of them, each with the places that they take."""
+def joined(parts: Sequence[tuple[StepFeatures, np.ndarray]], rows: int) -> StepFeatures:
+    """Features of all rows, from those of some with the places that they take."""
 
     def put(*leaves: np.ndarray) -> np.ndarray:
         out = np.ones((*leaves[0].shape[:-1], rows))
@@ -210,7 +171,7 @@ def joined(parts: Sequence[tuple[Features, np.ndarray]], rows: int) -> Features:
     return jax.tree.map(put, *(part for part, _ in parts))
 
 
-def picked(f: Features, rows: Any) -> Features:
+def picked(f: StepFeatures, rows: Any) -> StepFeatures:
     """The features of some rows."""
     return jax.tree.map(lambda leaf: leaf[..., rows], f)
 
@@ -219,19 +180,10 @@ def picked(f: Features, rows: Any) -> Features:
 def _once(config: TransformerConfig) -> tuple[Any, ...]:
     """All that what happens once a step depends on."""
     x = config.layout
-    groups = tuple(config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
+    groups = (config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
     cut = (config.stage_split, x.schedule == "chimera")
-    return (
-        config.shape,
-        x.zero,
-        x.tp,
-        x.pp,
-        x.ep,
-        x.expert_tp,
-        *cut,
-        *kernels_key(config),
-        *groups,
-    )
+    ranks = (x.zero, x.tp, x.pp, x.ep, x.expert_tp)
+    return (config.shape, *ranks, *cut, *kernels_key(config), *groups)
 
 
 @functools.lru_cache(65536)
@@ -243,36 +195,34 @@ def _message(config: TransformerConfig) -> tuple[Any, ...]:
 
 
 def _whole_stages(config: TransformerConfig) -> TransformerConfig:
-    """The config without interleaving: once a step a rank reduces and updates all of its chunks
-    together.
-    """
+    """The config without interleaving: once a step a rank updates all of its chunks together."""
     if config.layout.vp == 1:
         return config
     return config.replace(layout=config.layout.replace(vp=1, schedule="1f1b"))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ends:
+class _Update:
     """What happens once a step, on the rank that has most of it."""
 
     reduction: tuple[Step, ...]
     optimizer: tuple[Step, ...]
 
     @staticmethod
-    def of(config: TransformerConfig) -> _Ends:
-        ends = tuple(dict.fromkeys((0, config.stages - 1)))
+    def of(config: TransformerConfig) -> _Update:
+        outer = tuple(dict.fromkeys((0, config.stages - 1)))
         if config.layout.schedule == "chimera":  # a rank holds both
             tied = tied_reduction(config)
-            sums = tuple(summed_over_pipes(config, stage) for stage in ends)
-            updates = tuple(step for stage in ends for step in optimizer_passes(config, stage))
-            return _Ends(sums if tied is None else (tied, *sums), updates)
+            sums = tuple(summed_over_pipes(config, stage) for stage in outer)
+            updates = tuple(step for stage in outer for step in optimizer_passes(config, stage))
+            return _Update(sums if tied is None else (tied, *sums), updates)
         of_stages = [
-            (optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in ends
+            (optimizer_passes(config, stage), gradient_reduction(config, stage)) for stage in outer
         ]
         optimizer, reduction = max(
             of_stages, key=lambda both: sum(float(step.op.work().bytes) for step in both[0])
         )
-        return _Ends(reduction, optimizer)
+        return _Update(reduction, optimizer)
 
     def sums(self, prices: Prices) -> tuple[float, float, float, float, float]:
         """(seconds of reductions, how many, seconds of weights gathered behind the optimizer,
@@ -289,16 +239,9 @@ class _Ends:
 
 
 def _stages(config: TransformerConfig) -> tuple[float, float, float]:
-    """Layers of the first stage, of the last, of the fullest of the others (of the first where
-    there are no others).
-    """
-    return _stage_layers(
-        config.shape.depth,
-        config.layout.pp,
-        config.layout.vp,
-        config.stage_split,
-        config.shape.head_layers,
-    )
+    """Layers of the first stage, of the last, of the fullest of the others (else the first)."""
+    x, shape = config.layout, config.shape
+    return _stage_layers(shape.depth, x.pp, x.vp, config.stage_split, shape.head_layers)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -317,14 +260,10 @@ def _weight_share(config: TransformerConfig, prices: Prices) -> float:
     key = ("weight share", *cell_key(config))
     if key not in prices.once:
         (cell,) = cells_of([config], prices.kept)
-        steps = [
-            (share, step) for share, passes in cell.layers for step in passes.backward if step.is_op
-        ]
-        whole, weights = (
-            sum(share * prices[step.call] for share, step in steps if chosen(step))
-            for chosen in (lambda _: True, lambda s: s.weight_gradient)
-        )
-        prices.once[key] = (weights / whole,)
+        passes = [(share, step) for share, one in cell.layers for step in one.backward]
+        ops = [(share * prices[step.call], step) for share, step in passes if step.is_op]
+        weights_s = sum(seconds for seconds, step in ops if step.weight_gradient)
+        prices.once[key] = (weights_s / sum(seconds for seconds, _ in ops),)
     return float(prices.once[key][0])
 
 

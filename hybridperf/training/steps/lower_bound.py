@@ -1,10 +1,10 @@
-"""The least time of a step: its products, what recomputing repeats among them, at the datasheet's
-peak, evenly on all devices.
+"""The lower bound of a step: its products, with recomputation, at the datasheet's peak, evenly on
+all devices.
 
-    least seconds = FLOPs / (devices x peak)
+    seconds = FLOPs / (devices x peak)
 
 Fused attention skips what a causal mask hides, so half of it counts. Where products of layers
-multiply in a narrower format than what is around them, the faster of both peaks is taken of all.
+multiply in a narrower format than other ops, the faster of both peaks is taken of all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from hybridperf.training.steps.peaks import peak_flops_per_s
 from hybridperf.workloads.transformer.config import TransformerConfig
 
 
-def least_s(config: TransformerConfig, device: DeviceSpec) -> float:
-    """Seconds that a step on such devices takes at least; 0 where the device has no peak in its
-    formats.
-    """
+def lower_bound_s(config: TransformerConfig, device: DeviceSpec) -> float:
+    """Seconds below which no step on such devices can go; 0 where they have no such peak."""
     peak = max(peak_flops_per_s(device, config.dtype, quant) or 0.0 for quant in ("", config.quant))
     return _flops(config) / (config.layout.ranks * peak) if peak else 0.0
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import tomllib
 from collections.abc import Sequence
 from importlib import resources
@@ -34,40 +35,36 @@ _NAMES = tuple(field.name for field in dataclasses.fields(MemoryKnobs))
 _DEFAULTS = np.array([getattr(MemoryKnobs(), name) for name in _NAMES], float)
 _WIDTHS = np.array([MEMORY_PRIORS[name] for name in _NAMES], float)
 _FROM_ZERO = _DEFAULTS == 0
+_SAME = operator.attrgetter(
+    "shape", "dtype", "attention", "optimizer", "gradient_bytes", "dropout", "stage_split"
+)
 
 
 @functools.cache
 def memory_knobs(framework: str) -> MemoryKnobs:
     """A framework's fitted knobs; counts, where none were fitted."""
-    said = _fitted().get(framework, {})
-    return MemoryKnobs(
-        **{name: float(str(value)) for name, value in said.items() if name in _NAMES}
-    )
+    fitted = _fitted().get(framework, {})
+    return MemoryKnobs(**{name: float(str(fitted[name])) for name in _NAMES if name in fitted})
 
 
 def peak_bytes(
     configs: Sequence[TransformerConfig], knobs: MemoryKnobs | None = None
 ) -> np.ndarray:
     """Bytes on the fullest rank of each config [N]."""
-    columns = MemoryColumns.of(configs)
-    return columns.peak_bytes(knobs or MemoryKnobs())
+    return MemoryColumns.of(configs).peak_bytes(knobs or MemoryKnobs())
 
 
 def will_fail(
     configs: Sequence[TransformerConfig], needed_bytes: np.ndarray, memory_bytes: np.ndarray | float
 ) -> np.ndarray:
-    """Whether each config [N] runs out of memory or cannot run as that sweep's framework does:
-    needed bytes and the device's [N].
-    """
+    """Whether each config [N] starves or needs more bytes than the device has [N]."""
     return (needed_bytes > USABLE * memory_bytes) | np.array(
         [bool(starved(config)) for config in configs]
     )
 
 
 def starved(config: TransformerConfig) -> str:
-    """Why that sweep's framework leaves a stage without work, which ends its run; "" where it does
-    not.
-    """
+    """Why a framework that needs work on each stage ends this run; "" where it does not."""
     x, depth = config.layout, config.shape.depth
     if x.accumulation < x.pp - 1:
         return (
@@ -80,9 +77,7 @@ def starved(config: TransformerConfig) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryColumns:
-    """Configs by what a formula of memory takes once: places, one config that stands for them,
-    their layouts.
-    """
+    """Configs grouped by what a formula of memory takes once."""
 
     count: int
     groups: tuple[tuple[np.ndarray, TransformerConfig, Layouts], ...]
@@ -92,16 +87,7 @@ class MemoryColumns:
         """Group some configs."""
         places: dict[tuple[object, ...], list[int]] = {}
         for at, config in enumerate(configs):
-            key = (
-                config.shape,
-                config.dtype,
-                config.attention,
-                config.optimizer,
-                config.gradient_bytes,
-                config.dropout,
-                config.stage_split,
-            )
-            places.setdefault(key, []).append(at)
+            places.setdefault(_SAME(config), []).append(at)
         groups = tuple(
             (np.array(at), configs[at[0]], Layouts.of([configs[one].layout for one in at]))
             for at in places.values()
@@ -122,11 +108,8 @@ class MemoryColumns:
 
 def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray) -> MemoryKnobs:
     """Knobs that explain measured peaks [N]; `InputError` where there are none."""
-    if (
-        not len(configs)
-        or len(configs) != len(measured_bytes)
-        or not (np.asarray(measured_bytes) > 0).all()
-    ):
+    positive = (np.asarray(measured_bytes) > 0).all()
+    if not len(configs) or len(configs) != len(measured_bytes) or not positive:
         raise InputError(
             f"expected as many peaks above zero as configs, got {len(measured_bytes)} for"
             f" {len(configs)}"
@@ -135,9 +118,8 @@ def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray)
 
     def residuals(moved: np.ndarray) -> np.ndarray:
         error = (np.log(columns.peak_bytes(_moved(moved))) - target) / _SCALE
-        robust = np.sign(error) * np.sqrt(
-            2 * np.log1p(error**2 / 2)
-        )  # Cauchy's loss as a sum of squares, beliefs not among it
+        # Cauchy's loss as a sum of squares, beliefs not among it
+        robust = np.sign(error) * np.sqrt(2 * np.log1p(error**2 / 2))
         return np.concatenate([robust, moved])
 
     start = np.where(_FROM_ZERO, 0.1, 0.0)  # no slope at the bound itself
@@ -146,12 +128,9 @@ def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray)
 
 
 def _moved(moved: np.ndarray) -> MemoryKnobs:
-    """Knobs so many widths away from their defaults: in logs, or as they are where the default is
-    zero [K].
-    """
-    values = np.where(
-        _FROM_ZERO, _WIDTHS * moved, _DEFAULTS * np.exp(_WIDTHS * np.where(_FROM_ZERO, 0.0, moved))
-    )
+    """Knobs so many widths from their defaults [K]: in logs, or as they are from zero."""
+    scaled = _DEFAULTS * np.exp(_WIDTHS * np.where(_FROM_ZERO, 0.0, moved))
+    values = np.where(_FROM_ZERO, _WIDTHS * moved, scaled)
     return MemoryKnobs(**dict(zip(_NAMES, values.tolist(), strict=True)))
 
 

@@ -43,9 +43,7 @@ class Machine:
     system: SystemSpec
     gpus_per_node: int
     notes: tuple[str, ...] = ()
-    switched: bool = (
-        False  # a switch joins more than one node's GPUs, whatever the row says of nodes
-    )
+    switched: bool = False  # a switch joins more than one node's GPUs, whatever the row gives
     whole: int = 0  # GPUs of a real node, which runs take whole; 0: `gpus_per_node`
     renoded: bool = False  # an option replaced the row's nodes by those of another system
 
@@ -75,18 +73,22 @@ def aliases() -> Mapping[str, Any]:
 def machine(
     gpu: str, context: str, device: str | None = None, system: str | None = None
 ) -> Machine:
-    """The machine of a row whose accelerator is called `gpu`; `context`: its other words, joined.
-    `device`, `system`: override both.
+    """The machine of a row.
 
-    `InputError` where nothing of all that is known.
+    Args:
+        gpu: what the row calls its accelerator.
+        context: its other words, joined.
+        device: in place of the row's own.
+        system: in place of the row's own.
+
+    Raises:
+        InputError: where nothing of all that is known.
     """
     return _machine(gpu, context, device, system, _content(device), _content(system))
 
 
 def _content(name: str | None) -> bytes:
-    """Of a user's file, which may change between two calls; nothing of a name, or a file that
-    cannot be read: whoever loads it says so.
-    """
+    """A user's file, which may change between two calls; nothing of a name or an unread file."""
     try:
         return Path(name).read_bytes() if name and name.endswith(".toml") else b""
     except OSError:
@@ -123,29 +125,22 @@ def _machine(
     renoded = bool(system) and (own is None or load_system(own) != fabric)
     if "system_note" in found and name == found["system"]:
         notes.append(found["system_note"])
-    if not renoded:  # the option names the row's own system, if any: what the row says of it stands
+    if not renoded:  # the option names the row's own system, if any
         if "node_bytes_per_s" in cluster:
             fabric = fabric.model_copy(update={"node_bytes_per_s": cluster["node_bytes_per_s"]})
         if "note" in cluster:
             notes.append(cluster["note"])
-    said = None if renoded else _PER_NODE.search(plain(gpu))
-    whole = int(said[1]) if said else fabric.accelerators_per_node
+    given = None if renoded else _PER_NODE.search(plain(gpu))
+    whole = int(given[1]) if given else fabric.accelerators_per_node
     per_node, domain = whole, aliases()["domain"].get(fabric.id)
     if domain:
         fabric, per_node = _rack(fabric, domain), domain
         notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
     return Machine(
-        spec,
-        found["model"],
-        memory_bytes,
-        fabric,
-        per_node,
-        tuple(notes),
-        bool(domain),
-        whole,
+        spec, found["model"], memory_bytes, fabric, per_node, tuple(notes), bool(domain), whole,
         renoded,
-    )
+    )  # fmt: skip
 
 
 def _of_gpu(gpu: str) -> dict[str, Any]:
@@ -169,13 +164,11 @@ def _of_device(device: str) -> dict[str, Any]:
 
 
 def _other_memory(gpu: str, spec: DeviceSpec) -> str:
-    """What is to be said of a row whose accelerator is called by another memory than that of the
-    card it is taken for.
-    """
-    said, own = [float(size) for size in _GIGABYTES.findall(plain(gpu))], spec.memory_bytes / 1e9
-    if not said or any(abs(size - own) <= _ABOUT * own for size in said):
+    """A note where a gpu is called by another memory than its card's; "" where it is not."""
+    named, own = [float(size) for size in _GIGABYTES.findall(plain(gpu))], spec.memory_bytes / 1e9
+    if not named or any(abs(size - own) <= _ABOUT * own for size in named):
         return ""
-    return f"gpu {gpu} says {said[0]:g} GB, a {spec.id} has {own:g}: predicted with that"
+    return f"gpu {gpu} means {named[0]:g} GB, a {spec.id} has {own:g}: predicted with that"
 
 
 def _called(gpu: str) -> str:
@@ -185,20 +178,15 @@ def _called(gpu: str) -> str:
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:
-    """The known names likest to a name, whole or by how they begin; all of them where none is like
-    it.
-    """
+    """The known names most like a name, whole or by how they begin; all where none is."""
     text = plain(name)
-    likeness = {
-        one: max(
-            difflib.SequenceMatcher(None, text, part).ratio() for part in (one, one.split("_")[0])
-        )
-        for one in known
-    }
-    near = [one for one in sorted(known, key=lambda one: -likeness[one]) if likeness[one] > _LIKE][
-        :_NAMED
-    ]
-    return near or known
+
+    def likeness(one: str) -> float:
+        parts = (one, one.split("_")[0])
+        return max(difflib.SequenceMatcher(None, text, part).ratio() for part in parts)
+
+    by_likeness = sorted(known, key=likeness, reverse=True)
+    return [one for one in by_likeness if likeness(one) > _LIKE][:_NAMED] or known
 
 
 def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
@@ -213,24 +201,24 @@ def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
 
 def framework_of(source: str) -> str:
     """The framework that wrote the rows of a source; "" where no alias knows."""
-    text = plain(source)
-    return next((name for says, name in aliases()["source"].items() if text.startswith(says)), "")
+    return str(_of_source("source", source, ""))
 
 
 def habits_of(source: str) -> Mapping[str, Any]:
     """What the rows of a source have otherwise than other users of their framework."""
-    text = plain(source)
-    return next(
-        (habits for says, habits in aliases()["habits"].items() if text.startswith(says)), {}
-    )
+    found: Mapping[str, Any] = _of_source("habits", source, {})
+    return found
 
 
 def doubt_of(source: str) -> str:
-    """Why what the rows of a source say of recomputation is doubtful, "" where nobody doubts it."""
+    """Why what a source's rows tell of recomputation is doubtful; "" where it is not."""
+    return str(_of_source("doubted", source, ""))
+
+
+def _of_source(table: str, source: str, default: Any) -> Any:
     text = plain(source)
-    return next(
-        (str(why) for says, why in aliases()["doubted"].items() if text.startswith(says)), ""
-    )
+    found = (value for start, value in aliases()[table].items() if text.startswith(start))
+    return next(found, default)
 
 
 def column_called(name: str) -> str:
@@ -238,19 +226,15 @@ def column_called(name: str) -> str:
     return str(aliases()["columns"].get(plain(name), ""))
 
 
-def word(table: str, said: str) -> Any:
-    """What a row's word means by one of the tables (`precision`, `recompute`, `sharding`); None
-    where it means nothing.
-    """
-    text, known = plain(said), aliases()[table]
+def word(table: str, given: str) -> Any:
+    """Meaning of a row's word by one of the tables (`precision`, `recompute`); None for nothing."""
+    text, known = plain(given), aliases()[table]
     return known.get(text, known.get(text.replace("_", "")))  # "ZeRO-1" is zero1
 
 
 def _entry(table: str, text: str) -> dict[str, Any] | None:
-    return next(
-        (dict(entry) for entry in aliases()[table] if re.search(_expression(entry["says"]), text)),
-        None,
-    )
+    entries = (dict(one) for one in aliases()[table] if re.search(_expression(one["says"]), text))
+    return next(entries, None)
 
 
 @functools.cache

@@ -1,21 +1,19 @@
 """Rows of training steps -> times with interval, rates, memory, what the time is made of, and what
 was assumed.
 
-    predicted_s low_s high_s     seconds of a step; low and high hold nine of ten, low no less than
-                                 the devices' peak allows (`least.py`)
-    tokens_per_s mfu             of all GPUs; model FLOPs over time, GPUs and peak (0 to 1;
-                                 attention's whole square counted); the peak is that of the format
-                                 that layers' products multiply in (`peaks.py`); where that is not
-                                 the activations', the note names it
-    memory_bytes fits            of the fullest rank; whether the device has it and the layout runs
-                                 at all
-    compute_s exposed_comm_s     GPU at work on its slowest stage; communication that nothing hides
-    bubble_s host_s              the slowest stage waits for others, for its host: these four add up
-                                 to predicted_s (`compose.py`)
-    note                         why a row is not predicted, else what was assumed
+    predicted_s low_s high_s    seconds of a step; low and high hold nine of ten, low no less than
+                                the devices' peak allows (`lower_bound.py`)
+    tokens_per_s mfu            of all GPUs; model FLOPs over time, GPUs and peak (0 to 1;
+                                attention's whole square counted) of the format that layers'
+                                products multiply in (`peaks.py`), noted if not the activations'
+    memory_bytes fits           of the fullest rank; whether the device has it and the layout runs
+    compute_s exposed_comm_s    GPU at work on its slowest stage; communication that nothing hides
+    bubble_s host_s             the slowest stage waits for others, for its host: these four add up
+                                to predicted_s (`compose.py`)
+    note                        why a row is not predicted, else what was assumed
 
 Rows keep their order and their columns; a column of one of these names is kept as `given_<name>`. A
-table that this wrote before is predicted anew: its predictions are replaced, and what was given to
+table that this wrote before is predicted again: its predictions are replaced, and what was given to
 it counts again.
 """
 
@@ -34,17 +32,17 @@ from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import UNNAMED, Adaptation, adaptation, fitting
-from hybridperf.training.steps.batch import Bank, Batch, relabelled, shared_bank
+from hybridperf.training.steps.batch import Batch, PriceCache, relabelled, shared_price_cache
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance
 from hybridperf.training.steps.failures import failures
-from hybridperf.training.steps.features import experts_said, picked
-from hybridperf.training.steps.knobs import knobs_of
-from hybridperf.training.steps.lower_bound import least_s
+from hybridperf.training.steps.features import experts_note, picked
+from hybridperf.training.steps.lower_bound import lower_bound_s
 from hybridperf.training.steps.memory_fit import memory_knobs, peak_bytes
 from hybridperf.training.steps.names import doubt_of
 from hybridperf.training.steps.peaks import arithmetic, peak_flops_per_s
-from hybridperf.training.steps.rows import Resolved, ResolvedRow
+from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows
+from hybridperf.training.steps.step_effects import effects_of
 
 COLUMNS = (
     "predicted_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes", "fits", "compute_s",
@@ -52,15 +50,8 @@ COLUMNS = (
 )  # fmt: skip
 _LIKELY_STALL = 0.05
 _COMPONENTS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
-_OURS = {
-    "predicted_s",
-    "low_s",
-    "high_s",
-    "tokens_per_s",
-    "memory_bytes",
-    "fits",
-    "note",
-}  # together nobody else's columns
+# together nobody else's columns
+_OURS = {"predicted_s", "low_s", "high_s", "tokens_per_s", "memory_bytes", "fits", "note"}
 _UNSURE = (
     "recomputation is doubtful: {why}, and this row fits in memory without it; halfway between with"
     " and without assumed"
@@ -68,143 +59,135 @@ _UNSURE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Predicted:
+class PredictedSteps:
     """A table with its predictions, what they were made by, and sentences on the whole."""
 
     frame: pd.DataFrame
     adaptation: Adaptation
-    said: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def predict_steps(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None,
     host: Host | None = None, fit_on: pd.DataFrame | None = None, knobs: Adaptation | None = None,
-    bank: Bank | None = None,
-) -> Predicted:  # fmt: skip
-    """Predict each row of a table of training steps (`data/README.md`), by beliefs alone, by
-    `knobs` that were fitted before, or by knobs fitted to the measured rows `fit_on`.
+    cache: PriceCache | None = None,
+) -> PredictedSteps:  # fmt: skip
+    """Predict each row of a table of training steps (`data/README.md`).
+
+    Args:
+        frame: the rows.
+        device: accelerator in place of the rows' own.
+        system: in place of the rows' own.
+        host: how kernels are launched, where that was traced.
+        fit_on: measured rows that step effects are fitted to.
+        knobs: step effects that were fitted before; without either, beliefs alone count.
+        cache: prices kept between calls; None: those of this process.
     """
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
-    bank = bank or shared_bank()
+    cache = cache or shared_price_cache()
     frame, fit_on = as_given(frame), None if fit_on is None else as_given(fit_on)
-    said: list[str] = []
+    remarks: list[str] = []
     known = knobs or Adaptation({}, host=host)
     if fit_on is not None:
-        known, said = adaptation(fit_on, bank, host, device=device, system=system)
-    batch = bank.understand(frame, device, system)
+        known, remarks = adaptation(fit_on, cache, host, device=device, system=system)
+    batch = cache.understand(frame, device, system)
     notes: dict[int, str] = {}
-    batch = _preferred(batch, known, bank, notes)
-    other = _without_doubtful_labels(batch, known, bank, notes)
+    batch = _preferred(batch, known, cache, notes)
+    other = _without_doubtful_labels(batch, known, cache, notes)
     out: dict[str, Any] = {name: np.full(len(frame), np.nan) for name in COLUMNS[:-1]}
     note = np.array([row.note for row in batch.resolved], object)
     for at, why in batch.problems.items():
         note[at] = why
     if len(batch):
         _fill(out, note, batch, other, known, notes)
-    fits = pd.array([pd.NA if np.isnan(one) else bool(one) for one in out["fits"]], "boolean")
-    return Predicted(
-        frame.rename(columns=kept_as(frame)).assign(**{**out, "fits": fits, "note": note}),
-        known,
-        tuple(said),
-    )
+    fits = [pd.NA if np.isnan(one) else bool(one) for one in out["fits"]]
+    out |= {"fits": pd.array(fits, "boolean"), "note": note}
+    predicted = frame.rename(columns=kept_as(frame)).assign(**out)
+    return PredictedSteps(predicted, known, tuple(remarks))
 
 
 def as_given(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as it was before predictions were written beside it: without them, its own columns
-    under their own names.
-    """
+    """A table before predictions were added: without them, its own columns under their names."""
     if not set(frame) >= _OURS:
         return frame
     before = frame.drop(columns=[name for name in COLUMNS if name in frame])
-    return before.rename(
-        columns={f"given_{name}": name for name in COLUMNS if f"given_{name}" in frame}
-    )
+    given = {f"given_{name}": name for name in COLUMNS if f"given_{name}" in frame}
+    return before.rename(columns=given)
 
 
 def kept_as(frame: pd.DataFrame) -> dict[str, str]:
-    """New names for a table's own columns that are called as predictions are; numbered where those
-    are taken, too.
-    """
+    """New names for a table's own columns that are called as predictions are; numbered if taken."""
     found: dict[str, str] = {}
     for name in COLUMNS:
         if name in frame:
-            numbered = itertools.chain(
-                [f"given_{name}"], (f"given_{name}_{number}" for number in itertools.count(2))
-            )
-            found[name] = next(one for one in numbered if one not in frame)
+            numbered = (f"given_{name}_{number}" for number in itertools.count(2))
+            names = itertools.chain([f"given_{name}"], numbered)
+            found[name] = next(one for one in names if one not in frame)
     return found
 
 
-def _preferred(batch: Batch, known: Adaptation, bank: Bank, notes: dict[int, str]) -> Batch:
-    """The batch with the labels of recomputation that measured rows prefer, where a row fits in
-    memory with them; notes by place.
-    """
+def _preferred(batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[int, str]) -> Batch:
+    """The batch with recompute labels that measured rows prefer, where a row fits with them."""
     resolved = list(batch.resolved)
     for source, mode in known.recompute.items():
         for at in _fitting(batch, [row.source == source for row in batch.rows], mode):
             resolved[at] = relabelled(resolved[at], {source: mode})
             notes[at] = f"recompute {mode}, which measured rows of {source} prefer to what they say"
-    return bank.priced(Resolved(tuple(resolved))) if notes else batch
+    return cache.priced(ResolvedRows(tuple(resolved))) if notes else batch
 
 
 def _without_doubtful_labels(
-    batch: Batch, known: Adaptation, bank: Bank, notes: dict[int, str]
+    batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[int, str]
 ) -> Batch | None:
-    """The batch as if nothing was recomputed where a row's word for it is doubtful; None where no
-    row's is. Notes by place.
+    """The batch as if nothing was recomputed where a row's label is doubtful; None if none is.
 
-    Doubt is a row's own: its source is one whose word is known to be doubtful and was not judged by
-    measured rows, and it fits in memory without recomputing.
+    A row's label is doubtful where its source's labels are known to be and were not judged by
+    measured rows, and the row fits in memory without recomputing. Notes by place.
     """
-    doubted = [
-        doubt_of(row.source) and row.source not in known.likelihoods and _recomputes(row)
-        for row in batch.rows
-    ]
-    resolved, found = list(batch.resolved), _fitting(batch, doubted, "none")
+
+    def doubted(row: ResolvedRow) -> bool:
+        judged = row.source in known.likelihoods
+        return bool(doubt_of(row.source)) and not judged and _recomputes(row)
+
+    resolved = list(batch.resolved)
+    found = _fitting(batch, [doubted(row) for row in batch.rows], "none")
     for at in found:
         row = resolved[at]
         resolved[at] = relabelled(row, {row.source: "none"})
         notes[at] = _UNSURE.format(why=doubt_of(row.source))
-    return bank.priced(Resolved(tuple(resolved))) if found else None
+    return cache.priced(ResolvedRows(tuple(resolved))) if found else None
 
 
 def _recomputes(row: ResolvedRow) -> bool:
     return row.config is not None and row.config.layout.recompute != "none"
 
 
-def _fitting(batch: Batch, chosen: Sequence[Any], mode: str) -> list[int]:
-    """Places of those of some chosen rows (true or false [N]) that fit in memory with a recompute
-    mode.
-    """
-    at = np.flatnonzero([bool(one) for one in chosen])
-    return [
-        int(batch.at[one])
-        for one, fits in zip(at, fitting([batch.rows[one] for one in at], mode), strict=True)
-        if fits
-    ]
+def _fitting(batch: Batch, chosen: Sequence[bool], mode: str) -> list[int]:
+    """Places of those of some chosen rows (bool [N]) that fit with a recompute mode."""
+    at = np.flatnonzero(chosen)
+    fits = fitting([batch.rows[one] for one in at], mode)
+    return [int(place) for place in batch.at[at[fits]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Times:
-    """Of each row of a batch [N]."""
+    """Predictions of each row of a batch [N]."""
 
     log_s: np.ndarray
     deviation: np.ndarray
     parts: dict[str, np.ndarray]  # COMPONENTS
     remarks: np.ndarray
-    beyond: np.ndarray  # [2, N] down and up, as `adapt.Said` has it
+    beyond: np.ndarray  # [2, N] down and up, as `adapt.StepPrediction` has it
 
     @staticmethod
     def of(batch: Batch, known: Adaptation) -> _Times:
+        """Predictions by what is known of each row's group."""
         assert batch.features is not None
-        names = np.array(batch.groups)
+        names, rows = np.array(batch.groups), len(batch)
+        parts = {name: np.empty(rows) for name in _COMPONENTS}
         found = _Times(
-            np.empty(len(batch)),
-            np.empty(len(batch)),
-            {name: np.empty(len(batch)) for name in _COMPONENTS},
-            np.empty(len(batch), object),
-            np.empty((2, len(batch))),
+            np.empty(rows), np.empty(rows), parts, np.empty(rows, object), np.empty((2, rows))
         )
         for group in dict.fromkeys(names.tolist()):
             here = names == group
@@ -213,46 +196,32 @@ class _Times:
             one = adapt.predict(adapted, f, cells)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             found.beyond[:, here] = one.beyond
-            if whose != group:  # rows of its own say how fast a framework is, whatever its name
+            if whose != group:  # rows of its own tell how fast a framework is, whatever its name
                 unnamed = np.array([not row.named for row in itertools.compress(batch.rows, here)])
                 found.beyond[1, here] = np.hypot(one.beyond[1], UNNAMED * unnamed)
-            found.remarks[here] = _remarks(known.said(group), adapted if whose else None, cells)
-            parts = step_seconds(f, knobs_of(adapted.theta), *one.logs)
+            found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
+            steps = step_seconds(f, effects_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
-                values[here] = getattr(parts, name)
+                values[here] = getattr(steps, name)
         return found
 
     def halfway(self, other: _Times) -> _Times:
-        """Between two assumptions of which neither is known to hold: halfway in logs, as unsure as
-        they are apart.
-        """
+        """Halfway in logs between two assumptions, as unsure as they are apart."""
         apart = (self.log_s - other.log_s) / 2
         log_s = (self.log_s + other.log_s) / 2
-        shares = {
-            name: (values / np.exp(self.log_s) + other.parts[name] / np.exp(other.log_s)) / 2
-            for name, values in self.parts.items()
-        }
-        parts = {name: share * np.exp(log_s) for name, share in shares.items()}
-        return _Times(
-            log_s,
-            np.hypot(self.deviation, apart),
-            parts,
-            self.remarks,
-            np.maximum(self.beyond, other.beyond),
-        )
+        parts = {}
+        for name, values in self.parts.items():
+            share = (values / np.exp(self.log_s) + other.parts[name] / np.exp(other.log_s)) / 2
+            parts[name] = share * np.exp(log_s)
+        deviation, beyond = np.hypot(self.deviation, apart), np.maximum(self.beyond, other.beyond)
+        return _Times(log_s, deviation, parts, self.remarks, beyond)
 
 
 def _fill(
-    out: dict[str, Any],
-    note: np.ndarray,
-    batch: Batch,
-    other: Batch | None,
-    known: Adaptation,
+    out: dict[str, Any], note: np.ndarray, batch: Batch, other: Batch | None, known: Adaptation,
     notes: dict[int, str],
-) -> None:
-    """Predictions of the rows that have one; `other`: the same rows under the assumption that a
-    doubtful label does not hold.
-    """
+) -> None:  # fmt: skip
+    """Predictions of the rows that have one; `other`: the rows without their doubtful labels."""
     times, configs = _Times.of(batch, known), batch.configs
     if other is not None:
         times = times.halfway(_Times.of(other, known))
@@ -260,56 +229,39 @@ def _fill(
     out["predicted_s"][at] = step_s
     for name, sign, beyond in (("low_s", -1, times.beyond[0]), ("high_s", 1, times.beyond[1])):
         out[name][at] = np.exp(times.log_s + sign * np.hypot(NINE_OF_TEN * times.deviation, beyond))
-    out["low_s"][at] = np.maximum(
-        out["low_s"][at], np.minimum([_least_s(row) for row in batch.rows], step_s)
-    )
+    bounds_s = [_lower_bound_s(row) for row in batch.rows]
+    out["low_s"][at] = np.maximum(out["low_s"][at], np.minimum(bounds_s, step_s))
     for name, values in times.parts.items():
         out[name][at] = values
     tokens = np.array([config.layout.global_batch * config.shape.seq for config in configs], float)
     out["tokens_per_s"][at] = tokens / step_s
+    peaks = map(_peak, batch.rows)
     out["mfu"][at] = [
         config.shape.model_flops(count) / (seconds * config.layout.ranks * peak)
-        for config, count, seconds, peak in zip(
-            configs, tokens, step_s, map(_peak, batch.rows), strict=True
-        )
+        for config, count, seconds, peak in zip(configs, tokens, step_s, peaks, strict=True)
     ]
-    failed = _fill_memory(out, batch)
-    chance = stall_chance(batch.rows)
-    for i, (place, row) in enumerate(zip(at, batch.rows, strict=True)):
-        stall = (
-            f"one run in {round(1 / chance[i])} like this stalls and takes far longer"
-            if chance[i] > _LIKELY_STALL
-            else ""
-        )
-        launched = experts_said(configs[i], float(times.parts["host_s"][i] / step_s[i]))
-        said = (
-            failed[i],
-            row.note,
-            notes.get(int(place), ""),
-            times.remarks[i],
-            batch.doubts[i],
-            stall,
-            launched,
-            _share_of(row),
-        )
-        note[place] = "; ".join(filter(None, said))
+    failed, chances = _fill_memory(out, batch), stall_chance(batch.rows)
+    for i, (place, row, chance) in enumerate(zip(at, batch.rows, chances, strict=True)):
+        stall = ""
+        if chance > _LIKELY_STALL:
+            stall = f"one run in {round(1 / chance)} like this stalls and takes far longer"
+        launched = experts_note(configs[i], float(times.parts["host_s"][i] / step_s[i]))
+        assumed = (row.note, notes.get(int(place), ""), times.remarks[i], batch.unmeasured[i])
+        remarks = (failed[i], *assumed, stall, launched, _share_of(row))
+        note[place] = "; ".join(filter(None, remarks))
 
 
 def _remarks(whose: str, adapted: adapt.Adapted | None, cells: np.ndarray) -> np.ndarray:
-    """What is to be said of how each row of a group was predicted [n]; `whose`: by what rows;
-    `adapted`: fitted to these, None to none.
+    """Remarks on how each row of a group was predicted [n].
+
+    `whose`: by what rows; `adapted`: fitted to these, None to none.
     """
     if adapted is None:
         return np.full(len(cells), whose, object)
     known = {tuple(cell) for cell in np.round(adapted.cells, 6)}
     new = "no measured step has layers of this size, tensor parallelism and micro-batch"
-    return np.array(
-        [
-            "; ".join(filter(None, (whose, "" if tuple(cell) in known else new)))
-            for cell in np.round(cells, 6)
-        ],
-        object,
-    )
+    added = ["" if tuple(cell) in known else new for cell in np.round(cells, 6)]
+    return np.array(["; ".join(filter(None, (whose, one))) for one in added], object)
 
 
 def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
@@ -325,17 +277,15 @@ def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
     return failed
 
 
-def _least_s(row: ResolvedRow) -> float:
-    """Seconds that a row's devices need at least."""
+def _lower_bound_s(row: ResolvedRow) -> float:
+    """Seconds below which a row's devices cannot go."""
     assert row.machine is not None
     assert row.config is not None
-    return least_s(row.config, row.machine.spec)
+    return lower_bound_s(row.config, row.machine.spec)
 
 
 def _peak(row: ResolvedRow) -> float:
-    """FLOP/s of a row's device that its MFU is a share of; NaN where the device has none of that
-    format.
-    """
+    """FLOP/s of a row's device that its MFU is a share of; NaN where it has none of that format."""
     assert row.machine is not None
     assert row.config is not None
     return peak_flops_per_s(row.machine.spec, row.config.dtype, row.config.quant) or float("nan")

@@ -2,8 +2,8 @@
 new ones together.
 
 Products and attention go by the op model. Everything else moves bytes and computes next to nothing:
-its seconds are its bytes at the datasheet's bandwidth, and one knob (`memory`) says what share of
-that loops reach. Collectives go by the links' model.
+its seconds are its bytes at the datasheet's bandwidth, and one step effect (`memory`) is the share
+of it that loops reach. Collectives go by the links' model.
 
 A device that another one's calibration stands for (an H100 limited to 500 W) multiplies at its own
 clock: power limits it, and power goes with the cube of the clock (frequency x voltage^2, voltage ~
@@ -26,9 +26,8 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
-from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, OpCall, PrefillAttention
+from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, Op, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import published_factor
-from hybridperf.training.steps.knobs import NAMES
 from hybridperf.training.steps.reference_device import (
     ATTENTION_WIDTH,
     PER_POWER,
@@ -38,20 +37,21 @@ from hybridperf.training.steps.reference_device import (
     reference_device,
 )
 from hybridperf.training.steps.reference_device import seconds as believed_seconds
+from hybridperf.training.steps.step_effects import NAMES
 
 # whose part inside a node is the same collective of the node's own ranks, with as many bytes
 # (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _BY_MODEL = (Gemm, BatchedGemm, PrefillAttention, EncoderAttention)
-Priced = OpCall | CollectiveCall
+Call = OpCall | CollectiveCall
 
 
 @dataclasses.dataclass(frozen=True)
-class Doubts:
-    """Of what was not measured on a machine."""
+class Unmeasured:
+    """What was not measured on a machine."""
 
-    widths: np.ndarray  # [K] in logs, beside the width of each knob
-    said: tuple[str, ...]
+    widths: np.ndarray  # [K] in logs, on top of the width of each step effect
+    notes: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,27 +60,21 @@ class Prices:
 
     model: PerfModel
     links: CollectiveModel
-    device: DeviceSpec  # whose bandwidth counts; the model may be of its neighbour
-    references: Callable[[], Sequence[PerfModel]] | None = (
-        None  # calibrations by which ops are priced that the model has not; None: its roofline
-    )
-    known: dict[Priced, float] = dataclasses.field(default_factory=dict)
-    cells: dict[Any, Any] = dataclasses.field(
-        default_factory=dict
-    )  # sums over the passes of a cell (`features.py`)
-    kept: dict[Any, Any] = dataclasses.field(
-        default_factory=dict
-    )  # passes of cells, which take longer to build than to price
-    once: dict[Any, Any] = dataclasses.field(
-        default_factory=dict
-    )  # the same of what happens once a step
-    sure: dict[Any, Doubts] = dataclasses.field(
-        default_factory=dict
-    )  # of rows, by what they depend on
-    _doubts: dict[Priced, tuple[float, str]] = dataclasses.field(default_factory=dict)
-    _factors: dict[tuple[str, str], float] = dataclasses.field(
-        default_factory=dict
-    )  # of attention, by kernel and dtype
+    device: DeviceSpec  # whose bandwidth counts; the model may be of a reference device
+    # calibrations by which ops are priced that the model has not; None: its roofline
+    references: Callable[[], Sequence[PerfModel]] | None = None
+    known: dict[Call, float] = dataclasses.field(default_factory=dict)
+    # sums over the passes of a cell (`features.py`)
+    cells: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # passes of cells, which take longer to build than to price
+    kept: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # sums of what happens once a step
+    once: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # what was not measured, by what it depends on
+    by_machine: dict[Any, Unmeasured] = dataclasses.field(default_factory=dict)
+    _unmeasured: dict[Call, tuple[float, str]] = dataclasses.field(default_factory=dict)
+    # of attention, by kernel and dtype
+    _factors: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     def on(
         self,
@@ -88,50 +82,38 @@ class Prices:
         device: DeviceSpec | None = None,
         model: PerfModel | None = None,
     ) -> Prices:
-        """By the same kin on other links, or another device: nothing that was priced before is
-        kept.
-        """
+        """Prices by the same references on other links, or another device, with nothing kept."""
         return Prices(model or self.model, links, device or self.device, self.references)
 
-    def learn(self, calls: Iterable[Priced]) -> None:
+    def learn(self, calls: Iterable[Call]) -> None:
         """Price those that are new."""
         new = [call for call in dict.fromkeys(calls) if call not in self.known]
-        by_model = [
-            call for call in new if isinstance(call, OpCall) and isinstance(call.op, _BY_MODEL)
-        ]
+        ops = [call for call in new if isinstance(call, OpCall)]
+        by_model = [call for call in ops if isinstance(call.op, _BY_MODEL)]
         messages = [call for call in new if isinstance(call, CollectiveCall)]
         if by_model:
-            # device time alone: launching is the host's, whose knobs stand beside it
-            self.known.update(
-                zip(
-                    by_model,
-                    self._ops_s(
-                        [dataclasses.replace(call, issued_apart=True) for call in by_model]
-                    ),
-                    strict=True,
-                )
-            )
+            # device time alone: launching is the host's, which has step effects of its own
+            apart = [dataclasses.replace(call, issued_apart=True) for call in by_model]
+            self.known.update(zip(by_model, self._ops_s(apart), strict=True))
         if messages:
             self.known.update(zip(messages, self._messages_s(messages).tolist(), strict=True))
-        for call in new:
-            if isinstance(call, OpCall) and call not in self.known:
-                self.known[call] = (
-                    call.times * float(call.op.work().bytes) / self.device.memory_bytes_per_s
-                )
+        for call in ops:
+            if call not in self.known:
+                moved = call.times * float(call.op.work().bytes)
+                self.known[call] = moved / self.device.memory_bytes_per_s
 
     def _ops_s(self, calls: list[OpCall]) -> list[float]:
-        """Seconds of ops: measured ones by the model, others as large a share of the roofline as
-        kin reach.
-        """
+        """Seconds of ops: measured ones by the model, others by a reference device."""
         calls = [dataclasses.replace(call, op=as_measured(self.model, call.op)) for call in calls]
-        known = np.array(
-            [self.references is None or is_measured(self.model, call.op) for call in calls], bool
-        )
+        known = np.array([self._is_measured(call.op) for call in calls], bool)
         found = np.empty(len(calls))
         for here, price in ((known, self._measured_s), (~known, self._believed_s)):
             if here.any():
                 found[here] = price([call for call, one in zip(calls, here, strict=True) if one])
         return [float(one) for one in found]
+
+    def _is_measured(self, op: Op) -> bool:
+        return self.references is None or is_measured(self.model, op)
 
     def _measured_s(self, calls: list[OpCall]) -> np.ndarray:
         return self._slower * self.model.op_seconds(self.model.table(calls))
@@ -141,131 +123,103 @@ class Prices:
         return believed_seconds(self.model, self.device, calls, self.references())
 
     def _unlimited_s(self, call: OpCall) -> float:
-        """Seconds of an op with as much power as devices have that shares of the peak are published
-        of.
-        """
+        """Seconds of an op with as much power as devices of published shares of the peak have."""
         call = dataclasses.replace(call, op=as_measured(self.model, call.op))
-        if self.references is None or is_measured(self.model, call.op):
+        if self.references is None or self._is_measured(call.op):
             return float(self.model.op_seconds(self.model.table([call]))[0])
-        return float(
-            believed_seconds(
-                self.model,
-                self.device.model_copy(update={"tdp_w": None}),
-                [call],
-                self.references(),
-            )[0]
-        )
+        device = self.device.model_copy(update={"tdp_w": None})
+        return float(believed_seconds(self.model, device, [call], self.references())[0])
 
     @functools.cached_property
     def _slower(self) -> float:
-        """Seconds of the device over those of the one that its model is of; what more power gains
-        nobody measured.
-        """
+        """Seconds of the device over those of the model's; more power gains nothing."""
         measured_w, own_w = self.model.device.tdp_w, self.device.tdp_w
-        return (
-            1.0
-            if measured_w is None or own_w is None
-            else max((measured_w / own_w) ** PER_POWER, 1.0)
-        )
+        if measured_w is None or own_w is None:
+            return 1.0
+        return max((measured_w / own_w) ** PER_POWER, 1.0)
 
     def attention_factor(self, kernel: str, dtype: str) -> float:
-        """Seconds of a generation of fused attention, forward and backward, over those of the op
-        model; 1 where nothing is published.
-        """
+        """Seconds of a generation of fused attention over those of the op model; 1 if unknown."""
         if (kernel, dtype) not in self._factors:
             self._factors[kernel, dtype] = published_factor(
                 kernel, dtype, self.device.arch, self.model.device, self._unlimited_s
             )
         return self._factors[kernel, dtype]
 
-    def doubts(self, probes: Sequence[tuple[str, Priced]]) -> Doubts:
-        """How sure the prices of some calls are, each standing for what a knob multiplies, and what
-        is to be said of that.
-        """
+    def unmeasured(self, probes: Sequence[tuple[str, Call]]) -> Unmeasured:
+        """What was not measured of calls that stand each for what a step effect multiplies."""
         widths: dict[str, float] = {}
-        said: dict[str, None] = {}
-        for knob, call in probes:
-            if call not in self._doubts:
-                self._doubts[call] = (
-                    self._message_doubt(call)
-                    if isinstance(call, CollectiveCall)
-                    else self._op_doubt(call)
-                )
-            width, why = self._doubts[call]
-            widths[knob] = max(widths.get(knob, 0.0), width)
+        notes: dict[str, None] = {}
+        for effect, call in probes:
+            if call not in self._unmeasured:
+                self._unmeasured[call] = self._unmeasured_of(call)
+            width, why = self._unmeasured[call]
+            widths[effect] = max(widths.get(effect, 0.0), width)
             if why:
-                said[why] = None
-        return Doubts(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(said))
+                notes[why] = None
+        return Unmeasured(np.array([widths.get(name, 0.0) for name in NAMES]), tuple(notes))
 
-    def _op_doubt(self, call: OpCall) -> tuple[float, str]:
+    def _unmeasured_of(self, call: Call) -> tuple[float, str]:
+        """(width in logs, sentence) of a call; nothing where it was measured."""
+        if isinstance(call, CollectiveCall):
+            return self._unmeasured_message(call)
+        return self._unmeasured_op(call)
+
+    def _unmeasured_op(self, call: OpCall) -> tuple[float, str]:
         """(width in logs, sentence) of an op; nothing of a measured one."""
         op = as_measured(self.model, call.op)
-        if self.references is None or is_measured(self.model, op):
+        if self.references is None or self._is_measured(op):
             return 0.0, ""
         found = reference_device(self.device, op, self.references())
-        what = "attention" if isinstance(op, PrefillAttention | EncoderAttention) else "products"
+        attention = isinstance(op, PrefillAttention | EncoderAttention)
+        what, width = ("attention", ATTENTION_WIDTH) if attention else ("products", PRODUCTS_WIDTH)
         whose = "that devices usually reach" if found is None else f"that {found.device.id} reaches"
-        numbers = (
-            op.arithmetic_dtype(op.dtype, {"quant": op.quant}) if isinstance(op, Gemm) else op.dtype
-        )
-        why = (
+        numbers = op.dtype
+        if isinstance(op, Gemm):
+            numbers = op.arithmetic_dtype(op.dtype, {"quant": op.quant})
+        return width, (
             f"no {what} in {numbers} of {self.device.id} were measured: the share of the peak"
             f" {whose} is believed"
         )
-        return (PRODUCTS_WIDTH if what == "products" else ATTENTION_WIDTH), why
 
-    def _message_doubt(self, call: CollectiveCall) -> tuple[float, str]:
-        """(width in logs, sentence) of a collective of a fabric of which nothing was measured;
-        nothing of others.
-        """
+    def _unmeasured_message(self, call: CollectiveCall) -> tuple[float, str]:
+        """(width in logs, sentence) of a collective on a fabric that was not measured at all."""
         if self.links.adapted is None or self.links.adapted.rows:
             return 0.0, ""
-        said = self.links.predict(collective_frame([call])).iloc[0]
-        width = float(np.log(said["high_s"] / said["low_s"])) / 2 / NINE_OF_TEN
+        found = self.links.predict(collective_frame([call])).iloc[0]
+        width = float(np.log(found["high_s"] / found["low_s"])) / 2 / NINE_OF_TEN
         return width, f"collectives by the prior alone: none of {self.links.system.id} was measured"
 
-    def __getitem__(self, call: Priced) -> float:
+    def __getitem__(self, call: Call) -> float:
         return self.known[call]
 
     def _messages_s(self, calls: list[CollectiveCall]) -> np.ndarray:
-        """Seconds of collectives. Where only links inside a node were measured, no collective over
-        nodes is faster than its part there.
-        """
-        seconds, parts = (
-            self._said_s(calls),
-            {at: part for at, call in enumerate(calls) if (part := self._inside(call)) is not None},
-        )
-        if parts:
-            at = list(parts)
-            seconds[at] = np.maximum(seconds[at], self._said_s(list(parts.values())))
+        """Seconds of collectives; over nodes no less than their part on measured inner links."""
+        seconds = self._predicted_s(calls)
+        inside = [(at, part) for at, call in enumerate(calls) if (part := self._inside(call))]
+        if inside:
+            at = [place for place, _ in inside]
+            seconds[at] = np.maximum(seconds[at], self._predicted_s([part for _, part in inside]))
         return seconds
 
     def _inside(self, call: CollectiveCall) -> CollectiveCall | None:
-        """The part of a collective over nodes that each node does by itself; None where it has none
-        or the network was measured too.
-        """
+        """A node's own part of a collective over nodes; None without, or if both were measured."""
         each = call.ranks_per_node
-        placements = {
-            one.nodes > 1
-            for one in self.links.measured
-            if one.group.split("|")[0] == call.collective
-        }
-        if (
-            call.nodes == 1
-            or each == 1
-            or call.collective not in _COMPOSED
-            or placements != {False}
-        ):
+        if call.nodes == 1 or each == 1 or call.collective not in _COMPOSED:
+            return None
+        measured = (
+            one for one in self.links.measured if one.group.split("|")[0] == call.collective
+        )
+        if {one.nodes > 1 for one in measured} != {False}:
             return None
         return dataclasses.replace(call, ranks=each, nodes=1)
 
-    def _said_s(self, calls: list[CollectiveCall]) -> np.ndarray:
-        said = self.links.predict(collective_frame(calls))
-        seconds = np.array(said["predicted_s"], float)
-        if not np.isfinite(seconds).all():
-            at = int(np.flatnonzero(~np.isfinite(seconds))[0])
-            raise InputError(
-                f"cannot price {calls[at].collective} over {calls[at].ranks} ranks:"
-                f" {said['note'].iloc[at]}"
-            )
+    def _predicted_s(self, calls: list[CollectiveCall]) -> np.ndarray:
+        found = self.links.predict(collective_frame(calls))
+        seconds = np.array(found["predicted_s"], float)
+        unpriced = np.flatnonzero(~np.isfinite(seconds))
+        if len(unpriced):
+            at = int(unpriced[0])
+            call, why = calls[at], found["note"].iloc[at]
+            raise InputError(f"cannot price {call.collective} over {call.ranks} ranks: {why}")
         return seconds

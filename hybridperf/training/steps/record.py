@@ -1,6 +1,4 @@
-"""One row of a table of training steps, asked for typed values: text, counts, yes or no; with what
-had to be assumed.
-"""
+"""One row of a table of training steps with typed values: text, counts, yes or no; and notes."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ class Refused(Exception):
 
 @dataclasses.dataclass
 class Record:
-    """One record of a table, asked for typed values. `notes` fills as things are assumed."""
+    """One record of a table with typed values. `notes` fills as things are assumed."""
 
     at: int
     record: Mapping[str, Any]
@@ -29,15 +27,14 @@ class Record:
     @property
     def name(self) -> str:
         """How a message calls it: its place, counted from 1, and its id."""
-        said = self.text("id")
-        return f"row {self.at + 1}" + (f" ({said})" if said else "")
+        own = self.text("id")
+        return f"row {self.at + 1}" + (f" ({own})" if own else "")
 
     def text(self, field: str) -> str:
         """What stands there, "" for nothing."""
         value = self.record.get(field)
-        return (
-            "" if value is None or value is pd.NA or value != value else str(value).strip()
-        )  # NaN is what differs from itself
+        nothing = value is None or value is pd.NA or value != value  # NaN differs from itself
+        return "" if nothing else str(value).strip()
 
     def count(self, field: str) -> int | None:
         """A whole number of 1 or more, None for nothing."""
@@ -46,14 +43,11 @@ class Record:
             return None
         try:
             value = float(text)
-        except ValueError as error:
-            raise Refused(
-                f"expected a whole number of 1 or more in {field}, got {text!r}"
-            ) from error
+        except ValueError:
+            value = math.nan
         if not math.isfinite(value) or value < 1 or value != int(value):
-            raise Refused(
-                f"expected a whole number of 1 or more in {field}, got {text.removesuffix('.0')}"
-            )
+            given = repr(text) if math.isnan(value) else text.removesuffix(".0")
+            raise Refused(f"expected a whole number of 1 or more in {field}, got {given}")
         return int(value)
 
     def yes(self, field: str) -> bool | None:
@@ -66,6 +60,6 @@ class Record:
         return text in _YES
 
     def assume(self, field: str, value: Any) -> Any:
-        """`value`, which the row does not say."""
+        """`value`, which the row does not give."""
         self.notes.append(f"{field} {value} assumed")
         return value

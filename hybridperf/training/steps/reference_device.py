@@ -1,12 +1,12 @@
-"""What ops take on a device that has no measurement of them: as large a share of the datasheet's
-roofline as its nearest kin reaches.
+"""Seconds of ops on a device that has no measurement of them: as large a share of the datasheet's
+roofline as its reference device reaches.
 
-    seconds = roofline(device, op) x measured(kin, op) / roofline(kin, op) x (power limit of the kin
-    / own)^(1/3)
+    seconds = roofline(device, op) x measured(reference, op) / roofline(reference, op)
+              x (power limit of the reference / own)^(1/3)
 
-Kin is the shipped calibration of the same architecture, or generation, that has such ops; where
-there is none, that of the nearest peak. The last factor is of kin by architecture alone and never
-below 1: what a device of the same chips with more power gains nobody measured. Products in 16 bits
+The reference device is the shipped calibration of the same architecture, or generation, that has
+such ops; where there is none, that of the nearest peak. The last factor counts within an
+architecture alone and is never below 1: what more power gains nobody measured. Products in 16 bits
 on a device that was measured in 32 are no nearer their peak than those: tensor cores are fed by the
 same memory and heat the same chip. Where no calibration is shipped at all, a share that devices
 commonly reach is taken.
@@ -59,24 +59,17 @@ def is_measured(model: PerfModel, op: Op) -> bool:
 
 
 def as_measured(model: PerfModel, op: Op) -> Op:
-    """The op in the 16-bit format that a calibration has, where the device multiplies both at one
-    rate and its own was not measured.
-    """
+    """The op in the 16-bit format that a calibration has, where both multiply at one rate."""
     twin = _TWINS.get(op.dtype)
     if twin is None or not _rate(model.device, op) or _in_slots(model, op):
         return op
     other = dataclasses.replace(op, dtype=twin)
-    return (
-        other
-        if _in_slots(model, other) and _rate(model.device, op) == _rate(model.device, other)
-        else op
-    )
+    same_rate = _rate(model.device, op) == _rate(model.device, other)
+    return other if same_rate and _in_slots(model, other) else op
 
 
 def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) -> PerfModel | None:
-    """The calibration whose share of the roofline is believed of a device's op; None where none has
-    such ops.
-    """
+    """The calibration whose share of the roofline is believed of a device's op, if any has such."""
     having = {}
     for model in models:
         same = as_measured(model, op)
@@ -91,9 +84,7 @@ def reference_device(device: DeviceSpec, op: Op, models: Sequence[PerfModel]) ->
 def seconds(
     model: PerfModel, device: DeviceSpec, calls: Sequence[OpCall], models: Sequence[PerfModel]
 ) -> np.ndarray:
-    """Believed seconds of ops [n] that `model`, which prices the device otherwise, has no
-    measurement of.
-    """
+    """Believed seconds of ops [n] that `model`, otherwise the device's, has not measured."""
     bare = PerfModel.datasheet(device)
     roofline_s = bare.op_seconds(bare.table(calls))
     over = np.empty(len(calls))
@@ -104,17 +95,15 @@ def seconds(
     for found, places in by_reference.values():
         some = [calls[one] for one in places]
         if found is None:
-            over[places] = [
-                1 / (PRODUCTS_SHARE if isinstance(call.op, Gemm) else ATTENTION_SHARE)
-                for call in some
-            ]
+            shares = (
+                PRODUCTS_SHARE if isinstance(call.op, Gemm) else ATTENTION_SHARE for call in some
+            )
+            over[places] = [1 / share for share in shares]
             continue
-        table = found.table(
-            [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
-        )
-        over[places] = np.maximum(
-            found.op_seconds(table) / found.roofline_seconds(table), 1.0
-        ) * _slower(device, found.device)
+        ops = [dataclasses.replace(call, op=as_measured(found, call.op)) for call in some]
+        table = found.table(ops)
+        measured_over = found.op_seconds(table) / found.roofline_seconds(table)
+        over[places] = np.maximum(measured_over, 1.0) * _slower(device, found.device)
     believed_s = roofline_s * over
     narrow = [
         at
@@ -128,9 +117,7 @@ def seconds(
 
 
 def _slower(device: DeviceSpec, of: DeviceSpec) -> float:
-    """Seconds of a device over those of one of its architecture, whose power limit is higher; 1 of
-    another architecture.
-    """
+    """Seconds of a device over those of one of its architecture with more power; else 1."""
     if device.arch != of.arch or device.tdp_w is None or of.tdp_w is None:
         return 1.0
     return max((of.tdp_w / device.tdp_w) ** PER_POWER, 1.0)

@@ -15,15 +15,12 @@ from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.codes import SCHEDULES
 
 _NEAR_SCHEDULE = "zb or zb-h1 is zero_bubble, of zero-bubble schedules the one that is built"
-_LARGEST_ASSUMED_MICRO_BATCH = 4
 
 
 def row_layout(
     row: Record, habits: Mapping[str, Any], gpus_per_node: int, shape: TransformerShape
 ) -> Layout:
-    """The layout of a row whose framework has such habits; `Refused` where it says too little, or
-    what cannot be.
-    """
+    """The layout of a row whose framework has such habits; `Refused` where it cannot be."""
     tp, pp, cp = row.count("tp"), row.count("pp"), row.count("cp") or 1
     dp, gpus = row.count("dp"), row.count("n_gpus")
     if tp is None and pp is None and dp is None:
@@ -45,40 +42,27 @@ def row_layout(
     micro_batch, accumulation = _batches(row, dp, pp)
     vp, ep = row.count("vp"), row.count("ep") or 1
     if vp is None:
-        vp = (
-            row.assume("vp", _chunks(shape, pp, habits))
-            if pp > 1 and habits.get("interleaves")
-            else 1
-        )
+        interleaves = pp > 1 and habits.get("interleaves")
+        vp = row.assume("vp", _chunks(shape, pp, habits)) if interleaves else 1
     schedule = _schedule(row, vp, habits)
     if schedule == "chimera":  # what is not modelled is not assumed either
         habits = {**habits, "zero": 0}
     elif schedule == "zero_bubble":
         habits = {**habits, "recompute": "none"}
-    zero = _zero(row, habits)
+    sequence_parallel = row.yes("seq_parallel")
+    if sequence_parallel is None:
+        sequence_parallel = habits.get("sequence_parallel", False)
     return Layout(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        cp=cp,
-        ep=ep,
-        expert_tp=1 if ep > 1 and tp > 1 else None,
-        vp=vp,
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        zero=zero,
-        sequence_parallel=_yes(row, "seq_parallel", habits.get("sequence_parallel", False))
-        and tp > 1,
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, expert_tp=1 if ep > 1 and tp > 1 else None, vp=vp,
+        micro_batch=micro_batch, accumulation=accumulation, zero=_zero(row, habits),
+        sequence_parallel=sequence_parallel and tp > 1,
         shard_ranks=_shard_ranks(row, tp, dp * cp, gpus_per_node),
-        recompute=_recompute(row, habits),
-        schedule=schedule,
-    )
+        recompute=_recompute(row, habits), schedule=schedule,
+    )  # fmt: skip
 
 
 def _shard_ranks(row: Record, tp: int, data_ranks: int, gpus_per_node: int) -> int | None:
-    """Over how many data ranks a hybrid shards: those of a node, where tensor parallelism leaves
-    room for some; None: over all.
-    """
+    """Over how many data ranks a hybrid shards: those of a node, or None: over all."""
     inside = max(gpus_per_node // tp, 1)
     if plain(row.text("sharding")) not in ("hsdp", "hybrid_shard") or data_ranks <= inside:
         return None
@@ -94,9 +78,7 @@ def _shard_ranks(row: Record, tp: int, data_ranks: int, gpus_per_node: int) -> i
 def _left(
     row: Record, name: str, other: int | None, cp: int, dp: int | None, gpus: int | None
 ) -> int:
-    """A degree that the row does not say: what the others, where all are said, leave of its GPUs;
-    else 1.
-    """
+    """A degree that the row does not give: what the others leave of its GPUs, else 1."""
     each = other * cp * dp if other and dp else 0
     if gpus and each and gpus % each == 0 and gpus > each:
         row.assume(name, f"{gpus // each} (n_gpus over the other degrees)")
@@ -106,11 +88,8 @@ def _left(
 
 def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:
     """(micro-batch, accumulation); what is missing follows from the global batch."""
-    micro_batch, accumulation, whole = (
-        row.count("micro_batch"),
-        row.count("grad_accum"),
-        row.count("global_batch"),
-    )
+    micro_batch, accumulation = row.count("micro_batch"), row.count("grad_accum")
+    whole = row.count("global_batch")
     if micro_batch is not None and accumulation is not None:
         return micro_batch, accumulation
     if whole is None:
@@ -119,12 +98,8 @@ def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:
         raise Refused(f"expected global_batch to be a multiple of dp, got {whole} for dp {dp}")
     each = whole // dp
     if micro_batch is None and accumulation is None:
-        powers = [
-            size for size in (1, 2, 4) if size <= _LARGEST_ASSUMED_MICRO_BATCH and each % size == 0
-        ]
-        micro_batch = row.assume(
-            "micro_batch", max((size for size in powers if each // size >= 4 * pp), default=1)
-        )
+        fitting = (size for size in (1, 2, 4) if each % size == 0 and each // size >= 4 * pp)
+        micro_batch = row.assume("micro_batch", max(fitting, default=1))
     known = micro_batch or accumulation
     if known is None or each % known:
         what = "micro_batch" if micro_batch else "grad_accum"
@@ -136,36 +111,34 @@ def _batches(row: Record, dp: int, pp: int) -> tuple[int, int]:
 
 
 def _chunks(shape: TransformerShape, pp: int, habits: Mapping[str, Any]) -> int:
-    """Chunks of a stage where a row does not say: of so many layers as the framework's users give
-    each, 1 where they do not divide.
-    """
+    """Chunks of a stage where a row gives none: by layers as the framework's users cut them."""
     layers = habits.get("chunk_layers")
     return shape.depth // (pp * layers) if layers and shape.depth % (pp * layers) == 0 else 1
 
 
 def _zero(row: Record, habits: Mapping[str, Any]) -> Any:
-    said = row.text("sharding")
-    found = word("sharding", said) if said else None
-    if said and found is None:
-        raise Refused(f"expected a sharding of {', '.join(aliases()['sharding'])}, got {said!r}")
+    given = row.text("sharding")
+    found = word("sharding", given) if given else None
+    if given and found is None:
+        raise Refused(f"expected a sharding of {', '.join(aliases()['sharding'])}, got {given!r}")
     return int(row.assume("ZeRO stage", habits["zero"]) if found is None else found)
 
 
 def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
-    said = row.text("recompute")
-    found = word("recompute", said) if said else ""
+    given = row.text("recompute")
+    found = word("recompute", given) if given else ""
     if found is None:
         known = [name for name, mode in aliases()["recompute"].items() if mode]
-        raise Refused(f"expected a recompute of {', '.join(known)}, got {said!r}")
+        raise Refused(f"expected a recompute of {', '.join(known)}, got {given!r}")
     return str(found or row.assume("recompute", habits["recompute"]))
 
 
 def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
-    said = row.text("schedule")
-    found = word("schedule", said) if said else ""
+    given = row.text("schedule")
+    found = word("schedule", given) if given else ""
     if found is None:
-        near = f"; {_NEAR_SCHEDULE}" if plain(said).startswith(("zb", "zero")) else ""
-        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(said)!r}{near}")
+        near = f"; {_NEAR_SCHEDULE}" if plain(given).startswith(("zb", "zero")) else ""
+        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(given)!r}{near}")
     if found or vp == 1:
         return found or str(habits.get("schedule", "1f1b"))
     if row.count("vp"):
@@ -173,30 +146,15 @@ def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
     return "interleaved"
 
 
-def _yes(row: Record, field: str, habit: bool) -> bool:
-    said = row.yes(field)
-    return habit if said is None else said
-
-
 @functools.lru_cache(65536)
 def checked(
-    layout: Layout,
-    shape: TransformerShape,
-    gpus: int | None,
-    gpus_per_node: int,
-    whole: int,
+    layout: Layout, shape: TransformerShape, gpus: int | None, gpus_per_node: int, whole: int,
     strict: bool,
-) -> list[str]:
-    """What is unusual of a layout; `InputError` for what is impossible. `whole`: GPUs of a node
-    that runs take whole.
-    """
+) -> list[str]:  # fmt: skip
+    """What is unusual of a layout; `InputError` for the impossible. `whole`: as in `Machine`."""
     if whole < gpus_per_node:  # a rack: runs take nodes whole, groups lie on racks
         layout.check(shape, gpus=gpus, gpus_per_node=min(whole, gpus or whole), strict=strict)
-        return list(
-            layout.check(shape, gpus_per_node=min(gpus_per_node, layout.ranks), strict=strict)
-        )
-    return list(
-        layout.check(
-            shape, gpus=gpus, gpus_per_node=min(gpus_per_node, gpus or gpus_per_node), strict=strict
-        )
-    )
+        gpus_per_node, gpus = min(gpus_per_node, layout.ranks), None
+    else:
+        gpus_per_node = min(gpus_per_node, gpus or gpus_per_node)
+    return list(layout.check(shape, gpus=gpus, gpus_per_node=gpus_per_node, strict=strict))

@@ -1,6 +1,4 @@
-"""Which model a row of training steps means: a published one by its name, the row's own sizes over
-its, or one of those sizes alone.
-"""
+"""The model of a row of training steps: a published one with its own sizes, or these alone."""
 
 from __future__ import annotations
 
@@ -16,34 +14,18 @@ from hybridperf.workloads.transformer import TransformerShape, load_shape
 from hybridperf.workloads.transformer.zoo import shape_of
 
 _SIZES = (
-    "hidden",
-    "heads",
-    "layers",
-    "ffn",
-    "vocab",
-    "seq",
-    "kv_heads",
-    "head_dim",
-    "experts",
-    "topk",
-    "decoder_layers",
-    "image",
-    "patch",
-)
-_EXPECTED = {
-    "moe": ("experts", "topk"),
-    "t5": ("decoder_layers",),
-    "vit": ("image", "patch"),
-}  # of families that are others without these
+    "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk",
+    "decoder_layers", "image", "patch",
+)  # fmt: skip
+# of families that are others without these
+_EXPECTED = {"moe": ("experts", "topk"), "t5": ("decoder_layers",), "vit": ("image", "patch")}
 _PADDING = 0.02  # of a vocabulary: 50304 for 50257
 
 
 def row_shape(row: Record) -> TransformerShape:
-    """The row's own sizes over those of the published model of that name; all of them where no
-    model is known.
-    """
-    said = {name: value for name in _SIZES if (value := row.count(name)) is not None}
-    shape, assumed, odd = _known_shape(row.text("model"), row.text("family"), tuple(said.items()))
+    """The row's own sizes over those of the published model of that name, if it is known."""
+    given = {name: value for name in _SIZES if (value := row.count(name)) is not None}
+    shape, assumed, odd = _known_shape(row.text("model"), row.text("family"), tuple(given.items()))
     for name, value in assumed:
         row.assume(name, value)
     row.notes += odd
@@ -52,10 +34,10 @@ def row_shape(row: Record) -> TransformerShape:
 
 @functools.lru_cache(4096)
 def _known_shape(
-    model: str, family: str, said: tuple[tuple[str, int], ...]
+    model: str, family: str, given: tuple[tuple[str, int], ...]
 ) -> tuple[TransformerShape, tuple[tuple[str, Any], ...], tuple[str, ...]]:
-    """(shape, what of it nobody said, where it is not the published one)."""
-    sizes: dict[str, Any] = dict(said)
+    """(shape, what of it was assumed, where it is not the published one)."""
+    sizes: dict[str, Any] = dict(given)
     kind: Any = word("family", family) if family else ""
     try:
         published, why = load_shape(model) if model else None, "neither"
@@ -64,28 +46,22 @@ def _known_shape(
     if published is None:
         if kind == "vit":
             sizes = _patched(sizes, 0, 0)
-        missing = [
-            name for name in ("hidden", "heads", "layers", "seq", "vocab") if name not in sizes
-        ]
+        needed = ("hidden", "heads", "layers", "seq", "vocab")
+        missing = ", ".join(name for name in needed if name not in sizes)
         if missing:
             raise Refused(
-                f"expected {', '.join(missing)} or the name of a published model in model, got"
-                f" {why}"
+                f"expected {missing} or the name of a published model in model, got {why}"
             )
         if kind is None:
-            raise Refused(
-                f"expected a family of {', '.join(filter(None, aliases()['family'].values()))}, got"
-                f" {family!r}"
-            )
+            families = ", ".join(filter(None, aliases()["family"].values()))
+            raise Refused(f"expected a family of {families}, got {family!r}")
         assumed: list[tuple[str, Any]] = []
         if not kind:
             kind = "gpt"
             assumed.append(("family", kind))
-        if lacking := [name for name in _EXPECTED.get(kind, ()) if name not in sizes]:
-            raise Refused(
-                f"expected {' and '.join(lacking)} of a family {kind} given by its sizes, got"
-                " nothing"
-            )
+        lacking = " and ".join(name for name in _EXPECTED.get(kind, ()) if name not in sizes)
+        if lacking:
+            raise Refused(f"expected {lacking} of a family {kind} given by its sizes, got nothing")
         if "ffn" not in sizes:
             sizes["ffn"] = 4 * sizes["hidden"]
             assumed.append(("ffn", f"{sizes['ffn']} (4 x hidden)"))
@@ -93,28 +69,23 @@ def _known_shape(
     if published.family == "vit":
         sizes = _patched(sizes, published.image, published.patch)
     assumed = [] if "seq" in sizes else [("seq", f"{published.seq} (the model's)")]
-    return (
-        dataclasses.replace(published, **sizes),
-        tuple(assumed),
-        tuple(_unlike(published, sizes, word("family", family))),
-    )
+    unlike = tuple(_unlike(published, sizes, word("family", family)))
+    return dataclasses.replace(published, **sizes), tuple(assumed), unlike
 
 
 def _patched(sizes: Mapping[str, Any], image: int, patch: int) -> dict[str, Any]:
-    """Sizes of a ViT, whose tokens are the patches of an image and one more; of an image or a patch
-    that a row does not say the model's.
-    """
+    """Sizes of a ViT, whose tokens are the patches of an image and one more."""
     image, patch = sizes.get("image", image), sizes.get("patch", patch)
     if "seq" in sizes or not patch or not {"image", "patch"} & set(sizes):
         return dict(sizes)
     return {**sizes, "seq": (image // patch) ** 2 + 1}
 
 
-def _unlike(published: TransformerShape, said: Mapping[str, int], family: Any) -> Iterator[str]:
+def _unlike(published: TransformerShape, given: Mapping[str, int], family: Any) -> Iterator[str]:
     """Where a row's sizes are not those of the model it names."""
     if family and family != published.family:
         yield f"family {family} given, {published.name} is a {published.family}: predicted as that"
-    for name, value in said.items():
+    for name, value in given.items():
         own = getattr(published, name) or (published.heads if name == "kv_heads" else 0)
         if name == "head_dim":
             own = published.dim
@@ -122,5 +93,5 @@ def _unlike(published: TransformerShape, said: Mapping[str, int], family: Any) -
         if name != "seq" and value != own and not padded:
             yield f"{name} {value} given, {published.name} has {own or 'none'}"
     places = published.max_positions or published.seq
-    if published.positions == "learned" and said.get("seq", 0) > places:
-        yield f"seq {said['seq']} given, {published.name} has {places} learned positions"
+    if published.positions == "learned" and given.get("seq", 0) > places:
+        yield f"seq {given['seq']} given, {published.name} has {places} learned positions"

@@ -1,4 +1,4 @@
-"""What rows of measured or planned training steps say: a model, a layout, a machine, and what is
+"""Rows of measured or planned training steps, understood: model, layout, machine, and what is
 missing or contradicts itself.
 
 Both schemas are read (`data/README.md`): that of published steps and vTrain's. A row's own words
@@ -55,16 +55,16 @@ class ResolvedRow:
     flags: tuple[str, ...] = ()  # what contradicts itself
     refused: str = ""
     name: str = ""  # how a message calls it
-    named: bool = True  # its framework is said, or known of its source
+    named: bool = True  # its framework is given, or known of its source
 
     @property
     def note(self) -> str:
-        """All that is to be said of the row, in one line."""
+        """Why the row is refused, else its flags and notes, in one line."""
         return self.refused or "; ".join((*self.flags, *self.notes))
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolved:
+class ResolvedRows:
     """The rows of a table, in its order."""
 
     rows: tuple[ResolvedRow, ...]
@@ -87,28 +87,27 @@ class Resolved:
 
 
 def resolve(
-    frame: pd.DataFrame,
-    device: str | None = None,
-    system: str | None = None,
+    frame: pd.DataFrame, device: str | None = None, system: str | None = None,
     host: str | None = None,
-) -> Resolved:
-    """Understand each row of a table of training steps; `device`, `system`, `host` override what
-    rows say.
+) -> ResolvedRows:  # fmt: skip
+    """Understand each row of a table of training steps; a row that is wrong is refused by itself.
 
-    `InputError` for a device or system that nobody knows, and a table without a model; a row that
-    is wrong is refused by itself.
+    Args:
+        frame: the rows.
+        device: accelerator in place of the rows' own.
+        system: in place of the rows' own.
+        host: in place of the rows' own.
+
+    Raises:
+        InputError: for a device or system that nobody knows, and a table without a model.
     """
     check_columns(frame.columns)
     if device:
         load_device(device)
     if system:
         load_system(system)
-    records = frame.to_dict("records")
-    return Resolved(
-        tuple(
-            _resolve(Record(at, record), device, system, host) for at, record in enumerate(records)
-        )
-    )
+    records = (Record(at, record) for at, record in enumerate(frame.to_dict("records")))
+    return ResolvedRows(tuple(_resolve(record, device, system, host) for record in records))
 
 
 def _resolve(row: Record, device: str | None, system: str | None, host: str | None) -> ResolvedRow:
@@ -135,9 +134,8 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         else:
             habits = {**framework_habits()[framework], **habits_of(source)}
         shape = row_shape(row)
-        found = machine(
-            _gpu(row, device), " ".join(row.text(name) for name in _CONTEXT), device, system
-        )
+        context = " ".join(row.text(name) for name in _CONTEXT)
+        found = machine(_gpu(row, device), context, device, system)
         gpus_per_node, whole = _nodes(row, found)
         if row.yes("offload"):
             raise Refused(
@@ -165,38 +163,28 @@ def _resolve(row: Record, device: str | None, system: str | None, host: str | No
         refuse_unmodelled(config)
         row.notes += _unseen(config)
     except (Refused, InputError) as error:
-        return ResolvedRow(
-            None, found, source, framework, host, refused=f"{row.name}: {error}", name=row.name
-        )
+        why = f"{row.name}: {error}"
+        return ResolvedRow(None, found, source, framework, host, refused=why, name=row.name)
+    notes = (*found.notes, *row.notes)
     return ResolvedRow(
-        config,
-        found,
-        source,
-        framework,
-        host,
-        (*found.notes, *row.notes),
-        flags,
-        name=row.name,
-        named=named,
+        config, found, source, framework, host, notes, flags, name=row.name, named=named
     )
 
 
 def _nodes(row: Record, found: Machine) -> tuple[int, int]:
-    """(GPUs that count as a node, GPUs of a node that runs take whole): the row's own, but a
-    switch's and another system's come first.
-    """
-    said = row.count("gpus_per_node")
+    """(GPUs that count as a node, GPUs of a node that runs take whole)."""
+    given = row.count("gpus_per_node")
     if found.renoded:
-        if said not in (None, found.whole):
+        if given not in (None, found.whole):
             row.notes.append(
                 f"gpus_per_node {found.whole} of the system that was given, in place of the row's"
-                f" {said}"
+                f" {given}"
             )
         return found.gpus_per_node, found.whole
     if found.switched:
-        return found.gpus_per_node, said or found.whole
-    said = said or row.assume("gpus_per_node", found.gpus_per_node)
-    return said, said
+        return found.gpus_per_node, given or found.whole
+    given = given or row.assume("gpus_per_node", found.gpus_per_node)
+    return given, given
 
 
 @functools.lru_cache(65536)
@@ -227,29 +215,26 @@ def _habits(
     row: Record, habits: Mapping[str, Any], layout: Layout, found: Machine
 ) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """(dtype, the framework's own fields of a config)."""
-    said = row.text("precision")
-    if plain(said) in ("", "submission"):
+    given = row.text("precision")
+    if plain(given) in ("", "submission"):
         usual = habits.get("precision", "bf16")
         known = usual in found.spec.peak_flops_per_s
-        said = row.assume("precision", usual if known else "bf16")
-    dtype = word("precision", said)
+        given = row.assume("precision", usual if known else "bf16")
+    dtype = word("precision", given)
     if dtype is None:
-        raise Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {said!r}")
+        raise Refused(f"expected a precision of {', '.join(aliases()['precision'])}, got {given!r}")
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
-    quant = word("quant", said) or ""
+    quant = word("quant", given) or ""
     settled = {**config_habits(habits, layout.tp), "quant": quant}
     return dtype, tuple((name, value) for name, value in settled.items() if name in names)
 
 
 @functools.lru_cache(65536)
 def _config(
-    shape: TransformerShape,
-    layout: Layout,
-    dtype: str,
-    fields: tuple[tuple[str, Any], ...],
+    shape: TransformerShape, layout: Layout, dtype: str, fields: tuple[tuple[str, Any], ...],
     gpus_per_node: int,
-) -> TransformerConfig:
-    """One object for all rows that say the same."""
+) -> TransformerConfig:  # fmt: skip
+    """One object for all rows of equal configs."""
     return TransformerConfig(
         shape=shape, layout=layout, dtype=dtype, gpus_per_node=gpus_per_node, **dict(fields)
     )

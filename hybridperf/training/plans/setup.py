@@ -1,5 +1,5 @@
-"""What all layouts of a plan share: the model, the cluster, how a framework runs it, what is
-believed of its efficiencies.
+"""What all layouts of a plan share: the model, the cluster, how a framework runs it, and its step
+effects.
 
 A framework's habits (kernels, attention, bytes of gradients, what overlaps) are those that rows of
 measured steps are understood by (`transformer/frameworks.toml`); its memory knobs, where some were
@@ -16,7 +16,7 @@ from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_sys
 from hybridperf.io import InputError, unknown
 from hybridperf.training.steps.adapt import Adapted
 from hybridperf.training.steps.adaptation import UNNAMED, Adaptation
-from hybridperf.training.steps.batch import Bank
+from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, aliases, machine
 from hybridperf.training.steps.peaks import arithmetic
@@ -32,7 +32,7 @@ _FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class TrainingSetup:
     """A model on a cluster, with everything but its layout."""
 
     shape: TransformerShape
@@ -63,23 +63,15 @@ class Setting:
         """That peak, of one device."""
         return self.device.peak(self.mfu_format, "matrix")
 
-    def for_gpus(self, gpus: int) -> Setting:
-        """The same for so many devices: where a switch joins a rack, as few racks as hold them,
-        each with as many whole trays.
-        """
-        tray, most = self.machine.whole, aliases()["rack"].get(self.machine.system.id, 0)
+    def for_gpus(self, gpus: int) -> TrainingSetup:
+        """The setup for so many devices: of racks as few as hold them, with whole trays each."""
+        old, tray = self.machine.system, self.machine.whole
+        most = aliases()["rack"].get(old.id, 0)
         if not self.machine.switched or not tray or (gpus < most and gpus % tray):
             return self
-        racks = next(
-            (
-                n
-                for n in range(-(-gpus // most), gpus // tray + 1)
-                if gpus % n == 0 and gpus // n % tray == 0
-            ),
-            0,
-        )
+        counts = range(-(-gpus // most), gpus // tray + 1)
+        racks = next((n for n in counts if gpus % n == 0 and gpus // n % tray == 0), 0)
         each = gpus // racks if racks else self.gpus_per_node
-        old = self.machine.system
         grown = each / old.accelerators_per_node
         fabric = old.model_copy(update={
             "accelerators_per_node": each, "node_bytes_per_s": old.node_bytes_per_s * grown,
@@ -94,24 +86,22 @@ class Setting:
 
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
-        padded = int(
-            config_habits(framework_habits()[self.framework], layout.tp).get(
-                "vocab_multiple", self.template.vocab_multiple
-            )
-        )
-        return self.template.replace(
-            layout=layout,
-            gpus_per_node=min(self.gpus_per_node, layout.ranks),
-            vocab_multiple=padded,
-        )
+        habits = config_habits(framework_habits()[self.framework], layout.tp)
+        padded = int(habits.get("vocab_multiple", self.template.vocab_multiple))
+        per_node = min(self.gpus_per_node, layout.ranks)
+        return self.template.replace(layout=layout, gpus_per_node=per_node, vocab_multiple=padded)
 
 
-def setting(
+def training_setup(
     shape: TransformerShape, system: str, *, device: str | None = None, framework: str = "",
     dtype: str = "bf16", quant: str = "", memory_bytes: float | None = None,
-    adapted: Adaptation | Adapted | None = None, bank: Bank | None = None,
-) -> Setting:  # fmt: skip
-    """`InputError` for a system without a known device, or a framework nobody knows."""
+    adapted: Adaptation | Adapted | None = None, cache: PriceCache | None = None,
+) -> TrainingSetup:  # fmt: skip
+    """The setup of a model on a system; arguments as those of `plan`.
+
+    Raises:
+        InputError: for a system without a known device, or a framework nobody knows.
+    """
     known, unnamed = framework_habits(), 0.0 if framework else UNNAMED
     framework = framework or FRAMEWORK
     if framework not in known:
@@ -121,13 +111,12 @@ def setting(
     habits: dict[str, Any] = dict(known[framework])
     fields = {name: value for name, value in habits.items() if name in _FIELDS}
     template = TransformerConfig(shape=shape, dtype=dtype, quant=quant, **fields)
-    bank = bank or Bank()
+    cache = cache or PriceCache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
         raise InputError(f"expected --memory-bytes above zero, such as 80e9, got {capacity:g}")
-    notes = [
-        note for note in found.notes if "count as a node" not in note
-    ]  # `for_gpus` says how racks are taken
+    # `for_gpus` notes how racks are taken
+    notes = [note for note in found.notes if "count as a node" not in note]
     notes.append(
         f"of {capacity / 1e9:.1f} GB a GPU layouts may use {USABLE * capacity / 1e9:.1f}:"
         f" {100 * (1 - USABLE):.0f} % are left to the driver, its context and gaps between blocks"
@@ -142,16 +131,16 @@ def setting(
         fitted = adapted or Adaptation({})
         adapted, whose = fitted.of(group)
         unnamed *= whose != group
-        notes += filter(None, (fitted.said(group),))
+        notes += filter(None, (fitted.note_of(group),))
     if unnamed:
         notes.append(
             f"habits of {framework} assumed, the quickest: other frameworks may take 10 to 30 %"
             " longer; name yours by --framework"
         )
     notes += [note for note in (shape.note,) if note.startswith(HABITS)]
-    made = Setting(
+    made = TrainingSetup(
         shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False),
-        template, bank.prices(found), adapted, memory_knobs(framework), USABLE * capacity,
+        template, cache.prices(found), adapted, memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
     notes.append(
         f"MFU is of the {made.mfu_format} peak of {made.device.id},"

@@ -1,0 +1,136 @@
+"""The ranked layouts of a plan: what was priced, and the order by an objective.
+
+Objectives: `time` (seconds of a step), `tokens_per_s`, `cost` (money per token), `energy` (joules
+per token); for one number of devices and one batch the first three agree. Axes: M priced layouts of
+a case, K of all cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridperf.training.plans.costs import PricedSpace
+from hybridperf.training.plans.economy import Economy
+from hybridperf.training.plans.layout_text import layout_words
+from hybridperf.training.plans.setup import TrainingSetup
+from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.layout import Layout
+
+OBJECTIVES = ("time", "tokens_per_s", "cost", "energy")
+DAY_S = 86400.0
+_DISTINCT = (
+    "tp", "cp", "pp", "vp", "ep", "expert_tp", "sequence_parallel", "zero", "shard_ranks",
+    "micro_batch",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One layout of a plan."""
+
+    case: int
+    at: int  # of the case's priced rows
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RankedLayouts:
+    """Priced layouts of several numbers of devices and batches, ranked together."""
+
+    setup: TrainingSetup
+    economy: Economy
+    objective: str
+    tokens: float | None  # to be trained on in all
+    cases: tuple[PricedSpace, ...]  # one per number of devices and batch
+    ranked: np.ndarray  # int [K, 2] the layouts that fit as [case, at], best first
+    legal: int
+    orders: int  # legal layouts, if orders that mean the same are counted apart
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ranked)
+
+    def __repr__(self) -> str:
+        space, device = self.cases[self.choice(0).case].space, self.setup.device.id
+        where = f"{self.setup.shape.name} on {space.gpus} x {device}, batch {space.global_batch}"
+        winner = f"{layout_words(self.best)}, {self.step_s(self.choice(0)):.4g} s"
+        return f"<Plan: {where}: {winner}; {len(self):,} of {self.legal:,} fit>"
+
+    @property
+    def prices(self) -> tuple[str, ...]:
+        """Rates that money and energy were counted with, each with its unit, source and date."""
+        return self.economy.notes
+
+    def distinct(self, count: int) -> list[int]:
+        """Ranks of the best layouts, without copies of better ones: the same but for what is
+        computed again, the schedule or the places, in no less memory.
+        """
+        found: dict[tuple[float, ...], int] = {}
+        for rank in range(len(self)):
+            case = self.cases[self.ranked[rank, 0]]
+            base = case.space.base_of[case.rows[self.ranked[rank, 1]]]
+            same = (float(getattr(case.space.base, name)[base]) for name in _DISTINCT)
+            key = (float(self.ranked[rank, 0]), float(case.memory_bytes[base]), *same)
+            found.setdefault(key, rank)
+            if len(found) == count:
+                break
+        return list(found.values())
+
+    def choice(self, rank: int) -> Choice:
+        """The layout of a rank, from 0."""
+        case, at = self.ranked[rank]
+        return Choice(int(case), int(at))
+
+    def layout(self, choice: Choice) -> Layout:
+        """The layout of a choice."""
+        case = self.cases[choice.case]
+        return case.space.layout(int(case.rows[choice.at]))
+
+    def config(self, choice: Choice) -> TransformerConfig:
+        """The whole step of a choice."""
+        return self.cases[choice.case].setup.config(self.layout(choice))
+
+    def ranked_in(self, case: int) -> np.ndarray:
+        """Priced rows of one case, best first [k]."""
+        return self.ranked[self.ranked[:, 0] == case, 1]
+
+    @property
+    def best(self) -> Layout:
+        """The winner."""
+        return self.layout(self.choice(0))
+
+    def step_s(self, choice: Choice) -> float:
+        """Predicted seconds of a step."""
+        return float(self.cases[choice.case].parts.step_s[choice.at])
+
+
+def scores(case: PricedSpace, objective: str, rates: Economy) -> np.ndarray:
+    """The objective of a case's priced layouts [M]; less is better."""
+    step_s, tokens = case.parts.step_s, tokens_of(case)
+    if objective == "time":
+        return step_s
+    if objective == "energy":
+        return np.asarray(rates.energy_j(case.space.gpus, case.parts)) / tokens
+    if objective == "cost":
+        return np.asarray(rates.usd(case.space.gpus, case.parts)) / tokens
+    return step_s / tokens
+
+
+def tokens_of(case: PricedSpace) -> float:
+    """Tokens of one step."""
+    return float(case.space.global_batch * case.setup.shape.seq)
+
+
+def ranking(cases: Sequence[PricedSpace], objective: str, rates: Economy) -> np.ndarray:
+    """[K, 2] of all priced layouts, best first; of equal ones that with less memory."""
+    parts, score, memory = [], [], []
+    for number, case in enumerate(cases):
+        at = np.arange(len(case.rows))
+        parts.append(np.stack([np.full(len(at), number), at], 1))
+        score.append(scores(case, objective, rates)[at])
+        memory.append(case.row_memory_bytes[at])
+    order = np.lexsort((np.concatenate(memory), np.concatenate(score)))
+    return np.concatenate(parts)[order]

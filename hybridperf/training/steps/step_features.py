@@ -1,0 +1,85 @@
+"""What the composition of a step (`compose.py`) takes and gives.
+
+Axes: N rows, P = 3 phases (`PHASES`). Leaves are NumPy or JAX arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from hybridperf.io.namespace import Array
+
+PHASES = ("forward", "recomputed", "backward")
+BACKWARD = PHASES.index("backward")
+
+
+@functools.partial(jax.tree_util.register_dataclass)
+@dataclasses.dataclass(frozen=True)
+class BlockPrices:
+    """One micro-batch through one layer, the embedding or the LM head on one rank: [P, N] each."""
+
+    gemm_s: Array
+    misaligned_s: Array  # products in 16 bits whose width is no multiple of 8
+    attention_s: Array
+    memory_s: Array  # everything else that the GPU computes, at the datasheet's bandwidth
+    kernels: Array
+    tp_s: Array  # tensor-parallel collectives
+    tp_calls: Array
+    exchange_s: Array  # context- and expert-parallel messages
+    exchange_calls: Array
+    gather_s: Array  # sharded weights gathered, gradients scattered, alongside the computation
+    gather_inside_s: Array  # their part inside a node, which takes memory and SMs from computing
+    gather_calls: Array
+
+
+@functools.partial(jax.tree_util.register_dataclass)
+@dataclasses.dataclass(frozen=True)
+class StepFeatures:
+    """What the composition knows of each row: [N] each, blocks [P, N]."""
+
+    layer: BlockPrices  # the mean of a stage's layers, where they differ
+    embedding: BlockPrices
+    head: BlockPrices
+    layers_first: Array  # of the first stage
+    layers_last: Array
+    layers_most: Array  # of the fullest of the other stages
+    layers: Array  # of all stages
+    stages: Array
+    micro_batches: Array
+    fill: Array  # share of 1F1B's filling and draining that shows
+    chunks: Array  # of a stage, each of which sends for itself
+    sends_s: Array  # one message between neighbouring stages
+    sends_hidden: Array  # 1: a stage computes meanwhile
+    tp_nodes: Array  # nodes of a tensor-parallel group
+    reduction_s: Array  # of gradients
+    reduction_calls: Array  # of reductions and of gathers of updated weights
+    updated_s: Array  # weights updated in shards, gathered behind the optimizer: nothing hides them
+    reduction_hidden: Array  # 1: overlapped with the last micro-batch's backward pass
+    optimizer_s: Array
+    optimizer_kernels: Array
+    tp: Array
+    waiting: Array  # 1: a ring over nodes waits at each of them (`cross_node.py`)
+    crossing: Array  # 1: so does a pipeline over nodes
+    stalls: Array  # messages of a micro-batch that surely stall
+    gathered_layers: Array  # layers of a rank, updated in shards and gathered singly, x data ranks
+    schedule: Array | None = None  # index into SCHEDULES; None: `fill` says all of the schedule
+    weight_share: Array | None = None  # of a layer's backward: weight gradients (zero bubble)
+    # [K, N] width in logs on top of each step effect's own, where what it multiplies was not
+    # measured on this machine
+    unmeasured_widths: np.ndarray | None = None
+
+
+class StepParts(NamedTuple):
+    """Seconds of a step [N]: the second to fifth add up to the first."""
+
+    step_s: Array
+    compute_s: Array  # the slowest stage's GPU at work, all micro-batches, and the optimizer
+    exposed_comm_s: Array  # communication that nothing hides
+    bubble_s: Array  # the slowest stage waits for others
+    host_s: Array  # the slowest stage's GPU waits for its host
+    layer_s: Array  # one layer, one micro-batch
