@@ -18,9 +18,8 @@ from hybridperf.engine.workload import Seconds
 from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
 from hybridperf.workloads.issue import HostOp
 
-_SMALL_COPY_S = (
-    1e-6  # of some hundred bytes to the device, in the sequences that Lin et al. recorded
-)
+# of some hundred bytes to the device, in the sequences that Lin et al. recorded
+_SMALL_COPY_S = 1e-6
 
 
 def loop(dtype: str, name: str, rows: float, cols: float) -> OpCall:
@@ -53,9 +52,8 @@ class Eager:
     dtype: str
     bias_copy: bool = False  # a product's bias is copied into its result first
     accumulates: bool = False  # gradients are filled with zeros and added to
-    views: bool = (
-        False  # ops that launch nothing (views, marks) are issued, too: they cost a host its time
-    )
+    # ops that launch nothing (views, marks) are issued, too: they cost a host its time
+    views: bool = False
     # sums and additions of a backward step are launched within its op, not by ops of their own
     # (PyTorch of 2022)
     grouped: bool = False

@@ -101,9 +101,8 @@ def test_one_rank_has_no_collectives_and_all_flops(model):
     prediction = hp.predict(model, workload)
     assert not any(isinstance(call, CollectiveCall) for call in workload.calls)
     layers = [(128, 256), (256, 64), (64 + 36, 256), (256, 1)]
-    flops = (
-        2 * 512 * sum(i * o * (3 if at else 2) for at, (i, o) in enumerate(layers))
-    )  # the first layer's inputs need no gradient
+    # the first layer's inputs need no gradient
+    flops = 2 * 512 * sum(i * o * (3 if at else 2) for at, (i, o) in enumerate(layers))
     nodes = workload.graph.row[workload.graph.row > 0] - 1
     counted = sum(
         workload.calls[row].op.work().flops

@@ -287,9 +287,8 @@ def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> 
 def convolution_flops(instruction: Instruction, image: Shape, kernel: Shape) -> float:
     """2 per multiply-add, kernel positions outside the image not counted."""
     sizes = convolution_sizes(instruction, image, kernel)
-    per_position = (
-        sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
-    )  # batch groups are no longer in the result's batch
+    # batch groups are no longer in the result's batch
+    per_position = sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
     return float(FLOPS_PER_MULTIPLY_ADD * per_position * math.prod(sizes.valid))
 
 

@@ -182,9 +182,8 @@ def _around(
     One flop per element of these results (a bias, a sum of gathered rows) comes with the main op.
     """
     inside = fused.by_name
-    before: set[str] = (
-        set()
-    )  # what main instructions read: indices, and a table that is never computed as a whole
+    # what main instructions read: indices, and a table that is never computed as a whole
+    before: set[str] = set()
     pending = [name for i in main for name in i.operands]
     while pending:
         name = pending.pop()

@@ -95,9 +95,8 @@ def layer_activations(
     between = xp.where(
         x.sequence_parallel > 0, x.tp, 1
     )  # ranks that share what lies between the matrices
-    source = (
-        x.micro_batch * shape.seq / x.cp
-    )  # tokens of a rank; of the encoder where there are two stacks
+    # tokens of a rank; of the encoder where there are two stacks
+    source = x.micro_batch * shape.seq / x.cp
     tokens = x.micro_batch * (shape.decoder_seq or shape.seq) / x.cp if block.cross else source
 
     inputs = min(shape.norms_per_layer, 2) + block.cross  # matrices that read a norm's output
@@ -118,9 +117,8 @@ def layer_activations(
             / between
         )
 
-    kv_share = (
-        xp.maximum(1 / x.tp, 1 / shape.key_heads) if shape.latent is None else 1 / x.tp
-    )  # whole heads, at least one
+    # whole heads, at least one
+    kv_share = xp.maximum(1 / x.tp, 1 / shape.key_heads) if shape.latent is None else 1 / x.tp
     query, kv = shape.query_width + shape.context_width, shape.key_width + shape.value_width
     heads = tokens * e * (query / x.tp + kv * kv_share)
     if shape.qk_norm:

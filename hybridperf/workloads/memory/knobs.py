@@ -27,9 +27,8 @@ class MemoryKnobs:
     scores: float = 1.0  # what attention keeps per pair of tokens, or per token where it is fused
     workspace: float = 1.0  # what lives only while one layer is computed
     loss_bytes: float = 4.0  # per logit, beside the logit itself: the loss's copy in fp32
-    stale_bytes: float = (
-        0.0  # per logit of the micro-batch before, where no pipeline puts other work between them
-    )
+    # per logit of the micro-batch before, where no pipeline puts other work between them
+    stale_bytes: float = 0.0
     # tensors as wide as the hidden state that the embedding keeps per micro-batch, whole on every
     # rank
     embedding: float = 0.0

@@ -313,9 +313,8 @@ class _Priced:
         )
         per_embedding = e * source * shape.hidden * knobs.embedding
         if options["dropout"]:
-            per_embedding = (
-                per_embedding + source * shape.hidden / between
-            )  # a mask of one byte each
+            # a mask of one byte each
+            per_embedding = per_embedding + source * shape.hidden / between
         total = 0.0
         for stage, batches, held in self._pieces():
             total = total + held * xp.where(stage == 0, batches * per_embedding, 0.0)

@@ -61,25 +61,20 @@ class TransformerConfig:
     quant: str = ""
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
-    attention_kernel: Literal["", "flash1", "flash2"] = (
-        ""  # of fused attention, `ops/attention_kernels.py`; empty: the op model's
-    )
-    expert_messages: Literal["copies", "nodes"] = (
-        "copies"  # a token travels to each expert, or once to each node of theirs
-    )
+    # of fused attention, `ops/attention_kernels.py`; empty: the op model's
+    attention_kernel: Literal["", "flash1", "flash2"] = ""
+    # a token travels to each expert, or once to each node of theirs
+    expert_messages: Literal["copies", "nodes"] = "copies"
     grouped_experts: bool = False  # a kernel multiplies by all experts of a rank; else one by each
-    framework: str = (
-        "megatron_core"  # whose kernels are launched, `framework.py`; its other habits: `run_by`
-    )
+    # whose kernels are launched, `framework.py`; its other habits: `run_by`
+    framework: str = "megatron_core"
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
-    vocab_multiple: int = (
-        128  # the vocabulary is padded to multiples of tp times this; 1: of tp alone
-    )
+    # the vocabulary is padded to multiples of tp times this; 1: of tp alone
+    vocab_multiple: int = 128
     optimizer: Literal["adam", "sgd"] = "adam"
-    gradient_bytes: float | None = (
-        None  # of a gradient between ranks and in the buffer; None: as the dtype
-    )
+    # of a gradient between ranks and in the buffer; None: as the dtype
+    gradient_bytes: float | None = None
     bucket_bytes: float = 25e6  # gradients reduced together
     # reductions run beside the last micro-batch's backward, gathers of weights ahead of their layer
     overlap_gradients: bool = True

@@ -175,9 +175,8 @@ def head(shape: TransformerShape) -> Parameters:
     """
     h = shape.hidden
     stacks = 2 if shape.decoder_layers else 1
-    whole = (
-        0 if shape.family == "bert" else stacks * _norm(shape)
-    )  # a BERT's layers end in their norm
+    # a BERT's layers end in their norm
+    whole = 0 if shape.family == "bert" else stacks * _norm(shape)
     vocab = 0
     if shape.head == "lm":
         vocab += (0 if shape.tied else shape.vocab * h) + (shape.vocab if shape.head_bias else 0)
@@ -237,9 +236,8 @@ def _matrices(shape: TransformerShape, block: Block, batch: float, seq: int) -> 
     else:
         query, kv = h * shape.query_width, h * (shape.key_width + shape.value_width)
     per_token = query + kv + shape.context_width * h + mlp
-    across = (
-        (query + shape.context_width * h) * tokens + kv * seq if block.cross else 0.0
-    )  # keys and values of the encoder's output
+    # keys and values of the encoder's output
+    across = (query + shape.context_width * h) * tokens + kv * seq if block.cross else 0.0
     return MULTIPLY_ADD * batch * (per_token * tokens + across)
 
 

@@ -36,9 +36,8 @@ Split = Literal[
 ]  # of a linear layer: which dimension of its weight tensor parallelism divides
 _LAST_SUMS = 64.0  # partial sums per column that the second kernel of a sum over tokens adds up
 MASK_BYTES = 1.0  # of a dropped element
-FUSED_ATTENTION_BACKWARD_KERNELS = (
-    3  # gradient x result per row, the products, the queries' gradient to the op's dtype
-)
+# gradient x result per row, the products, the queries' gradient to the op's dtype
+FUSED_ATTENTION_BACKWARD_KERNELS = 3
 QUANTISED_KERNELS = 2  # an operand is made narrow, then multiplied
 SOFTMAX, SOFTMAX_GRADIENT = "softmax", "softmax gradient"
 SOFTMAX_KERNEL_BATCH = 4  # Megatron's fused softmax takes multiples of so many heads x samples
@@ -114,9 +113,8 @@ class Kernels:
             self.framework.gradients == "repeated" and self.micro_batches == 1
         ):
             return ()
-        moved = (
-            1 + 2 * self.gradient_bytes / self.element_bytes
-        )  # gradient read; sum read and written
+        # gradient read; sum read and written
+        moved = 1 + 2 * self.gradient_bytes / self.element_bytes
         return (
             self.loop(
                 f"{name} kept",
@@ -456,9 +454,8 @@ class Kernels:
             )
             for length in (queries, keys)
         )
-        scale = (
-            Piece((), scaled) if self.framework.fused_softmax else Piece()
-        )  # a factor of the forward's product: free only there
+        # a factor of the forward's product: free only there
+        scale = Piece((), scaled) if self.framework.fused_softmax else Piece()
         return (
             scale
             + products("scores", queries, keys, head_dim)

@@ -87,9 +87,8 @@ class Layout:
     cp: int = 1  # ranks that share each sequence
     ep: int = 1  # ranks that share the experts
     expert_tp: int | None = None  # ranks that share each expert's matrices; None: tp
-    zero: Literal[0, 1, 2, 3] = (
-        0  # sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
-    )
+    # sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
+    zero: Literal[0, 1, 2, 3] = 0
     shard_ranks: int | None = None  # over that many of them (HSDP); None: all
     micro_batch: int = 1  # samples that go through a layer together
     accumulation: int = 1  # micro-batches per replica and step

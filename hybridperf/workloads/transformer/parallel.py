@@ -93,9 +93,8 @@ def split_tensor(passes: Passes, group: Group) -> Passes:
             else:
                 part = step.divided(step.tensor, group.ranks)
                 shared = step.is_op and "kv_heads" in step.tensor and part.op.kv_heads < 1
-                yield (
-                    part.with_op(kv_heads=1.0) if shared else part
-                )  # ranks that share a head of keys and values hold all of it
+                # ranks that share a head of keys and values hold all of it
+                yield part.with_op(kv_heads=1.0) if shared else part
             if size := partial_sums_bytes(step):
                 summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
                 yield dataclasses.replace(summed, tokens="bytes" if _is_vector(step) else "")

@@ -74,9 +74,8 @@ def cell(config: TransformerConfig) -> TransformerConfig:
     once.
     """
     layout = config.layout
-    inner = (
-        layout.tp * layout.cp
-    )  # the fastest ranks: where they lie does not hang on what is slower
+    # the fastest ranks: where they lie does not hang on what is slower
+    inner = layout.tp * layout.cp
     aligned = config.gpus_per_node % inner == 0 or inner % config.gpus_per_node == 0
     if layout.order == ORDER and aligned and layout.zero < 2 and layout.ep == 1:
         layout = Layout(

@@ -34,13 +34,11 @@ class Step:
     tensor: tuple[
         str, ...
     ] = ()  # fields of the op that tensor parallelism divides; empty: every rank does all of it
-    tokens: str = (
-        ""  # field of the op that counts tokens: what sequence and context parallelism divide
-    )
+    # field of the op that counts tokens: what sequence and context parallelism divide
+    tokens: str = ""
     core: bool = False  # of the attention core, which selective recompute runs again
-    weight_gradient: bool = (
-        False  # needs no gathered gradient beside it, and nobody waits for it in the layer
-    )
+    # needs no gathered gradient beside it, and nobody waits for it in the layer
+    weight_gradient: bool = False
 
     @property
     def is_op(self) -> bool:

@@ -27,9 +27,8 @@ def layers_before(
     if split != "cost":
         raise InputError(f"layers are split over stages by {' or '.join(SPLITS)}, got {split!r}")
     share = (depth + head_layers) / stages
-    through = (
-        xp.floor(stage * share + 1e-9) + 1
-    )  # up to the first layer that passes the share of the stages before this one
+    # up to the first layer that passes the share of the stages before this one
+    through = xp.floor(stage * share + 1e-9) + 1
     return xp.where(stage <= 0, 0, xp.where(stage >= stages, depth, xp.minimum(through, depth)))
 
 
