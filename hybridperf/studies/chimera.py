@@ -153,7 +153,7 @@ def _shapes(
             micro_batch=micro_batch,
             accumulation=count,
             recompute=recompute,  # type: ignore[arg-type]
-            schedule=schedule,  # type: ignore[arg-type]
+            schedule=schedule,
         )
         needed = float(memory(shape, layout, dtype=dtype, **options).peak_bytes)
         found.append(Pipeline(replicas, stages, micro_batch, count, recompute, needed, 0.0, 0.0))

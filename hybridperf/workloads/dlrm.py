@@ -28,7 +28,7 @@ from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, check_names, table_bytes
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.workloads.eager import Eager, Parameter, loop
-from hybridperf.workloads.issue import COMPUTE, HostOp, Issue
+from hybridperf.workloads.issue import COMPUTE, HostOp, StepIssuer
 from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
 
 _LOOKUP = (
@@ -263,7 +263,7 @@ class _Step:
             config.nodes,
             None if config.dtype is None else self.element_bytes,
         )
-        self.issue = Issue(host)
+        self.issue = StepIssuer(host)
         self.dense_optimizer = "sgd" if config.optimizer == "sgd" else "adagrad"
         self.bottom = (config.dense_features, *config.bottom_mlp)
         self.top = (config.interaction_width, *config.top_mlp)

@@ -40,7 +40,7 @@ class HostOp:
 
 
 @dataclass
-class Issue:
+class StepIssuer:
     """Collects a step. Node ids are the graph's."""
 
     host: Host | None = None

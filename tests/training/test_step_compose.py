@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.schedule_graphs import graph_seconds
 
 from hybridperf.training.steps.compose import Block, Features, step_seconds
 from hybridperf.training.steps.knobs import BELIEFS, NAMES, Knobs, knobs_of, medians, theta_of
-from hybridperf.workloads.schedules import graph_seconds, schedule
+from hybridperf.workloads.schedules import schedule
 from hybridperf.workloads.transformer.codes import SCHEDULES
 
 FREE = Knobs(
@@ -323,7 +324,7 @@ def some_row():
     of = lambda: {
         field.name: rng.uniform(0.5, 1.5, 3) * (1e-3 if field.name.endswith("_s") else 5)
         for field in dataclasses.fields(Block)
-    }  # noqa: E731
+    }
     sizes = dict(
         micro_batches=6, fill=1, sends_s=1e-3, tp_nodes=1, reduction_s=2e-2, reduction_calls=2,
         optimizer_s=1e-3, optimizer_kernels=3, tp=2, crossing=1, stalls=1, gathered_layers=2,

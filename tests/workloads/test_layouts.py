@@ -92,7 +92,12 @@ BROKEN = [
     (GPT3, {"cp": 3}, {}, "seq must be divisible by cp, got seq 2048, cp 3"),
     (GPT3, {"ep": 2, "dp": 2}, {}, "ep needs a model with experts, got ep 2 for gpt3-175b"),
     (MIXTRAL, {"ep": 3, "dp": 3}, {}, "experts must be divisible by ep, got 8 experts, ep 3"),
-    (MIXTRAL, {"ep": 8, "dp": 4}, {}, "ep x expert_tp must divide tp x cp x dp, got 8 x 1 of 4"),
+    (
+        MIXTRAL,
+        {"ep": 8, "dp": 4},
+        {},
+        "ep x expert_tp must divide tp x cp x dp, got 8 x 1 of 1 x 1 x 4",
+    ),
     (
         MIXTRAL,
         {"ep": 8, "dp": 2, "tp": 4},

@@ -89,7 +89,7 @@ class Space:
             micro_batch=x["micro_batch"],
             accumulation=x["accumulation"],
             recompute=RECOMPUTE[x["recompute"]],  # type: ignore[arg-type]
-            schedule=SCHEDULES[x["schedule"]],  # type: ignore[arg-type]
+            schedule=SCHEDULES[x["schedule"]],
             order=self.places[self.place_of[row]].order,
         )
 

@@ -31,7 +31,7 @@ from hybridperf.ops import Allocation, Call, Gather, LoopTrip, ScatterAdd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
 from hybridperf.workloads.jax.hlo import NAME, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
-from hybridperf.workloads.jax.reuse import Step, Touch, in_loop, with_reuse
+from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
 
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
 # mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.
@@ -163,7 +163,7 @@ def from_hlo(
         temporary_bytes=temporary_bytes,
         ignore=ignore,
     )
-    builder, calls = GraphBuilder(), Rows()
+    builder, calls = GraphBuilder(), CallRows()
     for label, call in read.nodes:
         builder.op(calls.row(call), label=label)
     return Workload(
@@ -178,7 +178,7 @@ def from_hlo(
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class OpChain:
     """One program as read: what it runs, one after the other, as (label, row)."""
 
     nodes: tuple[tuple[str, Row], ...]
@@ -186,7 +186,7 @@ class Chain:
     notes: tuple[str, ...]
 
 
-class Rows:
+class CallRows:
     """Unique rows of a duration table, in the order they are first met."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Rows:
         return tuple(self._rows)
 
 
-def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Chain:
+def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> OpChain:
     """What a program that `program` made runs."""
     blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
     return read_hlo(
@@ -220,7 +220,7 @@ def read_hlo(
     fresh_bytes: float,
     temporary_bytes: float,
     ignore: Collection[str] = (),
-) -> Chain:
+) -> OpChain:
     """What an optimized HLO module runs."""
     module = parse(text)
     reader = _Reader(
@@ -235,9 +235,9 @@ def read_hlo(
     buffers = sum(i.opcode == "parameter" for i in module.entry.instructions) + len(
         module.entry.root.shapes
     )
-    leading = [Step("call", Call("fp32", buffers=float(buffers)))]
+    leading = [HloStep("call", Call("fp32", buffers=float(buffers)))]
     if fresh_bytes > 0 and backend == "cpu":
-        leading.append(Step("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
+        leading.append(HloStep("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
     nodes: list[tuple[str, Row]] = []
     for step in [*leading, *steps]:
         if isinstance(step.op, CollectiveCall):
@@ -246,7 +246,7 @@ def read_hlo(
             nodes.append(
                 (step.name, OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined))
             )
-    return Chain(tuple(nodes), reader.count, tuple(reader.notes))
+    return OpChain(tuple(nodes), reader.count, tuple(reader.notes))
 
 
 class _Reader:
@@ -265,9 +265,9 @@ class _Reader:
         self.unknown: dict[str, str] = {}
         self.views: dict[str, str] = {}  # result updated in place -> the buffer it lives in
 
-    def read(self, computation: Computation, times: float) -> list[Step]:
+    def read(self, computation: Computation, times: float) -> list[HloStep]:
         """Steps of one computation executed `times` times in a row."""
-        steps: list[Step] = []
+        steps: list[HloStep] = []
         for instruction in computation.instructions:
             opcode = instruction.opcode
             target = instruction.word("custom_call_target") if opcode == "custom-call" else opcode
@@ -316,7 +316,7 @@ class _Reader:
                 " leave them out with ignore=... (`--ignore` on the command line)"
             )
 
-    def _while(self, instruction: Instruction, times: float) -> list[Step]:
+    def _while(self, instruction: Instruction, times: float) -> list[HloStep]:
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes)
         if not found:
             if _ENDLESS in self.ignore:
@@ -333,9 +333,9 @@ class _Reader:
         inside = in_loop([*condition, *body], trips)
         if self.backend == "cpu":
             inside = [dataclasses.replace(step, inlined=True) for step in inside]
-        return [Step(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
+        return [HloStep(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
 
-    def _conditional(self, instruction: Instruction, times: float) -> list[Step]:
+    def _conditional(self, instruction: Instruction, times: float) -> list[HloStep]:
         listed = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
         computations = [self.module.computations[name] for name in NAME.findall(listed.group(1))] if listed else [
             self.module.called(instruction, "true_computation"),
@@ -366,7 +366,7 @@ class _Reader:
 
     def _collective(
         self, instruction: Instruction, computation: Computation, times: float
-    ) -> list[Step]:
+    ) -> list[HloStep]:
         """Its calls; what it reads and writes was touched, whoever wrote it."""
         operands = [computation.by_name[name] for name in instruction.operands]
         calls = hlo_collectives.collective_calls(
@@ -380,13 +380,15 @@ class _Reader:
             for at, shape in enumerate(instruction.shapes)
         )
         return [
-            Step(instruction.name, call, times, reads if at == 0 else (), writes if at == 0 else ())
+            HloStep(
+                instruction.name, call, times, reads if at == 0 else (), writes if at == 0 else ()
+            )
             for at, call in enumerate(calls)
         ]
 
     def _priced(
         self, instruction: Instruction, computation: Computation, times: float
-    ) -> list[Step]:
+    ) -> list[HloStep]:
         within = computation.by_name
         operands = [within[name] for name in instruction.operands]
         reads, writes = self._touches(instruction, operands, within)
@@ -414,7 +416,7 @@ class _Reader:
                         (touched,),
                     )
                     self.views[instruction.name] = table[0]
-            steps.append(Step(instruction.name, op, times, reads, writes, table))
+            steps.append(HloStep(instruction.name, op, times, reads, writes, table))
         return steps
 
     def _touches(
@@ -457,7 +459,7 @@ class _Reader:
         return self.views.get(instruction.name, instruction.name)
 
 
-def _as_one_kernel(steps: list[Step]) -> list[Step]:
+def _as_one_kernel(steps: list[HloStep]) -> list[HloStep]:
     """Steps whose caller is compiled as a whole: a loop in it is a jump, and nothing in it is
     launched.
     """

@@ -25,7 +25,7 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Call, CollectiveCall, Workload
 from hybridperf.io import InputError
 from hybridperf.workloads.jax.hlo_collectives import matched
-from hybridperf.workloads.jax.program import Chain, Rows, read_program
+from hybridperf.workloads.jax.program import CallRows, OpChain, read_program
 from hybridperf.workloads.jax.table_access import RankTables, with_access
 
 Segments = list[
@@ -72,7 +72,7 @@ def from_rank_programs(
     if loop and meetings:
         segments = [[[*of_rank[-1], *of_rank[0]], *of_rank[1:-1]] for of_rank in segments]
 
-    builder, rows = GraphBuilder(), Rows()
+    builder, rows = GraphBuilder(), CallRows()
     for at in range(len(segments[0])):
         for rank, of_rank in enumerate(segments):
             for label, call in of_rank[at]:
@@ -92,7 +92,7 @@ def from_rank_programs(
     )
 
 
-def _segments(chain: Chain) -> Segments:
+def _segments(chain: OpChain) -> Segments:
     segments: Segments = [[]]
     for label, call in chain.nodes:
         if isinstance(call, CollectiveCall):

@@ -28,7 +28,7 @@ class Touch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class HloStep:
     """One priced instruction; `table` is the buffer and size of a table looked up at random."""
 
     name: str
@@ -42,7 +42,7 @@ class Step:
     inlined: bool = False  # pays no launch of its own
 
 
-def in_loop(steps: Iterable[Step], trips: float) -> list[Step]:
+def in_loop(steps: Iterable[HloStep], trips: float) -> list[HloStep]:
     """Steps of a loop's body and condition, which run `trips` times in all, with the bytes that one
     trip touches.
     """
@@ -54,7 +54,7 @@ def in_loop(steps: Iterable[Step], trips: float) -> list[Step]:
     ]
 
 
-def with_reuse(steps: Iterable[Step], temporary_bytes: float) -> list[Step]:
+def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep]:
     """Give each step the mean distance (in the log, weighted by bytes) to the last touch of what it
     reads and writes.
 
@@ -100,7 +100,7 @@ def with_reuse(steps: Iterable[Step], temporary_bytes: float) -> list[Step]:
     return placed
 
 
-def _log_distance(distance: float, touch: Touch, step: Step, size: float) -> float:
+def _log_distance(distance: float, touch: Touch, step: HloStep, size: float) -> float:
     """Mean log distance of a touch over all executions of a step that moves `size` bytes;
     `distance` is the first execution's.
     """
@@ -111,7 +111,7 @@ def _log_distance(distance: float, touch: Touch, step: Step, size: float) -> flo
     return (first + (step.times - 1) * again) / step.times
 
 
-def _footprint(steps: Iterable[Step], trips: float = 1.0) -> dict[str, float]:
+def _footprint(steps: Iterable[HloStep], trips: float = 1.0) -> dict[str, float]:
     """Bytes of each buffer that steps touch, in one of `trips`."""
     footprint: dict[str, float] = {}
     for step in steps:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from hybridperf.io.namespace import array_module
 from hybridperf.workloads.memory.knobs import MemoryKnobs
 from hybridperf.workloads.transformer.codes import FULL, SELECTIVE
-from hybridperf.workloads.transformer.counts import Block
+from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.layout import Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
 
@@ -79,7 +79,7 @@ class LayerActivations(NamedTuple):
 def layer_activations(
     shape: TransformerShape,
     layouts: Layouts,
-    block: Block | None = None,
+    block: LayerKind | None = None,
     *,
     element_bytes: float = 2.0,
     fused: bool = True,
@@ -89,7 +89,7 @@ def layer_activations(
     """Activations of one layer of a kind (`block`; None: the last kind, the only one of most
     models).
     """
-    block = block or shape.blocks[-1]
+    block = block or shape.layer_kinds[-1]
     e, h, x = element_bytes, shape.hidden, layouts
     xp = array_module(*x)
     between = xp.where(

@@ -54,7 +54,7 @@ class MemoryUse(NamedTuple):
     gradients_bytes: Any
     optimizer_bytes: Any
     activations_bytes: Any
-    ends_bytes: Any
+    embedding_head_bytes: Any
     workspace_bytes: Any
     overhead_bytes: Any
 
@@ -156,7 +156,7 @@ def _stages(shape: TransformerShape, layouts: Layouts, stages: int | None) -> An
     xp, pp = array_module(*layouts), layouts.pp
     if stages is not None:
         return np.arange(stages)
-    if len(shape.blocks) > 1:
+    if len(shape.layer_kinds) > 1:
         if xp is not np:
             raise InputError(
                 f"layers of {shape.name} are of several kinds: under JAX, say how many `stages`"
@@ -212,7 +212,7 @@ class _Priced:
             for at in (stage, stage + 1)
         )
         found, start = [], 0
-        for block in shape.blocks:
+        for block in shape.layer_kinds:
             end = start + block.count
             found.append(xp.clip(xp.minimum(after, end) - xp.maximum(before, start), 0, None))
             start = end
@@ -232,23 +232,23 @@ class _Priced:
             (x.pp - 1 - self.stage, second, xp.where(x.schedule == CHIMERA, 1.0, 0.0)),
         ]
 
-    def _rank_parameters(self, part: counts.Parameters) -> tuple[Any, Any]:
-        """Parameters of one rank of some that are shared: (dense, of experts)."""
+    def _rank_parameters(self, part: counts.ParameterCounts) -> tuple[Any, Any]:
+        """ParameterCounts of one rank of some that are shared: (dense, of experts)."""
         return counts.rank_shares(
             part, self.shape.key_heads, self.x.tp, self.x.ep, self.x.expert_tp
         )
 
     def _parameters(self) -> tuple[Any, Any]:
-        """Parameters of one rank of each stage: (dense, of experts)."""
+        """ParameterCounts of one rank of each stage: (dense, of experts)."""
         x, shape = self.x, self.shape
         xp = array_module(*x, self.stage)
         dense, experts = 0.0, 0.0
         first, last = counts.embedding(shape), counts.head(shape)
-        shared = counts.Parameters(
+        shared = counts.ParameterCounts(
             vocab=first.vocab if shape.tied and shape.head in ("lm", "mlm") else 0
         )
         for stage, _, held in self._pieces():
-            for block, layers in zip(shape.blocks, self._layers(stage), strict=True):
+            for block, layers in zip(shape.layer_kinds, self._layers(stage), strict=True):
                 one = self._rank_parameters(block.parameters)
                 dense, experts = dense + held * layers * one[0], experts + held * layers * one[1]
             dense = dense + held * xp.where(stage == 0, self._rank_parameters(first)[0], 0.0)
@@ -265,7 +265,7 @@ class _Priced:
         x, total = self.x, 0.0
         xp = array_module(*x, self.stage, *vars(knobs).values())
         by_kind = [
-            layer_activations(self.shape, x, block, **options) for block in self.shape.blocks
+            layer_activations(self.shape, x, block, **options) for block in self.shape.layer_kinds
         ]
         for stage, batches, held in self._pieces():
             for one, layers in zip(by_kind, self._layers(stage), strict=True):
@@ -281,8 +281,8 @@ class _Priced:
         """
         x = self.x
         xp = array_module(*x)
-        largest = self.shape.blocks[0].parameters
-        for block in self.shape.blocks[1:]:
+        largest = self.shape.layer_kinds[0].parameters
+        for block in self.shape.layer_kinds[1:]:
             largest = max(largest, block.parameters, key=lambda one: one.total)
         dense, experts = self._rank_parameters(largest)
         return xp.where(

@@ -23,9 +23,8 @@ class Ratio(NamedTuple):
     high: float
 
 
-FUSED_ATTENTION = Ratio(
-    attention_kernels.BACKWARD, 2.0, 3.5
-)  # derived in `ops/attention_kernels.py`
+# derived in `ops/attention_kernels.py`
+FUSED_ATTENTION = Ratio(attention_kernels.BACKWARD, 2.0, 3.5)
 # Reads results and their gradients, writes gradients: three tensors where the forward moves two.
 SOFTMAX = Ratio(1.5, 1.2, 2.0)
 # The same by PyTorch's own kernel: measured, three rows.

@@ -1,25 +1,25 @@
 """How layers are dealt out to the stages of a pipeline.
 
-even: l // p layers each, one more on the first l mod p (Megatron and DeepSpeed ask for a whole
-number each). cost: a stage takes layers until it passes its share of the cost of all layers and the
-head (nanotron); the first gets the most, the last
-      the fewest. `head_layers` is the head's cost in layers.
-Arrays in, arrays out: `stages` of any shape, the stage's index broadcast against it.
+    even   l // p layers each, one more on the first l mod p (Megatron and DeepSpeed ask for a whole
+           number each)
+    cost   a stage takes layers until it passes its share of the cost of all layers and the head
+           (nanotron); the first gets the most, the last the fewest
+
+`head_layers` is the head's cost in layers. Arrays in, arrays out: `stages` of any
+shape, the stage's index broadcast against it.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybridperf.io import InputError
-from hybridperf.io.namespace import array_module
+from hybridperf.io.namespace import Array, array_module
 
 SPLITS = ("even", "cost")
 
 
 def layers_before(
-    depth: int, stages: Any, stage: Any, split: str = "even", head_layers: float = 0.0
-) -> Any:
+    depth: int, stages: Array, stage: Array, split: str = "even", head_layers: float = 0.0
+) -> Array:
     """Layers on the stages before `stage`, 0 to `depth`; with stage = stages all of them."""
     xp = array_module(stages, stage)
     if split == "even":
@@ -33,8 +33,8 @@ def layers_before(
 
 
 def stage_layers(
-    depth: int, stages: Any, stage: Any, split: str = "even", head_layers: float = 0.0
-) -> Any:
+    depth: int, stages: Array, stage: Array, split: str = "even", head_layers: float = 0.0
+) -> Array:
     """Layers of a stage."""
     after = layers_before(depth, stages, stage + 1, split, head_layers)
     return after - layers_before(depth, stages, stage, split, head_layers)
