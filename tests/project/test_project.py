@@ -44,8 +44,6 @@ CIRCLES = [
     },  # what a plan answers about itself is said where it is worked out
     # for the types of arguments alone
     {"steps.compose", "steps.cross_node", "steps.pipelines"},
-    {"workloads.transformer.layout", "workloads.transformer.rules", "workloads.transformer.groups"},
-    {"workloads.transformer.shape", "workloads.transformer.counts"},
     {"model.perf_model", "model.document"},
     {"validate.lin_kernels", "validate.lin_borrowed"},
 ]

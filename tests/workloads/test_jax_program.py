@@ -18,7 +18,7 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Allocation, Convolution, Copy, Gather, LoopTrip, OpCall, ScatterAdd
-from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES, from_hlo, from_jax
+from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES, from_jax, from_program
 from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
 from hybridperf_calibration.training_steps import dlrm, gpt
 
@@ -35,6 +35,11 @@ def f32(*dims: int) -> jax.ShapeDtypeStruct:
 
 def of(dtype: Any, *dims: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def from_hlo(text: str, backend: str = "cpu", ignore=()) -> Workload:
+    content = {"name": "program", "backend": backend, "temporary_bytes": 0, "result_bytes": 0}
+    return from_program({**content, "hlo": text}, ignore=ignore)
 
 
 def totals(workload: Workload) -> dict[str, float]:

@@ -323,7 +323,7 @@ def test_experts_are_products_of_their_own_sizes():
     passes = layer_passes(config(MOE, settings=settings, dp=4, ep=4))
     for steps, times, tensors in (
         (passes.forward, 2, 3),
-        (passes.backward, 2 * ratios.EXPERTS.value, 5),
+        (passes.backward, 2 * ratios.EXPERTS, 5),
     ):
         into, out = (
             step.call for step in steps if step.name.startswith("experts") and step.part == "gemm"

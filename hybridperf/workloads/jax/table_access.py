@@ -38,8 +38,8 @@ class RankTables:
 
 
 def with_access(chain: OpChain, held: RankTables) -> OpChain:
-    """The chain with the lookups and updates of its tables in one op each; `InputError` that names
-    a table it does not look up.
+    """The chain with one op for each table's lookups, one for its updates; `InputError` names a
+    table that it does not look up.
     """
     if not held.tables:
         return chain

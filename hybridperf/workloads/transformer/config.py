@@ -9,18 +9,13 @@ from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.ops.quantise import known_scheme
+from hybridperf.workloads.transformer import framework as frameworks
 from hybridperf.workloads.transformer.fields import (
     check_flag,
     check_kind,
     check_number,
     check_whole,
     check_word,
-)
-from hybridperf.workloads.transformer.framework import (
-    config_habits,
-    framework_called,
-    framework_habits,
-    framework_names,
 )
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
@@ -38,7 +33,7 @@ _WORDS = {
     "attention_kernel": ATTENTION_KERNELS,
     "optimizer": ("adam", "sgd"),
     "expert_messages": ("copies", "nodes"),
-    "framework": framework_names(),
+    "framework": frameworks.framework_names(),
     "stage_split": SPLITS,
 }
 
@@ -115,10 +110,10 @@ class TransformerConfig:
             own: fields of the config that come before the framework's habits.
         """
         layout = layout or Layout()
-        habits = framework_habits()
+        habits = frameworks.framework_habits()
         check_word("framework", framework, tuple(habits))
         names = {field.name for field in dataclasses.fields(TransformerConfig)}
-        usual = config_habits(habits[framework], layout.tp)
+        usual = frameworks.config_habits(habits[framework], layout.tp)
         fields = {name: value for name, value in usual.items() if name in names}
         return TransformerConfig(shape, layout, **{**fields, **own})
 
@@ -167,7 +162,7 @@ class TransformerConfig:
     @property
     def kernels(self) -> Kernels:
         """Pieces as this framework runs them."""
-        dtype, framework = canonical_dtype(self.dtype), framework_called(self.framework)
+        dtype, framework = canonical_dtype(self.dtype), frameworks.framework_called(self.framework)
         gradient_bytes, micro_batches = self.reduced_bytes, self.layout.accumulation
         return Kernels(dtype, framework, self.dropout, gradient_bytes, micro_batches)
 

@@ -11,21 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import (
-    BatchedGemm,
-    Copy,
-    Elementwise,
-    EncoderAttention,
-    Gemm,
-    Norm,
-    OpCall,
-    PrefillAttention,
-    Reduction,
-    RmsNorm,
-    Softmax,
-    op_by_name,
-)
 from hybridperf.workloads.transformer import ratios
 from hybridperf.workloads.transformer.framework import Framework
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Steps
@@ -73,18 +60,18 @@ class Kernels:
             moved: numbers read and written per element, which scale the rows; None: as the op does.
             tensor, tokens, core, weight_gradient: as in `PassStep`.
         """
-        _, counts = op_by_name(like)
+        _, counts = ops.op_by_name(like)
         numbers = {key: float(value) for key, value in counts.items()}
         tensors = counts["inputs"] + 1.0
-        op = Elementwise(
+        op = ops.Elementwise(
             self.dtype, float(rows) * (moved or tensors) / tensors, float(cols), **numbers
         )
         fields = (tensor,) if tensor else ()
-        return PassStep(OpCall(op), "memory", name, 1, fields, tokens, core, weight_gradient)
+        return PassStep(ops.OpCall(op), "memory", name, 1, fields, tokens, core, weight_gradient)
 
     def column_sums(self, name: str, tokens: float, cols: float, tensor: bool = False) -> PassStep:
         """A vector of column sums over tokens: a bias' gradient."""
-        call = OpCall(Reduction(self.dtype, float(cols), float(tokens)))
+        call = ops.OpCall(ops.Reduction(self.dtype, float(cols), float(tokens)))
         fields = ("rows",) if tensor else ()
         return PassStep(call, "memory", name, tensor=fields, tokens="cols", weight_gradient=True)
 
@@ -104,7 +91,7 @@ class Kernels:
         """A linear layer of i inputs and o outputs, its bias added here."""
 
         def product(what: str, m: float, n: float, k: float, on: str, counts: str) -> PassStep:
-            call = OpCall(Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant))
+            call = ops.OpCall(ops.Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant))
             launched = QUANTISED_KERNELS if self.quant else 1
             return PassStep(call, "gemm", what, launched, (on,) if on else (), counts)
 
@@ -130,23 +117,25 @@ class Kernels:
 
     def norm(self, name: str, kind: str, tokens: float, cols: float) -> Piece:
         """A norm over each token."""
-        op = (RmsNorm if kind == "rmsnorm" else Norm)(self.dtype, float(tokens), float(cols))
+        op = (ops.RmsNorm if kind == "rmsnorm" else ops.Norm)(
+            self.dtype, float(tokens), float(cols)
+        )
 
         def of(what: str, ratio: float, weight_gradient: bool = False) -> PassStep:
-            call = OpCall(op, times=ratio)
+            call = ops.OpCall(op, times=ratio)
             return PassStep(call, "memory", what, tokens="rows", weight_gradient=weight_gradient)
 
         parameters: Steps = (
-            of(f"{name} parameter gradients", ratios.NORM_PARAMETERS.value, weight_gradient=True),
+            of(f"{name} parameter gradients", ratios.NORM_PARAMETERS, weight_gradient=True),
         )
         if self.framework.norm_parameter_kernels > 1:
-            last = OpCall(Reduction(self.dtype, float(cols), _LAST_SUMS))
+            last = ops.OpCall(ops.Reduction(self.dtype, float(cols), _LAST_SUMS))
             sums = PassStep(last, "memory", f"{name} parameter sums", weight_gradient=True)
             parameters += (sums,)
         kept = self.keep(f"{name} scale", 1, cols)
         if kind != "rmsnorm":
             kept += self.keep(f"{name} shift", 1, cols)
-        back = of(f"{name} input gradient", ratios.NORM_INPUT.value)
+        back = of(f"{name} input gradient", ratios.NORM_INPUT)
         return Piece((of(name, 1.0),), (*parameters, back, *kept))
 
     def branch(self, tokens: float, cols: float) -> Piece:
@@ -218,7 +207,7 @@ class Kernels:
         return Piece((), (self._copied(f"{name} gradients joined", tokens, cols),))
 
     def _copied(self, name: str, rows: float, cols: float, tensor: bool = True) -> PassStep:
-        call = OpCall(Copy(self.dtype, float(rows), float(cols)))
+        call = ops.OpCall(ops.Copy(self.dtype, float(rows), float(cols)))
         return PassStep(call, "memory", name, tensor=("cols",) if tensor else (), tokens="rows")
 
     def moved(self, name: str, rows: float, cols: float) -> Piece:
@@ -233,10 +222,10 @@ class Kernels:
 
     def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Piece:
         """A norm over each head of each token."""
-        op = RmsNorm(self.dtype, float(tokens * heads), float(dim))
-        ratio = ratios.NORM_INPUT.value + ratios.NORM_PARAMETERS.value
-        forward = PassStep(OpCall(op), "memory", name, tensor=("rows",))
-        call = OpCall(op, times=ratio)
+        op = ops.RmsNorm(self.dtype, float(tokens * heads), float(dim))
+        ratio = ratios.NORM_INPUT + ratios.NORM_PARAMETERS
+        forward = PassStep(ops.OpCall(op), "memory", name, tensor=("rows",))
+        call = ops.OpCall(op, times=ratio)
         back = PassStep(call, "memory", f"{name} gradients", kernels=2, tensor=("rows",))
         return Piece((forward,), (back,))
 
@@ -269,18 +258,20 @@ class Kernels:
             keys: length of another sequence that the queries attend to; 0: their own.
         """
         sizes = (float(heads), float(head_dim), float(kv_heads))
-        op: PrefillAttention | EncoderAttention
+        op: ops.PrefillAttention | ops.EncoderAttention
         if keys:  # each query sees every key: the work is that of the longer of the two as keys
             few, many = sorted((float(seq), float(keys)))
-            op = PrefillAttention(self.dtype, float(batch), few, *sizes, kv_len=many, causal=0.0)
+            op = ops.PrefillAttention(
+                self.dtype, float(batch), few, *sizes, kv_len=many, causal=0.0
+            )
         else:
-            kind = PrefillAttention if causal else EncoderAttention
+            kind = ops.PrefillAttention if causal else ops.EncoderAttention
             op = kind(self.dtype, float(batch), float(seq), *sizes)
-        call, tensor = OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
+        call, tensor = ops.OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
         forward = PassStep(call, "attention", "attention", 1, tensor, tokens="q_len", core=True)
         back = dataclasses.replace(
             forward,
-            call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION.value),
+            call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION),
             name="attention gradient",
             kernels=FUSED_ATTENTION_BACKWARD_KERNELS,
         )
@@ -302,7 +293,9 @@ class Kernels:
 
         def products(name: str, m: float, n: float, k: float) -> Piece:
             def one(what: str, m: float, n: float, k: float) -> PassStep:
-                call = OpCall(BatchedGemm(self.dtype, float(pairs), float(m), float(n), float(k)))
+                call = ops.OpCall(
+                    ops.BatchedGemm(self.dtype, float(pairs), float(m), float(n), float(k))
+                )
                 return PassStep(call, "attention", what, tensor=("batch",), core=True)
 
             left = one(f"{name} left gradient", m, k, n)
@@ -329,12 +322,12 @@ class Kernels:
     def softmax(self, pairs: float, queries: float, keys: float) -> Piece:
         """Of scores: one kernel with scale and mask, or three."""
         rows = pairs * queries
-        op = Softmax(self.dtype, float(rows), float(keys))
+        op = ops.Softmax(self.dtype, float(rows), float(keys))
         fused = self.framework.fused_softmax
         ratio = ratios.SOFTMAX if fused else ratios.EAGER_SOFTMAX
         there, back = (
-            PassStep(OpCall(op, times=times), "memory", name, tensor=("rows",), core=True)
-            for name, times in ((SOFTMAX, 1.0), (SOFTMAX_GRADIENT, ratio.value))
+            PassStep(ops.OpCall(op, times=times), "memory", name, tensor=("rows",), core=True)
+            for name, times in ((SOFTMAX, 1.0), (SOFTMAX_GRADIENT, ratio))
         )
         alone = Piece((there,), (back,))
         if fused:

@@ -4,19 +4,8 @@ are kept.
 
 from __future__ import annotations
 
+import hybridperf.ops as ops
 from hybridperf.hardware import Host
-from hybridperf.ops import (
-    BatchedGemm,
-    Copy,
-    Gather,
-    Gemm,
-    Norm,
-    OptimizerUpdate,
-    Reduction,
-    RmsNorm,
-    ScatterAdd,
-    Softmax,
-)
 from hybridperf.workloads.transformer.passes import PassStep
 
 # of a host that nobody measured, and how sure that is in logs; from where: `steps/knobs.py`
@@ -27,16 +16,16 @@ _LINEAR = ("aten::linear", "aten::addmm", "aten::mm")
 _LINEAR_BACKWARD = ("AddmmBackward0", "MmBackward0", "AddmmBackward", "MmBackward")
 _NORM: _Names = (("aten::layer_norm", "aten::native_layer_norm"), ("NativeLayerNormBackward0",))
 _NAMES: dict[type, _Names] = {
-    Gemm: (_LINEAR, _LINEAR_BACKWARD),
-    BatchedGemm: (("aten::bmm", "aten::baddbmm"), ("BmmBackward0", "BmmBackward")),
-    Norm: _NORM,
-    RmsNorm: _NORM,
-    Softmax: (("aten::softmax", "aten::_softmax"), ("SoftmaxBackward0",)),
-    Gather: (("aten::embedding", "aten::index"), ("EmbeddingBackward0",)),
-    ScatterAdd: (("aten::embedding",), ("EmbeddingBackward0",)),
-    Reduction: (("aten::sum",), ("aten::sum",)),
-    Copy: (("aten::copy_", "aten::cat"), ("aten::copy_", "aten::cat")),
-    OptimizerUpdate: (("Optimizer.step#Adam.step", "aten::add_"),) * 2,
+    ops.Gemm: (_LINEAR, _LINEAR_BACKWARD),
+    ops.BatchedGemm: (("aten::bmm", "aten::baddbmm"), ("BmmBackward0", "BmmBackward")),
+    ops.Norm: _NORM,
+    ops.RmsNorm: _NORM,
+    ops.Softmax: (("aten::softmax", "aten::_softmax"), ("SoftmaxBackward0",)),
+    ops.Gather: (("aten::embedding", "aten::index"), ("EmbeddingBackward0",)),
+    ops.ScatterAdd: (("aten::embedding",), ("EmbeddingBackward0",)),
+    ops.Reduction: (("aten::sum",), ("aten::sum",)),
+    ops.Copy: (("aten::copy_", "aten::cat"), ("aten::copy_", "aten::cat")),
+    ops.OptimizerUpdate: (("Optimizer.step#Adam.step", "aten::add_"),) * 2,
 }
 _OTHERS: _Names = (("aten::mul", "aten::add"), ("MulBackward0", "MulBackward"))
 _COLLECTIVES = {

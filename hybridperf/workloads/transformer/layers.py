@@ -158,7 +158,7 @@ def experts(config: TransformerConfig, kind: LayerKind, tokens: float) -> Piece:
         return PassStep(call, "gemm", name, launches, tensor=tensor, tokens="tokens")
 
     forward = product("experts", 1.0, EXPERT_PRODUCTS)
-    back = product("experts gradient", ratios.EXPERTS.value, EXPERT_BACKWARD_PRODUCTS)
+    back = product("experts gradient", ratios.EXPERTS, EXPERT_BACKWARD_PRODUCTS)
     into = config.kernels.linear("router", tokens, s.hidden, kind.experts, bias=s.router_bias)
     into += _routed(kernels, tokens, kind)
     into += kernels.moved("tokens in order", tokens * kind.topk, s.hidden)
@@ -171,6 +171,6 @@ def _routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Piece:
     op = Softmax(kernels.dtype, float(tokens), float(kind.experts))
     forward = PassStep(OpCall(op), "memory", "router softmax", tokens="rows")
     best = kernels.loop("experts chosen", tokens, kind.experts, like="cast")
-    call = OpCall(op, times=ratios.SOFTMAX.value)
+    call = OpCall(op, times=ratios.SOFTMAX)
     back = PassStep(call, "memory", "router softmax gradient", tokens="rows")
     return Piece((forward, best), (back,))

@@ -68,21 +68,13 @@ class Layout:
     def columns(self) -> Layouts:
         """The same in numbers: words as codes, None as the number it stands for."""
         return Layouts(
-            tp=self.tp,
-            sequence_parallel=int(self.sequence_parallel),
-            pp=self.pp,
-            vp=self.vp,
-            dp=self.dp,
-            cp=self.cp,
-            ep=self.ep,
-            expert_tp=self.expert_tp or self.tp,
-            zero=self.zero,
-            shard_ranks=self.shard_ranks or self.data_ranks,
-            micro_batch=self.micro_batch,
-            accumulation=self.accumulation,
+            tp=self.tp, sequence_parallel=int(self.sequence_parallel), pp=self.pp, vp=self.vp,
+            dp=self.dp, cp=self.cp, ep=self.ep, expert_tp=self.expert_tp or self.tp,
+            zero=self.zero, shard_ranks=self.shard_ranks or self.data_ranks,
+            micro_batch=self.micro_batch, accumulation=self.accumulation,
             recompute=_code("recompute", self.recompute, RECOMPUTE),
             schedule=_code("schedule", self.schedule, SCHEDULES),
-        )
+        )  # fmt: skip
 
     def check(
         self,

@@ -21,19 +21,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import hybridperf.ops as ops
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.ops import (
-    EncoderAttention,
-    Gather,
-    Gemm,
-    Moe,
-    PrefillAttention,
-    Reduction,
-    ScatterAdd,
-    Softmax,
-)
 from hybridperf.workloads.transformer.passes import Part, Passes, PassStep, Steps
 
 SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32
@@ -65,15 +56,15 @@ def partial_sums_bytes(step: PassStep) -> float:
         return 0.0
     op = step.op
     size = DTYPE_BYTES[op.dtype]
-    if isinstance(op, Gemm) and "k" in step.tensor:
+    if isinstance(op, ops.Gemm) and "k" in step.tensor:
         return float(op.m * op.n * size)
-    if isinstance(op, Moe):
+    if isinstance(op, ops.Moe):
         return float(op.tokens * op.hidden * size)
-    if isinstance(op, Gather) and "vocab" in step.tensor:
+    if isinstance(op, ops.Gather) and "vocab" in step.tensor:
         return float(op.rows * op.cols * size)
-    if isinstance(op, Reduction) and "cols" in step.tensor:
+    if isinstance(op, ops.Reduction) and "cols" in step.tensor:
         return float(op.rows * SUM_BYTES)
-    if isinstance(op, Softmax) and "cols" in step.tensor:
+    if isinstance(op, ops.Softmax) and "cols" in step.tensor:
         # the largest number and the sum of exponentials of each row
         return float(2 * op.rows * SUM_BYTES)
     return 0.0
@@ -86,7 +77,7 @@ def split_tensor(passes: Passes, group: RankGroup) -> Passes:
 
     def split(steps: Steps) -> Iterator[PassStep]:
         for step in steps:
-            if step.is_op and isinstance(step.op, Moe):
+            if step.is_op and isinstance(step.op, ops.Moe):
                 yield step.with_op(moe_tp=float(group.ranks)) if step.tensor else step
             else:
                 part = step.divided(step.tensor, group.ranks)
@@ -102,7 +93,9 @@ def split_tensor(passes: Passes, group: RankGroup) -> Passes:
 
 def _is_vector(step: PassStep) -> bool:
     """Whether a token's sum is its vector, and not a number as a loss' is."""
-    return isinstance(step.op, Gemm | Moe) or (isinstance(step.op, Gather) and step.op.cols > 1)
+    return isinstance(step.op, ops.Gemm | ops.Moe) or (
+        isinstance(step.op, ops.Gather) and step.op.cols > 1
+    )
 
 
 def sequence_parallel(passes: Passes, group: RankGroup) -> Passes:
@@ -133,11 +126,11 @@ def _gathered_bytes(step: PassStep) -> float:
     """Size of the tokens' vectors that a divided step takes in; 0 where they are divided too."""
     op = step.op
     size = DTYPE_BYTES[op.dtype]
-    if isinstance(op, Gemm):
+    if isinstance(op, ops.Gemm):
         return 0.0 if step.weight_gradient else float(op.m * op.k * size)
-    if isinstance(op, Moe):
+    if isinstance(op, ops.Moe):
         return float(op.tokens * op.hidden * size)
-    return float(op.rows * op.cols * size) if isinstance(op, ScatterAdd) else 0.0
+    return float(op.rows * op.cols * size) if isinstance(op, ops.ScatterAdd) else 0.0
 
 
 def context_parallel(passes: Passes, group: RankGroup) -> Passes:
@@ -158,12 +151,12 @@ def context_parallel(passes: Passes, group: RankGroup) -> Passes:
 
 def _context_core(step: PassStep, group: RankGroup) -> Iterator[PassStep]:
     op = step.op
-    if not isinstance(op, PrefillAttention | EncoderAttention):
+    if not isinstance(op, ops.PrefillAttention | ops.EncoderAttention):
         raise InputError(
             'context parallelism of unfused attention is not modelled: take attention="fused", or'
             " cp = 1"
         )
-    if isinstance(op, PrefillAttention) and op.kv_len:
+    if isinstance(op, ops.PrefillAttention) and op.kv_len:
         raise InputError(
             "context parallelism of attention to an encoder is not modelled: take cp = 1"
         )
@@ -179,12 +172,14 @@ def _context_core(step: PassStep, group: RankGroup) -> Iterator[PassStep]:
         yield exchange("reduce_scatter", "gradients of keys and values summed")
 
 
-def _share_of_attention(op: PrefillAttention | EncoderAttention, ranks: int) -> PrefillAttention:
+def _share_of_attention(
+    op: ops.PrefillAttention | ops.EncoderAttention, ranks: int
+) -> ops.PrefillAttention:
     """One rank's queries on all keys, of which a causal query sees half in the mean."""
-    causal = isinstance(op, PrefillAttention) and op.causal > 0
+    causal = isinstance(op, ops.PrefillAttention) and op.causal > 0
     keys = op.q_len / 2 if causal else op.q_len
     sizes = (op.batch, op.q_len / ranks, op.heads, op.head_dim, op.kv_heads)
-    return PrefillAttention(op.dtype, *sizes, kv_len=keys, causal=0.0)
+    return ops.PrefillAttention(op.dtype, *sizes, kv_len=keys, causal=0.0)
 
 
 def expert_parallel(passes: Passes, group: RankGroup, once_per_node: bool = False) -> Passes:
@@ -194,7 +189,7 @@ def expert_parallel(passes: Passes, group: RankGroup, once_per_node: bool = Fals
 
     def split(steps: Steps) -> Iterator[PassStep]:
         for step in steps:
-            if not (step.is_op and isinstance(step.op, Moe)):
+            if not (step.is_op and isinstance(step.op, ops.Moe)):
                 yield step
                 continue
             op = step.op

@@ -19,16 +19,10 @@ import functools
 
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.io import InputError
-from hybridperf.workloads.transformer import embedding_head, layers
+from hybridperf.workloads.transformer import embedding_head, layers, parallel
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.experts import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
-from hybridperf.workloads.transformer.parallel import (
-    context_parallel,
-    expert_parallel,
-    sequence_parallel,
-    split_tensor,
-)
 from hybridperf.workloads.transformer.passes import Passes
 from hybridperf.workloads.transformer.recompute import recompute
 from hybridperf.workloads.transformer.sharding import shard_parameters
@@ -36,13 +30,9 @@ from hybridperf.workloads.transformer.update import gradient_reduction, optimize
 from hybridperf.workloads.transformer.weights import embedding_weights, head_weights, layer_weights
 
 __all__ = [
-    "embedding_passes",
-    "gradient_reduction",
-    "head_passes",
-    "layer_passes",
-    "optimizer_passes",
+    "embedding_passes", "gradient_reduction", "head_passes", "layer_passes", "optimizer_passes",
     "send_call",
-]
+]  # fmt: skip
 
 
 def layer_passes(config: TransformerConfig, kind: int = -1) -> Passes:
@@ -111,11 +101,13 @@ def _head_passes(config: TransformerConfig) -> Passes:
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:
     """Shared out over context, tensor and expert ranks, experts then as their products."""
-    passes = split_tensor(context_parallel(passes, config.group("cp")), config.group("tp"))
+    passes = parallel.split_tensor(
+        parallel.context_parallel(passes, config.group("cp")), config.group("tp")
+    )
     if config.layout.sequence_parallel:
-        passes = sequence_parallel(passes, config.group("tp"))
+        passes = parallel.sequence_parallel(passes, config.group("tp"))
     per_node = config.expert_messages == "nodes"
-    passes = expert_parallel(passes, config.group("ep"), once_per_node=per_node)
+    passes = parallel.expert_parallel(passes, config.group("ep"), once_per_node=per_node)
     return grouped(passes, config.kernels, together=config.grouped_experts)
 
 

@@ -23,15 +23,10 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Task, schedule
+from hybridperf.workloads.transformer import parts
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.fields import check_number
 from hybridperf.workloads.transformer.launching import LAUNCH_S, LAUNCH_WIDTH
-from hybridperf.workloads.transformer.parts import (
-    embedding_passes,
-    head_passes,
-    layer_passes,
-    send_call,
-)
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 from hybridperf.workloads.transformer.rank_stream import COMM, EXCHANGE, RankStreams, RepeatedSteps
 from hybridperf.workloads.transformer.update import (
@@ -105,7 +100,7 @@ class _Build:
         self.c = config
         self.schedule = schedule(layout.schedule, layout.pp, layout.accumulation, layout.vp)
         refuse_unmodelled(config)
-        self.send = send_call(config)
+        self.send = parts.send_call(config)
         units = [self.units(stage) for stage in range(config.stages)]
         split = self.schedule.splits_backward
         self.runs = {  # by kind of task and stage, in the order they run
@@ -133,11 +128,13 @@ class _Build:
     def units(self, stage: int) -> list[_Unit]:
         """Parts of a stage in forward order."""
         c = self.c
-        found = [_Unit(embedding_passes(c), embedding_weights(c))] if stage == 0 else []
+        found = [_Unit(parts.embedding_passes(c), embedding_weights(c))] if stage == 0 else []
         for kind, count in enumerate(c.layers_of(stage)):
             if count:
-                found.append(_Unit(layer_passes(c, kind), layer_weights(c, kind), count))
-        return found + ([_Unit(head_passes(c), head_weights(c))] if stage == c.stages - 1 else [])
+                found.append(_Unit(parts.layer_passes(c, kind), layer_weights(c, kind), count))
+        return found + (
+            [_Unit(parts.head_passes(c), head_weights(c))] if stage == c.stages - 1 else []
+        )
 
     def workload(self) -> Workload:
         last_of = self.last_tasks()
