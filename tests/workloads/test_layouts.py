@@ -102,8 +102,8 @@ BROKEN = [
         MIXTRAL,
         {"ep": 8, "dp": 2, "tp": 4},
         {},
-        "ep x expert_tp must divide tp x cp x dp, got 8 x 4 of 4 x 1 x 2; expert_tp 1 leaves experts"
-        " whole",
+        "ep x expert_tp must divide tp x cp x dp, got 8 x 4 of 4 x 1 x 2; expert_tp 1 leaves"
+        " experts whole",
     ),
     (MIXTRAL, {"tp": 4, "expert_tp": 2}, {}, "expert_tp must be 1 or tp, got expert_tp 2, tp 4"),
     (

@@ -572,7 +572,7 @@ def test_columns_under_jax():
         found, memory(LLAMA, layouts, knobs=knobs, **OPTIONS).peak_bytes, rtol=2e-6
     )
     shape, few = load_shape("t5-small"), Layouts.of(columns(("1f1b",), 20))
-    with pytest.raises(InputError, match="say how many `stages` there may be"):
+    with pytest.raises(InputError, match="give the number of `stages` there may be"):
         jax.jit(lambda x: memory(shape, x).peak_bytes)(few)
     found = jax.jit(lambda x: memory(shape, x, stages=10).peak_bytes)(few)
     np.testing.assert_allclose(found, memory(shape, few).peak_bytes, rtol=2e-6)

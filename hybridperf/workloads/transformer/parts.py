@@ -101,9 +101,8 @@ def _head_passes(config: TransformerConfig) -> Passes:
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:
     """Shared out over context, tensor and expert ranks, experts then as their products."""
-    passes = parallel.split_tensor(
-        parallel.context_parallel(passes, config.group("cp")), config.group("tp")
-    )
+    passes = parallel.context_parallel(passes, config.group("cp"))
+    passes = parallel.split_tensor(passes, config.group("tp"))
     if config.layout.sequence_parallel:
         passes = parallel.sequence_parallel(passes, config.group("tp"))
     per_node = config.expert_messages == "nodes"

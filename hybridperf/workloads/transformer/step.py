@@ -132,9 +132,9 @@ class _Build:
         for kind, count in enumerate(c.layers_of(stage)):
             if count:
                 found.append(_Unit(parts.layer_passes(c, kind), layer_weights(c, kind), count))
-        return found + (
-            [_Unit(parts.head_passes(c), head_weights(c))] if stage == c.stages - 1 else []
-        )
+        if stage == c.stages - 1:
+            found.append(_Unit(parts.head_passes(c), head_weights(c)))
+        return found
 
     def workload(self) -> Workload:
         last_of = self.last_tasks()
