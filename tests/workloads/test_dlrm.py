@@ -205,10 +205,11 @@ def test_tables_that_exceed_the_devices_memory_are_named(model):
         "does not fit: rank 1 holds tables, MLPs and bags of 33.54 GB (the largest table t1, 33.28"
         " GB), v100_sxm2 has 16 GB"
     ]
-    assert "rank 0 holds tables, MLPs and bags of 51.71 GB (the largest table t1, 51.2 GB)" in notes(1e8, optimizer="adagrad", placement=(
-        hp.Placement("table", (1,)), hp.Placement("table", (0,)), hp.Placement("table", (1,)),
-        hp.Placement("table", (0,))
-    ))[0]  # fmt: skip
+    places = tuple(hp.Placement("table", (rank,)) for rank in (1, 0, 1, 0))
+    fullest = notes(1e8, optimizer="adagrad", placement=places)[0]
+    assert (
+        "rank 0 holds tables, MLPs and bags of 51.71 GB (the largest table t1, 51.2 GB)" in fullest
+    )
 
 
 def test_memory_counts_gradients_of_copies_and_what_is_no_table():
