@@ -69,7 +69,7 @@ def factored(shape: TransformerShape) -> list[Factored]:
         Factored(h, shape.value_width), Factored(shape.context_width, h),
     ]  # fmt: skip
     found = []
-    for block in shape.blocks:
+    for block in shape.layer_kinds:
         mlp = [Factored(h, block.ffn)] * (2 if shape.gated else 1) + [Factored(block.ffn, h)]
         found += (attention * (2 if block.cross else 1) + mlp) * block.count
     return found

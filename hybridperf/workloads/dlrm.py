@@ -1,34 +1,37 @@
 """One training step of a recommendation model (DLRM, Naumov et al. 2019) on any number of ranks, as
 an eager framework runs it.
 
-    dense features [b, dense] -> bottom MLP -> x [b, D] tables: lookups of all B samples where a
-    table is held -> all-to-all -> bags e_t [b, D_t] where a sample is interaction: dot products of
-    all pairs among x, e_1 .. e_T beside x, or all of them side by side -> top MLP -> loss backward:
-    top MLP, interaction, all-to-all of the bags' gradients, bottom MLP, table update; the MLPs'
-    gradients are all-reduced in buckets as they get ready; dense update
+    dense features [b, dense] -> bottom MLP -> x [b, D]
+    tables: lookups of all B samples where a table is held -> all-to-all -> bags e_t [b, D_t]
+    interaction: x next to the dot products of all pairs among x, e_1 .. e_T, or all side by side
+    -> top MLP -> loss
+    backward: top MLP, interaction, all-to-all of the bags' gradients, bottom MLP, table update; the
+    MLPs' gradients are all-reduced in buckets as they get ready; dense update
 
 R ranks, B samples over all of them, b = B / R each. Streams of a rank: compute, comm (collectives,
 in the same order on all), copy. An op that needs what a collective brings waits for it; the bottom
-MLP runs while bags and their gradients travel. Where tables may lie: `placement.py`; how the
-framework cuts layers into kernels: `eager.py`; what issuing costs: `issue.py`.
+MLP runs while bags and their gradients travel. Sizes: `dlrm_config.py`; where tables may lie:
+`placement.py`; how the framework cuts layers into kernels: `eager.py`; what issuing costs:
+`issue.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hybridperf.engine.workload import CollectiveCall, Held, Workload
-from hybridperf.hardware import DTYPE_BYTES, FLOAT_DTYPES, Host, canonical_dtype
-from hybridperf.io import InputError, unknown
+from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
+from hybridperf.io import InputError
 from hybridperf.ops import OpCall
-from hybridperf.ops.embedding import Table, check_names, table_bytes
-from hybridperf.ops.embedding_bag import lookup_calls
+from hybridperf.ops.embedding import Table, table_bytes
+from hybridperf.ops.embedding_bag import Direction, lookup_calls
+from hybridperf.workloads.dlrm_config import DlrmConfig
 from hybridperf.workloads.eager import Eager, Parameter, loop
-from hybridperf.workloads.issue import COMPUTE, HostOp, Issue
+from hybridperf.workloads.issue import COMPUTE, HostOp, StepIssuer
 from hybridperf.workloads.placement import Placement, Shard, Traffic, shards, traffic
 
 _LOOKUP = (
@@ -42,208 +45,25 @@ _LOOKUP_BACKWARD = (
     "EmbeddingBagBackward0",
 )
 _ALL_TO_ALL = ("All2All_Pooled_Req", "c10d::alltoall_base_", "nccl:all_to_all")
-_WORDS = {
-    "interaction": ("dot", "cat"),
-    "loss": ("bce", "mse"),
-    "optimizer": ("sgd", "adagrad", "rowwise_adagrad"),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class DlrmConfig:
-    """Sizes of the model, its batch and where it runs.
-
-    batch              samples of all ranks together
-    dense_features     numbers that a sample brings beside its lookups
-    bottom_mlp         widths after the dense features; dot products need the tables' `dim` as the
-                       last
-    top_mlp            widths after the interaction; the last is 1
-    tables             `Table`s, whose `access` says how lookups fall: `Uniform()`, `Zipf(...)`,
-                       `Histogram(...)`, `Indices(...)`
-    interaction        "dot": dot products of all pairs of bags and the bottom MLP's result, beside
-                       it; "cat": side by side
-    loss               "bce" or "mse"
-    optimizer          of the tables: "sgd", "adagrad" or "rowwise_adagrad"; MLPs and copied tables
-                       take SGD or Adagrad
-    duplicates         how the tables' update treats a row looked up twice: "merged" first or "each"
-                       added where it falls (SGD)
-    dtype              of MLPs, interaction and bags on their way; None: fp32, each table's bags as
-                       its rows
-    ranks, nodes       in all; ranks are dealt out to nodes in order, as many to each
-    placement          a `Placement` of each table; empty: whole tables, dealt out to the ranks in
-                       turn
-    bucket_bytes       gradients that are all-reduced together
-    load_s             seconds until a rank's host has its batch, of all ranks or of each
-    host_bytes_per_s   rate at which batches are copied to devices; None: they lie there
-    index_bytes        of an index: 8 for int64
-    blocking_copies    the host waits for each copy
-    lookup_first       before the bottom MLP, which then hides the all-to-all
-    exchange_indices   each rank reads its own samples' indices and sends them to where the tables
-                       are
-    reads_loss         the host waits for the loss before it goes on
-    eager              how the framework cuts layers into kernels; None: as today's PyTorch
-
-        clicks = Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0))
-        users = Table("users", rows=1e6, dim=64, pooling=1, access=Indices(recorded))  # or Histogram(shares, mean_reuse, lookups)
-        config = DlrmConfig(
-            batch=8192, dense_features=13, bottom_mlp=(512, 64), top_mlp=(512, 1), tables=(clicks,
-            users), ranks=8, placement=(Placement("row"), Placement("table", (3,))), load_s=1e-3,
-            host_bytes_per_s=20e9,
-        )
-        predict(model, dlrm(config, host=model.host))  # host: what launching costs; None where it
-                                                       was not learned
-    """
-
-    batch: int
-    dense_features: int
-    bottom_mlp: tuple[int, ...]
-    top_mlp: tuple[int, ...]
-    tables: tuple[Table, ...]
-    interaction: Literal["dot", "cat"] = "dot"
-    loss: Literal["bce", "mse"] = "bce"
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"
-    duplicates: Literal["merged", "each"] = "merged"
-    dtype: str | None = None
-    ranks: int = 1
-    nodes: int = 1
-    placement: tuple[Placement, ...] = ()
-    bucket_bytes: float = 25e6
-    load_s: float | tuple[float, ...] = 0.0
-    host_bytes_per_s: float | None = None
-    index_bytes: float = 8.0
-    blocking_copies: bool = True
-    lookup_first: bool = True
-    exchange_indices: bool = False
-    reads_loss: bool = False
-    eager: Eager | None = None
-
-    @property
-    def local_batch(self) -> float:
-        return self.batch / self.ranks
-
-    @property
-    def dense_dtype(self) -> str:
-        """Of MLPs and interaction."""
-        return "fp32" if self.dtype is None else self.dtype
-
-    @property
-    def interaction_width(self) -> int:
-        """Width of the top MLP's input."""
-        if self.interaction == "cat":
-            return self.bottom_mlp[-1] + sum(table.dim for table in self.tables)
-        return self.bottom_mlp[-1] + (len(self.tables) + 1) * len(self.tables) // 2
-
-    def check(self) -> None:
-        """`InputError` for sizes that make no model."""
-        for name in ("batch", "dense_features", "ranks", "nodes"):
-            value = getattr(self, name)
-            if not _is_count(value):
-                raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
-        for name, kind in (("tables", Table), ("placement", Placement)):
-            value = getattr(self, name)
-            if not isinstance(value, Sequence) or not all(isinstance(one, kind) for one in value):
-                raise InputError(f"{name} must be a tuple of {kind.__name__}(...), got {value!r}")
-        for name, allowed in _WORDS.items():
-            if getattr(self, name) not in allowed:
-                raise unknown(
-                    name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}"
-                )
-        for name, widths in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
-            if not isinstance(widths, Sequence) or not widths or not all(map(_is_count, widths)):
-                raise InputError(
-                    f"{name} needs at least one width, each a whole number of 1 or more, got"
-                    f" {widths!r}"
-                )
-        if self.top_mlp[-1] != 1:
-            raise InputError(f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}")
-        if canonical_dtype(self.dense_dtype) not in FLOAT_DTYPES:
-            raise InputError(
-                f"dtype must be a floating-point format ({', '.join(FLOAT_DTYPES)}), got"
-                f" {self.dtype!r}"
-            )
-        if not self.tables:
-            raise InputError(
-                "expected at least one table, got none; a model without tables is an MLP"
-            )
-        check_names(self.tables)
-        if self.batch % self.ranks or self.ranks % self.nodes:
-            raise InputError(
-                "expected a batch of whole samples per rank and whole ranks per node, got"
-                f" {self.batch} on {self._where}"
-            )
-        if self.interaction == "dot":
-            for table in self.tables:
-                if table.dim != self.bottom_mlp[-1]:
-                    raise InputError(
-                        f"table {table.name} has {table.dim} columns and the bottom MLP ends in"
-                        f' {self.bottom_mlp[-1]}; dot products need as many, interaction="cat"'
-                        " does not"
-                    )
-        each = not isinstance(self.load_s, str) and (
-            isinstance(self.load_s, Sequence) or np.ndim(self.load_s) > 0
-        )
-        load_s: Any = self.load_s if each else (self.load_s,)
-        for one in load_s:
-            if not _is_number(one) or not 0 <= one < np.inf:
-                raise InputError(
-                    f"load_s must be seconds of 0 or more, of all ranks or of each, got {one!s:.40}"
-                )
-        if each and len(load_s) != self.ranks:
-            raise InputError(
-                f"expected load_s of one number or of each of {self.ranks} ranks, got {len(load_s)}"
-            )
-        for name in ("host_bytes_per_s", "bucket_bytes", "index_bytes"):
-            value = getattr(self, name)
-            if value is None and name == "host_bytes_per_s":
-                continue
-            if (
-                not _is_number(value)
-                or not value > 0
-                or (name == "index_bytes" and value == np.inf)
-            ):
-                raise InputError(
-                    f"{name} must be above zero{' or None' if name == 'host_bytes_per_s' else ''},"
-                    f" got {value!r}"
-                )
-        for name in ("blocking_copies", "lookup_first", "exchange_indices", "reads_loss"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.eager is not None and not isinstance(self.eager, Eager):
-            raise InputError(f"eager must be an Eager(...) or None, got {self.eager!r}")
-
-    @property
-    def _where(self) -> str:
-        return f"{self.ranks} ranks of {self.nodes} nodes"
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
-
-
-def _is_number(value: Any) -> bool:
-    value = (
-        value.item()
-        if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0
-        else value
-    )
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
-    """The step as a workload. `host`: what issuing costs, of a device's framework
-    (`load_host(FOLDER)`); None: nothing, as a replayed CUDA graph.
+    """The step as a workload.
+
+    Args:
+        config: the model, its batch and where it runs.
+        host: what issuing costs, of a device's framework (`load_host(FOLDER)`); None: nothing, as a
+            replayed CUDA graph.
     """
     if not isinstance(config, DlrmConfig):
         raise InputError(f"expected a DlrmConfig(...), got {config!r:.60}")
     if host is not None and not isinstance(host, Host):
-        raise InputError(
-            f"expected host as a Host(...) or None, got {host!r:.60}; load_host reads one from a"
-            " model's folder"
-        )
-    return _Step(config, host).build()
+        given = f"expected host as a Host(...) or None, got {host!r:.60}"
+        raise InputError(f"{given}; load_host reads one from a model's folder")
+    return _StepBuilder(config, host).build()
 
 
-class _Step:
+class _StepBuilder:
     """One step, part by part in the order in which ranks issue it."""
 
     def __init__(self, config: DlrmConfig, host: Host | None):
@@ -252,18 +72,14 @@ class _Step:
         self.all = range(config.ranks)
         self.eager = config.eager or Eager(config.dense_dtype)
         self.element_bytes = DTYPE_BYTES[canonical_dtype(config.dense_dtype)]
-        placement = config.placement or tuple(
-            Placement("table", (at % config.ranks,)) for at in range(len(config.tables))
-        )
-        self.held: list[Shard] = shards(config.tables, placement, config.ranks, config.nodes)
+        whole = (Placement("table", (at % config.ranks,)) for at in range(len(config.tables)))
+        placement = config.placement or tuple(whole)
+        self.shards: list[Shard] = shards(config.tables, placement, config.ranks, config.nodes)
+        bag_bytes = None if config.dtype is None else self.element_bytes
         self.traffic: Traffic = traffic(
-            self.held,
-            config.batch,
-            config.ranks,
-            config.nodes,
-            None if config.dtype is None else self.element_bytes,
+            self.shards, config.batch, config.ranks, config.nodes, bag_bytes
         )
-        self.issue = Issue(host)
+        self.issue = StepIssuer(host)
         self.dense_optimizer = "sgd" if config.optimizer == "sgd" else "adagrad"
         self.bottom = (config.dense_features, *config.bottom_mlp)
         self.top = (config.interaction_width, *config.top_mlp)
@@ -323,52 +139,34 @@ class _Step:
                 self.issue.load(rank, float(load_s[rank]))
             if c.host_bytes_per_s is None:
                 continue
-            last = None
             indices, offsets = self.index_bytes(rank)
             dense = self.b * c.dense_features * self.element_bytes
-            for label, size in (
-                ("dense features", dense),
-                ("indices", indices),
-                ("offsets", offsets),
-            ):
-                if size > 0:
-                    last = self.issue.copy(
-                        rank, size / c.host_bytes_per_s, label, blocking=c.blocking_copies
-                    )
-            if last is not None:
-                self.issue.wait(rank, last, "batch")
+            copies = {"dense features": dense, "indices": indices, "offsets": offsets}
+            nodes = [
+                self.issue.copy(rank, size / c.host_bytes_per_s, label, blocking=c.blocking_copies)
+                for label, size in copies.items()
+                if size > 0
+            ]
+            if nodes:
+                self.issue.wait(rank, nodes[-1], "batch")
 
     def index_bytes(self, rank: int) -> tuple[float, float]:
-        """Of the indices that a rank reads, and of where each bag begins: of its own samples, or of
-        all for the tables that it holds.
-        """
+        """Bytes of the indices that a rank reads, and of where each bag begins."""
         c = self.c
-        if c.exchange_indices:
+        if c.exchange_indices:  # of its own samples
             bags = [(self.b, table) for table in c.tables]
-        else:
-            bags = [
-                (self.b if s.kind == "data" else c.batch, s.table)
-                for s in self.held
-                if s.rank == rank
-            ]
-        return (
-            sum(n * table.pooling for n, table in bags) * c.index_bytes,
-            sum(n for n, _ in bags) * c.index_bytes,
-        )
+        else:  # of all samples for the tables that it holds
+            mine = (one for one in self.shards if one.rank == rank)
+            bags = [(self.b if one.kind == "data" else c.batch, one.table) for one in mine]
+        indices = sum(samples * table.pooling for samples, table in bags)
+        return indices * c.index_bytes, sum(samples for samples, _ in bags) * c.index_bytes
 
     def read_labels(self) -> None:
-        """In order with the kernels: a blocking copy lets the host wait for
-        the whole forward pass.
-        """
+        """In order with the kernels: a blocking copy makes the host wait for the forward pass."""
         if (rate := self.c.host_bytes_per_s) is not None:
+            seconds, blocking = self.b * self.element_bytes / rate, self.c.blocking_copies
             for rank in self.all:
-                self.issue.copy(
-                    rank,
-                    self.b * self.element_bytes / rate,
-                    "labels",
-                    stream=COMPUTE,
-                    blocking=self.c.blocking_copies,
-                )
+                self.issue.copy(rank, seconds, "labels", stream=COMPUTE, blocking=blocking)
 
     def lookup(self) -> None:
         """Indices to where the tables are, lookups, and bags on their way back."""
@@ -377,13 +175,8 @@ class _Step:
         if c.exchange_indices and c.ranks > 1:
             self.exchange()
         for rank in self.all:
-            for kind, samples in (("away", c.batch), ("data", self.b)):
-                tables = [
-                    s.table
-                    for s in self.held
-                    if s.rank == rank and (s.kind == "data") == (kind == "data")
-                ]
-                for lookup in self.lookups(tables, samples, "forward"):
+            for copied, samples in ((False, c.batch), (True, self.b)):
+                for lookup in self.lookups(self.tables(rank, copied), samples, "forward"):
                     self.issue.op(rank, HostOp(_LOOKUP, (lookup,)))
         self.bags: dict[int, int] | None = None
         t = self.traffic
@@ -391,35 +184,37 @@ class _Step:
             if size > 0 and c.ranks > c.nodes:
                 self.bags = (self.bags or {}) | self.within_node("reduce_scatter", node, size)
         if t.scattered_bytes > 0 and c.ranks > 1:
-            self.bags = self.meet(
-                CollectiveCall("reduce_scatter", t.scattered_bytes, c.ranks, c.nodes),
-                ("c10d::reduce_scatter_tensor",),
-            )
+            summed = CollectiveCall("reduce_scatter", t.scattered_bytes, c.ranks, c.nodes)
+            self.bags = self.meet(summed, ("c10d::reduce_scatter_tensor",))
         if (call := self.all_to_all(t.pairs)) is not None:
             self.bags = self.meet(call, _ALL_TO_ALL)
 
+    def tables(self, rank: int, copied: bool) -> list[Table]:
+        """Tables that a rank holds, those that all ranks copy or the others."""
+        mine = (one for one in self.shards if one.rank == rank)
+        return [one.table for one in mine if (one.kind == "data") == copied]
+
     def lookups(
-        self,
-        tables: Sequence[Table],
-        samples: float,
-        direction: Literal["forward", "backward"],
-        optimizer: str | None = None,
+        self, tables: Sequence[Table], samples: float, direction: Direction, optimizer: str = ""
     ) -> list[OpCall]:
         """One fused op for each number format, of plain numbers: equal ones are one row of the
-        duration table. `optimizer` None: the tables'.
+        duration table. `optimizer` empty: the tables'.
         """
         calls = []
         for dtype in dict.fromkeys(table.dtype for table in tables):
-            together, beside = (
-                [t for t in tables if (t.dtype == dtype) == same] for same in (True, False)
-            )
+            together = [table for table in tables if table.dtype == dtype]
+            others = [table for table in tables if table.dtype != dtype]
             call = lookup_calls(
-                together, samples, direction, optimizer=optimizer or self.c.optimizer,
-                duplicates=self.c.duplicates, beside=beside, in_step=True,
-            )  # fmt: skip
-            numbers: dict[str, Any] = {
-                name: float(getattr(call.op, name)) for name in call.op.dimensions()
-            }
+                together,
+                samples,
+                direction,
+                optimizer=optimizer or self.c.optimizer,
+                duplicates=self.c.duplicates,
+                beside=others,
+                in_step=True,
+            )
+            names = call.op.dimensions()
+            numbers: dict[str, Any] = {name: float(getattr(call.op, name)) for name in names}
             calls.append(dataclasses.replace(call, op=dataclasses.replace(call.op, **numbers)))
         return calls
 
@@ -428,9 +223,9 @@ class _Step:
         c = self.c
         each = np.zeros((c.ranks, c.ranks))
         tables = np.zeros((c.ranks, c.ranks))
-        for shard in self.held:
+        for shard in self.shards:
             if shard.kind != "data":
-                each[:, shard.rank] += self.b * shard.table.pooling * self.c.index_bytes
+                each[:, shard.rank] += self.b * shard.table.pooling * c.index_bytes
                 tables[:, shard.rank] += self.b * self.c.index_bytes
         for size, blocking in ((tables, True), (each, False)):
             if (call := self.all_to_all(size)) is not None:
@@ -443,21 +238,8 @@ class _Step:
             if self.bags is not None and rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "bags")
         if self.traffic.summed_bytes > 0:
-            self.every(
-                [
-                    HostOp(
-                        ("aten::add",),
-                        (
-                            loop(
-                                self.c.dense_dtype,
-                                "add",
-                                1,
-                                self.traffic.summed_bytes / self.element_bytes,
-                            ),
-                        ),
-                    )
-                ]
-            )
+            numbers = self.traffic.summed_bytes / self.element_bytes
+            self.every([HostOp(("aten::add",), (loop(self.c.dense_dtype, "add", 1, numbers),))])
 
     def interact(self) -> list[HostOp]:
         c = self.c
@@ -478,36 +260,29 @@ class _Step:
         if (call := self.all_to_all(t.pairs.T)) is not None:
             self.bags = self.meet(call, _ALL_TO_ALL)
         if t.scattered_bytes > 0 and c.ranks > 1:
-            self.bags = self.meet(
-                CollectiveCall("all_gather", t.scattered_bytes, c.ranks, c.nodes),
-                ("c10d::all_gather_into_tensor",),
-            )
+            gathered = CollectiveCall("all_gather", t.scattered_bytes, c.ranks, c.nodes)
+            self.bags = self.meet(gathered, ("c10d::all_gather_into_tensor",))
         for node, size in enumerate(t.node_bytes):
             if size > 0 and c.ranks > c.nodes:
                 self.bags = (self.bags or {}) | self.within_node("all_gather", node, size)
 
     def update_tables(self) -> None:
         """Backward of the lookups and the sparse update, once the gradients are there."""
-        c = self.c
-        copied = [s.table for s in self.held if s.kind == "data" and s.rank == 0]
+        copied = self.tables(0, copied=True)
         if copied:
             # lookups add to the dense gradient as SGD would to the rows; the optimizer comes after
             # the all-reduce
-            self.every(
-                [
-                    HostOp(_LOOKUP_BACKWARD, (call,))
-                    for call in self.lookups(copied, self.b, "backward", "sgd")
-                ]
-            )
+            calls = self.lookups(copied, self.b, "backward", "sgd")
+            self.every([HostOp(_LOOKUP_BACKWARD, (call,)) for call in calls])
             for table in copied:
                 self.ready(Parameter(float(table.rows), float(table.dim)))
         for rank in self.all:
-            tables = [s.table for s in self.held if s.rank == rank and s.kind != "data"]
+            tables = self.tables(rank, copied=False)
             if not tables:
                 continue
             if self.bags is not None and rank in self.bags:
                 self.issue.wait(rank, self.bags[rank], "gradients of bags")
-            for call in self.lookups(tables, c.batch, "backward"):
+            for call in self.lookups(tables, self.c.batch, "backward"):
                 self.issue.op(rank, HostOp(_LOOKUP_BACKWARD, (call,)))
 
     def backward(self, ops: Sequence[tuple[HostOp, tuple[Parameter, ...]]]) -> None:
@@ -520,14 +295,8 @@ class _Step:
         """A gradient is there: into the bucket, which leaves when it is full."""
         if self.c.ranks == 1:
             return
-        self.every(
-            [
-                HostOp(
-                    ("aten::mul",),
-                    (loop(self.c.dense_dtype, "mulu", parameter.rows, parameter.cols),),
-                )
-            ]
-        )
+        scaled = loop(self.c.dense_dtype, "mulu", parameter.rows, parameter.cols)
+        self.every([HostOp(("aten::mul",), (scaled,))])
         self.bucket.append(parameter)
         self.reduce(rest=False)
 
@@ -544,9 +313,8 @@ class _Step:
     def within_node(self, collective: str, node: int, size: float) -> dict[int, int]:
         per_node = self.c.ranks // self.c.nodes
         ranks = range(node * per_node, (node + 1) * per_node)
-        return self.issue.collective(
-            CollectiveCall(collective, size, per_node), HostOp((f"c10d::{collective}",)), ranks
-        )
+        call = CollectiveCall(collective, size, per_node)
+        return self.issue.collective(call, HostOp((f"c10d::{collective}",)), ranks)
 
     def all_to_all(self, pairs: np.ndarray) -> CollectiveCall | None:
         """None where nobody sends anything to another."""
@@ -557,45 +325,33 @@ class _Step:
         return CollectiveCall.between(tuple(map(tuple, pairs.tolist())), self.c.nodes)
 
     def dense_parameters(self) -> list[Parameter]:
-        copied = [
-            Parameter(float(s.table.rows), float(s.table.dim))
-            for s in self.held
-            if s.kind == "data" and s.rank == 0
-        ]
-        return [*self.eager.parameters(self.bottom), *self.eager.parameters(self.top), *copied]
+        copied = self.tables(0, copied=True)
+        tables = [Parameter(float(table.rows), float(table.dim)) for table in copied]
+        return [*self.eager.parameters(self.bottom), *self.eager.parameters(self.top), *tables]
 
     def workload(self) -> Workload:
-        c, calls = self.c, tuple(self.issue.calls)
-        where = (
-            f", {c.ranks} ranks" + (f" of {c.nodes} nodes" if c.nodes > 1 else "")
-            if c.ranks > 1
-            else ""
-        )
-        notes = (
-            []
-            if c.host_bytes_per_s is not None
-            else ["the batch lies on the devices: no copies from the host"]
-        )
-        notes += (
-            []
-            if self.issue.host is not None
-            else [
+        c = self.c
+        nodes = f" of {c.nodes} nodes" if c.nodes > 1 else ""
+        where = f", {c.ranks} ranks{nodes}" if c.ranks > 1 else ""
+        notes = []
+        if c.host_bytes_per_s is None:
+            notes.append("the batch lies on the devices: no copies from the host")
+        if self.issue.host is None:
+            notes.append(
                 "no host: launching kernels costs nothing, as when a CUDA graph of the step is"
                 " replayed"
-            ]
-        )
+            )
         return Workload(
             name=f"dlrm batch {c.batch}, {len(c.tables)} tables{where}",
             graph=self.issue.graph.build(),
-            calls=calls,
+            calls=tuple(self.issue.calls),
             notes=tuple(notes),
             held=self.fullest(),
         )
 
     def fullest(self) -> Held:
         """The rank that must hold most, at least: tables and MLPs with gradients (of tables only
-        those that are all-reduced, dense) and the optimizer's state, activations of the MLPs, and
-        bags before and after they travel.
+        all-reduced ones, dense) and optimizer state, the MLPs' activations, bags on both sides.
         """
         c, b = self.c, self.b
         layers = [*self.eager.parameters(self.bottom), *self.eager.parameters(self.top)]
@@ -605,13 +361,11 @@ class _Step:
         common += b * sum(table.dim * self.bag_bytes(table) for table in c.tables)
         of_ranks: dict[int, list[tuple[float, str]]] = {rank: [] for rank in self.all}
         away = np.zeros(c.ranks)
-        for shard in self.held:
+        for shard in self.shards:
             size = table_bytes(shard.table, c.optimizer)
             if shard.kind == "data":  # updated as the MLPs are
-                size = (
-                    table_bytes(shard.table, self.dense_optimizer)
-                    + float(shard.table.rows * shard.table.dim) * self.element_bytes
-                )
+                gradient = float(shard.table.rows * shard.table.dim) * self.element_bytes
+                size = table_bytes(shard.table, self.dense_optimizer) + gradient
             elif c.ranks > 1:
                 away[shard.rank] += c.batch * shard.table.dim * self.bag_bytes(shard.table)
             of_ranks[shard.rank].append((size, c.tables[shard.of].name))

@@ -14,13 +14,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridperf.engine.workload import Seconds
+from hybridperf.engine.workload import Call, Seconds
 from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
 from hybridperf.workloads.issue import HostOp
 
-_SMALL_COPY_S = (
-    1e-6  # of some hundred bytes to the device, in the sequences that Lin et al. recorded
-)
+# of some hundred bytes to the device, in the sequences that Lin et al. recorded
+_SMALL_COPY_S = 1e-6
 
 
 def loop(dtype: str, name: str, rows: float, cols: float) -> OpCall:
@@ -53,14 +52,12 @@ class Eager:
     dtype: str
     bias_copy: bool = False  # a product's bias is copied into its result first
     accumulates: bool = False  # gradients are filled with zeros and added to
-    views: bool = (
-        False  # ops that launch nothing (views, marks) are issued, too: they cost a host its time
-    )
+    # ops that launch nothing (views, marks) are issued, too: they cost a host its time
+    views: bool = False
     # sums and additions of a backward step are launched within its op, not by ops of their own
     # (PyTorch of 2022)
     grouped: bool = False
-    # which pairs the interaction takes lies on the host: copied at each use, and the host waits for
-    # it
+    # the interaction's pairs lie on the host: copied at each use, and the host waits for it
     host_pairs: bool = False
 
     def linear(self, b: float, i: float, o: float) -> HostOp:
@@ -68,18 +65,16 @@ class Eager:
         copy = (loop(self.dtype, "addu", b, o),) if self.bias_copy else ()
         return HostOp(("aten::linear", "aten::addmm"), (*copy, product))
 
-    def relu(self, b: float, o: float) -> HostOp:
-        return HostOp(("aten::relu",), (loop(self.dtype, "relu", b, o),))
-
-    def sigmoid(self, b: float, o: float) -> HostOp:
-        return HostOp(("aten::sigmoid",), (loop(self.dtype, "sigmoid", b, o),))
+    def activation(self, kind: str, b: float, o: float) -> HostOp:
+        """A loop by its name, "relu" or "sigmoid"."""
+        return HostOp((f"aten::{kind}",), (loop(self.dtype, kind, b, o),))
 
     def mlp(self, b: float, widths: Sequence[float], last: str) -> list[HostOp]:
         """Layers with ReLUs between them; `last`: "relu" or "sigmoid" or "" after the last."""
         ops = []
         for at, (i, o) in enumerate(itertools.pairwise(widths)):
             kind = last if at == len(widths) - 2 else "relu"
-            ops += [self.linear(b, i, o), *([getattr(self, kind)(b, o)] if kind else [])]
+            ops += [self.linear(b, i, o), *([self.activation(kind, b, o)] if kind else [])]
         return ops
 
     def linear_backward(
@@ -90,19 +85,12 @@ class Eager:
         weight = OpCall(Gemm(self.dtype, float(o), float(i), float(b)))
         bias = OpCall(Reduction(self.dtype, float(o), float(b)))
         names = _backward("AddmmBackward")
-        grouped = [HostOp(names, (*back, weight, bias))]
-        return [
-            *(
-                (op, ())
-                for op in (
-                    grouped
-                    if self.grouped
-                    else [HostOp(names, (*back, weight)), HostOp(("aten::sum",), (bias,))]
-                )
-            ),
-            *((self.keep(p), (p,)) for p in (Parameter(1, o), Parameter(o, i))),
-            *((op, ()) for op in self.silent("TBackward")),
-        ]
+        ops = [HostOp(names, (*back, weight)), HostOp(("aten::sum",), (bias,))]
+        if self.grouped:
+            ops = [HostOp(names, (*back, weight, bias))]
+        kept = [(self.keep(p), (p,)) for p in (Parameter(1, o), Parameter(o, i))]
+        silent = [(op, ()) for op in self.silent("TBackward")]
+        return [*((op, ()) for op in ops), *kept, *silent]
 
     def silent(self, *names: str) -> list[HostOp]:
         """Ops that launch nothing, where they are asked for."""
@@ -114,17 +102,14 @@ class Eager:
 
     def keep(self, parameter: Parameter) -> HostOp:
         """A gradient is put where the optimizer finds it."""
-        kernels = (
-            (loop(self.dtype, "add", parameter.rows, parameter.cols),) if self.accumulates else ()
-        )
+        added = loop(self.dtype, "add", parameter.rows, parameter.cols)
+        kernels = (added,) if self.accumulates else ()
         return HostOp(("torch::autograd::AccumulateGrad",), kernels)
 
     def mlp_backward(
         self, b: float, widths: Sequence[float], last: str, inputs_too: bool
     ) -> list[tuple[HostOp, tuple[Parameter, ...]]]:
-        """The layers from the last to the first; `inputs_too`: the gradient of the first layer's
-        inputs is needed.
-        """
+        """The layers from last to first; `inputs_too`: gradients of the first one's inputs, too."""
         ops: list[tuple[HostOp, tuple[Parameter, ...]]] = []
         layers = list(itertools.pairwise(widths))
         for at in reversed(range(len(layers))):
@@ -145,9 +130,7 @@ class Eager:
         return HostOp(("aten::cat",), (OpCall(Copy(self.dtype, float(b), float(width))),))
 
     def dot(self, b: float, vectors: int, dim: float) -> list[HostOp]:
-        """Products of all pairs of a sample's vectors, the lower triangle
-        beside the first vector.
-        """
+        """Products of all pairs of a sample's vectors, the lower triangle and the first vector."""
         pairs = vectors * (vectors - 1) // 2
         product = OpCall(
             BatchedGemm(self.dtype, float(b), float(vectors), float(vectors), float(dim))
@@ -171,43 +154,34 @@ class Eager:
         whole = loop(self.dtype, "fill", b, vectors * vectors)
         copied = self.pairs()
         waits = tuple(range(1, 1 + len(copied)))
-        small = (loop(self.dtype, "addu", 1, pairs),) * (
-            4 if copied else 6
-        )  # arithmetic on the lists is the host's where they lie there
+        # arithmetic on the lists is the host's where they lie there
+        small = (loop(self.dtype, "addu", 1, pairs),) * (4 if copied else 6)
         slots = (*small, OpCall(Sort("int64", 1.0, float(pairs)))) if self.accumulates else ()
-        first = HostOp(
-            _backward("SliceBackward"),
-            (whole, OpCall(Copy(self.dtype, float(b), float(vectors * vectors)))),
-        )
-        product = OpCall(
-            BatchedGemm(self.dtype, float(b), float(vectors), float(dim), float(vectors))
-        )
+        copy = OpCall(Copy(self.dtype, float(b), float(vectors * vectors)))
+        first = HostOp(_backward("SliceBackward"), (whole, copy))
+        sizes = (float(b), float(vectors), float(dim), float(vectors))
+        product = OpCall(BatchedGemm(self.dtype, *sizes))
         all_added, first_added = (
             (loop(self.dtype, "add", b, width),) for width in (vectors * dim, dim)
         )
-        apart = [
-            *self.silent(
-                "TransposeBackward", "CatBackward", "ViewBackward", "ViewBackward", "ViewBackward"
-            ),
-            HostOp(("aten::add", "aten::add_"), all_added),
-            HostOp(("aten::add", "aten::add_"), first_added),
-        ]
-        within = [
-            HostOp((*_backward("TransposeBackward"), "aten::add", "aten::add_"), all_added),
-            *self.silent("CatBackward"),
-            HostOp((*_backward("ViewBackward"), "aten::add", "aten::add_"), first_added),
-            *self.silent("ViewBackward", "ViewBackward"),
-        ]
+        add = ("aten::add", "aten::add_")
+        if self.grouped:
+            rest = [
+                HostOp((*_backward("TransposeBackward"), *add), all_added),
+                *self.silent("CatBackward"),
+                HostOp((*_backward("ViewBackward"), *add), first_added),
+                *self.silent("ViewBackward", "ViewBackward"),
+            ]
+        else:
+            silent = self.silent("TransposeBackward", "CatBackward", *["ViewBackward"] * 3)
+            rest = [*silent, HostOp(add, all_added), HostOp(add, first_added)]
+        indexed: tuple[Call, ...] = (whole, *copied, *slots, loop(self.dtype, "add", b, pairs))
         return [
             *self.silent("CatBackward"),
-            HostOp(
-                _backward("IndexBackward"),
-                (whole, *copied, *slots, loop(self.dtype, "add", b, pairs)),
-                waits=waits,
-            ),
+            HostOp(_backward("IndexBackward"), indexed, waits=waits),
             *((first,) if self.accumulates else ()),
             HostOp(_backward("BmmBackward"), (product, product)),
-            *(within if self.grouped else apart),
+            *rest,
         ]
 
     def pairs(self) -> tuple[Seconds, ...]:
@@ -215,39 +189,25 @@ class Eager:
         return (Seconds(_SMALL_COPY_S, "pairs"),) * 2 if self.host_pairs else ()
 
     def loss(self, b: float, kind: str) -> list[HostOp]:
-        forward, name = (
-            (("aten::mse_loss",), "sub")
-            if kind == "mse"
-            else (("aten::binary_cross_entropy",), "pow")
-        )
-        backward = _backward("MseLossBackward" if kind == "mse" else "BinaryCrossEntropyBackward")
+        squared = kind == "mse"
+        forward = "aten::mse_loss" if squared else "aten::binary_cross_entropy"
+        each = loop(self.dtype, "sub" if squared else "pow", 1, b)
+        backward = _backward("MseLossBackward" if squared else "BinaryCrossEntropyBackward")
         return [
-            HostOp(
-                forward,
-                (loop(self.dtype, name, 1, b), OpCall(Reduction(self.dtype, 1.0, float(b)))),
-            ),
+            HostOp((forward,), (each, OpCall(Reduction(self.dtype, 1.0, float(b))))),
             HostOp(("aten::ones_like",), (loop(self.dtype, "fill", 1, 1),)),
             HostOp(backward, (loop(self.dtype, "addcmul", 1, b),)),
         ]
 
     def update(self, parameters: Sequence[Parameter], optimizer: str) -> HostOp:
         """Dense update of all parameters."""
-        kernels: list[OpCall] = []
-        for p in parameters:
-            if optimizer == "sgd":
-                kernels.append(loop(self.dtype, "add", p.rows, p.cols))
-            else:  # squares added up, root, epsilon, quotient
-                kernels += [
-                    loop(self.dtype, name, p.rows, p.cols)
-                    for name in ("addcmul", "sqrt", "addu", "addcmul")
-                ]
+        # of Adagrad: squares added up, root, epsilon, quotient
+        loops = ("add",) if optimizer == "sgd" else ("addcmul", "sqrt", "addu", "addcmul")
+        kernels = [loop(self.dtype, one, p.rows, p.cols) for p in parameters for one in loops]
         name = "SGD" if optimizer == "sgd" else "Adagrad"
         return HostOp((f"Optimizer.step#{name}.step",), tuple(kernels))
 
     def zero_grad(self, parameters: Sequence[Parameter]) -> HostOp:
-        kernels = (
-            tuple(loop(self.dtype, "fill", p.rows, p.cols) for p in parameters)
-            if self.accumulates
-            else ()
-        )
+        zeroed = parameters if self.accumulates else ()
+        kernels = tuple(loop(self.dtype, "fill", p.rows, p.cols) for p in zeroed)
         return HostOp(("Optimizer.zero_grad#SGD.zero_grad",), kernels)

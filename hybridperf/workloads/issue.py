@@ -24,41 +24,34 @@ from hybridperf.ops import OpCall
 
 COMPUTE, COMM, COPY = "compute", "comm", "copy"
 KERNEL_CALL, COPY_CALL = "cudaLaunchKernel", "cudaMemcpyAsync"
+_COPY_NAMES = ("aten::to",)
 
 
 @dataclass(frozen=True)
 class HostOp:
-    """An op of a framework by the names its overheads may be kept under (versions differ), and the
-    kernels it launches.
-    """
+    """An op of a framework and the kernels it launches."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # that its overheads may be kept under: versions differ
     kernels: tuple[Call, ...] = ()
-    waits: tuple[
-        int, ...
-    ] = ()  # positions of the kernels (copies from the host) whose end the host waits for
+    waits: tuple[int, ...] = ()  # kernels (copies from the host) whose end the host waits for
 
 
 @dataclass
-class Issue:
+class StepIssuer:
     """Collects a step. Node ids are the graph's."""
 
     host: Host | None = None
     graph: GraphBuilder = field(default_factory=GraphBuilder)
     calls: dict[Call, int] = field(default_factory=dict)
-    _owed_s: dict[int, float] = field(
-        default_factory=dict
-    )  # host seconds after the last launch of each rank
-    _last: dict[tuple[int, str], int] = field(
-        default_factory=dict
-    )  # last node of each rank's stream
+    # host seconds after the last launch of each rank
+    _owed_s: dict[int, float] = field(default_factory=dict)
+    # last node of each rank's stream
+    _last: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def op(
         self, rank: int, op: HostOp, *, stream: str = COMPUTE, after: Sequence[int] = ()
     ) -> int | None:
-        """The last kernel's node of a framework's op, None where it launches nothing; the first
-        waits for `after`.
-        """
+        """The last kernel's node, None where there is none; the first kernel waits for `after`."""
         self.spend(rank, self._between_ops_s())
         if not op.kernels:
             self.spend(rank, self._of("without_launch_s", op.names))
@@ -67,65 +60,49 @@ class Issue:
         for at, kernel in enumerate(op.kernels):
             self.spend(rank, self._of("between_launches_s" if at else "before_launch_s", op.names))
             self.spend(rank, self._of("launch_call_s", (KERNEL_CALL,)))
-            node = self._node(
-                rank, stream, kernel, op.names[0], after if at == 0 else (), blocking=at in op.waits
-            )
+            waits = () if at else after
+            node = self._node(rank, stream, kernel, op.names[0], waits, blocking=at in op.waits)
         self.spend(rank, self._of("after_launch_s", op.names))
         return node
 
     def copy(
-        self,
-        rank: int,
-        seconds: float,
-        label: str,
-        *,
-        names: tuple[str, ...] = ("aten::to",),
-        stream: str = COPY,
-        blocking: bool,
+        self, rank: int, seconds: float, label: str, *, stream: str = COPY, blocking: bool
     ) -> int:
         """A copy from the host to the device; a blocking one holds the host up."""
-        self.spend(
-            rank,
-            self._between_ops_s()
-            + self._of("before_launch_s", names)
-            + self._of("launch_call_s", (COPY_CALL,)),
-        )
-        node = self._node(rank, stream, Seconds(seconds, label), names[0], (), blocking)
-        self.spend(rank, self._of("after_launch_s", names))
+        self._spend_copy(rank)
+        node = self._node(rank, stream, Seconds(seconds, label), _COPY_NAMES[0], (), blocking)
+        self.spend(rank, self._of("after_launch_s", _COPY_NAMES))
         return node
 
-    def fetch(self, rank: int, *, names: tuple[str, ...] = ("aten::to",)) -> None:
-        """The host reads one number of the device's: it goes on when everything before it on the
-        compute stream has run.
-        """
-        self.spend(
-            rank,
-            self._between_ops_s()
-            + self._of("before_launch_s", names)
-            + self._of("launch_call_s", (COPY_CALL,)),
-        )
+    def fetch(self, rank: int) -> None:
+        """The host reads a number of the device's, after everything on its compute stream."""
+        self._spend_copy(rank)
         launch = self._row(self._owed_s.pop(rank, 0.0))
         self._last[rank, COMPUTE] = self.graph.op(
-            0, label=names[0], rank=rank, launch_row=launch, blocking=True
+            0, label=_COPY_NAMES[0], rank=rank, launch_row=launch, blocking=True
         )
+
+    def _spend_copy(self, rank: int) -> None:
+        before_s = self._between_ops_s() + self._of("before_launch_s", _COPY_NAMES)
+        self.spend(rank, before_s + self._of("launch_call_s", (COPY_CALL,)))
 
     def collective(
         self, call: CollectiveCall, op: HostOp, ranks: Sequence[int], *, after: Sequence[int] = ()
     ) -> dict[int, int]:
-        """Nodes by rank on the communication streams, which begin when the `ranks`, having issued
-        it, are all at it.
-        """
+        """Nodes by rank on the communication streams; it begins when all `ranks` have issued it."""
         for rank in ranks:
             self.spend(rank, self._between_ops_s() + self._of("before_launch_s", op.names))
             self._settle(rank)
         launch = self._row(self._of("launch_call_s", (KERNEL_CALL,)))
-        after = [
-            *after,
-            *(last for rank in ranks if (last := self._last.get((rank, COMPUTE))) is not None),
-        ]
+        computed = [self._last[rank, COMPUTE] for rank in ranks if (rank, COMPUTE) in self._last]
         row = self.calls.setdefault(call, len(self.calls) + 1)
         nodes = self.graph.collective(
-            row, label=op.names[0], ranks=list(ranks), stream=COMM, after=after, launch_row=launch
+            row,
+            label=op.names[0],
+            ranks=list(ranks),
+            stream=COMM,
+            after=[*after, *computed],
+            launch_row=launch,
         )
         for rank in ranks:
             self.spend(rank, self._of("after_launch_s", op.names))
@@ -133,17 +110,9 @@ class Issue:
         return nodes
 
     def wait(
-        self,
-        rank: int,
-        node: int,
-        label: str = "wait",
-        *,
-        stream: str = COMPUTE,
-        blocking: bool = False,
+        self, rank: int, node: int, label: str, *, stream: str = COMPUTE, blocking: bool = False
     ) -> None:
-        """What the rank issues next on a stream comes after `node`; a blocking wait holds its host
-        up, too.
-        """
+        """What the rank issues next on a stream comes after `node`; `blocking`: its host too."""
         self._settle(rank)
         self._last[rank, stream] = self.graph.op(
             0, label=label, rank=rank, stream=stream, after=[node], blocking=blocking
@@ -164,13 +133,7 @@ class Issue:
             self._settle(rank)
 
     def _node(
-        self,
-        rank: int,
-        stream: str,
-        call: Call,
-        label: str,
-        after: Sequence[int],
-        blocking: bool = False,
+        self, rank: int, stream: str, call: Call, label: str, after: Sequence[int], blocking: bool
     ) -> int:
         if isinstance(call, OpCall):
             call = replace(call, issued_apart=True)
@@ -193,18 +156,14 @@ class Issue:
             self.graph.op(0, label=label, rank=rank, launch_row=self._row(owed_s))
 
     def _row(self, seconds: float) -> int:
-        return (
-            self.calls.setdefault(Seconds(round(seconds, 12)), len(self.calls) + 1)
-            if seconds > 0
-            else 0
-        )
+        if seconds <= 0:
+            return 0
+        return self.calls.setdefault(Seconds(round(seconds, 12)), len(self.calls) + 1)
 
     def _between_ops_s(self) -> float:
-        return (
-            0.0
-            if self.host is None or self.host.between_ops_s is None
-            else self.host.between_ops_s.mean_s
-        )
+        if self.host is None or self.host.between_ops_s is None:
+            return 0.0
+        return self.host.between_ops_s.mean_s
 
     def _of(self, overhead: str, names: Sequence[str]) -> float:
         return 0.0 if self.host is None else self.host.seconds(overhead, names)

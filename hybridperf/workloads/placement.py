@@ -35,10 +35,10 @@ class Placement:
     """Where one table lies: `kind` as the module says, on `ranks` (empty: all of them).
 
     Placement("table", (3,))          whole, on rank 3
-    Placement("row")                  its rows dealt out to all ranks; Placement("row", (0, 1)) to
-                                      two
+    Placement("row")                  its rows dealt out to all ranks
+    Placement("row", (0, 1))          its rows dealt out to two
     Placement("column")               its columns, as many to each
-    Placement("table_row", (4, 5, 6, 7))   its rows, over all ranks of one node
+    Placement("table_row", (4, 5))    its rows, over all ranks of one node
     Placement("data")                 a copy on each rank
     """
 
@@ -60,12 +60,10 @@ class Shard:
 class Traffic:
     """Bytes of one direction of a step's exchange of bags: forward; backward goes the other way."""
 
-    pairs: (
-        np.ndarray
-    )  # from rank to rank in the all-to-all [R, R], what stays at home on the diagonal
-    scattered_bytes: (
-        float  # all-to-one partial sums of row-wise tables over all ranks: a reduce-scatter's input
-    )
+    # from rank to rank in the all-to-all [R, R], what stays at home on the diagonal
+    pairs: np.ndarray
+    # all-to-one partial sums of row-wise tables over all ranks: a reduce-scatter's input
+    scattered_bytes: float
     node_bytes: tuple[float, ...]  # the same within each node, of tables dealt out over it
     summed_bytes: float  # partial sums that each rank adds up after the all-to-all
 
@@ -101,8 +99,13 @@ def shards(
 def traffic(
     held: Sequence[Shard], batch: float, ranks: int, nodes: int, element_bytes: float | None = None
 ) -> Traffic:
-    """What the shards make ranks send in the forward pass. `element_bytes` of a bag's numbers;
-    None: those of its table's.
+    """What the shards make ranks send in the forward pass.
+
+    Args:
+        held: all shards.
+        batch: samples of all ranks.
+        ranks, nodes: in all.
+        element_bytes: of a bag's numbers; None: those of its table's.
     """
     pairs, own, per_node = np.zeros((ranks, ranks)), batch / ranks, ranks // nodes
     scattered, summed, by_node = 0.0, 0.0, np.zeros(nodes)
@@ -127,42 +130,35 @@ def traffic(
 def _check(
     table: Table, place: Placement, holders: tuple[int, ...], ranks: int, nodes: int
 ) -> None:
+    named = f"table {table.name}"
     if not isinstance(place.kind, str) or place.kind not in get_args(Kind):
+        kinds = ", ".join(get_args(Kind))
+        raise InputError(f"{named} is placed {place.kind!r}, expected one of {kinds}")
+    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in holders)
+    different = len(set(holders)) == len(holders)
+    if not (whole and different and all(0 <= rank < ranks for rank in holders)):
         raise InputError(
-            f"table {table.name} is placed {place.kind!r}, expected one of"
-            f" {', '.join(get_args(Kind))}"
-        )
-    whole = all(
-        isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in holders
-    )
-    if (
-        not whole
-        or len(set(holders)) < len(holders)
-        or not all(0 <= rank < ranks for rank in holders)
-    ):
-        raise InputError(
-            f"table {table.name} is placed on ranks {list(holders)}, expected different ones of 0"
-            f" to {ranks - 1}"
+            f"{named} is placed on ranks {list(holders)}, expected different ones of 0 to"
+            f" {ranks - 1}"
         )
     if place.kind == "table" and len(holders) != 1:
         raise InputError(
-            f"table {table.name} is placed whole on {len(holders)} ranks, expected one; name it as"
-            " ranks=(r,)"
+            f"{named} is placed whole on {len(holders)} ranks, expected one; name it as ranks=(r,)"
         )
     if place.kind == "data" and len(holders) != ranks:
         raise InputError(
-            f"table {table.name} is copied to {len(holders)} of {ranks} ranks, expected all; leave"
-            " its ranks out"
+            f"{named} is copied to {len(holders)} of {ranks} ranks, expected all; leave its ranks"
+            " out"
         )
     if place.kind == "column" and table.dim % len(holders):
         raise InputError(
-            f"table {table.name} has {table.dim} columns, which do not divide into {len(holders)}"
-            " ranks; choose fewer"
+            f"{named} has {table.dim} columns, which do not divide into {len(holders)} ranks;"
+            " choose fewer"
         )
     if place.kind == "table_row":
         per_node = ranks // nodes
         if len(holders) != per_node or len({rank // per_node for rank in holders}) != 1:
             raise InputError(
-                f"table {table.name} is dealt out over ranks {list(holders)}, expected all"
-                f" {per_node} of one node"
+                f"{named} is dealt out over ranks {list(holders)}, expected all {per_node} of one"
+                " node"
             )

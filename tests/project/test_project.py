@@ -35,9 +35,6 @@ ROOMS = [  # each imports only from those before it
 # files of a room that lead to each other. Add none: where two need one thing, it wants a file above
 # both
 CIRCLES = [
-    # for the types of arguments alone
-    {"workloads.transformer.layout", "workloads.transformer.rules", "workloads.transformer.groups"},
-    {"workloads.transformer.shape", "workloads.transformer.counts"},
     {"model.perf_model", "model.document"},
     {"validate.lin_kernels", "validate.lin_borrowed"},
 ]

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from support.schedule_graphs import graph_seconds
 
 from hybridperf.training.plans.confirm import confirm, neighbours
 from hybridperf.training.plans.run import plan
@@ -16,7 +17,6 @@ from hybridperf.training.steps.features import features
 from hybridperf.validate.plan_graph import CASES, WITHIN, by_graph, slower
 from hybridperf.validate.plans import judge
 from hybridperf.workloads.schedules import schedule
-from hybridperf.workloads.schedules.graph import graph_seconds
 from hybridperf.workloads.transformer import Layout, load_shape
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.schedule_graphs import graph_seconds
 
 from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.step_effects import (
@@ -17,7 +18,7 @@ from hybridperf.training.steps.step_effects import (
     theta_of,
 )
 from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
-from hybridperf.workloads.schedules import graph_seconds, schedule
+from hybridperf.workloads.schedules import schedule
 from hybridperf.workloads.transformer.codes import SCHEDULES
 
 FREE = StepEffects(

@@ -101,9 +101,8 @@ def test_one_rank_has_no_collectives_and_all_flops(model):
     prediction = hp.predict(model, workload)
     assert not any(isinstance(call, CollectiveCall) for call in workload.calls)
     layers = [(128, 256), (256, 64), (64 + 36, 256), (256, 1)]
-    flops = (
-        2 * 512 * sum(i * o * (3 if at else 2) for at, (i, o) in enumerate(layers))
-    )  # the first layer's inputs need no gradient
+    # the first layer's inputs need no gradient
+    flops = 2 * 512 * sum(i * o * (3 if at else 2) for at, (i, o) in enumerate(layers))
     nodes = workload.graph.row[workload.graph.row > 0] - 1
     counted = sum(
         workload.calls[row].op.work().flops
@@ -206,10 +205,11 @@ def test_tables_that_exceed_the_devices_memory_are_named(model):
         "does not fit: rank 1 holds tables, MLPs and bags of 33.54 GB (the largest table t1, 33.28"
         " GB), v100_sxm2 has 16 GB"
     ]
-    assert "rank 0 holds tables, MLPs and bags of 51.71 GB (the largest table t1, 51.2 GB)" in notes(1e8, optimizer="adagrad", placement=(
-        hp.Placement("table", (1,)), hp.Placement("table", (0,)), hp.Placement("table", (1,)),
-        hp.Placement("table", (0,))
-    ))[0]  # fmt: skip
+    places = tuple(hp.Placement("table", (rank,)) for rank in (1, 0, 1, 0))
+    fullest = notes(1e8, optimizer="adagrad", placement=places)[0]
+    assert (
+        "rank 0 holds tables, MLPs and bags of 51.71 GB (the largest table t1, 51.2 GB)" in fullest
+    )
 
 
 def test_memory_counts_gradients_of_copies_and_what_is_no_table():
@@ -606,9 +606,10 @@ def test_tables_of_two_formats_are_looked_up_by_two_kernels(model):
     assert found[["dtype", "tables"]].to_numpy().tolist() == [["fp16", 2.0], ["fp32", 6.0]]
 
 
-def test_help_says_what_every_field_means():
+def test_help_explains_every_field():
     for thing in (DlrmConfig, Table):
-        said = [line.strip().split("  ")[0] for line in (thing.__doc__ or "").splitlines()]
-        named = {name.strip() for line in said for name in line.split(",")}
+        lines = (thing.__doc__ or "").splitlines()
+        starts = [line.strip().split("  ")[0].split(":")[0] for line in lines]
+        named = {name.strip() for start in starts for name in start.split(",")}
         assert {field.name for field in dataclasses.fields(thing)} <= named
     assert (hp.Eager, hp.Host) == (Eager, Host)

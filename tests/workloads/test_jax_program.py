@@ -18,8 +18,8 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Allocation, Convolution, Copy, Gather, LoopTrip, OpCall, ScatterAdd
-from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES, from_hlo, from_jax
-from hybridperf.workloads.jax.reuse import Step, Touch, in_loop, with_reuse
+from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES, from_jax, from_program
+from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
 from hybridperf_calibration.training_steps import dlrm, gpt
 
 pytestmark = pytest.mark.skipif(
@@ -35,6 +35,11 @@ def f32(*dims: int) -> jax.ShapeDtypeStruct:
 
 def of(dtype: Any, *dims: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def from_hlo(text: str, backend: str = "cpu", ignore=()) -> Workload:
+    content = {"name": "program", "backend": backend, "temporary_bytes": 0, "result_bytes": 0}
+    return from_program({**content, "hlo": text}, ignore=ignore)
 
 
 def totals(workload: Workload) -> dict[str, float]:
@@ -458,8 +463,8 @@ def test_a_scan_meets_each_slice_of_its_stack_once_a_pass() -> None:
     """
     op, trips = Copy("fp32", rows=1.0, cols=1.0), 512
     body = [
-        Step("slice", op, trips, reads=(Touch("stack", 32e3, trips * 32e3),)),
-        Step("weights", op, trips, reads=(Touch("weights", 64e3, 64e3),)),
+        HloStep("slice", op, trips, reads=(Touch("stack", 32e3, trips * 32e3),)),
+        HloStep("weights", op, trips, reads=(Touch("weights", 64e3, 64e3),)),
     ]
     slice_, weights = with_reuse(in_loop(body, trips), temporary_bytes=0)
     one_pass, one_trip = trips * 32e3 + 64e3 + 1, 32e3 + 64e3

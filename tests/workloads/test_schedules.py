@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.schedule_graphs import UPSTREAM, graph_seconds, schedule_graph, stage_seconds
 from support.unlike_stages import gpipe_s, stage_max_s
 
 from hybridperf.engine.evaluate import timeline
-from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.lower import lower
 from hybridperf.io import InputError
 from hybridperf.workloads import schedules as hs
-from hybridperf.workloads.schedules.graph import UPSTREAM
 
 SECONDS = st.floats(0.05, 4.0)
 EXACT = {"rel": 2e-6}  # graphs are evaluated in float32
@@ -37,9 +36,14 @@ def replayed_s(schedule, forward_s, backward_s, weight_s=0.0):
 
 
 def chunk_seconds(schedule, forward_s, backward_s, **options):
-    return hs.graph_seconds(
+    return graph_seconds(
         schedule, forward_s / schedule.chunks, backward_s / schedule.chunks, **options
     )
+
+
+def bubble_over_total(total_s, busy_s):
+    """Share of the step in which a worker waits (Chimera's definition)."""
+    return 1 - busy_s / total_s
 
 
 # --- published makespans --------------------------------------------------------------------------
@@ -52,10 +56,10 @@ def chunk_seconds(schedule, forward_s, backward_s, **options):
 )
 def test_one_pipe_makespans(name, p, m, equal, double) -> None:
     schedule = hs.schedule(name, p, m).check()
-    assert [hs.graph_seconds(schedule, 1, b) for b in (1, 2)] == [equal, double]
+    assert [graph_seconds(schedule, 1, b) for b in (1, 2)] == [equal, double]
     assert [hs.closed_form_s(name, p, m, 1, b) for b in (1, 2)] == [equal, double]
-    assert hs.bubble_over_total(equal, 2 * m) == pytest.approx((p - 1) / (m + p - 1))
-    assert hs.bubble_over_ideal(double, 3 * m) == pytest.approx((p - 1) / m)
+    assert bubble_over_total(equal, 2 * m) == pytest.approx((p - 1) / (m + p - 1))
+    assert double / (3 * m) - 1 == pytest.approx((p - 1) / m)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +74,12 @@ def test_one_pipe_makespans(name, p, m, equal, double) -> None:
 )
 def test_chimera_makespans(d, equal, share, double, double_share) -> None:
     schedule = hs.schedule("chimera", d, d).check()
-    assert [hs.graph_seconds(schedule, 1, b) for b in (1, 2)] == [equal, double]
+    assert [graph_seconds(schedule, 1, b) for b in (1, 2)] == [equal, double]
     assert [hs.closed_form_s("chimera", d, d, 1, b) for b in (1, 2)] == [equal, double]
-    assert hs.bubble_over_total(equal, 2 * d) == pytest.approx(share, abs=5e-5)
-    assert hs.bubble_over_total(double, 3 * d) == pytest.approx(double_share, abs=5e-5)
-    assert hs.bubble_over_total(equal, 2 * d) == pytest.approx((d - 2) / (2 * d + d - 2))
-    assert hs.bubble_over_total(double, 3 * d) == pytest.approx((d - 2) / (1.5 * d + d - 2))
+    assert bubble_over_total(equal, 2 * d) == pytest.approx(share, abs=5e-5)
+    assert bubble_over_total(double, 3 * d) == pytest.approx(double_share, abs=5e-5)
+    assert bubble_over_total(equal, 2 * d) == pytest.approx((d - 2) / (2 * d + d - 2))
+    assert bubble_over_total(double, 3 * d) == pytest.approx((d - 2) / (1.5 * d + d - 2))
 
 
 def test_chimera_over_1f1b_as_published() -> None:
@@ -92,7 +96,7 @@ def test_interleaved_makespans(p, m, v, seconds) -> None:
     schedule = hs.schedule("interleaved", p, m, v).check()
     assert chunk_seconds(schedule, 1.0, 2.0) == pytest.approx(seconds, **EXACT)
     assert hs.closed_form_s("interleaved", p, m, 1, 2, chunks=v) == pytest.approx(seconds)
-    assert hs.bubble_over_ideal(seconds, 3 * m) == pytest.approx((p - 1) / (v * m))
+    assert seconds / (3 * m) - 1 == pytest.approx((p - 1) / (v * m))
 
 
 # --- graph = closed form --------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def test_graph_replay_and_closed_form_agree_for_uniform_stages(
 )
 def test_transfers_beside_computations(name, p, m, forward_s, backward_s, share) -> None:
     send_s = share * min(forward_s, backward_s)
-    by_graph = hs.graph_seconds(hs.schedule(name, p, m), forward_s, backward_s, send_s=send_s)
+    by_graph = graph_seconds(hs.schedule(name, p, m), forward_s, backward_s, send_s=send_s)
     assert by_graph == pytest.approx(
         hs.closed_form_s(name, p, m, forward_s, backward_s, send_s=send_s), **EXACT
     )
@@ -183,11 +187,11 @@ def test_gpipe_of_unlike_stages_is_exact_and_1f1b_no_slower(stages) -> None:
     forward_s, backward_s, m, send_s = stages
     bound = gpipe_s(forward_s, backward_s, m, send_s=send_s)
     p = len(forward_s)
-    assert hs.graph_seconds(
-        hs.schedule("gpipe", p, m), forward_s, backward_s, send_s=send_s, held=True
+    assert graph_seconds(
+        hs.schedule("gpipe", p, m), forward_s, backward_s, send_s=send_s, blocking=True
     ) == pytest.approx(bound, **EXACT)
-    assert hs.graph_seconds(
-        hs.schedule("1f1b", p, m), forward_s, backward_s, send_s=send_s, held=True
+    assert graph_seconds(
+        hs.schedule("1f1b", p, m), forward_s, backward_s, send_s=send_s, blocking=True
     ) <= bound * (1 + 1e-6)
     assert stage_max_s(forward_s, backward_s, m, send_s=send_s) <= bound * (1 + 1e-12)
 
@@ -198,10 +202,10 @@ def test_max_and_sum_is_a_bound_where_one_stage_is_longest_both_ways(stages) -> 
     forward_s, backward_s, m, _ = stages
     bound = stage_max_s(forward_s, backward_s, m)
     p = len(forward_s)
-    assert hs.graph_seconds(hs.schedule("gpipe", p, m), forward_s, backward_s) == pytest.approx(
+    assert graph_seconds(hs.schedule("gpipe", p, m), forward_s, backward_s) == pytest.approx(
         bound, **EXACT
     )
-    assert hs.graph_seconds(hs.schedule("1f1b", p, m), forward_s, backward_s) <= bound * (1 + 1e-6)
+    assert graph_seconds(hs.schedule("1f1b", p, m), forward_s, backward_s) <= bound * (1 + 1e-6)
 
 
 def test_max_and_sum_is_exact_where_the_last_stage_is_longest() -> None:
@@ -210,7 +214,7 @@ def test_max_and_sum_is_exact_where_the_last_stage_is_longest() -> None:
         p, m = rng.integers(1, 7), rng.integers(1, 20)
         forward_s, backward_s = np.sort(rng.uniform(0.1, 2, (2, p)), -1)
         expected = stage_max_s(forward_s, backward_s, m)
-        assert hs.graph_seconds(hs.schedule("1f1b", p, m), forward_s, backward_s) == pytest.approx(
+        assert graph_seconds(hs.schedule("1f1b", p, m), forward_s, backward_s) == pytest.approx(
             expected, **EXACT
         )
 
@@ -226,7 +230,7 @@ def test_max_and_sum_of_several_chunks() -> None:
         )
         forward_s, backward_s = np.full((v, p), 1.0 / v), np.full((v, p), 2.0 / v)
         forward_s[-1, -1], backward_s[-1, -1] = 1.5 / v, 3.0 / v
-        by_graph = hs.graph_seconds(
+        by_graph = graph_seconds(
             hs.schedule("interleaved", p, m, v), forward_s.ravel(), backward_s.ravel()
         )
         assert stage_max_s(forward_s.sum(0), backward_s.sum(0), m, chunks=v) == pytest.approx(
@@ -240,21 +244,20 @@ def test_max_and_sum_bounds_nothing_else() -> None:
     """
     schedule = hs.schedule("1f1b", 3, 2)
     crossed = [10.0, 0.1, 0.1], [0.1, 10.0, 0.1]
-    assert hs.graph_seconds(schedule, *crossed) > stage_max_s(*map(np.array, crossed), 2) + 9
+    assert graph_seconds(schedule, *crossed) > stage_max_s(*map(np.array, crossed), 2) + 9
     first = [10.0, 1.0], [10.0, 1.0]
     assert (
-        hs.graph_seconds(hs.schedule("1f1b", 2, 8), *first)
-        < stage_max_s(*map(np.array, first), 8) - 1
+        graph_seconds(hs.schedule("1f1b", 2, 8), *first) < stage_max_s(*map(np.array, first), 8) - 1
     )
 
 
-def test_held_transfers_of_uniform_stages_are_bounded_by_max_and_sum() -> None:
+def test_blocking_transfers_of_uniform_stages_are_bounded_by_max_and_sum() -> None:
     rng = np.random.default_rng(1)
     for p, m in rng.integers(1, 9, (15, 2)):
         bound = stage_max_s(np.full(p, 1.0), np.full(p, 2.0), m, send_s=0.3)
-        held = hs.graph_seconds(hs.schedule("1f1b", p, m), 1.0, 2.0, send_s=0.3, held=True)
-        beside = hs.graph_seconds(hs.schedule("1f1b", p, m), 1.0, 2.0, send_s=0.3)
-        assert beside <= held * (1 + 1e-6) <= bound * (1 + 2e-6)
+        blocking = graph_seconds(hs.schedule("1f1b", p, m), 1.0, 2.0, send_s=0.3, blocking=True)
+        overlapped = graph_seconds(hs.schedule("1f1b", p, m), 1.0, 2.0, send_s=0.3)
+        assert overlapped <= blocking * (1 + 1e-6) <= bound * (1 + 2e-6)
 
 
 # --- in flight, weights ---------------------------------------------------------------------------
@@ -267,8 +270,8 @@ def test_counted_activations_are_those_of_the_formula(sizes) -> None:
     schedule = hs.schedule(name, p, m, v)
     formula = hs.in_flight(name, np.arange(p), p, m, chunks=v)
     assert (np.array(schedule.in_flight()) / v).tolist() == pytest.approx(formula.tolist())
-    assert schedule.weight_copies == (2 if name == "chimera" else 1)
-    assert len(schedule.stages_of(0)) == v * schedule.weight_copies
+    assert schedule.pipes == (2 if name == "chimera" else 1)
+    assert len(schedule.stages_of(0)) == v * schedule.pipes
 
 
 def test_published_numbers_in_flight() -> None:
@@ -287,8 +290,8 @@ def test_published_numbers_in_flight() -> None:
 
 def test_a_transfer_occupies_its_link_and_not_the_worker() -> None:
     schedule = hs.schedule("1f1b", 2, 2)
-    graph = hs.schedule_graph(schedule)
-    seconds = hs.stage_seconds(schedule, [1.0, 1.0], [1.0, 1.0], send_s=0.25)
+    graph = schedule_graph(schedule)
+    seconds = stage_seconds(schedule, [1.0, 1.0], [1.0, 1.0], send_s=0.25)
     when = timeline(lower(graph), seconds)
     ends = {label: end for label, end in zip(graph.labels, when.end_s, strict=True)}
     assert ends["F0 of stage 0"] == 1
@@ -297,35 +300,6 @@ def test_a_transfer_occupies_its_link_and_not_the_worker() -> None:
     assert ends["send B0 of stage 1"] == 3.5
     assert ends["B0 of stage 0"] == 4.5
     assert UPSTREAM in graph.stream_names
-
-
-def test_a_schedule_is_part_of_a_larger_graph() -> None:
-    """Rows and ranks of the caller's own, and an optimizer that waits for a worker's last task."""
-    builder, schedule = GraphBuilder(), hs.schedule("chimera", 2, 2)
-    rows = hs.StageRows(forward=[1, 2], backward=[3, 4])
-    nodes = hs.add_schedule(builder, schedule, rows, ranks=[4, 9])
-    for worker, rank in enumerate([4, 9]):
-        builder.op(5, label="optimizer", rank=rank, after=[nodes[schedule.orders[worker][-1]]])
-    graph = builder.build()
-    assert set(graph.rank.tolist()) == {4, 9}
-    when = timeline(lower(graph), [1.0, 2.0, 3.0, 4.0, 0.5])
-    assert when.end_s.max() == pytest.approx(
-        1 + 2 + 4 + 3 + 0.5
-    )  # one worker ends with stage 0, the other with stage 1 before it
-
-
-def test_rows_that_do_not_fit_are_refused() -> None:
-    schedule = hs.schedule("zero_bubble", 2, 2)
-    with pytest.raises(InputError, match="needs 2 weight rows, one for each stage, got 0"):
-        hs.schedule_graph(schedule, hs.StageRows([1, 2], [3, 4]))
-    with pytest.raises(
-        InputError, match="needs 1 rows of transfers between 2 stages, or none, got 2"
-    ):
-        hs.schedule_graph(hs.schedule("1f1b", 2, 2), hs.StageRows([1, 2], [3, 4], send=[5, 6]))
-    with pytest.raises(InputError, match="a rank for each of 2 workers, got 1"):
-        hs.add_schedule(
-            GraphBuilder(), hs.schedule("1f1b", 2, 2), hs.StageRows([1, 2], [3, 4]), ranks=[0]
-        )
 
 
 # --- orders that are none -------------------------------------------------------------------------
@@ -376,10 +350,10 @@ def test_orders_that_are_none_are_named() -> None:
 
 def test_names_and_sizes_that_do_not_suit() -> None:
     with pytest.raises(
-        InputError, match=r"unknown schedule '1f1bb'.*did you mean '1f1b'.*there are gpipe, 1f1b"
+        InputError, match=r"unknown schedule '1f1bb'.*did you mean '1f1b'.*there are 1f1b, gpipe"
     ):
         hs.schedule("1f1bb", 2, 2)
-    with pytest.raises(InputError, match="schedule 'DualPipe' is not built; there are gpipe"):
+    with pytest.raises(InputError, match="schedule 'DualPipe' is not built; there are 1f1b, gpipe"):
         hs.closed_form_s("DualPipe", 4, 4, 1, 1)
     with pytest.raises(InputError, match="1 or more workers in schedule 'gpipe', got 0"):
         hs.schedule("gpipe", 0, 2)
@@ -414,5 +388,5 @@ def test_more_micro_batches_never_raise_the_share_of_bubbles() -> None:
             total_s = hs.closed_form_s(
                 name, 8, m, 1.0, 2.0, chunks=2 if name == "interleaved" else 1, weight_s=0.9
             )
-            shares.append(float(hs.bubble_over_total(total_s, 3.0 * m)))
+            shares.append(float(bubble_over_total(total_s, 3.0 * m)))
         assert all(b <= a + 1e-12 for a, b in itertools.pairwise(shares)), name

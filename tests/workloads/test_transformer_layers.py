@@ -49,7 +49,7 @@ def model(c: TransformerConfig, which: str) -> float:
     """FLOPs of a pass of all layers and ends."""
     layers = sum(
         block.count * flops(getattr(layer_passes(c, kind), which))
-        for kind, block in enumerate(c.shape.blocks)
+        for kind, block in enumerate(c.shape.layer_kinds)
     )
     return (
         layers + flops(getattr(embedding_passes(c), which)) + flops(getattr(head_passes(c), which))
@@ -323,7 +323,7 @@ def test_experts_are_products_of_their_own_sizes():
     passes = layer_passes(config(MOE, settings=settings, dp=4, ep=4))
     for steps, times, tensors in (
         (passes.forward, 2, 3),
-        (passes.backward, 2 * ratios.EXPERTS.value, 5),
+        (passes.backward, 2 * ratios.EXPERTS, 5),
     ):
         into, out = (
             step.call for step in steps if step.name.startswith("experts") and step.part == "gemm"
@@ -530,7 +530,7 @@ def test_every_op_goes_by_a_name_of_tables(shape, framework):
         }
         c = config(shape, settings=settings, micro_batch=1)
         parts = [
-            *(layer_passes(c, kind) for kind in range(len(shape.blocks))),
+            *(layer_passes(c, kind) for kind in range(len(shape.layer_kinds))),
             embedding_passes(c),
             head_passes(c),
         ]

@@ -31,7 +31,7 @@ from hybridperf.workloads.transformer.parts import (
     optimizer_passes,
 )
 from hybridperf.workloads.transformer.passes import flops, launches
-from hybridperf.workloads.transformer.rank_stream import Lines, Run
+from hybridperf.workloads.transformer.rank_stream import RankStreams, RepeatedSteps
 
 GPT = TransformerShape("small", "gpt", hidden=256, heads=4, layers=8, ffn=1024, vocab=1024, seq=128)
 BARE = dataclasses.replace(GPT, head="none", positions="rotary", tied=False)
@@ -530,8 +530,8 @@ def test_intervals_of_composed_steps(model, monkeypatch):
     )
     found = []
     for each in (True, False):
-        lines = Lines(None, each_kernel=each)
-        lines.run(0, (Run(steps, 3, backward=False),), "forward")
+        lines = RankStreams(None, each_kernel=each)
+        lines.run(0, (RepeatedSteps(steps, 3, backward=False),), "forward")
         found.append(
             hp.predict(model, Workload("products", lines.graph.build(), tuple(lines.calls)))
         )

@@ -114,7 +114,7 @@ def transformer_layers(shape: TransformerShape, *, checkpoints: bool = False) ->
     size, h, blocks = 2.0, shape.hidden, shape.depth
     tokens = float(shape.decoder_seq or shape.seq)
     hidden = tokens * h * size
-    in_blocks = sum(block.count * block.parameters.total for block in shape.blocks)
+    in_blocks = sum(block.count * block.parameters.total for block in shape.layer_kinds)
     head_flops = {"none": 0.0, "classes": 2.0 * h * shape.vocab}.get(
         shape.head, 2.0 * tokens * h * shape.vocab
     )

@@ -26,7 +26,7 @@ from hybridperf.training.steps.prices import Prices
 from hybridperf.training.steps.step_features import PHASES, BlockPrices
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import embedding_passes, head_passes, layer_passes
-from hybridperf.workloads.transformer.passes import Passes, Step, Steps
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 from hybridperf.workloads.transformer.recompute import recompute
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.sharding import shard_parameters
@@ -131,7 +131,7 @@ def _kept(config: TransformerConfig) -> Cell:
 
 def _kinds(config: TransformerConfig) -> list[tuple[int, float]]:
     """(kind of layer, its share of all layers)."""
-    blocks = config.shape.blocks
+    blocks = config.shape.layer_kinds
     depth = sum(block.count for block in blocks)
     return [(kind, block.count / depth) for kind, block in enumerate(blocks)]
 
@@ -164,7 +164,7 @@ class Sums:
     def __init__(self, cells: Sequence[Cell]):
         self.cells = cells  # kept: steps are told apart by identity
         # place, ops, collectives and their parts, by identity
-        self._ops: dict[int, tuple[int, list[Step], list[Step], set[str]]] = {}
+        self._ops: dict[int, tuple[int, list[PassStep], list[PassStep], set[str]]] = {}
         # place, field and call, by identity and nodes
         self._sent: dict[tuple[Any, ...], tuple[int, list[tuple[str, Any]]]] = {}
         self._terms = [
@@ -219,7 +219,7 @@ class Sums:
         return at, sent[0]
 
 
-def _computed(steps: Iterable[Step], prices: Prices) -> list[float]:
+def _computed(steps: Iterable[PassStep], prices: Prices) -> list[float]:
     """What some ops add to the fields of a block [F]."""
     found = dict.fromkeys(_FIELDS, 0.0)
     for step in steps:
@@ -230,7 +230,7 @@ def _computed(steps: Iterable[Step], prices: Prices) -> list[float]:
     return list(found.values())
 
 
-def _collectives(step: Step, nodes: Mapping[str, int] | None) -> Iterator[tuple[str, Any]]:
+def _collectives(step: PassStep, nodes: Mapping[str, int] | None) -> Iterator[tuple[str, Any]]:
     """The field of a collective and its call; of gathered shards a node's own part, too."""
     field, call = _COLLECTIVE[step.part], _placed(step, nodes)
     yield field, call
@@ -249,7 +249,7 @@ def _amounts(calls: Iterable[tuple[str, Any]], prices: Prices) -> list[float]:
     return list(found.values())
 
 
-def _placed(step: Step, nodes: Mapping[str, int] | None) -> Any:
+def _placed(step: PassStep, nodes: Mapping[str, int] | None) -> Any:
     """A step's call, a collective on as many nodes as its group lies on."""
     call = step.call
     if nodes is None or not isinstance(call, CollectiveCall):
@@ -266,7 +266,7 @@ def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:
     return dataclasses.replace(call, ranks=each, nodes=1)
 
 
-def misaligned(step: Step) -> bool:
+def misaligned(step: PassStep) -> bool:
     """Whether a 16-bit product has rows that tensor cores cannot load whole (width % 8)."""
     op = step.op
     if not isinstance(op, Gemm) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:

@@ -34,7 +34,7 @@ from hybridperf.training.steps.step_features import BlockPrices, StepFeatures
 from hybridperf.workloads.transformer.codes import SCHEDULES
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import gradient_reduction, optimizer_passes, send_call
-from hybridperf.workloads.transformer.passes import Step
+from hybridperf.workloads.transformer.passes import PassStep
 from hybridperf.workloads.transformer.stages import stage_layers
 from hybridperf.workloads.transformer.update import summed_over_pipes, tied_reduction
 
@@ -205,8 +205,8 @@ def _whole_stages(config: TransformerConfig) -> TransformerConfig:
 class _Update:
     """What happens once a step, on the rank that has most of it."""
 
-    reduction: tuple[Step, ...]
-    optimizer: tuple[Step, ...]
+    reduction: tuple[PassStep, ...]
+    optimizer: tuple[PassStep, ...]
 
     @staticmethod
     def of(config: TransformerConfig) -> _Update:

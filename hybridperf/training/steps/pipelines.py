@@ -4,7 +4,7 @@ drains, by schedule.
     GPipe, 1F1B, interleaved    slowest stage; waits fill (sum_stages - max_stage), `fill` as the
                                 row has it
     zero bubble                 the same, with the fill that makes it the closed form of uniform
-                                stages (`schedules/closed.py`), which depends on the seconds F, B, W
+                                stages (`schedules/names.py`), which depends on the seconds F, B, W
                                 of a layer forward, backward, and for its weights' gradients:
                                 fill = (closed(p, m, F, B, W) - m (F + B)) / ((p - 1) (F + B))
     Chimera                     a worker has a stage of each pipe, each for half of the

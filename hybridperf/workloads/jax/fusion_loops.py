@@ -26,23 +26,19 @@ _Move = tuple[int, int]  # (dimension, elements stepped along it)
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """One loop of the nest: how many steps, and what one step moves: (instruction, move there,
-    elements it is read for).
-    """
+    """One loop of the nest."""
 
-    extent: int
+    extent: int  # steps
+    # what one step moves: (instruction, move there, elements it is read for)
     starts: tuple[tuple[Instruction, _Move, float], ...]
 
 
 def strided_reads(fused: Computation) -> tuple[float, float]:
-    """(element reads that take a cache line each, bytes of memory spanned until those lines'
-    neighbours are read).
-    """
+    """(reads that take a cache line each, bytes spanned until those lines' neighbours are read)."""
     by_name = fused.by_name
     loops = _loops(fused, by_name)
-    strides: dict[
-        str, list[tuple[float, int]]
-    ] = {}  # parameter: (bytes per step, extent) of each loop, innermost first
+    # parameter: (bytes per step, extent) of each loop, innermost first
+    strides: dict[str, list[tuple[float, int]]] = {}
     reads: dict[str, float] = {}
     for loop in loops:
         found = _strides(loop, by_name, reads)
@@ -65,9 +61,7 @@ def strided_reads(fused: Computation) -> tuple[float, float]:
 
 
 def loop_shape(fused: Computation) -> dict[str, float]:
-    """The nest as columns of a fused op: steps along the result's fastest dimension, and what a
-    reduction in it sums over.
-    """
+    """Columns of a fused op: steps along its fastest dimension, and what it sums over."""
     loops = _loops(fused, fused.by_name)
     summing = next((i for i in fused.instructions if i.opcode in _SUMMING), None)
     if summing is None:
@@ -75,19 +69,15 @@ def loop_shape(fused: Computation) -> dict[str, float]:
     source = fused.by_name[summing.operands[0]].shape
     along = _summing_loops(summing, [fused.by_name[name] for name in summing.operands])
     fastest = next((d for d in source.layout if source.dims[d] > 1), None)
-    return {
-        "inner": float(loops[len(along)].extent) if len(loops) > len(along) else 1.0,
-        "summed": float(math.prod(loop.extent for loop in along)),
-        "summed_inner": float(
-            any(move[0] == fastest for loop in along for _, move, _ in loop.starts[:1])
-        ),
-    }
+    inner = float(loops[len(along)].extent) if len(loops) > len(along) else 1.0
+    summed = float(math.prod(loop.extent for loop in along))
+    moves = (move for loop in along for _, move, _ in loop.starts[:1])
+    summed_inner = float(any(move[0] == fastest for move in moves))
+    return {"inner": inner, "summed": summed, "summed_inner": summed_inner}
 
 
 def demanded(fused: Computation) -> dict[str, float]:
-    """How many elements of each instruction the result needs: what a slice leaves out is never
-    computed nor read.
-    """
+    """How many elements of each instruction the result needs: slices leave the rest out."""
     by_name = fused.by_name
     root = fused.root
     need = {root.name: float(root.shape.elements if root.shapes else 0)}
@@ -98,34 +88,18 @@ def demanded(fused: Computation) -> dict[str, float]:
             operand = by_name[name]
             wanted = float(operand.shape.elements if operand.shapes else 0)
             if instruction.opcode in _PARTIAL:
-                wanted = min(
-                    wanted, _picked(instruction, at, operand.shape, need[instruction.name])
-                )
+                picked = _picked(instruction, at, operand.shape, need[instruction.name])
+                wanted = min(wanted, picked)
             need[name] = min(float(operand.shape.elements), max(need.get(name, 0.0), wanted))
     return need
 
 
 _SUMMING = ("reduce", "dot", "reduce-window")
 
-_PARTIAL = (
-    frozenset(
-        {
-            "slice",
-            "dynamic-slice",
-            "gather",
-            "dynamic-update-slice",
-            "concatenate",
-            "pad",
-            "broadcast",
-            "bitcast",
-            "reshape",
-            "transpose",
-        }
-    )
-    | ARITHMETIC
-    | TRANSCENDENTAL
-    | {"copy", "reverse"}
-)
+_PARTIAL = ARITHMETIC | TRANSCENDENTAL | frozenset([
+    "slice", "dynamic-slice", "gather", "dynamic-update-slice", "concatenate", "pad", "broadcast",
+    "bitcast", "reshape", "transpose", "copy", "reverse",
+])  # fmt: skip
 
 
 def _picked(instruction: Instruction, at: int, operand: Shape, need: float) -> float:
@@ -181,9 +155,7 @@ def _summing_loops(reduction: Instruction, operands: list[Instruction]) -> list[
 def _strides(
     loop: _Loop, by_name: dict[str, Instruction], reads: dict[str, float]
 ) -> dict[str, float]:
-    """Bytes each parameter moves in one step of a loop; `reads` collects how often each parameter
-    is read in all.
-    """
+    """Bytes each parameter moves in a step of a loop; `reads` collects its reads in all."""
     found: dict[str, float] = {}
     seen: set[tuple[str, _Move | None]] = set()
 
@@ -235,18 +207,15 @@ def _through(
     if opcode == "dot":
         return None, elements
     if opcode in ("pad", "slice", "dynamic-slice") and at == 0:
-        return move, elements * min(
-            operand.elements / max(instruction.shape.elements, 1), 1.0
-        ) if opcode == "pad" else elements
+        share = min(operand.elements / max(instruction.shape.elements, 1), 1.0)
+        return move, elements * share if opcode == "pad" else elements
     if len(operand.dims) != len(instruction.shape.dims):
         return None, elements  # scalars, index lists: nothing that moves with the loop
     return move, elements
 
 
 def _same_distance(view: Shape, operand: Shape, move: _Move) -> _Move | None:
-    """A bitcast keeps memory as it is: the operand's dimension along which the same distance is
-    covered.
-    """
+    """The operand's dimension along which a bitcast's step covers the same distance."""
     distance = view.strides()[move[0]] * move[1]
     best = None
     for dim, stride in enumerate(operand.strides()):

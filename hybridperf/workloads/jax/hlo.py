@@ -22,17 +22,9 @@ _DTYPES = {
     "pred": "bool",
 }  # fmt: skip
 _SIZES = {
-    "c128": 16,
-    "c64": 8,
-    "fp64": 8,
-    "int64": 8,
-    "fp32": 4,
-    "int32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "int16": 2,
-    "fp4": 0.5,
-}
+    "c128": 16, "c64": 8, "fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "fp16": 2, "bf16": 2,
+    "int16": 2, "fp4": 0.5,
+}  # fmt: skip
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([\d,]*)[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) (?:\(.*\) -> .* )?\{$")
 NAME = re.compile(r"%([\w.\-~$]+)")
@@ -128,17 +120,11 @@ class Module:
     computations: dict[str, Computation]
 
     def called(self, instruction: Instruction, *attributes: str) -> Computation:
-        """The computation that the first of these attributes present refers to, such as
-        `calls=%fused_computation`.
-        """
-        name = next(
-            (name for attribute in attributes if (name := instruction.called(attribute))), None
-        )
+        """The computation of the first of these attributes, as `calls=%fused_computation`."""
+        name = next(filter(None, map(instruction.called, attributes)), None)
         if name is None or name not in self.computations:
-            raise InputError(
-                f"HLO instruction {instruction.name} ({instruction.opcode}) names no"
-                f" {' or '.join(attributes)} computation"
-            )
+            named = f"HLO instruction {instruction.name} ({instruction.opcode})"
+            raise InputError(f"{named} names no {' or '.join(attributes)} computation")
         return self.computations[name]
 
 
@@ -192,24 +178,18 @@ def _instruction(line: str) -> Instruction:
     start = rest.index(opcode + "(", shape_end) + len(opcode)
     end = _closing(rest, start)
     inside = rest[start + 1 : end]
-    return Instruction(
-        name=name,
-        opcode=opcode,
-        shapes=tuple(_shape(*match.groups()) for match in _ARRAY.finditer(rest[:shape_end])),
-        operands=() if opcode in ("constant", "parameter") else tuple(NAME.findall(inside)),
-        attributes=rest[end + 1 :],
-        is_root=is_root,
-        literal=inside if opcode in ("constant", "parameter") else "",
-    )
+    shapes = tuple(_shape(*match.groups()) for match in _ARRAY.finditer(rest[:shape_end]))
+    is_literal = opcode in ("constant", "parameter")
+    operands = () if is_literal else tuple(NAME.findall(inside))
+    literal = inside if is_literal else ""
+    return Instruction(name, opcode, shapes, operands, rest[end + 1 :], is_root, literal)
 
 
 def _shape(dtype: str, dims: str, layout: str | None) -> Shape:
     sizes = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
-    order = (
-        tuple(int(d) for d in layout.split(",") if d)
-        if layout
-        else tuple(reversed(range(len(sizes))))
-    )
+    order = tuple(reversed(range(len(sizes))))
+    if layout:
+        order = tuple(int(d) for d in layout.split(",") if d)
     return Shape(_DTYPES.get(dtype, dtype), sizes, order)
 
 

@@ -25,20 +25,14 @@ _NAMES = {
 }  # fmt: skip
 HALVES_DONE = frozenset(f"{name}-done" for name in _NAMES)
 OPCODES = frozenset([*_NAMES, *(f"{name}-start" for name in _NAMES)])
-_CPU_WORDS = (
-    ("lib", "gloo(jax)"),
-    ("variant", "jax"),
-    ("dtype", "float"),
-    ("in_place", "0"),
-)  # as `calibrate --collectives` writes them
+# as `calibrate --collectives` writes them
+_CPU_WORDS = (("lib", "gloo(jax)"), ("variant", "jax"), ("dtype", "float"), ("in_place", "0"))
 
 
 def collective_calls(
     instruction: Instruction, operands: list[Shape], ranks: int, backend: str | None
 ) -> list[CollectiveCall]:
-    """Calls that one instruction makes, between as many ranks as its groups say (`ranks` where they
-    say nothing, as for a permutation).
-    """
+    """Calls that one instruction makes; `ranks` where it names no groups, as a permutation."""
     name = _NAMES[instruction.opcode.removesuffix("-start")]
     ranks = group_size(instruction) or ranks
     if ranks < 2:
@@ -53,8 +47,8 @@ def collective_calls(
 
 
 def group_size(instruction: Instruction) -> int | None:
-    """Ranks of one group: of `replica_groups={{0,1},{2,3}}` and of `replica_groups=[2,2]<=[4]` two;
-    None where none are named.
+    """Ranks of a group, None where none is named: 2 of `replica_groups={{0,1},{2,3}}` and of
+    `replica_groups=[2,2]<=[4]`.
     """
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.attributes)
     if listed:
@@ -65,17 +59,13 @@ def group_size(instruction: Instruction) -> int | None:
 
 def partitions(text: str) -> int:
     """Devices that a module was compiled for."""
-    found = [
-        int(count)
-        for count in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0])
-    ]
-    return max(found, default=1)
+    header = text.split("\n", 1)[0]
+    counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
+    return max(map(int, counts), default=1)
 
 
 def matched(of_ranks: list[list[CollectiveCall]], names: list[str]) -> list[CollectiveCall]:
-    """The calls that all ranks make, one after the other; `InputError` where they differ or leave a
-    rank out.
-    """
+    """The calls that all ranks make; `InputError` where they differ or leave a rank out."""
     for name, calls in zip(names, of_ranks, strict=True):
         if len(calls) != len(of_ranks[0]):
             raise InputError(

@@ -14,122 +14,36 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 from hybridperf.io import InputError
 from hybridperf.workloads.jax.hlo import Computation, Instruction, Module, Shape
 
 FLOPS_PER_MULTIPLY_ADD = 2
 
-TRANSCENDENTAL = frozenset(
-    [
-        "exponential",
-        "exponential-minus-one",
-        "log",
-        "log-plus-one",
-        "logistic",
-        "power",
-        "sqrt",
-        "cbrt",
-        "rsqrt",
-        "tanh",
-        "sine",
-        "cosine",
-        "tan",
-        "atan2",
-        "erf",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-    ]
-)
-ARITHMETIC = frozenset(
-    [
-        "abs",
-        "add",
-        "and",
-        "ceil",
-        "clamp",
-        "clz",
-        "compare",
-        "complex",
-        "convert",
-        "divide",
-        "floor",
-        "imag",
-        "is-finite",
-        "maximum",
-        "minimum",
-        "multiply",
-        "negate",
-        "not",
-        "or",
-        "popcnt",
-        "real",
-        "reduce-precision",
-        "remainder",
-        "round-nearest-afz",
-        "round-nearest-even",
-        "select",
-        "shift-left",
-        "shift-right-arithmetic",
-        "shift-right-logical",
-        "sign",
-        "stochastic-convert",
-        "subtract",
-        "xor",
-    ]
-)
-# Move or make data without arithmetic; which of them cost anything by themselves is the importer's
-# business.
-MOVEMENT = frozenset(
-    [
-        "bitcast",
-        "bitcast-convert",
-        "broadcast",
-        "concatenate",
-        "copy",
-        "dynamic-slice",
-        "dynamic-update-slice",
-        "gather",
-        "get-tuple-element",
-        "iota",
-        "pad",
-        "parameter",
-        "constant",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-        "tuple",
-        "rng-get-and-update-state",
-        "after-all",
-        "optimization-barrier",
-    ]
-)
-COMPOSITE = frozenset(
-    [
-        "call",
-        "conditional",
-        "convolution",
-        "custom-call",
-        "dot",
-        "fusion",
-        "map",
-        "reduce",
-        "reduce-window",
-        "rng",
-        "rng-bit-generator",
-        "scatter",
-        "select-and-scatter",
-        "sort",
-        "while",
-    ]
-)
+TRANSCENDENTAL = frozenset([
+    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "sqrt",
+    "cbrt", "rsqrt", "tanh", "sine", "cosine", "tan", "atan2", "erf", "asin", "acos", "atan",
+    "sinh", "cosh", "asinh", "acosh", "atanh",
+])  # fmt: skip
+ARITHMETIC = frozenset([
+    "abs", "add", "and", "ceil", "clamp", "clz", "compare", "complex", "convert", "divide", "floor",
+    "imag", "is-finite", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "real",
+    "reduce-precision", "remainder", "round-nearest-afz", "round-nearest-even", "select",
+    "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "stochastic-convert",
+    "subtract", "xor",
+])  # fmt: skip
+# Move or make data without arithmetic; the importer decides which cost anything by themselves.
+MOVEMENT = frozenset([
+    "bitcast", "bitcast-convert", "broadcast", "concatenate", "copy", "dynamic-slice",
+    "dynamic-update-slice", "gather", "get-tuple-element", "iota", "pad", "parameter", "constant",
+    "reshape", "reverse", "slice", "transpose", "tuple", "rng-get-and-update-state", "after-all",
+    "optimization-barrier",
+])  # fmt: skip
+COMPOSITE = frozenset([
+    "call", "conditional", "convolution", "custom-call", "dot", "fusion", "map", "reduce",
+    "reduce-window", "rng", "rng-bit-generator", "scatter", "select-and-scatter", "sort", "while",
+])  # fmt: skip
 KNOWN = TRANSCENDENTAL | ARITHMETIC | MOVEMENT | COMPOSITE
 
 
@@ -155,20 +69,16 @@ class Costs:
         self.computation = functools.cache(self._computation)
 
     def instruction(self, instruction: Instruction, within: Computation) -> Count:
-        """Arithmetic of one instruction, of everything it calls included (a while loop's body
-        once).
-        """
-        opcode, elements = (
-            instruction.opcode,
-            instruction.shape.elements if instruction.shapes else 0,
-        )
+        """Arithmetic of one instruction and everything it calls (a while loop's body once)."""
+        opcode = instruction.opcode
+        elements = instruction.shape.elements if instruction.shapes else 0
         if opcode in TRANSCENDENTAL:
             return Count(0.0, elements)
         if opcode in ARITHMETIC:
             return Count(elements, 0.0)
         if opcode in ("fusion", "call"):
             return self.computation(self.module.called(instruction, "calls", "to_apply").name)
-        operands = [self._shape(name, within) for name in instruction.operands]
+        operands = [within.by_name[name].shape for name in instruction.operands]
         if opcode == "dot":
             return Count(dot_flops(instruction, operands[0]), 0.0)
         if opcode == "convolution":
@@ -183,28 +93,24 @@ class Costs:
             return once * elements
         if opcode == "reduce":
             return once * (operands[0].elements - elements)
+        window = math.prod(window_sizes(instruction))
         if opcode == "reduce-window":
-            return once * (elements * (math.prod(window_sizes(instruction)) - 1))
+            return once * (elements * (window - 1))
         if opcode == "scatter":
             return once * operands[-1].elements
         if opcode == "select-and-scatter":
             selected = self.computation(self.module.called(instruction, "select").name)
-            window = math.prod(window_sizes(instruction))
             scattered = self.computation(self.module.called(instruction, "scatter").name)
             return selected * (operands[1].elements * (window - 1)) + scattered * elements
         if opcode == "sort":
-            return Count(
-                operands[0].elements * max(math.ceil(math.log2(max(operands[0].elements, 1))), 0),
-                0.0,
-            )
+            sorted_elements = operands[0].elements
+            levels = max(math.ceil(math.log2(max(sorted_elements, 1))), 0)
+            return Count(sorted_elements * levels, 0.0)
         return Count()
 
     def _computation(self, name: str) -> Count:
         computation = self.module.computations[name]
         return sum((self.instruction(i, computation) for i in computation.instructions), Count())
-
-    def _shape(self, name: str, within: Computation) -> Shape:
-        return within.by_name[name].shape
 
 
 def dot_sizes(instruction: Instruction, lhs: Shape) -> tuple[int, int, int, int]:
@@ -224,9 +130,7 @@ def dot_flops(instruction: Instruction, lhs: Shape) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionSizes:
-    """Sizes of a convolution in its own dimension order. Spatial lists run over the spatial
-    dimensions.
-    """
+    """Sizes of a convolution; lists run over its spatial dimensions."""
 
     batch: int
     c_in: int
@@ -234,9 +138,7 @@ class ConvolutionSizes:
     image: list[int]
     kernel: list[int]
     out: list[int]
-    valid: list[
-        float
-    ]  # kernel positions inside the image, summed over outputs, per spatial dimension
+    valid: list[float]  # kernel positions inside the image, summed over outputs
     groups: int
 
 
@@ -255,22 +157,16 @@ def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> 
         return [shape.dims[letters.index(c)] for c in spatial]
 
     window = _window(instruction)
-    rank = len(spatial)
-    in_sizes, kernel_sizes, out_sizes = (
-        sizes(image, image_labels),
-        sizes(kernel, kernel_labels),
-        sizes(instruction.shape, out_labels),
-    )
-    valid = [
-        _valid_positions(
-            in_sizes[d], kernel_sizes[d], out_sizes[d],
-            stride=window.get("stride", [1] * rank)[d],
-            low=window.get("pad", [(0, 0)] * rank)[d][0],
-            image_dilation=window.get("lhs_dilate", [1] * rank)[d],
-            kernel_dilation=window.get("rhs_dilate", [1] * rank)[d],
-        )
-        for d in range(rank)
-    ]  # fmt: skip
+    in_sizes, kernel_sizes = sizes(image, image_labels), sizes(kernel, kernel_labels)
+    out_sizes = sizes(instruction.shape, out_labels)
+
+    def along(name: str, default: Any) -> list:
+        return window.get(name, [default] * len(spatial))
+
+    strides, lows = along("stride", 1), [low for low, _ in along("pad", (0, 0))]
+    image_steps, kernel_steps = along("lhs_dilate", 1), along("rhs_dilate", 1)
+    columns = (in_sizes, kernel_sizes, out_sizes, strides, lows, image_steps, kernel_steps)
+    valid = [_valid_positions(*of_dimension) for of_dimension in zip(*columns, strict=True)]
     groups = int(instruction.word("feature_group_count") or 1)
     return ConvolutionSizes(
         batch=instruction.shape.dims[out_labels.index("b")],
@@ -287,9 +183,8 @@ def convolution_sizes(instruction: Instruction, image: Shape, kernel: Shape) -> 
 def convolution_flops(instruction: Instruction, image: Shape, kernel: Shape) -> float:
     """2 per multiply-add, kernel positions outside the image not counted."""
     sizes = convolution_sizes(instruction, image, kernel)
-    per_position = (
-        sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
-    )  # batch groups are no longer in the result's batch
+    # batch groups are no longer in the result's batch
+    per_position = sizes.batch * sizes.c_out * sizes.c_in / sizes.groups
     return float(FLOPS_PER_MULTIPLY_ADD * per_position * math.prod(sizes.valid))
 
 
@@ -303,41 +198,29 @@ def _window(instruction: Instruction) -> dict[str, list]:
     fields: dict[str, list] = {}
     for name, value in re.findall(r"(\w+)=([\dx_\-]+)", found.group(1) if found else ""):
         if name == "pad":
-            fields[name] = [
-                tuple(int(side) for side in item.split("_")) for item in value.split("x")
-            ]
+            sides = (item.split("_") for item in value.split("x"))
+            fields[name] = [(int(low), int(high)) for low, high in sides]
         else:
             fields[name] = [int(item) for item in value.split("x")]
     return fields
 
 
 def _valid_positions(
-    image: int,
-    kernel: int,
-    out: int,
-    *,
-    stride: int,
-    low: int,
-    image_dilation: int,
-    kernel_dilation: int,
+    image: int, kernel: int, out: int, stride: int, low: int, image_step: int, kernel_step: int
 ) -> float:
-    """How many (output, kernel position) pairs of one dimension meet an image element, not padding
-    or a dilation hole.
-    """
+    """(Output, kernel position) pairs of one dimension that meet an image element, no padding."""
     total = 0
-    extent = (image - 1) * image_dilation + 1
+    extent = (image - 1) * image_step + 1
     for position in range(kernel):
-        # image coordinate of output o: o * stride - low + position * kernel_dilation, in the
+        # image coordinate of output o: o * stride - low + position * kernel_step, in the
         # dilated image
-        offset = position * kernel_dilation - low
+        offset = position * kernel_step - low
         first = max(0, math.ceil(-offset / stride))
         last = min(out - 1, (extent - 1 - offset) // stride)
         if last < first:
             continue
-        if image_dilation == 1:
+        if image_step == 1:
             total += last - first + 1
         else:
-            total += sum(
-                (o * stride + offset) % image_dilation == 0 for o in range(first, last + 1)
-            )
+            total += sum((o * stride + offset) % image_step == 0 for o in range(first, last + 1))
     return float(total)

@@ -1,26 +1,11 @@
-"""Which op an HLO instruction is: dots, convolutions, copies and look-ups by their dimensions,
-fusions by what they loop over.
-"""
+"""Which op an HLO instruction is, by its dimensions; fusions by what they loop over."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from hybridperf.ops import (
-    BatchedGemm,
-    Convolution,
-    Copy,
-    Cumulative,
-    Fused,
-    Gather,
-    Gemm,
-    Op,
-    Random,
-    ScatterAdd,
-    Sort,
-    Transpose,
-)
+import hybridperf.ops as ops
 from hybridperf.workloads.jax.fusion_loops import demanded, loop_shape, strided_reads
 from hybridperf.workloads.jax.hlo import Computation, Instruction, Shape
 from hybridperf.workloads.jax.hlo_cost import (
@@ -34,7 +19,7 @@ from hybridperf.workloads.jax.hlo_cost import (
 
 def standalone(
     costs: Costs, instruction: Instruction, operands: list[Shape], within: Computation
-) -> Op:
+) -> ops.Op:
     """The op of an instruction that stands alone."""
     opcode, out = instruction.opcode, instruction.shape
     elements = float(max(out.elements, 1))
@@ -46,9 +31,9 @@ def standalone(
     if opcode in ("copy", "transpose"):
         return _copy(instruction, operands[0])
     if opcode in ("concatenate", "pad", "slice", "dynamic-slice", "reverse"):
-        return Copy(dtype, rows=1.0, cols=elements)
+        return ops.Copy(dtype, rows=1.0, cols=elements)
     if opcode == "dynamic-update-slice":
-        return Copy(dtype, rows=1.0, cols=float(max(operands[1].elements, 1)))
+        return ops.Copy(dtype, rows=1.0, cols=float(max(operands[1].elements, 1)))
     if opcode == "gather":
         return _gather(instruction, operands[0])
     if opcode == "scatter":
@@ -56,38 +41,31 @@ def standalone(
     if opcode == "sort":
         along = instruction.dims("dimensions")
         cols = operands[0].dims[along[0]] if along else operands[0].dims[-1]
-        return Sort(
-            operands[0].dtype, rows=float(operands[0].elements / max(cols, 1)), cols=float(cols)
-        )
+        rows = operands[0].elements / max(cols, 1)
+        return ops.Sort(operands[0].dtype, rows=float(rows), cols=float(cols))
     if opcode in ("rng", "rng-bit-generator"):
         last = instruction.shapes[-1]
-        return Random(last.dtype, rows=1.0, cols=float(max(last.elements, 1)))
+        return ops.Random(last.dtype, rows=1.0, cols=float(max(last.elements, 1)))
     count = costs.instruction(instruction, within)
     moved = sum(shape.bytes for shape in operands)
     if opcode in ("reduce", "reduce-window", "select-and-scatter"):
-        padded = "padded_" if "pad=" in instruction.attributes else ""
-        loop = "reduction" if opcode == "reduce" else f"{padded}window_reduction"
-        inner = (
-            operands[0].elements
-            if opcode == "reduce"
-            else out.elements * math.prod(window_sizes(instruction))
-        )
+        if opcode == "reduce":
+            loop, inner = "reduction", operands[0].elements
+        else:
+            padded = "padded_" if "pad=" in instruction.attributes else ""
+            loop, inner = f"{padded}window_reduction", out.elements * _window(instruction)
         return _fused(dtype, inner, count, moved, instruction.bytes, loop=loop)
     return _fused(dtype, elements, count, moved, instruction.bytes)
 
 
-def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[Op]:
+def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[ops.Op]:
     """The op (or ops) of a fusion, by the most characteristic instruction in it."""
     inside = fused.by_name
     by_opcode: dict[str, list[Instruction]] = {}
     for i in fused.instructions:
         by_opcode.setdefault(i.opcode, []).append(i)
     count, read = _needed(costs, fused), sum(bytes_read(fused))
-    dtype, written, elements = (
-        instruction.shape.dtype,
-        bytes_written(fused),
-        float(instruction.shape.elements),
-    )
+    dtype, elements = instruction.shape.dtype, float(instruction.shape.elements)
 
     def operands(i: Instruction) -> list[Shape]:
         return [inside[name].shape for name in i.operands]
@@ -96,16 +74,14 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[O
     if "scatter" in by_opcode:
         return [_scatter(i, operands(i)) for i in by_opcode["scatter"]]
     if library and "dot" in by_opcode:
-        return [
-            *(_gemm(i, operands(i)) for i in by_opcode["dot"]),
-            *_around(costs, instruction, fused, by_opcode["dot"]),
-        ]
+        products = [_gemm(i, operands(i)) for i in by_opcode["dot"]]
+        return [*products, *_surroundings(costs, instruction, fused, by_opcode["dot"])]
     if library and "convolution" in by_opcode:
         return [_convolution(i, operands(i)) for i in by_opcode["convolution"]]
     if "gather" in by_opcode:
         pooled = float("reduce" in by_opcode)
         looked_up = [_gather(i, operands(i)[0], pooled) for i in by_opcode["gather"]]
-        return [*looked_up, *_around(costs, instruction, fused, by_opcode["gather"])]
+        return [*looked_up, *_surroundings(costs, instruction, fused, by_opcode["gather"])]
     reads, span = (0.0, 0.0) if library else strided_reads(fused)
     loop = "elementwise"
     if "dot" in by_opcode:  # a matrix-vector product written out as a loop
@@ -114,77 +90,60 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[O
     elif "reduce-window" in by_opcode:
         windows = by_opcode["reduce-window"]
         if any(_is_running(i, operands(i)[0]) for i in windows):
-            return [
-                Cumulative(dtype, rows=1.0, cols=float(max(i.shape.elements, 1))) for i in windows
-            ]
+            sizes = [float(max(i.shape.elements, 1)) for i in windows]
+            return [ops.Cumulative(dtype, rows=1.0, cols=size) for size in sizes]
         loop = "library_reduction" if library else "window_reduction"
         if not (library or reads) and any("pad=" in i.attributes for i in windows):
             # along the fast dimension every element is checked against the edge
             loop = "padded_window_reduction"
-        elements = max(i.shape.elements * math.prod(window_sizes(i)) for i in windows)
+        elements = max(i.shape.elements * _window(i) for i in windows)
     elif "reduce" in by_opcode:
         loop = "library_reduction" if library else "reduction"
         elements = max(operands(i)[0].elements for i in by_opcode["reduce"])
     elif fused.root.opcode == "dynamic-update-slice":  # in place: only the slice is written
         elements = float(operands(fused.root)[1].elements)
-    return [
-        _fused(
-            dtype,
-            elements,
-            count,
-            read,
-            written,
-            loop=loop,
-            strided_reads=float(reads),
-            strided_bytes=float(span),
-            compared=float(_compares(costs, fused)),
-            **loop_shape(fused),
-        )
-    ]
+    columns = {
+        "strided_reads": float(reads),
+        "strided_bytes": float(span),
+        "compared": float(_compares(costs, fused)),
+        **loop_shape(fused),
+    }
+    written = bytes_written(fused)
+    return [_fused(dtype, elements, count, read, written, loop=loop, **columns)]
 
 
 def bytes_read(fused: Computation) -> list[float]:
-    """Bytes a fusion reads of each parameter: what its result needs, so of a slice or gather only
-    what they pick.
-    """
+    """Bytes a fusion reads of each parameter: what its result needs, of slices what they pick."""
     need = demanded(fused)
     parameters = sorted((int(i.literal), i) for i in fused.instructions if i.opcode == "parameter")
-    return [
-        need.get(parameter.name, 0.0) * parameter.shape.element_bytes for _, parameter in parameters
-    ]
+    return [need.get(one.name, 0.0) * one.shape.element_bytes for _, one in parameters]
 
 
 def bytes_written(fused: Computation) -> float:
     """Bytes of a fusion's results; of what it updates in place only the slice."""
     inside = fused.by_name
     written = 0.0
-    for result in (
-        [inside[name] for name in fused.root.operands]
-        if fused.root.opcode == "tuple"
-        else [fused.root]
-    ):
+    root = fused.root
+    results = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    for result in results:
         made = result
         while made.opcode == "bitcast":
             made = inside[made.operands[0]]
-        written += (
-            inside[made.operands[1]].bytes
-            if made.opcode == "dynamic-update-slice"
-            else result.bytes
-        )
+        in_place = made.opcode == "dynamic-update-slice"
+        written += inside[made.operands[1]].bytes if in_place else result.bytes
     return written
 
 
-def _around(
+def _surroundings(
     costs: Costs, instruction: Instruction, fused: Computation, main: list[Instruction]
-) -> list[Op]:
+) -> list[ops.Op]:
     """What a fusion computes with the results of its `main` instructions, as a loop of its own.
 
     One flop per element of these results (a bias, a sum of gathered rows) comes with the main op.
     """
     inside = fused.by_name
-    before: set[str] = (
-        set()
-    )  # what main instructions read: indices, and a table that is never computed as a whole
+    # what main instructions read: indices, and a table that is never computed as a whole
+    before: set[str] = set()
     pending = [name for i in main for name in i.operands]
     while pending:
         name = pending.pop()
@@ -198,22 +157,12 @@ def _around(
     if not count.transcendentals and count.flops <= results:
         return []
     loop = "reduction" if any(i.opcode == "reduce" for i in after) else "elementwise"
-    return [
-        _fused(
-            instruction.shape.dtype,
-            results,
-            count,
-            sum(i.bytes for i in main),
-            instruction.bytes,
-            loop=loop,
-        )
-    ]
+    read, dtype = sum(i.bytes for i in main), instruction.shape.dtype
+    return [_fused(dtype, results, count, read, instruction.bytes, loop=loop)]
 
 
 def _needed(costs: Costs, fused: Computation) -> Count:
-    """Arithmetic of a fusion that its result needs: loops compute no element that a later slice
-    drops.
-    """
+    """Arithmetic that a fusion's result needs: loops compute nothing that a later slice drops."""
     need = demanded(fused)
     counts = (
         costs.instruction(i, fused) * min(need.get(i.name, 0.0) / max(i.shape.elements, 1), 1.0)
@@ -223,25 +172,19 @@ def _needed(costs: Costs, fused: Computation) -> Count:
     return sum(counts, Count())
 
 
-def _gemm(instruction: Instruction, operands: list[Shape]) -> Op:
+def _gemm(instruction: Instruction, operands: list[Shape]) -> ops.Op:
     lhs, rhs = operands[:2]
     batch, m, n, k = (float(max(size, 1)) for size in dot_sizes(instruction, lhs))
-    stored = {
-        "transposed_a": _contracts_outside(
-            lhs, instruction.dims("lhs_contracting_dims"), instruction.dims("lhs_batch_dims")
-        ),
-        "transposed_b": not _contracts_outside(
-            rhs, instruction.dims("rhs_contracting_dims"), instruction.dims("rhs_batch_dims")
-        ),
-    }
+    a = instruction.dims("lhs_contracting_dims"), instruction.dims("lhs_batch_dims")
+    b = instruction.dims("rhs_contracting_dims"), instruction.dims("rhs_batch_dims")
+    matrices = min(m, n, k) > 1
     flags: dict[str, Any] = {
-        name: float(flag and min(m, n, k) > 1) for name, flag in stored.items()
+        "transposed_a": float(_contracts_outside(lhs, *a) and matrices),
+        "transposed_b": float(not _contracts_outside(rhs, *b) and matrices),
     }
-    return (
-        Gemm(lhs.dtype, m=m, n=n, k=k, **flags)
-        if batch == 1
-        else BatchedGemm(lhs.dtype, batch=batch, m=m, n=n, k=k, **flags)
-    )
+    if batch == 1:
+        return ops.Gemm(lhs.dtype, m=m, n=n, k=k, **flags)
+    return ops.BatchedGemm(lhs.dtype, batch=batch, m=m, n=n, k=k, **flags)
 
 
 def _contracts_outside(operand: Shape, contracted: tuple[int, ...], batch: tuple[int, ...]) -> bool:
@@ -250,32 +193,23 @@ def _contracts_outside(operand: Shape, contracted: tuple[int, ...], batch: tuple
     return fastest is not None and fastest not in contracted
 
 
-def _convolution(instruction: Instruction, operands: list[Shape]) -> Op:
+def _convolution(instruction: Instruction, operands: list[Shape]) -> ops.Op:
     s = convolution_sizes(instruction, operands[0], operands[1])
     h_in, w_in = _two(s.image)  # one dimension is as high as long; a third is folded into the width
     kh, kw = _two(s.kernel)
     h_out, w_out = _two(s.out)
-    return Convolution(
-        operands[0].dtype,
-        batch=float(s.batch),
-        c_in=float(s.c_in),
-        c_out=float(s.c_out),
-        h_in=h_in,
-        w_in=w_in,
-        h_out=h_out,
-        w_out=w_out,
-        kh=kh,
-        kw=kw,
-        groups=float(s.groups),
+    return ops.Convolution(
+        operands[0].dtype, batch=float(s.batch), c_in=float(s.c_in), c_out=float(s.c_out),
+        h_in=h_in, w_in=w_in, h_out=h_out, w_out=w_out, kh=kh, kw=kw, groups=float(s.groups),
         taps=math.prod(s.valid) / (h_out * w_out),
-    )
+    )  # fmt: skip
 
 
 def _two(sizes: list[int]) -> tuple[float, float]:
     return float(sizes[0]), float(math.prod(sizes[1:]))
 
 
-def _copy(instruction: Instruction, source: Shape) -> Op:
+def _copy(instruction: Instruction, source: Shape) -> ops.Op:
     """A copy that keeps the order of elements, or a transpose."""
     out = instruction.shape
     elements = float(max(out.elements, 1))
@@ -286,33 +220,32 @@ def _copy(instruction: Instruction, source: Shape) -> Op:
         permutation = instruction.dims("dimensions")
         stride = source.strides()[permutation[_fastest(out)]] if out.dims else 1
     if stride <= 1:
-        return Copy(out.dtype, rows=1.0, cols=elements)
+        return ops.Copy(out.dtype, rows=1.0, cols=elements)
     rows = float(out.dims[_fastest(out)])
     cols = float(stride)
-    return Transpose(out.dtype, rows=rows, cols=cols, batch=max(elements / (rows * cols), 1.0))
+    return ops.Transpose(out.dtype, rows=rows, cols=cols, batch=max(elements / (rows * cols), 1.0))
 
 
-def _gather(instruction: Instruction, table: Shape, pooled: float = 0.0) -> Op:
+def _gather(instruction: Instruction, table: Shape, pooled: float = 0.0) -> ops.Op:
     sizes = instruction.dims("slice_sizes") or (1,)
     cols = float(max(math.prod(sizes), 1))
     rows = max(instruction.shape.elements / cols, 1.0)
-    return Gather(
-        table.dtype, rows=rows, cols=cols, vocab=max(table.elements / cols, 1.0), pooled=pooled
-    )
+    vocab = max(table.elements / cols, 1.0)
+    return ops.Gather(table.dtype, rows=rows, cols=cols, vocab=vocab, pooled=pooled)
 
 
-def _scatter(instruction: Instruction, operands: list[Shape]) -> Op:
+def _scatter(instruction: Instruction, operands: list[Shape]) -> ops.Op:
     table, updates = operands[0], operands[-1]
     windows = instruction.dims("update_window_dims")
     cols = float(max(math.prod(updates.dims[d] for d in windows), 1))
     rows = max(updates.elements / cols, 1.0)
-    return ScatterAdd(table.dtype, rows=rows, cols=cols, vocab=max(table.elements / cols, 1.0))
+    return ops.ScatterAdd(table.dtype, rows=rows, cols=cols, vocab=max(table.elements / cols, 1.0))
 
 
 def _fused(
     dtype: str, elements: float, count: Count, read: float, written: float, **more: Any
-) -> Fused:
-    return Fused(
+) -> ops.Fused:
+    return ops.Fused(
         dtype,
         elements=float(max(elements, 1)),
         flops=float(count.flops),
@@ -324,24 +257,21 @@ def _fused(
 
 
 def _compares(costs: Costs, fused: Computation) -> bool:
-    """Whether a reduction in a fusion looks for the largest or smallest: with its care for NaN no
-    single instruction.
-    """
+    """Whether a fusion's reduction is a maximum or minimum: several instructions, for NaN."""
     reductions = (i for i in fused.instructions if i.opcode in ("reduce", "reduce-window"))
-    return any(
-        costs.module.called(i, "to_apply").root.opcode in ("maximum", "minimum", "select")
-        for i in reductions
-    )
+    roots = (costs.module.called(i, "to_apply").root.opcode for i in reductions)
+    return any(opcode in ("maximum", "minimum", "select") for opcode in roots)
 
 
 def _is_running(window: Instruction, source: Shape) -> bool:
-    """A window as long as the dimension it slides along, one element at a
-    time: a cumulative sum.
-    """
-    return window.shape.dims == source.dims and any(
-        size > 1 and size == extent
-        for size, extent in zip(window_sizes(window), source.dims, strict=False)
-    )
+    """A window as long as the dimension it slides along: a cumulative sum."""
+    sizes = zip(window_sizes(window), source.dims, strict=False)
+    whole = any(size > 1 and size == extent for size, extent in sizes)
+    return window.shape.dims == source.dims and whole
+
+
+def _window(instruction: Instruction) -> int:
+    return math.prod(window_sizes(instruction))
 
 
 def _fastest(shape: Shape) -> int:

@@ -31,31 +31,21 @@ from hybridperf.ops import Allocation, Call, Gather, LoopTrip, ScatterAdd
 from hybridperf.workloads.jax import hlo_collectives, hlo_ops
 from hybridperf.workloads.jax.hlo import NAME, Computation, Instruction, Module, parse
 from hybridperf.workloads.jax.hlo_cost import KNOWN, Costs, Count
-from hybridperf.workloads.jax.reuse import Step, Touch, in_loop, with_reuse
+from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
 
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
 # mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.
 FRESH_BLOCK_BYTES = 32 * 2**20
 PROGRAM_SCHEMA_VERSION = 1
 
-_FREE = frozenset(
-    [
-        "bitcast",
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "after-all",
-        "optimization-barrier",
-        "reshape",
-        "rng-get-and-update-state",
-    ]
-)
+_FREE = frozenset([
+    "bitcast", "parameter", "constant", "tuple", "get-tuple-element", "after-all",
+    "optimization-barrier", "reshape", "rng-get-and-update-state",
+])  # fmt: skip
 # XLA's CPU backend compiles the loops of such a call into one kernel
 _SMALL_CALL = 'xla_cpu_small_call="true"'
 _ENDLESS = "while with an unknown trip count"
-# reuse distances are kept to a quarter of a power of two, so that equal ops stay one row of the
-# duration table
+# reuse distances are kept to a quarter of a power of two: equal ops stay one row of durations
 _GRAIN = 4
 
 
@@ -66,15 +56,18 @@ def from_jax(
     ignore: Collection[str] = (),
     name: str | None = None,
 ) -> Workload:
-    """Workload of `fn(*args)`, compiled for JAX' default backend. `args` may be arrays or
-    `jax.ShapeDtypeStruct`s.
+    """Workload of `fn(*args)`, compiled for JAX' default backend.
 
-    A function that is already jitted keeps its own settings. Donate what the training loop donates:
-    an updated table that is not donated is copied whole, and the prediction will say so.
+    Args:
+        fn: a function, whose settings are kept where it is already jitted.
+        args: arrays or `jax.ShapeDtypeStruct`s.
+        donate_argnums: what the training loop donates: an updated table that is not donated is
+            copied whole, and the prediction will show it.
+        ignore: opcodes or custom-call targets to leave out.
+        name: of the workload; that of the function by default.
     """
-    return from_program(
-        compile_program(fn, *args, donate_argnums=donate_argnums, name=name), ignore=ignore
-    )
+    content = compile_program(fn, *args, donate_argnums=donate_argnums, name=name)
+    return from_program(content, ignore=ignore)
 
 
 def compile_program(
@@ -94,40 +87,31 @@ def compile_program(
 
 
 def program(compiled: Any, name: str) -> dict[str, Any]:
-    """A compiled JAX function as plain data: `hlo` text, `backend`, and the bytes of `temporary`
-    and `result` memory.
+    """A compiled JAX function as plain data, all that a prediction needs of it.
 
-    What a prediction needs of it; `hybridperf.io.write_json(path, "program",
-    PROGRAM_SCHEMA_VERSION, ...)` keeps it for another machine.
+    `write_json(path, "program", PROGRAM_SCHEMA_VERSION, ...)` of `hybridperf.io` keeps it for
+    another machine.
     """
     import jax
 
     memory = compiled.memory_analysis()
+    temporary, result = 0, 0
+    if memory is not None:
+        # one arena for temporaries; results that are not a donated argument's memory
+        temporary = int(memory.temp_size_in_bytes)
+        result = int(memory.output_size_in_bytes - memory.alias_size_in_bytes)
     return {
         "name": name,
         "backend": _device_kind(jax.default_backend()),
-        # one arena for temporaries; results that are not a donated argument's memory
-        "temporary_bytes": int(memory.temp_size_in_bytes) if memory is not None else 0,
-        "result_bytes": (
-            int(memory.output_size_in_bytes - memory.alias_size_in_bytes)
-            if memory is not None
-            else 0
-        ),
+        "temporary_bytes": temporary,
+        "result_bytes": result,
         "hlo": compiled.as_text() or "",
     }
 
 
 def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Workload:
     """Workload of what `program` made."""
-    blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
-    return from_hlo(
-        content["hlo"],
-        name=content["name"],
-        backend=content["backend"],
-        fresh_bytes=sum(block for block in blocks if block >= FRESH_BLOCK_BYTES),
-        temporary_bytes=blocks[0],
-        ignore=ignore,
-    )
+    return _workload(read_program(content, ignore=ignore), content["name"], content["backend"])
 
 
 def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Workload:
@@ -146,39 +130,23 @@ def load_content(path: str | os.PathLike) -> dict[str, Any]:
     return content
 
 
-def from_hlo(
-    text: str,
-    *,
-    name: str = "program",
-    backend: str | None = None,
-    fresh_bytes: float = 0.0,
-    temporary_bytes: float = 0.0,
-    ignore: Collection[str] = (),
-) -> Workload:
-    """Workload of one optimized HLO module in text form."""
-    read = read_hlo(
-        text,
-        backend=backend,
-        fresh_bytes=fresh_bytes,
-        temporary_bytes=temporary_bytes,
-        ignore=ignore,
-    )
-    builder, calls = GraphBuilder(), Rows()
-    for label, call in read.nodes:
+def _workload(chain: OpChain, name: str, backend: str | None) -> Workload:
+    builder, calls = GraphBuilder(), CallRows()
+    for label, call in chain.nodes:
         builder.op(calls.row(call), label=label)
     return Workload(
         name=name,
         graph=builder.build(),
         calls=calls.calls,
         backend=backend,
-        flops=read.count.flops,
-        transcendentals=read.count.transcendentals,
-        notes=read.notes,
+        flops=chain.count.flops,
+        transcendentals=chain.count.transcendentals,
+        notes=chain.notes,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class OpChain:
     """One program as read: what it runs, one after the other, as (label, row)."""
 
     nodes: tuple[tuple[str, Row], ...]
@@ -186,7 +154,7 @@ class Chain:
     notes: tuple[str, ...]
 
 
-class Rows:
+class CallRows:
     """Unique rows of a duration table, in the order they are first met."""
 
     def __init__(self) -> None:
@@ -201,7 +169,7 @@ class Rows:
         return tuple(self._rows)
 
 
-def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> Chain:
+def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) -> OpChain:
     """What a program that `program` made runs."""
     blocks = [float(content["temporary_bytes"]), float(content["result_bytes"])]
     return read_hlo(
@@ -220,39 +188,31 @@ def read_hlo(
     fresh_bytes: float,
     temporary_bytes: float,
     ignore: Collection[str] = (),
-) -> Chain:
+) -> OpChain:
     """What an optimized HLO module runs."""
     module = parse(text)
-    reader = _Reader(
-        module,
-        frozenset([ignore] if isinstance(ignore, str) else ignore),
-        backend,
-        hlo_collectives.partitions(text),
-    )
+    ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
+    reader = _HloReader(module, ignored, backend, hlo_collectives.partitions(text))
     steps = reader.read(module.entry, 1.0)
     reader.refuse_unknown()
     steps = with_reuse(steps, temporary_bytes)
-    buffers = sum(i.opcode == "parameter" for i in module.entry.instructions) + len(
-        module.entry.root.shapes
-    )
-    leading = [Step("call", Call("fp32", buffers=float(buffers)))]
+    parameters = sum(i.opcode == "parameter" for i in module.entry.instructions)
+    buffers = parameters + len(module.entry.root.shapes)
+    leading = [HloStep("call", Call("fp32", buffers=float(buffers)))]
     if fresh_bytes > 0 and backend == "cpu":
-        leading.append(Step("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
+        leading.append(HloStep("fresh memory", Allocation("fp32", bytes=float(fresh_bytes))))
     nodes: list[tuple[str, Row]] = []
     for step in [*leading, *steps]:
         if isinstance(step.op, CollectiveCall):
             nodes += [(step.name, step.op)] * round(step.times)
         else:
-            nodes.append(
-                (step.name, OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined))
-            )
-    return Chain(tuple(nodes), reader.count, tuple(reader.notes))
+            call = OpCall(step.op, step.times, _grained(step.reuse_bytes), step.inlined)
+            nodes.append((step.name, call))
+    return OpChain(tuple(nodes), reader.count, tuple(reader.notes))
 
 
-class _Reader:
-    """Walks computations in schedule order and collects steps, arithmetic, notes and what it could
-    not name.
-    """
+class _HloReader:
+    """Walks computations in schedule order; collects steps, arithmetic, notes, what is unknown."""
 
     def __init__(self, module: Module, ignore: frozenset[str], backend: str | None, ranks: int):
         self.module = module
@@ -265,9 +225,9 @@ class _Reader:
         self.unknown: dict[str, str] = {}
         self.views: dict[str, str] = {}  # result updated in place -> the buffer it lives in
 
-    def read(self, computation: Computation, times: float) -> list[Step]:
+    def read(self, computation: Computation, times: float) -> list[HloStep]:
         """Steps of one computation executed `times` times in a row."""
-        steps: list[Step] = []
+        steps: list[HloStep] = []
         for instruction in computation.instructions:
             opcode = instruction.opcode
             target = instruction.word("custom_call_target") if opcode == "custom-call" else opcode
@@ -286,9 +246,8 @@ class _Reader:
                 steps += self._collective(instruction, computation, times)
             elif opcode in hlo_collectives.HALVES_DONE:
                 continue
-            elif (
-                opcode not in KNOWN or opcode == "custom-call"
-            ):  # a library routine: nothing tells what it costs
+            elif opcode not in KNOWN or opcode == "custom-call":
+                # a library routine: nothing tells what it costs
                 self.unknown.setdefault(target, instruction.name)
             elif unknown := self._unknown_inside(instruction):
                 self.unknown.setdefault(unknown.opcode, unknown.name)
@@ -298,15 +257,14 @@ class _Reader:
         return steps
 
     def _unknown_inside(self, instruction: Instruction) -> Instruction | None:
-        """The first instruction of a fusion that nobody knows, unless it is ignored: it would count
-        as no work.
-        """
+        """The first unknown instruction of a fusion, unless ignored: it would count as no work."""
         if instruction.opcode != "fusion":
             return None
+        for one in self.module.called(instruction, "calls").instructions:
+            if one.opcode not in KNOWN and one.opcode not in self.ignore:
+                return one
         fused = self.module.called(instruction, "calls").instructions
-        return next(
-            (i for i in fused if i.opcode not in KNOWN and i.opcode not in self.ignore), None
-        ) or next((found for i in fused if (found := self._unknown_inside(i))), None)
+        return next(filter(None, map(self._unknown_inside, fused)), None)
 
     def refuse_unknown(self) -> None:
         if self.unknown:
@@ -316,7 +274,7 @@ class _Reader:
                 " leave them out with ignore=... (`--ignore` on the command line)"
             )
 
-    def _while(self, instruction: Instruction, times: float) -> list[Step]:
+    def _while(self, instruction: Instruction, times: float) -> list[HloStep]:
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes)
         if not found:
             if _ENDLESS in self.ignore:
@@ -333,14 +291,16 @@ class _Reader:
         inside = in_loop([*condition, *body], trips)
         if self.backend == "cpu":
             inside = [dataclasses.replace(step, inlined=True) for step in inside]
-        return [Step(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
+        return [HloStep(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
 
-    def _conditional(self, instruction: Instruction, times: float) -> list[Step]:
+    def _conditional(self, instruction: Instruction, times: float) -> list[HloStep]:
         listed = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
-        computations = [self.module.computations[name] for name in NAME.findall(listed.group(1))] if listed else [
-            self.module.called(instruction, "true_computation"),
-            self.module.called(instruction, "false_computation"),
-        ]  # fmt: skip
+        if listed:
+            names = NAME.findall(listed.group(1))
+            computations = [self.module.computations[name] for name in names]
+        else:
+            sides = ("true_computation", "false_computation")
+            computations = [self.module.called(instruction, side) for side in sides]
         before = self.count
         branches = []
         for computation in computations:
@@ -349,14 +309,8 @@ class _Reader:
             moved = sum(
                 touch.bytes * step.times for step in branch for touch in (*step.reads, *step.writes)
             )
-            branches.append(
-                (
-                    self.count.flops + self.count.transcendentals + moved,
-                    self.count,
-                    branch,
-                    computation.name,
-                )
-            )
+            cost = self.count.flops + self.count.transcendentals + moved
+            branches.append((cost, self.count, branch, computation.name))
         _, count, branch, name = max(branches, key=lambda b: b[0])
         self.count = before + count
         self.notes.append(
@@ -366,38 +320,34 @@ class _Reader:
 
     def _collective(
         self, instruction: Instruction, computation: Computation, times: float
-    ) -> list[Step]:
+    ) -> list[HloStep]:
         """Its calls; what it reads and writes was touched, whoever wrote it."""
         operands = [computation.by_name[name] for name in instruction.operands]
-        calls = hlo_collectives.collective_calls(
-            instruction, [o.shape for o in operands], self.ranks, self.backend
-        )
-        reads = tuple(
-            Touch(self._buffer(o, computation.by_name), o.bytes, o.bytes) for o in operands
-        )
+        shapes = [o.shape for o in operands]
+        calls = hlo_collectives.collective_calls(instruction, shapes, self.ranks, self.backend)
+        reads = tuple(self._whole(operand, computation.by_name) for operand in operands)
         writes = tuple(
             Touch(f"{instruction.name}{at}", shape.bytes, shape.bytes)
             for at, shape in enumerate(instruction.shapes)
         )
         return [
-            Step(instruction.name, call, times, reads if at == 0 else (), writes if at == 0 else ())
+            HloStep(
+                instruction.name, call, times, reads if at == 0 else (), writes if at == 0 else ()
+            )
             for at, call in enumerate(calls)
         ]
 
     def _priced(
         self, instruction: Instruction, computation: Computation, times: float
-    ) -> list[Step]:
+    ) -> list[HloStep]:
         within = computation.by_name
         operands = [within[name] for name in instruction.operands]
         reads, writes = self._touches(instruction, operands, within)
         if instruction.opcode == "fusion":
             ops = hlo_ops.fusion(self.costs, instruction, self.module.called(instruction, "calls"))
         else:
-            ops = [
-                hlo_ops.standalone(
-                    self.costs, instruction, [o.shape for o in operands], computation
-                )
-            ]
+            shapes = [operand.shape for operand in operands]
+            ops = [hlo_ops.standalone(self.costs, instruction, shapes, computation)]
         steps = []
         for op in ops:
             table = None
@@ -405,51 +355,43 @@ class _Reader:
                 row_bytes = op.cols * op.element_bytes
                 largest = max(operands, key=lambda o: o.bytes)
                 table = (self._buffer(largest, within), op.vocab * row_bytes)
-                if isinstance(
-                    op, ScatterAdd
-                ):  # in place: only the rows that the updates name are read and written
+                if isinstance(op, ScatterAdd):
+                    # in place: only the rows that the updates name are read and written
                     touched = Touch(table[0], min(op.rows * row_bytes, table[1]), table[1])
-                    reads, writes = (
-                        (*(read for read in reads if read.buffer != table[0]), touched),
-                        (touched,),
-                    )
+                    reads = (*(read for read in reads if read.buffer != table[0]), touched)
+                    writes = (touched,)
                     self.views[instruction.name] = table[0]
-            steps.append(Step(instruction.name, op, times, reads, writes, table))
+            steps.append(HloStep(instruction.name, op, times, reads, writes, table))
         return steps
 
     def _touches(
         self, instruction: Instruction, operands: list[Instruction], within: dict[str, Instruction]
     ) -> tuple[tuple[Touch, ...], tuple[Touch, ...]]:
         """What one execution reads and writes: of slices and updates in place only the slice."""
-        reads = [Touch(self._buffer(o, within), o.bytes, o.bytes) for o in operands]
+        reads = [self._whole(operand, within) for operand in operands]
         written = instruction.bytes
         if instruction.opcode == "fusion":
             fused = self.module.called(instruction, "calls")
-            reads = [
-                read._replace(bytes=used)
-                for read, used in zip(reads, hlo_ops.bytes_read(fused), strict=True)
-            ]
+            used = zip(reads, hlo_ops.bytes_read(fused), strict=True)
+            reads = [read._replace(bytes=size) for read, size in used]
             return tuple(reads), (Touch(instruction.name, hlo_ops.bytes_written(fused), written),)
         if instruction.opcode in ("slice", "dynamic-slice"):
             reads[0] = reads[0]._replace(bytes=written)
-        kept = tuple(
-            read for read, o in zip(reads, operands, strict=True) if o.opcode != "constant"
-        )
+        pairs = zip(reads, operands, strict=True)
+        kept = tuple(read for read, operand in pairs if operand.opcode != "constant")
         if instruction.opcode == "dynamic-update-slice":
             self.views[instruction.name] = reads[0].buffer
-            return tuple(read for read in kept if read.buffer != reads[0].buffer), (
-                reads[0]._replace(bytes=reads[1].bytes),
-            )
+            others = tuple(read for read in kept if read.buffer != reads[0].buffer)
+            return others, (reads[0]._replace(bytes=reads[1].bytes),)
         return kept, (Touch(instruction.name, written, written),)
 
+    def _whole(self, instruction: Instruction, within: dict[str, Instruction]) -> Touch:
+        return Touch(self._buffer(instruction, within), instruction.bytes, instruction.bytes)
+
     def _buffer(self, instruction: Instruction, within: dict[str, Instruction]) -> str:
-        """Name of the memory an instruction's result lives in: views and in-place updates share it
-        with their source.
-        """
-        while (
-            instruction.opcode in ("bitcast", "reshape", "get-tuple-element")
-            and instruction.operands
-        ):
+        """Name of the memory a result lives in: views and in-place updates share their source's."""
+        views = ("bitcast", "reshape", "get-tuple-element")
+        while instruction.opcode in views and instruction.operands:
             source = within[instruction.operands[0]]
             if instruction.opcode == "get-tuple-element" and source.opcode != "tuple":
                 return f"{source.name}{instruction.word('index')}"
@@ -457,23 +399,16 @@ class _Reader:
         return self.views.get(instruction.name, instruction.name)
 
 
-def _as_one_kernel(steps: list[Step]) -> list[Step]:
-    """Steps whose caller is compiled as a whole: a loop in it is a jump, and nothing in it is
-    launched.
-    """
-    return [
-        dataclasses.replace(step, inlined=True)
-        for step in steps
-        if not isinstance(step.op, LoopTrip)
-    ]
+def _as_one_kernel(steps: list[HloStep]) -> list[HloStep]:
+    """Steps whose caller is compiled whole: a loop in it is a jump, and nothing is launched."""
+    own = (step for step in steps if not isinstance(step.op, LoopTrip))
+    return [dataclasses.replace(step, inlined=True) for step in own]
 
 
 def _grained(reuse_bytes: float | None) -> float | None:
-    return (
-        None
-        if reuse_bytes is None
-        else 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)
-    )
+    if reuse_bytes is None:
+        return None
+    return 2.0 ** (round(math.log2(max(reuse_bytes, 1.0)) * _GRAIN) / _GRAIN)
 
 
 def _device_kind(backend: str) -> str:

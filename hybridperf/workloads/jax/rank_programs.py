@@ -1,5 +1,4 @@
-"""The programs that several ranks run together -> one Workload: each rank's ops in its own order,
-and collectives in which they meet.
+"""One Workload of the programs that ranks run together: each rank's ops in order, and collectives.
 
 XLA compiles one program for all devices of a mesh, so that all ranks run the same one; where they
 differ (each process compiled its own, with its own embedding tables in it) every rank's is given.
@@ -25,12 +24,11 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Call, CollectiveCall, Workload
 from hybridperf.io import InputError
 from hybridperf.workloads.jax.hlo_collectives import matched
-from hybridperf.workloads.jax.program import Chain, Rows, read_program
+from hybridperf.workloads.jax.program import CallRows, OpChain, read_program
 from hybridperf.workloads.jax.table_access import RankTables, with_access
 
-Segments = list[
-    list[tuple[str, Call]]
-]  # what a rank runs before, between and after its collectives
+# what a rank runs before, between and after its collectives
+Segments = list[list[tuple[str, Call]]]
 
 
 def from_rank_programs(
@@ -41,11 +39,17 @@ def from_rank_programs(
     tables: Sequence[RankTables] = (),
     ignore: Collection[str] = (),
 ) -> Workload:
-    """Workload of ranks 0, 1, ... that run these programs (see `jax_program.program`); one given
-    alone is run by all its ranks.
+    """Workload of ranks that run these programs.
 
-    `tables`: of each rank, where their access distributions are known (`table_access`).
-    `InputError` where the programs' collectives do not fit together.
+    Args:
+        contents: what `program` made for ranks 0, 1, ...; one given alone is run by all its ranks.
+        name: of the workload; that of the first program by default.
+        loop: steps follow each other, as in training.
+        tables: of each rank, where their access distributions are known (`table_access`).
+        ignore: opcodes or custom-call targets to leave out.
+
+    Raises:
+        InputError: the programs' collectives do not fit together.
     """
     if not contents:
         raise InputError("expected the program of each rank, got none")
@@ -57,10 +61,8 @@ def from_rank_programs(
     if tables:
         chains = [with_access(chain, held) for chain, held in zip(chains, tables, strict=True)]
     if len(chains) == 1:
-        ranks = max(
-            (call.ranks for _, call in chains[0].nodes if isinstance(call, CollectiveCall)),
-            default=1,
-        )
+        collectives = (call for _, call in chains[0].nodes if isinstance(call, CollectiveCall))
+        ranks = max((call.ranks for call in collectives), default=1)
         chains, contents = chains * ranks, [contents[0]] * ranks
     names = [str(content["name"]) for content in contents]
     meetings = matched(
@@ -72,7 +74,7 @@ def from_rank_programs(
     if loop and meetings:
         segments = [[[*of_rank[-1], *of_rank[0]], *of_rank[1:-1]] for of_rank in segments]
 
-    builder, rows = GraphBuilder(), Rows()
+    builder, rows = GraphBuilder(), CallRows()
     for at in range(len(segments[0])):
         for rank, of_rank in enumerate(segments):
             for label, call in of_rank[at]:
@@ -92,7 +94,7 @@ def from_rank_programs(
     )
 
 
-def _segments(chain: Chain) -> Segments:
+def _segments(chain: OpChain) -> Segments:
     segments: Segments = [[]]
     for label, call in chain.nodes:
         if isinstance(call, CollectiveCall):

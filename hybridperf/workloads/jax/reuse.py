@@ -1,6 +1,4 @@
-"""How long ago each step of a program last touched its data: what decides which memory level serves
-it.
-"""
+"""How long ago each step of a program touched its data: that decides its memory level."""
 
 from __future__ import annotations
 
@@ -14,13 +12,11 @@ from hybridperf.ops import Op
 
 
 class Touch(NamedTuple):
-    """One execution of a step reads or writes `bytes` of a buffer of `whole_bytes`; what it does
-    not need whole, loops walk through.
-    """
+    """One execution of a step reads or writes `bytes` of a buffer; loops walk through the rest."""
 
     buffer: str
     bytes: float
-    whole_bytes: float
+    whole_bytes: float  # of the buffer
 
     def over(self, times: float) -> float:
         """Bytes of the buffer that so many executions touch."""
@@ -28,7 +24,7 @@ class Touch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class HloStep:
     """One priced instruction; `table` is the buffer and size of a table looked up at random."""
 
     name: str
@@ -42,10 +38,8 @@ class Step:
     inlined: bool = False  # pays no launch of its own
 
 
-def in_loop(steps: Iterable[Step], trips: float) -> list[Step]:
-    """Steps of a loop's body and condition, which run `trips` times in all, with the bytes that one
-    trip touches.
-    """
+def in_loop(steps: Iterable[HloStep], trips: float) -> list[HloStep]:
+    """Steps of a loop that runs `trips` times in all, with the bytes that one trip touches."""
     steps = list(steps)
     trip_bytes = sum(_footprint(steps, trips).values())
     return [
@@ -54,9 +48,8 @@ def in_loop(steps: Iterable[Step], trips: float) -> list[Step]:
     ]
 
 
-def with_reuse(steps: Iterable[Step], temporary_bytes: float) -> list[Step]:
-    """Give each step the mean distance (in the log, weighted by bytes) to the last touch of what it
-    reads and writes.
+def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep]:
+    """Steps with the mean distance (log, weighted by bytes) to the last touch of what each uses.
 
     A program runs again and again, so what it has not touched yet was last touched one whole pass
     ago. Results land in the arena of temporaries, whose places are used over and over: their
@@ -90,20 +83,16 @@ def with_reuse(steps: Iterable[Step], temporary_bytes: float) -> list[Step]:
             distances += [(min(max(temporary_bytes, t.bytes), pass_bytes), t) for t in step.writes]
             weight = sum(touch.bytes for _, touch in distances)
             if weight > 0:
-                mean = math.exp(
-                    sum(t.bytes * _log_distance(d, t, step, size) for d, t in distances) / weight
-                )
-                step = dataclasses.replace(step, reuse_bytes=mean)
+                log = sum(t.bytes * _log_distance(d, t, step, size) for d, t in distances) / weight
+                step = dataclasses.replace(step, reuse_bytes=math.exp(log))
         placed.append(step)
         clock += size
         last |= {touch.buffer: clock for touch in (*step.reads, *step.writes)}
     return placed
 
 
-def _log_distance(distance: float, touch: Touch, step: Step, size: float) -> float:
-    """Mean log distance of a touch over all executions of a step that moves `size` bytes;
-    `distance` is the first execution's.
-    """
+def _log_distance(distance: float, touch: Touch, step: HloStep, size: float) -> float:
+    """Mean log distance of a touch over all executions of a step; `distance`: of the first."""
     first = math.log(max(distance, size, 1.0))
     if step.trip_bytes is None or touch.bytes < touch.whole_bytes:
         return first
@@ -111,12 +100,11 @@ def _log_distance(distance: float, touch: Touch, step: Step, size: float) -> flo
     return (first + (step.times - 1) * again) / step.times
 
 
-def _footprint(steps: Iterable[Step], trips: float = 1.0) -> dict[str, float]:
+def _footprint(steps: Iterable[HloStep], trips: float = 1.0) -> dict[str, float]:
     """Bytes of each buffer that steps touch, in one of `trips`."""
     footprint: dict[str, float] = {}
     for step in steps:
         for touch in (*step.reads, *step.writes):
-            footprint[touch.buffer] = max(
-                footprint.get(touch.buffer, 0.0), touch.over(step.times / trips)
-            )
+            touched = touch.over(step.times / trips)
+            footprint[touch.buffer] = max(footprint.get(touch.buffer, 0.0), touched)
     return footprint

@@ -21,7 +21,7 @@ from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
-from hybridperf.workloads.jax.program import Chain
+from hybridperf.workloads.jax.program import OpChain
 
 _LOOKED_UP: tuple[tuple[type[Gather | ScatterAdd], Direction], ...] = (
     (Gather, "forward"),
@@ -37,9 +37,9 @@ class RankTables:
     batch: float
 
 
-def with_access(chain: Chain, held: RankTables) -> Chain:
-    """The chain with the lookups and updates of its tables in one op each; `InputError` that names
-    a table it does not look up.
+def with_access(chain: OpChain, held: RankTables) -> OpChain:
+    """The chain with one op for each table's lookups, one for its updates; `InputError` names a
+    table that it does not look up.
     """
     if not held.tables:
         return chain

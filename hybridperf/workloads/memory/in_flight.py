@@ -8,19 +8,17 @@ p, of its stages in the same proportion.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from hybridperf.io.namespace import array_module
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules import in_flight as in_flight_of
 from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE, SCHEDULES
 
 
-def in_flight(schedule: Any, pp: Any, vp: Any, micro_batches: Any, stage: Any) -> tuple[Any, Any]:
-    """Micro-batches that rank `stage` holds at once of its own stage, and of Chimera's second one,
-    0 elsewhere; arrays broadcast.
-    """
+def in_flight(
+    schedule: Array, pp: Array, vp: Array, micro_batches: Array, stage: Array
+) -> tuple[Array, Array]:
+    """Micro-batches that a rank holds of its own stage, and of Chimera's second; else 0."""
     xp = array_module(schedule, pp, vp, micro_batches, stage)
     own, second = 0.0, 0.0
     for code, name in enumerate(SCHEDULES):
@@ -28,11 +26,8 @@ def in_flight(schedule: Any, pp: Any, vp: Any, micro_batches: Any, stage: Any) -
         if xp is np and not np.any(here):
             continue
         held = in_flight_of(name, stage, pp, micro_batches, chunks=vp)
-        if (
-            code == GPIPE
-            # without stages it is gradient accumulation: each backward pass follows its forward
-            # pass
-        ):
+        if code == GPIPE:
+            # without stages it is gradient accumulation: a backward pass follows each forward pass
             held = xp.where(pp == 1, 1.0, held)
         if code == CHIMERA:
             half = xp.minimum(pp, micro_batches) / 2

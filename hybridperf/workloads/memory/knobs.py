@@ -15,9 +15,7 @@ from hybridperf.workloads.transformer.fields import check_kind, check_number
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MemoryKnobs:
-    """Factors on counted bytes, and bytes no count gives. The defaults are counts, but for
-    `fixed_bytes`, which is a guess.
-    """
+    """Factors on counted bytes, and bytes no count gives; only `fixed_bytes` is a guess."""
 
     weights: float = 1.0
     gradients: float = 1.0
@@ -26,20 +24,17 @@ class MemoryKnobs:
     ffn: float = 1.0  # activations as wide as the MLP
     scores: float = 1.0  # what attention keeps per pair of tokens, or per token where it is fused
     workspace: float = 1.0  # what lives only while one layer is computed
-    loss_bytes: float = 4.0  # per logit, beside the logit itself: the loss's copy in fp32
-    stale_bytes: float = (
-        0.0  # per logit of the micro-batch before, where no pipeline puts other work between them
-    )
-    # tensors as wide as the hidden state that the embedding keeps per micro-batch, whole on every
-    # rank
+    loss_bytes: float = 4.0  # per logit, next to the logit itself: the loss's copy in fp32
+    # per logit of the micro-batch before, where no pipeline puts other work between them
+    stale_bytes: float = 0.0
+    # tensors of the hidden width that the embedding keeps per micro-batch, whole on every rank
     embedding: float = 0.0
     head: float = 0.0  # and that the head needs
     fixed_bytes: float = 1.0e9  # of the driver, libraries and communicators; assumed
 
 
 def check_knobs(knobs: MemoryKnobs) -> None:
-    """`InputError` for a knob that is no number of zero or more; arrays and what JAX traces are let
-    through.
+    """`InputError` for a knob that is no number of zero or more; arrays are let through.
 
     Not when knobs are made: JAX makes them of its own things.
     """

@@ -8,15 +8,15 @@ optimizer from 1, gradients from 2, weights from 3.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import unknown
-from hybridperf.io.namespace import array_module
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.transformer.counts import MOMENTS
 
 _FP32_BYTES = 4.0
-_LEAST_WEIGHT_BYTES = 2.0  # fp8 recipes keep weights in 16 bits and cast them as they are used
+_MIN_WEIGHT_BYTES = 2.0  # fp8 recipes keep weights in 16 bits and cast them as they are used
 
 
 class ModelStates(NamedTuple):
@@ -34,26 +34,19 @@ class ModelStates(NamedTuple):
 def model_states(
     dtype: str = "bf16", optimizer: str = "adam", grad_bytes: float | None = None
 ) -> ModelStates:
-    """States of training in a dtype. `grad_bytes`: of gradients; None: as the weights (frameworks
-    that add up in fp32 keep 4).
-    """
+    """States of training in a dtype; `grad_bytes` None: as the weights, 4 where added in fp32."""
     if optimizer not in MOMENTS:
         raise unknown("optimizer", optimizer, MOMENTS, f"known are {', '.join(MOMENTS)}")
-    weight = max(element_bytes(dtype), _LEAST_WEIGHT_BYTES)
+    weight = max(element_bytes(dtype), _MIN_WEIGHT_BYTES)
     master = _FP32_BYTES if weight < _FP32_BYTES else 0.0
-    return ModelStates(
-        weight,
-        weight if grad_bytes is None else grad_bytes,
-        master + _FP32_BYTES * MOMENTS[optimizer],
-    )
+    gradient = weight if grad_bytes is None else grad_bytes
+    return ModelStates(weight, gradient, master + _FP32_BYTES * MOMENTS[optimizer])
 
 
 def sharded_bytes(
-    parameters: Any, states: ModelStates, zero: Any, shards: Any
-) -> tuple[Any, Any, Any]:
-    """Bytes of (weights, gradients, optimizer) on a rank that holds some parameters, sharded over
-    `shards` ranks from their stage on.
-    """
+    parameters: Array, states: ModelStates, zero: Array, shards: Array
+) -> tuple[Array, Array, Array]:
+    """Bytes of (weights, gradients, optimizer) on a rank, over `shards` from their stage on."""
     xp = array_module(parameters, zero, shards)
     weights, gradients, optimizer = (
         parameters * each / xp.where(zero >= stage, shards, 1)

@@ -3,9 +3,9 @@ half of the micro-batches.
 
 Worker w holds stage w of the pipe down and stage D - 1 - w of the pipe up, so weights stand there
 twice, and one pipe fills the other's bubbles: with D micro-batches D - 2 slots are idle, where 1F1B
-has 2 (D - 1).
+has 2 (D - 1). A step takes D F + (m + D - 2) B where B >= F and m <= D, else see `_chimera_s`.
 
-Each pipe alone is 1F1B. The two are woven together by a greedy list schedule in slots as if forward
+Each pipe alone is 1F1B. The two are interleaved by a greedy list schedule in slots as if forward
 and backward took as long: of what is ready a free worker takes the task of the deepest stage, which
 is nearest to its turn. The order found is then kept, whatever the tasks really take.
 
@@ -15,6 +15,8 @@ the units before it leave idle.
 
 from __future__ import annotations
 
+from hybridperf.io.namespace import Array, array_module
+from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.one_way import alternated
 from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, Schedule, Task
 
@@ -22,37 +24,30 @@ DOWN, UP = 0, 1
 Queue = tuple[Task, ...]
 
 
-def chimera(workers: int, micro_batches: int) -> Schedule:
-    """Both pipes woven together; workers are even, micro-batches an even number up to them or a
-    multiple of them.
-    """
+def chimera(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
+    """Both pipes interleaved."""
     empty = Schedule("chimera", workers, micro_batches, ((),) * workers, pipes=2)
     queues = [_queues(worker, workers, micro_batches) for worker in range(workers)]
-    return Schedule("chimera", workers, micro_batches, _woven(empty, queues), pipes=2)
+    return Schedule("chimera", workers, micro_batches, _merged(empty, queues), pipes=2)
 
 
 def _queues(worker: int, workers: int, micro_batches: int) -> list[Queue]:
-    """What a worker has to do, in order within a pipe of a unit: the first unit's two, the
-    second's, and so on.
-    """
+    """A worker's tasks, one queue per pipe of the first unit, of the second, and so on."""
     queues = []
     for first in range(0, micro_batches, workers):
         unit = range(first, min(first + workers, micro_batches))
         half = len(unit) // 2
-        for pipe, stage, mine in (
-            (DOWN, worker, unit[:half]),
-            (UP, workers - 1 - worker, unit[half:]),
-        ):
-            forwards, backwards = (
-                [Task(kind, m, stage, pipe) for m in mine] for kind in (FORWARD, BACKWARD)
-            )
+        down, up = (DOWN, worker, unit[:half]), (UP, workers - 1 - worker, unit[half:])
+        for pipe, stage, mine in (down, up):
+            forwards = [Task(FORWARD, m, stage, pipe) for m in mine]
+            backwards = [Task(BACKWARD, m, stage, pipe) for m in mine]
             queues.append(alternated(forwards, backwards, workers - stage))
     return queues
 
 
-def _woven(schedule: Schedule, queues: list[list[Queue]]) -> tuple[Queue, ...]:
-    """The greedy list schedule, slot by slot: each worker takes a task that is ready, of the
-    earliest unit the one of the deepest stage.
+def _merged(schedule: Schedule, queues: list[list[Queue]]) -> tuple[Queue, ...]:
+    """The greedy list schedule, slot by slot: of the earliest unit the ready task of the deepest
+    stage.
     """
     done: set[Task] = set()
     at = [[0] * len(mine) for mine in queues]
@@ -60,15 +55,10 @@ def _woven(schedule: Schedule, queues: list[list[Queue]]) -> tuple[Queue, ...]:
     while any(len(order) < sum(map(len, mine)) for order, mine in zip(orders, queues, strict=True)):
         taken = []
         for worker, mine in enumerate(queues):
-            heads = [
+            ready = [
                 (i // schedule.pipes, -queue[n].stage, i)
                 for i, (queue, n) in enumerate(zip(mine, at[worker], strict=True))
-                if n < len(queue)
-            ]
-            ready = [
-                head
-                for head in heads
-                if done.issuperset(schedule.needs(mine[head[2]][at[worker][head[2]]]))
+                if n < len(queue) and done.issuperset(schedule.needs(queue[n]))
             ]
             if ready:
                 taken.append((worker, min(ready)[2]))
@@ -78,3 +68,48 @@ def _woven(schedule: Schedule, queues: list[list[Queue]]) -> tuple[Queue, ...]:
             orders[worker].append(task)
             at[worker][i] += 1
     return tuple(map(tuple, orders))
+
+
+def _chimera_s(d: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:
+    """Up to D micro-batches: D (F + B) + (m - 2) max(F, B).
+
+    Units of D fit into each other without a gap if F = B. Else each further one has D - 2 gaps of B
+    - F, or half as many of F - B where forwards are longer, and once up to F of them is filled.
+    Read off the graphs of D = 2 to 16, and tested against them.
+    """
+    forward_s, backward_s, _, _ = seconds
+    xp = array_module(d, m, forward_s, backward_s)
+    longer_back_s = xp.maximum(backward_s - forward_s, 0.0)
+    longer_there_s = xp.maximum(forward_s - backward_s, 0.0)
+    first = xp.minimum(m, d)
+    further = (m - first) / d
+    both_s = d * (forward_s + backward_s)
+    unit_s = both_s + (d - 2) * (longer_back_s + longer_there_s / 2)
+    filled_s = xp.minimum(forward_s, xp.floor(d / 4) * longer_back_s) * (further > 0)
+    first_s = both_s + (first - 2) * xp.maximum(forward_s, backward_s)
+    return first_s + further * unit_s - filled_s
+
+
+def _in_flight(w: Array, p: Array, m: Array, v: Array) -> Array:
+    """Both pipes: D / 2 + 1 on the outer workers to D in the middle; D on all with more than D."""
+    xp = array_module(w, p, m, v)
+    one_unit = xp.minimum(p - w, m / 2) + xp.minimum(w + 1, m / 2)
+    return xp.where(m > p, p, one_unit)
+
+
+def _refusal(p: int, m: int) -> str:
+    for what, size in (("workers", p), ("micro-batches", m)):
+        if size % 2:
+            even = f"expected an even number of {what} in schedule 'chimera', half for each way"
+            return f"{even}, got {size}"
+    return f"expected up to {p} micro-batches in schedule 'chimera', or a multiple of {p}, got {m}"
+
+
+CHIMERA = ScheduleKind(
+    "chimera",
+    chimera,
+    _chimera_s,
+    _in_flight,
+    unsuitable=lambda p, m: (p % 2 != 0) | (m % 2 != 0) | ((m % p != 0) & (m > p)),
+    refusal=_refusal,
+)

@@ -1,4 +1,9 @@
-"""Schedules by name, and what each asks of its sizes."""
+"""Schedules by name: their orders, the seconds of a step whose stages are all alike, activations in
+flight, and what each asks of its sizes.
+
+The closed forms equal the graph of each schedule's order; with stages that differ they do not
+(`training/steps/pipelines.py` tells what then).
+"""
 
 from __future__ import annotations
 
@@ -8,107 +13,112 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io import InputError, closest, unknown
-from hybridperf.io.namespace import array_module
-from hybridperf.workloads.schedules.chimera import chimera
-from hybridperf.workloads.schedules.one_way import (
-    gpipe,
-    interleaved,
-    one_forward_one_backward,
-    zero_bubble,
-)
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.workloads.schedules.chimera import CHIMERA
+from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
+from hybridperf.workloads.schedules.one_way import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from hybridperf.workloads.schedules.order import Schedule
 
-NAMES = ("gpipe", "1f1b", "interleaved", "chimera", "zero_bubble")
-NOT_BUILT = (
-    "dualpipe",
-    "dualpipev",
-    "gems",
-    "pipedream",
-    "pipedream_2bw",
-    "v_half",
-    "v_min",
-    "v_zb",
+# a schedule's place is its code in columns of layouts (`transformer/codes.py`): append new ones
+KINDS = {kind.name: kind for kind in (ONE_F_ONE_B, GPIPE, INTERLEAVED, CHIMERA, ZERO_BUBBLE)}
+NAMES = tuple(KINDS)
+_NOT_BUILT = (
+    "dualpipe", "dualpipev", "gems", "pipedream", "pipedream_2bw", "v_half", "v_min", "v_zb",
     "zb_h2",
-)
+)  # fmt: skip
 
 
 def schedule(name: str, workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """The order of tasks of a schedule by name; `InputError` where it is not known or the sizes do
-    not suit it.
+    """The order of tasks of a schedule.
+
+    Raises:
+        InputError: there is no such schedule, or none of these sizes.
     """
-    check_sizes(name, workers, micro_batches, chunks)
-    if name == "gpipe":
-        return gpipe(workers, micro_batches)
-    if name == "1f1b":
-        return one_forward_one_backward(workers, micro_batches)
-    if name == "interleaved":
-        return interleaved(workers, micro_batches, chunks)
-    return (
-        chimera(workers, micro_batches)
-        if name == "chimera"
-        else zero_bubble(workers, micro_batches)
-    )
-
-
-def check_sizes(name: str, workers: int, micro_batches: int, chunks: int = 1) -> None:
-    """`InputError` in one sentence unless a schedule of this name exists for these sizes."""
-    known_name(name)
-    for what, size in (("workers", workers), ("micro-batches", micro_batches), ("chunks", chunks)):
+    kind = known_kind(name)
+    sizes = {"workers": workers, "micro-batches": micro_batches, "chunks": chunks}
+    for what, size in sizes.items():
         if _whole(size) < 1:
             raise InputError(
                 f"expected 1 or more {what} in schedule {name!r}, got {size}; give a whole number"
             )
-    if name == "interleaved":
-        if micro_batches % workers:
-            raise InputError(
-                f"expected micro-batches as a multiple of {workers} workers in schedule"
-                f" 'interleaved', got {micro_batches}"
-            )
-    elif chunks != 1:
+    if chunks != 1 and not kind.has_chunks:
         raise InputError(
             f"expected 1 chunk per worker in schedule {name!r}, got {chunks}; 'interleaved' is the"
             " one with several"
         )
-    if name == "chimera":
-        for what, size in (("workers", workers), ("micro-batches", micro_batches)):
-            if size % 2:
-                raise InputError(
-                    f"expected an even number of {what} in schedule 'chimera', half for each way,"
-                    f" got {size}"
-                )
-        if micro_batches > workers and micro_batches % workers:
-            raise InputError(
-                f"expected up to {workers} micro-batches in schedule 'chimera', or a multiple of"
-                f" {workers}, got {micro_batches}"
-            )
+    if kind.unsuitable is not None and kind.unsuitable(workers, micro_batches):
+        raise InputError(kind.refusal(workers, micro_batches))
+    return kind.order(workers, micro_batches, chunks)
 
 
-def check_columns(name: str, workers: Any, micro_batches: Any) -> None:
-    """The same for arrays of sizes that broadcast; what JAX traces is not looked at."""
-    if (
-        known_name(name) not in ("interleaved", "chimera")
-        or array_module(workers, micro_batches) is not np
-    ):
-        return
-    p, m = np.broadcast_arrays(workers, micro_batches)
-    wrong = m % p != 0
-    if name == "chimera":
-        wrong = (p % 2 != 0) | (m % 2 != 0) | (wrong & (m > p))
-    if wrong.any():
-        at = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        check_sizes(name, int(p[at]), int(m[at]))
+def closed_form_s(
+    name: str,
+    workers: Array,
+    micro_batches: Array,
+    forward_s: Array,
+    backward_s: Array,
+    *,
+    chunks: Array = 1,
+    weight_s: Array = 0.0,
+    send_s: Array = 0.0,
+) -> Array:
+    """Seconds of a step whose stages are all alike, transfers overlapped; arrays broadcast.
+
+    Args:
+        name: of the schedule.
+        workers, micro_batches: sizes of the pipeline.
+        forward_s, backward_s: one micro-batch on one worker, all its chunks, the whole backward.
+        chunks: stages per worker.
+        weight_s: the part of the backward that makes the weights' gradients, used where a schedule
+            puts it off.
+        send_s: one transfer to the next worker, no longer than what either computes meanwhile;
+            known for GPipe and 1F1B alone.
+
+    Raises:
+        InputError: no such schedule or none of these sizes, or transfers that it has no form for.
+    """
+    kind = known_kind(name)
+    _check_columns(kind, workers, micro_batches)
+    if not kind.prices_sends and (array_module(send_s) is not np or np.any(send_s)):
+        raise InputError(
+            f"schedule {name!r} has no closed form with transfers; use its graph, or add send_s to"
+            " the stages' seconds"
+        )
+    seconds = StageSeconds(floats(forward_s), backward_s, weight_s, send_s)
+    return kind.step_s(floats(workers), floats(micro_batches), chunks, seconds)
 
 
-def known_name(name: str) -> str:
-    """The name, if it is one of a schedule; else `InputError`."""
+def in_flight(
+    name: str, worker: Array, workers: Array, micro_batches: Array, *, chunks: Array = 1
+) -> Array:
+    """Micro-batches whose activations a worker keeps at most, in units of all its layers; arrays
+    broadcast.
+    """
+    sizes = floats(worker), floats(workers), floats(micro_batches), floats(chunks)
+    return known_kind(name).in_flight(*sizes)
+
+
+def known_kind(name: str) -> ScheduleKind:
+    """The schedule of a name; else `InputError`."""
     plain = str(name).lower().replace("-", "_")
-    if name not in NAMES and plain in NOT_BUILT:
+    if name not in NAMES and plain in _NOT_BUILT:
         raise InputError(
             f"schedule {name!r} is not built; there are {', '.join(NAMES)}{closest(name, NAMES)}"
         )
     if name not in NAMES:
         raise unknown("schedule", name, NAMES, f"there are {', '.join(NAMES)}")
-    return name
+    return KINDS[name]
+
+
+def _check_columns(kind: ScheduleKind, workers: Array, micro_batches: Array) -> None:
+    """`InputError` for sizes that a schedule cannot have; what JAX traces is not looked at."""
+    if kind.unsuitable is None or array_module(workers, micro_batches) is not np:
+        return
+    p, m = np.broadcast_arrays(workers, micro_batches)
+    wrong = np.asarray(kind.unsuitable(p, m))
+    if wrong.any():
+        at = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        raise InputError(kind.refusal(int(p[at]), int(m[at])))
 
 
 def _whole(size: Any) -> int:

@@ -1,24 +1,27 @@
 """Schedules with one pipe: GPipe, 1F1B, interleaved 1F1B and the zero-bubble ZB-H1.
 
-    GPipe        all forwards, then all backwards (Huang et al. 2019): as long as 1F1B, with every
-                 micro-batch in flight
+    GPipe        all forwards, then all backwards (Huang et al. 2019): (m + p - 1) (F + B), with
+                 every micro-batch in flight
     1F1B         p - w forwards on worker w, then a backward for each further forward
-                 (PipeDream-Flush, DAPPLE, Megatron)
+                 (PipeDream-Flush, DAPPLE, Megatron): as long as GPipe
     interleaved  1F1B whose workers hold v chunks each, so that a slot of the pipeline is v times
-                 shorter (Narayanan et al. 2021)
+                 shorter (Narayanan et al. 2021): (m + (p - 1) / v) (F + B)
     ZB-H1        1F1B with the weights' gradients split off; worker w does them w micro-batches
-                 late, and so has some left to do while it would wait (Qi et al. 2023); no more in
-                 flight than 1F1B's first worker has
+                 late, and so has some left to do while it would wait (Qi et al. 2023):
+                 m (F + B) + (p - 1) (F + B - 2 W) where W is below F and B - W; no more in flight
+                 than 1F1B's first worker has
 
-Axes: p workers, m micro-batches, v chunks.
+Symbols as in `kind.py`.
 """
 
 from __future__ import annotations
 
+from hybridperf.io.namespace import Array, array_module
+from hybridperf.workloads.schedules.kind import ScheduleKind, StageSeconds
 from hybridperf.workloads.schedules.order import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 
 
-def gpipe(workers: int, micro_batches: int) -> Schedule:
+def gpipe(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """All forwards, then all backwards."""
     orders = tuple(
         tuple(Task(kind, m, worker) for kind in (FORWARD, BACKWARD) for m in range(micro_batches))
@@ -27,23 +30,18 @@ def gpipe(workers: int, micro_batches: int) -> Schedule:
     return Schedule("gpipe", workers, micro_batches, orders)
 
 
-def one_forward_one_backward(workers: int, micro_batches: int) -> Schedule:
+def one_forward_one_backward(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """1F1B."""
-    orders = tuple(
-        alternated(
-            [Task(FORWARD, m, worker) for m in range(micro_batches)],
-            [Task(BACKWARD, m, worker) for m in range(micro_batches)],
-            workers - worker,
-        )
-        for worker in range(workers)
-    )
-    return Schedule("1f1b", workers, micro_batches, orders)
+    orders = []
+    for worker in range(workers):
+        forwards = [Task(FORWARD, m, worker) for m in range(micro_batches)]
+        backwards = [Task(BACKWARD, m, worker) for m in range(micro_batches)]
+        orders.append(alternated(forwards, backwards, workers - worker))
+    return Schedule("1f1b", workers, micro_batches, tuple(orders))
 
 
 def interleaved(workers: int, micro_batches: int, chunks: int) -> Schedule:
-    """1F1B over chunks: p micro-batches go through a worker's first chunk, then through its second,
-    and so on; m is a multiple of p.
-    """
+    """1F1B over chunks: p micro-batches go through a worker's first chunk, then its second, ..."""
     turns = [
         (chunk, group * workers + m)
         for group in range(micro_batches // workers)
@@ -53,9 +51,8 @@ def interleaved(workers: int, micro_batches: int, chunks: int) -> Schedule:
     orders = []
     for worker in range(workers):
         forwards = [Task(FORWARD, m, chunk * workers + worker) for chunk, m in turns]
-        backwards = [
-            Task(BACKWARD, m, (chunks - 1 - chunk) * workers + worker) for chunk, m in turns
-        ]
+        last = (chunks - 1) * workers + worker
+        backwards = [Task(BACKWARD, m, last - chunk * workers) for chunk, m in turns]
         # the first micro-batch is back after p - 1 - w workers there and back, and must have gone
         # through all chunks but the last before
         ahead = 2 * (workers - 1 - worker) + (chunks - 1) * workers + 1
@@ -63,7 +60,7 @@ def interleaved(workers: int, micro_batches: int, chunks: int) -> Schedule:
     return Schedule("interleaved", workers, micro_batches, tuple(orders), chunks=chunks)
 
 
-def zero_bubble(workers: int, micro_batches: int) -> Schedule:
+def zero_bubble(workers: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """ZB-H1: worker w puts off the weights' gradients by w micro-batches."""
     orders = []
     for worker in range(workers):
@@ -75,10 +72,8 @@ def zero_bubble(workers: int, micro_batches: int) -> Schedule:
                 order.append(Task(WEIGHT, m - worker, worker))
             if m + ahead < micro_batches:
                 order.append(Task(FORWARD, m + ahead, worker))
-        order += [
-            Task(WEIGHT, m, worker) for m in range(max(0, micro_batches - worker), micro_batches)
-        ]
-        orders.append(tuple(order))
+        put_off = range(max(0, micro_batches - worker), micro_batches)
+        orders.append((*order, *(Task(WEIGHT, m, worker) for m in put_off)))
     return Schedule("zero_bubble", workers, micro_batches, tuple(orders), splits_backward=True)
 
 
@@ -90,3 +85,80 @@ def alternated(forwards: list[Task], backwards: list[Task], ahead: int) -> tuple
         order.append(backward)
         order += forwards[at + ahead : at + ahead + 1]
     return tuple(order)
+
+
+# seconds and activations
+# --------------------------------------------------------------------------------------------------
+
+
+def _gpipe_s(p: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:
+    return (m + p - 1) * (seconds.forward + seconds.backward) + seconds.send * (2 * (p - 1))
+
+
+def _1f1b_s(p: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:
+    """As GPipe; transfers on the longest path differ.
+
+    A round trip of the pipeline takes 2 (p - 1) of them and gives its worker the turn of the
+    micro-batch p later; r micro-batches left at the end have a round trip over r - 1 links.
+    """
+    xp = array_module(p, m)
+    trips = xp.floor((m - 1) / p)
+    left = m - 1 - trips * p
+    sends = 2 * ((p - 1) * (1 + trips) + xp.maximum(left - 1, 0))
+    return (m + p - 1) * (seconds.forward + seconds.backward) + seconds.send * sends
+
+
+def _interleaved_s(p: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:
+    return (m + (p - 1) / v) * (seconds.forward + seconds.backward)
+
+
+def _zero_bubble_s(p: Array, m: Array, v: Array, seconds: StageSeconds) -> Array:
+    """The longest of three paths, each down to the last worker and up again.
+
+    All F on the last worker, all W on it or where they are put off no longer; all F and W on the
+    first; or no W but those of the last worker's steady state and the very last one.
+    """
+    forward_s, backward_s, weight_s, _ = seconds
+    xp = array_module(p, m, forward_s, backward_s, weight_s)
+    input_s, turns, longer = backward_s - weight_s, m + p - 1, xp.maximum(m, p)
+    below_s = turns * forward_s + longer * input_s + m * weight_s
+    above_s = longer * forward_s + turns * input_s + m * weight_s
+    through_s = turns * (forward_s + input_s) + xp.maximum(m - p + 1, 1) * weight_s
+    return xp.maximum(xp.maximum(below_s, above_s), through_s)
+
+
+def _interleaved_in_flight(w: Array, p: Array, m: Array, v: Array) -> Array:
+    """p (1 + (p - 1) / (p v)) on the first worker."""
+    xp = array_module(w, p, m, v)
+    ahead = xp.where(v > 1, 2 * (p - 1 - w) + (v - 1) * p + 1, p - w)
+    return xp.minimum(ahead, m * v) / v
+
+
+GPIPE = ScheduleKind(
+    "gpipe", gpipe, _gpipe_s, lambda w, p, m, v: m + 0 * (w + p), prices_sends=True
+)
+ONE_F_ONE_B = ScheduleKind(
+    "1f1b",
+    one_forward_one_backward,
+    _1f1b_s,
+    lambda w, p, m, v: array_module(w, p, m, v).minimum(p - w, m),
+    prices_sends=True,
+)
+INTERLEAVED = ScheduleKind(
+    "interleaved",
+    interleaved,
+    _interleaved_s,
+    _interleaved_in_flight,
+    has_chunks=True,
+    unsuitable=lambda p, m: m % p != 0,
+    refusal=lambda p, m: (
+        f"expected micro-batches as a multiple of {p} workers in schedule 'interleaved', got {m}"
+    ),
+)
+# activations are kept until the weights' gradients are made
+ZERO_BUBBLE = ScheduleKind(
+    "zero_bubble",
+    zero_bubble,
+    _zero_bubble_s,
+    lambda w, p, m, v: array_module(w, p, m, v).minimum(p, m) + 0 * w,
+)

@@ -11,8 +11,7 @@ soon as what it needs is done:
     W(m, s) needs B(m, s)                           the gradient of the stage's weights, where it is
                                                     split off
 
-So an order and the seconds of its tasks give all times; `replay` is that sentence as a loop,
-`schedule_graph` as a graph.
+So an order and the seconds of its tasks give all times; `replay` is that sentence as a loop.
 
 Worker w of p holds stage w; with v chunks stages w, w + p, w + 2p, ...; in a second pipe, which
 runs the other way, also stage p - 1 - w.
@@ -21,6 +20,7 @@ runs the other way, also stage p - 1 - w.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,12 +39,11 @@ class Task(NamedTuple):
     pipe: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.micro_batch} of stage {self.stage}" + (
-            " upwards" if self.pipe else ""
-        )
+        upwards = " upwards" if self.pipe else ""
+        return f"{self.kind}{self.micro_batch} of stage {self.stage}{upwards}"
 
 
-class Interval(NamedTuple):
+class TaskTime(NamedTuple):
     """When a task runs, in seconds from the start of the step."""
 
     start_s: float
@@ -67,11 +66,6 @@ class Schedule:
     def stages(self) -> int:
         """Stages that the model is cut into."""
         return self.workers * self.chunks
-
-    @property
-    def weight_copies(self) -> int:
-        """How often the model's weights stand in the pipeline."""
-        return self.pipes
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -102,13 +96,10 @@ class Schedule:
         )
 
     def check(self) -> Schedule:
-        """The schedule itself, if each task stands once, on its worker, and no worker waits for
-        ever; else `InputError`.
-        """
+        """The schedule itself; `InputError` where a task is missing or misplaced, or never runs."""
         if len(self.orders) != self.workers:
-            raise InputError(
-                f"schedule {self.name!r} has {len(self.orders)} orders, expected one for each of"
-                f" {self.workers} workers"
+            raise self._wrong(
+                f"has {len(self.orders)} orders, expected one for each of {self.workers} workers"
             )
         seen: Counter[tuple[str, int, int]] = Counter()
         pipe_of: dict[int, int] = {}
@@ -116,37 +107,28 @@ class Schedule:
             for task in order:
                 known = task.kind in self.kinds and 0 <= task.micro_batch < self.micro_batches
                 if not (known and 0 <= task.stage < self.stages and 0 <= task.pipe < self.pipes):
-                    raise InputError(
-                        f"schedule {self.name!r} has a task {task} on worker {worker}, which it has"
-                        " no place for"
+                    raise self._wrong(
+                        f"has a task {task} on worker {worker}, which it has no place for"
                     )
-                if self.worker_of(task) != worker:
-                    raise InputError(
-                        f"schedule {self.name!r} has {task} on worker {worker}, expected worker"
-                        f" {self.worker_of(task)}"
-                    )
+                if (place := self.worker_of(task)) != worker:
+                    raise self._wrong(f"has {task} on worker {worker}, expected worker {place}")
                 if pipe_of.setdefault(task.micro_batch, task.pipe) != task.pipe:
-                    raise InputError(
-                        f"schedule {self.name!r} sends micro-batch {task.micro_batch} through both"
-                        " pipes; choose one"
+                    raise self._wrong(
+                        f"sends micro-batch {task.micro_batch} through both pipes; choose one"
                     )
                 seen[task[:3]] += 1
-        for kind in self.kinds:
-            for micro_batch in range(self.micro_batches):
-                for stage in range(self.stages):
-                    if (times := seen[kind, micro_batch, stage]) != 1:
-                        raise InputError(
-                            f"schedule {self.name!r} has {Task(kind, micro_batch, stage)} {times}"
-                            " times, expected once"
-                        )
+        for one in itertools.product(self.kinds, range(self.micro_batches), range(self.stages)):
+            if seen[one] != 1:
+                raise self._wrong(f"has {Task(*one)} {seen[one]} times, expected once")
         self.replay(lambda task: 1.0)
         return self
 
-    def replay(self, seconds: Callable[[Task], float]) -> dict[Task, Interval]:
-        """When each task runs, by their seconds; transfers between workers take none. `InputError`
-        where workers wait in a circle.
-        """
-        done: dict[Task, Interval] = {}
+    def _wrong(self, sentence: str) -> InputError:
+        return InputError(f"schedule {self.name!r} {sentence}")
+
+    def replay(self, seconds: Callable[[Task], float]) -> dict[Task, TaskTime]:
+        """When each task runs, transfers taking no time; `InputError` for a deadlock."""
+        done: dict[Task, TaskTime] = {}
         at, free_s = [0] * self.workers, [0.0] * self.workers
         to_try = list(range(self.workers))
         while to_try:
@@ -158,7 +140,7 @@ class Schedule:
                     break
                 start_s = max([free_s[worker], *(done[each].end_s for each in needed)])
                 free_s[worker] = start_s + seconds(task)
-                done[task] = Interval(start_s, free_s[worker])
+                done[task] = TaskTime(start_s, free_s[worker])
                 at[worker] += 1
                 to_try.extend(self._woken(task, worker))
         waiting = [
@@ -169,25 +151,19 @@ class Schedule:
         if waiting:
             worker, task = waiting[0]
             missing = next(each for each in self.needs(task) if each not in done)
-            raise InputError(
-                f"schedule {self.name!r} never ends: worker {worker} waits before {task} for"
-                f" {missing}; mend the orders"
+            raise self._wrong(
+                f"never ends: worker {worker} waits before {task} for {missing}; mend the orders"
             )
         return done
 
     def issue_order(self) -> list[Task]:
-        """All tasks by when they would begin if each took as long: what anything needs stands
-        before it.
-        """
+        """All tasks by when they would begin if each took as long: after what they need."""
         starts = self.replay(lambda task: 1.0)
         return sorted(starts, key=lambda task: (starts[task].start_s, self.worker_of(task)))
 
     def in_flight(self) -> list[int]:
-        """Largest number of micro-batches, counted once for each stage of a worker, whose
-        activations it keeps at a time; [workers].
-
-        Activations are kept from a forward task to the last that needs them: the weights' gradients
-        where they are split off.
+        """Most (micro-batch, stage) pairs whose activations each worker keeps at a time: from the
+        forward task to the last that needs them; [workers].
         """
         last = WEIGHT if self.splits_backward else BACKWARD
         most = []

@@ -1,6 +1,6 @@
 """Transformers: what a model is (`shape`, `zoo`), how it is spread over ranks (`layout`, `rules`,
-`groups`, `stages`), what a rank runs of its layers and ends kernel by kernel (`config`, `parts`),
-and a whole step of it as a graph (`step`).
+`groups`, `stages`), what a rank runs of its layers, embedding and LM head kernel by kernel
+(`config`, `parts`), and a whole step of it as a graph (`step`).
 """
 
 from hybridperf.workloads.transformer.layout import Layout, Layouts

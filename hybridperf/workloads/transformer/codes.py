@@ -1,9 +1,8 @@
-"""Words of a layout as numbers, so that columns of layouts are arrays: a word's code is its place
-here.
-"""
+"""Words of a layout as numbers, for columns of layouts: a word's code is its place."""
+
+from hybridperf.workloads.schedules import NAMES as SCHEDULES
 
 RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "chimera", "zero_bubble")
-
 NONE, SELECTIVE, FULL = range(len(RECOMPUTE))
-ONE_F_ONE_B, GPIPE, INTERLEAVED, CHIMERA, ZERO_BUBBLE = range(len(SCHEDULES))
+GPIPE, INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
+CHIMERA, ZERO_BUBBLE = SCHEDULES.index("chimera"), SCHEDULES.index("zero_bubble")

@@ -6,53 +6,41 @@ import dataclasses
 from typing import Any, Literal
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import KERNELS as ATTENTION_KERNELS
 from hybridperf.ops.quantise import known_scheme
-from hybridperf.workloads.transformer import rules
+from hybridperf.workloads.transformer import framework as frameworks
 from hybridperf.workloads.transformer.fields import (
     check_flag,
     check_kind,
     check_number,
     check_whole,
-)
-from hybridperf.workloads.transformer.framework import (
-    Framework,
-    config_habits,
-    framework_called,
-    framework_habits,
-    framework_names,
+    check_word,
 )
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.layout import Layout
-from hybridperf.workloads.transformer.parallel import Group
+from hybridperf.workloads.transformer.parallel import RankGroup
 from hybridperf.workloads.transformer.shape import TransformerShape
 from hybridperf.workloads.transformer.stages import SPLITS, layers_before
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _FLAGS = (
-    "dropout",
-    "fused_loss",
-    "overlap_gradients",
-    "overlap_sends",
-    "scatter_gather",
+    "dropout", "fused_loss", "overlap_gradients", "overlap_sends", "scatter_gather",
     "grouped_experts",
-)
+)  # fmt: skip
 _WORDS = {
     "attention": ("fused", "unfused"),
     "attention_kernel": ATTENTION_KERNELS,
     "optimizer": ("adam", "sgd"),
     "expert_messages": ("copies", "nodes"),
-    "framework": framework_names(),
+    "framework": frameworks.framework_names(),
     "stage_split": SPLITS,
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """What `layer_passes`, `head_passes` ... and `hp.transformer` take. Equal configs are equal and
-    hash alike.
-    """
+    """What `layer_passes`, `head_passes` ... and `hp.transformer` take."""
 
     shape: TransformerShape
     layout: Layout = dataclasses.field(default_factory=Layout)
@@ -61,49 +49,39 @@ class TransformerConfig:
     quant: str = ""
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
-    attention_kernel: Literal["", "flash1", "flash2"] = (
-        ""  # of fused attention, `ops/attention_kernels.py`; empty: the op model's
-    )
-    expert_messages: Literal["copies", "nodes"] = (
-        "copies"  # a token travels to each expert, or once to each node of theirs
-    )
+    # of fused attention, `ops/attention_kernels.py`; empty: the op model's
+    attention_kernel: Literal["", "flash1", "flash2"] = ""
+    # a token travels to each expert, or once to each node of theirs
+    expert_messages: Literal["copies", "nodes"] = "copies"
     grouped_experts: bool = False  # a kernel multiplies by all experts of a rank; else one by each
-    framework: str = (
-        "megatron_core"  # whose kernels are launched, `framework.py`; its other habits: `run_by`
-    )
+    # whose kernels are launched, `framework.py`; its other habits: `run_by`
+    framework: str = "megatron_core"
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
-    vocab_multiple: int = (
-        128  # the vocabulary is padded to multiples of tp times this; 1: of tp alone
-    )
+    # the vocabulary is padded to multiples of tp times this; 1: of tp alone
+    vocab_multiple: int = 128
     optimizer: Literal["adam", "sgd"] = "adam"
-    gradient_bytes: float | None = (
-        None  # of a gradient between ranks and in the buffer; None: as the dtype
-    )
+    # of a gradient between ranks and in the buffer; None: as the dtype
+    gradient_bytes: float | None = None
     bucket_bytes: float = 25e6  # gradients reduced together
-    # reductions run beside the last micro-batch's backward, gathers of weights ahead of their layer
+    # reductions overlap the last micro-batch's backward, gathers of weights the layer before theirs
     overlap_gradients: bool = True
     overlap_sends: bool = False  # a stage computes on while its result travels to the next
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
     scatter_gather: bool = False
-    stage_split: Literal["even", "cost"] = "even"  # how layers are dealt out to stages, `stages.py`
+    stage_split: Literal["even", "cost"] = "even"  # how layers are split over stages
 
     def __post_init__(self) -> None:
-        named = (
-            f"hp.load_shape({self.shape!r}) gives that of a published model"
-            if isinstance(self.shape, str)
-            else ""
-        )
-        check_kind("shape", self.shape, TransformerShape, named)
+        hint = ""
+        if isinstance(self.shape, str):
+            hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
+        check_kind("shape", self.shape, TransformerShape, hint)
         check_kind("layout", self.layout, Layout)
-        rules.check_numbers(self.layout)
+        self.layout.check_numbers()
         for name in _FLAGS:
             check_flag(name, getattr(self, name))
         for name, allowed in _WORDS.items():
-            if getattr(self, name) not in allowed:
-                raise unknown(
-                    name, str(getattr(self, name)), allowed, f"known are {', '.join(allowed)}"
-                )
+            check_word(name, getattr(self, name), allowed)
         for name in ("dtype", "quant"):
             check_kind(name, getattr(self, name), str)
         if canonical_dtype(self.dtype) not in _DTYPES:
@@ -122,25 +100,22 @@ class TransformerConfig:
     def run_by(
         framework: str, shape: TransformerShape, layout: Layout | None = None, **own: Any
     ) -> TransformerConfig:
-        """The step as a framework runs it, by the habits that `hybridperf steps` assumes (kernels,
-        attention, bytes of gradients, what overlaps); `own` fields come first. What the layout says
-        (ZeRO, recompute, schedule) stays as it is.
+        """The step as a framework runs it, by the habits that `hybridperf steps` assumes: kernels,
+        attention, bytes of gradients, what overlaps.
+
+        Args:
+            framework: its name in rows of steps, as "megatron_core".
+            shape: the model.
+            layout: kept as it is (ZeRO, recompute, schedule); one rank by default.
+            own: fields of the config that come before the framework's habits.
         """
         layout = layout or Layout()
-        if framework not in framework_habits():
-            raise unknown(
-                "framework",
-                framework,
-                framework_habits(),
-                f"known are {', '.join(framework_habits())}",
-            )
+        habits = frameworks.framework_habits()
+        check_word("framework", framework, tuple(habits))
         names = {field.name for field in dataclasses.fields(TransformerConfig)}
-        usual = {
-            name: value
-            for name, value in config_habits(framework_habits()[framework], layout.tp).items()
-            if name in names
-        }
-        return TransformerConfig(shape, layout, **{**usual, **own})
+        usual = frameworks.config_habits(habits[framework], layout.tp)
+        fields = {name: value for name, value in usual.items() if name in names}
+        return TransformerConfig(shape, layout, **{**fields, **own})
 
     def replace(self, **changes: Any) -> TransformerConfig:
         """The same step with other settings."""
@@ -187,27 +162,20 @@ class TransformerConfig:
     @property
     def kernels(self) -> Kernels:
         """Pieces as this framework runs them."""
-        framework: Framework = framework_called(self.framework)
-        return Kernels(
-            canonical_dtype(self.dtype),
-            framework,
-            self.dropout,
-            self.reduced_bytes,
-            self.layout.accumulation,
-        )
+        dtype, framework = canonical_dtype(self.dtype), frameworks.framework_called(self.framework)
+        gradient_bytes, micro_batches = self.reduced_bytes, self.layout.accumulation
+        return Kernels(dtype, framework, self.dropout, gradient_bytes, micro_batches)
 
-    def group(self, dim: str) -> Group:
+    def group(self, dim: str) -> RankGroup:
         """Ranks and nodes of a dimension's collectives."""
         span = self.layout.group(dim, self.gpus_per_node)
-        return Group(span.ranks, span.nodes)
+        return RankGroup(span.ranks, span.nodes)
 
     @property
     def experts_apart(self) -> bool:
         """Whether other ranks hold the same experts than hold the same of all else."""
-        layout = self.layout
-        return bool(self.shape.experts) and (
-            layout.ep > 1 or layout.expert_tp not in (None, layout.tp)
-        )
+        ep, expert_tp = self.layout.ep, self.layout.expert_tp
+        return bool(self.shape.experts) and (ep > 1 or expert_tp not in (None, self.layout.tp))
 
     @property
     def stages(self) -> int:
@@ -215,17 +183,14 @@ class TransformerConfig:
         return self.layout.pp * self.layout.vp
 
     def layers_of(self, stage: int) -> tuple[int, ...]:
-        """How many layers of each kind (`shape.blocks`) lie on a stage, or chunk of one."""
+        """How many layers of each kind (`shape.layer_kinds`) lie on a stage, or chunk of one."""
+        split = (self.stage_split, self.shape.head_layers)
         first, end = (
-            int(
-                layers_before(
-                    self.shape.depth, self.stages, at, self.stage_split, self.shape.head_layers
-                )
-            )
+            int(layers_before(self.shape.depth, self.stages, at, *split))
             for at in (stage, stage + 1)
         )
         counts, start = [], 0
-        for block in self.shape.blocks:
-            counts.append(max(0, min(end, start + block.count) - max(first, start)))
-            start += block.count
+        for kind in self.shape.layer_kinds:
+            counts.append(max(0, min(end, start + kind.count) - max(first, start)))
+            start += kind.count
         return tuple(counts)

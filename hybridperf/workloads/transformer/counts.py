@@ -1,7 +1,6 @@
-"""How many parameters and floating-point operations a Transformer has, by what tensor and expert
-parallelism do with them.
+"""How many parameters and floating-point operations a Transformer has, by how ranks share them.
 
-A block of a GPT: 12 h^2 + 13 h parameters, 24 h^2 + 4 s h FLOPs per token (each weight twice;
+A layer of a GPT: 12 h^2 + 13 h parameters, 24 h^2 + 4 s h FLOPs per token (each weight twice;
 scores and weighted sum 2 s h each), so
 
     P = 12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)) + 2 h,      the last norm's 2 h being left out
@@ -15,20 +14,18 @@ heads, at least one) and `ffn`, all of `whole`; an expert-parallel rank has 1/e 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from hybridperf.io import InputError
-from hybridperf.io.namespace import array_module
-
-if TYPE_CHECKING:
-    from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.io.namespace import Array, array_module
+from hybridperf.workloads.transformer.sizes import ModelSizes
 
 MULTIPLY_ADD = 2  # FLOPs of a multiply-add
-MOMENTS = {"adam": 2, "momentum": 1, "sgd": 0}  # numbers that an optimizer keeps beside each weight
+MOMENTS = {"adam": 2, "momentum": 1, "sgd": 0}  # numbers that an optimizer keeps per weight
 BACKWARD = 2  # a matrix product's backward pass is two products of its size
 
 
-class Parameters(NamedTuple):
+class ParameterCounts(NamedTuple):
     """Numbers of parameters by how ranks share them."""
 
     heads: int = 0  # columns or rows that belong to heads: queries, output
@@ -45,20 +42,16 @@ class Parameters(NamedTuple):
 
 
 def rank_shares(
-    part: Parameters, key_heads: int, tp: Any, ep: Any, expert_tp: Any
-) -> tuple[Any, Any]:
-    """One rank's of a part of the model: (of all but the experts, of the experts); degrees are
-    numbers or arrays.
-    """
-    xp = array_module(tp, ep, expert_tp)
-    dense = (
-        (part.heads + part.ffn + part.vocab) / tp + part.kv / xp.minimum(tp, key_heads) + part.whole
-    )
+    part: ParameterCounts, key_heads: int, tp: Array, ep: Array, expert_tp: Array
+) -> tuple[Array, Array]:
+    """One rank's parameters of a part of the model: (all but the experts', the experts')."""
+    kv = part.kv / array_module(tp, ep, expert_tp).minimum(tp, key_heads)
+    dense = (part.heads + part.ffn + part.vocab) / tp + kv + part.whole
     return dense, (part.experts / expert_tp + part.experts_whole) / ep
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class LayerKind:
     """One kind of layer: how many, and what differs between the kinds of a model."""
 
     count: int
@@ -67,44 +60,43 @@ class Block:
     topk: int
     shared_ffn: int
     cross: bool  # attends to an encoder's output too
-    parameters: Parameters
+    parameters: ParameterCounts
 
     @property
     def idle_parameters(self) -> int:
-        """Parameters of the experts that a token does not take."""
+        """ParameterCounts of the experts that a token does not take."""
         if not self.experts:
             return 0
-        return (
-            (self.parameters.experts + self.parameters.experts_whole)
-            * (self.experts - self.topk)
-            // self.experts
-        )
+        of_experts = self.parameters.experts + self.parameters.experts_whole
+        return of_experts * (self.experts - self.topk) // self.experts
 
 
-def blocks(shape: TransformerShape) -> tuple[Block, ...]:
+def layer_kinds(shape: ModelSizes) -> tuple[LayerKind, ...]:
     """Kinds of layers in their order."""
 
-    def block(count: int, ffn: int, experts: int = 0, cross: bool = False) -> Block:
+    def kind(count: int, ffn: int, experts: int = 0, cross: bool = False) -> LayerKind:
         shared = shape.shared_ffn if experts else 0
         parameters = _layer(shape, ffn, experts, shared, cross)
-        return Block(count, ffn, experts, shape.topk if experts else 0, shared, cross, parameters)
+        return LayerKind(
+            count, ffn, experts, shape.topk if experts else 0, shared, cross, parameters
+        )
 
     kinds = [
-        block(shape.dense_layers, shape.dense_ffn),
-        block(shape.layers - shape.dense_layers, shape.ffn, shape.experts),
-        block(shape.decoder_layers, shape.ffn, shape.experts, cross=True),
+        kind(shape.dense_layers, shape.dense_ffn),
+        kind(shape.layers - shape.dense_layers, shape.ffn, shape.experts),
+        kind(shape.decoder_layers, shape.ffn, shape.experts, cross=True),
     ]
-    return tuple(kind for kind in kinds if kind.count)
+    return tuple(one for one in kinds if one.count)
 
 
-def _norm(shape: TransformerShape) -> int:
+def _norm(shape: ModelSizes) -> int:
     bias = shape.norm == "layernorm" if shape.norm_bias is None else shape.norm_bias
     return shape.hidden * (2 if bias else 1)
 
 
 def _layer(
-    shape: TransformerShape, ffn: int, experts: int, shared_ffn: int, cross: bool
-) -> Parameters:
+    shape: ModelSizes, ffn: int, experts: int, shared_ffn: int, cross: bool
+) -> ParameterCounts:
     h, inputs = shape.hidden, 2 if shape.gated else 1  # matrices from the hidden state into the MLP
     attention = _attention(shape)
     times = 2 if cross else 1
@@ -118,18 +110,17 @@ def _layer(
         )
     whole += h * experts + (experts if shape.router_bias else 0)
     shared = (inputs + 1) * h * shared_ffn
-    return Parameters(
-        attention.heads * times,
-        attention.kv * times,
-        shared,
-        0,
-        whole,
+    return ParameterCounts(
+        heads=attention.heads * times,
+        kv=attention.kv * times,
+        ffn=shared,
+        whole=whole,
         experts=experts * one,
         experts_whole=experts * out_bias,
     )
 
 
-def _attention(shape: TransformerShape) -> Parameters:
+def _attention(shape: ModelSizes) -> ParameterCounts:
     h, latent = shape.hidden, shape.latent
     bias = shape.biases if shape.qkv_biases is None else shape.qkv_biases
     sinks = shape.heads if shape.sinks else 0
@@ -137,25 +128,20 @@ def _attention(shape: TransformerShape) -> Parameters:
     output = shape.context_width * h
     if latent is None:
         query = (h + bias) * shape.query_width
-        return Parameters(
-            heads=query + output + sinks,
-            kv=(h + bias) * (shape.key_width + shape.value_width),
-            whole=whole,
-        )
+        kv = (h + bias) * (shape.key_width + shape.value_width)
+        return ParameterCounts(heads=query + output + sinks, kv=kv, whole=whole)
     # down to the latents (on every rank) and up to the heads; each latent has a norm; keys' rotary
     # part is made straight from h
     down = h * (latent.kv_rank + latent.rotary_dim) + latent.kv_rank
     up = latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
-    if latent.query_rank is None:
-        return Parameters(heads=h * shape.query_width + up + output + sinks, whole=whole + down)
-    down += h * latent.query_rank + latent.query_rank
-    return Parameters(
-        heads=latent.query_rank * shape.query_width + up + output + sinks, whole=whole + down
-    )
+    if latent.query_rank is not None:
+        down += h * latent.query_rank + latent.query_rank
+    query = (latent.query_rank or h) * shape.query_width
+    return ParameterCounts(heads=query + up + output + sinks, whole=whole + down)
 
 
-def embedding(shape: TransformerShape) -> Parameters:
-    """Parameters before the first layer."""
+def embedding(shape: ModelSizes) -> ParameterCounts:
+    """ParameterCounts before the first layer."""
     h = shape.hidden
     whole = shape.token_types * h + (_norm(shape) if shape.embedding_norm else 0)
     if shape.positions == "learned":
@@ -163,21 +149,19 @@ def embedding(shape: TransformerShape) -> Parameters:
     if shape.positions == "relative":
         whole += shape.relative_buckets * shape.heads * (2 if shape.decoder_layers else 1)
     if shape.family == "vit":
-        return Parameters(
-            whole=whole + shape.channels * shape.patch**2 * h + h + h
-        )  # the patches' matrix and bias, the class token
-    return Parameters(vocab=shape.vocab * h, whole=whole)
+        # the patches' matrix and bias, the class token
+        return ParameterCounts(whole=whole + shape.channels * shape.patch**2 * h + h + h)
+    return ParameterCounts(vocab=shape.vocab * h, whole=whole)
 
 
-def head(shape: TransformerShape) -> Parameters:
-    """Parameters after the last layer: final norms, the head's own matrix and bias, BERT's
+def head(shape: ModelSizes) -> ParameterCounts:
+    """ParameterCounts after the last layer: final norms, the head's own matrix and bias, BERT's
     transform and pooler.
     """
     h = shape.hidden
     stacks = 2 if shape.decoder_layers else 1
-    whole = (
-        0 if shape.family == "bert" else stacks * _norm(shape)
-    )  # a BERT's layers end in their norm
+    # a BERT's layers end in their norm
+    whole = 0 if shape.family == "bert" else stacks * _norm(shape)
     vocab = 0
     if shape.head == "lm":
         vocab += (0 if shape.tied else shape.vocab * h) + (shape.vocab if shape.head_bias else 0)
@@ -188,79 +172,78 @@ def head(shape: TransformerShape) -> Parameters:
         vocab += shape.vocab * (h + 1)
     if shape.pooler:
         whole += h * h + h + 2 * h + 2
-    return Parameters(vocab=vocab, whole=whole)
+    return ParameterCounts(vocab=vocab, whole=whole)
 
 
-def forward_flops(shape: TransformerShape, batch: float, seq: int, causal: bool) -> float:
+def forward_flops(
+    shape: ModelSizes, kinds: tuple[LayerKind, ...], batch: float, seq: int, causal: bool
+) -> float:
     """FLOPs of the layers, the head and a ViT's patches."""
     layers = sum(
-        block.count
-        * (_matrices(shape, block, batch, seq) + _core(shape, block, batch, seq, causal))
-        for block in shape.blocks
+        kind.count * (_matrices(shape, kind, batch, seq) + _core(shape, kind, batch, seq, causal))
+        for kind in kinds
     )
-    return layers + _ends(shape, batch, seq)
+    return layers + _embedding_and_head(shape, batch, seq)
 
 
 def recomputed_flops(
-    shape: TransformerShape, batch: float, seq: int, recompute: str, causal: bool
+    shape: ModelSizes,
+    kinds: tuple[LayerKind, ...],
+    batch: float,
+    seq: int,
+    recompute: str,
+    causal: bool,
 ) -> float:
     """FLOPs beyond `model_flops`."""
     if recompute == "none":
         return 0.0
     if recompute == "full":
-        return forward_flops(shape, batch, seq, causal) - _ends(shape, batch, seq)
+        whole = forward_flops(shape, kinds, batch, seq, causal)
+        return whole - _embedding_and_head(shape, batch, seq)
     if recompute == "selective":
-        return (1 + BACKWARD) * sum(
-            block.count * _core(shape, block, batch, seq, causal) for block in shape.blocks
-        )
+        cores = sum(kind.count * _core(shape, kind, batch, seq, causal) for kind in kinds)
+        return (1 + BACKWARD) * cores
     raise InputError(f"recompute must be none, selective or full, got {recompute!r}")
 
 
-def _tokens(shape: TransformerShape, block: Block, seq: int) -> float:
-    return (shape.decoder_seq or seq) if block.cross else seq
+def _tokens(shape: ModelSizes, kind: LayerKind, seq: int) -> float:
+    return (shape.decoder_seq or seq) if kind.cross else seq
 
 
-def _matrices(shape: TransformerShape, block: Block, batch: float, seq: int) -> float:
+def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> float:
     """FLOPs of a layer's products with weights."""
-    h, latent, tokens = shape.hidden, shape.latent, _tokens(shape, block, seq)
+    h, latent, tokens = shape.hidden, shape.latent, _tokens(shape, kind, seq)
     inputs = 2 if shape.gated else 1
-    mlp = (inputs + 1) * h * (block.ffn * (block.topk or 1) + block.shared_ffn) + h * block.experts
+    mlp = (inputs + 1) * h * (kind.ffn * (kind.topk or 1) + kind.shared_ffn) + h * kind.experts
     if latent:
-        query = (
-            latent.query_rank * (h + shape.query_width)
-            if latent.query_rank
-            else h * shape.query_width
-        )
-        kv = h * (latent.kv_rank + latent.rotary_dim) + latent.kv_rank * shape.heads * (
-            latent.plain_dim + latent.value_dim
-        )
+        rank = latent.query_rank
+        query = rank * (h + shape.query_width) if rank else h * shape.query_width
+        up = latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
+        kv = h * (latent.kv_rank + latent.rotary_dim) + up
     else:
         query, kv = h * shape.query_width, h * (shape.key_width + shape.value_width)
     per_token = query + kv + shape.context_width * h + mlp
-    across = (
-        (query + shape.context_width * h) * tokens + kv * seq if block.cross else 0.0
-    )  # keys and values of the encoder's output
+    # keys and values of the encoder's output
+    across = (query + shape.context_width * h) * tokens + kv * seq if kind.cross else 0.0
     return MULTIPLY_ADD * batch * (per_token * tokens + across)
 
 
-def _core(shape: TransformerShape, block: Block, batch: float, seq: int, causal: bool) -> float:
+def _core(shape: ModelSizes, kind: LayerKind, batch: float, seq: int, causal: bool) -> float:
     """FLOPs of a layer's scores and weighted sums."""
-    tokens = _tokens(shape, block, seq)
-    pairs = tokens * tokens / (2 if causal else 1) + (tokens * seq if block.cross else 0.0)
+    tokens = _tokens(shape, kind, seq)
+    pairs = tokens * tokens / (2 if causal else 1) + (tokens * seq if kind.cross else 0.0)
     return MULTIPLY_ADD * batch * pairs * (shape.query_width + shape.context_width)
 
 
-def _ends(shape: TransformerShape, batch: float, seq: int) -> float:
+def _embedding_and_head(shape: ModelSizes, batch: float, seq: int) -> float:
     """FLOPs before the first and after the last layer."""
     h, tokens = shape.hidden, (shape.decoder_seq or seq) if shape.decoder_layers else seq
     if shape.family == "vit":
         patches = MULTIPLY_ADD * batch * (seq - 1) * shape.channels * shape.patch**2 * h
-        return patches + (
-            MULTIPLY_ADD * batch * h * shape.vocab if shape.head == "classes" else 0.0
-        )
+        classes = MULTIPLY_ADD * batch * h * shape.vocab if shape.head == "classes" else 0.0
+        return patches + classes
     if shape.head == "none":
         return 0.0
     transform = h * h if shape.head == "mlm" else 0
-    return MULTIPLY_ADD * batch * tokens * (h * shape.vocab + transform) + (
-        MULTIPLY_ADD * batch * h * h if shape.pooler else 0.0
-    )
+    pooler = MULTIPLY_ADD * batch * h * h if shape.pooler else 0.0
+    return MULTIPLY_ADD * batch * tokens * (h * shape.vocab + transform) + pooler

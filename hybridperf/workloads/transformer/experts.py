@@ -19,55 +19,46 @@ from collections.abc import Iterator
 from hybridperf.ops import Gemm, Moe, OpCall
 from hybridperf.workloads.transformer.kernels import Kernels
 from hybridperf.workloads.transformer.parallel import rewritten
-from hybridperf.workloads.transformer.passes import Passes, Step, Steps
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 
 
 def grouped(passes: Passes, kernels: Kernels, together: bool = False) -> Passes:
-    """Passes whose experts are products, launched one by one or `together`, and an activation
-    between them; after everything that divides experts or their tokens.
+    """Experts as products, launched one by one or `together`, and an activation between them; after
+    everything that divides experts or their tokens.
     """
 
-    def split(steps: Steps) -> Iterator[Step]:
+    def split(steps: Steps) -> Iterator[PassStep]:
         for step in steps:
             if step.is_op and isinstance(step.op, Moe):
                 each = int(step.op.experts // step.op.moe_ep) if together else 1
-                yield from _products(
-                    dataclasses.replace(step, kernels=1 + (step.kernels - 1) // each), kernels
-                )
+                launches = 1 + (step.kernels - 1) // each
+                yield from _products(dataclasses.replace(step, kernels=launches), kernels)
             else:
                 yield step
 
     return rewritten(passes, split)
 
 
-def _products(step: Step, kernels: Kernels) -> Steps:
-    """Into the experts, the activation of all of them, and out of them; products `times` as often
-    as the experts' own call says.
-    """
+def _products(step: PassStep, kernels: Kernels) -> Steps:
+    """Into the experts, the activation of all of them, and out of them."""
     assert isinstance(step.call, OpCall)
     op: Moe = step.op
     routing = op.routing()
     inter, active = float(op.inter / op.moe_tp), float(routing.active)
     rows = float(routing.rows) / active
-    into = Gemm(
-        op.dtype, rows, inter * (2.0 if op.gated else 1.0), float(op.hidden), quant=op.quant
-    )
+    wide = inter * (2.0 if op.gated else 1.0)
+    into = Gemm(op.dtype, rows, wide, float(op.hidden), quant=op.quant)
     out = Gemm(op.dtype, rows, float(op.hidden), inter, quant=op.quant)
     times = step.call.times * active
 
-    def product(what: str, of: Gemm) -> Step:
-        call = OpCall(of, times=times)
+    def product(what: str, of: Gemm) -> PassStep:
+        call, name = OpCall(of, times=times), f"{step.name}, {what}"
+        launches = (step.kernels - 1) // 2
         return dataclasses.replace(
-            step,
-            call=call,
-            name=f"{step.name}, {what}",
-            kernels=(step.kernels - 1) // 2,
-            tensor=(),
-            tokens="m",
+            step, call=call, name=name, kernels=launches, tensor=(), tokens="m"
         )
 
-    piece = kernels.activation(
-        f"{step.name}, inner", float(routing.rows), inter, gated=bool(op.gated), bias=False
-    )
+    name, gated = f"{step.name}, inner", bool(op.gated)
+    piece = kernels.activation(name, float(routing.rows), inter, gated=gated, bias=False)
     inner = piece.backward if "gradient" in step.name else piece.forward
     return product("in", into), *inner, product("out", out)

@@ -2,10 +2,10 @@
 model's arithmetic.
 
 Launches are counted, not guessed: a layer is host-bound where kernels x launch cost exceeds what
-the device needs, as for most published steps of small models (training_steps.md, sections 2 and 3).
+the device needs, as for most published steps of small models.
 
 Frameworks that rows of measured steps name (`habits`: megatron_core, nanotron, torchtitan ...) run
-one of three sets of kernels, and have habits beside it that are fields of a config or a layout:
+one of three sets of kernels, and have habits that are fields of a config or a layout:
 `TransformerConfig.run_by` takes them all.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Literal
 
-from hybridperf.io import unknown
+from hybridperf.workloads.transformer.fields import check_word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,8 @@ class Framework:
     fused_activation: bool  # bias, activation and gate in one kernel
     rope_kernels: int  # per tensor that is turned
     norm_parameter_kernels: int  # of a norm's backward, for scale and shift
-    gradients: Literal[
-        "always", "repeated", "never"
-    ]  # a kernel per parameter adds its gradient: to a buffer, from the second on, or none
+    # a kernel per parameter adds its gradient: to a buffer, from the second on, or none
+    gradients: Literal["always", "repeated", "never"]
 
 
 _KNOWN = (
@@ -54,19 +53,13 @@ FRAMEWORKS = {one.name: one for one in _KNOWN}
 
 @functools.cache
 def framework_habits() -> Mapping[str, Mapping[str, Any]]:
-    """Frameworks by the names that rows of steps give them, each with what it settles where a row
-    leaves it open.
-    """
-    found: Mapping[str, Mapping[str, Any]] = tomllib.loads(
-        resources.files(__package__).joinpath("frameworks.toml").read_text()
-    )["framework"]
-    return found
+    """Frameworks by their names in rows of steps, with what each settles where a row does not."""
+    text = resources.files(__package__).joinpath("frameworks.toml").read_text()
+    return dict(tomllib.loads(text)["framework"])
 
 
 def config_habits(habits: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """A framework's habits at a tensor-parallel degree, which decides how
-    the vocabulary is padded.
-    """
+    """A framework's habits at a tensor-parallel degree: it decides how the vocabulary is padded."""
     if tp > 1 and "vocab_multiple_tp" in habits:
         return {**habits, "vocab_multiple": habits["vocab_multiple_tp"]}
     return dict(habits)
@@ -79,11 +72,6 @@ def framework_names() -> tuple[str, ...]:
 
 
 def framework_called(name: str) -> Framework:
-    """A framework's kernels by its name, or by that of a set of kernels; `InputError` for one
-    nobody knows.
-    """
-    if name not in framework_names():
-        raise unknown(
-            "framework", name, framework_names(), f"known are {', '.join(framework_names())}"
-        )
+    """A framework's kernels by its name, or by that of a set of kernels."""
+    check_word("framework", name, framework_names())
     return FRAMEWORKS[framework_habits()[name]["framework"] if name in framework_habits() else name]

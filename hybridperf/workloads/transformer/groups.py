@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from hybridperf.io import InputError, unknown
-
-if TYPE_CHECKING:
-    from hybridperf.workloads.transformer.layout import Layout, Layouts
 
 DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "data", "expert_data", "shard", "replica")
 
@@ -36,19 +33,30 @@ class Span(NamedTuple):
     ranks_per_node: int  # most that lie on one
 
 
-def span(layout: Layout | Layouts, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:
+class Degrees(Protocol):
+    """What a span depends on: of one layout, or columns that hold one."""
+
+    @property
+    def ep(self) -> Any: ...
+    @property
+    def tp(self) -> Any: ...
+    @property
+    def expert_tp(self) -> Any: ...
+    @property
+    def shard_ranks(self) -> Any: ...
+    @property
+    def data_ranks(self) -> Any: ...
+
+
+def span(layout: Degrees, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:
     """The span of one dimension's groups of one layout."""
     if dim not in DIMENSIONS:
         raise unknown("dimension", dim, DIMENSIONS, f"known are {', '.join(DIMENSIONS)}")
     if gpus_per_node < 1:
         raise InputError(f"gpus_per_node must be 1 or more, got {gpus_per_node}")
     digits = tuple([(name, int(getattr(layout, name))) for name in order if name != "ep"])
-    ranks, apart = (
-        0,
-        False,
-        # of the groups that share a digit with others; whether experts are cut unlike the other
-        # layers
-    )
+    # of the groups that share a digit with others; whether experts are cut unlike other layers
+    ranks, apart = 0, False
     if dim in ("shard", "replica"):
         ranks = int(layout.shard_ranks or layout.data_ranks)
     elif dim in ("ep", "expert_data"):
@@ -66,9 +74,7 @@ def _span(
 def _members(
     dim: str, digits: tuple[tuple[str, int], ...], ranks: int, apart: bool
 ) -> tuple[tuple[int, bool], ...]:
-    """Digits (size, whether the group runs over it), fastest first; a digit that a group shares
-    with another is cut in two.
-    """
+    """Digits (size, whether the group has it), fastest first; a shared digit is cut in two."""
     if dim in ("tp", "cp", "pp", "dp"):
         return tuple((size, name == dim) for name, size in digits)
     data = ("cp", "dp")
@@ -104,22 +110,14 @@ def _counted(digits: tuple[tuple[int, bool], ...], gpus_per_node: int) -> Span:
             per_node *= min(max(gpus_per_node // stride, 1), size)
         stride *= size
         aligned &= stride % gpus_per_node == 0 or gpus_per_node % stride == 0
-    return (
-        Span(ranks, ranks // per_node, per_node)
-        if aligned
-        else _enumerated(digits, ranks, gpus_per_node)
-    )
+    if aligned:
+        return Span(ranks, ranks // per_node, per_node)
+    return _enumerated(digits, ranks, gpus_per_node)
 
 
 def _enumerated(digits: tuple[tuple[int, bool], ...], ranks: int, gpus_per_node: int) -> Span:
-    """Every group is the first one, shifted: only what a shift leaves of a
-    node tells groups apart.
-    """
-    members, shifts, stride = (
-        np.zeros(1, np.int64),
-        np.zeros(1, np.int64),
-        1,
-    )  # of the first group, rising
+    """Every group is the first one, shifted: only what a shift leaves of a node differs."""
+    members, shifts, stride = np.zeros(1, np.int64), np.zeros(1, np.int64), 1
     for size, member in digits:
         if member:
             members = (stride * np.arange(size)[:, None] + members).reshape(-1)

@@ -9,43 +9,23 @@ any layout at one rate, so both are plain products.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Literal
 
+import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.ops import (  # fmt: skip
-    BatchedGemm,
-    Copy,
-    Elementwise,
-    EncoderAttention,
-    Gemm,
-    Norm,
-    OpCall,
-    PrefillAttention,
-    Reduction,
-    RmsNorm,
-    Softmax,
-    op_by_name,
-)
 from hybridperf.workloads.transformer import ratios
 from hybridperf.workloads.transformer.framework import Framework
-from hybridperf.workloads.transformer.passes import Part, Passes, Piece, Step, Steps
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Piece, Steps
 
-Split = Literal[
-    "", "outputs", "inputs"
-]  # of a linear layer: which dimension of its weight tensor parallelism divides
+# of a linear layer: which dimension of its weight tensor parallelism divides
+Split = Literal["", "outputs", "inputs"]
 _LAST_SUMS = 64.0  # partial sums per column that the second kernel of a sum over tokens adds up
 MASK_BYTES = 1.0  # of a dropped element
-FUSED_ATTENTION_BACKWARD_KERNELS = (
-    3  # gradient x result per row, the products, the queries' gradient to the op's dtype
-)
+# gradient x result per row, the products, the queries' gradient to the op's dtype
+FUSED_ATTENTION_BACKWARD_KERNELS = 3
 QUANTISED_KERNELS = 2  # an operand is made narrow, then multiplied
 SOFTMAX, SOFTMAX_GRADIENT = "softmax", "softmax gradient"
 SOFTMAX_KERNEL_BATCH = 4  # Megatron's fused softmax takes multiples of so many heads x samples
-
-
-def _floats(counts: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in counts.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,154 +52,91 @@ class Kernels:
     def loop(
         self, name: str, rows: float, cols: float, *, like: str = "add", moved: float | None = None,
         tensor: str = "", tokens: str = "rows", core: bool = False, weight_gradient: bool = False,
-    ) -> Step:  # fmt: skip
-        """One elementwise kernel over rows x cols: an op that tables know, of more rows where it
-        moves more.
+    ) -> PassStep:  # fmt: skip
+        """One elementwise kernel over rows x cols.
 
-        `moved`: what is read and written per element, in numbers of the dtype; None: as the op
-        does.
+        Args:
+            like: op in tables whose arithmetic it has.
+            moved: numbers read and written per element, which scale the rows; None: as the op does.
+            tensor, tokens, core, weight_gradient: as in `PassStep`.
         """
-        _, counts = op_by_name(like)
+        _, counts = ops.op_by_name(like)
+        numbers = {key: float(value) for key, value in counts.items()}
         tensors = counts["inputs"] + 1.0
-        op = Elementwise(
-            self.dtype, float(rows) * (moved or tensors) / tensors, float(cols), **_floats(counts)
+        op = ops.Elementwise(
+            self.dtype, float(rows) * (moved or tensors) / tensors, float(cols), **numbers
         )
-        return Step(
-            OpCall(op),
-            "memory",
-            name,
-            tensor=(tensor,) if tensor else (),
-            tokens=tokens,
-            core=core,
-            weight_gradient=weight_gradient,
-        )
+        fields = (tensor,) if tensor else ()
+        return PassStep(ops.OpCall(op), "memory", name, 1, fields, tokens, core, weight_gradient)
 
-    def column_sums(
-        self, name: str, tokens: float, cols: float, tensor: bool = False, times: float = 1.0
-    ) -> Step:
+    def column_sums(self, name: str, tokens: float, cols: float, tensor: bool = False) -> PassStep:
         """A vector of column sums over tokens: a bias' gradient."""
-        call = OpCall(Reduction(self.dtype, float(cols), float(tokens)), times=times)
-        return Step(
-            call,
-            "memory",
-            name,
-            tensor=("rows",) if tensor else (),
-            tokens="cols",
-            weight_gradient=True,
-        )
+        call = ops.OpCall(ops.Reduction(self.dtype, float(cols), float(tokens)))
+        fields = ("rows",) if tensor else ()
+        return PassStep(call, "memory", name, tensor=fields, tokens="cols", weight_gradient=True)
 
     def keep(self, name: str, rows: float, cols: float, tensor: str = "") -> Steps:
         """A parameter's gradient is added to what earlier micro-batches left."""
-        if self.framework.gradients == "never" or (
-            self.framework.gradients == "repeated" and self.micro_batches == 1
-        ):
+        mode = self.framework.gradients
+        if mode == "never" or (mode == "repeated" and self.micro_batches == 1):
             return ()
-        moved = (
-            1 + 2 * self.gradient_bytes / self.element_bytes
-        )  # gradient read; sum read and written
-        return (
-            self.loop(
-                f"{name} kept",
-                rows,
-                cols,
-                moved=moved,
-                tensor=tensor,
-                tokens="",
-                weight_gradient=True,
-            ),
-        )
+        # gradient read; sum read and written
+        moved = 1 + 2 * self.gradient_bytes / self.element_bytes
+        kept = self.loop(f"{name} kept", rows, cols, moved=moved, tensor=tensor, tokens="")
+        return (dataclasses.replace(kept, weight_gradient=True),)
 
     def linear(
-        self,
-        name: str,
-        tokens: float,
-        i: float,
-        o: float,
-        *,
-        split: Split = "",
-        bias: bool = False,
-        part: Part = "gemm",
+        self, name: str, tokens: float, i: float, o: float, *, split: Split = "", bias: bool = False
     ) -> Piece:
-        """A linear layer, its bias added here."""
-        by_outputs, by_inputs = split == "outputs", split == "inputs"
+        """A linear layer of i inputs and o outputs, its bias added here."""
 
-        def product(
-            what: str,
-            m: float,
-            n: float,
-            k: float,
-            on: str,
-            counts: str,
-            weight_gradient: bool = False,
-        ) -> Step:
-            call = OpCall(Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant))
+        def product(what: str, m: float, n: float, k: float, on: str, counts: str) -> PassStep:
+            call = ops.OpCall(ops.Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant))
             launched = QUANTISED_KERNELS if self.quant else 1
-            return Step(
-                call,
-                part,
-                what,
-                launched,
-                tensor=(on,) if on else (),
-                tokens=counts,
-                weight_gradient=weight_gradient,
-            )
+            return PassStep(call, "gemm", what, launched, (on,) if on else (), counts)
 
         def on(outputs: str, inputs: str) -> str:
-            return outputs if by_outputs else inputs if by_inputs else ""
+            return {"outputs": outputs, "inputs": inputs}.get(split, "")
 
-        columns = "cols" if by_outputs else ""
-        added = (
-            (self.loop(f"{name} bias", tokens, o, like="addu", tensor=columns),)
-            if bias and self.framework.bias_apart
-            else ()
-        )
-        kept = (
+        columns = on("cols", "")
+        forward: Steps = (product(name, tokens, o, i, on("n", "k"), "m"),)
+        if bias and self.framework.bias_apart:
+            forward += (self.loop(f"{name} bias", tokens, o, like="addu", tensor=columns),)
+        sums: Steps = ()
+        if bias:
+            sums = (self.column_sums(f"{name} bias gradient", tokens, o, split == "outputs"),)
+        weight = product(f"{name} weight gradient", o, i, tokens, on("m", "n"), "k")
+        backward = (
+            *sums,
+            product(f"{name} input gradient", tokens, i, o, on("k", "n"), "m"),
+            dataclasses.replace(weight, weight_gradient=True),
             *self.keep(name, o, i, on("rows", "cols")),
-            *(self.keep(f"{name} bias", 1, o, columns) if bias else ()),
+            *self._bias_kept(name, o, bias, columns),
         )
-        return Piece(
-            (product(name, tokens, o, i, on("n", "k"), "m"), *added),
-            (
-                *(
-                    (self.column_sums(f"{name} bias gradient", tokens, o, by_outputs),)
-                    if bias
-                    else ()
-                ),
-                product(f"{name} input gradient", tokens, i, o, on("k", "n"), "m"),
-                product(
-                    f"{name} weight gradient", o, i, tokens, on("m", "n"), "k", weight_gradient=True
-                ),
-                *kept,
-            ),
-        )
+        return Piece(forward, backward)
 
     def norm(self, name: str, kind: str, tokens: float, cols: float) -> Piece:
         """A norm over each token."""
-        op = (RmsNorm if kind == "rmsnorm" else Norm)(self.dtype, float(tokens), float(cols))
+        op = (ops.RmsNorm if kind == "rmsnorm" else ops.Norm)(
+            self.dtype, float(tokens), float(cols)
+        )
 
-        def of(what: str, ratio: float, weight_gradient: bool = False) -> Step:
-            return Step(
-                OpCall(op, times=ratio),
-                "memory",
-                what,
-                tokens="rows",
-                weight_gradient=weight_gradient,
-            )
+        def of(what: str, ratio: float, weight_gradient: bool = False) -> PassStep:
+            call = ops.OpCall(op, times=ratio)
+            return PassStep(call, "memory", what, tokens="rows", weight_gradient=weight_gradient)
 
-        parameters: tuple[Step, ...] = (
-            of(f"{name} parameter gradients", ratios.NORM_PARAMETERS.value, weight_gradient=True),
+        parameters: Steps = (
+            of(f"{name} parameter gradients", ratios.NORM_PARAMETERS, weight_gradient=True),
         )
         if self.framework.norm_parameter_kernels > 1:
-            last = OpCall(Reduction(self.dtype, float(cols), _LAST_SUMS))
-            parameters += (Step(last, "memory", f"{name} parameter sums", weight_gradient=True),)
-        kept = [
-            *self.keep(f"{name} scale", 1, cols),
-            *(self.keep(f"{name} shift", 1, cols) if kind != "rmsnorm" else ()),
-        ]
-        return Piece(
-            (of(name, 1.0),),
-            (*parameters, of(f"{name} input gradient", ratios.NORM_INPUT.value), *kept),
-        )
+            last = ops.OpCall(ops.Reduction(self.dtype, float(cols), _LAST_SUMS))
+            sums = PassStep(last, "memory", f"{name} parameter sums", weight_gradient=True)
+            parameters += (sums,)
+        kept = self.keep(f"{name} scale", 1, cols)
+        if kind != "rmsnorm":
+            kept += self.keep(f"{name} shift", 1, cols)
+        back = of(f"{name} input gradient", ratios.NORM_INPUT)
+        return Piece((of(name, 1.0),), (*parameters, back, *kept))
 
     def branch(self, tokens: float, cols: float) -> Piece:
         """Where a residual leaves: two gradients meet there on the way back."""
@@ -227,74 +144,46 @@ class Kernels:
 
     def residual(self, name: str, tokens: float, cols: float, bias: bool) -> Piece:
         """Bias, dropout and what came past the block, added."""
-        into = Piece(
-            (),
-            (
-                *((self.column_sums(f"{name} bias gradient", tokens, cols),) if bias else ()),
-                *self._bias_kept(name, cols, bias),
-            ),
-        )
+
+        def loop(what: str, like: str = "add", moved: float | None = None) -> PassStep:
+            return self.loop(f"{name} {what}", tokens, cols, like=like, moved=moved)
+
+        sums = (self.column_sums(f"{name} bias gradient", tokens, cols),) if bias else ()
+        into = Piece((), (*sums, *self._bias_kept(name, cols, bias)))
         mask = self.mask if self.dropout else 0.0
-        back = (
-            (self.loop(f"{name} dropout gradient", tokens, cols, like="mulu", moved=2 + mask),)
-            if self.dropout
-            else ()
+        dropped, back = (
+            (loop(what, "mulu", 2 + mask),) if self.dropout else ()
+            for what in ("dropout", "dropout gradient")
         )
         if self.framework.fused_residual:
-            return into + Piece(
-                (self.loop(f"{name} residual", tokens, cols, moved=3 + mask),), back
-            )
-        biases = (
-            (self.loop(f"{name} bias", tokens, cols, like="addu"),)
-            if bias and self.framework.bias_apart
-            else ()
-        )
-        dropped = (
-            (self.loop(f"{name} dropout", tokens, cols, like="mulu", moved=2 + mask),)
-            if self.dropout
-            else ()
-        )
-        return into + Piece((*biases, *dropped, self.loop(f"{name} residual", tokens, cols)), back)
+            return into + Piece((loop("residual", moved=3 + mask),), back)
+        biases = (loop("bias", "addu"),) if bias and self.framework.bias_apart else ()
+        return into + Piece((*biases, *dropped, loop("residual")), back)
 
     def activation(
         self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool
     ) -> Piece:
-        """What stands between the two products of an MLP, `cols` wide behind it, twice as wide
-        before it if gated.
-        """
+        """Between an MLP's products: `cols` wide behind it, twice as wide before it if gated."""
         wide = cols * (2.0 if gated else 1.0)
-        sums = (
-            (self.column_sums(f"{name} bias gradient", tokens, wide, tensor=True),) if bias else ()
-        )
-        kept = self._bias_kept(name, wide, bias, tensor="cols")
+        sums = self.column_sums(f"{name} bias gradient", tokens, wide, tensor=True)
+        kept = (*((sums,) if bias else ()), *self._bias_kept(name, wide, bias, tensor="cols"))
 
-        def loop(what: str, like: str, moved: float | None = None) -> Step:
+        def loop(what: str, like: str, moved: float | None = None) -> PassStep:
             return self.loop(f"{name} {what}", tokens, cols, like=like, moved=moved, tensor="cols")
 
+        fused = self.framework.fused_activation
         if not gated:
-            biases = (
-                (loop("bias", "addu"),)
-                if bias and self.framework.bias_apart and not self.framework.fused_activation
-                else ()
-            )
-            return Piece(
-                (*biases, loop("gelu", "gelu")), (loop("gelu gradient", "gelu", 3), *sums, *kept)
-            )
-        if (
-            self.framework.fused_activation
-        ):  # backward: gate, value and gradient read, two gradients written
-            return Piece(
-                (loop("gated", "silu_mul"),), (loop("gated gradient", "silu_mul", 5), *sums, *kept)
-            )
+            apart = bias and self.framework.bias_apart and not fused
+            biases = (loop("bias", "addu"),) if apart else ()
+            forward = (*biases, loop("gelu", "gelu"))
+            return Piece(forward, (loop("gelu gradient", "gelu", 3), *kept))
+        if fused:  # backward: gate, value and gradient read, two gradients written
+            back = loop("gated gradient", "silu_mul", 5)
+            return Piece((loop("gated", "silu_mul"),), (back, *kept))
+        products = loop("gate gradient", "mul"), loop("value gradient", "mul")
         return Piece(
             (loop("silu", "sigmoid"), loop("gate", "mul")),
-            (
-                loop("gate gradient", "mul"),
-                loop("value gradient", "mul"),
-                loop("silu gradient", "silu_mul"),
-                *sums,
-                *kept,
-            ),
+            (*products, loop("silu gradient", "silu_mul"), *kept),
         )
 
     def _bias_kept(self, name: str, cols: float, bias: bool, tensor: str = "") -> Steps:
@@ -302,30 +191,24 @@ class Kernels:
 
     def rope(self, name: str, tokens: float, cols: float) -> Piece:
         """Queries or keys turned by their positions; back by the opposite angle."""
-        count = self.framework.rope_kernels
+        likes = ("rope", *["mulu"] * (self.framework.rope_kernels - 1))
         turned = tuple(
-            self.loop(
-                f"{name} turned", tokens, cols, like="rope" if at == 0 else "mulu", tensor="cols"
-            )
-            for at in range(count)
+            self.loop(f"{name} turned", tokens, cols, like=like, tensor="cols") for like in likes
         )
         return Piece(turned, turned)
 
     def copy(self, name: str, tokens: float, cols: float) -> Piece:
         """Numbers put in order for what comes next, and their gradients on the way back."""
-        return Piece(
-            (self._copied(name, tokens, cols),), (self._copied(f"{name} back", tokens, cols),)
-        )
+        there, back = (self._copied(what, tokens, cols) for what in (name, f"{name} back"))
+        return Piece((there,), (back,))
 
     def split(self, name: str, tokens: float, cols: float) -> Piece:
-        """Queries, keys and values are slices of one result; their gradients
-        are put side by side.
-        """
+        """Slices of one result, as queries, keys and values: their gradients are joined."""
         return Piece((), (self._copied(f"{name} gradients joined", tokens, cols),))
 
-    def _copied(self, name: str, rows: float, cols: float, tensor: bool = True) -> Step:
-        call = OpCall(Copy(self.dtype, float(rows), float(cols)))
-        return Step(call, "memory", name, tensor=("cols",) if tensor else (), tokens="rows")
+    def _copied(self, name: str, rows: float, cols: float, tensor: bool = True) -> PassStep:
+        call = ops.OpCall(ops.Copy(self.dtype, float(rows), float(cols)))
+        return PassStep(call, "memory", name, tensor=("cols",) if tensor else (), tokens="rows")
 
     def moved(self, name: str, rows: float, cols: float) -> Piece:
         """Tokens sorted by where they go."""
@@ -333,44 +216,29 @@ class Kernels:
         return Piece((there,), (dataclasses.replace(there, name=f"{name} back"),))
 
     def weighted(self, name: str, tokens: float, cols: float, terms: float) -> Piece:
-        """Each token's sum of so many results; backward: each result's
-        gradient, and its weight's.
-        """
-        forward = self.loop(name, tokens, cols, moved=terms + 1)
-        return Piece(
-            (forward,), (self.loop(f"{name} back", tokens * terms, cols, moved=2 + 1 / terms),)
-        )
+        """Each token's sum of so many results; back: gradients of results and weights."""
+        back = self.loop(f"{name} back", tokens * terms, cols, moved=2 + 1 / terms)
+        return Piece((self.loop(name, tokens, cols, moved=terms + 1),), (back,))
 
     def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Piece:
         """A norm over each head of each token."""
-
-        def of(what: str, ratio: float) -> Step:
-            return Step(
-                OpCall(RmsNorm(self.dtype, float(tokens * heads), float(dim)), times=ratio),
-                "memory",
-                what,
-                tensor=("rows",),
-            )
-
-        back = ratios.NORM_INPUT.value + ratios.NORM_PARAMETERS.value
-        return Piece(
-            (of(name, 1.0),), (dataclasses.replace(of(f"{name} gradients", back), kernels=2),)
-        )
+        op = ops.RmsNorm(self.dtype, float(tokens * heads), float(dim))
+        ratio = ratios.NORM_INPUT + ratios.NORM_PARAMETERS
+        forward = PassStep(ops.OpCall(op), "memory", name, tensor=("rows",))
+        call = ops.OpCall(op, times=ratio)
+        back = PassStep(call, "memory", f"{name} gradients", kernels=2, tensor=("rows",))
+        return Piece((forward,), (back,))
 
     def repeated(
         self, name: str, tokens: float, heads: float, kv_heads: float, each: float
     ) -> Piece:
-        """Vectors of `kv_heads` groups copied for each of `heads`, for products that know no
-        groups; gradients of a group added up.
-        """
-        moved = 1 + kv_heads / heads
-
-        def loop(what: str) -> Step:
-            return self.loop(
-                f"{name} {what}", tokens, heads * each, like="cast", moved=moved, tensor="cols"
-            )
-
-        return Piece((loop("repeated"),), (loop("gradients of a group added"),))
+        """Vectors of each group copied for all its heads, for products that know no groups."""
+        moved, cols = 1 + kv_heads / heads, heads * each
+        there, back = (
+            self.loop(f"{name} {what}", tokens, cols, like="cast", moved=moved, tensor="cols")
+            for what in ("repeated", "gradients of a group added")
+        )
+        return Piece((there,), (back,))
 
     def fused_attention(
         self,
@@ -382,33 +250,40 @@ class Kernels:
         causal: bool,
         keys: float = 0.0,
     ) -> Piece:
-        """Scores, softmax and weighted values in one kernel; `keys` of another sequence than the
-        queries' own.
+        """Scores, softmax and weighted values in one kernel.
+
+        Args:
+            batch, seq, heads, head_dim, kv_heads: sizes of the queries.
+            causal: whether a query sees only keys before it.
+            keys: length of another sequence that the queries attend to; 0: their own.
         """
-        sizes = (float(batch), float(seq), float(heads), float(head_dim), float(kv_heads))
-        op: PrefillAttention | EncoderAttention
+        sizes = (float(heads), float(head_dim), float(kv_heads))
+        op: ops.PrefillAttention | ops.EncoderAttention
         if keys:  # each query sees every key: the work is that of the longer of the two as keys
             few, many = sorted((float(seq), float(keys)))
-            op = PrefillAttention(
-                self.dtype, float(batch), few, *sizes[2:], kv_len=many, causal=0.0
+            op = ops.PrefillAttention(
+                self.dtype, float(batch), few, *sizes, kv_len=many, causal=0.0
             )
         else:
-            op = (
-                PrefillAttention(self.dtype, *sizes)
-                if causal
-                else EncoderAttention(self.dtype, *sizes)
-            )
-        call = OpCall(op, kernel=self.attention_kernel)
-        forward = Step(
-            call, "attention", "attention", tensor=("heads", "kv_heads"), tokens="q_len", core=True
-        )
+            kind = ops.PrefillAttention if causal else ops.EncoderAttention
+            op = kind(self.dtype, float(batch), float(seq), *sizes)
+        call, tensor = ops.OpCall(op, kernel=self.attention_kernel), ("heads", "kv_heads")
+        forward = PassStep(call, "attention", "attention", 1, tensor, tokens="q_len", core=True)
         back = dataclasses.replace(
             forward,
-            call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION.value),
+            call=dataclasses.replace(call, times=ratios.FUSED_ATTENTION),
             name="attention gradient",
             kernels=FUSED_ATTENTION_BACKWARD_KERNELS,
         )
         return Piece((forward,), (back,))
+
+    def _core_loop(
+        self, name: str, rows: float, cols: float, like: str, moved: float | None = None
+    ) -> PassStep:
+        """A loop of unfused attention."""
+        return self.loop(
+            name, rows, cols, like=like, moved=moved, tensor="rows", tokens="", core=True
+        )
 
     def unfused_attention(
         self, batch: float, queries: float, keys: float, heads: float, head_dim: float
@@ -417,111 +292,78 @@ class Kernels:
         pairs = batch * heads
 
         def products(name: str, m: float, n: float, k: float) -> Piece:
-            def one(what: str, m: float, n: float, k: float) -> Step:
-                call = OpCall(BatchedGemm(self.dtype, float(pairs), float(m), float(n), float(k)))
-                return Step(call, "attention", what, tensor=("batch",), core=True)
+            def one(what: str, m: float, n: float, k: float) -> PassStep:
+                call = ops.OpCall(
+                    ops.BatchedGemm(self.dtype, float(pairs), float(m), float(n), float(k))
+                )
+                return PassStep(call, "attention", what, tensor=("batch",), core=True)
 
-            return Piece(
-                (one(name, m, n, k),),
-                (one(f"{name} left gradient", m, k, n), one(f"{name} right gradient", k, n, m)),
+            left = one(f"{name} left gradient", m, k, n)
+            return Piece((one(name, m, n, k),), (left, one(f"{name} right gradient", k, n, m)))
+
+        attention = Piece()
+        if self.framework.fused_softmax:
+            # a factor of the forward's product: free only there
+            scaled = (
+                self._core_loop("scale gradient", pairs * length, head_dim, "mulu")
+                for length in (queries, keys)
             )
-
-        def rows(name: str, like: str, moved: float | None = None) -> Step:
-            return self.loop(
-                name,
-                pairs * queries,
-                keys,
-                like=like,
-                moved=moved,
-                tensor="rows",
-                tokens="",
-                core=True,
-            )
-
-        dropout = Piece()
+            attention = Piece((), tuple(scaled))
+        attention += products("scores", queries, keys, head_dim)
+        attention += self.softmax(pairs, queries, keys)
         if self.dropout:
-            dropout = Piece(
-                (rows("attention dropout", "mulu", 2 + self.mask),),
-                (rows("attention dropout gradient", "mulu", 2 + self.mask),),
+            dropped, back = (
+                self._core_loop(name, pairs * queries, keys, "mulu", 2 + self.mask)
+                for name in ("attention dropout", "attention dropout gradient")
             )
-        scaled = tuple(
-            self.loop(
-                "scale gradient",
-                pairs * length,
-                head_dim,
-                like="mulu",
-                tensor="rows",
-                tokens="",
-                core=True,
-            )
-            for length in (queries, keys)
-        )
-        scale = (
-            Piece((), scaled) if self.framework.fused_softmax else Piece()
-        )  # a factor of the forward's product: free only there
-        return (
-            scale
-            + products("scores", queries, keys, head_dim)
-            + self.softmax(pairs, queries, keys)
-            + dropout
-            + products("values", queries, head_dim, keys)
-        )
+            attention += Piece((dropped,), (back,))
+        return attention + products("values", queries, head_dim, keys)
 
     def softmax(self, pairs: float, queries: float, keys: float) -> Piece:
         """Of scores: one kernel with scale and mask, or three."""
-        op = Softmax(self.dtype, float(pairs * queries), float(keys))
-
-        def of(what: str, ratio: float) -> Step:
-            return Step(OpCall(op, times=ratio), "memory", what, tensor=("rows",), core=True)
-
-        if self.framework.fused_softmax:
-            return Piece((of(SOFTMAX, 1.0),), (of(SOFTMAX_GRADIENT, ratios.SOFTMAX.value),))
-
-        def rows(name: str, like: str) -> Step:
-            return self.loop(
-                name, pairs * queries, keys, like=like, tensor="rows", tokens="", core=True
-            )
-
-        alone = Piece((of(SOFTMAX, 1.0),), (of(SOFTMAX_GRADIENT, ratios.EAGER_SOFTMAX.value),))
-        return (
-            Piece((rows("scale", "mulu"), rows("mask", "addu")), (rows("scale gradient", "mulu"),))
-            + alone
+        rows = pairs * queries
+        op = ops.Softmax(self.dtype, float(rows), float(keys))
+        fused = self.framework.fused_softmax
+        ratio = ratios.SOFTMAX if fused else ratios.EAGER_SOFTMAX
+        there, back = (
+            PassStep(ops.OpCall(op, times=times), "memory", name, tensor=("rows",), core=True)
+            for name, times in ((SOFTMAX, 1.0), (SOFTMAX_GRADIENT, ratio))
         )
+        alone = Piece((there,), (back,))
+        if fused:
+            return alone
+        scale = self._core_loop("scale", rows, keys, "mulu")
+        mask = self._core_loop("mask", rows, keys, "addu")
+        return Piece((scale, mask), (dataclasses.replace(scale, name="scale gradient"),)) + alone
 
     def fallback(self, passes: Passes, queries: float) -> Passes:
         """What runs where the fused softmax has no kernel for one rank's sizes: casts to fp32 and
         back, scale and mask by themselves.
         """
+        wide = dataclasses.replace(self, dtype="fp32")
+        narrow = self.element_bytes / wide.element_bytes
 
-        def replaced(step: Step) -> Steps:
-            if (
-                step.name not in (SOFTMAX, SOFTMAX_GRADIENT)
-                or not step.op.rows / queries % SOFTMAX_KERNEL_BATCH
-            ):
+        def replaced(step: PassStep) -> Steps:
+            plain = step.name not in (SOFTMAX, SOFTMAX_GRADIENT)
+            if plain or not step.op.rows / queries % SOFTMAX_KERNEL_BATCH:
                 return (step,)
             back = step.name == SOFTMAX_GRADIENT
-            before, after = ("mask", "scale") if back else ("scale", "mask")
-            wide = dataclasses.replace(self, dtype="fp32")
 
-            def rows(kernels: Kernels, what: str, like: str, moved: float | None = None) -> Step:
+            def rows(
+                kernels: Kernels, what: str, like: str, moved: float | None = None
+            ) -> PassStep:
                 name = f"{what} gradient" if back else what
-                return kernels.loop(
-                    name, step.op.rows, step.op.cols, like=like, moved=moved, tokens="", core=True
-                )
+                sizes = (step.op.rows, step.op.cols)
+                return kernels.loop(name, *sizes, like=like, moved=moved, tokens="", core=True)
 
-            narrow = self.element_bytes / wide.element_bytes
-            return (
-                rows(wide, "softmax input in fp32", "cast", 1 + narrow),
-                *((rows(wide, before, "mulu"), rows(wide, after, "addu")) if not back else ()),
-                dataclasses.replace(
-                    step,
-                    call=dataclasses.replace(
-                        step.call, op=dataclasses.replace(step.op, dtype="fp32")
-                    ),
-                ),
-                *((rows(wide, before, "mulu"), rows(wide, after, "mulu")) if back else ()),
-                rows(self, "softmax result narrowed", "cast", 1 + 1 / narrow),
-            )
+            widened = rows(wide, "softmax input in fp32", "cast", 1 + narrow)
+            softmax = step.with_op(dtype="fp32")
+            narrowed = rows(self, "softmax result narrowed", "cast", 1 + 1 / narrow)
+            if back:
+                loops = rows(wide, "mask", "mulu"), rows(wide, "scale", "mulu")
+                return (widened, softmax, *loops, narrowed)
+            loops = rows(wide, "scale", "mulu"), rows(wide, "mask", "addu")
+            return (widened, *loops, softmax, narrowed)
 
         def all_of(steps: Steps) -> Steps:
             return tuple(one for step in steps for one in replaced(step))

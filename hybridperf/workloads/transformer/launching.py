@@ -4,47 +4,30 @@ are kept.
 
 from __future__ import annotations
 
+import hybridperf.ops as ops
 from hybridperf.hardware import Host
-from hybridperf.ops import (
-    BatchedGemm,
-    Copy,
-    Gather,
-    Gemm,
-    Norm,
-    OptimizerUpdate,
-    Reduction,
-    RmsNorm,
-    ScatterAdd,
-    Softmax,
-)
-from hybridperf.workloads.transformer.passes import Step
+from hybridperf.workloads.transformer.passes import PassStep
 
-LAUNCH_S, LAUNCH_WIDTH = (
-    45e-6,
-    0.5,
-)  # of a host that nobody measured, and how sure that is in logs; from where: `steps/knobs.py`
+# of a host that nobody measured, and how sure that is in logs; from where: `steps/knobs.py`
+LAUNCH_S, LAUNCH_WIDTH = 45e-6, 0.5
 KERNEL_CALL = "cudaLaunchKernel"
-_NAMES: dict[
-    type, tuple[tuple[str, ...], tuple[str, ...]]
-] = {  # forward and backward; versions differ in names
-    Gemm: (
-        ("aten::linear", "aten::addmm", "aten::mm"),
-        ("AddmmBackward0", "MmBackward0", "AddmmBackward", "MmBackward"),
-    ),
-    BatchedGemm: (("aten::bmm", "aten::baddbmm"), ("BmmBackward0", "BmmBackward")),
-    Norm: (("aten::layer_norm", "aten::native_layer_norm"), ("NativeLayerNormBackward0",)),
-    RmsNorm: (("aten::layer_norm", "aten::native_layer_norm"), ("NativeLayerNormBackward0",)),
-    Softmax: (("aten::softmax", "aten::_softmax"), ("SoftmaxBackward0",)),
-    Gather: (("aten::embedding", "aten::index"), ("EmbeddingBackward0",)),
-    ScatterAdd: (("aten::embedding",), ("EmbeddingBackward0",)),
-    Reduction: (("aten::sum",), ("aten::sum",)),
-    Copy: (("aten::copy_", "aten::cat"), ("aten::copy_", "aten::cat")),
-    OptimizerUpdate: (("Optimizer.step#Adam.step", "aten::add_"),) * 2,
+_Names = tuple[tuple[str, ...], tuple[str, ...]]  # forward and backward; versions differ in names
+_LINEAR = ("aten::linear", "aten::addmm", "aten::mm")
+_LINEAR_BACKWARD = ("AddmmBackward0", "MmBackward0", "AddmmBackward", "MmBackward")
+_NORM: _Names = (("aten::layer_norm", "aten::native_layer_norm"), ("NativeLayerNormBackward0",))
+_NAMES: dict[type, _Names] = {
+    ops.Gemm: (_LINEAR, _LINEAR_BACKWARD),
+    ops.BatchedGemm: (("aten::bmm", "aten::baddbmm"), ("BmmBackward0", "BmmBackward")),
+    ops.Norm: _NORM,
+    ops.RmsNorm: _NORM,
+    ops.Softmax: (("aten::softmax", "aten::_softmax"), ("SoftmaxBackward0",)),
+    ops.Gather: (("aten::embedding", "aten::index"), ("EmbeddingBackward0",)),
+    ops.ScatterAdd: (("aten::embedding",), ("EmbeddingBackward0",)),
+    ops.Reduction: (("aten::sum",), ("aten::sum",)),
+    ops.Copy: (("aten::copy_", "aten::cat"), ("aten::copy_", "aten::cat")),
+    ops.OptimizerUpdate: (("Optimizer.step#Adam.step", "aten::add_"),) * 2,
 }
-_OTHERS: tuple[tuple[str, ...], tuple[str, ...]] = (
-    ("aten::mul", "aten::add"),
-    ("MulBackward0", "MulBackward"),
-)
+_OTHERS: _Names = (("aten::mul", "aten::add"), ("MulBackward0", "MulBackward"))
 _COLLECTIVES = {
     "all_reduce": ("c10d::allreduce_", "nccl:all_reduce"),
     "all_gather": ("c10d::_allgather_base_", "nccl:all_gather"),
@@ -54,24 +37,22 @@ _COLLECTIVES = {
 }
 
 
-def launch_s(host: Host | float, step: Step, backward: bool) -> float:
-    """Seconds the host spends on a step: between ops, before, in and after each launch; a number:
-    so many for each launch.
+def launch_s(host: Host | float, step: PassStep, backward: bool) -> float:
+    """Seconds the host spends on a step: between ops, before, in and after each launch.
+
+    Args:
+        host: a traced host, or the seconds of each launch.
+        step: what is launched.
+        backward: by the thread of the backward pass, whose ops have other names.
     """
     if not isinstance(host, Host):
         return host * step.kernels
-    names = (
-        _NAMES.get(type(step.op), _OTHERS)[backward]
-        if step.is_op
-        else _COLLECTIVES[step.collective.collective]
-    )
+    if step.is_op:
+        names = _NAMES.get(type(step.op), _OTHERS)[backward]
+    else:
+        names = _COLLECTIVES[step.collective.collective]
     between_s = 0.0 if host.between_ops_s is None else host.between_ops_s.mean_s
     call_s = host.seconds("launch_call_s", (KERNEL_CALL,))
     more_s = (step.kernels - 1) * (host.seconds("between_launches_s", names) + call_s)
-    return (
-        between_s
-        + host.seconds("before_launch_s", names)
-        + call_s
-        + more_s
-        + host.seconds("after_launch_s", names)
-    )
+    before_s = host.seconds("before_launch_s", names)
+    return between_s + before_s + call_s + more_s + host.seconds("after_launch_s", names)

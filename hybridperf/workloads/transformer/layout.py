@@ -5,74 +5,29 @@ kept or computed again.
     global batch = micro_batch x accumulation x dp  `accumulation` is the number m of micro-batches
                                                     a pipeline sees per step
 
-`order` says which dimension varies fastest over neighbouring ranks, hence which groups lie inside a
-node (`groups.py`). What is legal: `rules.py`. `Layout` is one layout; `Layouts` is many, in columns
-of one length, for formulas that price a search space at once (NumPy, or JAX: it is a pytree).
+`order` tells which dimension varies fastest over neighbouring ranks, hence which groups lie inside
+a node (`groups.py`). What is legal: `rules.py`. Many layouts at once: `columns.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, Literal
 
 from hybridperf.io import InputError
-from hybridperf.workloads.transformer import rules
+from hybridperf.workloads.transformer import groups
 from hybridperf.workloads.transformer.codes import RECOMPUTE, SCHEDULES
-from hybridperf.workloads.transformer.groups import Span, span
+from hybridperf.workloads.transformer.columns import Layouts
+from hybridperf.workloads.transformer.fields import check_flag, check_whole
+from hybridperf.workloads.transformer.rules import RULES
 from hybridperf.workloads.transformer.shape import TransformerShape
+
+__all__ = ["ORDER", "Layout", "Layouts"]
 
 Order = tuple[str, ...]
 ORDER: Order = ("tp", "cp", "ep", "dp", "pp")
-
-
-class Layouts(NamedTuple):
-    """Columns of layouts, [N] each or of shapes that broadcast; words are codes (`codes.py`)."""
-
-    tp: Any
-    sequence_parallel: Any  # 0 or 1
-    pp: Any
-    vp: Any
-    dp: Any
-    cp: Any
-    ep: Any
-    expert_tp: Any
-    zero: Any
-    shard_ranks: Any
-    micro_batch: Any
-    accumulation: Any
-    recompute: Any  # index into RECOMPUTE
-    schedule: Any  # index into SCHEDULES
-
-    @property
-    def ranks(self) -> Any:
-        return self.tp * self.cp * self.dp * self.pp
-
-    @property
-    def data_ranks(self) -> Any:
-        """Ranks that hold the same weights: replicas, and the parts of a sequence."""
-        return self.dp * self.cp
-
-    @property
-    def expert_data_ranks(self) -> Any:
-        """Ranks that hold the same experts."""
-        return self.tp * self.cp * self.dp / (self.ep * self.expert_tp)
-
-    @property
-    def global_batch(self) -> Any:
-        return self.micro_batch * self.accumulation * self.dp
-
-    @staticmethod
-    def of(layouts: Sequence[Layout]) -> Layouts:
-        """Columns [N] of N layouts."""
-        return Layouts(
-            *(
-                np.array(column, np.int64)
-                for column in zip(*(layout.columns for layout in layouts), strict=True)
-            )
-        )
+_DEGREES = ("tp", "pp", "vp", "dp", "cp", "ep", "micro_batch", "accumulation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +42,13 @@ class Layout:
     cp: int = 1  # ranks that share each sequence
     ep: int = 1  # ranks that share the experts
     expert_tp: int | None = None  # ranks that share each expert's matrices; None: tp
-    zero: Literal[0, 1, 2, 3] = (
-        0  # sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
-    )
+    # sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
+    zero: Literal[0, 1, 2, 3] = 0
     shard_ranks: int | None = None  # over that many of them (HSDP); None: all
     micro_batch: int = 1  # samples that go through a layer together
     accumulation: int = 1  # micro-batches per replica and step
     recompute: Literal["none", "selective", "full"] = "none"
-    schedule: Literal["1f1b", "gpipe", "interleaved", "chimera", "zero_bubble"] = "1f1b"
+    schedule: str = "1f1b"  # of the pipeline, one of `schedules.NAMES`
     order: Order = ORDER  # fastest-varying first
 
     @property
@@ -114,10 +68,12 @@ class Layout:
     def columns(self) -> Layouts:
         """The same in numbers: words as codes, None as the number it stands for."""
         return Layouts(
-            self.tp, int(self.sequence_parallel), self.pp, self.vp, self.dp, self.cp, self.ep,
-            self.expert_tp or self.tp, self.zero, self.shard_ranks or self.data_ranks,
-            self.micro_batch, self.accumulation, _code("recompute", self.recompute, RECOMPUTE),
-            _code("schedule", self.schedule, SCHEDULES),
+            tp=self.tp, sequence_parallel=int(self.sequence_parallel), pp=self.pp, vp=self.vp,
+            dp=self.dp, cp=self.cp, ep=self.ep, expert_tp=self.expert_tp or self.tp,
+            zero=self.zero, shard_ranks=self.shard_ranks or self.data_ranks,
+            micro_batch=self.micro_batch, accumulation=self.accumulation,
+            recompute=_code("recompute", self.recompute, RECOMPUTE),
+            schedule=_code("schedule", self.schedule, SCHEDULES),
         )  # fmt: skip
 
     def check(
@@ -128,29 +84,94 @@ class Layout:
         global_batch: int | None = None,
         strict: bool = True,
     ) -> list[str]:
-        """Sentences on what is unusual; `InputError`, one sentence that names the rule, for what is
-        impossible.
+        """Sentences on what is unusual about the layout.
 
-        `strict=False` makes notes of the rules that some frameworks break (heads not divisible by
-        tp).
+        Args:
+            shape: the model that it is for.
+            gpus: how many its ranks must be.
+            gpus_per_node: neighbouring ranks on one node.
+            global_batch: samples that its micro-batches must be.
+            strict: False turns rules that some frameworks break (heads not divisible by tp) into
+                sentences.
+
+        Raises:
+            InputError: it breaks a rule, which the message names.
         """
         if not isinstance(self.order, Sequence) or sorted(map(str, self.order)) != sorted(ORDER):
-            got = (
-                ", ".join(map(str, self.order))
-                if isinstance(self.order, tuple | list)
-                else repr(self.order)
-            )
+            listed = isinstance(self.order, tuple | list)
+            got = ", ".join(map(str, self.order)) if listed else repr(self.order)
             raise InputError(f"order must name each of {', '.join(ORDER)} once, got {got}")
-        return rules.check(shape, self, gpus, gpus_per_node, global_batch, strict)
+        self.check_numbers()
+        self._check_cluster(gpus, gpus_per_node, global_batch)
+        notes, columns = [], self.columns
+        for rule in RULES:
+            if bool(rule.holds(shape, columns)):
+                continue
+            sentence = rule.sentence.format(s=shape, x=columns)
+            if rule.grade == "never" or (rule.grade == "strict" and strict):
+                raise InputError(sentence)
+            notes.append(sentence)
+        if gpus_per_node is not None and (found := self.group("tp", gpus_per_node)).nodes > 1:
+            notes.append(
+                f"tensor-parallel groups of {found.ranks} ranks lie on {found.nodes} nodes"
+            )
+        return notes
 
-    def group(self, dim: str, gpus_per_node: int) -> Span:
-        """What a collective of a dimension spans: tp, cp, pp, dp, ep; also `data` (dp and cp),
-        `expert_data`, `shard`, `replica`.
-        """
-        return span(self, dim, gpus_per_node, self.order)
+    def check_numbers(self) -> None:
+        """`InputError` for fields that are no layout of any model."""
+        for name in _DEGREES:
+            check_whole(name, getattr(self, name))
+        for name in ("expert_tp", "shard_ranks"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        check_whole("tp x cp x dp x pp", self.ranks)
+        check_whole("micro_batch x accumulation x dp", self.global_batch)
+        check_flag("sequence_parallel", self.sequence_parallel)
+        _code("recompute", self.recompute, RECOMPUTE)
+        _code("schedule", self.schedule, SCHEDULES)
+        if isinstance(self.zero, bool | float) or self.zero not in (0, 1, 2, 3):
+            raise InputError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
+        if self.shard_ranks is not None and not self.zero:
+            raise InputError(
+                "shard_ranks is over how many ranks zero shards; with zero 0 it must be None, got"
+                f" {self.shard_ranks}"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise InputError(
+                "sequence_parallel shares what lies between the matrices over tp ranks; it needs tp"
+                " of 2 or more, got tp 1"
+            )
+
+    def group(self, dim: str, gpus_per_node: int) -> groups.Span:
+        """The ranks and nodes of a dimension's collectives; dimensions are `groups.DIMENSIONS`."""
+        return groups.span(self, dim, gpus_per_node, self.order)
 
     def replace(self, **changes: Any) -> Layout:
+        """The same layout with other fields."""
         return dataclasses.replace(self, **changes)
+
+    def _check_cluster(
+        self, gpus: int | None, gpus_per_node: int | None, global_batch: int | None
+    ) -> None:
+        if gpus is not None and self.ranks != gpus:
+            product = f"tp {self.tp} x cp {self.cp} x dp {self.dp} x pp {self.pp} = {self.ranks}"
+            raise InputError(
+                f"tp x cp x dp x pp must be the number of GPUs, got {product} for {gpus} GPUs"
+            )
+        if gpus is not None and gpus_per_node is not None and gpus % min(gpus_per_node, gpus):
+            below = gpus // gpus_per_node * gpus_per_node
+            raise InputError(
+                f"expected whole nodes of {gpus_per_node} GPUs, got {gpus} GPUs; {below} or"
+                f" {below + gpus_per_node} would be whole"
+            )
+        if global_batch is not None and self.global_batch != global_batch:
+            product = (
+                f"micro_batch {self.micro_batch} x accumulation {self.accumulation} x dp {self.dp}"
+            )
+            raise InputError(
+                f"micro_batch x accumulation x dp must be the global batch, got {product} ="
+                f" {self.global_batch} for a global batch of {global_batch}"
+            )
 
 
 def _code(what: str, word: str, words: Sequence[str]) -> int:

@@ -4,10 +4,10 @@ rank of a group.
 * tensor (Shoeybi et al. 2019): fields that a step names are divided. An op that sums over a divided
   dimension, or looks up in a divided table, leaves partial sums, which an all-reduce completes: so
   the projections of attention and MLP forward, and the input gradients of what feeds them backward,
-  4 all-reduces a layer of b s h numbers each (formulas.md 3.3).
+  4 all-reduces a layer of b s h numbers each.
 * sequence (Korthikanti et al. 2022): what tensor parallelism leaves whole is divided by tokens;
   each all-reduce becomes a reduce-scatter behind the partial sums and an all-gather before the next
-  divided step. The gather that a weight gradient needs of its input travels beside the product of
+  divided step. The gather that a weight gradient needs of its input overlaps the product of
   the input's gradient and is not counted.
 * context: tokens are divided, keys and values gathered for attention (their gradients scattered
   back); causal work is shared out evenly.
@@ -21,25 +21,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import hybridperf.ops as ops
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.ops import (
-    EncoderAttention,
-    Gather,
-    Gemm,
-    Moe,
-    PrefillAttention,
-    Reduction,
-    ScatterAdd,
-    Softmax,
-)
-from hybridperf.workloads.transformer.passes import Part, Passes, Step, Steps
+from hybridperf.workloads.transformer.passes import Part, Passes, PassStep, Steps
 
 SUM_BYTES = 4.0  # of a loss' sum over a divided vocabulary: fp32
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks that talk to each other, and the nodes they lie on."""
 
     ranks: int
@@ -49,53 +40,50 @@ class Group(NamedTuple):
         """A collective among them; `size` as in tables of collectives."""
         return CollectiveCall(collective, float(size), self.ranks, self.nodes)
 
-    def step(self, collective: str, size: float, part: Part, name: str) -> Step:
-        return Step(self.call(collective, size), part, name)
+    def step(self, collective: str, size: float, part: Part, name: str) -> PassStep:
+        return PassStep(self.call(collective, size), part, name)
 
 
-def rewritten(passes: Passes, change: Callable[[Steps], Iterable[Step]]) -> Passes:
+def rewritten(passes: Passes, change: Callable[[Steps], Iterable[PassStep]]) -> Passes:
     """Each pass rewritten as a whole."""
-    return Passes(
-        *(tuple(change(getattr(passes, field.name))) for field in dataclasses.fields(passes))
-    )
+    parts = (passes.forward, passes.backward, passes.recomputed)
+    return Passes(*(tuple(change(steps)) for steps in parts))
 
 
-def partial_sums_bytes(step: Step) -> float:
+def partial_sums_bytes(step: PassStep) -> float:
     """Size of a result that is only one rank's share of a sum; 0 where it is whole."""
     if not step.is_op or not step.tensor:
         return 0.0
     op = step.op
     size = DTYPE_BYTES[op.dtype]
-    if isinstance(op, Gemm) and "k" in step.tensor:
+    if isinstance(op, ops.Gemm) and "k" in step.tensor:
         return float(op.m * op.n * size)
-    if isinstance(op, Moe):
+    if isinstance(op, ops.Moe):
         return float(op.tokens * op.hidden * size)
-    if isinstance(op, Gather) and "vocab" in step.tensor:
+    if isinstance(op, ops.Gather) and "vocab" in step.tensor:
         return float(op.rows * op.cols * size)
-    if isinstance(op, Reduction) and "cols" in step.tensor:
+    if isinstance(op, ops.Reduction) and "cols" in step.tensor:
         return float(op.rows * SUM_BYTES)
-    if isinstance(op, Softmax) and "cols" in step.tensor:
-        return float(
-            2 * op.rows * SUM_BYTES
-        )  # the largest number and the sum of exponentials of each row
+    if isinstance(op, ops.Softmax) and "cols" in step.tensor:
+        # the largest number and the sum of exponentials of each row
+        return float(2 * op.rows * SUM_BYTES)
     return 0.0
 
 
-def split_tensor(passes: Passes, group: Group) -> Passes:
+def split_tensor(passes: Passes, group: RankGroup) -> Passes:
     """Tensor parallelism over a group."""
     if group.ranks == 1:
         return passes
 
-    def split(steps: Steps) -> Iterator[Step]:
+    def split(steps: Steps) -> Iterator[PassStep]:
         for step in steps:
-            if step.is_op and isinstance(step.op, Moe):
+            if step.is_op and isinstance(step.op, ops.Moe):
                 yield step.with_op(moe_tp=float(group.ranks)) if step.tensor else step
             else:
                 part = step.divided(step.tensor, group.ranks)
                 shared = step.is_op and "kv_heads" in step.tensor and part.op.kv_heads < 1
-                yield (
-                    part.with_op(kv_heads=1.0) if shared else part
-                )  # ranks that share a head of keys and values hold all of it
+                # ranks that share a head of keys and values hold all of it
+                yield part.with_op(kv_heads=1.0) if shared else part
             if size := partial_sums_bytes(step):
                 summed = group.step("all_reduce", size, "tp", f"{step.name} summed")
                 yield dataclasses.replace(summed, tokens="bytes" if _is_vector(step) else "")
@@ -103,17 +91,19 @@ def split_tensor(passes: Passes, group: Group) -> Passes:
     return rewritten(passes, split)
 
 
-def _is_vector(step: Step) -> bool:
+def _is_vector(step: PassStep) -> bool:
     """Whether a token's sum is its vector, and not a number as a loss' is."""
-    return isinstance(step.op, Gemm | Moe) or (isinstance(step.op, Gather) and step.op.cols > 1)
+    return isinstance(step.op, ops.Gemm | ops.Moe) or (
+        isinstance(step.op, ops.Gather) and step.op.cols > 1
+    )
 
 
-def sequence_parallel(passes: Passes, group: Group) -> Passes:
+def sequence_parallel(passes: Passes, group: RankGroup) -> Passes:
     """Sequence parallelism of passes that `split_tensor` has split."""
     if group.ranks == 1:
         return passes
 
-    def split(steps: Steps) -> Iterator[Step]:
+    def split(steps: Steps) -> Iterator[PassStep]:
         scattered = True  # what a pass begins with
         for step in steps:
             if step.part == "tp" and step.tokens:
@@ -132,95 +122,79 @@ def sequence_parallel(passes: Passes, group: Group) -> Passes:
     return rewritten(passes, split)
 
 
-def _gathered_bytes(step: Step) -> float:
-    """Size of the tokens' vectors that a divided step takes in; 0 for one that takes what is
-    divided as itself.
-    """
+def _gathered_bytes(step: PassStep) -> float:
+    """Size of the tokens' vectors that a divided step takes in; 0 where they are divided too."""
     op = step.op
     size = DTYPE_BYTES[op.dtype]
-    if isinstance(op, Gemm):
+    if isinstance(op, ops.Gemm):
         return 0.0 if step.weight_gradient else float(op.m * op.k * size)
-    if isinstance(op, Moe):
+    if isinstance(op, ops.Moe):
         return float(op.tokens * op.hidden * size)
-    return float(op.rows * op.cols * size) if isinstance(op, ScatterAdd) else 0.0
+    return float(op.rows * op.cols * size) if isinstance(op, ops.ScatterAdd) else 0.0
 
 
-def context_parallel(passes: Passes, group: Group) -> Passes:
+def context_parallel(passes: Passes, group: RankGroup) -> Passes:
     """Tokens divided over a group; before tensor parallelism."""
     if group.ranks == 1:
         return passes
 
-    def split(steps: Steps) -> Iterator[Step]:
+    def split(steps: Steps) -> Iterator[PassStep]:
         for step in steps:
-            if not step.core:
-                yield (
-                    step.divided((step.tokens,), group.ranks)
-                    if step.tokens and step.is_op
-                    else step
-                )
-                continue
-            if not isinstance(step.op, PrefillAttention | EncoderAttention):
-                raise InputError(
-                    "context parallelism of unfused attention is not modelled: take"
-                    ' attention="fused", or cp = 1'
-                )
-            op = step.op
-            if isinstance(op, PrefillAttention) and op.kv_len:
-                raise InputError(
-                    "context parallelism of attention to an encoder is not modelled: take cp = 1"
-                )
-            kv_bytes = 2 * op.batch * op.q_len * op.kv_heads * op.head_dim * DTYPE_BYTES[op.dtype]
-            tensor = "kv_heads" in step.tensor
-            yield dataclasses.replace(
-                group.step("all_gather", kv_bytes, "cp", "keys and values gathered"),
-                tensor=("bytes",) if tensor else (),
-            )
-            yield step.on(_share_of_attention(op, group.ranks))
-            if "gradient" in step.name:
-                scattered = group.step(
-                    "reduce_scatter", kv_bytes, "cp", "gradients of keys and values summed"
-                )
-                yield dataclasses.replace(scattered, tensor=("bytes",) if tensor else ())
+            if step.core:
+                yield from _context_core(step, group)
+            else:
+                counted = step.tokens and step.is_op
+                yield step.divided((step.tokens,), group.ranks) if counted else step
 
     return rewritten(passes, split)
 
 
-def _share_of_attention(op: PrefillAttention | EncoderAttention, ranks: int) -> PrefillAttention:
-    """One rank's: its queries on all keys, of which a causal query sees half in the mean, as tokens
-    are dealt out to make it so.
-    """
-    causal = isinstance(op, PrefillAttention) and op.causal > 0
+def _context_core(step: PassStep, group: RankGroup) -> Iterator[PassStep]:
+    op = step.op
+    if not isinstance(op, ops.PrefillAttention | ops.EncoderAttention):
+        raise InputError(
+            'context parallelism of unfused attention is not modelled: take attention="fused", or'
+            " cp = 1"
+        )
+    if isinstance(op, ops.PrefillAttention) and op.kv_len:
+        raise InputError(
+            "context parallelism of attention to an encoder is not modelled: take cp = 1"
+        )
+    kv_bytes = 2 * op.batch * op.q_len * op.kv_heads * op.head_dim * DTYPE_BYTES[op.dtype]
+
+    def exchange(collective: str, name: str) -> PassStep:
+        one = group.step(collective, kv_bytes, "cp", name)
+        return dataclasses.replace(one, tensor=("bytes",) if "kv_heads" in step.tensor else ())
+
+    yield exchange("all_gather", "keys and values gathered")
+    yield step.on(_share_of_attention(op, group.ranks))
+    if "gradient" in step.name:
+        yield exchange("reduce_scatter", "gradients of keys and values summed")
+
+
+def _share_of_attention(
+    op: ops.PrefillAttention | ops.EncoderAttention, ranks: int
+) -> ops.PrefillAttention:
+    """One rank's queries on all keys, of which a causal query sees half in the mean."""
+    causal = isinstance(op, ops.PrefillAttention) and op.causal > 0
     keys = op.q_len / 2 if causal else op.q_len
-    return PrefillAttention(
-        op.dtype,
-        op.batch,
-        op.q_len / ranks,
-        op.heads,
-        op.head_dim,
-        op.kv_heads,
-        kv_len=keys,
-        causal=0.0,
-    )
+    sizes = (op.batch, op.q_len / ranks, op.heads, op.head_dim, op.kv_heads)
+    return ops.PrefillAttention(op.dtype, *sizes, kv_len=keys, causal=0.0)
 
 
-def expert_parallel(passes: Passes, group: Group, once_per_node: bool = False) -> Passes:
-    """Experts divided over a group; after all that divides tokens.
-    `once_per_node`: see `distinct`.
-    """
+def expert_parallel(passes: Passes, group: RankGroup, once_per_node: bool = False) -> Passes:
+    """Experts divided over a group, after all that divides tokens; `once_per_node`: `distinct`."""
     if group.ranks == 1:
         return passes
 
-    def split(steps: Steps) -> Iterator[Step]:
+    def split(steps: Steps) -> Iterator[PassStep]:
         for step in steps:
-            if not (step.is_op and isinstance(step.op, Moe)):
+            if not (step.is_op and isinstance(step.op, ops.Moe)):
                 yield step
                 continue
             op = step.op
-            copies = (
-                distinct(op.topk, group.nodes if group.nodes > 1 else group.ranks)
-                if once_per_node
-                else op.topk
-            )
+            places = group.nodes if group.nodes > 1 else group.ranks
+            copies = distinct(op.topk, places) if once_per_node else op.topk
             sent = copies * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
             yield group.step("alltoall", sent, "ep", f"tokens to {step.name}")
             own = step.with_op(tokens=op.tokens * group.ranks, moe_ep=float(group.ranks))
@@ -231,8 +205,7 @@ def expert_parallel(passes: Passes, group: Group, once_per_node: bool = False) -
 
 
 def distinct(topk: float, places: int) -> float:
-    """How many of `places` nodes (of one node: ranks) the `topk` experts of a token lie on, in the
-    mean: p (1 - (1 - 1/p)^k).
+    """Nodes (ranks of one node) that a token's experts lie on, in the mean: p (1 - (1 - 1/p)^k).
 
     Kernels that dispatch tokens send one copy to each node, which hands it on (DeepEP, HybridEP);
     plain all-to-alls send one per expert.

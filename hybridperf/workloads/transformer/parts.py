@@ -19,17 +19,10 @@ import functools
 
 from hybridperf.engine.workload import CollectiveCall
 from hybridperf.io import InputError
-from hybridperf.workloads.transformer import embedding_head as ends
-from hybridperf.workloads.transformer import layers
+from hybridperf.workloads.transformer import embedding_head, layers, parallel
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.experts import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
-from hybridperf.workloads.transformer.parallel import (
-    context_parallel,
-    expert_parallel,
-    sequence_parallel,
-    split_tensor,
-)
 from hybridperf.workloads.transformer.passes import Passes
 from hybridperf.workloads.transformer.recompute import recompute
 from hybridperf.workloads.transformer.sharding import shard_parameters
@@ -37,18 +30,17 @@ from hybridperf.workloads.transformer.update import gradient_reduction, optimize
 from hybridperf.workloads.transformer.weights import embedding_weights, head_weights, layer_weights
 
 __all__ = [
-    "embedding_passes",
-    "gradient_reduction",
-    "head_passes",
-    "layer_passes",
-    "optimizer_passes",
+    "embedding_passes", "gradient_reduction", "head_passes", "layer_passes", "optimizer_passes",
     "send_call",
-]
+]  # fmt: skip
 
 
 def layer_passes(config: TransformerConfig, kind: int = -1) -> Passes:
-    """One layer of a kind (index into `shape.blocks`; -1, the last, is the only one of most models)
-    on one rank.
+    """One layer of a kind on one rank.
+
+    Args:
+        config: the step.
+        kind: index into `shape.layer_kinds`; -1, the last, is the only one of most models.
     """
     return _layer_passes(cell(config), kind)
 
@@ -70,13 +62,9 @@ _OF_PASSES = (
 
 
 def cell(config: TransformerConfig) -> TransformerConfig:
-    """What passes depend on, all else as usual: many layouts have one cell, whose passes are made
-    once.
-    """
+    """What passes depend on, all else at its default: many layouts have one cell."""
     layout = config.layout
-    inner = (
-        layout.tp * layout.cp
-    )  # the fastest ranks: where they lie does not hang on what is slower
+    inner = layout.tp * layout.cp  # the fastest ranks: slower ones do not move them to other nodes
     aligned = config.gpus_per_node % inner == 0 or inner % config.gpus_per_node == 0
     if layout.order == ORDER and aligned and layout.zero < 2 and layout.ep == 1:
         layout = Layout(
@@ -84,47 +72,41 @@ def cell(config: TransformerConfig) -> TransformerConfig:
             micro_batch=layout.micro_batch, accumulation=min(layout.accumulation, 2),
             recompute=layout.recompute,
         )  # fmt: skip
-    return TransformerConfig(
-        config.shape, layout, **{name: getattr(config, name) for name in _OF_PASSES}
-    )
+    fields = {name: getattr(config, name) for name in _OF_PASSES}
+    return TransformerConfig(config.shape, layout, **fields)
 
 
 @functools.lru_cache(maxsize=4096)
 def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
-    block = config.shape.blocks[kind]
-    passes = divided(layers.layer(config, block).passes(), config)
+    layer_kind = config.shape.layer_kinds[kind]
+    passes = divided(layers.layer(config, layer_kind).passes(), config)
     if config.attention == "unfused" and config.kernels.framework.fused_softmax:
-        passes = config.kernels.fallback(
-            passes,
-            (config.decoder_tokens if block.cross else config.tokens) / config.layout.micro_batch,
-        )
-    return shard_parameters(
-        recompute(passes, config.layout.recompute), layer_weights(config, kind), config
-    )
+        tokens = config.decoder_tokens if layer_kind.cross else config.tokens
+        passes = config.kernels.fallback(passes, tokens / config.layout.micro_batch)
+    passes = recompute(passes, config.layout.recompute)
+    return shard_parameters(passes, layer_weights(config, kind), config)
 
 
 @functools.lru_cache(maxsize=4096)
 def _embedding_passes(config: TransformerConfig) -> Passes:
-    return shard_parameters(
-        divided(ends.embedding(config).passes(), config), embedding_weights(config), config
-    )
+    passes = divided(embedding_head.embedding(config).passes(), config)
+    return shard_parameters(passes, embedding_weights(config), config)
 
 
 @functools.lru_cache(maxsize=4096)
 def _head_passes(config: TransformerConfig) -> Passes:
-    return shard_parameters(
-        divided(ends.head(config).passes(), config), head_weights(config), config
-    )
+    passes = divided(embedding_head.head(config).passes(), config)
+    return shard_parameters(passes, head_weights(config), config)
 
 
 def divided(passes: Passes, config: TransformerConfig) -> Passes:
     """Shared out over context, tensor and expert ranks, experts then as their products."""
-    passes = split_tensor(context_parallel(passes, config.group("cp")), config.group("tp"))
+    passes = parallel.context_parallel(passes, config.group("cp"))
+    passes = parallel.split_tensor(passes, config.group("tp"))
     if config.layout.sequence_parallel:
-        passes = sequence_parallel(passes, config.group("tp"))
-    passes = expert_parallel(
-        passes, config.group("ep"), once_per_node=config.expert_messages == "nodes"
-    )
+        passes = parallel.sequence_parallel(passes, config.group("tp"))
+    per_node = config.expert_messages == "nodes"
+    passes = parallel.expert_parallel(passes, config.group("ep"), once_per_node=per_node)
     return grouped(passes, config.kernels, together=config.grouped_experts)
 
 

@@ -1,9 +1,9 @@
 """What one rank runs for a part of a model: steps forward and backward, each one row of a duration
 table.
 
-A `Step` is a call with what transformations must know of it. A layer is written for one device, and
-parallelism rewrites its passes (`parallel.py`, `sharding.py`, `recompute.py`); so a step says which
-field of its op tensor parallelism divides, and which counts tokens.
+A `PassStep` is a call with what transformations must know of it. A layer is written for one device,
+and parallelism rewrites its passes (`parallel.py`, `sharding.py`, `recompute.py`); so a step names
+the field of its op that tensor parallelism divides, and the one that counts tokens.
 
 `Piece` pairs steps with their own backward: adding pieces lines up their forwards and lines up
 their backwards from the last to the first.
@@ -12,7 +12,7 @@ their backwards from the last to the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from hybridperf.engine.workload import CollectiveCall
@@ -22,25 +22,20 @@ Part = Literal["gemm", "attention", "memory", "tp", "cp", "ep", "dp", "pp", "zer
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PassStep:
     """One call, where it belongs and how it is divided."""
 
     call: OpCall | CollectiveCall
     part: Part
     name: str
-    # launches: a call may stand for several (fused attention's backward), or one that runs many
-    # tensors
-    kernels: int = 1
-    tensor: tuple[
-        str, ...
-    ] = ()  # fields of the op that tensor parallelism divides; empty: every rank does all of it
-    tokens: str = (
-        ""  # field of the op that counts tokens: what sequence and context parallelism divide
-    )
+    kernels: int = 1  # launches: a call may stand for several, as fused attention's backward
+    # fields of the op that tensor parallelism divides; empty: every rank does all of it
+    tensor: tuple[str, ...] = ()
+    # field of the op that counts tokens: what sequence and context parallelism divide
+    tokens: str = ""
     core: bool = False  # of the attention core, which selective recompute runs again
-    weight_gradient: bool = (
-        False  # needs no gathered gradient beside it, and nobody waits for it in the layer
-    )
+    # needs no gathered gradient, and nobody waits for it in the layer
+    weight_gradient: bool = False
 
     @property
     def is_op(self) -> bool:
@@ -58,31 +53,30 @@ class Step:
         assert isinstance(self.call, CollectiveCall), self.name
         return self.call
 
-    def on(self, op: Any) -> Step:
+    def on(self, op: Any) -> PassStep:
         """The same of another op."""
         assert isinstance(self.call, OpCall), self.name
         return dataclasses.replace(self, call=dataclasses.replace(self.call, op=op))
 
-    def with_op(self, **changes: Any) -> Step:
+    def with_op(self, **changes: Any) -> PassStep:
         """The same with other sizes."""
         return self.on(dataclasses.replace(self.op, **changes))
 
-    def divided(self, fields: Iterable[str], by: float) -> Step:
+    def divided(self, fields: Iterable[str], by: float) -> PassStep:
         """The same with these sizes divided."""
         if isinstance(self.call, CollectiveCall):
-            return dataclasses.replace(
-                self, call=dataclasses.replace(self.call, bytes=self.call.bytes / by)
-            )
+            call = dataclasses.replace(self.call, bytes=self.call.bytes / by)
+            return dataclasses.replace(self, call=call)
         sizes = {name: getattr(self.op, name) / by for name in fields}
         return self.with_op(**sizes) if sizes else self
 
 
-Steps = tuple[Step, ...]
+Steps = tuple[PassStep, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """One part of a model (a layer, an end) on one rank for one micro-batch."""
+    """One part of a model (a layer, the embedding, the head) on one rank for one micro-batch."""
 
     forward: Steps = ()
     backward: Steps = ()  # gradients of inputs and of weights, without what is recomputed
@@ -92,12 +86,6 @@ class Passes:
     def backward_with_recompute(self) -> Steps:
         """All that a backward task runs."""
         return (*self.recomputed, *self.backward)
-
-    def map(self, change: Callable[[Step], Step]) -> Passes:
-        """Every step changed by itself."""
-        return Passes(
-            *(tuple(map(change, getattr(self, field.name))) for field in dataclasses.fields(self))
-        )
 
     def __add__(self, behind: Passes) -> Passes:
         """This part and the one behind it."""
@@ -122,10 +110,8 @@ class Piece:
         return Passes(self.forward, self.backward)
 
 
-def flops(steps: Iterable[Step], parts: tuple[str, ...] = ("gemm", "attention")) -> float:
-    """Arithmetic that products among steps run, loops left out: what fused attention computes again
-    backward is in it.
-    """
+def flops(steps: Iterable[PassStep], parts: tuple[str, ...] = ("gemm", "attention")) -> float:
+    """FLOPs of the products among steps, loops left out, what is computed again included."""
     return sum(
         float(step.op.work().flops) * step.call.times
         for step in steps
@@ -133,6 +119,6 @@ def flops(steps: Iterable[Step], parts: tuple[str, ...] = ("gemm", "attention"))
     )
 
 
-def launches(steps: Iterable[Step]) -> int:
+def launches(steps: Iterable[PassStep]) -> int:
     """Launches of a pass, collectives left out."""
     return sum(step.kernels for step in steps if step.is_op)

@@ -1,13 +1,13 @@
-"""Lines of work: what each rank of a step does one thing after the other, as nodes of a graph.
+"""Rank streams: what each rank of a step does one thing after the other, as nodes of a graph.
 
 A rank computes on one stream and exchanges what its layers wait for (tensor, context, expert
-parallelism) on another, in turns: its line. Beside it run reductions of gradients and gathers of
-sharded weights (`comm`), and one stream per direction of what is sent to other stages.
+parallelism) on another, in turns: its rank stream. Reductions of gradients and gathers of sharded
+weights run next to it (`comm`), as does one stream per direction of what is sent to other stages.
 
 A run of steps is either a node per kernel, or composed where the graph would be large: one node for
-all its ops and one for all its exchanges (`Chain`), the same seconds, as a line has no gaps. With a
-host, a composed run ends in a node that is launched when all its kernels are, so that the later of
-host and device ends it.
+all its ops and one for all its exchanges (`Chain`), the same seconds, as a rank stream has no gaps.
+With a host, a composed run ends in a node that is launched when all its kernels are, so that the
+later of host and device ends it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from hybridperf.engine.workload import Call, Chain, Seconds
 from hybridperf.hardware import Host
 from hybridperf.ops import OpCall
 from hybridperf.workloads.transformer.launching import launch_s
-from hybridperf.workloads.transformer.passes import Step, Steps, flops
+from hybridperf.workloads.transformer.passes import PassStep, Steps, flops
 
 EXCHANGE, COMM = "exchange", "comm"
 
 
-@dataclasses.dataclass(
-    frozen=True, eq=False
-)  # eq=False: known by identity, as steps are many to compare
-class Run:
+@dataclasses.dataclass(frozen=True, eq=False)  # known by identity: steps are many to compare
+class RepeatedSteps:
     """Steps that a rank runs `count` times over."""
 
     steps: Steps
@@ -43,43 +41,41 @@ class Run:
         return self.count * flops(self.steps)
 
     @functools.cached_property
-    def once(self) -> Run:
+    def once(self) -> RepeatedSteps:
         return dataclasses.replace(self, count=1)
 
     @functools.cached_property
-    def without_shards(self) -> Run:
-        """Once, without the gathers and scatters that run beside it."""
-        return dataclasses.replace(
-            self, steps=tuple(step for step in self.steps if step.part != "zero"), count=1
-        )
+    def without_shards(self) -> RepeatedSteps:
+        """Once, without the gathers and scatters that overlap it."""
+        own = tuple(step for step in self.steps if step.part != "zero")
+        return dataclasses.replace(self, steps=own, count=1)
 
 
-class Lines:
+class RankStreams:
     """Collects a graph and its rows."""
 
     def __init__(self, host: Host | float | None, each_kernel: bool):
         self.host, self.each_kernel = host, each_kernel
         self.graph, self.calls = GraphBuilder(), dict[Call, int]()
         self.flops = 0.0
-        self._last: dict[int, tuple[int, str]] = {}  # of each rank's line: node and stream
+        self._last: dict[int, tuple[int, str]] = {}  # of each rank stream: node and stream
         self._waits: dict[int, list[int]] = {}  # for what its next node waits, too
-        self._composed: dict[tuple[Run, ...], tuple[int, int, int]] = {}
+        self._composed: dict[tuple[RepeatedSteps, ...], tuple[int, int, int]] = {}
 
     def wait(self, rank: int, nodes: Iterable[int]) -> None:
         """What the rank does next comes after these."""
         self._waits.setdefault(rank, []).extend(nodes)
 
-    def run(self, rank: int, runs: tuple[Run, ...], label: str) -> int:
-        """Steps on a rank's line; the last node."""
+    def run(self, rank: int, runs: tuple[RepeatedSteps, ...], label: str) -> int:
+        """Steps on a rank stream; the last node."""
         self.flops += sum(run.flops for run in runs)
         node = -1
         if self.each_kernel:
             for run in runs:
                 for step in run.steps * run.count:
                     stream = COMPUTE if step.is_op else EXCHANGE
-                    node = self._node(
-                        rank, self._row(step), stream, step.name, self._launch(step, run.backward)
-                    )
+                    row, launch = self._row(step), self._launch(step, run.backward)
+                    node = self._node(rank, row, stream, step.name, launch)
         else:
             ops, exchanges, launched = self._compose(runs, label)
             for row, stream in ((ops, COMPUTE), (exchanges, EXCHANGE)):
@@ -89,41 +85,29 @@ class Lines:
                 node = self._node(rank, 0, COMPUTE, "launched", launched)
         return node if node >= 0 else self._node(rank, 0, COMPUTE, label)
 
-    def beside(self, rank: int, step: Step, stream: str, after: Sequence[int]) -> int:
-        """A step on another stream than the line's."""
-        launch = self._launch(step, backward=True)
+    def overlapped(self, rank: int, step: PassStep, stream: str, after: Sequence[int]) -> int:
+        """A step on a stream next to the rank stream."""
+        launch, row = self._launch(step, backward=True), self._row(step)
         return self.graph.op(
-            self._row(step),
-            label=step.name,
-            rank=rank,
-            stream=stream,
-            after=list(after),
-            launch_row=launch,
+            row, label=step.name, rank=rank, stream=stream, after=list(after), launch_row=launch
         )
 
     def together(
-        self, ranks: Sequence[int], step: Step, stream: str, after: Sequence[int] = ()
+        self, ranks: Sequence[int], step: PassStep, stream: str, after: Sequence[int] = ()
     ) -> dict[int, int]:
-        """A collective among ranks of the graph: an exchange of their lines, or beside them and
-        behind `after`.
-        """
+        """A collective among ranks of the graph: an exchange, or behind `after` on a stream."""
         if stream == EXCHANGE:
             after = [*after, *(self._last[rank][0] for rank in ranks if rank in self._last)]
-        launch = self._launch(step, backward=True)
+        launch, row = self._launch(step, backward=True), self._row(step)
         nodes = self.graph.collective(
-            self._row(step),
-            label=step.name,
-            ranks=ranks,
-            stream=stream,
-            after=after,
-            launch_row=launch,
+            row, label=step.name, ranks=ranks, stream=stream, after=after, launch_row=launch
         )
         if stream == EXCHANGE:
             self._last |= {rank: (node, stream) for rank, node in nodes.items()}
         return nodes
 
     def _node(self, rank: int, row: int, stream: str, label: str, launch: int = 0) -> int:
-        """The next node of a rank's line."""
+        """The next node of a rank stream."""
         after = self._waits.pop(rank, [])
         last = self._last.get(rank)
         if last is not None and last[1] != stream:
@@ -134,10 +118,8 @@ class Lines:
         self._last[rank] = node, stream
         return node
 
-    def _compose(self, runs: tuple[Run, ...], label: str) -> tuple[int, int, int]:
-        """Rows of all ops, of all exchanges, and of what launching them all costs the host; 0 for
-        none.
-        """
+    def _compose(self, runs: tuple[RepeatedSteps, ...], label: str) -> tuple[int, int, int]:
+        """Rows of all ops, of all exchanges, and of what launching them costs; 0 for none."""
         if runs not in self._composed:
             found = []
             for ops in (True, False):
@@ -146,30 +128,26 @@ class Lines:
                     for step in run.steps:
                         if step.is_op == ops:
                             times[self._row(step)] += run.count
-                found.append(
-                    self._known(Chain(tuple(times.items()), label.split()[0])) if times else 0
-                )
-            host = self.host
-            host_s = (
-                0.0
-                if host is None
-                else sum(
+                chain = Chain(tuple(times.items()), label.split()[0])
+                found.append(self._known(chain) if times else 0)
+            host, host_s = self.host, 0.0
+            if host is not None:
+                host_s = sum(
                     run.count * launch_s(host, step, run.backward)
                     for run in runs
                     for step in run.steps
                 )
-            )
             self._composed[runs] = found[0], found[1], self._seconds(host_s)
         return self._composed[runs]
 
-    def _launch(self, step: Step, backward: bool) -> int:
+    def _launch(self, step: PassStep, backward: bool) -> int:
         return 0 if self.host is None else self._seconds(launch_s(self.host, step, backward))
 
-    def _row(self, step: Step) -> int:
+    def _row(self, step: PassStep) -> int:
         call = step.call
-        return self._known(
-            dataclasses.replace(call, issued_apart=True) if isinstance(call, OpCall) else call
-        )
+        if isinstance(call, OpCall):
+            call = dataclasses.replace(call, issued_apart=True)
+        return self._known(call)
 
     def _known(self, call: Call) -> int:
         return self.calls.setdefault(call, len(self.calls) + 1)

@@ -8,32 +8,16 @@ each ratio with the range it may lie in, and why. Measured ratios of whole layer
 and 1.71 (`chimera_profiles`), so backward = 2 x forward is nowhere assumed.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
-
 from hybridperf.ops import attention_kernels
 
-
-class Ratio(NamedTuple):
-    """Backward over forward."""
-
-    value: float
-    low: float
-    high: float
-
-
-FUSED_ATTENTION = Ratio(
-    attention_kernels.BACKWARD, 2.0, 3.5
-)  # derived in `ops/attention_kernels.py`
-# Reads results and their gradients, writes gradients: three tensors where the forward moves two.
-SOFTMAX = Ratio(1.5, 1.2, 2.0)
-# The same by PyTorch's own kernel: measured, three rows.
-EAGER_SOFTMAX = Ratio(2.65, 2.5, 2.85)
-# Input's gradient: reads input and gradient, writes a gradient.
-NORM_INPUT = Ratio(1.5, 1.2, 2.0)
+FUSED_ATTENTION = attention_kernels.BACKWARD  # derived there; 2.0 to 3.5
+# Reads results and their gradients, writes gradients: three tensors where the forward moves two;
+# 1.2 to 2.0.
+SOFTMAX = 1.5
+EAGER_SOFTMAX = 2.65  # the same by PyTorch's own kernel: measured, three rows; 2.5 to 2.85
+NORM_INPUT = 1.5  # input's gradient: reads input and gradient, writes a gradient; 1.2 to 2.0
 # Gradients of scale and shift: input and gradient summed over tokens, read from a cache in part:
-# both together measured 1.3 to 1.95.
-NORM_PARAMETERS = Ratio(0.45, 0.1, 1.0)
-# Two grouped products per grouped product of the experts, as for any product.
-EXPERTS = Ratio(2.0, 1.7, 2.3)
+# both together measured 1.3 to 1.95; 0.1 to 1.0.
+NORM_PARAMETERS = 0.45
+# Two grouped products per grouped product of the experts, as for any product; 1.7 to 2.3.
+EXPERTS = 2.0

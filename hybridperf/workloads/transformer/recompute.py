@@ -11,12 +11,8 @@ Recompute = Literal["none", "selective", "full"]
 
 
 def recompute(passes: Passes, mode: Recompute) -> Passes:
-    """`full`: the whole forward, its collectives included. `selective`: the attention core
-    (Korthikanti et al. 2022).
-    """
+    """The whole forward, or the attention core (`selective`, Korthikanti et al. 2022), again."""
     if mode == "none":
         return passes
-    again = (
-        passes.forward if mode == "full" else tuple(step for step in passes.forward if step.core)
-    )
+    again = tuple(step for step in passes.forward if mode == "full" or step.core)
     return dataclasses.replace(passes, recomputed=again)

@@ -1,291 +1,58 @@
-"""Sizes of a Transformer: all that parameter counts, FLOP counts, memory and layers are derived
-from.
-
-Symbols of the literature: l `layers`, h `hidden`, a `heads`, s `seq`, V `vocab`. A GPT's block has
-12 h^2 weights: 4 h^2 in attention (queries, keys, values, output), 8 h^2 in an MLP of width 4 h.
-What departs from that is a field of its own:
-
-    fewer keys and values than queries (GQA, MQA)      kv_heads
-    three matrices in the MLP instead of two           gated
-    many MLPs of which a token takes a few             experts, topk, shared_ffn; dense_layers come
-                                                       first and have one MLP
-    keys and values of a small latent (DeepSeek)       latent
-    a second stack that looks at the first (T5)        decoder_layers
-    patches of an image instead of words (ViT)         image, patch, channels; seq follows from them
-
-How they are counted is in `counts.py`.
-"""
+"""A model's shape: its sizes (`sizes.py`) with what `counts.py` counts of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any
 
-from hybridperf.io import InputError, unknown
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_whole
+from hybridperf.workloads.transformer.sizes import Latent, ModelSizes
 
-_WORDS = {
-    "family": ("gpt", "llama", "bert", "t5", "vit", "moe"),
-    "positions": ("learned", "rotary", "alibi", "relative", "none"),
-    "norm": ("layernorm", "rmsnorm"),
-    "head": ("lm", "mlm", "classes", "none"),
-}
-_WHOLE = (
-    "hidden",
-    "heads",
-    "layers",
-    "ffn",
-    "vocab",
-    "seq",
-    "kv_heads",
-    "head_dim",
-    "max_positions",
-    "channels",
-    "norms_per_layer",
-)
-_WHOLE_OR_NONE = (
-    "experts", "topk", "shared_ffn", "dense_layers", "dense_ffn", "decoder_layers", "decoder_seq",
-    "token_types", "image", "patch", "relative_buckets",
-)  # fmt: skip
-_FLAGS = (
-    "gated",
-    "tied",
-    "biases",
-    "head_bias",
-    "qk_norm",
-    "sinks",
-    "router_bias",
-    "embedding_norm",
-    "pooler",
-)
-_FLAGS_OR_NONE = ("norm_bias", "qkv_biases")
-_TEXTS = ("published", "source", "note")
+__all__ = ["Latent", "TransformerShape"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Latent:
-    """Widths of multi-head latent attention (DeepSeek-V2, 2405.04434): queries, keys and values are
-    made from small vectors per token.
-    """
-
-    query_rank: (
-        int | None
-    )  # width of the queries' latent; None: queries straight from the hidden state
-    kv_rank: int  # width of the keys' and values' latent
-    plain_dim: int  # of a head's queries and keys, without position
-    rotary_dim: int  # and with; the key's is shared by all heads
-    value_dim: int  # of a head's values
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.name != "query_rank" or self.query_rank is not None:
-                check_whole(f"{field.name} of a latent", getattr(self, field.name))
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformerShape:
+class TransformerShape(ModelSizes):
     """One model's sizes. Counts are of parameters and of floating-point operations (a multiply-add
     is two).
     """
 
-    name: str
-    family: Literal["gpt", "llama", "bert", "t5", "vit", "moe"]
-    hidden: int
-    heads: int
-    layers: int  # of the encoder where there is a decoder too
-    ffn: int  # inner width of the MLP, of one expert where there are experts
-    vocab: int  # rows of the embedding; a ViT's classes
-    seq: int  # tokens of a sample; a ViT's patches and its class token
-
-    kv_heads: int | None = None  # None: as many as heads
-    head_dim: int | None = None  # None: hidden / heads
-    gated: bool = False  # MLP of three matrices: act(x W1) * (x W2), then W3
-    tied: bool = True  # the head multiplies by the embedding's own matrix
-    positions: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
-    max_positions: int | None = None  # rows of the learned table; None: seq
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    norms_per_layer: int = 2
-    norm_bias: bool | None = None  # None: layernorm has one
-    biases: bool = True  # of every matrix of a layer
-    qkv_biases: bool | None = None  # None: as `biases`
-    head_bias: bool = False
-    qk_norm: bool = False  # norms over head_dim of queries and keys, shared by the heads
-    sinks: bool = False  # one learned logit per head
-
-    experts: int = 0  # 0: one MLP for all tokens
-    topk: int = 0  # experts of a token
-    router_bias: bool = False
-    shared_ffn: int = 0  # width of the MLP all tokens take beside their experts
-    dense_layers: int = 0  # first layers with one MLP of width dense_ffn
-    dense_ffn: int = 0
-    latent: Latent | None = None
-
-    decoder_layers: int = 0  # each with attention to the encoder's output
-    decoder_seq: int = 0  # 0: as seq
-    relative_buckets: int = 32  # of relative positions, one set of values per stack
-
-    token_types: int = 0  # segments of a BERT
-    embedding_norm: bool = False
-    pooler: bool = False  # a dense layer over the first token and BERT's next-sentence head
-    head: Literal["lm", "mlm", "classes", "none"] = "lm"
-
-    image: int = 0  # side of a ViT's square input in pixels
-    patch: int = 0
-    channels: int = 3
-
-    published: str = (
-        ""  # parameters as published, "46702792704" or "175B"; what is left out of it, see `note`
-    )
-    source: str = ""
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """`InputError`, one sentence, for sizes that make no model."""
-        check_kind("name of a model", self.name, str)
-        for name in _TEXTS:
-            check_kind(f"{name} of {self.name}", getattr(self, name), str)
-        for name in (*_FLAGS, *(one for one in _FLAGS_OR_NONE if getattr(self, one) is not None)):
-            check_flag(f"{name} of {self.name}", getattr(self, name))
-        for name, allowed in _WORDS.items():
-            if getattr(self, name) not in allowed:
-                raise unknown(
-                    f"{name} of {self.name}",
-                    str(getattr(self, name)),
-                    allowed,
-                    f"known are {', '.join(allowed)}",
-                )
-        for name in (*_WHOLE, *_WHOLE_OR_NONE):
-            value, least = getattr(self, name), 1 if name in _WHOLE else 0
-            if value is None and name in ("kv_heads", "head_dim", "max_positions"):
-                continue
-            check_whole(f"{name} of {self.name}", value, least)
-        if self.latent is not None:
-            check_kind(f"latent of {self.name}", self.latent, Latent)
-        if self.head_dim is None and self.latent is None and self.hidden % self.heads:
-            raise InputError(
-                f"hidden of {self.name} must be a multiple of its heads where head_dim is not"
-                f" given, got hidden {self.hidden}, heads {self.heads}"
-            )
-        if self.heads % self.key_heads:
-            raise InputError(
-                f"heads of {self.name} must be a multiple of kv_heads, got heads {self.heads},"
-                f" kv_heads {self.kv_heads}"
-            )
-        if bool(self.experts) != bool(self.topk) or self.topk > self.experts:
-            raise InputError(
-                f"topk of {self.name} must be 1 to its {self.experts} experts, 0 where it has none,"
-                f" got {self.topk}"
-            )
-        if self.dense_layers > self.layers or (
-            self.dense_layers and not (self.experts and self.dense_ffn)
-        ):
-            raise InputError(
-                f"dense_layers of {self.name} come first in a model with experts and have a"
-                f" dense_ffn, got dense_layers {self.dense_layers} of {self.layers} layers, experts"
-                f" {self.experts}, dense_ffn {self.dense_ffn}"
-            )
-        if self.family == "vit" and (
-            not self.patch
-            or self.image % self.patch
-            or self.seq != (self.image // self.patch) ** 2 + 1
-        ):
-            raise InputError(
-                f"{self.name}: a ViT's seq is (image / patch)^2 + 1 of whole patches, got image"
-                f" {self.image}, patch {self.patch}, seq {self.seq}"
-            )
-
-    # widths
-    # ----------------------------------------------------------------------------------------------
-
-    @property
-    def key_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.kv_heads or self.heads
-
-    @property
-    def dim(self) -> int:
-        """Width of one head."""
-        return self.head_dim or self.hidden // self.heads
-
-    @property
-    def query_width(self) -> int:
-        """Width of all queries of a token."""
-        return self.heads * (
-            self.latent.plain_dim + self.latent.rotary_dim if self.latent else self.dim
-        )
-
-    @property
-    def key_width(self) -> int:
-        return self.query_width if self.latent else self.key_heads * self.dim
-
-    @property
-    def value_width(self) -> int:
-        return self.heads * self.latent.value_dim if self.latent else self.key_heads * self.dim
-
-    @property
-    def context_width(self) -> int:
-        """Width of attention's result, which the output matrix reads."""
-        return self.heads * (self.latent.value_dim if self.latent else self.dim)
-
-    # counts
-    # ----------------------------------------------------------------------------------------------
-
     @functools.cached_property
-    def blocks(self) -> tuple[counts.Block, ...]:
-        """Kinds of layer in their order, each with how many there are: most
-        models have one kind.
-        """
-        return counts.blocks(self)
-
-    @property
-    def depth(self) -> int:
-        """Layers of all kinds: what a pipeline cuts into stages."""
-        return self.layers + self.decoder_layers
+    def layer_kinds(self) -> tuple[counts.LayerKind, ...]:
+        """Kinds of layer in their order, each with how many there are; most models have one."""
+        return counts.layer_kinds(self)
 
     @functools.cached_property
     def layer_parameters(self) -> int:
         """Parameters of one layer of the last kind (the only kind of most models)."""
-        return self.blocks[-1].parameters.total
+        return self.layer_kinds[-1].parameters.total
 
     @property
     def head_layers(self) -> float:
-        """The head's cost in layers, its matrix against a layer's: what nanotron weighs it by where
-        stages are cut by cost.
-        """
+        """The LM head's matrix against a layer's: by how many layers nanotron weighs the head."""
         return self.vocab * self.hidden / self.layer_parameters
 
     @functools.cached_property
     def embedding_parameters(self) -> int:
-        """Words or patches, positions, segments, relative positions, and the
-        embedding's own norm.
-        """
+        """Words or patches, positions, segments, and the embedding's own norm."""
         return counts.embedding(self).total
 
     @functools.cached_property
     def head_parameters(self) -> int:
-        """What stands after the last layer: final norm, head without the matrix it shares with the
-        embedding, pooler.
-        """
+        """Final norm, pooler, and the head without the matrix it shares with the embedding."""
         return counts.head(self).total
 
     @functools.cached_property
     def parameters(self) -> int:
         """All parameters."""
-        return (
-            self.embedding_parameters
-            + sum(block.count * block.parameters.total for block in self.blocks)
-            + self.head_parameters
-        )
+        layers = sum(kind.count * kind.parameters.total for kind in self.layer_kinds)
+        return self.embedding_parameters + layers + self.head_parameters
 
     @functools.cached_property
     def active_parameters(self) -> int:
         """Parameters a token meets: `topk` of the experts, all else whole."""
-        return self.parameters - sum(block.count * block.idle_parameters for block in self.blocks)
+        return self.parameters - sum(kind.count * kind.idle_parameters for kind in self.layer_kinds)
 
     def forward_flops(
         self, batch: float = 1.0, seq: int | None = None, causal: bool = False
@@ -296,13 +63,12 @@ class TransformerShape:
         `causal` counts half of each sequence's attention to itself, as kernels that skip the upper
         triangle compute; the published formulas count all of it.
         """
-        return counts.forward_flops(self, batch, seq or self.seq, causal)
+        return counts.forward_flops(self, self.layer_kinds, batch, seq or self.seq, causal)
 
     def model_flops(self, tokens: float, seq: int | None = None, causal: bool = False) -> float:
-        """FLOPs that training on some tokens needs, nothing computed twice: three times the forward
-        pass.
+        """FLOPs that training on some tokens needs, nothing computed twice: three forward passes.
 
-        For a GPT 72 B s l h^2 (1 + s/(6h) + V/(12 l h)), formulas.md 3.1.
+        For a GPT 72 B s l h^2 (1 + s/(6h) + V/(12 l h)) (Narayanan et al. 2021, eq. 3).
         """
         seq = seq or self.seq
         return 3.0 * self.forward_flops(tokens / seq, seq, causal)
@@ -314,10 +80,11 @@ class TransformerShape:
 
         full: one more forward pass of the layers, for a GPT 96 B s l h^2 (1 + s/(6h) + V/(16 l h)).
         selective: attention's own products a second time, forward and backward, as the published 72
-        B s l h^2 (1 + s/(3h) + V/(12 l h)) has it.
+        B s l h^2 (1 + s/(3h) + V/(12 l h)) has it (Korthikanti et al. 2022).
         """
         seq = seq or self.seq
-        again = counts.recomputed_flops(self, tokens / seq, seq, recompute, causal)
+        kinds = self.layer_kinds
+        again = counts.recomputed_flops(self, kinds, tokens / seq, seq, recompute, causal)
         return self.model_flops(tokens, seq, causal) + again
 
     def replace(self, **changes: Any) -> TransformerShape:

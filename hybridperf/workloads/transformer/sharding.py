@@ -15,10 +15,8 @@ ones.
 
 from __future__ import annotations
 
-import dataclasses
-
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.parallel import Group
+from hybridperf.workloads.transformer.parallel import RankGroup
 from hybridperf.workloads.transformer.passes import Passes, Steps
 from hybridperf.workloads.transformer.weights import Weights
 
@@ -33,21 +31,17 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
         for count, group in _sharded(weights, config)
         if count and group.ranks > 1
     )
-    return dataclasses.replace(
-        passes,
-        forward=(*gathers, *passes.forward),
-        recomputed=(*gathers, *passes.recomputed)
-        if zero == 3 and passes.recomputed
-        else passes.recomputed,
-        backward=(
-            *(gathers if zero == 3 and not passes.recomputed else ()),
-            *passes.backward,
-            *_scattered(weights, config),
-        ),
-    )
+    again = passes.recomputed
+    before_backward: Steps = ()
+    if zero == 3 and again:
+        again = (*gathers, *again)
+    elif zero == 3:
+        before_backward = gathers
+    backward = (*before_backward, *passes.backward, *_scattered(weights, config))
+    return Passes((*gathers, *passes.forward), backward, again)
 
 
-def _sharded(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, Group], ...]:
+def _sharded(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, RankGroup], ...]:
     """Weights of a rank and the ranks that they are sharded over, the experts' apart."""
     shard = config.group("shard")
     if not config.experts_apart:
@@ -63,9 +57,7 @@ def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
         if count and group.ranks > 1:
             steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
         if count and replicas.ranks > 1:
-            steps.append(
-                replicas.step(
-                    "all_reduce", size / group.ranks, "zero", "shards of gradients summed"
-                )
-            )
+            shard_bytes = size / group.ranks
+            summed = replicas.step("all_reduce", shard_bytes, "zero", "shards of gradients summed")
+            steps.append(summed)
     return tuple(steps)

@@ -4,14 +4,14 @@ collectives, optimizer.
 Ranks of the graph are the pipeline's stages. Tensor, sequence, context, expert and data peers of a
 stage do the same at the same time: one stands for all, and their collectives are priced by size.
 
-    gradients   reduced in buckets beside the last micro-batch's backward (`overlap_gradients`), or
-                in one piece behind it
+    gradients   reduced in buckets alongside the last micro-batch's backward (`overlap_gradients`),
+                or in one piece behind it
     ZeRO-2, 3   each layer's weights are gathered while the layer before it computes, no earlier:
-                two layers' weights at a time; its gradients are scattered beside the next layer's
-                backward
-    sends       hold the sender up, or go beside its computations (`overlap_sends`)
+                two layers' weights at a time; its gradients are scattered while the next layer's
+                backward runs
+    sends       hold the sender up, or overlap its computations (`overlap_sends`)
 
-How a task of the schedule becomes nodes: `line.py`.
+How a task of the schedule becomes nodes: `rank_stream.py`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,13 @@ from collections.abc import Iterable, Sequence
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
-from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, Task, schedule
-from hybridperf.workloads.schedules.graph import DOWNSTREAM, UPSTREAM
+from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Task, schedule
+from hybridperf.workloads.transformer import parts
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.fields import check_number
 from hybridperf.workloads.transformer.launching import LAUNCH_S, LAUNCH_WIDTH
-from hybridperf.workloads.transformer.parts import (
-    embedding_passes,
-    head_passes,
-    layer_passes,
-    send_call,
-)
-from hybridperf.workloads.transformer.passes import Passes, Step, Steps
-from hybridperf.workloads.transformer.rank_stream import COMM, EXCHANGE, Lines, Run
+from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
+from hybridperf.workloads.transformer.rank_stream import COMM, EXCHANGE, RankStreams, RepeatedSteps
 from hybridperf.workloads.transformer.update import (
     gathered,
     optimizer_passes,
@@ -50,20 +44,24 @@ from hybridperf.workloads.transformer.weights import (
     stage_weights,
 )
 
+DOWNSTREAM, UPSTREAM = "send_activations", "send_gradients"
 KERNEL_NODES = 20_000  # up to which each kernel is a node
 MOST_TASKS = 100_000  # a stage's forward or backward of a micro-batch each
-# Of the log of a step of which no like one was measured, beside errors of ops and links:
-# `hybridperf steps` believes 0.16 of all together, where launches hide (22 layouts of 10 models,
-# 0.15 to 0.20)
+# of the log of a step like none that was measured, next to errors of ops and links: `hybridperf
+# steps` believes 0.16 of all together, where launches hide (22 layouts of 10 models, 0.15 to 0.20)
 DEVIATION = 0.15
 
 
 def transformer(config: TransformerConfig, host: Host | float | None = LAUNCH_S) -> Workload:
     """The step as a workload.
 
-    `host` is what launching costs: seconds of each launch, all alike; or overheads of a host that
-    was traced, as a model's folder has them (`hp.load_model(folder).host`); or None, nothing, as in
-    a replayed CUDA graph.
+    Args:
+        config: the model, its layout, and how a framework runs it.
+        host: what launching costs: seconds of each launch, all alike; or overheads of a host that
+            was traced (`hp.load_model(folder).host`); or None: nothing, as in a CUDA graph.
+
+    Raises:
+        InputError: the layout is not legal for the model, or not modelled.
     """
     if not isinstance(config, TransformerConfig):
         raise InputError(
@@ -77,28 +75,20 @@ def transformer(config: TransformerConfig, host: Host | float | None = LAUNCH_S)
 
 @dataclasses.dataclass(frozen=True)
 class _Unit:
-    """A part of a stage that runs as a whole: a layer, an end; `count` equal ones in a row."""
+    """A layer, the embedding or the head, of which a stage runs `count` equal ones in a row."""
 
     passes: Passes
     weights: Weights
     count: int = 1
 
-    def run(self, kind: str, splits_backward: bool) -> Run:
+    def run(self, kind: str, splits_backward: bool) -> RepeatedSteps:
         """What a task of a kind runs of it."""
         if kind == FORWARD:
-            return Run(self.passes.forward, self.count, backward=False)
-        if kind == WEIGHT:
-            return Run(
-                tuple(step for step in self.passes.backward if step.weight_gradient),
-                self.count,
-                backward=True,
-            )
-        steps = self.passes.backward_with_recompute
-        return Run(
-            tuple(step for step in steps if not (splits_backward and step.weight_gradient)),
-            self.count,
-            backward=True,
-        )
+            return RepeatedSteps(self.passes.forward, self.count, backward=False)
+        steps = self.passes.backward if kind == WEIGHT else self.passes.backward_with_recompute
+        if kind == WEIGHT or splits_backward:
+            steps = tuple(step for step in steps if step.weight_gradient == (kind == WEIGHT))
+        return RepeatedSteps(steps, self.count, backward=True)
 
 
 class _Build:
@@ -108,11 +98,9 @@ class _Build:
         layout = config.layout
         self.notes = tuple(layout.check(config.shape, gpus_per_node=config.gpus_per_node))
         self.c = config
-        self.schedule: Schedule = schedule(
-            layout.schedule, layout.pp, layout.accumulation, layout.vp
-        )
+        self.schedule = schedule(layout.schedule, layout.pp, layout.accumulation, layout.vp)
         refuse_unmodelled(config)
-        self.send = send_call(config)
+        self.send = parts.send_call(config)
         units = [self.units(stage) for stage in range(config.stages)]
         split = self.schedule.splits_backward
         self.runs = {  # by kind of task and stage, in the order they run
@@ -133,20 +121,20 @@ class _Build:
                 f" stages x {layout.accumulation} micro-batches); `hybridperf steps` prices such"
                 " steps in closed form"
             )
-        self.lines = Lines(host, each_kernel=kernels <= KERNEL_NODES)
-        self.layer_ends: dict[
-            int, int
-        ] = {}  # of each rank, the last node of the layer that ran last
+        self.streams = RankStreams(host, each_kernel=kernels <= KERNEL_NODES)
+        self.last_layer: dict[int, int] = {}  # of each rank, the last node of its last layer
         self.reductions: dict[int, list[int]] = {rank: [] for rank in range(layout.pp)}
 
     def units(self, stage: int) -> list[_Unit]:
         """Parts of a stage in forward order."""
         c = self.c
-        found = [_Unit(embedding_passes(c), embedding_weights(c))] if stage == 0 else []
+        found = [_Unit(parts.embedding_passes(c), embedding_weights(c))] if stage == 0 else []
         for kind, count in enumerate(c.layers_of(stage)):
             if count:
-                found.append(_Unit(layer_passes(c, kind), layer_weights(c, kind), count))
-        return found + ([_Unit(head_passes(c), head_weights(c))] if stage == c.stages - 1 else [])
+                found.append(_Unit(parts.layer_passes(c, kind), layer_weights(c, kind), count))
+        if stage == c.stages - 1:
+            found.append(_Unit(parts.head_passes(c), head_weights(c)))
+        return found
 
     def workload(self) -> Workload:
         last_of = self.last_tasks()
@@ -154,19 +142,19 @@ class _Build:
         arrived: dict[Task, int] = {}
         for task in self.schedule.issue_order():
             rank = self.schedule.worker_of(task)
-            self.lines.wait(rank, [arrived.pop(task)] if task in arrived else [])
+            self.streams.wait(rank, [arrived.pop(task)] if task in arrived else [])
             done[task] = self.task(rank, task, reduces=task in last_of)
             self.send_on(rank, task, done[task], arrived)
         self.finish(done, last_of)
         c = self.c
         return Workload(
             name=f"{c.shape.name}, {c.layout.ranks} ranks, batch {c.layout.global_batch}",
-            graph=self.lines.graph.build(),
-            calls=tuple(self.lines.calls),
-            flops=self.lines.flops,
-            notes=(*self.notes, _of_launches(self.lines.host)),
+            graph=self.streams.graph.build(),
+            calls=tuple(self.streams.calls),
+            flops=self.streams.flops,
+            notes=(*self.notes, _launch_note(self.streams.host)),
             deviation=DEVIATION,
-            given_deviation=0.0 if isinstance(self.lines.host, Host) else LAUNCH_WIDTH,
+            given_deviation=0.0 if isinstance(self.streams.host, Host) else LAUNCH_WIDTH,
         )
 
     # tasks
@@ -185,20 +173,21 @@ class _Build:
     def task(self, rank: int, task: Task, reduces: bool) -> int:
         """A stage's work on a micro-batch; its last node."""
         runs = self.runs[task.kind, task.stage]
-        beside = self.c.overlap_gradients and self.c.layout.data_ranks > 1
-        if beside and self.c.layout.zero >= 2:
+        overlap = self.c.overlap_gradients and self.c.layout.data_ranks > 1
+        if overlap and self.c.layout.zero >= 2:
             return self.sharded(rank, [run for run, _ in runs for _ in range(run.count)], task)
-        if beside and reduces and self.schedule.pipes == 1:
-            return self.in_buckets(
-                rank, [(run, weights) for run, weights in runs for _ in range(run.count)], task
-            )
-        return self.lines.run(rank, tuple(run for run, _ in runs), str(task))
+        if overlap and reduces and self.schedule.pipes == 1:
+            layers = [(run, weights) for run, weights in runs for _ in range(run.count)]
+            return self.in_buckets(rank, layers, task)
+        return self.streams.run(rank, tuple(run for run, _ in runs), str(task))
 
-    def in_buckets(self, rank: int, layers: Iterable[tuple[Run, Weights]], task: Task) -> int:
+    def in_buckets(
+        self, rank: int, layers: Iterable[tuple[RepeatedSteps, Weights]], task: Task
+    ) -> int:
         """The last backward of a stage, its gradients reduced as buckets fill."""
         bucket, node = Weights(), -1
         for run, weights in layers:
-            node = self.lines.run(rank, (run.once,), str(task))
+            node = self.streams.run(rank, (run.once,), str(task))
             bucket += weights
             if bucket.total * self.c.reduced_bytes >= self.c.bucket_bytes:
                 self.reduce(rank, summed(self.c, bucket), [node])
@@ -206,36 +195,33 @@ class _Build:
         self.reduce(rank, summed(self.c, bucket), [node])
         return node
 
-    def sharded(self, rank: int, layers: list[Run], task: Task) -> int:
-        """Layers whose weights are gathered one layer ahead and whose gradients are scattered
-        behind them.
-        """
+    def sharded(self, rank: int, layers: list[RepeatedSteps], task: Task) -> int:
+        """Layers whose weights are gathered one layer ahead, their gradients scattered behind."""
         gathers = [self.gather(rank, layers[0].steps)]
         node = -1
         for at, run in enumerate(layers):
             if at + 1 < len(layers):
                 gathers.append(self.gather(rank, layers[at + 1].steps))
-            self.lines.wait(rank, gathers[at])
-            node = self.layer_ends[rank] = self.lines.run(rank, (run.without_shards,), str(task))
-            self.reduce(
-                rank,
-                [step for step in run.steps if step.part == "zero" and not _is_gather(step)],
-                [node],
-            )
+            self.streams.wait(rank, gathers[at])
+            node = self.last_layer[rank] = self.streams.run(rank, (run.without_shards,), str(task))
+            zero = [step for step in run.steps if step.part == "zero"]
+            self.reduce(rank, [step for step in zero if not _is_gather(step)], [node])
         return node
 
     def gather(self, rank: int, steps: Steps) -> list[int]:
         """A layer's weights on their way, once the layer before the one that runs has gone."""
-        after = [self.layer_ends[rank]] if rank in self.layer_ends else []
+        after = [self.last_layer[rank]] if rank in self.last_layer else []
         return [
-            self.lines.beside(rank, step, COMM, after)
+            self.streams.overlapped(rank, step, COMM, after)
             for step in steps
             if step.part == "zero" and _is_gather(step)
         ]
 
-    def reduce(self, rank: int, steps: Iterable[Step], after: Sequence[int]) -> None:
-        """Gradients on their way to their sum, beside what the rank does next."""
-        self.reductions[rank] += [self.lines.beside(rank, step, COMM, after) for step in steps]
+    def reduce(self, rank: int, steps: Iterable[PassStep], after: Sequence[int]) -> None:
+        """Gradients on their way to their sum, while the rank goes on."""
+        self.reductions[rank] += [
+            self.streams.overlapped(rank, step, COMM, after) for step in steps
+        ]
 
     def send_on(self, rank: int, task: Task, node: int, arrived: dict[Task, int]) -> None:
         """A task's result on its way to the stage that needs it."""
@@ -245,12 +231,11 @@ class _Build:
         to = task._replace(stage=stage)
         if self.schedule.worker_of(to) == rank or self.send is None:
             return
-        sent = Step(self.send, "pp", f"send {task}")
-        arrived[to] = self.lines.beside(
-            rank, sent, DOWNSTREAM if task.kind == FORWARD else UPSTREAM, [node]
-        )
+        sent = PassStep(self.send, "pp", f"send {task}")
+        stream = DOWNSTREAM if task.kind == FORWARD else UPSTREAM
+        arrived[to] = self.streams.overlapped(rank, sent, stream, [node])
         if not self.c.overlap_sends:
-            self.lines.wait(rank, [arrived[to]])
+            self.streams.wait(rank, [arrived[to]])
 
     # end of the step
     # ----------------------------------------------------------------------------------------------
@@ -263,69 +248,56 @@ class _Build:
             self.reduce_pairs(done, last_of)
         elif not c.overlap_gradients:
             for rank, stages in stages_of.items():
-                held = sum((stage_weights(c, stage) for stage in stages), Weights())
-                self.lines.run(rank, (Run(summed(c, held), 1, backward=True),), "gradients summed")
+                weights = sum((stage_weights(c, stage) for stage in stages), Weights())
+                run = RepeatedSteps(summed(c, weights), 1, backward=True)
+                self.streams.run(rank, (run,), "gradients summed")
         if (tied := tied_reduction(c)) is not None:
-            self.lines.together((0, layout.pp - 1), tied, EXCHANGE)
+            self.streams.together((0, layout.pp - 1), tied, EXCHANGE)
         for rank, stages in stages_of.items():
-            self.lines.wait(rank, self.reductions[rank])
+            self.streams.wait(rank, self.reductions[rank])
             for stage in stages:
-                self.lines.run(
-                    rank,
-                    (Run((*optimizer_passes(c, stage), *gathered(c, stage)), 1, backward=True),),
-                    "update",
-                )
+                update = (*optimizer_passes(c, stage), *gathered(c, stage))
+                self.streams.run(rank, (RepeatedSteps(update, 1, backward=True),), "update")
 
     def reduce_pairs(self, done: dict[Task, int], last_of: dict[Task, int]) -> None:
-        """Two pipes: each stage's gradients are summed over the two ranks that hold it and their
-        data peers, when both have them.
-        """
+        """Two pipes: a stage's gradients are summed once the two ranks that hold it have them."""
         c, pp = self.c, self.c.layout.pp
-        ends: dict[int, list[int]] = {}
+        lasts: dict[int, list[int]] = {}
         for task, stage in last_of.items():
-            ends.setdefault(stage, []).append(done[task])
-        for stage, nodes in ends.items():
+            lasts.setdefault(stage, []).append(done[task])
+        for stage, nodes in lasts.items():
             step = summed_over_pipes(c, stage)
-            for rank, node in self.lines.together(
-                (stage, pp - 1 - stage), step, COMM, nodes
-            ).items():
+            summed_at = self.streams.together((stage, pp - 1 - stage), step, COMM, nodes)
+            for rank, node in summed_at.items():
                 self.reductions[rank].append(node)
 
 
-def _of_launches(host: Host | float | None) -> str:
-    """What a step says of its launches."""
+def _launch_note(host: Host | float | None) -> str:
     if host is None:
         return "no host: launches cost nothing, as in a replayed CUDA graph"
-    return (
-        "launches cost what a traced host's do"
-        if isinstance(host, Host)
-        else f"launches cost {1e6 * host:.3g} us each, see host="
-    )
+    if isinstance(host, Host):
+        return "launches cost what a traced host's do"
+    return f"launches cost {1e6 * host:.3g} us each, see host="
 
 
-def _is_gather(step: Step) -> bool:
+def _is_gather(step: PassStep) -> bool:
     return step.collective.collective == "all_gather"
 
 
 def refuse_unmodelled(config: TransformerConfig) -> None:
     """`InputError` for combinations nobody has measured."""
-    layout = config.layout
-    two_pipes, splits_backward = layout.schedule == "chimera", layout.schedule == "zero_bubble"
-    if two_pipes and config.stage_split != "even":
-        raise InputError(
-            f"schedule {layout.schedule!r} with stages cut by {config.stage_split} is not modelled:"
-            " take another schedule"
-        )
-    if two_pipes and layout.zero:
-        raise InputError(
-            f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero = 0"
-        )
-    if splits_backward and layout.zero >= 2:
-        raise InputError(
-            f"schedule {layout.schedule!r} with ZeRO-{layout.zero} is not modelled: take zero 0"
-            " or 1"
-        )
-    if splits_backward and layout.recompute != "none":
-        raise InputError(
-            f"schedule {layout.schedule!r} with recompute is not modelled: take recompute none"
-        )
+    layout, name = config.layout, config.layout.schedule
+    two_pipes, splits_backward = name == "chimera", name == "zero_bubble"
+    refused = [
+        (
+            two_pipes and config.stage_split != "even",
+            f"stages cut by {config.stage_split}",
+            "another schedule",
+        ),
+        (two_pipes and layout.zero, f"ZeRO-{layout.zero}", "zero = 0"),
+        (splits_backward and layout.zero >= 2, f"ZeRO-{layout.zero}", "zero 0 or 1"),
+        (splits_backward and layout.recompute != "none", "recompute", "recompute none"),
+    ]
+    for applies, what, instead in refused:
+        if applies:
+            raise InputError(f"schedule {name!r} with {what} is not modelled: take {instead}")

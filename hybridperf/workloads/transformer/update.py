@@ -13,8 +13,8 @@ from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall, OptimizerUpdate, Reduction, op_by_name
 from hybridperf.workloads.transformer import counts
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.parallel import Group
-from hybridperf.workloads.transformer.passes import Step, Steps
+from hybridperf.workloads.transformer.parallel import RankGroup
+from hybridperf.workloads.transformer.passes import PassStep, Steps
 from hybridperf.workloads.transformer.weights import (
     Weights,
     copies_embedding,
@@ -43,37 +43,32 @@ def optimizer_passes(config: TransformerConfig, stage: int = 0) -> Steps:
     """The optimizer of one rank of a stage."""
     n = updated_weights(config, stage)
     wide = DTYPE_BYTES[_WIDE]
-    kept = wide * (
-        1 + counts.MOMENTS[config.optimizer]
-    )  # fp32 weight and moments, read and written
+    # fp32 weight and moments, read and written
+    kept = wide * (1 + counts.MOMENTS[config.optimizer])
     copy = config.element_bytes if config.element_bytes < wide else 0.0
     _, touched = op_by_name(config.optimizer)
-    moved = (2 * kept + config.reduced_bytes + copy) / (
-        wide * (touched["reads"] + touched["writes"])
-    )  # against the op all in fp32
+    # against the op all in fp32
+    all_wide = wide * (touched["reads"] + touched["writes"])
+    moved = (2 * kept + config.reduced_bytes + copy) / all_wide
     update = OptimizerUpdate(_WIDE, n * moved, **touched)
     tensors = TENSORS_PER_LAYER * sum(config.layers_of(stage))
     launches = max(1, math.ceil(tensors / TENSORS_PER_KERNEL))
-    norm = Reduction(
-        _WIDE, max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS), _NORM_COLUMNS
-    )
+    rows = max(1.0, n * config.reduced_bytes / wide / _NORM_COLUMNS)
+    norm = Reduction(_WIDE, rows, _NORM_COLUMNS)
     return (
-        Step(OpCall(norm), "memory", "gradient norm", kernels=launches),
-        Step(OpCall(update), "memory", config.optimizer, kernels=launches),
+        PassStep(OpCall(norm), "memory", "gradient norm", kernels=launches),
+        PassStep(OpCall(update), "memory", config.optimizer, kernels=launches),
     )
 
 
 def gradient_reduction(config: TransformerConfig, stage: int = 0) -> Steps:
-    """What a stage's ranks exchange once a step: sums of gradients, weights from ZeRO-1 on, the
-    tied embedding's gradient.
+    """What a stage's ranks exchange once a step: sums of gradients, updated weights from ZeRO-1 on.
 
     ZeRO-2 and 3 exchange theirs around each layer (`sharding.py`).
     """
-    return (
-        *_tied(config, stage),
-        *summed(config, stage_weights(config, stage)),
-        *gathered(config, stage),
-    )
+    tied = tied_reduction(config)
+    first = (tied,) if tied is not None and stage in (0, config.stages - 1) else ()
+    return (*first, *summed(config, stage_weights(config, stage)), *gathered(config, stage))
 
 
 def summed(config: TransformerConfig, weights: Weights) -> Steps:
@@ -81,35 +76,25 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
     if config.layout.zero >= 2:
         return ()
     collective = "reduce_scatter" if config.layout.zero else "all_reduce"
-    steps = []
+    steps, replicas = [], config.group("replica")
     for count, group in _shared_out(weights, config):
-        if count and group.ranks > 1:
-            steps.append(
-                group.step(collective, count * config.reduced_bytes, "dp", "gradients summed")
-            )
-            replicas = config.group("replica")
-            if config.layout.zero and replicas.ranks > 1:
-                steps.append(
-                    replicas.step(
-                        "all_reduce",
-                        count * config.reduced_bytes / group.ranks,
-                        "dp",
-                        "shards of gradients summed",
-                    )
-                )
+        if not count or group.ranks == 1:
+            continue
+        size = count * config.reduced_bytes
+        steps.append(group.step(collective, size, "dp", "gradients summed"))
+        if config.layout.zero and replicas.ranks > 1:
+            shard_bytes = size / group.ranks
+            summed = replicas.step("all_reduce", shard_bytes, "dp", "shards of gradients summed")
+            steps.append(summed)
     return tuple(steps)
 
 
-def summed_over_pipes(config: TransformerConfig, stage: int) -> Step:
+def summed_over_pipes(config: TransformerConfig, stage: int) -> PassStep:
     """Sum of a stage's gradients where two pipes hold it, on two ranks and their data peers."""
     data = config.group("data")
-    group = Group(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
-    return group.step(
-        "all_reduce",
-        stage_weights(config, stage).total * config.reduced_bytes,
-        "dp",
-        "gradients summed",
-    )
+    group = RankGroup(2 * data.ranks, max(data.nodes, 2 if config.group("pp").nodes > 1 else 1))
+    size = stage_weights(config, stage).total * config.reduced_bytes
+    return group.step("all_reduce", size, "dp", "gradients summed")
 
 
 def gathered(config: TransformerConfig, stage: int) -> Steps:
@@ -124,25 +109,18 @@ def gathered(config: TransformerConfig, stage: int) -> Steps:
     )
 
 
-def _shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, Group], ...]:
+def _shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float, RankGroup], ...]:
     group = config.group("shard" if config.layout.zero else "data")
     if not config.experts_apart:
         return ((weights.total, group),)
     return ((weights.shared, group), (weights.experts, config.group("expert_data")))
 
 
-def tied_reduction(config: TransformerConfig) -> Step | None:
+def tied_reduction(config: TransformerConfig) -> PassStep | None:
     """The embedding's gradient, summed over the first and the last stage."""
     if not copies_embedding(config):
         return None
-    size = (
-        on_rank(counts.Parameters(vocab=config.padded_vocab * config.shape.hidden), config).shared
-        * config.reduced_bytes
-    )
+    vocab = counts.ParameterCounts(vocab=config.padded_vocab * config.shape.hidden)
+    size = on_rank(vocab, config).shared * config.reduced_bytes
     nodes = 2 if config.group("pp").nodes > 1 else 1
-    return Group(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")
-
-
-def _tied(config: TransformerConfig, stage: int) -> Steps:
-    step = tied_reduction(config)
-    return (step,) if step is not None and stage in (0, config.stages - 1) else ()
+    return RankGroup(2, nodes).step("all_reduce", size, "dp", "tied embedding's gradient summed")

@@ -1,4 +1,4 @@
-"""Weights of one rank: a layer's, the ends', a stage's."""
+"""Weights of one rank: of a layer, the embedding, the head, a stage."""
 
 from __future__ import annotations
 
@@ -26,51 +26,45 @@ class Weights:
         return Weights(self.shared * times, self.experts * times)
 
 
-def on_rank(parameters: counts.Parameters, config: TransformerConfig) -> Weights:
+def on_rank(parameters: counts.ParameterCounts, config: TransformerConfig) -> Weights:
     """One rank's of a part of the model."""
-    layout = config.layout
-    shares = counts.rank_shares(
-        parameters, config.shape.key_heads, layout.tp, layout.ep, layout.expert_tp or layout.tp
-    )
+    x = config.layout
+    expert_tp = x.expert_tp or x.tp
+    shares = counts.rank_shares(parameters, config.shape.key_heads, x.tp, x.ep, expert_tp)
     return Weights(*map(float, shares))
 
 
 def layer_weights(config: TransformerConfig, kind: int = -1) -> Weights:
     """Of one layer of a kind."""
-    return on_rank(config.shape.blocks[kind].parameters, config)
+    return on_rank(config.shape.layer_kinds[kind].parameters, config)
 
 
 def embedding_weights(config: TransformerConfig) -> Weights:
     """Of what stands before the layers, padding of the vocabulary included."""
     found = counts.embedding(config.shape)
-    return on_rank(
-        found._replace(vocab=config.padded_vocab * config.shape.hidden if found.vocab else 0),
-        config,
-    )
+    if found.vocab:
+        found = found._replace(vocab=config.padded_vocab * config.shape.hidden)
+    return on_rank(found, config)
 
 
 def head_weights(config: TransformerConfig) -> Weights:
-    """Of what stands behind the layers; of a tied head on another stage than the embedding its
-    copy, too.
-    """
+    """Of what stands behind the layers, the copy of a tied embedding on another stage included."""
     s = config.shape
     found = counts.head(s)
-    if (s.head in ("lm", "mlm") and found.vocab >= s.vocab * s.hidden) or copies_embedding(config):
+    own = s.head in ("lm", "mlm") and found.vocab >= s.vocab * s.hidden
+    if own or copies_embedding(config):
         found = found._replace(vocab=config.padded_vocab * s.hidden)
     return on_rank(found, config)
 
 
 def copies_embedding(config: TransformerConfig) -> bool:
-    """Whether the last stage holds the embedding's matrix a second time. Chimera's lies where the
-    first of the other direction lies.
+    """Whether the last stage holds the embedding's matrix a second time.
+
+    Chimera's last stage lies where the first of the other direction lies.
     """
-    layout = config.layout
-    return (
-        config.shape.tied
-        and config.shape.head in ("lm", "mlm")
-        and layout.pp > 1
-        and layout.schedule != "chimera"
-    )
+    layout, shape = config.layout, config.shape
+    looked_up_again = shape.tied and shape.head in ("lm", "mlm")
+    return looked_up_again and layout.pp > 1 and layout.schedule != "chimera"
 
 
 def stage_weights(config: TransformerConfig, stage: int) -> Weights:

@@ -23,9 +23,8 @@ from hybridperf.workloads.transformer.shape import Latent, TransformerShape
 
 HABITS = "habits of its family assumed: "  # how the note of a user's model begins
 _LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
-_HABITS: dict[
-    str, dict[str, Any]
-] = {  # of a user's model that does not say so; a GPT's are the fields' own defaults
+# of a user's model that does not name them; a GPT's are the fields' own defaults
+_HABITS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "moe": _LLAMA,
     "t5": {"positions": "relative", "norm": "rmsnorm", "biases": False},
@@ -34,9 +33,7 @@ _HABITS: dict[
 }
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
 _NEEDED = [
-    field.name
-    for field in dataclasses.fields(TransformerShape)
-    if field.default is dataclasses.MISSING
+    one.name for one in dataclasses.fields(TransformerShape) if one.default is dataclasses.MISSING
 ]
 
 
@@ -51,28 +48,30 @@ def other_shape_names(name: str) -> list[str]:
 
 
 def load_shape(name: str | os.PathLike) -> TransformerShape:
-    """A model's sizes by its published name, or from a .toml or .json file; `InputError` names the
-    nearest where there is none.
+    """A model's sizes by its published name, or from a .toml or .json file.
+
+    Raises:
+        InputError: neither; it names the nearest published model.
     """
     text = str(name)
     if text.endswith((".toml", ".json")):
-        name_said, entry = _read(Path(text))
-        return shape_of(name_said, entry, f"{text}: ")
+        own_name, entry = _read(Path(text))
+        return shape_of(own_name, entry, f"{text}: ")
     key = _plain(text)
     key = _aliases().get(key, key)
     if key not in _entries():
-        raise unknown(
-            "model",
-            text,
-            [*_entries(), *_aliases()],
-            f"one of {len(shape_names())} published shapes, or a .toml file of sizes",
-        )
+        known = f"one of {len(shape_names())} published shapes, or a .toml file of sizes"
+        raise unknown("model", text, [*_entries(), *_aliases()], known)
     return _shape(key, _entries()[key], "")
 
 
 def shape_of(name: str, fields: dict[str, Any], where: str = "") -> TransformerShape:
-    """A user's model by its fields, with what its family does where they are silent, of which its
-    note speaks; `where`: said in errors.
+    """A user's model; its family's habits, listed in its note, stand in for missing fields.
+
+    Args:
+        name: of the model.
+        fields: those of `TransformerShape`.
+        where: how errors begin.
     """
     return _shape(name, _with_habits(fields), where)
 
@@ -84,11 +83,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    return {
-        _plain(alias): name
-        for name, entry in _entries().items()
-        for alias in entry.get("aliases", ())
-    }
+    entries = _entries().items()
+    return {_plain(alias): name for name, one in entries for alias in one.get("aliases", ())}
 
 
 @functools.cache
@@ -97,41 +93,34 @@ def _plain(name: str) -> str:
 
 
 def _with_habits(entry: dict[str, Any]) -> dict[str, Any]:
-    """A user's model with what its family does where the file is silent; the note says which fields
-    that were.
-    """
-    taken = {
-        field: value
-        for field, value in _HABITS.get(str(entry.get("family")), {}).items()
-        if field not in entry
-    }
+    """A user's model with its family's habits, listed in the note, for missing fields."""
+    habits = _HABITS.get(str(entry.get("family")), {})
+    taken = {field: value for field, value in habits.items() if field not in entry}
     if not taken:
         return entry
-    said = ", ".join(
-        f"{field} {str(value).lower() if isinstance(value, bool) else value}"
-        for field, value in taken.items()
-    )
+    words = {
+        name: str(one).lower() if isinstance(one, bool) else one for name, one in taken.items()
+    }
+    assumed = ", ".join(f"{field} {word}" for field, word in words.items())
     own = f"; {entry['note']}" if isinstance(entry.get("note"), str) and entry["note"] else ""
-    return {**entry, **taken, "note": f"{HABITS}{said}{own}"}
+    return {**entry, **taken, "note": f"{HABITS}{assumed}{own}"}
 
 
 def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
     fields = {"name": name, **{key: value for key, value in entry.items() if key != "aliases"}}
     for field in fields:
         if field not in _FIELDS:
-            raise unknown(
-                f"{where}field", field, sorted(_FIELDS), "the fields are those of TransformerShape"
-            )
+            known = "the fields are those of TransformerShape"
+            raise unknown(f"{where}field", field, sorted(_FIELDS), known)
     if isinstance(fields.get("latent"), dict):
         try:
             fields["latent"] = Latent(**{"query_rank": None, **fields["latent"]})
         except TypeError as error:
-            raise InputError(
-                f"{where}latent of {name} has the fields of Latent: {error}"
-            ) from error
+            message = f"{where}latent of {name} has the fields of Latent: {error}"
+            raise InputError(message) from error
     if missing := [field for field in _NEEDED if field not in fields]:
         raise InputError(
-            f"{where}{name} lacks {', '.join(missing)}; every model says {', '.join(_NEEDED)}"
+            f"{where}{name} lacks {', '.join(missing)}; every model needs {', '.join(_NEEDED)}"
         )
     try:
         return TransformerShape(**fields)
@@ -144,9 +133,8 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError as error:
-        raise InputError(
-            f"expected a file of a model's sizes at {path}, found none; check the path"
-        ) from error
+        message = f"expected a file of a model's sizes at {path}, found none; check the path"
+        raise InputError(message) from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -154,20 +142,14 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
             f"{path} is not {path.suffix[1:].upper()} ({error}); see"
             " hybridperf/workloads/transformer/transformers.toml for the fields"
         ) from error
-    sections = (
-        {
-            name: entry
-            for name, entry in content.items()
-            if isinstance(entry, dict) and name != "latent"
-        }
-        if isinstance(content, dict)
-        else {}
-    )
-    if not isinstance(content, dict) or len(sections) > 1:
+    if not isinstance(content, dict):
+        raise InputError(f"expected the sizes of one model in {path}, found none; split the file")
+    nested = {name: one for name, one in content.items() if isinstance(one, dict)}
+    nested.pop("latent", None)
+    if len(nested) > 1:
         raise InputError(
-            f"expected the sizes of one model in {path}, found {len(sections) or 'none'}; split the"
-            " file"
+            f"expected the sizes of one model in {path}, found {len(nested)}; split the file"
         )
-    if sections:
-        return next(iter(sections.items()))
+    if nested:
+        return next(iter(nested.items()))
     return str(content.get("name", path.stem)), content

@@ -1,0 +1,188 @@
+"""A recommendation model (DLRM, Naumov et al. 2019): its sizes, its batch and where it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
+from hybridperf.io import InputError
+from hybridperf.ops.embedding import Table, check_names
+from hybridperf.workloads.eager import Eager
+from hybridperf.workloads.placement import Placement
+from hybridperf.workloads.transformer.fields import check_word
+
+_WORDS = {
+    "interaction": ("dot", "cat"),
+    "loss": ("bce", "mse"),
+    "optimizer": ("sgd", "adagrad", "rowwise_adagrad"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DlrmConfig:
+    """Sizes of a DLRM, its batch and where it runs.
+
+    Args:
+        batch: samples of all ranks together.
+        dense_features: numbers that a sample brings in addition to its lookups.
+        bottom_mlp: widths after the dense features; dot products need the tables' `dim` last.
+        top_mlp: widths after the interaction; the last is 1.
+        tables: `Table`s, whose `access` tells how lookups are distributed: `Uniform()`,
+            `Zipf(...)`, `Histogram(...)`, `Indices(...)`.
+        interaction: "dot": dot products of all pairs of bags and the bottom MLP's result, next to
+            it; "cat": side by side.
+        loss: "bce" or "mse".
+        optimizer: of the tables: "sgd", "adagrad" or "rowwise_adagrad"; MLPs and copied tables take
+            SGD or Adagrad.
+        duplicates: how the tables' update treats a row looked up twice: "merged" first or "each"
+            added where it falls (SGD).
+        dtype: of MLPs, interaction and bags on their way; None: fp32, each table's bags as its
+            rows.
+        ranks, nodes: in all; ranks are dealt out to nodes in order, as many to each.
+        placement: a `Placement` of each table; empty: whole tables, dealt out to ranks in turn.
+        bucket_bytes: gradients that are all-reduced together.
+        load_s: seconds until a rank's host has its batch, of all ranks or of each.
+        host_bytes_per_s: rate at which batches are copied to devices; None: they lie there.
+        index_bytes: of an index: 8 for int64.
+        blocking_copies: the host waits for each copy.
+        lookup_first: before the bottom MLP, which then hides the all-to-all.
+        exchange_indices: each rank reads its own samples' indices and sends them to the tables.
+        reads_loss: the host waits for the loss before it goes on.
+        eager: how the framework cuts layers into kernels; None: as today's PyTorch.
+
+        clicks = Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0))
+        users = Table("users", rows=1e6, dim=64, pooling=1, access=Indices(recorded))
+        config = DlrmConfig(
+            batch=8192, dense_features=13, bottom_mlp=(512, 64), top_mlp=(512, 1),
+            tables=(clicks, users), ranks=8, placement=(Placement("row"), Placement("table", (3,))),
+            load_s=1e-3, host_bytes_per_s=20e9,
+        )
+        predict(model, dlrm(config, host=model.host))  # host: what launching costs
+    """
+
+    batch: int
+    dense_features: int
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
+    tables: tuple[Table, ...]
+    interaction: Literal["dot", "cat"] = "dot"
+    loss: Literal["bce", "mse"] = "bce"
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"] = "sgd"
+    duplicates: Literal["merged", "each"] = "merged"
+    dtype: str | None = None
+    ranks: int = 1
+    nodes: int = 1
+    placement: tuple[Placement, ...] = ()
+    bucket_bytes: float = 25e6
+    load_s: float | tuple[float, ...] = 0.0
+    host_bytes_per_s: float | None = None
+    index_bytes: float = 8.0
+    blocking_copies: bool = True
+    lookup_first: bool = True
+    exchange_indices: bool = False
+    reads_loss: bool = False
+    eager: Eager | None = None
+
+    @property
+    def local_batch(self) -> float:
+        return self.batch / self.ranks
+
+    @property
+    def dense_dtype(self) -> str:
+        """Of MLPs and interaction."""
+        return "fp32" if self.dtype is None else self.dtype
+
+    @property
+    def interaction_width(self) -> int:
+        """Width of the top MLP's input."""
+        if self.interaction == "cat":
+            return self.bottom_mlp[-1] + sum(table.dim for table in self.tables)
+        return self.bottom_mlp[-1] + (len(self.tables) + 1) * len(self.tables) // 2
+
+    def check(self) -> None:
+        """`InputError` for sizes that make no model."""
+        for name in ("batch", "dense_features", "ranks", "nodes"):
+            value = getattr(self, name)
+            if not _is_count(value):
+                raise InputError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        for name, kind in (("tables", Table), ("placement", Placement)):
+            value = getattr(self, name)
+            if not isinstance(value, Sequence) or not all(isinstance(one, kind) for one in value):
+                raise InputError(f"{name} must be a tuple of {kind.__name__}(...), got {value!r}")
+        for name, allowed in _WORDS.items():
+            check_word(name, getattr(self, name), allowed)
+        self._check_mlps()
+        if not self.tables:
+            raise InputError(
+                "expected at least one table, got none; a model without tables is an MLP"
+            )
+        check_names(self.tables)
+        if self.batch % self.ranks or self.ranks % self.nodes:
+            raise InputError(
+                "expected a batch of whole samples per rank and whole ranks per node, got"
+                f" {self.batch} on {self.ranks} ranks of {self.nodes} nodes"
+            )
+        for table in self.tables if self.interaction == "dot" else ():
+            if table.dim != self.bottom_mlp[-1]:
+                raise InputError(
+                    f"table {table.name} has {table.dim} columns and the bottom MLP ends in"
+                    f' {self.bottom_mlp[-1]}; dot products need as many, interaction="cat" does'
+                    " not"
+                )
+        self._check_load()
+        for name in ("bucket_bytes", "index_bytes", "host_bytes_per_s"):
+            value = getattr(self, name)
+            if value is None and name == "host_bytes_per_s":
+                continue
+            too_large = name == "index_bytes" and value == np.inf
+            if not _is_number(value) or not value > 0 or too_large:
+                or_none = " or None" if name == "host_bytes_per_s" else ""
+                raise InputError(f"{name} must be above zero{or_none}, got {value!r}")
+        for name in ("blocking_copies", "lookup_first", "exchange_indices", "reads_loss"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.eager is not None and not isinstance(self.eager, Eager):
+            raise InputError(f"eager must be an Eager(...) or None, got {self.eager!r}")
+
+    def _check_mlps(self) -> None:
+        for name, widths in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
+            if not isinstance(widths, Sequence) or not widths or not all(map(_is_count, widths)):
+                raise InputError(
+                    f"{name} needs at least one width, each a whole number of 1 or more, got"
+                    f" {widths!r}"
+                )
+        if self.top_mlp[-1] != 1:
+            raise InputError(f"top_mlp must end in 1, the logit of a sample, got {self.top_mlp!r}")
+        if canonical_dtype(self.dense_dtype) not in FLOAT_DTYPES:
+            formats = ", ".join(FLOAT_DTYPES)
+            raise InputError(
+                f"dtype must be a floating-point format ({formats}), got {self.dtype!r}"
+            )
+
+    def _check_load(self) -> None:
+        of_ranks = isinstance(self.load_s, Sequence) or np.ndim(self.load_s) > 0
+        each = of_ranks and not isinstance(self.load_s, str)
+        load_s: Any = self.load_s if each else (self.load_s,)
+        for one in load_s:
+            if not _is_number(one) or not 0 <= one < np.inf:
+                raise InputError(
+                    f"load_s must be seconds of 0 or more, of all ranks or of each, got {one!s:.40}"
+                )
+        if each and len(load_s) != self.ranks:
+            raise InputError(
+                f"expected load_s of one number or of each of {self.ranks} ranks, got {len(load_s)}"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0:
+        value = value.item()
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,38 @@
+"""What one pipeline schedule answers. To add a schedule: a file that makes its `ScheduleKind`, and
+its place in `names.KINDS`; rules on layouts (`transformer/rules.py`) and unlike stages
+(`training/steps/pipelines.py`) only where it differs from 1F1B.
+
+Symbols: p workers, m micro-batches, v chunks per worker; F and B seconds of one worker's forward
+and backward of one micro-batch, W the part of B that makes the weights' gradients. All formulas
+take NumPy columns and numbers that JAX traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hybridperf.io.namespace import Array
+from hybridperf.workloads.schedules.order import Schedule
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of one worker on one micro-batch, over all its chunks."""
+
+    forward: Array
+    backward: Array  # the whole of it
+    weight: Array  # the part of the backward that makes the weights' gradients
+    send: Array  # one transfer to the next worker
+
+
+class ScheduleKind(NamedTuple):
+    """A schedule's order, closed form, activations and limits."""
+
+    name: str
+    order: Callable[[int, int, int], Schedule]  # (p, m, v)
+    step_s: Callable[[Array, Array, Array, StageSeconds], Array]  # (p, m, v, seconds)
+    in_flight: Callable[[Array, Array, Array, Array], Array]  # (worker, p, m, v)
+    prices_sends: bool = False  # whether `step_s` knows what transfers add
+    has_chunks: bool = False
+    unsuitable: Callable[[Array, Array], Array] | None = None  # (p, m): sizes that it cannot have
+    refusal: Callable[[int, int], str] = lambda p, m: ""  # (p, m): the sentence on such sizes

@@ -1,0 +1,209 @@
+"""Sizes of a Transformer: what parameter counts, FLOP counts, memory and layers are derived from.
+
+Symbols of the literature: l `layers`, h `hidden`, a `heads`, s `seq`, V `vocab`. A GPT's layer has
+12 h^2 weights: 4 h^2 in attention (queries, keys, values, output), 8 h^2 in an MLP of width 4 h.
+What departs from that is a field of its own:
+
+    fewer keys and values than queries (GQA, MQA)      kv_heads
+    three matrices in the MLP instead of two           gated
+    many MLPs of which a token takes a few             experts, topk, shared_ffn; dense_layers come
+                                                       first and have one MLP
+    keys and values of a small latent (DeepSeek)       latent
+    a second stack that looks at the first (T5)        decoder_layers
+    patches of an image instead of words (ViT)         image, patch, channels; seq follows from them
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from hybridperf.io import InputError
+from hybridperf.workloads.transformer.fields import (
+    check_flag,
+    check_kind,
+    check_whole,
+    check_word,
+)
+
+_WORDS = {
+    "family": ("gpt", "llama", "bert", "t5", "vit", "moe"),
+    "positions": ("learned", "rotary", "alibi", "relative", "none"),
+    "norm": ("layernorm", "rmsnorm"),
+    "head": ("lm", "mlm", "classes", "none"),
+}
+_POSITIVE = (
+    "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "max_positions",
+    "channels", "norms_per_layer",
+)  # fmt: skip
+_ZERO_OR_MORE = (
+    "experts", "topk", "shared_ffn", "dense_layers", "dense_ffn", "decoder_layers", "decoder_seq",
+    "token_types", "image", "patch", "relative_buckets",
+)  # fmt: skip
+_FLAGS = (
+    "gated", "tied", "biases", "head_bias", "qk_norm", "sinks", "router_bias", "embedding_norm",
+    "pooler", "norm_bias", "qkv_biases",
+)  # fmt: skip
+_MAY_BE_NONE = ("kv_heads", "head_dim", "max_positions", "norm_bias", "qkv_biases")
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """Widths of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, keys and
+    values are made from small vectors per token.
+    """
+
+    query_rank: int | None  # of the queries' latent; None: queries straight from the hidden state
+    kv_rank: int  # width of the keys' and values' latent
+    plain_dim: int  # of a head's queries and keys, without position
+    rotary_dim: int  # and with; the key's is shared by all heads
+    value_dim: int  # of a head's values
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "query_rank" or self.query_rank is not None:
+                check_whole(f"{field.name} of a latent", getattr(self, field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSizes:
+    """One model's sizes; `TransformerShape` counts them."""
+
+    name: str
+    family: Literal["gpt", "llama", "bert", "t5", "vit", "moe"]
+    hidden: int
+    heads: int
+    layers: int  # of the encoder where there is a decoder too
+    ffn: int  # inner width of the MLP, of one expert where there are experts
+    vocab: int  # rows of the embedding; a ViT's classes
+    seq: int  # tokens of a sample; a ViT's patches and its class token
+
+    kv_heads: int | None = None  # None: as many as heads
+    head_dim: int | None = None  # None: hidden / heads
+    gated: bool = False  # MLP of three matrices: act(x W1) * (x W2), then W3
+    tied: bool = True  # the head multiplies by the embedding's own matrix
+    positions: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
+    max_positions: int | None = None  # rows of the learned table; None: seq
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norms_per_layer: int = 2
+    norm_bias: bool | None = None  # None: layernorm has one
+    biases: bool = True  # of every matrix of a layer
+    qkv_biases: bool | None = None  # None: as `biases`
+    head_bias: bool = False
+    qk_norm: bool = False  # norms over head_dim of queries and keys, shared by the heads
+    sinks: bool = False  # one learned logit per head
+
+    experts: int = 0  # 0: one MLP for all tokens
+    topk: int = 0  # experts of a token
+    router_bias: bool = False
+    shared_ffn: int = 0  # width of the MLP all tokens take beside their experts
+    dense_layers: int = 0  # first layers with one MLP of width dense_ffn
+    dense_ffn: int = 0
+    latent: Latent | None = None
+
+    decoder_layers: int = 0  # each with attention to the encoder's output
+    decoder_seq: int = 0  # 0: as seq
+    relative_buckets: int = 32  # of relative positions, one set of values per stack
+
+    token_types: int = 0  # segments of a BERT
+    embedding_norm: bool = False
+    pooler: bool = False  # a dense layer over the first token and BERT's next-sentence head
+    head: Literal["lm", "mlm", "classes", "none"] = "lm"
+
+    image: int = 0  # side of a ViT's square input in pixels
+    patch: int = 0
+    channels: int = 3
+
+    # parameters as published, "46702792704" or "175B"; what is left out of it, see `note`
+    published: str = ""
+    source: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """`InputError`, one sentence, for sizes that make no model."""
+        check_kind("name of a model", self.name, str)
+        for name in ("published", "source", "note"):
+            check_kind(f"{name} of {self.name}", getattr(self, name), str)
+        for name, value in vars(self).items():
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            what = f"{name} of {self.name}"
+            if name in _FLAGS:
+                check_flag(what, value)
+            elif name in _WORDS:
+                check_word(what, value, _WORDS[name])
+            elif name in _POSITIVE:
+                check_whole(what, value)
+            elif name in _ZERO_OR_MORE:
+                check_whole(what, value, 0)
+        if self.latent is not None:
+            check_kind(f"latent of {self.name}", self.latent, Latent)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.head_dim is None and self.latent is None and self.hidden % self.heads:
+            raise InputError(
+                f"hidden of {self.name} must be a multiple of its heads where head_dim is not"
+                f" given, got hidden {self.hidden}, heads {self.heads}"
+            )
+        if self.heads % self.key_heads:
+            raise InputError(
+                f"heads of {self.name} must be a multiple of kv_heads, got heads {self.heads},"
+                f" kv_heads {self.kv_heads}"
+            )
+        if bool(self.experts) != bool(self.topk) or self.topk > self.experts:
+            raise InputError(
+                f"topk of {self.name} must be 1 to its {self.experts} experts, 0 where it has none,"
+                f" got {self.topk}"
+            )
+        mixed = self.experts and self.dense_ffn
+        if self.dense_layers > self.layers or (self.dense_layers and not mixed):
+            raise InputError(
+                f"dense_layers of {self.name} come first in a model with experts and have a"
+                f" dense_ffn, got dense_layers {self.dense_layers} of {self.layers} layers, experts"
+                f" {self.experts}, dense_ffn {self.dense_ffn}"
+            )
+        if self.family == "vit":
+            whole = self.patch and not self.image % self.patch
+            if not whole or self.seq != (self.image // self.patch) ** 2 + 1:
+                raise InputError(
+                    f"{self.name}: a ViT's seq is (image / patch)^2 + 1 of whole patches, got image"
+                    f" {self.image}, patch {self.patch}, seq {self.seq}"
+                )
+
+    # widths
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def dim(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries of a token."""
+        latent = self.latent
+        return self.heads * (latent.plain_dim + latent.rotary_dim if latent else self.dim)
+
+    @property
+    def key_width(self) -> int:
+        return self.query_width if self.latent else self.key_heads * self.dim
+
+    @property
+    def value_width(self) -> int:
+        return self.heads * self.latent.value_dim if self.latent else self.key_heads * self.dim
+
+    @property
+    def context_width(self) -> int:
+        """Width of attention's result, which the output matrix reads."""
+        return self.heads * (self.latent.value_dim if self.latent else self.dim)
+
+    @property
+    def depth(self) -> int:
+        """Layers of all kinds: what a pipeline cuts into stages."""
+        return self.layers + self.decoder_layers

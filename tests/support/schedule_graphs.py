@@ -1,0 +1,78 @@
+"""A schedule as a graph, evaluated: what closed forms and the composition of steps are held
+against. Each worker is a rank that computes its tasks in order.
+
+Each stage has rows of its own in the duration table, one for each kind of task and one for what it
+exchanges with the next stage, in the order of `Schedule.kinds`, then transfers. Two ways to send:
+
+    overlapped   on a stream of its own: the receiver waits, the sender goes on (`isend`)
+    blocking     on the sender's stream of computations: it waits until the transfer is over
+                 (Megatron without `--overlap-p2p`)
+
+Each link is a stream per worker and direction: two transfers the same way follow each other, those
+against each other do not meet.
+"""
+
+import numpy as np
+
+from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.lower import lower
+from hybridperf.engine.outputs import COMPUTE
+from hybridperf.workloads.schedules import BACKWARD, FORWARD
+
+DOWNSTREAM, UPSTREAM = "send_activations", "send_gradients"
+
+
+def stage_seconds(schedule, forward_s, backward_s, weight_s=0.0, send_s=0.0) -> np.ndarray:
+    """Seconds of each row, from those of each stage [S] or of all of them [].
+
+    `backward_s` is the whole backward; `weight_s` is what of it a schedule that splits it puts off,
+    and ignored by others.
+    """
+    size = schedule.stages
+    split = schedule.splits_backward
+    parts = [forward_s, np.subtract(backward_s, weight_s if split else 0.0)]
+    parts += [weight_s] if split else []
+    of_stages = [np.broadcast_to(part, (size,)) for part in parts]
+    return np.concatenate([*of_stages, np.broadcast_to(send_s, (size - 1,))]).astype(np.float64)
+
+
+def schedule_graph(schedule, *, blocking=False):
+    """The graph of a schedule alone."""
+    builder, nodes = GraphBuilder(), {}
+    arrived = {}  # the transfer that brings what a task needs from another worker
+    sends = 1 + schedule.stages * len(schedule.kinds)  # row of the first transfer
+    for task in schedule.issue_order():
+        rank = schedule.worker_of(task)
+        waits = [nodes[need] for need in schedule.needs(task) if schedule.worker_of(need) == rank]
+        waits += [arrived[task]] if task in arrived else []
+        row = 1 + schedule.kinds.index(task.kind) * schedule.stages + task.stage
+        nodes[task] = builder.op(row, label=str(task), rank=rank, after=waits)
+        after = _next_stage(schedule, task)
+        if after is not None and schedule.worker_of(after) != rank:
+            row = sends + min(task.stage, after.stage)
+            stream = DOWNSTREAM if task.kind == FORWARD else UPSTREAM
+            arrived[after] = builder.op(
+                row,
+                label=f"send {task}",
+                rank=rank,
+                stream=COMPUTE if blocking else stream,
+                after=[nodes[task]],
+            )
+    return builder.build()
+
+
+def graph_seconds(
+    schedule, forward_s, backward_s, *, weight_s=0.0, send_s=0.0, blocking=False
+) -> float:
+    """Seconds until the last task ends, by the graph; arguments as for `stage_seconds`."""
+    seconds = stage_seconds(schedule, forward_s, backward_s, weight_s, send_s)
+    program = lower(schedule_graph(schedule, blocking=blocking)).program
+    return float(makespan(program, seconds[:, None].astype(np.float32))[0])
+
+
+def _next_stage(schedule, task):
+    """The task of another stage that uses what this one makes."""
+    if task.kind == FORWARD and task.stage + 1 < schedule.stages:
+        return task._replace(stage=task.stage + 1)
+    return task._replace(stage=task.stage - 1) if task.kind == BACKWARD and task.stage else None
