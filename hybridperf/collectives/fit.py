@@ -37,9 +37,8 @@ from hybridperf.learning.prior.shipped import NO_PRIOR, Prior, load_prior
 FAMILY = "collectives"
 DEFAULT_PRIOR = "collectives_prior"  # the one that is installed
 REPORT_SCHEMA_VERSION = 1
-_OWN_HYPER_ROWS = (
-    30  # systems differ more than GPUs do: 20 rows of a group err by 8.9 % with, 10.2 % without
-)
+# systems differ more than GPUs do: 20 rows of a group err by 8.9 % with, 10.2 % without
+_OWN_HYPER_ROWS = 30
 _TAUGHT_LATENCY_S = 1e-5  # that all systems of the shipped prior say
 _SAME_SHARE = 1e-3  # logs of shares of a network that are one
 _LEAST_TEACHING_ROWS = 100  # systems of fewer have a say on knobs only

@@ -53,9 +53,8 @@ from hybridperf.learning.prior.knobs import group_of
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
-_REACH_OCTAVES = (
-    0.5  # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
-)
+# of ranks per node or nodes: doubling either leaves a fiftieth of the correction
+_REACH_OCTAVES = 0.5
 _SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 

@@ -33,9 +33,8 @@ from hybridperf.ops.roofline import Knobs, Work
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows, parse_ops
 
-_UNKNOWN_SLOT_OCTAVES = (
-    1.0  # an implementation never met counts as so far outside what was measured
-)
+# an implementation never met counts as so far outside what was measured
+_UNKNOWN_SLOT_OCTAVES = 1.0
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 
@@ -53,14 +52,12 @@ class PerfModel:
         default_factory=dict
     )  # priors adapted to this GPU: they price the ops they know
     drift: tuple[
-        float,
-        ...,
+        float, ...
         # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not
         # recorded
     ] = ()
-    collectives: CollectiveModel | None = (
-        None  # of the system that the device stands in; saved by themselves
-    )
+    # of the system that the device stands in; saved by themselves
+    collectives: CollectiveModel | None = None
     host: Host | None = None  # what launching costs; None: not learned
 
     @staticmethod

@@ -49,9 +49,8 @@ class Platform:
     peak_flops_scale: Any  # [] multiplies the peak of every dtype and unit
     level_bytes: Any  # [L]
     knobs: Knobs  # group knobs [G], level knobs [L]
-    links: Links | None = (
-        None  # of the system that the device stands in; None: no collectives are known
-    )
+    # of the system that the device stands in; None: no collectives are known
+    links: Links | None = None
 
 
 @functools.partial(
@@ -70,9 +69,8 @@ class OpTable:
     # [U] launch floors that each execution pays: 1, 0 where the op is compiled into a caller, a
     # part where it is issued apart
     floors: Any
-    correction: (
-        Any  # [U] learned log correction, see residual.py; 0 leaves the closed form as it is
-    )
+    # [U] learned log correction, see residual.py; 0 leaves the closed form as it is
+    correction: Any
 
 
 def op_table(part: OpRows) -> OpTable:

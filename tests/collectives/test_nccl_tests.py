@@ -296,7 +296,7 @@ def json_run(test: str = "all_reduce", times: tuple[float, float] = (31.0, 30.5)
                 "out_of_place": timed[0],
                 "out_of_place_per_iter": {"min_us": 29.0, "stdev_us": 0.5},
                 "in_place": timed[1],
-            },
+            }
         ],
     }
 
@@ -333,10 +333,7 @@ def test_several_runs_in_one_log(tmp_path: Path) -> None:
     frame, remarks = read(tmp_path, text)
     assert frame.groupby("collective", sort=False)["n_nodes"].agg(["size", "max"]).to_dict(
         "index"
-    ) == {
-        "all_reduce": {"size": 6, "max": 1},
-        "all_gather": {"size": 6, "max": 2},
-    }
+    ) == {"all_reduce": {"size": 6, "max": 1}, "all_gather": {"size": 6, "max": 2}}
     assert len(remarks) == 1
     assert "run of gather_perf skipped" in remarks[0]
     assert f"line {1 + text[: text.index(third)].count(chr(10))}:" in remarks[0]

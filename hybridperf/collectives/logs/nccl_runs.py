@@ -33,12 +33,10 @@ ELEMENT_BYTES = {
     "half": 2, "bfloat16": 2, "int": 4, "int32": 4, "uint32": 4, "float": 4, "int64": 8,
     "uint64": 8, "double": 8,
 }  # fmt: skip
-_ROUNDING = (
-    1e-3  # beside the printed digits: float arithmetic in the tests, which print a rounded time
-)
-_SAYS_SOMETHING = (
-    0.02  # of a bandwidth: two decimals of 0.04 GB/s cannot tell one formula from another
-)
+# beside the printed digits: float arithmetic in the tests, which print a rounded time
+_ROUNDING = 1e-3
+# of a bandwidth: two decimals of 0.04 GB/s cannot tell one formula from another
+_SAYS_SOMETHING = 0.02
 
 
 class _Form(NamedTuple):

@@ -344,10 +344,7 @@ def _json_run(document: dict[str, Any]) -> Run:
                     busbw=_json_number(timed["bus_bw"]),
                     wrong="N/A" if timed["nwrong"] is None else str(int(timed["nwrong"])),
                     optional=(
-                        {
-                            "time_min_s": more["min_us"] * 1e-6,
-                            "time_std_s": more["stdev_us"] * 1e-6,
-                        }
+                        {"time_min_s": more["min_us"] * 1e-6, "time_std_s": more["stdev_us"] * 1e-6}
                         if more
                         else {}
                     ),

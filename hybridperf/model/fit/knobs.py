@@ -32,9 +32,8 @@ from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Knobs
 
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
-ROWS_PER_GROUP = (
-    3000  # more rows of one group are thinned evenly over their times: five knobs need no more
-)
+# more rows of one group are thinned evenly over their times: five knobs need no more
+ROWS_PER_GROUP = 3000
 # share of the objective; knobs within a percent or so of the exact optimum, ten times sooner
 SOLVED = 1e-4
 

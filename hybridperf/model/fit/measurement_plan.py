@@ -67,9 +67,8 @@ REPEATS_S = 0.2  # repeat an op for about that long, within the limits below, an
 REPEATS = (5, 50)
 RESIDUAL_SD = 0.2  # log error of the calibrated form that no knob explains
 NOISE_SD = 0.05  # log error of one measurement
-_RESIDUAL_LENGTH = (
-    0.5  # distance, in standard deviations of log dimensions, over which that error changes
-)
+# distance, in standard deviations of log dimensions, over which that error changes
+_RESIDUAL_LENGTH = 0.5
 _NOT_SIZES = (
     "op",
     "dtype",
