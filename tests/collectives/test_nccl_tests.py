@@ -141,9 +141,10 @@ def test_a_run_becomes_rows_of_both_kinds(tmp_path: Path) -> None:
         [time * 1e-6 for times in TIMES for time in times]
     )
     one = frame.iloc[0].to_dict()
-    assert {key: one[key] for key in ("collective", "n_gpus", "n_nodes", "gpus_per_node", "link")} == {
+    wanted = {
         "collective": "all_reduce", "n_gpus": 8, "n_nodes": 1, "gpus_per_node": 8, "link": "intra",
     }  # fmt: skip
+    assert {key: one[key] for key in wanted} == wanted
     assert (one["dtype"], one["lib"], one["lib_version"], one["variant"]) == (
         "float",
         "nccl",
