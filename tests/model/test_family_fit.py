@@ -433,7 +433,7 @@ def test_a_step_of_many_kinds_is_priced_whole(mixed: tuple[PerfModel, FitReport]
         Copy("bf16", 512.0, 512.0),
         Elementwise("bf16", 512.0, 512.0),
         Gemm("bf16", 8.0, 8.0, 8.0),
-    ]  # noqa: E501
+    ]
     ops.append(DecodeAttention("bf16", batch=2.0, kv_len=512.0, heads=8.0, head_dim=128.0))
     result = predict(model, steps(ops))
     assert np.isfinite(result.op_s).all()

@@ -44,7 +44,7 @@ GEMM = {
     "n": 128,
     "k": 256,
     "time_s": 1e-5,
-}  # noqa: E501
+}
 MOE = {
     "device": "h100_sxm",
     "op": "moe",
@@ -60,7 +60,7 @@ MOE = {
     "moe_tp": 1,
     "moe_ep": 1,
     "time_s": 1e-4,
-}  # noqa: E501
+}
 
 
 def test_neusight_leaves_throttled_rows_out(tmp_path) -> None:
@@ -106,7 +106,7 @@ def test_deepbench_rows_of_other_machines_are_named(tmp_path) -> None:
         "w_out": 28,
         "h_out": 28,
         "time_s": 1e-3,
-    }  # noqa: E501
+    }
     rows = [{**conv, "device": "t4", "pass": way} for way in ("fwd", "bwd_inputs", "sideways")]
     rows += [{**conv, "device": device, "pass": "fwd"} for device in ("rpi3", "knl7250", "abacus")]
     found = sources.read_families(write(tmp_path, "deepbench_conv", rows), ["convolution"])
@@ -249,7 +249,7 @@ def test_ops_inside_models_that_say_nothing_are_counted(tmp_path) -> None:
     frame, left_out = sources.read_model_ops(write(tmp_path, sources.MODEL_OPS, rows))
     assert frame["op"].tolist() == ["relu"]
     assert left_out == {
-        f"the shapes of {name} say no op of ours": 1 for name in ("Fold", "VECrelu", "BMM")
+        f"the shapes of {name} fit no op of ours": 1 for name in ("Fold", "VECrelu", "BMM")
     }
 
 

@@ -46,7 +46,6 @@ CIRCLES = [
     {"steps.compose", "steps.cross_node", "steps.pipelines"},
     {"workloads.transformer.layout", "workloads.transformer.rules", "workloads.transformer.groups"},
     {"workloads.transformer.shape", "workloads.transformer.counts"},
-    {"model.perf_model", "model.document"},
     {"validate.lin_kernels", "validate.lin_borrowed"},
 ]
 
