@@ -70,9 +70,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _failed(error: Exception, input_error: type[Exception]) -> int:
-    from hybridperf.model.fit.programs import AlreadySaid
+    from hybridperf.model.fit.programs import AlreadyReported
 
-    if isinstance(error, AlreadySaid):
+    if isinstance(error, AlreadyReported):
         return 2
     message = getattr(
         error, "format_message", None

@@ -1,3 +1,1 @@
-"""Collectives: who sends what over which link, a closed form with fitted knobs, and what a prior
-over systems and a few rows add.
-"""
+"""Collectives: traffic over links, a fitted cost model, a prior over systems that rows adapt."""

@@ -1,11 +1,9 @@
-"""Predicted time against message size, one curve per kind of collective: continuous and never
-falling.
+"""Predicted time against message size: a continuous curve per kind of collective, never falling.
 
-A learned correction may dip between measured sizes; a transfer does not get faster by getting
-longer. Each curve is evaluated on fixed sizes, four per factor of two, replaced by the nearest one
-that does not fall (least squares in the log: isotonic regression) and joined by straight lines over
-log bytes. Because the sizes are fixed, a row's prediction does not depend on which rows stand
-beside it.
+A learned correction may dip between measured sizes, but a transfer does not get faster by getting
+longer. Each curve is evaluated on fixed sizes (four per factor of two), replaced by the nearest
+curve that does not fall (least squares in the log: isotonic regression) and interpolated linearly
+over log bytes. Because the sizes are fixed, the prediction of a row does not depend on other rows.
 
 Axes: N rows, C curves, G sizes.
 """
@@ -21,38 +19,29 @@ from hybridperf.learning.prior import Adapted, Predicted
 LOG2_BYTES = np.arange(0.0, 41.0, 0.25)  # one byte to a tebibyte
 
 
-def predict(adapted: Adapted, rows: CollectiveRows, reach: np.ndarray) -> Predicted:
-    """What an adapted prior says of some rows, along rising curves.
+def predict(adapted: Adapted, rows: CollectiveRows, weight: np.ndarray) -> Predicted:
+    """What an adapted prior predicts of rows, along curves that never fall.
 
-    `reach` [N] is how far measurements of this system speak for a row's collective, ranks and
-    nodes: where it is 0 the correction is silent, and the interval as wide as without any row.
+    `weight` [N], from 0 to 1, is how much of the correction a row takes: at 0 the closed form
+    stands alone, and its interval is as wide as without any measurement.
     """
-    first, of = rows.alike
+    first, kind_of_row = rows.kinds
     sizes = len(LOG2_BYTES)
-    each = rows.rows(np.repeat(first, sizes)).resized(np.tile(2.0**LOG2_BYTES, len(first)))
-    said = adapted.predict(each)
-    heard = reach[first][:, None]
-    half = (said.high_log_s - said.log_s).reshape(-1, sizes)
-    half = heard * half + (1 - heard) * np.maximum(half, adapted.prior.log_width)
-    closed = said.closed_log_s.reshape(-1, sizes)
-    raw = closed + heard * (said.log_s.reshape(-1, sizes) - closed)
-    curves = {
-        "log_s": np.stack([isotonic_regression(curve).x for curve in raw]),
-        "half": half,
-        "closed": closed,
-    }
+    grid = rows.rows(np.repeat(first, sizes)).resized(np.tile(2.0**LOG2_BYTES, len(first)))
+    predicted = adapted.predict(grid)
+    share = weight[first][:, None]
+    half = (predicted.high_log_s - predicted.log_s).reshape(-1, sizes)
+    half = share * half + (1 - share) * np.maximum(half, adapted.prior.log_width)
+    closed = predicted.closed_log_s.reshape(-1, sizes)
+    raw = closed + share * (predicted.log_s.reshape(-1, sizes) - closed)
+    rising = np.stack([isotonic_regression(curve).x for curve in raw])
     at = np.log2(rows.bytes)
-    got = {name: np.empty(len(rows)) for name in curves}
+    log_s, half_width, closed_log_s = (np.empty(len(rows)) for _ in range(3))
     for kind in range(len(first)):
-        here = of == kind
-        for name, curve in curves.items():
-            got[name][here] = np.interp(at[here], LOG2_BYTES, curve[kind])
-    beyond = np.log(2.0) * np.maximum(at - LOG2_BYTES[-1], 0.0)  # there is nothing but bandwidth
-    log_s = got["log_s"] + beyond
-    return Predicted(
-        log_s,
-        log_s - got["half"],
-        log_s + got["half"],
-        got["closed"] + beyond,
-        adapted.sizes.outside(rows),
-    )
+        here = kind_of_row == kind
+        for out, curves in ((log_s, rising), (half_width, half), (closed_log_s, closed)):
+            out[here] = np.interp(at[here], LOG2_BYTES, curves[kind])
+    beyond = np.log(2.0) * np.maximum(at - LOG2_BYTES[-1], 0.0)  # bandwidth alone
+    log_s, closed_log_s = log_s + beyond, closed_log_s + beyond
+    outside = adapted.sizes.outside(rows)
+    return Predicted(log_s, log_s - half_width, log_s + half_width, closed_log_s, outside)

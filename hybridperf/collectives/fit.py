@@ -1,6 +1,4 @@
-"""Fit a system's collectives: the prior over systems, adapted to the rows there are, none to
-thousands.
-"""
+"""Fit a system's collectives: the prior over systems, adapted to none or thousands of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ import pandas as pd
 from hybridperf.collectives.links import link_of
 from hybridperf.collectives.model import (
     CollectiveModel,
-    Measured,
+    MeasuredSizes,
     find_collectives,
     load_collectives,
 )
@@ -37,41 +35,39 @@ from hybridperf.learning.prior.shipped import NO_PRIOR, Prior, load_prior
 FAMILY = "collectives"
 DEFAULT_PRIOR = "collectives_prior"  # the one that is installed
 REPORT_SCHEMA_VERSION = 1
-_OWN_HYPER_ROWS = (
-    30  # systems differ more than GPUs do: 20 rows of a group err by 8.9 % with, 10.2 % without
-)
-_TAUGHT_LATENCY_S = 1e-5  # that all systems of the shipped prior say
-_SAME_SHARE = 1e-3  # logs of shares of a network that are one
-_LEAST_TEACHING_ROWS = 100  # systems of fewer have a say on knobs only
+# systems differ more than GPUs do: 20 rows of a group err by 8.9 % with, 10.2 % without
+_OWN_HYPER_ROWS = 30
+_PRIOR_LATENCY_S = 1e-5  # of all systems of the shipped prior
+_SAME_SHARE = 1e-3  # shares of a network whose logs differ by less are one
+_LEAST_TRAINING_ROWS = 100  # the prior learns knobs alone of systems with fewer rows
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveReport:
     """How a fit errs on rows it did not see."""
 
-    rows: int
-    dropped: Mapping[str, int]  # rows left out, by reason
+    rows: int = 0
+    dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)  # rows left out, by reason
     # collective, implementation, n_gpus, n_nodes, bytes, measured_s, predicted_s, knobs_s,
     # roofline_s, low_s, high_s
-    held_out: pd.DataFrame
-    measured: pd.DataFrame  # the rows fitted on
+    held_out: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
+    measured: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)  # the rows fitted on
 
     def by_collective(self) -> pd.DataFrame:
-        """One line per collective, implementation and kind of link: rows, median and mean error,
-        and those of simpler models, shares.
-        """
+        """Rows and errors of the fit and of baselines, per collective, implementation and link."""
         lines: list[dict[str, Any]] = []
         if self.held_out.empty:
             return pd.DataFrame(lines)
-        for key, part in self.held_out.groupby(["collective", "implementation", "link"], sort=True):
+        keys = ["collective", "implementation", "link"]
+        for key, part in self.held_out.groupby(keys, sort=True):
             errors = {
                 name: np.abs(part[f"{name}_s"] / part["measured_s"] - 1)
                 for name in ("predicted", "knobs", "roofline")
             }
             inside = (part["low_s"] <= part["measured_s"]) & (part["measured_s"] <= part["high_s"])
             lines.append({
-                **dict(zip(("collective", "implementation", "link"), key, strict=True)),
-                "rows": len(part), "median_ape": errors["predicted"].median(),
+                **dict(zip(keys, key, strict=True)), "rows": len(part),
+                "median_ape": errors["predicted"].median(),
                 "mean_ape": errors["predicted"].mean(), "knobs_ape": errors["knobs"].median(),
                 "roofline_ape": errors["roofline"].median(), "inside": inside.mean(),
             })  # fmt: skip
@@ -79,78 +75,65 @@ class CollectiveReport:
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers, for provenance."""
-        table = self.by_collective()
-        return {
-            "rows": self.rows,
-            "dropped": dict(self.dropped),
-            "held_out": table.to_dict("records") if len(table) else [],
-        }
+        held_out = self.by_collective().to_dict("records")
+        return {"rows": self.rows, "dropped": dict(self.dropped), "held_out": held_out}
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `collectives_report.json` and `collectives_held_out.csv` into a folder, atomically
-        each.
-        """
-        write_json(
-            Path(folder) / "collectives_report.json",
-            "collectives-report",
-            REPORT_SCHEMA_VERSION,
-            self.summary(),
-        )
+        """Write `collectives_report.json` and `collectives_held_out.csv`, atomically each."""
+        path = Path(folder) / "collectives_report.json"
+        write_json(path, "collectives-report", REPORT_SCHEMA_VERSION, self.summary())
         if len(self.held_out):
             write_table(self.held_out, Path(folder) / "collectives_held_out.csv")
 
 
 def fit_collectives(
-    rows: pd.DataFrame | None, system: SystemSpec | str, prior: Prior | str | None = None,
-    provenance: Mapping[str, Any] | None = None, keep_rows: bool = True,
-) -> tuple[CollectiveModel, CollectiveReport]:  # fmt: skip
-    """A model of a system's collectives from measured rows (`collective, bytes, n_gpus, n_nodes,
-    time_s`; `lib, lib_version, variant, dtype, in_place` where known); none: the prior alone.
+    rows: pd.DataFrame | None,
+    system: SystemSpec | str,
+    prior: Prior | str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    keep_rows: bool = True,
+) -> tuple[CollectiveModel, CollectiveReport]:
+    """A model of a system's collectives from measured rows, and how it errs.
 
-    `prior`: a `Prior`, the folder or name of one, "none"; the shipped one if not given. Without a
-    prior and rows the model is the datasheet's latency and rates, and says so. `keep_rows=False`:
-    no row stays in the model, at some cost in accuracy.
+    Args:
+        rows: `collective, bytes, n_gpus, n_nodes, time_s`; `lib, lib_version, variant, dtype,
+            in_place` where known. None: the prior alone.
+        system: a name, or the facts of a system.
+        prior: a `Prior`, the folder or name of one, "none"; default: the shipped one. Without prior
+            and rows the model is the datasheet's latency and rates, and its predictions note it.
+        provenance: what to record about the rows.
+        keep_rows: False: no row stays in the model, at some cost in accuracy.
+
+    Raises:
+        InputError: rows of other systems only, a damaged row, or a prior of something else.
     """
     spec = load_system(system) if isinstance(system, str) else system
     about = {**origin(rows), **(provenance or {})}
     known = _prior(prior)
     if rows is None or rows.empty:
         if known is None:
-            return CollectiveModel(spec, None, about), CollectiveReport(
-                0, {}, pd.DataFrame(), pd.DataFrame()
-            )
+            return CollectiveModel(spec, None, about), CollectiveReport()
         adapted = adapt(known, references=references_of(spec, known.population.devices))
-        model = CollectiveModel(_learned_on(spec, known.population.devices), adapted, about).on(
-            spec
-        )
-        return model, CollectiveReport(0, {}, pd.DataFrame(), pd.DataFrame())
+        learned_on = _learned_on(spec, known.population.devices)
+        return CollectiveModel(learned_on, adapted, about).on(spec), CollectiveReport()
     usable, dropped = usable_rows(rows, spec)
     seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
     references = references_of(spec, known.population.devices) if known else []
-    known = known or uninformed(seen)
     adapted = adapt(
-        known,
-        seen,
-        time_s,
-        references=references,
-        own_hyper_rows=_OWN_HYPER_ROWS,
-        keep_rows=keep_rows,
-    )
-    model = CollectiveModel(
-        spec, adapted, {**about, "rows": len(usable)}, Measured.of(seen), usual_versions(seen)
-    )
+        known or uninformed(seen), seen, time_s, references=references,
+        own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows,
+    )  # fmt: skip
+    about["rows"] = len(usable)
+    model = CollectiveModel(spec, adapted, about, MeasuredSizes.of(seen), usual_versions(seen))
     report = CollectiveReport(len(usable), dropped, _held_out(model, usable), usable)
-    return (
-        dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}),
-        report,
-    )
+    return dataclasses.replace(model, provenance={**about, "fit": report.summary()}), report
 
 
 def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPrior:
     """The prior over systems, from the measured rows of each by name."""
     parts = {name: priced_rows(frame, load_system(name)) for name, frame in systems.items()}
     kinds = {name: kind for name in parts if (kind := _kind(load_system(name)))}
-    return train_family(parts, seed, kinds=kinds, least_rows=_LEAST_TEACHING_ROWS)
+    return train_family(parts, seed, kinds=kinds, least_rows=_LEAST_TRAINING_ROWS)
 
 
 def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows, np.ndarray]:
@@ -160,9 +143,7 @@ def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows
 
 
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:
-    """(rows of `system` that can be fitted on, how many others were left out, by reason);
-    `InputError` where a row is damaged.
-    """
+    """(rows of `system` to fit on, how many others by reason); `InputError` for a damaged row."""
     require_columns(frame, ["collective", "bytes", "n_gpus", "time_s"], "fitting collectives")
     dropped = {}
     if "system" in frame and system.id != "here":
@@ -178,55 +159,47 @@ def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, 
     good, problem, _ = checked(frame)
     if len(good) < len(frame):
         at = int(np.flatnonzero(problem != "")[0])
-        raise InputError(
-            f"row {int(frame.index[at]) + 1}: {problem[at]} ({int((problem != '').sum())} such"
-            " rows)"
-        )
+        count = int((problem != "").sum())
+        raise InputError(f"row {int(frame.index[at]) + 1}: {problem[at]} ({count} such rows)")
     positive_column(good, "time_s", "fitting collectives")
     return good, dropped
 
 
 def references_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
-    """Those of some known systems whose accelerators are of one architecture with this system's,
-    joined by the same kind of link: each with as much of the network, or, where none has, with the
-    next to it. Else a faster network would have no kin, and what it changes inside a node would be
-    no more than another guess.
+    """Those of some known systems that stand in for one without measurements.
+
+    Their accelerators have this system's architecture and kind of link. Of these, the ones with as
+    much of the network per accelerator, or where none has, the ones with the nearest: otherwise a
+    faster network would leave a system without references, and its links inside a node would be
+    guessed again.
     """
-    joined = _joined(system)
-    alike = {
-        name: known for name in names if joined and _joined(known := load_system(name)) == joined
-    }
-    apart = {
-        name: abs(math.log(known.share_bytes_per_s / system.share_bytes_per_s))
-        for name, known in alike.items()
-    }
+    joined = _architecture_and_link(system)
+    apart = {}
+    for name in names if joined else ():
+        known = load_system(name)
+        if _architecture_and_link(known) == joined:
+            apart[name] = abs(math.log(known.share_bytes_per_s / system.share_bytes_per_s))
     return [name for name, far in apart.items() if far <= min(apart.values()) + _SAME_SHARE]
 
 
 def _learned_on(system: SystemSpec, names: Iterable[str]) -> SystemSpec:
-    """A system without measurements at the rates of its kin, at which their corrections were
-    learned; all of them say one latency.
-    """
+    """An unmeasured system at the rates at which corrections of its references were learned."""
     references = [load_system(name) for name in references_of(system, names)]
-    rates: dict[str, float] = {"latency_s": _TAUGHT_LATENCY_S}
+    rates: dict[str, float] = {"latency_s": _PRIOR_LATENCY_S}
     if references:
-        rates |= {
-            "intra_bytes_per_s": references[0].intra_bytes_per_s,
-            "nic_bytes_per_s": references[0].nic_bytes_per_s,
-        }
-        rates |= {
-            "node_bytes_per_s": references[0].share_bytes_per_s * system.accelerators_per_node
-        }
+        first = references[0]
+        rates["intra_bytes_per_s"] = first.intra_bytes_per_s
+        rates["nic_bytes_per_s"] = first.nic_bytes_per_s
+        rates["node_bytes_per_s"] = first.share_bytes_per_s * system.accelerators_per_node
     return system.model_copy(update=rates)
 
 
 def _kind(system: SystemSpec) -> str:
-    if not system.device:
-        return ""
-    return f"{_joined(system)} {system.share_bytes_per_s:.3g}"
+    joined = _architecture_and_link(system)
+    return f"{joined} {system.share_bytes_per_s:.3g}" if joined else ""
 
 
-def _joined(system: SystemSpec) -> str:
+def _architecture_and_link(system: SystemSpec) -> str:
     return f"{load_device(system.device).arch} {link_of(system)}" if system.device else ""
 
 
@@ -244,40 +217,27 @@ def _prior(prior: Prior | str | None) -> FamilyPrior | None:
 
 def _held_out(model: CollectiveModel, usable: pd.DataFrame) -> pd.DataFrame:
     adapted = model.adapted
-    assert adapted is not None
-    at = adapted.held_out_at
-    part, rows = (
-        usable.iloc[at],
-        collective_rows(usable.iloc[at], model.system) if len(at) else None,
-    )
-    if rows is None:
+    if adapted is None or not len(adapted.held_out_at):
         return pd.DataFrame()
+    part = usable.iloc[adapted.held_out_at]
+    rows = collective_rows(part, model.system)
     measured_s = part["time_s"].to_numpy(np.float64)
     predicted_s = measured_s * np.exp(adapted.held_out)
-    return pd.DataFrame(
-        {
-            "collective": part["collective"].to_numpy(),
-            "implementation": implementations(part),
-            "link": np.where(rows.nodes > 1, "network", link_of(model.system)),
-            "n_gpus": part["n_gpus"].to_numpy(),
-            "n_nodes": part["n_nodes"].to_numpy(),
-            "bytes": part["bytes"].to_numpy(),
-            "measured_s": measured_s,
-            "predicted_s": predicted_s,
-            "knobs_s": np.exp(adapted.knobs.closed(rows).total),
-            "roofline_s": (
-                CollectiveModel.datasheet(model.system).predict(part)["roofline_s"].to_numpy()
-            ),
-            "low_s": predicted_s * np.exp(-adapted.held_out_log_width),
-            "high_s": predicted_s * np.exp(adapted.held_out_log_width),
-        }
-    )
+    datasheet = CollectiveModel.datasheet(model.system)
+    return pd.DataFrame({
+        "collective": part["collective"].to_numpy(), "implementation": implementations(part),
+        "link": np.where(rows.nodes > 1, "network", link_of(model.system)),
+        "n_gpus": part["n_gpus"].to_numpy(), "n_nodes": part["n_nodes"].to_numpy(),
+        "bytes": part["bytes"].to_numpy(), "measured_s": measured_s, "predicted_s": predicted_s,
+        "knobs_s": np.exp(adapted.knobs.closed(rows).total),
+        "roofline_s": datasheet.predict(part)["roofline_s"].to_numpy(),
+        "low_s": predicted_s * np.exp(-adapted.held_out_log_width),
+        "high_s": predicted_s * np.exp(adapted.held_out_log_width),
+    })  # fmt: skip
 
 
 def collectives_by_name(name: str) -> CollectiveModel:
-    """A model of collectives by folder or name; of a system without a calibration what the prior
-    says, which the prediction notes.
-    """
+    """A model of collectives by folder or name; without a calibration the prior alone."""
     if find_collectives(name) is not None or (Path(name).exists() and not name.endswith(".toml")):
         return load_collectives(name)
     try:
@@ -285,5 +245,5 @@ def collectives_by_name(name: str) -> CollectiveModel:
     except InputError:
         if name.endswith(".toml"):
             raise
-        return load_collectives(name)  # which says what there is
+        return load_collectives(name)  # raises, and lists what there is
     return fit_collectives(None, system)[0]

@@ -1,91 +1,81 @@
-"""The closed form of a collective: two algorithms, of which a library takes the faster, over links
-inside and between nodes.
+"""The closed form of a collective: two algorithms, of which a library takes the faster one.
 
     t        = floor + softmin(t_small, t_large)
-    t_small  = hop log2 g + node_hop log2 N + (1 + c) b                        few steps, wasteful
-             with bytes (trees, LL protocols)
-    t_large  = ring (hop (g - 1) + node_hop (N - 1)) + rendezvous + b          many steps, full
-             bandwidth (rings)
-    b        = (x^2 + y^2)^(1/2)                                               levels one after the
-             other, in part at once
-    x        = V_in  / (min(e_in (g / 2)^-d, 1.15) B_in)    V_in bytes through a rank's link,
-             datasheet B_in
-    y        = V_out / (min(e_out, 1.15) B_out)             V_out bytes through a node's network,
-             datasheet B_out
+    t_small  = hop log2 g + node_hop log2 N + (1 + c) b          few steps, wasteful with bytes
+                                                                 (trees, LL protocols)
+    t_large  = ring (hop (g - 1) + node_hop (N - 1)) + rendezvous + b
+                                                                 many steps, full bandwidth (rings)
+    b        = (x^2 + y^2)^(1/2)                                 levels partly overlap
+    x        = V_in  / (min(e_in (g / 2)^-d, 1.15) B_in)         V_in bytes through a rank's link,
+                                                                 datasheet B_in
+    y        = V_out / (min(e_out, 1.15) B_out)                  V_out bytes through a node's
+                                                                 network, datasheet B_out
 
-Nothing is faster than the wire (but a little: where switches reduce, ranks send less than a ring's
-share). g ranks on each of N nodes. softmin(a, b) = (a^-p + b^-p)^(-1/p). The fixed seconds saturate
-bandwidth with message size, without a knot: S / t rises smoothly towards e B (a little above it, by
-what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays with the
-ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a
-switched link. The form is continuous, rises with bytes and never falls below its latency at zero
-bytes, for any knobs. Ranks and nodes are numbers in it, not structure.
+g ranks on each of N nodes; softmin(a, b) = (a^-p + b^-p)^(-1/p). Nothing is faster than the wire
+(but a little: where switches reduce, ranks send less than a ring's share). The fixed seconds
+saturate bandwidth with message size, without a knot: S / t rises smoothly towards e B (a little
+above it, by what the softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays
+with the ranks of a box whose links are shared (PCIe: up to 2); below zero, where two ranks do not
+fill a switched link. The form is continuous, rises with bytes and never falls below its latency at
+zero bytes, for any knobs. Ranks and nodes are numbers in it, not structure.
 
-Alpha-beta forms: formulas.md 3.4; that NCCL takes the best of several (algorithm, protocol) pairs,
-each latency + bytes / bandwidth: NVIDIA/nccl src/graph/tuning.cc. Its constants are not used here:
-knobs are fitted.
+Each algorithm is an alpha-beta form (Thakur et al., 2005); that NCCL takes the best of several
+(algorithm, protocol) pairs, each latency + bytes / bandwidth: NVIDIA/nccl src/graph/tuning.cc. Its
+constants are not used here: knobs are fitted.
 
-Axes: N rows, K knobs, W = len(WORK). All knobs are logs (sharpness of p - 1, rank_decay of d +
-0.3).
+Axes: N rows, K knobs. `work` [N, 4] holds seconds inside nodes and across them at the datasheet's
+rates (zero where nothing goes that way), ranks per node, nodes. All knobs are logs (sharpness of
+p - 1, rank_decay of d + 0.3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from hybridperf.io.namespace import Array
 from hybridperf.learning.prior.form import Closed
 
-WORK = (
-    "inside_s",
-    "across_s",
-    "ranks_per_node",
-    "nodes",
-)  # seconds at the datasheet's rates; zero where nothing goes that way
 FIXED = ("floor_s", "hop_s", "node_hop_s", "rendezvous_s")  # knobs that are seconds
-_FAR = 12.0
+_RATIO_LIMIT = 12.0
 # of the datasheet rate: nothing is faster; a little more, since switches that reduce send less
 _WIRE = 1.15
 _LEVELS_NORM = 2
 NO_DECAY, _MOST_DECAY = 0.3, 6.0  # of the knob: d = 0, and where the form stops following it
-_LEAST = 1e-12  # seconds
+_TINY_S = 1e-12
 
 
 class _Parts(NamedTuple):
     """Seconds [N] of the form's parts."""
 
-    floor: Any
-    small: Any
-    large: Any
-    inside: Any  # x
-    across: Any  # y
-    carried: Any  # both
-    free_inside: Any  # whether the wire does not limit it
-    free_across: Any
-    fixed_small: Any
-    fixed_large: Any
-    sharpness: Any
-    total: Any  # floor + softmin
+    floor: Array
+    small: Array
+    large: Array
+    inside: Array  # x
+    across: Array  # y
+    carried: Array  # b
+    free_inside: Array  # whether the wire does not limit it
+    free_across: Array
+    fixed_small: Array
+    fixed_large: Array
+    sharpness: Array
+    total: Array  # floor + softmin
 
 
 class AlphaBeta:
-    """The form above. `work` [N, W] is in the order of `WORK`."""
+    """The form above."""
 
     knobs = (
         "floor_s", "hop_s", "node_hop_s", "ring", "rendezvous_s", "intra_efficiency",
         "inter_efficiency", "small_waste", "rank_decay", "sharpness",
     )  # fmt: skip
     position = (
-        "bytes_over_fixed",
-        "small_over_large",
-        "body_over_floor",
-        "inside_over_across",
-        "large_bound",
-        "total_over_floor",
-    )
+        "bytes_over_fixed", "small_over_large", "body_over_floor", "inside_over_across",
+        "large_bound", "total_over_floor",
+    )  # fmt: skip
     apart: int | None = 2  # the link
     start = np.log([8e-6, 1.5e-6, 5e-6, 0.7, 5e-6, 0.7, 0.7, 1.5, 0.3, 1.5])
     start_spread = np.array([1.0, 1.0, 1.0, 0.7, 1.0, 0.4, 0.5, 0.7, 0.7, 0.5])
@@ -106,108 +96,83 @@ class AlphaBeta:
         by_small, by_large = (soft / part.small) ** (p + 1), (soft / part.large) ** (p + 1)
         by_bytes = by_small * (1 + waste) + by_large
         carried = part.carried
-        of_inside = (part.inside / np.maximum(carried, _LEAST)) ** _LEVELS_NORM
+        of_inside = (part.inside / np.maximum(carried, _TINY_S)) ** _LEVELS_NORM
         shares = by_small * part.small / soft, by_large * part.large / soft
-        by_sharpness = (
-            soft
-            / p
-            * (shares[0] * np.log(part.small) + shares[1] * np.log(part.large) - np.log(soft))
-            * (p - 1)
-        )
-        each = [
+        entropy = shares[0] * np.log(part.small) + shares[1] * np.log(part.large) - np.log(soft)
+        decay = np.where(decays < _MOST_DECAY, decays, 0.0)
+        by_inside = by_bytes * carried * of_inside * part.free_inside
+        slopes = [
             part.floor,
             hop * (by_small * np.log2(g) + by_large * ring * (g - 1)),
             node_hop * (by_small * np.log2(nodes) + by_large * ring * (nodes - 1)),
             by_large * ring * (hop * (g - 1) + node_hop * (nodes - 1)),
             by_large * rendezvous,
-            -by_bytes * carried * of_inside * part.free_inside,
+            -by_inside,
             -by_bytes * carried * (1 - of_inside) * part.free_across,
             by_small * waste * carried,
-            by_bytes
-            * carried
-            * of_inside
-            * part.free_inside
-            * np.where(decays < _MOST_DECAY, decays, 0.0)
-            * np.log(np.maximum(g, 2) / 2),
-            by_sharpness,
+            by_inside * decay * np.log(np.maximum(g, 2) / 2),
+            soft / p * entropy * (p - 1),
         ]
-        return (
-            np.stack([np.broadcast_to(value, part.total.shape) for value in each], 1)
-            / part.total[:, None]
-        )
+        stacked = np.stack([np.broadcast_to(slope, part.total.shape) for slope in slopes], 1)
+        return stacked / part.total[:, None]
 
     def closed(self, theta: np.ndarray, work: np.ndarray) -> Closed:
         part = _parts(theta, work, np)
-        carried = np.log(np.maximum(part.carried, _LEAST))
+        carried = np.log(np.maximum(part.carried, _TINY_S))
         fixed = np.log(part.floor + np.minimum(part.fixed_small, part.fixed_large))
         soft = np.log(part.total - part.floor)
         two = np.log(part.small) - np.log(part.large)
-        links = np.log(np.maximum(part.inside, _LEAST)) - np.log(np.maximum(part.across, _LEAST))
+        links = np.log(np.maximum(part.inside, _TINY_S)) - np.log(np.maximum(part.across, _TINY_S))
         floor = np.log(part.floor)
-        ratios = np.stack([carried - fixed, two, soft - floor, links], 1).clip(-_FAR, _FAR)
-        place = np.concatenate(
-            [ratios, np.tanh(two)[:, None], (np.log(part.total) - floor)[:, None]], 1
-        )
+        ratios = np.stack([carried - fixed, two, soft - floor, links], 1)
+        ratios = ratios.clip(-_RATIO_LIMIT, _RATIO_LIMIT)
+        over_floor = (np.log(part.total) - floor)[:, None]
+        place = np.concatenate([ratios, np.tanh(two)[:, None], over_floor], 1)
         return Closed(np.log(part.total), place)
 
 
-def seconds(theta: Any, work: Any, xp: ModuleType = np) -> Any:
-    """Seconds [N] at knobs theta [N, K] or [K] (logs); `xp` is numpy or jax.numpy, there
-    differentiable in all knobs and work.
-    """
+def seconds(theta: Array, work: Array, xp: ModuleType = np) -> Array:
+    """Seconds [N] at knobs theta [N, K] or [K] (logs); in JAX (`xp`) differentiable in both."""
     return _parts(theta, work, xp).total
 
 
-def carried_seconds(theta: Any, work: Any, xp: ModuleType = np) -> Any:
+def carried_seconds(theta: Array, work: Array, xp: ModuleType = np) -> Array:
     """The seconds [N] of bytes on links, both levels together: all that the form knows of bytes."""
     return _parts(theta, work, xp).carried
 
 
-def _parts(theta: Any, work: Any, xp: ModuleType) -> _Parts:
+def _parts(theta: Array, work: Array, xp: ModuleType) -> _Parts:
     floor, hop, node_hop, ring, rendezvous, e_in, e_out, waste, decays, sharp = xp.moveaxis(
         xp.exp(theta), -1, 0
     )
     inside_s, across_s, g, nodes = xp.moveaxis(work, -1, 0)
     decay = (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY)
     x, y = inside_s / xp.minimum(e_in / decay, _WIRE), across_s / xp.minimum(e_out, _WIRE)
-    longest = xp.maximum(xp.maximum(x, y), _LEAST)
+    longest = xp.maximum(xp.maximum(x, y), _TINY_S)
     # where nothing goes anywhere the root's slope would be infinite: a trillionth keeps it
-    carried = longest * ((x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-12) ** (
-        1 / _LEVELS_NORM
-    )
+    squares = (x / longest) ** _LEVELS_NORM + (y / longest) ** _LEVELS_NORM + 1e-12
+    carried = longest * squares ** (1 / _LEVELS_NORM)
     fixed_small = hop * xp.log2(g) + node_hop * xp.log2(nodes)
     fixed_large = ring * (hop * (g - 1) + node_hop * (nodes - 1)) + rendezvous
     small = fixed_small + (1 + waste) * carried
     large = fixed_large + carried
     p = 1 + sharp
-    least = xp.minimum(
-        small, large
-    )  # taken out before powers: seconds to the minus tenth would overflow
-    soft = least * ((small / least) ** -p + (large / least) ** -p) ** (-1 / p)
+    # taken out before powers: seconds to the minus tenth would overflow
+    faster = xp.minimum(small, large)
+    soft = faster * ((small / faster) ** -p + (large / faster) ** -p) ** (-1 / p)
+    free_inside, free_across = e_in / decay < _WIRE, e_out < _WIRE
     return _Parts(
-        floor + 0 * soft,
-        small,
-        large,
-        x,
-        y,
-        carried,
-        e_in / decay < _WIRE,
-        e_out < _WIRE,
-        fixed_small,
-        fixed_large,
-        p + 0 * soft,
-        floor + soft,
-    )
+        floor + 0 * soft, small, large, x, y, carried, free_inside, free_across, fixed_small,
+        fixed_large, p + 0 * soft, floor + soft,
+    )  # fmt: skip
 
 
 def plain(theta: np.ndarray) -> dict[str, float]:
     """Knobs [K] as the formula has them, by name: d for rank_decay, p for sharpness."""
     of = dict(zip(AlphaBeta.knobs, map(float, np.exp(theta)), strict=True))
-    return {
-        **of,
-        "rank_decay": min(of["rank_decay"], _MOST_DECAY) - NO_DECAY,
-        "sharpness": 1 + of["sharpness"],
-    }
+    of["rank_decay"] = min(of["rank_decay"], _MOST_DECAY) - NO_DECAY
+    of["sharpness"] = 1 + of["sharpness"]
+    return of
 
 
 ALPHA_BETA = AlphaBeta()

@@ -1,5 +1,4 @@
-"""A calibrated fabric: what any collective takes on a system, with interval, and the same as a
-differentiable function of its links.
+"""A calibrated system: the time of any collective on it, with interval.
 
     t = t0(knobs, links) x exp(correction),   correction frozen at the calibrated links
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -29,11 +27,12 @@ from hybridperf.collectives import curves, form
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
+    CollectiveGroup,
     CollectiveRows,
     collective_rows,
-    known,
+    has_knobs,
 )
-from hybridperf.collectives.table import checked, joined
+from hybridperf.collectives.table import checked, join_remarks
 from hybridperf.collectives.traffic import bus_bytes_per_s, shares
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import (
@@ -46,50 +45,35 @@ from hybridperf.io import (
     write_arrays,
     write_json,
 )
-from hybridperf.io.namespace import fresh_views
+from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES
 from hybridperf.learning.prior.knobs import group_of
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
-_REACH_OCTAVES = (
-    0.5  # of ranks per node or nodes: doubling either leaves a fiftieth of the correction
-)
+# of ranks per node or nodes: doubling either leaves a fiftieth of the correction
+_FADING_OCTAVES = 0.5
 _SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "inside_bytes",
-        "across_bytes",
-        "talking",
-        "ranks_per_node",
-        "nodes",
-        "theta",
-        "correction",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CollectiveTable:
     """Collectives as arrays. N of them, K knobs."""
 
-    inside_bytes: Any  # [N] through one rank's link
-    across_bytes: Any  # [N] through one node's network
-    talking: Any  # [N] ranks of a node that share its network
-    ranks_per_node: Any  # [N]
-    nodes: Any  # [N]
-    theta: Any  # [N, K] logs of the form's knobs
-    correction: Any  # [N] log
+    inside_bytes: Array  # [N] through one rank's link
+    across_bytes: Array  # [N] through one node's network
+    talking: Array  # [N] ranks of a node that share its network
+    ranks_per_node: Array  # [N]
+    nodes: Array  # [N]
+    theta: Array  # [N, K] logs of the form's knobs
+    correction: Array  # [N] log
 
 
-def collective_seconds(table: CollectiveTable, links: Links) -> Any:
-    """Seconds [N] over links whose rates may be traced; differentiable in the rates, all knobs,
-    bytes and ranks.
-    """
+def collective_seconds(table: CollectiveTable, links: Links) -> Array:
+    """Seconds [N] over links; differentiable in their rates, all knobs, bytes and ranks."""
     table, links = fresh_views((table, links))
     seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
     work = jnp.concatenate([seconds, jnp.stack([table.ranks_per_node, table.nodes], -1)], -1)
@@ -97,24 +81,24 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredSizes:
     """Sizes of one collective, library and link that were measured on one placement of ranks."""
 
-    group: str  # joined by `|`
+    group: str  # a `CollectiveGroup` as text
     ranks_per_node: int
     nodes: int
     least_bytes: float
     most_bytes: float
 
     @staticmethod
-    def of(rows: CollectiveRows) -> tuple[Measured, ...]:
+    def of(rows: CollectiveRows) -> tuple[MeasuredSizes, ...]:
         """All there are among some rows."""
         frame = pd.DataFrame({
             "group": [group_of(slot) for slot in rows.slot], "g": rows.ranks_per_node.astype(int),
             "nodes": rows.nodes.astype(int), "bytes": rows.bytes,
         })  # fmt: skip
         return tuple(
-            Measured(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
+            MeasuredSizes(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
             for (group, g, nodes), sizes in frame.groupby(["group", "g", "nodes"])["bytes"]
         )
 
@@ -126,10 +110,9 @@ class CollectiveModel:
     system: SystemSpec
     adapted: Adapted | None
     provenance: Mapping[str, Any]
-    measured: tuple[Measured, ...] = ()
-    versions: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # of the library by group: a row that says none is of this one
+    measured: tuple[MeasuredSizes, ...] = ()
+    # of the library by group, for rows that name none
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # at whose rates corrections are taken; None: its own
 
     @staticmethod
@@ -138,28 +121,19 @@ class CollectiveModel:
         return CollectiveModel(system, None, {"made_by": "datasheet"})
 
     def shortcomings(self) -> list[str]:
-        """What is to be known before any number is read, in sentences; empty for a system that was
-        measured.
-        """
+        """Sentences to read before any number; empty for a system that was measured."""
+        priced = f"collectives of {self.system.id} are priced by"
         if self.adapted is None:
-            return [
-                f"collectives of {self.system.id} are priced by its datasheet: nothing was"
-                " measured, and real ones are slower"
-            ]
-        return (
-            []
-            if self.adapted.rows
-            else [
-                f"collectives of {self.system.id} are priced by what other systems showed: none of"
-                " it is known"
-            ]
-        )
+            return [f"{priced} its datasheet: nothing was measured, and real ones are slower"]
+        if not self.adapted.rows:
+            return [f"{priced} what other systems showed: none of it is known"]
+        return []
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a table with `predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s,
-        in_range, note`.
+        """The rows of a table with predictions in seconds, their interval, and notes.
 
-        `roofline_s`: bytes at the datasheet's rates, and its latency; no bound: small collectives
+        Adds `predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range, note`. `roofline_s`
+        is bytes at the datasheet's rates plus its latency; it is no lower bound: small collectives
         can be quicker than that latency. A row that cannot be priced keeps its place with empty
         numbers and the reason in `note`.
         """
@@ -171,144 +145,104 @@ class CollectiveModel:
             out["roofline_s"][at] = form.seconds(_datasheet_theta(self.system), rows.work())
             if self.adapted is None:
                 out["predicted_s"][at] = out["roofline_s"][at]
-                remarks = [
-                    ("datasheet alone: this model has no measurements", np.ones(len(good), bool)),
-                    self._crowded(rows),
-                ]
+                every = np.ones(len(good), bool)
+                remarks = [("datasheet alone: this model has no measurements", every)]
             else:
-                said = self._said(good, rows)
-                for name, log_s in (
-                    ("predicted_s", said.log_s),
-                    ("low_s", said.low_log_s),
-                    ("high_s", said.high_log_s),
-                ):
-                    out[name][at] = np.exp(log_s)
+                predicted = self._predicted(good, rows)
+                out["predicted_s"][at] = np.exp(predicted.log_s)
+                out["low_s"][at] = np.exp(predicted.low_log_s)
+                out["high_s"][at] = np.exp(predicted.high_log_s)
                 in_range[at] = self._in_range(rows)
-                remarks = self._remarks(
-                    frame.reset_index(drop=True).loc[good.index], rows, in_range[at]
-                )
-            note[at] = joined(
-                [
-                    *((text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text),
-                    *remarks,
-                ]
-            )
+                given = frame.reset_index(drop=True).loc[good.index]
+                remarks = self._remarks(given, rows, in_range[at])
+            too_many = rows.ranks_per_node > self.system.accelerators_per_node
+            words = [text for text in dict.fromkeys(assumed[at]) if text]
+            noted = [(text, assumed[at] == text) for text in words]
+            note[at] = join_remarks([*noted, *remarks, (self.crowded_remark, too_many)])
             for name in good["collective"].unique():
                 here = at[(good["collective"] == name).to_numpy()]
-                ranks = good.loc[here, "n_gpus"].to_numpy()
-                out["bus_bytes_per_s"][here] = bus_bytes_per_s(
-                    name, good.loc[here, "bytes"].to_numpy(), ranks, out["predicted_s"][here]
-                )
+                bytes_, ranks = (good.loc[here, one].to_numpy() for one in ("bytes", "n_gpus"))
+                bus = bus_bytes_per_s(name, bytes_, ranks, out["predicted_s"][here])
+                out["bus_bytes_per_s"][here] = bus
         return frame.assign(**out, in_range=in_range, note=note)
 
-    def reach(self, rows: CollectiveRows) -> np.ndarray:
-        """How far measurements speak for each row's collective, library, link and placement [N]: 1
-        where it was measured, 0 far from it.
+    def correction_weight(self, rows: CollectiveRows) -> np.ndarray:
+        """How much of the learned correction each row takes [N].
 
-        Without any measurement the prior speaks for all.
+        1 where its collective, library, link and placement were measured, 0 far from it. Without
+        any measurement the prior counts for all.
         """
         if self.adapted is None or not self.adapted.rows:
             return np.ones(len(rows))
-        first, of = rows.alike
-        octaves = [
-            min(
-                (
-                    np.hypot(
-                        np.log2(rows.ranks_per_node[at] / one.ranks_per_node),
-                        np.log2(rows.nodes[at] / one.nodes),
-                    )
-                    for one in self.measured
-                    if one.group == group_of(rows.slot[at])
-                ),
-                default=np.inf,
+        first, kind_of_row = rows.kinds
+        octaves = []
+        for at in first:
+            group, g, nodes = group_of(rows.slot[at]), rows.ranks_per_node[at], rows.nodes[at]
+            apart = (
+                np.hypot(np.log2(g / one.ranks_per_node), np.log2(nodes / one.nodes))
+                for one in self.measured
+                if one.group == group
             )
-            for at in first
-        ]
-        return np.exp(-((np.array(octaves) / _REACH_OCTAVES) ** 2))[of]
+            octaves.append(min(apart, default=np.inf))
+        return np.exp(-((np.array(octaves) / _FADING_OCTAVES) ** 2))[kind_of_row]
 
-    def _said(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
-        """What measurements say of some rows of a checked table; elsewhere than where they were
-        learned the closed form moves them.
-        """
+    def _predicted(self, good: pd.DataFrame, rows: CollectiveRows) -> Predicted:
+        """Predictions, scaled by the closed form where they were learned at other rates."""
         assert self.adapted is not None
         if self.learned_on is None:
-            return curves.predict(self.adapted, rows, self.reach(rows))
+            return curves.predict(self.adapted, rows, self.correction_weight(rows))
         there = collective_rows(good, self.learned_on, self.versions)
-        said = curves.predict(self.adapted, there, self.reach(there))
-        moved = np.log(
-            form.seconds(self._theta(rows), rows.work())
-            / form.seconds(self._usual_theta(there), there.work())
-        )
+        predicted = curves.predict(self.adapted, there, self.correction_weight(there))
+        here_s = form.seconds(self._theta(rows), rows.work())
+        moved = np.log(here_s / form.seconds(self._usual_theta(there), there.work()))
         return Predicted(
-            said.log_s + moved,
-            said.low_log_s + moved,
-            said.high_log_s + moved,
-            said.closed_log_s + moved,
-            said.outside,
-        )
+            predicted.log_s + moved, predicted.low_log_s + moved, predicted.high_log_s + moved,
+            predicted.closed_log_s + moved, predicted.outside,
+        )  # fmt: skip
 
     def _in_range(self, rows: CollectiveRows) -> np.ndarray:
-        """Whether each row's collective, library and link was measured on as many ranks and nodes,
-        at about its size [N].
-        """
+        """Whether each row's group was measured on its placement, at about its size [N]."""
         sizes = {
             (one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes)
             for one in self.measured
         }
-        first, of = rows.alike
-        low, high = np.array(
-            [
-                sizes.get(
-                    (group_of(rows.slot[at]), int(rows.ranks_per_node[at]), int(rows.nodes[at])),
-                    (np.inf, 0.0),
-                )
-                for at in first
-            ]
-        )[of].T
+        first, kind_of_row = rows.kinds
+        limits = []
+        for at in first:
+            placement = int(rows.ranks_per_node[at]), int(rows.nodes[at])
+            limits.append(sizes.get((group_of(rows.slot[at]), *placement), (np.inf, 0.0)))
+        low, high = np.array(limits)[kind_of_row].T
         return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
 
     def _remarks(
-        self, good: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray
+        self, given: pd.DataFrame, rows: CollectiveRows, in_range: np.ndarray
     ) -> list[tuple[str, np.ndarray]]:
-        """What is to be said, and of which rows [N]."""
+        """Texts, and the rows [N] that each is about."""
         assert self.adapted is not None
-        met = known(rows, self.adapted.knobs.slots)
-        lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
-        unsaid = (
-            good["lib_version"].isna().to_numpy()
-            if "lib_version" in good
-            else np.ones(len(good), bool)
-        )
+        met = has_knobs(rows, self.adapted.knobs.slots)
+        absent = pd.Series(np.nan, given.index)
+        no_lib = given.get("lib", absent).isna().to_numpy()
+        no_version = given.get("lib_version", absent).isna().to_numpy()
         version = np.array([self.versions.get(group_of(slot), "") for slot in rows.slot], object)
         nothing = np.full(len(rows), not self.adapted.rows)
+        unmet = (
+            "no such collective, library and link was measured: predicted from what others share"
+        )
         return [
             (f"prior alone: no collective of {self.system.id} was measured", nothing),
-            (f"no lib given: taken for {self.library}", lib.isna().to_numpy()),
+            (f"no lib given: taken for {self.library}", no_lib),
             *(
-                (f"no lib_version given: taken for {one}", unsaid & (version == one))
-                for one in dict.fromkeys(version[unsaid])
+                (f"no lib_version given: taken for {one}", no_version & (version == one))
+                for one in dict.fromkeys(version[no_version])
                 if one
             ),
-            (
-                (
-                    "no such collective, library and link was measured: made of what others share"
-                    " with it"
-                ),
-                ~met,
-            ),
+            (unmet, ~met),
             ("outside the sizes, ranks and nodes that were measured", ~in_range & met & ~nothing),
-            self._crowded(rows),
         ]
 
-    def _crowded(self, rows: CollectiveRows) -> tuple[str, np.ndarray]:
-        """What is to be said of more ranks in a node than it has room for,
-        and of which rows [N].
-        """
-        return self.crowded, rows.ranks_per_node > self.system.accelerators_per_node
-
     @property
-    def crowded(self) -> str:
-        """The same, where there are such."""
+    def crowded_remark(self) -> str:
+        """What to note where more ranks share a node than it has accelerators."""
         most = self.system.accelerators_per_node
         return (
             f"{self.system.id} has {most} accelerators in a node: more ranks there are priced as if"
@@ -317,23 +251,18 @@ class CollectiveModel:
 
     @property
     def library(self) -> str:
-        """What a row that names none is of: the only library that was
-        measured, else the usual one.
-        """
-        measured = {one.group.split("|")[1] for one in self.measured}
+        """The library of rows that name none: the only measured one, else the usual one."""
+        measured = {CollectiveGroup.parse(one.group).implementation for one in self.measured}
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
     def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
         if self.library == DEFAULT_IMPLEMENTATION:
             return frame
-        return frame.assign(
-            lib=frame["lib"].fillna(self.library) if "lib" in frame else self.library
-        )
+        lib = frame["lib"].fillna(self.library) if "lib" in frame else self.library
+        return frame.assign(lib=lib)
 
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
-        """The rows of a table for `collective_seconds`; `InputError` for one
-        that cannot be priced.
-        """
+        """Rows of a table for `collective_seconds`; `InputError` for one that cannot be priced."""
         good, problem, _ = checked(self._with_library(frame))
         if len(good) < len(frame):
             at = int(np.flatnonzero(problem != "")[0])
@@ -343,29 +272,26 @@ class CollectiveModel:
         inside, across, talking = shares(good["collective"].to_numpy(object), g, nodes)
         theta, correction = self._theta(rows), np.zeros(len(rows))
         if self.adapted is not None:
-            correction = self._said(good, rows).log_s - np.log(form.seconds(theta, rows.work()))
-        return CollectiveTable(
-            rows.bytes * inside, rows.bytes * across, talking, g, nodes, theta, correction
-        )
+            closed_log_s = np.log(form.seconds(theta, rows.work()))
+            correction = self._predicted(good, rows).log_s - closed_log_s
+        inside_bytes, across_bytes = rows.bytes * inside, rows.bytes * across
+        return CollectiveTable(inside_bytes, across_bytes, talking, g, nodes, theta, correction)
 
     def on(self, system: SystemSpec) -> CollectiveModel:
-        """The same links with other rates and another latency: corrections stay those of the rates
-        that were known, so that a faster link, or a quicker one, makes no collective slower.
+        """The same links with other rates and another latency.
+
+        Corrections stay those of the rates that were measured, so that a faster or quicker link
+        makes no collective slower.
         """
         return dataclasses.replace(self, system=system, learned_on=self.learned_on or self.system)
 
     def groups(self) -> list[str]:
-        """Collective, implementation and link of all knobs there are, joined by `|`."""
-        return (
-            []
-            if self.adapted is None
-            else list(dict.fromkeys(group_of(slot) for slot in self.adapted.knobs.slots))
-        )
+        """Each `CollectiveGroup` that has knobs, as text."""
+        slots = () if self.adapted is None else self.adapted.knobs.slots
+        return list(dict.fromkeys(map(group_of, slots)))
 
     def knobs(self, group: str) -> dict[str, float]:
-        """The closed form's knobs of one of `groups`, over its versions; rank_decay is d of the
-        form, sharpness its p.
-        """
+        """The closed form's knobs of one of `groups`, averaged over versions (see `form.plain`)."""
         if self.adapted is None:
             raise InputError(f"this model of {self.system.id} is its datasheet and has no knobs")
         mine = [i for i, slot in enumerate(self.adapted.knobs.slots) if group_of(slot) == group]
@@ -379,16 +305,13 @@ class CollectiveModel:
 
     def fingerprint(self) -> str:
         """Short hash of system, knobs and weights."""
-        learned = (
-            None
-            if self.adapted is None
-            else [self.adapted.document(), hash_of(self.adapted.arrays())]
-        )
-        return hashlib.sha256(
-            json.dumps([self.system.model_dump(), learned], sort_keys=True).encode()
-        ).hexdigest()[:12]
+        adapted = self.adapted
+        learned = None if adapted is None else [adapted.document(), hash_of(adapted.arrays())]
+        text = json.dumps([self.system.model_dump(), learned], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def _theta(self, rows: CollectiveRows) -> np.ndarray:
+        """[N, K] on this system."""
         if self.adapted is None:
             return np.tile(_datasheet_theta(self.system), (len(rows), 1))
         usual = self._usual_theta(rows)
@@ -403,9 +326,7 @@ class CollectiveModel:
         return self.adapted.knobs.including(self.adapted.prior.population, rows.slot).of(rows.slot)
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `collectives.json` and, where anything was learned, `collectives.npz` into a
-        folder, atomically each.
-        """
+        """Write `collectives.json` and, where anything was learned, `collectives.npz`."""
         arrays = {} if self.adapted is None else self.adapted.arrays()
         if arrays:
             write_arrays(Path(folder) / _WEIGHTS, arrays)
@@ -422,9 +343,7 @@ class CollectiveModel:
 
 
 def find_collectives(name: str | os.PathLike) -> Path | None:
-    """The folder of a model of collectives: `name` itself, or the shipped calibration of a system
-    of that name, or None.
-    """
+    """The folder of a model of collectives, by path or by the name of a shipped system; or None."""
     places, installed = [Path(name)], installed_hardware()
     if installed:
         with contextlib.suppress(InputError):
@@ -433,48 +352,33 @@ def find_collectives(name: str | os.PathLike) -> Path | None:
 
 
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:
-    """A model of collectives by folder, or by the name (any of its names) of a system whose
-    calibration is shipped.
-    """
+    """A model of collectives by folder, or by any name of a system whose calibration is shipped."""
     folder = find_collectives(name)
     if folder is None:
         installed = installed_hardware()
-        shipped = (
-            sorted(path.parent.name for path in installed.glob(f"*/{DOCUMENT}"))
-            if installed
-            else []
-        )
-        known = [*shipped, *names_people_use("systems")]
-        raise unknown(
-            "model of collectives",
-            str(name),
-            known,
-            "give a folder made by `hybridperf fit --system`, or a shipped name",
-        )
+        paths = installed.glob(f"*/{DOCUMENT}") if installed else ()
+        known = [*sorted(path.parent.name for path in paths), *names_people_use("systems")]
+        remedy = "give a folder made by `hybridperf fit --system`, or a shipped name"
+        raise unknown("model of collectives", str(name), known, remedy)
     document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION)
     try:
         adapted = None
         if document["adapted"] is not None:
-            adapted = Adapted.read(
-                read_arrays(folder / _WEIGHTS, str(document["weights_sha256"])), document["adapted"]
-            )
-        measured = tuple(Measured(**one) for one in document["measured"])
+            arrays = read_arrays(folder / _WEIGHTS, str(document["weights_sha256"]))
+            adapted = Adapted.read(arrays, document["adapted"])
+        measured = tuple(MeasuredSizes(**one) for one in document["measured"])
         there = document.get("learned_on")
         return CollectiveModel(
             SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
             dict(document.get("versions", {})), None if there is None else SystemSpec(**there),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{folder / DOCUMENT} is damaged ({type(error).__name__}:"
-            f" {str(error).splitlines()[0]}); restore it"
-        ) from error
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise InputError(f"{folder / DOCUMENT} is damaged ({why}); restore it") from error
 
 
 def _datasheet_theta(system: SystemSpec) -> np.ndarray:
-    """Knobs that leave bytes at the datasheet's rates, and its latency: the form's other seconds
-    vanish and one algorithm is left.
-    """
+    """Knobs of the datasheet's rates and latency: other seconds vanish, one algorithm is left."""
     nothing, one, never = 1e-12, 1.0, 1e9
     knobs = {
         "floor_s": system.latency_s, "hop_s": nothing, "node_hop_s": nothing, "ring": one,

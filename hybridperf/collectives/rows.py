@@ -1,10 +1,9 @@
-"""Collectives of a table as the prior sees them: what each carries over which link, and which
-implementation it is of.
+"""Collectives of a table as the prior sees them: traffic over links, and the implementation.
 
 A slot is collective, implementation and link, and the library's version where it is known
 (`all_reduce|nccl|nvlink#2.27.3`): its knobs are its own. Runs of one library that differ only in
-their environment (`variant`) share a slot; what else a row says is a flag, silent where the prior
-never met it.
+their environment (`variant`) share a slot; a row's other words are flags, ignored where the prior
+never met them.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,18 +29,26 @@ DEFAULT_IMPLEMENTATION = "nccl"
 _SIZES = ("log2_bytes", "log2_ranks_per_node", "log2_nodes")
 _OF_BYTES = ("log2_bytes", "log2_bytes_per_rank")  # inputs that grow by one where bytes double
 _DTYPES = {
-    "float16": "half",
-    "fp16": "half",
-    "float32": "float",
-    "fp32": "float",
-    "float64": "double",
+    "float16": "half", "fp16": "half", "float32": "float", "fp32": "float", "float64": "double",
     "bf16": "bfloat16",
-}
-_BY_ENVIRONMENT = (
-    "nccl",
-    "rccl",
-    "gloo",
-)  # libraries whose `variant` says where they ran, not which kernel
+}  # fmt: skip
+# libraries whose `variant` tells where they ran, not which kernel
+_VARIANT_IS_ENVIRONMENT = ("nccl", "rccl", "gloo")
+
+
+class CollectiveGroup(NamedTuple):
+    """Collectives that share knobs but for the library's version; files hold it joined by `|`."""
+
+    collective: str
+    implementation: str
+    link: str
+
+    def __str__(self) -> str:
+        return "|".join(self)
+
+    @staticmethod
+    def parse(text: str) -> CollectiveGroup:
+        return CollectiveGroup(*text.split("|"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,57 +82,50 @@ class CollectiveRows:
     def resized(self, bytes_: np.ndarray) -> CollectiveRows:
         """The same collectives with other bytes [N]."""
         values = self.inputs.values.copy()
-        grown = np.log2(bytes_ / self.bytes)
+        growth = bytes_ / self.bytes
+        grown = np.log2(growth)
         for name in _OF_BYTES:
             values[:, self.inputs.names.index(name)] += grown
-        return dataclasses.replace(
-            self,
-            seconds=self.seconds * (bytes_ / self.bytes)[:, None],
-            bytes=bytes_,
-            inputs=Inputs(self.inputs.names, values),
-        )
+        inputs = Inputs(self.inputs.names, values)
+        seconds = self.seconds * growth[:, None]
+        return dataclasses.replace(self, seconds=seconds, bytes=bytes_, inputs=inputs)
 
     @functools.cached_property
-    def alike(self) -> tuple[np.ndarray, np.ndarray]:
-        """(one row of each kind that differs in more than its bytes, the kind of each row):
-        positions [kinds], kinds [N].
-        """
+    def kinds(self) -> tuple[np.ndarray, np.ndarray]:
+        """(a row of each kind, the kind of each row [N]); rows of one kind differ in bytes only."""
         apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
         _, slot = np.unique(self.slot.astype(str), return_inverse=True)
-        kind = np.column_stack(
-            [self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes]
-        )
-        hashed = pd.util.hash_pandas_object(
-            pd.DataFrame(kind), index=False
-        ).to_numpy()  # 64 bits tell millions of kinds apart
-        _, first, of = np.unique(hashed, return_index=True, return_inverse=True)
-        return first, of
+        words = [self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes]
+        frame = pd.DataFrame(np.column_stack(words))
+        # 64 bits tell millions of kinds apart
+        hashed = pd.util.hash_pandas_object(frame, index=False).to_numpy()
+        _, first, of_row = np.unique(hashed, return_index=True, return_inverse=True)
+        return first, of_row
 
 
 def collective_rows(
     frame: pd.DataFrame, system: SystemSpec, versions: Mapping[str, str] | None = None
 ) -> CollectiveRows:
-    """The rows of a checked table (see `table.checked`) on a system; `versions`: by group, of rows
-    that name none.
+    """The rows of a table that passed `table.checked`, on a system.
+
+    `versions`: by group, the library's version of rows that name none.
     """
     n = len(frame)
     names = frame["collective"].to_numpy(object)
-    bytes_, ranks, nodes = (
-        frame[column].to_numpy(np.float64) for column in ("bytes", "n_gpus", "n_nodes")
-    )
+    columns = ("bytes", "n_gpus", "n_nodes")
+    bytes_, ranks, nodes = (frame[column].to_numpy(np.float64) for column in columns)
     g = ranks / nodes
     inside, across, talking = shares(names, g, nodes)
     seconds = Links.of(system).seconds(bytes_ * inside, bytes_ * across, talking)
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
     implementation, version = implementations(frame), _text(frame, "lib_version", "")
-    group = np.array(
-        ["|".join(words) for words in zip(names, implementation, link, strict=True)], object
-    )
+    groups = map(CollectiveGroup, names, implementation, link)
+    group = np.array([str(one) for one in groups], object)
     if versions:
-        version = np.where(
-            version == "", np.array([versions.get(one, "") for one in group], object), version
-        )
-    sizes = {
+        usual = np.array([versions.get(one, "") for one in group], object)
+        version = np.where(version == "", usual, version)
+    network_share = system.node_bytes_per_s / system.accelerators_per_node
+    values = {
         "log2_bytes": np.log2(bytes_),
         "log2_ranks_per_node": np.log2(g),
         "log2_nodes": np.log2(nodes),
@@ -132,27 +133,17 @@ def collective_rows(
         "three_or_more": ranks > 2,
         "in_network_reduction": np.full(n, system.in_network_reduction) & (ranks > 2),
         "log2_link_rate": np.full(n, np.log2(system.intra_bytes_per_s)),
-        "log2_network_rate": np.full(
-            n, np.log2(system.node_bytes_per_s / system.accelerators_per_node)
-        ),
+        "log2_network_rate": np.full(n, np.log2(network_share)),
     }
     flags = {
         "collective": names, "implementation": implementation, "link": link, "version": version,
         "dtype": _dtypes(frame), "in_place": _text(frame, "in_place", "0"),
     }  # fmt: skip
-    values = {
-        **sizes,
-        **{
-            f"{label}={word}": of == word
-            for label, of in flags.items()
-            for word in dict.fromkeys(of)
-            if word
-        },
-    }
-    return CollectiveRows(
-        seconds, bytes_, g, nodes, np.where(version == "", group, group + "#" + version),
-        Inputs(tuple(values), np.stack([np.asarray(v, np.float64) for v in values.values()], 1)),
-    )  # fmt: skip
+    for label, of_row in flags.items():
+        values |= {f"{label}={word}": of_row == word for word in dict.fromkeys(of_row) if word}
+    stacked = np.stack([np.asarray(value, np.float64) for value in values.values()], 1)
+    slot = np.where(version == "", group, group + "#" + version)
+    return CollectiveRows(seconds, bytes_, g, nodes, slot, Inputs(tuple(values), stacked))
 
 
 def implementations(frame: pd.DataFrame) -> np.ndarray:
@@ -161,32 +152,26 @@ def implementations(frame: pd.DataFrame) -> np.ndarray:
     plain = {
         word: word.lower().split()[0]
         for word in dict.fromkeys(lib)
-        if word.lower().startswith(_BY_ENVIRONMENT)
+        if word.lower().startswith(_VARIANT_IS_ENVIRONMENT)
     }
-    pairs = {
-        pair: plain.get(pair[0], (pair[1] or pair[0]).lower())
-        for pair in dict.fromkeys(zip(lib, variant, strict=True))
+    pairs = list(zip(lib, variant, strict=True))
+    named = {
+        pair: plain.get(pair[0], (pair[1] or pair[0]).lower()) for pair in dict.fromkeys(pairs)
     }
-    return np.array([pairs[pair] for pair in zip(lib, variant, strict=True)], object)
+    return np.array([named[pair] for pair in pairs], object)
 
 
-def known(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
-    """Whether knobs of each row's collective, implementation and link were
-    met, in any version [N].
-    """
+def has_knobs(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
+    """Whether each row's group is among `slots`, in any version [N]."""
     met = {group_of(slot) for slot in slots}
     return np.array([group_of(slot) in met for slot in rows.slot])
 
 
 def usual_versions(rows: CollectiveRows) -> dict[str, str]:
-    """The library's version that most rows of each group are of; groups whose rows mostly name none
-    are left out.
-    """
+    """The library's version that most rows of a group name, by group; none where most name none."""
     counts = Counter(rows.slot.astype(str))
-    usual = {
-        group_of(slot): slot.partition("#")[2]
-        for slot, _ in sorted(counts.items(), key=lambda item: item[1])
-    }
+    by_count = sorted(counts.items(), key=lambda item: item[1])
+    usual = {group_of(slot): slot.partition("#")[2] for slot, _ in by_count}
     return {group: version for group, version in usual.items() if version}
 
 
@@ -198,10 +183,5 @@ def _dtypes(frame: pd.DataFrame) -> np.ndarray:
 def _text(frame: pd.DataFrame, column: str, absent: str) -> np.ndarray:
     if column not in frame:
         return np.full(len(frame), absent, object)
-    return (
-        frame[column]
-        .astype(object)
-        .where(frame[column].notna(), absent)
-        .astype(str)
-        .to_numpy(object)
-    )
+    words = frame[column].astype(object).where(frame[column].notna(), absent)
+    return words.astype(str).to_numpy(object)

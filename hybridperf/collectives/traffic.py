@@ -1,12 +1,12 @@
-"""Who sends how much in a collective: bytes through a rank's link inside its node and through a
-node's network, and bus factors.
+"""Who sends how much in a collective: bytes through each link, and bus factors.
 
 A collective runs over n = g N ranks, g on each of N nodes. `bytes` S means: all_reduce, broadcast,
 reduce the buffer; all_gather the whole output; reduce_scatter the whole input; alltoall one rank's
 send buffer; sendrecv the message. Levels are composed: reduce-scatter inside a node, all-reduce
-across, all-gather inside (formulas.md 3.4), so an all-reduce moves 2 (g - 1) / g S through each
-rank's link and 2 (N - 1) / N S through each node's network. Bus bandwidth is S / t times the bus
-factor (nccl-tests, doc/PERFORMANCE.md).
+across, all-gather inside, so an all-reduce moves 2 (g - 1) / g S through each rank's link and
+2 (N - 1) / N S through each node's network (Thakur et al., "Optimization of Collective
+Communication Operations in MPICH", 2005). Bus bandwidth is S / t times the bus factor
+(NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 
 Everything here takes numbers, NumPy or JAX arrays.
 """
@@ -15,58 +15,56 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from hybridperf.io import unknown
+from hybridperf.io.namespace import Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """How a collective divides its bytes S; g ranks per node, N nodes."""
+    """How a collective divides its bytes S; n ranks in all, g per node, N nodes."""
 
-    bus_factor: Callable[[Any], Any]  # of n
-    inside: Callable[
-        [Any, Any], Any
-    ]  # share of S through one rank's link inside the node, from (g, N)
-    across: Callable[[Any, Any], Any]  # share of S through one node's network
+    bus_factor: Callable[[Array], Array]  # of n
+    inside: Callable[[Array, Array], Array]  # share of S through one rank's link, from (g, N)
+    across: Callable[[Array, Array], Array]  # share of S through one node's network, from (g, N)
     # only one rank of a node talks to another node, so one rank's share of the network carries it
     one_rank_across: bool = False
 
 
-def _ring(n: Any) -> Any:
+def _ring(n: Array) -> Array:
     return (n - 1) / n
 
 
-def _whole_if_many(ranks: Any) -> Any:
+def _one_if_many(ranks: Array) -> Array:
     """1 where there is anyone to send to, 0 where not."""
     return 1.0 * (ranks > 1)
 
 
-# In an all-to-all S / n goes from each rank to each: g - 1 of its partners are in its node, and g
-# ranks share the network for the rest.
+def _one(n: Array) -> Array:
+    del n
+    return 1.0
+
+
+_HALF_ALL_REDUCE = Collective(_ring, lambda g, nodes: _ring(g), lambda g, nodes: _ring(nodes))
+_WHOLE_BUFFER = Collective(
+    _one, lambda g, nodes: _one_if_many(g), lambda g, nodes: _one_if_many(nodes)
+)
 COLLECTIVES = {
     "all_reduce": Collective(
         lambda n: 2 * _ring(n), lambda g, nodes: 2 * _ring(g), lambda g, nodes: 2 * _ring(nodes)
     ),
-    "all_gather": Collective(_ring, lambda g, nodes: _ring(g), lambda g, nodes: _ring(nodes)),
-    "reduce_scatter": Collective(_ring, lambda g, nodes: _ring(g), lambda g, nodes: _ring(nodes)),
+    "all_gather": _HALF_ALL_REDUCE,
+    "reduce_scatter": _HALF_ALL_REDUCE,
+    # S / n goes from each rank to each: g - 1 of its partners are in its node, and g ranks share
+    # the network for the rest
     "alltoall": Collective(
         _ring, lambda g, nodes: (g - 1) / (g * nodes), lambda g, nodes: g * _ring(nodes)
     ),
-    "broadcast": Collective(
-        lambda n: 1.0, lambda g, nodes: _whole_if_many(g), lambda g, nodes: _whole_if_many(nodes)
-    ),
-    "reduce": Collective(
-        lambda n: 1.0, lambda g, nodes: _whole_if_many(g), lambda g, nodes: _whole_if_many(nodes)
-    ),
-    "sendrecv": Collective(
-        lambda n: 1.0,
-        lambda g, nodes: _whole_if_many(g),
-        lambda g, nodes: _whole_if_many(nodes),
-        one_rank_across=True,
-    ),
+    "broadcast": _WHOLE_BUFFER,
+    "reduce": _WHOLE_BUFFER,
+    "sendrecv": dataclasses.replace(_WHOLE_BUFFER, one_rank_across=True),
 }
 _ALIASES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
@@ -80,41 +78,34 @@ def canonical_collective(name: str) -> str:
     plain = str(name).strip().lower().replace("-", "_").replace(" ", "_")
     found = _ALIASES.get(plain, plain)
     if found not in COLLECTIVES:
-        raise unknown(
-            "collective", name, [*COLLECTIVES, *_ALIASES], f"known are {', '.join(COLLECTIVES)}"
-        )
+        known = [*COLLECTIVES, *_ALIASES]
+        raise unknown("collective", name, known, f"known are {', '.join(COLLECTIVES)}")
     return found
 
 
 def shares(
     names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of collectives by our names [N]: shares of their bytes through a rank's link and through a
-    node's network, and how many ranks of a node use that network at once.
+    """(share of bytes through a rank's link, through a node's network, ranks that share it) [N].
+
+    `names` [N] are canonical.
     """
-    inside, across, talking = (
-        np.empty(len(names)),
-        np.empty(len(names)),
-        np.array(ranks_per_node, np.float64),
-    )
+    inside, across = np.empty(len(names)), np.empty(len(names))
+    talking = np.array(ranks_per_node, np.float64)
     for name in dict.fromkeys(names):
         at, kind = names == name, COLLECTIVES[name]
-        inside[at], across[at] = (
-            kind.inside(ranks_per_node[at], nodes[at]),
-            kind.across(ranks_per_node[at], nodes[at]),
-        )
+        inside[at] = kind.inside(ranks_per_node[at], nodes[at])
+        across[at] = kind.across(ranks_per_node[at], nodes[at])
         if kind.one_rank_across:
             talking[at] = 1.0
     return inside, across, talking
 
 
-def bus_factor(collective: str, ranks: Any) -> Any:
-    """Bus bandwidth over algorithm bandwidth S / t: 2 (n - 1) / n for an all-reduce, (n - 1) / n
-    for its halves and all-to-all, else 1.
-    """
+def bus_factor(collective: str, ranks: Array) -> Array:
+    """Bus bandwidth over algorithm bandwidth S / t, e.g. 2 (n - 1) / n for an all-reduce."""
     return COLLECTIVES[canonical_collective(collective)].bus_factor(ranks)
 
 
-def bus_bytes_per_s(collective: str, bytes: Any, ranks: Any, time_s: Any) -> Any:
+def bus_bytes_per_s(collective: str, bytes: Array, ranks: Array, time_s: Array) -> Array:
     """Bus bandwidth of a measured or predicted time."""
     return bytes / time_s * bus_factor(collective, ranks)

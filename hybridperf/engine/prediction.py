@@ -348,7 +348,7 @@ def _notes(
             c.ranks_per_node > model.collectives.system.accelerators_per_node
             for c in split(workload.calls)[1].values()
         ):
-            notes.append(model.collectives.crowded)
+            notes.append(model.collectives.crowded_remark)
     unknown = {KINDS[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
     if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
         notes.append(

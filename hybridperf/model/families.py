@@ -1,26 +1,25 @@
-"""Families of ops that one prior serves across GPUs, and which implementation of an op a row was
-measured on.
+"""Families of ops that one prior serves across GPUs, and the implementation of each row.
 
-A family is a set of op groups whose times err alike. Inside it a slot names an implementation: op,
+A family is a set of op groups whose errors are alike. Inside it a slot names an implementation: op,
 framework, number format, quantisation, cache format, direction; each slot has knobs of its own. A
-row that does not say its framework is of the slot without one where the prior has met that, else of
-the first by name with the rest of its words: predictions say so in their `note`.
+row without a framework takes the slot without one where the prior has met it, else the first by
+name with the same other words: predictions note this.
 
-What a row may tell the networks beside the op's own inputs are flags, `framework=vllm`,
-`kernel=...`; words the prior never met are silent.
+Besides the op's own inputs, the networks see flags, `framework=vllm`, `kernel=...`; words the prior
+never met have no effect.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
-from hybridperf.io.namespace import array_module, floats, put
+from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
@@ -36,22 +35,59 @@ _FAMILY = {
     "quantise": "quantise",
 }  # fmt: skip
 FAMILIES = (*dict.fromkeys(_FAMILY.values()), "matmul_fp32")
-_NOT_AN_IMPLEMENTATION = frozenset(
-    {"distribution"}
-)  # text of an op that its own inputs already hold as numbers
+# text of an op that its own inputs already hold as numbers
+_NOT_AN_IMPLEMENTATION = frozenset({"distribution"})
 _FLAGS = ("framework", "kernel", "algo")
-_NOT_A_SPELLING = frozenset(
-    {"mla_gen_pre", "mla_gen_post"}
-)  # batched products by other kernels: not the `bmm` that they are counted as
-_UNQUANTISED = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-}  # schemes that leave an op of this number format as it is
+# batched products by other kernels: not the `bmm` that they are counted as
+_NOT_A_SPELLING = frozenset({"mla_gen_pre", "mla_gen_post"})
+# schemes that leave an op of this number format as it is
+_UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 # Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of
 # accuracy without rows, and bring none with.
 _WITHOUT_WAVES = frozenset({"moe"})
-_FRAMEWORK = 1  # its place in a slot's words
 _SEPARATOR = "|"
+
+
+class OpSlot(NamedTuple):
+    """An implementation of an op that has knobs of its own; files hold it joined by `|`."""
+
+    op: str  # its name in tables
+    framework: str  # empty: not given
+    dtype: str
+    words: tuple[str, ...]  # values of the op's text fields
+
+    def __str__(self) -> str:
+        return _SEPARATOR.join(self.all_words())
+
+    @staticmethod
+    def parse(text: str) -> OpSlot:
+        op, framework, dtype, *words = text.split(_SEPARATOR)
+        return OpSlot(op, framework, dtype, tuple(words))
+
+    def all_words(self) -> list[str]:
+        return [self.op, self.framework, self.dtype, *self.words]
+
+    def labels(self) -> list[str]:
+        """What each of all words is, as flags name it."""
+        return ["op", "framework", "dtype", *_text_of(op_by_name(self.op)[0])]
+
+    def differs(self, other: OpSlot) -> list[bool]:
+        """Word by word."""
+        pairs = zip(self.all_words(), other.all_words(), strict=True)
+        return [ours != theirs for ours, theirs in pairs]
+
+    def means(self, other: OpSlot) -> bool:
+        """Whether the other is this implementation, perhaps spelt otherwise or with a framework."""
+        return (
+            self.dtype == other.dtype
+            and self._quantised() == other._quantised()
+            and self.framework in ("", other.framework)
+            and _same_op(self.op, other.op)
+        )
+
+    def _quantised(self) -> list[str]:
+        """Its words without schemes that leave everything in its number format."""
+        return ["" if _UNQUANTISED.get(word) == self.dtype else word for word in self.words]
 
 
 def family_of(group: str, dtype: str) -> str | None:
@@ -79,20 +115,17 @@ def by_family(part: OpRows) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def gpu_of(device: DeviceSpec) -> Gpu | None:
-    """What the ops' inputs need of a GPU; None where the facts do not hold it, or the device is
-    none.
-    """
+    """What the ops' inputs need of a GPU; None for other devices, or where facts are missing."""
     if device.kind != "gpu" or device.multiprocessors is None or device.l2_bytes is None:
         return None
     return Gpu(float(device.multiprocessors), float(device.l2_bytes))
 
 
 def references_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
-    """Those of some known devices that have a device's architecture, itself included; where none
-    has, those of its generation.
+    """Those of some known devices whose efficiencies stand in for a device, itself included.
 
-    A generation is an architecture's first word and the first part of its number: Blackwell sm_103
-    is kin of sm_100 and not of sm_120.
+    They have its architecture, or where none has, its generation: an architecture's first word and
+    the first part of its number, so Blackwell sm_103 refers to sm_100 and not to sm_120.
     """
     arches = {name: arch for name in names if (arch := _arch(name)) is not None}
     same = [name for name, arch in arches.items() if arch == device.arch]
@@ -101,7 +134,7 @@ def references_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
     ]
 
 
-def kinds_of(names: Iterable[str]) -> dict[str, str]:
+def architectures_of(names: Iterable[str]) -> dict[str, str]:
     """The architecture of each device whose facts are known."""
     return {name: arch for name in names if (arch := _arch(name)) is not None}
 
@@ -128,10 +161,8 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         )
     n = len(part.rows)
 
-    def whole(values: Any) -> Any:
-        return array_module(values).broadcast_to(
-            floats(values), (n,)
-        )  # of a single op they are numbers
+    def whole(values: Array) -> Array:  # of a single op they are numbers
+        return array_module(values).broadcast_to(floats(values), (n,))
 
     own = {name: whole(value) for name, value in part.op.gpu_inputs(gpu).items()}
     flags = _flags(part, n)
@@ -150,58 +181,32 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
 
 
 def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
-    """(rows whose slot is one of `known` where that can be told, what was assumed [N], empty where
-    nothing was).
+    """(rows whose slot is one of `known` where that is clear, what was assumed [N] or empty).
 
-    `known`: slots, of which the first fits where several do. A slot that only spells its op another
-    way, or names the scheme that quantises nothing, is the known one; a row without a framework is
-    taken for the slot that differs in nothing else.
+    `known`: slots, of which the first counts where several fit. A slot that only spells its op
+    another way, or names the scheme that quantises nothing, is the known one; a row without a
+    framework is taken for the slot that differs in nothing else.
     """
-    taken = {
-        slot: slot if slot in known else _stands_for(slot, known)
-        for slot in dict.fromkeys(rows.slot)
-    }
     slots, assumed = rows.slot.copy(), np.full(len(rows), "", object)
-    for slot, other in taken.items():
+    for slot in dict.fromkeys(rows.slot):
         here = rows.slot == slot
+        other = slot if slot in known else _known_slot(slot, known)
         slots[here] = other
-        if (framework := other.split(_SEPARATOR)[_FRAMEWORK]) != slot.split(_SEPARATOR)[_FRAMEWORK]:
+        if (framework := framework_of(other)) != framework_of(slot):
             assumed[here] = f"no framework given: taken for {framework}"
     return _flagged(dataclasses.replace(rows, slot=slots), rows.slot), assumed
 
 
 def framework_of(slot: str) -> str:
     """The framework that a slot names; the empty string for none."""
-    return slot.split(_SEPARATOR)[_FRAMEWORK]
+    return OpSlot.parse(slot).framework
 
 
-def _stands_for(slot: str, known: Sequence[str]) -> str:
-    """The known slot that a slot means: under its own name before another, without framework before
-    one; itself where there is none.
-    """
-    name, framework, *rest = slot.split(_SEPARATOR)
-
-    def fits(other: str) -> bool:
-        its_name, its_framework, *its_rest = other.split(_SEPARATOR)
-        return (
-            _plain(its_rest) == _plain(rest)
-            and framework in ("", its_framework)
-            and _same_op(name, its_name)
-        )
-
-    def distance(other: str) -> list[bool]:
-        return [
-            ours != theirs
-            for ours, theirs in zip(slot.split(_SEPARATOR), other.split(_SEPARATOR), strict=True)
-        ]
-
-    return min(filter(fits, known), key=distance, default=slot)
-
-
-def _plain(words: list[str]) -> list[str]:
-    """A slot's number format and text, without schemes that leave everything in that format."""
-    dtype, *text = words
-    return [dtype, *("" if _UNQUANTISED.get(word) == dtype else word for word in text)]
+def _known_slot(slot: str, known: Sequence[str]) -> str:
+    """The known slot that a slot means, the closest one first; itself where there is none."""
+    mine = OpSlot.parse(slot)
+    fitting = [one for one in map(OpSlot.parse, known) if mine.means(one)]
+    return str(min(fitting, key=mine.differs, default=mine))
 
 
 def _same_op(name: str, other: str) -> bool:
@@ -222,24 +227,19 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
     values, names = rows.inputs.values.copy(), list(rows.inputs.names)
     for old, new in dict.fromkeys(zip(before, rows.slot, strict=True)):
         here = (before == old) & (rows.slot == new)
-        for label, was, word in zip(
-            _labels(new), old.split(_SEPARATOR), new.split(_SEPARATOR), strict=True
-        ):
+        slot, was_slot = OpSlot.parse(new), OpSlot.parse(old)
+        words = zip(slot.labels(), was_slot.all_words(), slot.all_words(), strict=True)
+        for label, was, word in words:
             if was == word:
                 continue
             if word and f"{label}={word}" not in names:
                 names.append(f"{label}={word}")
                 values = module.concatenate([values, np.zeros((len(values), 1))], 1)
-            for joint in "=_":  # ops write `quant_fp8` where they say it themselves
+            for joint in "=_":  # ops write `quant_fp8` for flags of their own
                 for one, raised in ((was, 0.0), (word, 1.0)):
                     if (name := f"{label}{joint}{one}") in names:
                         values = put(values, (here, names.index(name)), raised)
     return dataclasses.replace(rows, inputs=Inputs(tuple(names), values))
-
-
-def _labels(slot: str) -> list[str]:
-    """What the words of a slot say."""
-    return ["op", "framework", "dtype", *_text_of(op_by_name(slot.split(_SEPARATOR)[0])[0])]
 
 
 def _text_of(op: Op | type[Op]) -> list[str]:
@@ -249,11 +249,11 @@ def _text_of(op: Op | type[Op]) -> list[str]:
 
 def _slots(part: OpRows, n: int) -> np.ndarray:
     name = part.name or columns(part.op)["op"]
-    text = [str(getattr(part.op, field)) for field in _text_of(part.op)]
+    text = tuple(str(getattr(part.op, field)) for field in _text_of(part.op))
     framework = part.labels.get("framework", np.full(n, "", object))
     slots = np.empty(n, object)
     for word in dict.fromkeys(framework):
-        slots[framework == word] = _SEPARATOR.join([name, word, part.op.dtype, *text])
+        slots[framework == word] = str(OpSlot(name, word, part.op.dtype, text))
     return slots
 
 
@@ -262,9 +262,8 @@ def _flags(part: OpRows, n: int) -> Mapping[str, np.ndarray]:
     words = {label: part.labels[label] for label in _FLAGS if label in part.labels}
     words["op"] = np.full(n, part.name or columns(part.op)["op"], object)
     words["dtype"] = np.full(n, part.op.dtype, object)
-    words |= {
-        field: np.full(n, str(getattr(part.op, field)), object) for field in _text_of(part.op)
-    }
+    for field in _text_of(part.op):
+        words[field] = np.full(n, str(getattr(part.op, field)), object)
     return {
         f"{label}={word}": (values == word).astype(np.float64)
         for label, values in words.items()

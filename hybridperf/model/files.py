@@ -37,8 +37,7 @@ _LATER_FIELDS = frozenset(
 
 
 def load_model(name: str | Path) -> PerfModel:
-    """A model by folder, or by name (any name of the device) among those shipped with the
-    calibration package, with the collectives and host that lie in its folder.
+    """A model by folder, or by any name of a shipped device, with its collectives and host.
 
     A folder with collectives alone is a model of the system's device by its datasheet. `here` is
     this machine by its datasheet: what measuring it made lies in the folder that was given then.
@@ -50,9 +49,7 @@ def load_model(name: str | Path) -> PerfModel:
         folder = shipped
     fabric = load_collectives(folder) if (folder / COLLECTIVES_FILE).exists() else None
     if fabric is not None and fabric.system.device and not (folder / "model.json").exists():
-        return dataclasses.replace(
-            PerfModel.datasheet(load_device(fabric.system.device)), collectives=fabric
-        )
+        return PerfModel.datasheet(load_device(fabric.system.device)).with_collectives(fabric)
     if folder.is_dir() and not (folder / "model.json").exists():
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not folder.exists():
@@ -79,20 +76,15 @@ def load_model(name: str | Path) -> PerfModel:
             " fit` or `calibrate` keeps what was measured)"
         )
     try:
-        return dataclasses.replace(
-            _from_document(document, path.parent / WEIGHTS_FILE), collectives=fabric, host=host
-        )
+        model = _from_document(document, path.parent / WEIGHTS_FILE)
+        return dataclasses.replace(model, collectives=fabric, host=host)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}); fit the"
-            " model again"
-        ) from error
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise InputError(f"{path} is damaged ({why}); fit the model again") from error
 
 
 def model_or_datasheet(name: str | Path) -> PerfModel:
-    """A model by folder or name; a device's name, or a .toml file of one, means its datasheet
-    roofline, which the prediction says.
-    """
+    """A model by folder or name; without one, the datasheet roofline of a device or .toml file."""
     if str(name).endswith(".toml"):
         return PerfModel.datasheet(load_device(name))
     check_folder(name)
@@ -108,7 +100,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
 
 
 def check_folder(name: str | Path) -> None:
-    """The demo writes its model one folder further down than people look."""
+    """`InputError` for the folder above a model, as the demo leaves it."""
     inner = Path(name) / "model"
     if (inner / "model.json").exists() and not (Path(name) / "model.json").exists():
         raise InputError(f"{name} holds no model.json; did you mean {inner}?")
@@ -143,7 +135,7 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         for name in GROUP_KNOBS:
             arrays[name][at] = float(entry[name])
         half_width = None if entry["half_width"] is None else float(entry["half_width"])
-        names = list(entry["lowest"])
+        names, residual = list(entry["lowest"]), entry["residual"]
         missing = {field.name for field in dataclasses.fields(Work)} - _LATER_FIELDS - set(names)
         if missing and (names or group not in by_prior):  # no names: its family keeps the range
             raise ValueError(f"the range of {group} lacks {min(missing)}")
@@ -152,7 +144,9 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         )
         errors = tuple(map(float, entry["errors"]))
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
-            raise ValueError(f"what is said of {group} holds a number that is not finite")
+            raise ValueError(f"the entry of {group} holds a number that is not finite")
+        if residual is not None:
+            residual = _residual_from(residual, Box.between(lowest, highest), group, stored)
         reports[group] = GroupReport(
             rows=int(entry["rows"]),
             half_width=half_width,
@@ -160,35 +154,24 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
             highest=highest,
             dtypes=tuple(entry["dtypes"]),
             errors=errors,
-            residual=(
-                None
-                if entry["residual"] is None
-                else _residual_from(entry["residual"], Box.between(lowest, highest), group, stored)
-            ),
+            residual=residual,
         )
     levels = {
         name: np.array([float(document["levels"][name][level]) for level in LEVELS])
         for name in LEVEL_KNOBS
     }
-    if not all(
-        np.isfinite(a).all() and (a >= 0).all() for a in (*arrays.values(), *levels.values())
-    ):
+    every = (*arrays.values(), *levels.values())
+    if not all(np.isfinite(a).all() and (a >= 0).all() for a in every):
         raise ValueError("a knob is not a finite number of zero or more")
     drift = tuple(map(float, document["drift"]))
     if not np.isfinite(drift).all():
         raise ValueError("the drift holds a number that is not finite")
     families = {
-        family: Adapted.read(_under(f"{FAMILY}{family}/", stored), said)
-        for family, said in document["families"].items()
+        family: Adapted.read(_under(f"{FAMILY}{family}/", stored), entry)
+        for family, entry in document["families"].items()
     }
-    return PerfModel(
-        DeviceSpec(**document["device"]),
-        Knobs(**arrays, **levels),
-        reports,
-        dict(document["provenance"]),
-        families,
-        drift,
-    )
+    device, provenance = DeviceSpec(**document["device"]), dict(document["provenance"])
+    return PerfModel(device, Knobs(**arrays, **levels), reports, provenance, families, drift)
 
 
 def _residual_from(
@@ -196,18 +179,10 @@ def _residual_from(
 ) -> Residual:
     arrays = _under(f"{group}/", stored)
     centre, scale = np.array(entry["centre"], float), np.array(entry["scale"], float)
-    return Residual.read(
-        box,
-        list(entry["names"]),
-        centre,
-        scale,
-        float(entry["share"]),
-        arrays,
-        float(entry["process_share"]),
-    )
+    share, process_share = float(entry["share"]), float(entry["process_share"])
+    return Residual.read(box, list(entry["names"]), centre, scale, share, arrays, process_share)
 
 
 def _under(folder: str, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(folder): leaf for name, leaf in stored.items() if name.startswith(folder)
-    }
+    inside = {name: leaf for name, leaf in stored.items() if name.startswith(folder)}
+    return {name.removeprefix(folder): leaf for name, leaf in inside.items()}

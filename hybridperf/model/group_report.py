@@ -1,6 +1,4 @@
-"""What a model knows about its own trustworthiness: ranges that were measured, intervals, and how
-they widen outside.
-"""
+"""How far to trust a model: ranges that were measured, intervals, and how they widen outside."""
 
 from __future__ import annotations
 
@@ -18,20 +16,17 @@ _WIDEST_OCTAVES = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class GroupReport:
-    """What a model knows about its own trustworthiness for one group of ops."""
+    """How far to trust a model for one group of ops."""
 
     rows: int
-    half_width: (
-        float | None
-    )  # 90 % interval: predicted / (1 + w) to predicted * (1 + w); None: too few rows
-    lowest: Mapping[
-        str, float
-    ]  # ends of what was measured, by input of the residual: log2 of work counts and sizes, flags
+    # 90 % interval: predicted / (1 + w) to predicted * (1 + w); None: too few rows
+    half_width: float | None
+    # limits of what was measured, by input of the residual: log2 of work counts and sizes, flags
+    lowest: Mapping[str, float]
     highest: Mapping[str, float]
     dtypes: tuple[str, ...] = ()  # number formats that were measured; empty: not recorded
-    errors: tuple[
-        float, ...
-    ] = ()  # evenly spaced quantiles of held-out log(predicted / measured), least to largest
+    # evenly spaced quantiles of held-out log(predicted / measured), ascending
+    errors: tuple[float, ...] = ()
     residual: Residual | None = None  # None: the closed form as it is
 
     def outside(self, inputs: Inputs) -> np.ndarray:
@@ -39,28 +34,23 @@ class GroupReport:
         return Box.between(self.lowest, self.highest).outside(inputs)
 
     def measured_dtype(self, op: Op) -> bool:
-        """Whether ops in this number format were measured; loops and copies
-        care for its size only.
-        """
-        same_size = op.unit == "vector" and op.element_bytes in {
-            DTYPE_BYTES[dtype] for dtype in self.dtypes
-        }
+        """Whether ops in this number format were measured; for loops and copies, in its size."""
+        sizes = {DTYPE_BYTES[dtype] for dtype in self.dtypes}
+        same_size = op.unit == "vector" and op.element_bytes in sizes
         return not self.dtypes or op.dtype in self.dtypes or same_size
 
     def correction(self, inputs: Inputs) -> np.ndarray:
         """What was learned of ops, to add to the log of the closed form's seconds [N]."""
-        return (
-            np.zeros(len(inputs.values))
-            if self.residual is None
-            else log_correction(self.residual, inputs)
-        )
+        if self.residual is None:
+            return np.zeros(len(inputs.values))
+        return log_correction(self.residual, inputs)
 
 
 def widening(outside: np.ndarray) -> np.ndarray:
-    """How much wider an interval is at a distance from what was measured [N]: each octave adds the
-    log width once more, up to three.
+    """How much wider an interval is at a distance from what was measured [N].
 
-    Farther out the closed form alone speaks, whose error does not go on growing with distance.
+    Each octave adds the log width once more, up to three; farther out only the closed form counts,
+    whose error does not go on growing with distance.
     """
     return 1.0 + np.minimum(outside, _WIDEST_OCTAVES)
 

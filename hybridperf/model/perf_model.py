@@ -1,8 +1,8 @@
-"""A calibrated device: what prices ops, one table of unique ops at a time.
+"""A calibrated device: prices ops, one table of unique ops at a time.
 
-The learned correction of an op is a property of the op on the calibrated machine: it is worked out
-once per unique op (`table`) and stays where it is when knobs are varied, so a knob means what the
-closed form says it means.
+The learned correction of an op is a property of the op on the calibrated machine: it is computed
+once per unique op (`table`) and stays fixed when knobs are varied, so that a knob keeps the meaning
+that the closed form gives it.
 """
 
 from __future__ import annotations
@@ -33,34 +33,27 @@ from hybridperf.ops.roofline import Knobs, Work
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows, parse_ops
 
-_UNKNOWN_SLOT_OCTAVES = (
-    1.0  # an implementation never met counts as so far outside what was measured
-)
+# an implementation never met counts as so far outside what was measured
+_UNKNOWN_SLOT_OCTAVES = 1.0
+_PREDICTED = ("predicted_s", "low_s", "high_s", "roofline_s")
 _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 
 @dataclasses.dataclass(frozen=True)
 class PerfModel:
-    """A device with knobs. Without calibration it is the datasheet roofline
-    exactly, and says so.
-    """
+    """A device with knobs; without calibration exactly the datasheet roofline."""
 
     device: DeviceSpec
     knobs: Knobs
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    families: Mapping[str, Adapted] = dataclasses.field(
-        default_factory=dict
-    )  # priors adapted to this GPU: they price the ops they know
-    drift: tuple[
-        float,
-        ...,
-        # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not
-        # recorded
-    ] = ()
-    collectives: CollectiveModel | None = (
-        None  # of the system that the device stands in; saved by themselves
-    )
+    # priors adapted to this GPU: they price the ops they know
+    families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)
+    # evenly spaced quantiles of the log slowness that all ops shared for a while; empty: not
+    # recorded
+    drift: tuple[float, ...] = ()
+    # of the system that the device stands in; saved by themselves
+    collectives: CollectiveModel | None = None
     host: Host | None = None  # what launching costs; None: not learned
 
     @staticmethod
@@ -83,18 +76,15 @@ class PerfModel:
         return dataclasses.replace(self, collectives=collectives)
 
     def table(self, calls: Sequence[OpCall]) -> OpTable:
-        """Ops as arrays for this device; `InputError` where the device has no peak for an op's
-        dtype.
-        """
-        works = [self._work_in_place(call) for call in calls]
+        """Ops as arrays for this device; `InputError` for a dtype without a peak on it."""
+        works = [_work_in_place(call) for call in calls]
         arrays = {
             name: np.array([float(getattr(work, name)) for work in works]) for name in _WORK_FIELDS
         }
+        peaks = [self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]
         table = OpTable(
             work=Work(**arrays),
-            peak_flops_per_s=np.array(
-                [self.device.peak(call.op.peak_dtype, call.op.unit) for call in calls]
-            ),
+            peak_flops_per_s=np.array(peaks),
             group=np.array([int(call.op.group_index()) for call in calls], np.int32),
             times=np.array([call.times for call in calls]),
             floors=self._floors(calls),
@@ -104,47 +94,34 @@ class PerfModel:
             if family != by_prior.LOOPS:
                 table.floors[at] = 1.0  # as they are, see `kernels_alone`
             # a correction to the closed form as it stands here, so that knobs keep their meaning
-            bare = jax.tree.map(
-                lambda leaf, at=at: leaf[at], dataclasses.replace(table, times=np.ones(len(calls)))
-            )
-            log_s = self.families[family].predict(rows).log_s
+            once = dataclasses.replace(table, times=np.ones(len(calls)))
+            bare = jax.tree.map(lambda leaf, at=at: leaf[at], once)
+            adapted = self.families[family]
+            log_s = adapted.predict(rows).log_s
             if family == by_prior.LOOPS:
-                log_s = by_prior.kernels_alone(
-                    self.families[family], self.device, [calls[i] for i in at], log_s
-                )
+                mine = [calls[i] for i in at]
+                log_s = by_prior.kernels_alone(adapted, self.device, mine, log_s)
             table.correction[at] = log_s - np.log(self.op_seconds(bare))
         return table
 
     def _floors(self, calls: Sequence[OpCall]) -> np.ndarray:
-        """Share of its group's floor that each op pays [U]: a kernel issued apart at most the least
-        that a kernel takes.
-        """
+        """Share of its group's floor that each op pays [U]; issued apart, at most `KERNEL_S`."""
         floor_s = np.asarray(self.knobs.floor_s)[[int(call.op.group_index()) for call in calls]]
         alone = np.array([call.issued_apart and self.device.kind == "gpu" for call in calls], bool)
         share = np.where(alone, by_prior.KERNEL_S / np.maximum(floor_s, by_prior.KERNEL_S), 1.0)
         return np.where([call.inlined for call in calls], 0.0, share)
 
     def outside(self, calls: Sequence[OpCall]) -> np.ndarray:
-        """How far each op lies outside what was measured, in octaves [U]: 0 inside, infinite where
-        its group was not measured.
-        """
-        said = self._by_group(calls, GroupReport.outside, np.inf)
-        for family, (at, rows, _) in by_prior.members(self.families, self.device, calls).items():
-            said[at] = self.families[family].predict(rows).outside + np.where(
-                by_prior.known(self.families[family], rows), 0.0, _UNKNOWN_SLOT_OCTAVES
-            )
-        return said
+        """How far each op lies outside what was measured [U], in octaves.
 
-    def _work_in_place(self, call: OpCall) -> Work:
-        """The op's work, with the reuse distance that its data has where the op stands in a
-        program.
+        0 inside, infinite where its group was not measured.
         """
-        work = call.op.work()
-        return (
-            work
-            if call.reuse_bytes is None
-            else dataclasses.replace(work, reuse_bytes=call.reuse_bytes)
-        )
+        out = self._by_group(calls, GroupReport.outside, np.inf)
+        for family, (at, rows, _) in by_prior.members(self.families, self.device, calls).items():
+            adapted = self.families[family]
+            unknown = np.where(by_prior.known(adapted, rows), 0.0, _UNKNOWN_SLOT_OCTAVES)
+            out[at] = adapted.predict(rows).outside + unknown
+        return out
 
     def _by_group(
         self,
@@ -152,33 +129,29 @@ class PerfModel:
         ask: Callable[[GroupReport, Inputs], np.ndarray],
         unmeasured: float,
     ) -> np.ndarray:
-        """What each op's group says of it [U]."""
-        said = np.full(len(calls), unmeasured)
+        """What a function of each op's group report gives [U]."""
+        out = np.full(len(calls), unmeasured)
         members: dict[str, list[int]] = {}
         for at, call in enumerate(calls):
             members.setdefault(GROUPS[int(call.op.group_index())], []).append(at)
         for group, positions in members.items():
             if group in self.groups:
-                kinds = list(alike([calls[i].op for i in positions]))
-                each = [
-                    inputs_of(op, _in_place(op.work(), [calls[positions[i]] for i in at]), len(at))
-                    for at, op, _ in kinds
-                ]
-                said[np.array(positions)[np.concatenate([at for at, _, _ in kinds])]] = ask(
-                    self.groups[group], concatenate(each)
-                )
-        return said
+                order, inputs = [], []
+                for here, op, _ in alike([calls[i].op for i in positions]):
+                    work = _in_place(op.work(), [calls[positions[i]] for i in here])
+                    inputs.append(inputs_of(op, work, len(here)))
+                    order.append(here)
+                places = np.array(positions)[np.concatenate(order)]
+                out[places] = ask(self.groups[group], concatenate(inputs))
+        return out
 
     def remarks(self, calls: Sequence[OpCall]) -> list[str]:
-        """What an adapted prior has to say of each op besides its time [U], empty where nothing:
-        what it assumed, what it never met.
-        """
-        said = np.full(len(calls), "", object)
-        for family, (at, rows, assumed) in by_prior.members(
-            self.families, self.device, calls
-        ).items():
-            said[at] = by_prior.remarks(family, self.families[family], self.device, rows, assumed)
-        return list(said)
+        """What an adapted prior assumed of each op, or never met [U]; empty where nothing."""
+        out = np.full(len(calls), "", object)
+        members = by_prior.members(self.families, self.device, calls)
+        for family, (at, rows, assumed) in members.items():
+            out[at] = by_prior.remarks(family, self.families[family], self.device, rows, assumed)
+        return list(out)
 
     def op_seconds(self, table: OpTable) -> np.ndarray:
         """Seconds of each op [U], its `times` included."""
@@ -192,9 +165,7 @@ class PerfModel:
         return seconds(bare, dataclasses.replace(self.platform(), knobs=neutral_knobs()))
 
     def shortcomings(self) -> list[str]:
-        """What is to be known before any number is read, in sentences; empty for a model that was
-        measured.
-        """
+        """Sentences to read before any number; empty for a model that was measured."""
         if self.groups:
             return []
         return [
@@ -203,16 +174,12 @@ class PerfModel:
         ]
 
     def predict_ops(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a measurement table with `predicted_s, low_s, high_s, roofline_s, in_range,
-        note` (units: seconds).
+        """The rows of a table of ops with `predicted_s, low_s, high_s, roofline_s, in_range, note`.
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
         parsed = parse_ops(frame, self.device)
-        out = {
-            name: np.full(len(frame), np.nan)
-            for name in ("predicted_s", "low_s", "high_s", "roofline_s")
-        }
+        out = {name: np.full(len(frame), np.nan) for name in _PREDICTED}
         in_range, note = np.zeros(len(frame), bool), parsed.problem
         for part in parsed.parts:
             table = op_table(part)
@@ -220,9 +187,8 @@ class PerfModel:
             for group in np.unique(part.group):
                 if GROUPS[group] in self.groups:
                     here = part.group == group
-                    table.correction[here] = self.groups[GROUPS[group]].correction(
-                        inputs.rows(here)
-                    )
+                    report = self.groups[GROUPS[group]]
+                    table.correction[here] = report.correction(inputs.rows(here))
             op_s = self.op_seconds(table)
             out["predicted_s"][part.rows] = op_s
             out["roofline_s"][part.rows] = self.roofline_seconds(table)
@@ -234,31 +200,24 @@ class PerfModel:
             for group in np.unique(part.group[~in_family]):
                 here = (part.group == group) & ~in_family
                 rows = part.rows[here]
-                report = self.groups.get(GROUPS[group])
-                if report is None:
-                    note[rows] = self._uncalibrated_note(GROUPS[group])
+                name = GROUPS[group]
+                measured = self.groups.get(name)
+                if measured is None:
+                    note[rows] = self._uncalibrated_note(name)
                     continue
-                if not report.measured_dtype(part.op):
-                    note[rows] = (
-                        f"no {GROUPS[group]} in {part.op.dtype} was measured, only"
-                        f" {', '.join(report.dtypes)}"
-                    )
+                if not measured.measured_dtype(part.op):
+                    only = ", ".join(measured.dtypes)
+                    note[rows] = f"no {name} in {part.op.dtype} was measured, only {only}"
                     continue
-                outside = report.outside(inputs.rows(here))
+                outside = measured.outside(inputs.rows(here))
                 in_range[rows] = outside == 0
-                note[rows] = np.where(
-                    outside > 0, f"outside the measured range of {GROUPS[group]}", note[rows]
-                )
-                if report.half_width is not None:
-                    width = widened(report.half_width, outside)
+                beyond = f"outside the measured range of {name}"
+                note[rows] = np.where(outside > 0, beyond, note[rows])
+                if measured.half_width is not None:
+                    width = widened(measured.half_width, outside)
                     out["low_s"][rows] = op_s[here] / (1 + width)
                     out["high_s"][rows] = op_s[here] * (1 + width)
-        result = frame.copy()
-        for name, values in out.items():
-            result[name] = values
-        result["in_range"] = in_range
-        result["note"] = note
-        return result
+        return frame.assign(**out, in_range=in_range, note=note)
 
     def _predict_family(
         self,
@@ -271,22 +230,16 @@ class PerfModel:
     ) -> None:
         """Fill in the rows `here` (a mask) of a part by an adapted prior."""
         adapted, at = self.families[family], part.rows[here]
-        rows, assumed = with_defaults(
-            family_rows(part, here, self.device), adapted.prior.population.slots
-        )
-        said = adapted.predict(rows)
-        for name, log_s in (
-            ("predicted_s", said.log_s),
-            ("low_s", said.low_log_s),
-            ("high_s", said.high_log_s),
-        ):
-            out[name][at] = np.exp(log_s)
-        in_range[at] = (said.outside == 0) & by_prior.known(adapted, rows)
-        far = np.where(said.outside > 0, f"outside the measured range of {family}", "")
-        remarks = zip(
-            by_prior.remarks(family, adapted, self.device, rows, assumed), far, strict=True
-        )
-        note[at] = ["; ".join(filter(None, both)) for both in remarks]
+        slots = adapted.prior.population.slots
+        rows, assumed = with_defaults(family_rows(part, here, self.device), slots)
+        predicted = adapted.predict(rows)
+        out["predicted_s"][at] = np.exp(predicted.log_s)
+        out["low_s"][at] = np.exp(predicted.low_log_s)
+        out["high_s"][at] = np.exp(predicted.high_log_s)
+        in_range[at] = (predicted.outside == 0) & by_prior.known(adapted, rows)
+        far = np.where(predicted.outside > 0, f"outside the measured range of {family}", "")
+        remarks = by_prior.remarks(family, adapted, self.device, rows, assumed)
+        note[at] = ["; ".join(filter(None, both)) for both in zip(remarks, far, strict=True)]
 
     def predict_collectives(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a table of collectives, priced as by `CollectiveModel.predict`."""
@@ -302,26 +255,30 @@ class PerfModel:
         return sorted({GROUPS[g] for g in np.unique(table.group)} - set(self.groups))
 
     def save(self, folder: str | Path) -> None:
-        """Write `model.json` (knobs in plain numbers, provenance, what was measured) and
-        `residual.npz` (weights) into a folder.
+        """Write `model.json` (knobs in plain numbers, provenance) and `residual.npz` (weights).
 
-        With a host, `host.json` too; without one, a `host.json` that lies there stays, as
-        collectives do.
+        With a host, `host.json` too; without one, a `host.json` in the folder stays, as collectives
+        do.
         """
-        document = to_document(self)
-        write_arrays(Path(folder) / WEIGHTS_FILE, weights_of(self))
+        document = self._document()
+        write_arrays(Path(folder) / WEIGHTS_FILE, weights_of(self.groups, self.families))
         write_json(Path(folder) / "model.json", "model", MODEL_SCHEMA_VERSION, document)
         if self.host is not None:
             self.host.save(folder)
 
     def fingerprint(self) -> str:
         """Short hash of knobs and weights, and of the host where there is one."""
-        document = to_document(self)
-        said = [
-            document[key] for key in ("device", "groups", "families", "levels", "weights_sha256")
-        ]
-        said += [] if self.host is None else [self.host.model_dump(exclude={"source"})]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        document = self._document()
+        keys = ("device", "groups", "families", "levels", "weights_sha256")
+        parts = [document[key] for key in keys]
+        if self.host is not None:
+            parts.append(self.host.model_dump(exclude={"source"}))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _document(self) -> dict[str, Any]:
+        return to_document(
+            self.device, self.knobs, self.groups, self.families, self.drift, self.provenance
+        )
 
     def _uncalibrated_note(self, group: str) -> str:
         if not self.groups:
@@ -329,15 +286,19 @@ class PerfModel:
         return f"no {group} measurements in this model: datasheet roofline"
 
 
+def _work_in_place(call: OpCall) -> Work:
+    """The op's work, with the reuse distance that its data has at its place in a program."""
+    work, reuse_bytes = call.op.work(), call.reuse_bytes
+    return work if reuse_bytes is None else dataclasses.replace(work, reuse_bytes=reuse_bytes)
+
+
 def _in_place(work: Work, calls: Sequence[OpCall]) -> Work:
-    """The work of some ops alike [n], with the reuse distances that their data has where they
-    stand.
-    """
+    """The work of ops alike [n], with the reuse distances of their data in a program."""
     if all(call.reuse_bytes is None for call in calls):
         return work
     own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
-    said = [
+    distances = [
         mine if call.reuse_bytes is None else call.reuse_bytes
         for mine, call in zip(own, calls, strict=True)
     ]
-    return dataclasses.replace(work, reuse_bytes=np.array(said))
+    return dataclasses.replace(work, reuse_bytes=np.array(distances))

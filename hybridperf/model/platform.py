@@ -10,7 +10,6 @@ leaf of the platform may carry a batch axis behind its own.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -19,123 +18,99 @@ import numpy as np
 
 from hybridperf.collectives.links import Links
 from hybridperf.hardware import Device
-from hybridperf.io.namespace import fresh_views
+from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Knobs, Work, op_seconds
 from hybridperf.ops.table import OpRows
 
 GROUP_KNOBS = (
-    "floor_s",
-    "compute_efficiency",
-    "memory_efficiency",
-    "transcendental_flops",
-    "strided_factor",
-    "step_s",
-    "smoothing",
-)
+    "floor_s", "compute_efficiency", "memory_efficiency", "transcendental_flops", "strided_factor",
+    "step_s", "smoothing",
+)  # fmt: skip
 LEVEL_KNOBS = ("level_speedup", "line_s", "level_capacity")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["memory_bytes_per_s", "peak_flops_scale", "level_bytes", "knobs", "links"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Platform:
     """The numbers of one machine."""
 
-    memory_bytes_per_s: Any  # []
-    peak_flops_scale: Any  # [] multiplies the peak of every dtype and unit
-    level_bytes: Any  # [L]
+    memory_bytes_per_s: Array  # []
+    peak_flops_scale: Array  # [] multiplies the peak of every dtype and unit
+    level_bytes: Array  # [L]
     knobs: Knobs  # group knobs [G], level knobs [L]
-    links: Links | None = (
-        None  # of the system that the device stands in; None: no collectives are known
-    )
+    # of the system that the device stands in; None: no collectives are known
+    links: Links | None = None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["work", "peak_flops_per_s", "group", "times", "floors", "correction"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OpTable:
     """Unique ops as arrays; what a duration needs of an op and nothing else."""
 
     work: Work  # [U] each
-    peak_flops_per_s: Any  # [U]
-    group: Any  # int32 [U] index into GROUPS
-    times: Any  # [U] executions in a row
+    peak_flops_per_s: Array  # [U]
+    group: Array  # int32 [U] index into GROUPS
+    times: Array  # [U] executions in a row
     # [U] launch floors that each execution pays: 1, 0 where the op is compiled into a caller, a
     # part where it is issued apart
-    floors: Any
-    correction: (
-        Any  # [U] learned log correction, see residual.py; 0 leaves the closed form as it is
-    )
+    floors: Array
+    # [U] learned log correction, see `learning.residual`; 0 leaves the closed form as it is
+    correction: Array
 
 
 def op_table(part: OpRows) -> OpTable:
     """Rows of one op as arrays."""
     n = len(part.rows)
-    return OpTable(
-        part.work,
-        np.full(n, part.peak_flops_per_s),
-        part.group,
-        np.ones(n),
-        np.ones(n),
-        np.zeros(n),
-    )
+    peak = np.full(n, part.peak_flops_per_s)
+    return OpTable(part.work, peak, part.group, np.ones(n), np.ones(n), np.zeros(n))
 
 
 def neutral_knobs() -> Knobs:
     """Knobs of all groups that leave the roofline as it is."""
     one = Knobs.neutral()
-    return dataclasses.replace(
-        one, **{name: np.full(len(GROUPS), float(getattr(one, name))) for name in GROUP_KNOBS}
-    )
+    every = {name: np.full(len(GROUPS), float(getattr(one, name))) for name in GROUP_KNOBS}
+    return dataclasses.replace(one, **every)
 
 
-def durations(table: OpTable, platform: Platform) -> Any:
+def durations(table: OpTable, platform: Platform) -> Array:
     """Seconds of each op [U] on one platform; pure, differentiable in every leaf of both."""
-    table, platform = jax.tree.map(
-        jnp.asarray, fresh_views((table, platform))
-    )  # traced groups pick from knobs
+    # traced groups pick from knobs
+    table, platform = jax.tree.map(jnp.asarray, fresh_views((table, platform)))
 
-    def one(work: Work, peak: Any, group: Any, times: Any, floors: Any, correction: Any) -> Any:
+    def one(op: OpTable) -> Array:
         knobs = platform.knobs
-        picked = dataclasses.replace(
-            knobs, **{name: getattr(knobs, name)[group] for name in GROUP_KNOBS}
-        )
-        picked = dataclasses.replace(picked, floor_s=floors * picked.floor_s)
-        device = Device(
-            peak * platform.peak_flops_scale, platform.memory_bytes_per_s, platform.level_bytes
-        )
-        return times * op_seconds(work, device, picked) * jnp.exp(correction)
+        picked = {name: getattr(knobs, name)[op.group] for name in GROUP_KNOBS}
+        picked["floor_s"] = op.floors * picked["floor_s"]
+        peak = op.peak_flops_per_s * platform.peak_flops_scale
+        device = Device(peak, platform.memory_bytes_per_s, platform.level_bytes)
+        seconds = op_seconds(op.work, device, dataclasses.replace(knobs, **picked))
+        return op.times * seconds * jnp.exp(op.correction)
 
-    return jax.vmap(one)(
-        table.work, table.peak_flops_per_s, table.group, table.times, table.floors, table.correction
-    )
+    return jax.vmap(one)(table)
 
 
 _durations = jax.jit(durations)
 
 
 def canonical(tree: Any) -> Any:
-    """Float leaves as arrays of JAX' default precision: a Python float where an array was would
-    compile again.
+    """Float leaves as arrays of JAX' default precision.
+
+    A Python float where an array was would compile again.
     """
-    return jax.tree.map(
-        lambda x: jnp.asarray(
-            x, None if np.asarray(x).dtype.kind == "i" else jnp.result_type(float)
-        ),
-        fresh_views(tree),
-    )
+
+    def array(x: Array) -> Array:
+        integer = np.asarray(x).dtype.kind == "i"
+        return jnp.asarray(x, None if integer else jnp.result_type(float))
+
+    return jax.tree.map(array, fresh_views(tree))
 
 
 def seconds(table: OpTable, platform: Platform) -> np.ndarray:
-    """`durations` as numbers [U], of a table padded to the next power of two: tables of any length
-    share a few compiled functions.
+    """`durations` as numbers [U].
+
+    The table is padded to the next power of two: tables of any length share a few compiled
+    functions.
     """
     length = len(table.group)
     size = max(64, 1 << (length - 1).bit_length())

@@ -3,7 +3,7 @@
     t(platform, dims) = t0(platform, dims) exp(correction(dims))
     t(links, bytes)   = t0(links, bytes)   exp(correction(bytes))
 
-t0 is the closed form of `roofline.py` (of `collectives/form.py`); the correction is what was
+t0 is the closed form of `ops.roofline` (of `collectives.form`); the correction is what was
 learned, at the sizes asked for and on the calibrated machine, so that knobs keep the meaning that
 the closed form gives them. Both may be compiled, mapped and differentiated, in every dimension and
 in every number of the platform (of the links).
@@ -40,20 +40,13 @@ from hybridperf.ops import GROUPS, op_by_name
 from hybridperf.ops.table import LABELS, OpRows, parse_ops
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_WORDS = (
-    "lib",
-    "lib_version",
-    "variant",
-    "dtype",
-    "in_place",
-)  # columns of a table of collectives that name an implementation
+# columns of a table of collectives that name an implementation
+_WORDS = ("lib", "lib_version", "variant", "dtype", "in_place")
 
 
 @dataclasses.dataclass(frozen=True)
 class OpPricer:
-    """Seconds of one kind of op on one model's device. Compiled once for each set of dimensions
-    that it is given.
-    """
+    """Seconds of one kind of op on a device; compiled once for each set of dimensions given."""
 
     model: PerfModel
     # one row of it: words that the dimensions do not change, and what dimensions are where they are
@@ -71,16 +64,23 @@ class OpPricer:
         text: Mapping[str, str] = _NOTHING,
         labels: Mapping[str, str] = _NOTHING,
     ) -> OpPricer:
-        """By the op's name in tables. `text`: words that change its work (`quant`, `kv_dtype`,
-        ...), `labels`: words that say which implementation ran (`framework`, ...), both as columns
-        of a table have them. `InputError` for what is not known.
+        """A pricer by the op's name in tables.
+
+        Args:
+            model: the device and what was learned of it.
+            op: name in tables of ops.
+            dtype: number format.
+            text: words that change its work (`quant`, `kv_dtype`, ...), as in columns of a table.
+            labels: words that name the implementation (`framework`, ...), likewise.
+
+        Raises:
+            InputError: an unknown op, word, label or dtype.
         """
         cls, fixed = op_by_name(op)
         for word in text:
             if word not in cls.text or word in fixed:
-                raise unknown(
-                    f"word of {op}", word, cls.text, f"known are {', '.join(cls.text) or 'none'}"
-                )
+                known = f"known are {', '.join(cls.text) or 'none'}"
+                raise unknown(f"word of {op}", word, cls.text, known)
         for word in labels:
             if word not in LABELS:
                 raise unknown("label", word, LABELS, f"known are {', '.join(LABELS)}")
@@ -97,17 +97,11 @@ class OpPricer:
         return OpPricer(model, parsed.parts[0], dimensions, required)
 
     def __call__(self, platform: Platform, **dims: Any) -> Any:
-        """Seconds of the op alone. `dims`: a number for each of `required`, and for others that are
-        not as usual.
-        """
+        """Seconds of the op alone; `dims`: a number for each of `required`, and for any other."""
         for name in dims:
             if name not in self.dimensions:
-                raise unknown(
-                    "dimension",
-                    name,
-                    self.dimensions,
-                    f"{self.sample.name} has {', '.join(self.dimensions)}",
-                )
+                has = f"{self.sample.name} has {', '.join(self.dimensions)}"
+                raise unknown("dimension", name, self.dimensions, has)
         if missing := [name for name in self.required if name not in dims]:
             raise InputError(
                 f"{self.sample.name} needs {', '.join(self.required)}; give a number for"
@@ -136,9 +130,8 @@ class OpPricer:
             floors=jnp.ones(1),
             correction=jnp.zeros(1),
         )
-        groups = (
-            op.possible_groups() if isinstance(which, jax.core.Tracer) else (GROUPS[int(which)],)
-        )
+        traced = isinstance(which, jax.core.Tracer)
+        groups = op.possible_groups() if traced else (GROUPS[int(which)],)
         learned = [self._correction(GROUPS.index(group), part, table) for group in groups]
         correction = learned[0]
         for group, other in zip(groups[1:], learned[1:], strict=True):
@@ -150,14 +143,11 @@ class OpPricer:
         family = family_of(GROUPS[group], part.op.dtype)
         if family is not None and family in self.model.families:
             adapted = self.model.families[family]
-            rows, _ = with_defaults(
-                family_rows(part, np.ones(1, bool), self.model.device),
-                adapted.prior.population.slots,
-            )
+            seen = family_rows(part, np.ones(1, bool), self.model.device)
+            rows, _ = with_defaults(seen, adapted.prior.population.slots)
             here = dataclasses.replace(table, group=jnp.full(1, group, jnp.int32))
-            return adapted.predict(rows).log_s - jnp.log(
-                durations(here, _floats(self.model.platform()))
-            )
+            closed_s = durations(here, _floats(self.model.platform()))
+            return adapted.predict(rows).log_s - jnp.log(closed_s)
         report = self.model.groups.get(GROUPS[group])
         if report is None or report.residual is None:
             return jnp.zeros(1)
@@ -166,9 +156,7 @@ class OpPricer:
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePricer:
-    """Seconds of one kind of collective over so many ranks on one system, as a function of its
-    bytes.
-    """
+    """Seconds of one kind of collective among so many ranks of a system, by its bytes."""
 
     model: CollectiveModel
     per_byte: CollectiveTable  # one row, of one byte, without correction
@@ -178,26 +166,30 @@ class CollectivePricer:
     def of(
         model: CollectiveModel, collective: str, *, n_gpus: int, n_nodes: int = 1, **words: str
     ) -> CollectivePricer:
-        """By the collective's name. `words`: `lib`, `lib_version`, `variant`, `dtype`, `in_place`
-        as columns of a table have them.
+        """A pricer by the collective's name.
 
-        `InputError` for what is not known or cannot be.
+        Args:
+            model: calibrated collectives.
+            collective: name in tables of collectives.
+            n_gpus: ranks in all.
+            n_nodes: nodes they stand on.
+            words: `lib`, `lib_version`, `variant`, `dtype`, `in_place`, as in columns of a table.
+
+        Raises:
+            InputError: an unknown collective or word, or ranks that do not divide into nodes.
         """
         for word in words:
             if word not in _WORDS:
-                raise unknown(
-                    "word of a collective", word, _WORDS, f"known are {', '.join(_WORDS)}"
-                )
+                known = f"known are {', '.join(_WORDS)}"
+                raise unknown("word of a collective", word, _WORDS, known)
         given = {name: word for name, word in words.items() if word != ""}
         frame = pd.DataFrame({"bytes": 2.0**LOG2_BYTES}).assign(
             collective=collective, n_gpus=n_gpus, n_nodes=n_nodes, **given
         )
         per_byte = dataclasses.replace(model.table(frame.iloc[:1]), correction=np.zeros(1))
-        curve = (
-            None
-            if model.adapted is None
-            else np.log(model.predict(frame)["predicted_s"].to_numpy())
-        )
+        curve = None
+        if model.adapted is not None:
+            curve = np.log(model.predict(frame)["predicted_s"].to_numpy())
         return CollectivePricer(model, per_byte, curve)
 
     def __call__(self, links: Links, bytes: Any) -> Any:  # as in tables
@@ -205,23 +197,18 @@ class CollectivePricer:
         return _compiled(self)(_floats(links), _float(bytes))
 
     def table(self, bytes: Any) -> CollectiveTable:
-        """The collective of so many bytes as one row for `collective_seconds`, of which knobs may
-        be varied, too.
-        """
+        """The collective as one row for `collective_seconds`, whose knobs may be varied, too."""
         row = _floats(self.per_byte)
-        row = dataclasses.replace(
-            row, inside_bytes=row.inside_bytes * bytes, across_bytes=row.across_bytes * bytes
-        )
+        inside, across = row.inside_bytes * bytes, row.across_bytes * bytes
+        row = dataclasses.replace(row, inside_bytes=inside, across_bytes=across)
         if self.curve is None:
             return row
         sizes = jnp.log2(bytes)
         # beyond the last size there is nothing but bandwidth
-        log_s = jnp.interp(sizes, _float(LOG2_BYTES), _float(self.curve)) + np.log(
-            2.0
-        ) * jnp.maximum(sizes - LOG2_BYTES[-1], 0.0)
-        return dataclasses.replace(
-            row, correction=log_s - jnp.log(collective_seconds(row, _floats(self.model.links())))
-        )
+        beyond = np.log(2.0) * jnp.maximum(sizes - LOG2_BYTES[-1], 0.0)
+        log_s = jnp.interp(sizes, _float(LOG2_BYTES), _float(self.curve)) + beyond
+        closed_s = collective_seconds(row, _floats(self.model.links()))
+        return dataclasses.replace(row, correction=log_s - jnp.log(closed_s))
 
     def _seconds(self, links: Links, bytes_: Any) -> Any:
         return collective_seconds(self.table(bytes_), links)[0]
@@ -232,8 +219,9 @@ class CollectivePricer:
 
 
 def _compiled(pricer: OpPricer | CollectivePricer) -> Callable[..., Any]:
-    """A pricer's function for JAX' present precision, over arrays of its own: JAX remembers how it
-    took NumPy's in another (0.9, 0.11).
+    """A pricer's function for JAX' present precision, over arrays of its own.
+
+    JAX (0.9, 0.11) remembers how it took NumPy's arrays in another precision.
     """
     precision = jnp.result_type(float)
     if precision not in pricer._by_precision:
@@ -242,9 +230,7 @@ def _compiled(pricer: OpPricer | CollectivePricer) -> Callable[..., Any]:
 
 
 def _float(value: Any) -> Any:
-    """In JAX' default precision, made anew: a whole number where a fraction was would compile
-    again.
-    """
+    """A new array of JAX' default precision: an integer where a float was would compile again."""
     return jnp.array(value, jnp.result_type(float))
 
 

@@ -1,6 +1,4 @@
-"""Ops that priors price which were adapted to this GPU: which they are, what was assumed of each,
-and what it takes issued apart.
-"""
+"""Ops that adapted priors price: which they are, what was assumed, what they take issued apart."""
 
 from __future__ import annotations
 
@@ -19,33 +17,28 @@ from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows
 
 LOOPS = "elementwise"  # the family of loops
-# least that a GPU's kernel takes: median of a V100's short elementwise kernels in
-# HolisticTraceAnalysis' test traces
+# lower bound of a GPU's kernel: median of a V100's short elementwise kernels in the test traces of
+# facebookresearch/HolisticTraceAnalysis
 KERNEL_S = 2.2e-6
-LONG_LOOP = (
-    2.0**27
-)  # elements: milliseconds, far above what a launch costs, and no more than was measured
+# elements: milliseconds, far above what a launch costs, and no more than was measured
+LONG_LOOP = 2.0**27
 
 
 def members(
     families: Mapping[str, Adapted], device: DeviceSpec, calls: Sequence[OpCall]
 ) -> dict[str, tuple[np.ndarray, FamilyRows, np.ndarray]]:
-    """Ops that an adapted prior prices: by family, which they are (positions), how the prior sees
-    them, and what was assumed of each.
-    """
+    """By family, the ops that an adapted prior prices: (positions, its rows, what was assumed)."""
     found: dict[str, list[tuple[np.ndarray, FamilyRows]]] = {}
     apart = [at for at, call in enumerate(calls) if not call.inlined] if families else []
     for at, op, name in alike([calls[one].op for one in apart]):
         for family, keep in by_family(part := _part_of(at, op, name, device)):
             if family in families:
-                found.setdefault(family, []).append(
-                    (np.array(apart)[at[keep]], family_rows(part, keep, device))
-                )
+                rows = family_rows(part, keep, device)
+                found.setdefault(family, []).append((np.array(apart)[at[keep]], rows))
     out = {}
     for family, some in found.items():
-        rows, assumed = with_defaults(
-            join_rows([rows for _, rows in some]), families[family].prior.population.slots
-        )
+        slots = families[family].prior.population.slots
+        rows, assumed = with_defaults(join_rows([rows for _, rows in some]), slots)
         out[family] = np.concatenate([at for at, _ in some]), rows, assumed
     return out
 
@@ -53,17 +46,15 @@ def members(
 def remarks(
     family: str, adapted: Adapted, device: DeviceSpec, rows: FamilyRows, assumed: np.ndarray
 ) -> list[str]:
-    """What is to be said of each row besides its time [N]: what was assumed, what was never met."""
+    """What was assumed of each row, or never met [N]."""
     alone = "" if adapted.rows else f"prior alone: no {family} of {device.id} was measured"
     unknown_slot = np.full(len(rows.slot), "", object)
     for slot in dict.fromkeys(rows.slot[~known(adapted, rows)]):
         meant = _closest_framework(str(slot), adapted.knobs.slots)
-        unknown_slot[rows.slot == slot] = (
-            f"no such {family} was measured{meant}: usual knobs of the family"
-        )
-    return [
-        "; ".join(filter(None, (alone, *said))) for said in zip(assumed, unknown_slot, strict=True)
-    ]
+        text = f"no such {family} was measured{meant}: usual knobs of the family"
+        unknown_slot[rows.slot == slot] = text
+    pairs = zip(assumed, unknown_slot, strict=True)
+    return ["; ".join(filter(None, (alone, *pair))) for pair in pairs]
 
 
 def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
@@ -80,12 +71,11 @@ def _part_of(at: np.ndarray, op: Op, name: str, device: DeviceSpec) -> OpRows:
 def kernels_alone(
     adapted: Adapted, device: DeviceSpec, calls: Sequence[OpCall], log_s: np.ndarray
 ) -> np.ndarray:
-    """Log seconds of loops [N] without the launch that tables of one op at a time show, where it is
-    issued apart.
+    """Log seconds of ops [N] without the launch that tables of single ops include.
 
-    Loops alone show it: on the V100 of NeuSight's tables none takes less than 28 us, where a
-    profiler sees 2 us. They cost the least that a kernel takes and what each element costs in a
-    long loop. Products take longer than their launch and stay as they are.
+    Only loops show it: on the V100 of NeuSight's tables none takes less than 28 us, where a
+    profiler sees 2 us. Those issued apart cost the lower bound of a kernel plus what each element
+    costs in a long loop. Products take longer than their launch and stay as they are.
     """
     loops = {
         at: call.op
@@ -94,10 +84,8 @@ def kernels_alone(
     }
     if not loops or device.kind != "gpu":
         return log_s
-    long = [
-        OpCall(dataclasses.replace(op, rows=LONG_LOOP / 1024.0, cols=1024.0))
-        for op in loops.values()
-    ]
+    rows_, cols = LONG_LOOP / 1024.0, 1024.0
+    long = [OpCall(dataclasses.replace(op, rows=rows_, cols=cols)) for op in loops.values()]
     _, rows, _ = members({LOOPS: adapted}, device, long)[LOOPS]
     element_s = np.exp(adapted.predict(rows).log_s) / LONG_LOOP
     elements = np.array([float(op.rows) * float(op.cols) for op in loops.values()])
@@ -108,9 +96,7 @@ def kernels_alone(
 
 
 def _closest_framework(slot: str, known: Sequence[str]) -> str:
-    """What the framework of an unknown implementation may be misspelt for; other words are checked
-    where tables are read.
-    """
+    """A hint if the framework looks misspelt; other words are checked where tables are read."""
     frameworks = {framework_of(other) for other in known} - {""}
     given = framework_of(slot)
     return "" if not given or given in frameworks else closest(given, frameworks)

@@ -33,8 +33,14 @@ from hybridperf.io import InputError, write_json, write_table
 from hybridperf.learning.prior import Adapted, FamilyPrior, adapt, train_family
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf.learning.prior.trunk import Recipe
-from hybridperf.model.families import kinds_of, references_of
-from hybridperf.model.published.ops import FILES, DeviceRows, Measured, read_families, require_data
+from hybridperf.model.families import architectures_of, references_of
+from hybridperf.model.published.ops import (
+    FILES,
+    DeviceRows,
+    PublishedRows,
+    read_families,
+    require_data,
+)
 from hybridperf.report import device_plots
 from hybridperf.validate import model_ops, null_models
 from hybridperf.validate.gpu_keep import Keep, keep_part, kept_part, version_of
@@ -111,7 +117,7 @@ def run(
     left_out: dict[str, dict[str, int]] = {}
     begun, done, jobs = time.monotonic(), 0, len(families) * len(chosen)
     for family in families:
-        measured: Measured | None = None
+        measured: PublishedRows | None = None
         for split in chosen:
             path = out / "parts" / f"{split.name}_{family}.json"
             part = kept_part(path, version)
@@ -176,7 +182,7 @@ def _model_ops(
             f"no table {model_ops.MODEL_OPS} in {data / 'compute'}: sums over models are not judged"
         )
         return []
-    measured: dict[str, Measured] = {}
+    measured: dict[str, PublishedRows] = {}
     models = []
     for split in chosen:
         for device in (device for device, name in model_ops.DEVICES.items() if name == split.name):
@@ -199,7 +205,7 @@ def _model_ops(
 
 
 def _fitted(
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, PublishedRows],
     device: str,
     split: Split,
     effort: Effort,
@@ -306,7 +312,7 @@ def kept_prior(
         {name: (rows.rows, rows.time_s) for name, rows in others.items()},
         seed,
         recipe,
-        kinds_of(others),
+        architectures_of(others),
     )
     made["seconds"] = time.monotonic() - begun
     if keep and folder:

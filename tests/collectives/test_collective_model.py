@@ -255,7 +255,7 @@ def test_notes_say_what_was_assumed(many: CollectiveModel) -> None:
             n_gpus=16
         ),
         f"the row is of another system, predicted for {NEW}": row.assign(system="dgx2"),
-        "no such collective, library and link was measured: made of what others share with it": (
+        "no such collective, library and link was measured: predicted from what others share": (
             row.assign(lib="gloo")
         ),
     }

@@ -141,9 +141,10 @@ def test_a_run_becomes_rows_of_both_kinds(tmp_path: Path) -> None:
         [time * 1e-6 for times in TIMES for time in times]
     )
     one = frame.iloc[0].to_dict()
-    assert {key: one[key] for key in ("collective", "n_gpus", "n_nodes", "gpus_per_node", "link")} == {
+    wanted = {
         "collective": "all_reduce", "n_gpus": 8, "n_nodes": 1, "gpus_per_node": 8, "link": "intra",
     }  # fmt: skip
+    assert {key: one[key] for key in wanted} == wanted
     assert (one["dtype"], one["lib"], one["lib_version"], one["variant"]) == (
         "float",
         "nccl",
@@ -296,7 +297,7 @@ def json_run(test: str = "all_reduce", times: tuple[float, float] = (31.0, 30.5)
                 "out_of_place": timed[0],
                 "out_of_place_per_iter": {"min_us": 29.0, "stdev_us": 0.5},
                 "in_place": timed[1],
-            },
+            }
         ],
     }
 
@@ -333,10 +334,7 @@ def test_several_runs_in_one_log(tmp_path: Path) -> None:
     frame, remarks = read(tmp_path, text)
     assert frame.groupby("collective", sort=False)["n_nodes"].agg(["size", "max"]).to_dict(
         "index"
-    ) == {
-        "all_reduce": {"size": 6, "max": 1},
-        "all_gather": {"size": 6, "max": 2},
-    }
+    ) == {"all_reduce": {"size": 6, "max": 1}, "all_gather": {"size": 6, "max": 2}}
     assert len(remarks) == 1
     assert "run of gather_perf skipped" in remarks[0]
     assert f"line {1 + text[: text.index(third)].count(chr(10))}:" in remarks[0]

@@ -62,7 +62,8 @@ def result(
 ) -> str:
     algbw = size / latencies[0] * 1e-3
     times = "".join(f"{time:>12.1f}" for time in latencies)
-    return f"\tCOMMS-RES{label}{size:>18}{elements:>18}{times}{algbw:>15.3f}{algbw * factor:>12.3f}{more}\n"
+    bandwidths = f"{algbw:>15.3f}{algbw * factor:>12.3f}"
+    return f"\tCOMMS-RES{label}{size:>18}{elements:>18}{times}{bandwidths}{more}\n"
 
 
 def read(tmp_path: Path, text: str, **arguments: object) -> tuple[pd.DataFrame, list[str]]:
@@ -78,11 +79,12 @@ def test_a_result_becomes_a_row(tmp_path: Path) -> None:
     frame, remarks = read(tmp_path, GOOD)
     assert remarks == []
     (row,) = frame.to_dict("records")
-    assert {key: row[key] for key in ("collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "link", "dtype", "lib", "variant")} == {
+    wanted = {
         "collective": "all_reduce", "bytes": 1048576, "n_gpus": 16, "n_nodes": 2,
         "gpus_per_node": 8, "link": "inter", "dtype": "float", "lib": "nccl(torch)",
         "variant": "param",
     }  # fmt: skip
+    assert {key: row[key] for key in wanted} == wanted
     times = [row[f"time_{key}s"] for key in ("", "p95_", "min_", "max_")]
     assert times == pytest.approx([40.5e-6, 42.5e-6, 39.5e-6, 43e-6])
 
@@ -101,7 +103,7 @@ def test_the_oldest_versions_name_no_collective(tmp_path: Path, last: str) -> No
         f" 42.5\t25.891\t48.545{more}\n"
     )
     text = environment() + OLDEST + last + "\n" + results
-    with pytest.raises(InputError, match=r"line 5: nothing says which collective"):
+    with pytest.raises(InputError, match=r"line 5: nothing tells which collective"):
         read(tmp_path, text)
     assert set(read(tmp_path, text, collective="all_reduce")[0]["collective"]) == {"all_reduce"}
     frame, _ = read(tmp_path, "+ mpirun ./comms.py --b 8 --collective all_to_all\n" + text)

@@ -378,7 +378,7 @@ def test_a_single_op_is_seen_like_a_row_of_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "kin"),
+    ("device", "references"),
     [
         ("h200_sxm", ["h100_sxm"]),
         ("h100_sxm", ["h100_sxm"]),
@@ -390,7 +390,7 @@ def test_a_single_op_is_seen_like_a_row_of_a_table() -> None:
         ("t4", []),
     ],
 )
-def test_kin_have_the_architecture_or_else_the_generation(
+def test_references_have_the_architecture_or_else_the_generation(
     device: str, references: list[str]
 ) -> None:
     assert (

@@ -23,7 +23,7 @@ from hybridperf.model.fit.measurement_plan import (
     DEFAULT_OPS,
     LARGEST_SHARE_OF_MEMORY,
     NOISE_SD,
-    Plan,
+    MeasurementPlan,
     candidates,
     choose,
     plan,
@@ -84,7 +84,7 @@ def median_error(model: PerfModel, rows: pd.DataFrame) -> float:
 
 
 @pytest.fixture(scope="module")
-def short() -> Plan:
+def short() -> MeasurementPlan:
     return plan(V100, 60.0)
 
 
@@ -102,13 +102,13 @@ def test_the_budget_is_kept_and_used(budget_s: float, least: int) -> None:
     assert made.summary["measuring_s"].sum() == pytest.approx(made.seconds)
 
 
-def test_a_plan_can_be_repeated(short: Plan) -> None:
+def test_a_plan_can_be_repeated(short: MeasurementPlan) -> None:
     again = plan(V100, 60.0)
     pd.testing.assert_frame_equal(again.table, short.table, check_exact=True)
     pd.testing.assert_frame_equal(again.summary, short.summary, check_exact=True)
 
 
-def test_all_default_ops_are_measured(short: Plan) -> None:
+def test_all_default_ops_are_measured(short: MeasurementPlan) -> None:
     assert set(short.table["op"]) == set(DEFAULT_OPS)
     assert set(short.table["op"][: len(DEFAULT_OPS)]) == set(
         DEFAULT_OPS
@@ -122,7 +122,7 @@ def test_all_default_ops_are_measured(short: Plan) -> None:
 
 
 @pytest.mark.parametrize("name", ["plan.csv", "plan.parquet"])
-def test_every_row_is_read_and_priced(short: Plan, tmp_path: Path, name: str) -> None:
+def test_every_row_is_read_and_priced(short: MeasurementPlan, tmp_path: Path, name: str) -> None:
     """In one mixed table, most of whose columns are empty in any one row."""
     write_table(short.table, tmp_path / name)
     for table in (short.table, read_table(tmp_path / name)):
@@ -133,7 +133,7 @@ def test_every_row_is_read_and_priced(short: Plan, tmp_path: Path, name: str) ->
     assert gemm[["rows", "c_in", "vocab"]].isna().all(axis=None)
 
 
-def test_integers_are_written_as_integers(short: Plan, tmp_path: Path) -> None:
+def test_integers_are_written_as_integers(short: MeasurementPlan, tmp_path: Path) -> None:
     write_table(short.table, tmp_path / "plan.csv")
     text = pd.read_csv(tmp_path / "plan.csv", dtype=str)
     for column in ("m", "rows", "kh", "repeats", "transposed_a"):
@@ -251,7 +251,7 @@ def test_what_costs_more_is_measured_less() -> None:
 def test_a_models_knobs_are_the_centre() -> None:
     model = dataclasses.replace(machine(), groups={"gemm": report(gemms(20), 0.1)})
     belief = measurement_plan._Belief.about(gemms(60), V100, model)
-    knobs = belief.parameters.knobs(jnp.asarray(belief.centre), bare=belief.bare)
+    knobs = belief.vector.knobs(jnp.asarray(belief.centre))
     at = GROUPS.index("gemm")
     for name in set(GROUP_KNOBS) & set(TRUE["gemm"]):
         assert float(getattr(knobs, name)[at]) == pytest.approx(TRUE["gemm"][name], rel=1e-5)

@@ -3,6 +3,7 @@ dimension and knob.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -574,10 +575,12 @@ def check_collective(model: CollectiveModel, collective: str, n_gpus: int, n_nod
         check(lambda moved: seconds(links, moved, theta), size, by_bytes, whole, "bytes")
         for field in dataclasses.fields(Links):
             rate = getattr(links, field.name)
+
+            def at_rate(moved: float, name: str = field.name, size: float = size) -> jax.Array:
+                return seconds(dataclasses.replace(links, **{name: moved}), size, theta)
+
             check(
-                lambda moved: seconds(
-                    dataclasses.replace(links, **{field.name: moved}), size, theta
-                ),
+                at_rate,
                 rate,
                 getattr(by_links, field.name),
                 whole,
@@ -649,9 +652,8 @@ def test_one_precision_after_the_other(fabric: CollectiveModel, shipped: PerfMod
             found = [jax.grad(reduced, argnums=1)(fabric.links(), 64e6)]
             for op in ("gemm", "generation_attention"):
                 pricer = pricer_of(shipped, op)
-                by_machine = jax.grad(lambda platform: pricer(platform, **CASES[op]))(
-                    shipped.platform()
-                )
+                priced = functools.partial(pricer, **CASES[op])
+                by_machine = jax.grad(priced)(shipped.platform())
                 found += [by_machine.memory_bytes_per_s, by_machine.peak_flops_scale]
         assert all(one.dtype == (np.float64 if precise else np.float32) for one in found[1:])
         gradients.append([float(one) for one in found])

@@ -249,7 +249,7 @@ def test_ops_inside_models_that_say_nothing_are_counted(tmp_path) -> None:
     frame, left_out = sources.read_model_ops(write(tmp_path, sources.MODEL_OPS, rows))
     assert frame["op"].tolist() == ["relu"]
     assert left_out == {
-        f"the shapes of {name} say no op of ours": 1 for name in ("Fold", "VECrelu", "BMM")
+        f"the shapes of {name} fit no op of ours": 1 for name in ("Fold", "VECrelu", "BMM")
     }
 
 

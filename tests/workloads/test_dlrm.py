@@ -7,7 +7,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.unequal import alltoall_seconds
+from hybridperf.collectives.unequal import AllToAll
 from hybridperf.engine.batches import BatchPredictor, gradient
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import OUTPUTS
@@ -55,7 +55,7 @@ def test_rows_of_three_kinds_by_hand(model):
     workload = Workload("three", builder.build(), calls)
     prediction = hp.predict(model, workload)
     gemm = 2 * 4096 * 1024 * 1024 / model.device.peak("fp32", "matrix")
-    travel = alltoall_seconds(model.collectives, pairs, 2)
+    travel = float(AllToAll.of(model.collectives, 2, 2).seconds(np.array(pairs), xp=np))
     assert prediction.time_s == pytest.approx(gemm + travel + 0.25, rel=1e-5)
     assert prediction.op_s == pytest.approx([gemm, travel, 0.25], rel=1e-5)
     assert prediction.ops()["group"].tolist() == ["gemm", "gemm", "alltoall", "alltoall", "given"]

@@ -1,6 +1,4 @@
-"""Measured collectives from whatever holds them: tables in our columns, logs of nccl-tests, output
-of PARAM's comms benchmark.
-"""
+"""Measured collectives from files: our tables, logs of nccl-tests and of PARAM's benchmark."""
 
 from __future__ import annotations
 
@@ -15,6 +13,8 @@ from hybridperf.collectives.logs.param_comms import is_param_comms, read_param_c
 from hybridperf.io import InputError, read_table
 from hybridperf.io.tables import FORMATS
 
+_READERS = {is_nccl_tests: read_nccl_tests, is_param_comms: read_param_comms}
+
 
 def read_collectives(
     paths: Sequence[str | os.PathLike],
@@ -22,10 +22,16 @@ def read_collectives(
     n_gpus: int | None = None,
     n_nodes: int | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """(rows of all files, one after the other; what was skipped in logs and why, a sentence each).
+    """(rows of all files, what was skipped in logs and why, a sentence each).
 
-    `collective`, `n_gpus`, `n_nodes`: what a log leaves open. `InputError` for a file that is none
-    of these, or holds nothing usable.
+    Args:
+        paths: tables (by their suffix) or logs.
+        collective: which one was run, where a log does not tell.
+        n_gpus: ranks in all, where a log does not tell.
+        n_nodes: hosts, where a log does not tell.
+
+    Raises:
+        InputError: a file that is none of these, or holds nothing usable.
     """
     frames, remarks = [], []
     for path in map(Path, paths):
@@ -33,20 +39,14 @@ def read_collectives(
             frames.append(read_table(path))
             continue
         text = _text(path)
-        reader = (
-            read_nccl_tests
-            if is_nccl_tests(text)
-            else read_param_comms
-            if is_param_comms(text)
-            else None
-        )
+        reader = next((read for is_one, read in _READERS.items() if is_one(text)), None)
         if reader is None:
             raise InputError(
                 f"expected a table ({FORMATS}), a log of nccl-tests or of PARAM's comms benchmark,"
                 f" {path} is none; check it"
             )
         try:
-            frame, said = reader(path, collective=collective, n_gpus=n_gpus, n_nodes=n_nodes)
+            frame, skipped = reader(path, collective=collective, n_gpus=n_gpus, n_nodes=n_nodes)
         except InputError as error:
             hint = (
                 f"`hybridperf collectives {path.name} --out rows.csv` takes --collective, --n-gpus"
@@ -54,7 +54,7 @@ def read_collectives(
             )
             raise InputError(f"{error}; {hint}" if "give" in str(error) else str(error)) from error
         frames.append(frame)
-        remarks += [f"{path.name}: {one}" for one in said]
+        remarks += [f"{path.name}: {one}" for one in skipped]
     return pd.concat(frames, ignore_index=True), remarks
 
 
@@ -62,6 +62,5 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}; check the path"
-        ) from error
+        why = error.strerror or error
+        raise InputError(f"cannot read {path}: {why}; check the path") from error

@@ -1,9 +1,8 @@
-"""Logs that batch jobs leave, as lines without their wrapping, and the rows of collective
-measurements that are read from them.
+"""Logs that batch jobs leave, as lines without their wrapping, and collective measurements in them.
 
 A launcher or a scheduler puts its own marks before each line (`[1,0]<stdout>:`, `0: `, a host's
 name, a time stamp, colours) and other programs write in between. What is left of a damaged line is
-never guessed at: a reader skips it and says which line it was.
+never guessed at: a reader skips the line and reports its number.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ class Machines:
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:
-    """Lines of a log without launcher prefixes, colours and line ends; bytes that are no text
-    become marks that no parser takes.
+    """Lines of a log without launcher prefixes, colours and line ends.
+
+    Bytes that are no text become marks that no parser takes.
     """
     path = Path(path)
     try:
@@ -90,18 +90,14 @@ def known_collective(name: str | None) -> str | None:
 
 
 def given_machines(n_gpus: int | None, n_nodes: int | None) -> Machines | None:
-    """Ranks and hosts as given by a caller; None where neither is; `InputError` where they do not
-    fit together.
-    """
+    """Ranks and hosts as a caller gives them, None for neither; `InputError` where they clash."""
     if n_gpus is None and n_nodes is None:
         return None
     if n_gpus is None or n_nodes is None:
         raise InputError("expected both n_gpus and n_nodes, got one of them; give both or neither")
     if n_gpus < 1 or n_nodes < 1 or n_gpus % n_nodes:
-        raise InputError(
-            f"expected n_gpus to be a whole multiple of n_nodes, got {n_gpus} GPUs on {n_nodes}"
-            " nodes"
-        )
+        got = f"{n_gpus} GPUs on {n_nodes} nodes"
+        raise InputError(f"expected n_gpus to be a whole multiple of n_nodes, got {got}")
     return Machines(n_gpus, n_nodes)
 
 
@@ -110,38 +106,24 @@ def measurement(
 ) -> dict[str, Any]:
     """One row of the schema of collective measurements."""
     return {
-        "collective": collective,
-        "bytes": n_bytes,
-        "n_gpus": machines.n_gpus,
-        "n_nodes": machines.n_nodes,
-        "gpus_per_node": machines.n_gpus // machines.n_nodes,
-        "time_s": time_s,
-        "link": "intra" if machines.n_nodes == 1 else "inter",
-        **optional,
-    }
+        "collective": collective, "bytes": n_bytes, "n_gpus": machines.n_gpus,
+        "n_nodes": machines.n_nodes, "gpus_per_node": machines.n_gpus // machines.n_nodes,
+        "time_s": time_s, "link": "intra" if machines.n_nodes == 1 else "inter", **optional,
+    }  # fmt: skip
 
 
-def measured(
-    rows: list[dict[str, Any]],
-    remarks: list[str],
-    path: str | os.PathLike,
-    program: str,
-    otherwise: str,
+def as_table(
+    rows: list[dict[str, Any]], remarks: list[str], path: str | os.PathLike, program: str, why: str
 ) -> tuple[pd.DataFrame, list[str]]:
-    """What a reader of logs of a `program` returns: rows as a table, the schema's columns first,
-    then those that only some fill; remarks.
+    """(rows read from a log of `program`, the schema's columns first; remarks).
 
-    `InputError` where no row is left: the first remark says why, or `otherwise`.
+    `InputError` where no row is left: the first remark gives the reason, or else `why`.
     """
     if not rows:
-        why = remarks[0] if remarks else otherwise
+        why = remarks[0] if remarks else why
         raise InputError(
             f"expected measurements printed by {program} in {path}, found none that can be used"
             f" ({why}); check the file"
         )
-    more = [
-        column
-        for column in dict.fromkeys(key for row in rows for key in row)
-        if column not in COLUMNS
-    ]
-    return pd.DataFrame(rows, columns=[*COLUMNS, *more]), remarks
+    columns = dict.fromkeys([*COLUMNS, *(key for row in rows for key in row)])
+    return pd.DataFrame(rows, columns=[*columns]), remarks

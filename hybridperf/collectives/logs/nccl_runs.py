@@ -7,7 +7,7 @@ One line of a run's table times one operation twice, out of place and in place:
 
 In every version of the sources `size` is the larger of one rank's send and receive buffers: the
 buffer of an all-reduce, broadcast, reduce or send-receive, the whole output of an all-gather, the
-whole input of a reduce-scatter, what one rank sends in an all-to-all; just the schema's `bytes`.
+whole input of a reduce-scatter, what one rank sends in an all-to-all; exactly the schema's `bytes`.
 `count` is the argument of the call: the elements of the buffer, or the n-th of them that belongs to
 one of n ranks. Hence size = count x (bytes of an element) x (1 or n), algbw = size / time and busbw
 = algbw x `bus_factor`: three checks on each line, which also tell a reduce-scatter from an
@@ -33,70 +33,68 @@ ELEMENT_BYTES = {
     "half": 2, "bfloat16": 2, "int": 4, "int32": 4, "uint32": 4, "float": 4, "int64": 8,
     "uint64": 8, "double": 8,
 }  # fmt: skip
-_ROUNDING = (
-    1e-3  # beside the printed digits: float arithmetic in the tests, which print a rounded time
-)
-_SAYS_SOMETHING = (
-    0.02  # of a bandwidth: two decimals of 0.04 GB/s cannot tell one formula from another
-)
+# besides the printed digits: float arithmetic in the tests, which print a rounded time
+_ROUNDING = 1e-3
+# of a bandwidth: two decimals of 0.04 GB/s cannot tell one formula from another
+_TELLING_ROUNDING = 0.02
+_ALONE = "one rank communicates with nobody"
 
 
-class _Form(NamedTuple):
+class _TestFormat(NamedTuple):
     """How a test's lines look. `redop` and `root` are None where versions differ."""
 
     shard: bool  # count is one rank's part of the buffer
     redop: bool | None
     root: bool | None
-    common: bool = True  # the others are thought of only where the log mentions them
+    common: bool = True  # the others are considered only where the log mentions them
 
 
 TESTS = {
-    "all_reduce": _Form(False, True, False),
-    "all_gather": _Form(True, False, False),
-    "reduce_scatter": _Form(True, True, False),
-    "alltoall": _Form(True, False, False),
-    "broadcast": _Form(False, False, True),
-    "reduce": _Form(False, True, True),
-    "sendrecv": _Form(False, None, False),
-    "gather": _Form(True, False, True),
-    "scatter": _Form(True, False, True),
-    "hypercube": _Form(True, False, False),
-    "alltoallv": _Form(True, False, False, common=False),
-    "all_reduce_bias": _Form(False, True, False, common=False),
+    "all_reduce": _TestFormat(False, True, False),
+    "all_gather": _TestFormat(True, False, False),
+    "reduce_scatter": _TestFormat(True, True, False),
+    "alltoall": _TestFormat(True, False, False),
+    "broadcast": _TestFormat(False, False, True),
+    "reduce": _TestFormat(False, True, True),
+    "sendrecv": _TestFormat(False, None, False),
+    "gather": _TestFormat(True, False, True),
+    "scatter": _TestFormat(True, False, True),
+    "hypercube": _TestFormat(True, False, False),
+    "alltoallv": _TestFormat(True, False, False, common=False),
+    "all_reduce_bias": _TestFormat(False, True, False, common=False),
 }
 
 
-class Printed(NamedTuple):
+class PrintedNumber(NamedTuple):
     """A number and how far rounding to the printed digits may have moved it."""
 
     value: float
     off: float
 
-
-def printed(token: str) -> Printed:
-    """A number as a log prints it; `ValueError` for anything else (`N/A`, a number cut by other
-    output).
-    """
-    match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:e([+-]?\d\d?))?", token)
-    if match is None:
-        raise ValueError(token)
-    return Printed(float(token), 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or "")))
+    @staticmethod
+    def parse(token: str) -> PrintedNumber:
+        """A number as a log prints it; `ValueError` for another (`N/A`, cut by other output)."""
+        match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:e([+-]?\d\d?))?", token)
+        if match is None:
+            raise ValueError(token)
+        off = 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or ""))
+        return PrintedNumber(float(token), off)
 
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
+class NcclTiming:
     """One operation's result as printed."""
 
     in_place: int
-    time_us: Printed
-    algbw: Printed  # GB/s
-    busbw: Printed
+    time_us: PrintedNumber
+    algbw: PrintedNumber  # GB/s
+    busbw: PrintedNumber
     wrong: str
-    optional: dict[str, float]  # further columns of the schema, where the test was asked for them
+    optional: dict[str, float]  # further columns of the schema, where the test printed them
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class NcclRow:
     """One line of a run's table."""
 
     line: int
@@ -105,11 +103,16 @@ class Row:
     dtype: str
     redop: str | None
     root: int | None
-    timings: tuple[Timing, ...]
+    timings: tuple[NcclTiming, ...]
+
+    def whole(self, n_gpus: int, shard: bool) -> int:
+        """The size that the count implies; the printed one where the type is not known."""
+        word = ELEMENT_BYTES.get(self.dtype)
+        return self.count * word * (n_gpus if shard else 1) if word else self.size
 
 
 @dataclasses.dataclass
-class Rank:
+class NcclRank:
     """One rank's line in the list of devices."""
 
     host: str
@@ -118,20 +121,19 @@ class Rank:
 
 
 @dataclasses.dataclass
-class Run:
+class NcclRun:
     """One start of one test. Filled while its log is read, then judged by `usable`."""
 
     line: int
     what: str = "line"  # what line numbers count: a JSON file has results
     test: str | None = None  # as its header names it
-    mentioned: set[str] = dataclasses.field(
-        default_factory=set
-    )  # tests that the log names before its table
-    ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
+    # tests that the log names before its table
+    mentioned: set[str] = dataclasses.field(default_factory=set)
+    ranks: dict[int, NcclRank] = dataclasses.field(default_factory=dict)
     ranks_unclear: str = ""
     columns: list[str] | None = None
     in_places: tuple[int, ...] = (0, 1)
-    rows: list[Row] = dataclasses.field(default_factory=list)
+    rows: list[NcclRow] = dataclasses.field(default_factory=list)
     damaged: list[int] = dataclasses.field(default_factory=list)
     skip: str = ""  # why none of it can be used
     lib: str = "nccl"
@@ -143,8 +145,8 @@ class Run:
         return places(lines, self.what)
 
 
-class Asked(NamedTuple):
-    """What the caller knows where the log does not say."""
+class CallerHints(NamedTuple):
+    """What the caller knows where the log does not tell."""
 
     path: str
     collective: str | None
@@ -152,81 +154,72 @@ class Asked(NamedTuple):
     mentioned: set[str]  # tests named anywhere in the log
 
 
-def usable(run: Run, asked: Asked) -> tuple[list[dict[str, Any]], list[str]]:
-    """(rows of the schema, remarks) of one run; `InputError` where its test or its machines cannot
-    be known.
-    """
+def usable(run: NcclRun, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
+    """(rows of the schema, remarks) of one run; `InputError` for an unknown test or machines."""
     if not run.rows and not run.damaged:
         return [], [f"{run.at([run.line])}: a run without measurements"]
-    damaged = (
-        [f"{run.at(run.damaged)}: damaged (cut off, or mixed with other output), skipped"]
-        if run.damaged
-        else []
-    )
+    damaged = []
+    if run.damaged:
+        why = "damaged (cut off, or mixed with other output), skipped"
+        damaged = [f"{run.at(run.damaged)}: {why}"]
     if not run.rows:
         return [], damaged
     where = f"{run.at([run.line])}: run"
+
+    def not_ours(test: str) -> list[str]:
+        return [f"{where} of {test}_perf skipped: {test} is not a collective we know", *damaged]
+
     if run.skip:
         return [], [f"{where} skipped: {run.skip}", *damaged]
     if run.test is not None and run.test not in COLLECTIVES:
-        return [], [
-            f"{where} of {run.test}_perf skipped: {run.test} is not a collective we know",
-            *damaged,
-        ]
-    machines = _machines(run, asked)
+        return [], not_ours(run.test)
+    machines = _machines(run, hints)
     if isinstance(machines, str):
         return [], [f"{where} skipped: {machines}", *damaged]
-    test = _test(run, machines, asked)
+    test = _test(run, machines, hints)
     if test not in COLLECTIVES:
-        return [], [f"{where} of {test}_perf skipped: {test} is not a collective we know", *damaged]
+        return [], not_ours(test)
     rows, remarks = _trusted(run, test, machines)
     return rows, [*damaged, *remarks]
 
 
-def _machines(run: Run, asked: Asked) -> Machines | str:
-    """Ranks and hosts; a string says why the run cannot be used. What the log lists goes before
-    what the caller gives.
-    """
+def _machines(run: NcclRun, hints: CallerHints) -> Machines | str:
+    """Ranks and hosts by the log, else by the caller; a string tells why the run is unusable."""
     unclear = run.ranks_unclear
     if run.ranks and not unclear and set(run.ranks) != set(range(len(run.ranks))):
         unclear = "ranks are missing from its list of devices"
     if unclear or not run.ranks:
-        if asked.machines is None:
+        if hints.machines is None:
             raise InputError(
-                f"{asked.path}, {run.at([run.line])}: expected a list of devices ('#  Rank  0 ..."
+                f"{hints.path}, {run.at([run.line])}: expected a list of devices ('#  Rank  0 ..."
                 f" on HOST device  0') to count ranks and hosts in, {unclear or 'found none'}; give"
                 " n_gpus and n_nodes"
             )
-        return asked.machines if asked.machines.n_gpus > 1 else "one rank communicates with nobody"
+        return hints.machines if hints.machines.n_gpus > 1 else _ALONE
     groups = {rank.group for rank in run.ranks.values()}
     if len(groups) > 1:
         return f"{len(groups)} groups of ranks ran at once and shared links"
     hosts = [rank.host for rank in run.ranks.values()]
     if len({(rank.host, rank.device) for rank in run.ranks.values()}) < len(hosts):
-        if asked.machines is not None and asked.machines.n_gpus == len(hosts):
-            return asked.machines  # machines that share a name look like that too; the caller knows
+        if hints.machines is not None and hints.machines.n_gpus == len(hosts):
+            return hints.machines  # machines that share a name look like that too
         return (
             "two ranks share a device, or two machines a name; where it is names, give n_gpus and"
             " n_nodes"
         )
     if len(hosts) == 1:
-        return "one rank communicates with nobody"
-    each = {hosts.count(host) for host in hosts}
-    if len(each) > 1:
-        return (
-            "ranks are spread unevenly over hosts"
-            f" ({', '.join(str(hosts.count(host)) for host in dict.fromkeys(hosts))})"
-        )
-    return given_machines(len(hosts), len(set(hosts))) or ""
+        return _ALONE
+    per_host = [hosts.count(host) for host in dict.fromkeys(hosts)]
+    if len(set(per_host)) > 1:
+        return f"ranks are spread unevenly over hosts ({', '.join(map(str, per_host))})"
+    return given_machines(len(hosts), len(per_host)) or ""
 
 
-def _test(run: Run, machines: Machines, asked: Asked) -> str:
-    """Which test this is: as its header says; else as the log mentions, the columns allow and the
-    caller knows.
-    """
+def _test(run: NcclRun, machines: Machines, hints: CallerHints) -> str:
+    """Which test this is: by header, else by what the log mentions, the columns and the caller."""
     if run.test is not None:
         return run.test
-    mentioned = run.mentioned or asked.mentioned
+    mentioned = run.mentioned or hints.mentioned
     fitting = [
         test
         for test, form in TESTS.items()
@@ -235,25 +228,24 @@ def _test(run: Run, machines: Machines, asked: Asked) -> str:
     candidates = [test for test in fitting if test in mentioned] if mentioned else fitting
     if len(candidates) == 1:
         return candidates[0]
-    if asked.collective is not None and asked.collective in (candidates or fitting):
-        return asked.collective
-    where = f"{asked.path}, {run.at([run.line])}"
+    if hints.collective is not None and hints.collective in (candidates or fitting):
+        return hints.collective
+    where = f"{hints.path}, {run.at([run.line])}"
     if mentioned and not candidates:
         raise InputError(
             f"{where}: the log names {_or(sorted(mentioned))}, but this run's columns are those of"
             f" {_or(fitting) or 'no test we know'}; cut the run out, or give its collective"
         )
     raise InputError(
-        f"{where}: nothing says which test this run is, it may be"
+        f"{where}: nothing tells which test this run is, it may be"
         f" {_or(candidates) or 'none we know'}; give its collective"
     )
 
 
-def _fits(rows: list[Row], test: str, form: _Form, n_gpus: int) -> bool:
-    """Whether a run's lines could be this test's; lines too small to tell say nothing."""
+def _fits(rows: list[NcclRow], test: str, form: _TestFormat, n_gpus: int) -> bool:
+    """Whether a run's lines could be this test's; lines too small to tell are no evidence."""
     for row in rows:
-        word = ELEMENT_BYTES.get(row.dtype)
-        if word and row.count and row.size != row.count * word * (n_gpus if form.shard else 1):
+        if row.count and row.size != row.whole(n_gpus, form.shard):
             return False
         if form.redop is not None and (row.redop is not None) != form.redop:
             return False
@@ -266,78 +258,61 @@ def _fits(rows: list[Row], test: str, form: _Form, n_gpus: int) -> bool:
         _close(timing.busbw, row.size * factor, timing.time_us)
         for row in rows
         for timing in row.timings
-        if timing.busbw.off < _SAYS_SOMETHING * timing.busbw.value
+        if timing.busbw.off < _TELLING_ROUNDING * timing.busbw.value
     ]
     return 2 * sum(agree) >= len(agree)  # a damaged line must not outvote the others
 
 
-def _trusted(run: Run, test: str, machines: Machines) -> tuple[list[dict[str, Any]], list[str]]:
+def _trusted(run: NcclRun, test: str, machines: Machines) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows whose own numbers agree with each other, remarks about the others."""
     n, form = machines.n_gpus, TESTS[test]
     rows: list[dict[str, Any]] = []
     empty, disagree, wrong = [], [], []
     for row in run.rows:
-        word = ELEMENT_BYTES.get(row.dtype)
         if row.size == 0:
             empty.append(row.line)
             continue
         for timing in row.timings:
-            whole = row.count * word * (n if form.shard else 1) if word else row.size
-            if row.size != whole or not _consistent(row, timing, test, n):
+            if row.size != row.whole(n, form.shard) or not _consistent(row, timing, test, n):
                 disagree.append(row.line)
             elif _is_wrong(timing.wrong):
                 wrong.append(row.line)
             else:
-                rows.append(
-                    measurement(
-                        test,
-                        row.size,
-                        machines,
-                        timing.time_us.value * 1e-6,
-                        dtype=row.dtype,
-                        in_place=timing.in_place,
-                        lib=run.lib,
-                        lib_version=run.lib_version,
-                        variant="nccl-tests",
-                        **timing.optional,
-                    )
-                )
-    remarks = []
-    if empty:
-        remarks.append(f"{run.at(empty)}: nothing is sent (size 0), skipped")
-    if disagree:
-        remarks.append(
-            f"{run.at(disagree)}: size, time and bandwidths of {test} among {n} ranks disagree,"
-            " skipped"
-        )
-    if wrong:
-        remarks.append(f"{run.at(wrong)}: the test found wrong results, skipped")
-    return rows, remarks
+                rows.append(measurement(
+                    test, row.size, machines, timing.time_us.value * 1e-6, dtype=row.dtype,
+                    in_place=timing.in_place, lib=run.lib, lib_version=run.lib_version,
+                    variant="nccl-tests", **timing.optional,
+                ))  # fmt: skip
+    reasons = (
+        (empty, "nothing is sent (size 0), skipped"),
+        (disagree, f"size, time and bandwidths of {test} among {n} ranks disagree, skipped"),
+        (wrong, "the test found wrong results, skipped"),
+    )
+    return rows, [f"{run.at(lines)}: {why}" for lines, why in reasons if lines]
 
 
-def _consistent(row: Row, timing: Timing, test: str, n_gpus: int) -> bool:
-    if timing.time_us.value <= 0:
+def _consistent(row: NcclRow, timing: NcclTiming, test: str, n_gpus: int) -> bool:
+    time_us = timing.time_us
+    if time_us.value <= 0:
         return False
     shares = [1.0, (n_gpus - 1) / n_gpus] if test in ("all_gather", "reduce_scatter") else [1.0]
-    return any(
-        _close(timing.algbw, row.size * share, timing.time_us) for share in shares
-    ) and _close(timing.busbw, row.size * bus_factor(test, n_gpus), timing.time_us)
+    algbw = any(_close(timing.algbw, row.size * share, time_us) for share in shares)
+    return algbw and _close(timing.busbw, row.size * bus_factor(test, n_gpus), time_us)
 
 
-def _close(bandwidth: Printed, n_bytes: float, time_us: Printed) -> bool:
-    """Whether a printed bandwidth (GB/s) is that of so many bytes in a printed time, up to rounding
-    of both.
-    """
+def _close(bandwidth: PrintedNumber, n_bytes: float, time_us: PrintedNumber) -> bool:
+    """Whether a printed bandwidth (GB/s) fits bytes and a printed time, up to rounding of both."""
     if time_us.value <= 0:
         return False
     expected = n_bytes / time_us.value * 1e-3
-    return abs(bandwidth.value - expected) <= bandwidth.off * (1 + 1e-6) + expected * (
-        time_us.off / time_us.value + _ROUNDING
-    )
+    slack = expected * (time_us.off / time_us.value + _ROUNDING)
+    return abs(bandwidth.value - expected) <= bandwidth.off * (1 + 1e-6) + slack
 
 
 def _is_wrong(mark: str) -> bool:
-    """`#wrong` counts wrong elements (`N/A`: not checked); its forerunner `error` is a difference,
+    """Whether results were wrong.
+
+    `#wrong` counts wrong elements (`N/A`: not checked); its forerunner `error` is a difference,
     with an asterisk where too large.
     """
     return mark.endswith("*") or (mark.isdigit() and int(mark) > 0)

@@ -19,20 +19,19 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.collectives.logs.job_logs import (
+    as_table,
     given_machines,
     known_collective,
-    measured,
     read_lines,
 )
 from hybridperf.collectives.logs.nccl_runs import (
     TESTS,
-    Asked,
-    Printed,
-    Rank,
-    Row,
-    Run,
-    Timing,
-    printed,
+    CallerHints,
+    NcclRank,
+    NcclRow,
+    NcclRun,
+    NcclTiming,
+    PrintedNumber,
     usable,
 )
 from hybridperf.io import InputError
@@ -56,22 +55,21 @@ _PROGRAM = re.compile(
 _LIBRARY = re.compile(r"\b([NR])CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 _LIBRARY_CODE = re.compile(r"\b([nr])ccl-library=(\d+)")
 _DEFAULT_COLUMNS = ["time", "algbw", "busbw", "#wrong"] * 2
-_ROW_START = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s+(?:\S+\s+)*\d+\.\d")
-_ROW_WITHIN = re.compile(
-    rf"\d+\s+\d+\s+(?:{'|'.join(('half', 'float', 'double', 'bfloat16', 'u?int(?:8|32|64)', 'char'))})\b"
+_RESULT_COLUMNS = (
+    r"\s+(?:cpu)?time\s+algbw\s+busbw\s+(?:#wrong|error)(?:\s+i_min\s+i_max\s+i_p99\s+i_cv%)?"
 )
+_ROW_START = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s+(?:\S+\s+)*\d+\.\d")
+_ROW_WITHIN = re.compile(r"\d+\s+\d+\s+(?:half|float|double|bfloat16|u?int(?:8|32|64)|char)\b")
+_LOOKS_LIKE = re.compile(
+    r"#\s+size\s+count\s+type\b.*algbw|# nThread:? \d+ nGpus|#\s*[nr]ccl-tests version"
+)
+_CPU_TIMES = "its times are the CPU's (-C 1), not the operation's"
 
 
 def is_nccl_tests(text: str) -> bool:
-    """Whether a text (a file, or its first few thousand characters) looks like what
-    `read_nccl_tests` reads.
-    """
-    return bool(
-        re.search(
-            r"#\s+size\s+count\s+type\b.*algbw|# nThread:? \d+ nGpus|#\s*[nr]ccl-tests version",
-            text,
-        )
-    ) or (text.lstrip().startswith("{") and '"nccl_version"' in text and '"args"' in text)
+    """Whether a text (a file, or its beginning) looks like what `read_nccl_tests` reads."""
+    is_json = text.lstrip().startswith("{") and '"nccl_version"' in text and '"args"' in text
+    return is_json or bool(_LOOKS_LIKE.search(text))
 
 
 def read_nccl_tests(
@@ -80,61 +78,53 @@ def read_nccl_tests(
     n_gpus: int | None = None,
     n_nodes: int | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """(rows in the schema of collective measurements, remarks) of a log: a sentence for everything
-    that was skipped, with its lines.
+    """(rows in the schema of collective measurements, a sentence for everything skipped) of a log.
 
-    Times are averages over iterations and ranks, as the tests print them. `collective` serves runs
-    that the log leaves open; `n_gpus` and `n_nodes` (ranks and hosts in all) those without a list
-    of devices. `InputError`: a run whose test or machines nothing tells, or a log without one
-    measurement that can be used.
+    Times are averages over iterations and ranks, as the tests print them.
+
+    Args:
+        path: the log, or the file that `-J` writes.
+        collective: which one was run, for runs that the log leaves open.
+        n_gpus: ranks in all, for runs without a list of devices.
+        n_nodes: hosts, for runs without a list of devices.
+
+    Raises:
+        InputError: a run whose test or machines nothing tells, or a log without a usable row.
     """
     machines = given_machines(n_gpus, n_nodes)
     collective = known_collective(collective)
     lines = read_lines(path)
     text = "\n".join(lines).strip()
     runs = _json_runs(text, path) if text.startswith("{") else list(_text_runs(lines))
-    mentioned = {test for run in runs for test in run.mentioned} | {
-        test for line in lines if (test := _mention(line))
-    }
-    asked = Asked(str(path), collective, machines, mentioned)
+    mentioned = {test for run in runs for test in run.mentioned}
+    mentioned |= {test for line in lines if (test := _mention(line))}
+    hints = CallerHints(str(path), collective, machines, mentioned)
     rows: list[dict[str, Any]] = []
     remarks: list[str] = []
     for run in runs:
-        more, said = usable(run, asked)
+        more, skipped = usable(run, hints)
         rows += more
-        remarks += said
-    return measured(
-        rows,
-        remarks,
-        path,
-        "nccl-tests",
-        "the columns of nccl-tests ('# size count type ... algbw busbw') are missing",
-    )
+        remarks += skipped
+    missing = "the columns of nccl-tests ('# size count type ... algbw busbw') are missing"
+    return as_table(rows, remarks, path, "nccl-tests", missing)
 
 
-def _text_runs(lines: list[str]) -> Iterator[Run]:
+def _text_runs(lines: list[str]) -> Iterator[NcclRun]:
     """Runs of a printed log, one after the other."""
-    run: Run | None = None
+    run: NcclRun | None = None
     mentioned: set[str] = set()  # since the last table began: the commands of the next run
     in_places: tuple[int, ...] = (0, 1)
     for number, line in enumerate(map(str.strip, lines), 1):
         header = next((kind for kind, pattern in _HEADERS.items() if pattern.match(line)), None)
         columns = _COLUMNS.match(line)
-        rows_only = (run is None or (run.columns is None and not run.closed)) and _ROW_START.match(
-            line
-        )
-        if header or columns or rows_only:
-            started = (
-                run is not None
-                and not run.closed
-                and run.columns is None
-                and header not in run.seen
-            )
-            if run is None or not started:
-                if run is not None:
-                    yield run
-                run = Run(number, mentioned=mentioned)
-                mentioned = set()
+        before_table = run is None or (run.columns is None and not run.closed)
+        rows_only = before_table and _ROW_START.match(line)
+        starts = header or columns or rows_only
+        if starts and (run is None or not before_table or header in run.seen):
+            if run is not None:
+                yield run
+            run = NcclRun(number, mentioned=mentioned)
+            mentioned = set()
         if run is None:
             _note(mentioned, line)
         elif header:
@@ -144,12 +134,11 @@ def _text_runs(lines: list[str]) -> Iterator[Run]:
             run.columns = _columns(columns[1])
             run.in_places = in_places
             if "cputime" in run.columns:
-                run.skip = "its times are the CPU's (-C 1), not the operation's"
+                run.skip = _CPU_TIMES
             in_places = (0, 1)
         elif _PLACES.match(line):
-            in_places = tuple(
-                int(place == "in-place") for place in re.findall(r"out-of-place|in-place", line)
-            )
+            printed = re.findall(r"out-of-place|in-place", line)
+            in_places = tuple(int(place == "in-place") for place in printed)
         elif _END.match(line):
             run.closed = True
         elif line.startswith("#"):
@@ -167,36 +156,33 @@ def _text_runs(lines: list[str]) -> Iterator[Run]:
 
 
 def _columns(names: str) -> list[str]:
-    """Names of the columns with results; those of most versions where the
-    line of names is damaged.
-    """
-    group = (
-        r"\s+(?:cpu)?time\s+algbw\s+busbw\s+(?:#wrong|error)(?:\s+i_min\s+i_max\s+i_p99\s+i_cv%)?"
-    )
-    match = re.fullmatch(rf"(?:\s+redop)?(?:\s+root)?((?:{group})+(?:\s+timestamp)?)\s*", names)
+    """Names of the result columns; those of most versions where the line of names is damaged."""
+    pattern = rf"(?:\s+redop)?(?:\s+root)?((?:{_RESULT_COLUMNS})+(?:\s+timestamp)?)\s*"
+    match = re.fullmatch(pattern, names)
     return match[1].split() if match else _DEFAULT_COLUMNS
 
 
-def _read_header(run: Run, kind: str, line: str) -> None:
+def _read_header(run: NcclRun, kind: str, line: str) -> None:
     _read_version(run, line)
-    if kind == "test":
-        run.test = _test_name(_HEADERS["test"].match(line)[1])  # type: ignore[index]
-    elif (
-        kind == "options"
-        and (together := re.search(r"agg iters: (\d+)", line))
-        and int(together[1]) > 1
-    ):
-        run.skip = f"{together[1]} operations were started as one (-m), a time is a share of theirs"
+    if kind == "test" and (match := _HEADERS["test"].match(line)):
+        run.test = _test_name(match[1])
+    if kind == "options" and (together := re.search(r"agg iters: (\d+)", line)):
+        _skip_aggregated(run, int(together[1]))
 
 
-def _read_comment(run: Run, line: str) -> None:
+def _skip_aggregated(run: NcclRun, together: int) -> None:
+    if together > 1:
+        run.skip = f"{together} operations were started as one (-m), a time is a share of theirs"
+
+
+def _read_comment(run: NcclRun, line: str) -> None:
     """Devices, and the footer's name for a run whose header is cut off."""
     if re.match(r"#\s+Rank\b", line) and not run.closed:
         match = _RANK.match(line)
         if match is None:
             run.ranks_unclear = "a line of its list of devices is damaged"
             return
-        rank, device = int(match[1]), Rank(match[3], int(match[2] or 0), match[5])
+        rank, device = int(match[1]), NcclRank(match[3], int(match[2] or 0), match[5])
         if run.ranks.get(rank, device) != device:
             run.ranks_unclear = f"its list of devices names rank {rank} twice"
         run.ranks[rank] = device
@@ -208,77 +194,69 @@ def _read_comment(run: Run, line: str) -> None:
         run.test = _test_name(match[1])
 
 
-def _read_version(run: Run, line: str) -> None:
+def _read_version(run: NcclRun, line: str) -> None:
     if line.startswith("rccl-tests:"):
         run.lib = "rccl"
     elif match := _LIBRARY.search(line) or _LIBRARY_CODE.search(line):
-        run.lib = (
-            "rccl" if match[1].lower() == "r" else run.lib
-        )  # some versions of RCCL call themselves NCCL
+        if match[1].lower() == "r":  # some versions of RCCL call themselves NCCL
+            run.lib = "rccl"
         run.lib_version = match[2] if "." in match[2] else _version(int(match[2]))
 
 
-def _read_row(run: Run, number: int, line: str) -> bool:
+def _read_row(run: NcclRun, number: int, line: str) -> bool:
     """Add a line of the table; False where the line is none."""
     tokens = line.split()
     if not tokens or not tokens[0].isdigit():
         if _ROW_WITHIN.search(line):
             run.damaged.append(number)
         return False
-    columns = [
-        name
-        for column in run.columns or []
-        for name in ([column, column] if column == "timestamp" else [column])
-    ]
+    columns: list[str] = []
+    for column in run.columns or []:
+        columns += [column] * (2 if column == "timestamp" else 1)
     head, results = tokens[: len(tokens) - len(columns)], tokens[len(tokens) - len(columns) :]
     try:
-        row = Row(number, *_head(head), timings=tuple(_timings(columns, results, run.in_places)))
+        timings = tuple(_timings(columns, results, run.in_places))
+        run.rows.append(NcclRow(number, *_head(head), timings=timings))
     except (ValueError, IndexError):
         run.damaged.append(number)
-        return True
-    run.rows.append(row)
     return True
 
 
 def _head(tokens: list[str]) -> tuple[int, int, str, str | None, int | None]:
-    """(size, count, type, redop, root); the last two stand only where a version prints them, `none`
-    and -1 mean the same as nothing.
-    """
+    """(size, count, type, redop, root); the last two may be missing, or printed as none and -1."""
     size, count, dtype, *rest = tokens
     if not re.fullmatch(r"[a-z]\w*", dtype):
         raise ValueError(dtype)
     redop = rest.pop(0) if rest and rest[0].isalpha() else None
-    root = int(rest.pop(0)) if rest else None
+    root = int(rest.pop(0)) if rest else -1
     if rest:
         raise ValueError(rest[0])
-    return (
-        int(size),
-        int(count),
-        dtype,
-        None if redop == "none" else redop,
-        None if root is None or root < 0 else root,
-    )
+    return int(size), int(count), dtype, _redop(redop), root if root >= 0 else None
 
 
-def _timings(columns: list[str], tokens: list[str], in_places: tuple[int, ...]) -> Iterator[Timing]:
+def _redop(name: str | None) -> str | None:
+    return None if name in ("", "none") else name
+
+
+def _timings(
+    columns: list[str], tokens: list[str], in_places: tuple[int, ...]
+) -> Iterator[NcclTiming]:
     starts = [i for i, column in enumerate(columns) if column.endswith("time")]
     for k, (start, end) in enumerate(zip(starts, [*starts[1:], len(columns)], strict=True)):
         group = dict(zip(columns[start:end], tokens[start:end], strict=True))
-        if re.fullmatch(r"\d+|N/A|\d[\d.e+-]*\*?", group[columns[start + 3]]) is None:
+        wrong = group[columns[start + 3]]
+        if re.fullmatch(r"\d+|N/A|\d[\d.e+-]*\*?", wrong) is None:
             raise ValueError(group)
-        yield Timing(
-            in_place=in_places[k] if len(in_places) == len(starts) else k,
-            time_us=printed(group[columns[start]]),
-            algbw=printed(group["algbw"]),
-            busbw=printed(group["busbw"]),
-            wrong=group[columns[start + 3]],
-            optional=(
-                {"time_min_s": printed(group["i_min"]).value * 1e-6} if "i_min" in group else {}
-            ),
-        )
+        optional = {}
+        if "i_min" in group:
+            optional["time_min_s"] = PrintedNumber.parse(group["i_min"]).value * 1e-6
+        in_place = in_places[k] if len(in_places) == len(starts) else k
+        time_us = PrintedNumber.parse(group[columns[start]])
+        algbw, busbw = PrintedNumber.parse(group["algbw"]), PrintedNumber.parse(group["busbw"])
+        yield NcclTiming(in_place, time_us, algbw, busbw, wrong, optional)
 
 
-def _json_runs(text: str, path: str | os.PathLike) -> list[Run]:
+def _json_runs(text: str, path: str | os.PathLike) -> list[NcclRun]:
     """Runs of files that `-J` writes, one JSON object each; their results are counted from 1."""
     decoder, runs, at = json.JSONDecoder(), [], 0
     try:
@@ -286,90 +264,59 @@ def _json_runs(text: str, path: str | os.PathLike) -> list[Run]:
             document, end = decoder.raw_decode(text, at)
             runs.append(_json_run(document))
             at = end + len(text[end:]) - len(text[end:].lstrip())
-    except (
-        json.JSONDecodeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    # ValueError: JSONDecodeError, too
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as e:
         raise InputError(
             f"expected the JSON that nccl-tests writes with -J in {path}, found a damaged or"
-            f" another one ({type(error).__name__}: {error}); check the file, or bring what the"
-            " test printed"
-        ) from error
+            f" another one ({type(e).__name__}: {e}); check the file, or bring what the test"
+            " printed"
+        ) from e
     return runs
 
 
-def _json_run(document: dict[str, Any]) -> Run:
+def _json_run(document: dict[str, Any]) -> NcclRun:
     config = document["config"]
-    run = Run(
-        1,
-        what="result",
-        test=_test_name(document["args"][0]),
-        lib_version=_version(int(document["nccl_version"])),
-        columns=[],
-    )
-    if int(config.get("aggregated_iterations", 1)) > 1:
-        run.skip = (
-            f"{config['aggregated_iterations']} operations were started as one (-m), a time is a"
-            " share of theirs"
-        )
+    test, version = _test_name(document["args"][0]), _version(int(document["nccl_version"]))
+    run = NcclRun(1, what="result", test=test, lib_version=version, columns=[])
+    _skip_aggregated(run, int(config.get("aggregated_iterations", 1)))
     # a process reports its first rank only: ranks 0, 8, 16 of processes with eight
     first = sorted(int(device["rank"]) for device in config["devices"])
     of_process = int(config["nthreads"]) * int(config["ngpus"])
     each = 1 if len(first) > 1 and first[1] - first[0] < of_process else of_process
     for device in config["devices"]:
         for k in range(each):
-            run.ranks[int(device["rank"]) + k] = Rank(
-                device["hostname"], int(device["group"]), f"{device['device_hex']}+{k}"
-            )
+            name = f"{device['device_hex']}+{k}"
+            rank = NcclRank(device["hostname"], int(device["group"]), name)
+            run.ranks[int(device["rank"]) + k] = rank
     for number, result in enumerate(document["results"], 1):
         timings = []
         for key, in_place in (("out_of_place", 0), ("in_place", 1)):
             timed = result.get(key)
-            if timed is None:
-                continue
-            if "cpu_time" in timed:
-                run.skip = "its times are the CPU's (-C 1), not the operation's"
-                continue
-            more = result.get(f"{key}_per_iter")
-            timings.append(
-                Timing(
-                    in_place=in_place,
-                    time_us=_json_number(timed["time"]),
-                    algbw=_json_number(timed["alg_bw"]),
-                    busbw=_json_number(timed["bus_bw"]),
-                    wrong="N/A" if timed["nwrong"] is None else str(int(timed["nwrong"])),
-                    optional=(
-                        {
-                            "time_min_s": more["min_us"] * 1e-6,
-                            "time_std_s": more["stdev_us"] * 1e-6,
-                        }
-                        if more
-                        else {}
-                    ),
-                )
-            )
-        redop, root = result["redop"], int(result["root"])
-        run.rows.append(
-            Row(
-                number,
-                int(result["size"]),
-                int(result["count"]),
-                result["type"],
-                None if redop in ("", "none") else redop,
-                root if root >= 0 else None,
-                tuple(timings),
-            )
-        )
+            if timed is not None and "cpu_time" in timed:
+                run.skip = _CPU_TIMES
+            elif timed is not None:
+                timings.append(_json_timing(in_place, timed, result.get(f"{key}_per_iter")))
+        root = int(result["root"])
+        run.rows.append(NcclRow(
+            number, int(result["size"]), int(result["count"]), result["type"],
+            _redop(result["redop"]), root if root >= 0 else None, tuple(timings),
+        ))  # fmt: skip
     return run
 
 
-def _json_number(value: float) -> Printed:
-    return printed(f"{float(value):.6f}")  # as it was printed: %lf
+def _json_timing(
+    in_place: int, timed: dict[str, Any], per_iteration: dict[str, Any] | None
+) -> NcclTiming:
+    wrong = "N/A" if timed["nwrong"] is None else str(int(timed["nwrong"]))
+    optional = {}
+    if per_iteration:
+        optional["time_min_s"] = per_iteration["min_us"] * 1e-6
+        optional["time_std_s"] = per_iteration["stdev_us"] * 1e-6
+    # six decimals, as the test prints them with %lf
+    time_us, algbw, busbw = (
+        PrintedNumber.parse(f"{float(timed[key]):.6f}") for key in ("time", "alg_bw", "bus_bw")
+    )
+    return NcclTiming(in_place, time_us, algbw, busbw, wrong, optional)
 
 
 def _test_name(program: str) -> str:

@@ -1,7 +1,7 @@
-"""What PARAM's collective benchmark (facebookresearch/param, train/comms/pt/comms.py) prints, read
-into collective measurements.
+"""What PARAM's collective benchmark prints, read into collective measurements.
 
-Its results are lines marked COMMS-RES below a line of column names; they changed over the years:
+The benchmark is facebookresearch/param, train/comms/pt/comms.py. Its results are lines marked
+COMMS-RES below a line of column names; they changed over the years:
 
     COMMS-RES  size (B)  num-elements  Latency(us):p50  p75  p95  [min  max]  algBW(GB/s)
                busBW(GB/s)  [op[0]]     names no collective
@@ -10,11 +10,11 @@ Its results are lines marked COMMS-RES below a line of column names; they change
     COMMS-RES-<collective>-<dtype><tag>  ... the same ...  [TotalLatency(us):p50]
 
 Each rank averages its iterations; p50, p75, p95, Min and Max are taken over ranks. `time_s` is p50.
-Skipped and named are what times something else: quantised collectives (COMMS-RES-QUANT), two
-collectives at once (total-size), point to point, compute beside communication, uneven splits
-(all_gather_v, reduce_scatter_v) and collectives that the schema lacks. size (B) is all of an
+Skipped, with a remark, is what times something else: quantised collectives (COMMS-RES-QUANT), two
+collectives at once (total-size), point to point, compute overlapped with communication, uneven
+splits (all_gather_v, reduce_scatter_v) and collectives that the schema lacks. size (B) is all of an
 all-gather's output, all of a reduce-scatter's input and one rank's buffer elsewhere;
-`reduce_scatter_base` of earlier versions printed one rank's output, which its element count tells.
+`reduce_scatter_base` of earlier versions printed one rank's output, which its element count shows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import pandas as pd
 
 from hybridperf.collectives.logs.job_logs import (
     Machines,
+    as_table,
     given_machines,
     known_collective,
-    measured,
     measurement,
     places,
     read_lines,
@@ -39,68 +39,36 @@ from hybridperf.collectives.logs.job_logs import (
 from hybridperf.io import InputError
 
 _NAMES = {  # longest first, so that a name is not taken for a shorter one; None: not in the schema
-    "reduce_scatter_base": "reduce_scatter",
-    "all_to_all_single": "alltoall",
-    "reduce_scatter_v": None,
-    "all_gather_base": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_gather_v": None,
-    "all_to_allv": "alltoall",
-    "all_reduce": "all_reduce",
-    "all_to_all": "alltoall",
-    "all_gather": "all_gather",
-    "broadcast": "broadcast",
-    "multicast": None,
-    "barrier": None,
-    "scatter": None,
-    "reduce": "reduce",
-    "incast": None,
-    "gather": None,
-    "pt2pt": None,
-}
+    "reduce_scatter_base": "reduce_scatter", "all_to_all_single": "alltoall",
+    "reduce_scatter_v": None, "all_gather_base": "all_gather", "reduce_scatter": "reduce_scatter",
+    "all_gather_v": None, "all_to_allv": "alltoall", "all_reduce": "all_reduce",
+    "all_to_all": "alltoall", "all_gather": "all_gather", "broadcast": "broadcast",
+    "multicast": None, "barrier": None, "scatter": None, "reduce": "reduce", "incast": None,
+    "gather": None, "pt2pt": None,
+}  # fmt: skip
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # as PyTorch does them
 _DTYPES = {  # PyTorch's name: (NCCL's, bytes of an element)
-    "float32": ("float", 4),
-    "float": ("float", 4),
-    "float16": ("half", 2),
-    "half": ("half", 2),
-    "bfloat16": ("bfloat16", 2),
-    "float64": ("double", 8),
-    "double": ("double", 8),
-    "int32": ("int32", 4),
-    "int": ("int32", 4),
-    "int64": ("int64", 8),
-    "long": ("int64", 8),
-    "int8": ("int8", 1),
-    "char": ("int8", 1),
-    "uint8": ("uint8", 1),
-    "byte": ("uint8", 1),
-}
+    "float32": ("float", 4), "float": ("float", 4), "float16": ("half", 2), "half": ("half", 2),
+    "bfloat16": ("bfloat16", 2), "float64": ("double", 8), "double": ("double", 8),
+    "int32": ("int32", 4), "int": ("int32", 4), "int64": ("int64", 8), "long": ("int64", 8),
+    "int8": ("int8", 1), "char": ("int8", 1), "uint8": ("uint8", 1), "byte": ("uint8", 1),
+}  # fmt: skip
 _RESULT = re.compile(r"\s*COMMS-(?:QUANT-)?RES(\S*)\s*(.*)")
 _ENVIRONMENT = re.compile(r"MPI environment:.*'world_size': (-?\d+).*'local_size': (-?\d+)")
 _OPTIONS = re.compile(r"\bbackend: (\S+) nw-stack: (\S+) mode: (\S+)")
 _DTYPE = re.compile(r"args\.(?:dtype|data_type): (?:torch\.)?(\w+)")
+_LABEL_DTYPE = re.compile(r"-(b?float\d*|half|double|u?int\d*|long|char|byte)")
 _COLLECTIVE = re.compile(r"(?:--collectives?[ =]|\bcollective=)(\w+)")
 _HELLO = re.compile(r"\[Rank\s*(\d+)\] host ([^\s,]+),.*?world_size: (\d+)")
 _GROUPS = re.compile(r"num_pg (\d+), groupSize (\d+)")
 _COLUMN_NAMES = [  # as printed, as called here; in this order, since names stand within names
-    ("total-pair-size (B)", "total_size"),
-    ("total-size (B)", "total_size"),
-    ("size (B)", "size"),
-    ("TotalLatency(us):p50", "total_p50"),
-    ("CompLatency(us):p50", "compute_p50"),
-    ("Latency(us):p50", "p50"),
-    ("AlgBW(GB/s)", "algbw"),
-    ("algBW(GB/s)", "algbw"),
-    ("BusBW(GB/s)", "busbw"),
-    ("busBW(GB/s)", "busbw"),
-    ("nElementsPerRank", "elements"),
-    ("num-elements-pair", "elements_pair"),
-    ("nElementsPairPerRank", "elements_pair"),
-    ("num-elements", "elements"),
-    ("Min", "min"),
-    ("Max", "max"),
-]
+    ("total-pair-size (B)", "total_size"), ("total-size (B)", "total_size"), ("size (B)", "size"),
+    ("TotalLatency(us):p50", "total_p50"), ("CompLatency(us):p50", "compute_p50"),
+    ("Latency(us):p50", "p50"), ("AlgBW(GB/s)", "algbw"), ("algBW(GB/s)", "algbw"),
+    ("BusBW(GB/s)", "busbw"), ("busBW(GB/s)", "busbw"), ("nElementsPerRank", "elements"),
+    ("num-elements-pair", "elements_pair"), ("nElementsPairPerRank", "elements_pair"),
+    ("num-elements", "elements"), ("Min", "min"), ("Max", "max"),
+]  # fmt: skip
 _PLAIN = ["size", "elements", "p50", "p75", "p95", "algbw", "busbw"]
 _DEFAULT_COLUMNS = {7: _PLAIN, 8: [*_PLAIN, "op[0]"], 9: [*_PLAIN[:5], "min", "max", *_PLAIN[5:]]}
 _DEFAULT_COLUMNS[10] = [*_DEFAULT_COLUMNS[9], "total_p50"]
@@ -109,14 +77,12 @@ _ROUNDING_GB_PER_S = 0.00051  # three
 
 
 def is_param_comms(text: str) -> bool:
-    """Whether a text (a file, or its first few thousand characters) looks like what
-    `read_param_comms` reads.
-    """
+    """Whether a text (a file, or its beginning) looks like what `read_param_comms` reads."""
     return bool(re.search(r"^.{0,80}COMMS-(?:QUANT-)?RES", text, re.M))
 
 
 @dataclasses.dataclass
-class _Run:
+class _ParamRun:
     """What the lines so far tell about the results to come."""
 
     world: int = 0
@@ -146,18 +112,24 @@ def read_param_comms(
     n_gpus: int | None = None,
     n_nodes: int | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """(rows in the schema of collective measurements, remarks) of a log: a sentence for everything
-    that was skipped, with its lines.
+    """(rows in the schema of collective measurements, a sentence for everything skipped) of a log.
 
     `time_s` is the median over ranks, further columns are `time_min_s`, `time_p95_s` and
-    `time_max_s`. `collective` serves the oldest logs, which do not name it; `n_gpus` and `n_nodes`
-    (ranks and hosts in all) those that do not tell. `InputError`: nothing tells which collective or
-    machines a result is of, or no result can be used.
+    `time_max_s`.
+
+    Args:
+        path: the log.
+        collective: which one was run, for the oldest logs, which do not name it.
+        n_gpus: ranks in all, for logs that do not tell.
+        n_nodes: hosts, for logs that do not tell.
+
+    Raises:
+        InputError: nothing tells the collective or machines of a result, or no result is usable.
     """
     given, collective = given_machines(n_gpus, n_nodes), known_collective(collective)
     rows: list[dict[str, Any]] = []
     skipped: dict[str, list[int]] = {}
-    run = _Run()
+    run = _ParamRun()
     for number, line in enumerate(read_lines(path), 1):
         result = _RESULT.match(line)
         if result is None:
@@ -165,22 +137,21 @@ def read_param_comms(
         elif "(" in result[2]:
             run.columns = _columns(result[2]) if "QUANT" not in line else ["quantised"]
         else:
-            row = _row(
-                run, result[1], result[2].split(), f"{path}, line {number}", collective, given
-            )
+            where = f"{path}, line {number}"
+            row = _row(run, result[1], result[2].split(), where, collective, given)
             if isinstance(row, str):
                 skipped.setdefault(row, []).append(number)
             else:
                 rows.append(row)
     remarks = [f"{places(numbers)}: {why}, skipped" for why, numbers in skipped.items()]
-    return measured(rows, remarks, path, "PARAM's comms.py", "no result is marked COMMS-RES")
+    return as_table(rows, remarks, path, "PARAM's comms.py", "no result is marked COMMS-RES")
 
 
-def _context(run: _Run, line: str) -> _Run:
+def _context(run: _ParamRun, line: str) -> _ParamRun:
     """What is known after a line that is no result."""
     if match := _ENVIRONMENT.search(line):
         if run.columns is not None:  # the next run
-            run = _Run(collectives=run.collectives)
+            run = _ParamRun(collectives=run.collectives)
         run.world, run.local = int(match[1]), int(match[2])
     if match := _OPTIONS.search(line):
         run.backend, run.mode = match[1], match[3]
@@ -191,12 +162,10 @@ def _context(run: _Run, line: str) -> _Run:
     if match := _GROUPS.search(line):
         run.groups, run.world = int(match[1]), int(match[2])
     for match in _HELLO.finditer(line):
-        if (
-            run.columns is not None and int(match[1]) in run.hosts
-        ):  # a run without an environment line
-            run = _Run(
-                collectives=run.collectives, backend=run.backend, mode=run.mode, dtype=run.dtype
-            )
+        if run.columns is not None and int(match[1]) in run.hosts:  # no environment line
+            known = run
+            run = _ParamRun(backend=known.backend, mode=known.mode, dtype=known.dtype)
+            run.collectives = known.collectives
         run.hosts[int(match[1])] = match[2]
         run.world = run.world if run.world > 0 else int(match[3])
     return run
@@ -208,10 +177,8 @@ def _columns(names: str) -> list[str]:
     return names.split()
 
 
-def _layout(run: _Run, n_tokens: int) -> list[str] | None:
-    """Names of a result's columns; those of the version with as many, where the line of names is
-    missing or damaged.
-    """
+def _layout(run: _ParamRun, n_tokens: int) -> list[str] | None:
+    """Names of a result's columns; without a line of names, those of the version with as many."""
     columns = run.columns or []
     if len(columns) == n_tokens and set(_PLAIN) <= set(columns):
         return columns
@@ -219,7 +186,7 @@ def _layout(run: _Run, n_tokens: int) -> list[str] | None:
 
 
 def _row(
-    run: _Run,
+    run: _ParamRun,
     label: str,
     tokens: list[str],
     where: str,
@@ -235,25 +202,21 @@ def _row(
     if "total_size" in (run.columns or []):
         return "two collectives at once (pair mode)"
     if run.mode != "comms":
-        return f"compute beside communication (mode {run.mode})"
+        return f"compute overlapped with communication (mode {run.mode})"
     if run.groups > 1:
         return f"{run.groups} groups of ranks ran at once and shared links"
     if columns is None:
         return "damaged (cut off, or mixed with other output)"
-    name = (
-        next((name for name in _NAMES if label.startswith(f"-{name}")), None)
-        if label
-        else _unnamed(run, where, collective)
-    )
+    name: str | None
+    if label:
+        name = next((name for name in _NAMES if label.startswith(f"-{name}")), None)
+    else:
+        name = _unnamed(run, where, collective)
     known = collective if name == collective else _NAMES.get(name or "")
     if known is None:
         return f"{name or label.lstrip('-') or 'an unnamed one'} is not a collective we know"
-    printed_dtype = re.match(
-        r"-(b?float\d*|half|double|u?int\d*|long|char|byte)", label[len(name or "") + 1 :]
-    )
-    dtype, element_bytes = _DTYPES.get(
-        printed_dtype[1] if printed_dtype else run.dtype, (run.dtype, 0)
-    )
+    match = _LABEL_DTYPE.match(label[len(name or "") + 1 :])
+    dtype, element_bytes = _DTYPES.get(match[1] if match else run.dtype, (run.dtype, 0))
     machines = given if run.machines() is None else run.machines()
     if machines is None:
         raise InputError(
@@ -269,11 +232,8 @@ def _row(
     if not _consistent(value):
         return "size, latencies and bandwidth disagree"
     n_bytes = int(value["size"])
-    if (
-        name == "reduce_scatter_base"
-        and element_bytes
-        and n_bytes == value["elements"] * element_bytes
-    ):
+    of_one_rank = element_bytes and n_bytes == value["elements"] * element_bytes
+    if name == "reduce_scatter_base" and of_one_rank:
         n_bytes *= machines.n_gpus
     optional = {f"time_{key}_s": value[key] * 1e-6 for key in ("min", "p95", "max") if key in value}
     return measurement(
@@ -282,23 +242,19 @@ def _row(
     )  # fmt: skip
 
 
-def _unnamed(run: _Run, where: str, collective: str | None) -> str:
-    """The collective of a result that does not name it: the log's command line tells, or the
-    caller.
-    """
+def _unnamed(run: _ParamRun, where: str, collective: str | None) -> str:
+    """The collective of a result that does not name it, from the log's command line or caller."""
     named = {name for name in run.collectives if name in _NAMES}
     if len(named) == 1:
         return named.pop()
     if collective is None:
-        raise InputError(
-            f"{where}: nothing says which collective this result is of; give its collective"
-        )
+        why = "nothing tells which collective this result is of; give its collective"
+        raise InputError(f"{where}: {why}")
     return collective
 
 
 def _consistent(value: dict[str, float]) -> bool:
-    """Whether latencies stand in order and the bandwidth lies between those of the fastest and the
-    slowest rank.
+    """Whether latencies are in order and the bandwidth is between the fastest and slowest rank's.
 
     Some versions print the bandwidth of the first rank, not of the median. Without Min and Max, a
     factor of two is allowed.
@@ -306,12 +262,9 @@ def _consistent(value: dict[str, float]) -> bool:
     if not all(map(math.isfinite, value.values())):
         return False
     latencies = [value[key] for key in ("min", "p50", "p75", "p95", "max") if key in value]
-    if (
-        not value["size"] >= 1
-        or not value["size"].is_integer()
-        or latencies[0] <= 0
-        or latencies != sorted(latencies)
-    ):
+    if value["size"] < 1 or not value["size"].is_integer():
+        return False
+    if latencies[0] <= 0 or latencies != sorted(latencies):
         return False
     slowest_us = value.get("max", 2 * value["p50"]) + _ROUNDING_US
     fastest_us = max(value.get("min", value["p50"] / 2) - _ROUNDING_US, 1e-3)

@@ -1,13 +1,12 @@
-"""Measured rows -> a model of the machine: knobs (`knob_fit.py`), learned corrections
-(`residual.py`), and how far to trust both.
+"""Measured rows -> a model of the machine: knobs, learned corrections, and how far to trust both.
 
-Knobs first, corrections second, so that what is learned cannot steal from what has a meaning.
-Everything said about trust comes from rows that neither has seen: the rows of each group are dealt
-into five folds, and each fold is predicted by knobs and networks of the other four.
+Knobs first, corrections second, so that what is learned cannot steal from what has a meaning. All
+measures of trust come from rows that neither has seen: the rows of each group are dealt into five
+folds, and each fold is predicted by knobs and networks of the other four.
 
     held out     log(predicted / measured) of each row, by the fit without its fold
-    shares       how much of the networks' and of the process' word to take: what would have been
-                 best on the held-out rows (of the other folds, for a row's own error)
+    shares       how much of the networks' and of the process' correction to take: what would have
+                 been best on the held-out rows (of the other folds, for a row's own error)
     interval     the 0.9 quantile of the absolute held-out errors of a group (split-conformal over
                  folds; position (n + 1) 0.9 among n, interpolated). Groups of fewer than 20 rows
                  share one quantile over them all, or over all rows where they are fewer than 20
@@ -83,12 +82,9 @@ class FitReport:
         return {"rows": self.rows, "dropped": dict(self.dropped), "ops": records}
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `report.json` (what `summary` says) and `held_out.csv` (each row's held-out
-        prediction, in seconds) into a folder.
-        """
-        write_json(
-            Path(folder) / "report.json", "fit-report", REPORT_SCHEMA_VERSION, self.summary()
-        )
+        """Write `report.json` (the summary) and `held_out.csv` (held-out predictions)."""
+        path = Path(folder) / "report.json"
+        write_json(path, "fit-report", REPORT_SCHEMA_VERSION, self.summary())
         write_table(self.held_out, Path(folder) / "held_out.csv")
 
 
@@ -100,16 +96,22 @@ def fit(
     drift: Sequence[float] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[PerfModel, FitReport]:
-    """A model of `device` (a name will do) from measured rows -> (PerfModel, FitReport).
+    """A model of a device from measured rows, and how it errs.
 
-    `measurements` has the columns of a table of ops and `time_s`. `prior` (a folder, an installed
-    one's name, `none`; None: the installed one for GPUs, none for CPUs) knows families of ops from
-    other GPUs; each is adapted to its rows here, or stands as it is where there are none. Other ops
-    are fitted by themselves. No rows and no prior: the datasheet roofline itself. The name `here`
-    means this CPU with as many cores as the rows' column `cores` says, or with all this process may
-    use. `drift`: how the machine's speed moved while the rows were measured, as quantiles of log
-    slowness (`engine.drift`). `InputError` for a missing column, a time that is not a positive
-    number, or rows that cannot be read.
+    Args:
+        measurements: a table of ops with `time_s`. None: the prior alone, or without prior the
+            datasheet roofline itself.
+        device: a name, or the facts of a device. `here` is this CPU with as many cores as the rows'
+            column `cores` gives, or with all that this process may use.
+        prior: families of ops learned on other GPUs, each adapted to its rows here; a `Prior`, a
+            folder, an installed one's name, or "none". Default: the installed one for GPUs, none
+            for CPUs. Other ops are fitted by themselves.
+        drift: how the machine's speed moved while the rows were measured, as quantiles of log
+            slowness.
+        provenance: what to record about the rows.
+
+    Raises:
+        InputError: a missing column, a time that is not a positive number, or unreadable rows.
     """
     device = named_device(device, measurements) if isinstance(device, str) else device
     provenance = {**origin(measurements), **(provenance or {})}
@@ -126,19 +128,17 @@ def fit(
             "date": known.provenance.get("date"),
             "rows": family_fit.summary(fits),
         }
-    alone = (
-        None if rest is None or rest.empty else _fit_alone(read_measurements(rest, device), device)
-    )
+    alone = None
+    if rest is not None and not rest.empty:
+        alone = _fit_alone(read_measurements(rest, device), device)
     model, report = model_of_families(device, fits, alone)
     rows = 0 if usable is None else len(usable)
     model = dataclasses.replace(model, provenance={**provenance, "rows": rows}, drift=tuple(drift))
     report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
-    if usable is None:
-        return model, report
-    return (
-        dataclasses.replace(model, provenance={**model.provenance, "fit": report.summary()}),
-        report,
-    )
+    if usable is not None:
+        provenance = {**model.provenance, "fit": report.summary()}
+        model = dataclasses.replace(model, provenance=provenance)
+    return model, report
 
 
 def model_of_families(
@@ -146,9 +146,7 @@ def model_of_families(
     fits: Mapping[str, FamilyFit],
     alone: tuple[PerfModel, FitReport] | None = None,
 ) -> tuple[PerfModel, FitReport]:
-    """A device's adapted priors as a model, beside what was fitted `alone` (ops that no prior
-    knows), and how both err.
-    """
+    """(adapted priors, and ops fitted `alone` since no prior knows them, as one model; report)."""
     nothing = FitReport(pd.DataFrame(columns=_SUMMARY), pd.DataFrame(columns=_HELD_OUT), 0, {})
     model, report = alone or (PerfModel.datasheet(device), nothing)
     arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
@@ -164,18 +162,12 @@ def model_of_families(
     unseen = family_fit.held_out(fits)
     if unseen.empty:
         return model, report
-    shares = dict(zip(report.table["op"], report.table["share"], strict=True)) | dict.fromkeys(
-        unseen["op"], 1.0
-    )
-    every = pd.concat(
-        [frame for frame in (report.held_out, unseen) if len(frame)], ignore_index=True
-    )
-    return model, FitReport(
-        _summary(every, shares),
-        every,
-        sum(len(one.time_s) for one in fits.values()) + report.rows,
-        report.dropped,
-    )
+    shares = dict(zip(report.table["op"], report.table["share"], strict=True))
+    shares |= dict.fromkeys(unseen["op"], 1.0)
+    frames = [frame for frame in (report.held_out, unseen) if len(frame)]
+    every = pd.concat(frames, ignore_index=True)
+    rows = sum(len(one.time_s) for one in fits.values()) + report.rows
+    return model, FitReport(_summary(every, shares), every, rows, report.dropped)
 
 
 def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
@@ -189,29 +181,25 @@ def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
             "priors know GPUs whose number of multiprocessors and L2 size are given, and"
             f" {device.id} is not one of them; use --prior none"
         )
-    return (
-        prior if isinstance(prior, Prior) else load_prior(DEFAULT_PRIOR if prior is None else prior)
-    )
+    if isinstance(prior, Prior):
+        return prior
+    return load_prior(DEFAULT_PRIOR if prior is None else prior)
 
 
 def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:
     """Rows of groups that no prior knows, or of a machine that none serves."""
     fold = deal_folds(data.table.group)
-    knobs, knobs_without = fit_knobs(
-        data.table, data.measured_s, device, [fold == k for k in range(FOLDS)]
+    folds = [fold == k for k in range(FOLDS)]
+    knobs, knobs_without = fit_knobs(data.table, data.measured_s, device, folds)
+    # over measured seconds: by the final knobs, and by the knobs that have not seen a row's fold
+    ratio, *ratios = (
+        PerfModel(device, found).op_seconds(data.table) / data.measured_s
+        for found in (knobs, *knobs_without)
     )
-    # log(closed form / measured): of the final knobs, and of the knobs that have not seen a row's
-    # fold
-    closed_form = np.log(PerfModel(device, knobs).op_seconds(data.table) / data.measured_s)
-    without = np.log(
-        [
-            PerfModel(device, found).op_seconds(data.table) / data.measured_s
-            for found in knobs_without
-        ]
-    )
-    residuals, said = learn_corrections(data, fold, closed_form, without)
+    closed_form, without = np.log(ratio), np.log(ratios)
+    residuals, corrections = learn_corrections(data, fold, closed_form, without)
     own = without[fold, np.arange(len(fold))]
-    errors = own + said
+    errors = own + corrections
     model = PerfModel(device, knobs, _group_reports(data, errors, residuals))
     return model, _report(data, model, fold, own, errors)
 
@@ -233,41 +221,36 @@ def learn_corrections(
             jobs.append(Job(inputs.rows(others), -without[k, rows[others]], _FOLD_MEMBERS))
         jobs.append(Job(inputs, -closed_form[rows], _FINAL_MEMBERS))
     trained = iter(train(jobs))
-    residuals, said = {}, np.zeros(len(fold))
+    residuals, corrections = {}, np.zeros(len(fold))
     for group in learners:
         inputs, rows = data.inputs[group], at[group]
-        target, networks, process = (
-            -without[fold[rows], rows],
-            np.zeros(len(rows)),
-            np.zeros(len(rows)),
-        )
+        target = -without[fold[rows], rows]
+        networks, process = np.zeros(len(rows)), np.zeros(len(rows))
         for k in range(FOLDS):
             mine = fold[rows] == k
             others = ~mine
             found = with_process(next(trained), inputs.rows(others), -without[k, rows[others]])
-            networks[mine], process[mine] = (
-                networks_say(found, inputs.rows(mine)),
-                process_says(found, inputs.rows(mine)),
-            )
+            networks[mine] = networks_say(found, inputs.rows(mine))
+            process[mine] = process_says(found, inputs.rows(mine))
         for k in range(FOLDS):
             mine = fold[rows] == k
             one, other = best_shares(target[~mine], networks[~mine], process[~mine])
-            said[rows[mine]] = one * networks[mine] + other * process[mine]
+            corrections[rows[mine]] = one * networks[mine] + other * process[mine]
         one, other = best_shares(target, networks, process)
         final = next(trained)
         final = with_process(final, inputs, -closed_form[rows]) if other > 0 else final
         residuals[group] = dataclasses.replace(final, share=one, process_share=other)
-    return residuals, said
+    return residuals, corrections
 
 
 # --- how far to trust it --------------------------------------------------------------------------
 
 
 def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float | None:
-    """What (n + 1) * coverage of n + 1 exchangeable absolute errors stay below, interpolated
-    between the n that are known.
+    """What (n + 1) * coverage of n + 1 exchangeable absolute errors stay below.
 
-    None where n is too small for that position to exist. Interpolating instead of rounding up keeps
+    Interpolated between the n that are known (split-conformal prediction: Lei et al., 2018); None
+    where n is too small for that position to exist. Interpolating instead of rounding up keeps
     small groups from covering too much.
     """
     n = len(errors)
@@ -315,9 +298,8 @@ def _report(
 ) -> FitReport:
     measured, group = data.measured_s, data.table.group
     predicted = measured * np.exp(errors)
-    width = np.full(
-        len(measured), np.nan
-    )  # that the other folds' errors give: a fair trial of the interval
+    # that the other folds' errors give: a fair trial of the interval
+    width = np.full(len(measured), np.nan)
     for one in np.unique(group):
         for k in range(FOLDS):
             here = group == one
@@ -338,47 +320,25 @@ def _report(
 
 
 _SUMMARY = (
-    "op",
-    "rows",
-    "median_ape",
-    "mean_ape",
-    "knobs_ape",
-    "roofline_ape",
-    "noise",
-    "coverage",
+    "op", "rows", "median_ape", "mean_ape", "knobs_ape", "roofline_ape", "noise", "coverage",
     "share",
-)
+)  # fmt: skip
 _HELD_OUT = (
-    "op",
-    "fold",
-    "measured_s",
-    "predicted_s",
-    "knobs_s",
-    "roofline_s",
-    "low_s",
-    "high_s",
-    "noise",
-)
+    "op", "fold", "measured_s", "predicted_s", "knobs_s", "roofline_s", "low_s", "high_s", "noise",
+)  # fmt: skip
 
 
 def _summary(held_out: pd.DataFrame, shares: Mapping[str, float]) -> pd.DataFrame:
-    """One line per op kind: medians of absolute percentage errors (mean where it says so), noise,
-    coverage, share of the networks.
-    """
+    """Medians per op kind (mean where named so); `share` is that of the networks."""
     measured = held_out["measured_s"]
     judged = held_out["low_s"].notna()
-    frame = pd.DataFrame(
-        {
-            "op": held_out["op"],
-            "ape": (held_out["predicted_s"] / measured - 1).abs(),
-            "knobs_ape": (held_out["knobs_s"] / measured - 1).abs(),
-            "roofline_ape": (held_out["roofline_s"] / measured - 1).abs(),
-            "noise": held_out["noise"],
-            "coverage": (
-                measured.between(held_out["low_s"], held_out["high_s"]).astype(float).where(judged)
-            ),
-        }
-    )
+    covered = measured.between(held_out["low_s"], held_out["high_s"]).astype(float)
+    frame = pd.DataFrame({
+        "op": held_out["op"], "ape": (held_out["predicted_s"] / measured - 1).abs(),
+        "knobs_ape": (held_out["knobs_s"] / measured - 1).abs(),
+        "roofline_ape": (held_out["roofline_s"] / measured - 1).abs(),
+        "noise": held_out["noise"], "coverage": covered.where(judged),
+    })  # fmt: skip
     out = frame.groupby("op", sort=True).agg(
         rows=("op", "size"), median_ape=("ape", "median"), mean_ape=("ape", "mean"),
         knobs_ape=("knobs_ape", "median"), roofline_ape=("roofline_ape", "median"),

@@ -1,9 +1,8 @@
-"""Measured rows of a GPU, family by family: each family's prior adapted to the rows there are, none
-to a hundred thousand.
+"""Measured rows of a GPU, by family: each family's prior adapted to its rows, none to 100,000.
 
-Rows of ops that no family knows are handed back; `calibrate.fit` fits those by themselves. What the
+Rows of ops that no family knows are handed back; `fit.device` fits those by themselves. What the
 graph of a step needs of a family besides its times (typical knobs of the closed form, how far
-predictions err) is said per group of ops, as for any other group.
+predictions err) is given per group of ops, as for any other group.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ class FamilyFit:
     adapted: Adapted
     rows: FamilyRows | None  # those fitted on; None: the prior alone
     time_s: np.ndarray  # [N]
-    parts: tuple[
-        tuple[OpRows, np.ndarray], ...
-    ] = ()  # where they came from: parts of a table and masks
+    parts: tuple[tuple[OpRows, np.ndarray], ...] = ()  # parts of a table they are from, and masks
 
 
 def adapt_families(
@@ -64,17 +61,13 @@ def adapt_families(
     fits = {}
     for family, known in prior.families.items():
         if family not in members:
-            fits[family] = FamilyFit(
-                adapt(known, references=references_of(device, known.population.devices)),
-                None,
-                np.zeros(0),
-            )
+            references = references_of(device, known.population.devices)
+            fits[family] = FamilyFit(adapt(known, references=references), None, np.zeros(0))
             continue
         rows = concatenate([family_rows(part, keep, device) for part, keep in members[family]])
         seconds = np.concatenate([time_s[part.rows[keep]] for part, keep in members[family]])
-        fits[family] = dataclasses.replace(
-            adapt_rows(known, rows, seconds, device), parts=tuple(members[family])
-        )
+        fitted = adapt_rows(known, rows, seconds, device)
+        fits[family] = dataclasses.replace(fitted, parts=tuple(members[family]))
     return fits, np.sort(np.concatenate(rest))
 
 
@@ -87,25 +80,15 @@ def adapt_rows(
 ) -> FamilyFit:
     """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
     rows, _ = with_defaults(rows, known.population.slots)
-    return FamilyFit(
-        adapt(
-            known,
-            rows,
-            time_s,
-            keep_rows=keep_rows,
-            references=references_of(device, known.population.devices),
-        ),
-        rows,
-        time_s,
-    )
+    references = references_of(device, known.population.devices)
+    adapted = adapt(known, rows, time_s, keep_rows=keep_rows, references=references)
+    return FamilyFit(adapted, rows, time_s)
 
 
 def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
-    """The closed form's knobs by group, for ops of a family in a graph; the waves' part is left to
-    the correction.
-    """
+    """The closed form's knobs by group, for ops in a graph; waves are left to the correction."""
     out = {}
-    for group, fitted in _speaks_for(fits).items():
+    for group, fitted in _by_group(fits).items():
         floor_s, compute, memory, sharpness, _ = map(float, np.exp(fitted.adapted.knobs.other))
         out[group] = {
             "floor_s": floor_s,
@@ -117,9 +100,9 @@ def group_knobs(fits: Mapping[str, FamilyFit]) -> dict[str, dict[str, float]]:
 
 
 def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
-    """What a graph's prediction may know of the trust in each group of the families."""
+    """How far a graph's prediction may trust each group of the families."""
     reports = {}
-    for group, fitted in _speaks_for(fits).items():
+    for group, fitted in _by_group(fits).items():
         adapted = fitted.adapted
         log_width = adapted.typical_log_width
         errors = adapted.held_out if len(adapted.held_out) else _normal_quantiles(log_width)
@@ -135,10 +118,8 @@ def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
     return reports
 
 
-def _speaks_for(fits: Mapping[str, FamilyFit]) -> dict[str, FamilyFit]:
-    """The family that says what is said of a whole group: the one with more rows, where number
-    formats make two of one group.
-    """
+def _by_group(fits: Mapping[str, FamilyFit]) -> dict[str, FamilyFit]:
+    """The family that stands for each group: the one with more rows, where formats make two."""
     out: dict[str, FamilyFit] = {}
     for family, fitted in fits.items():
         for group in groups_of(family):
@@ -154,19 +135,18 @@ def _dtypes(fits: Mapping[str, FamilyFit], group: str) -> tuple[str, ...]:
 
 
 def _box(fitted: FamilyFit, group: str) -> Box:
-    inputs = [
-        inputs_of(part.op, part.work, len(part.rows)).rows(
-            keep & (part.group == GROUPS.index(group))
-        )
-        for part, keep in fitted.parts
-    ]
-    inputs = [one for one in inputs if len(one.values)]
+    inputs = []
+    for part, keep in fitted.parts:
+        mine = keep & (part.group == GROUPS.index(group))
+        if mine.any():
+            inputs.append(inputs_of(part.op, part.work, len(part.rows)).rows(mine))
     return Box.of(join_inputs(inputs)) if inputs else Box((), np.zeros(0), np.zeros(0))
 
 
 def held_out(fits: Mapping[str, FamilyFit]) -> pd.DataFrame:
-    """Each row that was predicted without itself: `op` (the family), fold (-1), measured_s,
-    predicted_s, knobs_s, roofline_s, low_s, high_s, noise (not known).
+    """Each row that was predicted without itself, in the columns of `FitReport.held_out`.
+
+    `op` is the family, `fold` -1, `noise` not known.
     """
     frames = []
     for family in FAMILIES:

@@ -1,7 +1,6 @@
-"""Knobs of a device from measured rows: robust least squares in the log of time, each knob pulled
-towards what devices usually show.
+"""Knobs of a device from measured rows: robust least squares in log time, with a prior per knob.
 
-With t(theta) the calibrated form of `roofline.py`, over all rows i of all groups at once (memory
+With t(theta) the calibrated form of `ops.roofline`, over all rows i of all groups at once (memory
 levels are shared by the groups),
 
     minimise   sum_i  huber( log t_i(theta) - log measured_i ; 0.1 )  +  sum_j ((theta_j - prior_j)
@@ -26,15 +25,15 @@ from scipy.optimize import least_squares
 from threadpoolctl import threadpool_limits
 
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
+from hybridperf.io.namespace import Array
 from hybridperf.learning.robust import huber_data_only
 from hybridperf.model import GROUP_KNOBS, OpTable, Platform, canonical, durations, neutral_knobs
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Knobs
 
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
-ROWS_PER_GROUP = (
-    3000  # more rows of one group are thinned evenly over their times: five knobs need no more
-)
+# more rows of one group are thinned evenly over their times: five knobs need no more
+ROWS_PER_GROUP = 3000
 # share of the objective; knobs within a percent or so of the exact optimum, ten times sooner
 SOLVED = 1e-4
 
@@ -58,34 +57,35 @@ _STEP_PRIOR = {
 }  # fmt: skip
 # Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would
 # look.
-_STRIDED_FACTOR_PRIOR = dict.fromkeys(
-    (
-        "gather",
-        "pooled_gather",
-        "scatter_add",
-        "embedding_bag",
-        "embedding_bag_backward",
-        "embedding_bag_scatter",
-    ),
-    (5.0, 1.2),
-)
+_LOOKUPS = (
+    "gather", "pooled_gather", "scatter_add", "embedding_bag", "embedding_bag_backward",
+    "embedding_bag_scatter",
+)  # fmt: skip
+_STRIDED_FACTOR_PRIOR = dict.fromkeys(_LOOKUPS, (5.0, 1.2))
 _LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
 _LEVEL_GAIN_WIDTH = 0.7
 _LINE_PRIOR_S = {"l1": 3e-10, "l2": 1.5e-9, "l3": 8e-9, "memory": 2e-8}
 _LINE_WIDTH = 1.0
-_CAPACITY_PRIOR = {
-    "l1": (1.0, 0.3),
-    "l2": (1.0, 0.3),
-    "l3": (0.3, 1.0),
-}  # the last is shared with others
+_CAPACITY_PRIOR = {"l1": (1.0, 0.3), "l2": (1.0, 0.3), "l3": (0.3, 1.0)}  # l3: shared with others
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameters:
-    """Where each knob of the groups at hand stands in the vector theta."""
+class KnobVector:
+    """Places of the knobs of some groups and memory levels in the vector theta."""
 
     groups: tuple[int, ...]
     levels: tuple[int, ...]  # memory levels this device has
+    # groups without a separate step cost: all their rows have the same number of steps
+    without_steps: frozenset[int]
+
+    @staticmethod
+    def of(table: OpTable, device: DeviceSpec) -> KnobVector:
+        """The knobs that rows of a device may tell about."""
+        levels = tuple(i for i, capacity in enumerate(device.level_bytes()) if capacity > 0)
+        groups = tuple(int(g) for g in np.unique(table.group))
+        steps = table.work.steps
+        alike = frozenset(g for g in groups if np.ptp(steps[table.group == g]) == 0)
+        return KnobVector(groups, levels, alike)
 
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
         """(means, widths) of theta."""
@@ -113,14 +113,12 @@ class Parameters:
                 widths.append(width)
         return np.array(means), np.array(widths)
 
-    def knobs(self, theta: Any, *, bare: frozenset[int]) -> Knobs:
-        """Knobs [G], [L] from theta. `bare` groups have no separate step cost: every row has the
-        same number of steps.
-        """
+    def knobs(self, theta: Array) -> Knobs:
+        """Knobs [G], [L] from theta."""
         neutral = neutral_knobs()
         at = jnp.asarray(self.groups)
         n, values = len(self.groups), {}
-        has_steps = jnp.asarray([0.0 if g in bare else 1.0 for g in self.groups])
+        has_steps = jnp.asarray([0.0 if g in self.without_steps else 1.0 for g in self.groups])
         for i, name in enumerate(GROUP_KNOBS):
             block = theta[i * n : (i + 1) * n]
             fitted = jax.nn.sigmoid(block) if name == "smoothing" else jnp.exp(block)
@@ -133,8 +131,8 @@ class Parameters:
         gains = {level: 1.0 + jnp.exp(rest[i]) for i, level in enumerate(caches)}
         lines = {level: jnp.exp(rest[len(caches) + i]) for i, level in enumerate(self.levels)}
         after = len(caches) + len(self.levels)
-        held = {level: jnp.exp(rest[after + i]) for i, level in enumerate(caches)}
-        capacity = jnp.stack([jnp.asarray(held.get(level, 1.0)) for level in range(len(LEVELS))])
+        capacities = {level: jnp.exp(rest[after + i]) for i, level in enumerate(caches)}
+        every = [jnp.asarray(capacities.get(level, 1.0)) for level in range(len(LEVELS))]
         fastest = jnp.asarray(1.0)
         for level in reversed(range(len(LEVELS))):  # each cache is faster than the level behind it
             fastest = fastest * gains.get(level, 1.0)
@@ -144,7 +142,7 @@ class Parameters:
             **values,
             level_speedup=jnp.stack(speedup[::-1]),
             line_s=jnp.stack(line[::-1]),
-            level_capacity=capacity,
+            level_capacity=jnp.stack(every),
         )
 
 
@@ -155,65 +153,48 @@ def _to_unbounded(name: str, value: float) -> float:
 def fit_knobs(
     table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out: Sequence[np.ndarray] = ()
 ) -> tuple[Knobs, list[Knobs]]:
-    """(knobs from all rows, knobs from all but the rows of each mask in `left_out`): bool [R] each,
-    `measured` seconds [R].
+    """(knobs from all rows, knobs from all but the rows of each mask [R] in `left_out`).
 
-    The later fits start where the first one ended, and share its compiled functions.
+    `measured` are seconds [R]. The later fits start where the first one ended, and share its
+    compiled functions.
     """
     thin = _thinned(table, measured)
     table, measured = jax.tree.map(lambda x: x[thin], table), measured[thin]
-    levels = tuple(i for i, capacity in enumerate(device.level_bytes()) if capacity > 0)
-    parameters = Parameters(tuple(int(g) for g in np.unique(table.group)), levels)
-    bare = frozenset(
-        g for g in parameters.groups if np.ptp(table.work.steps[table.group == g]) == 0
-    )
-    means, widths = parameters.prior()
-    residuals, jacobian = problem(parameters, bare, device)
+    vector = KnobVector.of(table, device)
+    means, widths = vector.prior()
+    residuals, jacobian = residual_functions(vector, device)
     # one thread of linear algebra: the factorisations are small, and on a busy machine threads wait
     # for each other (24 s became 300); float32 steps are too coarse for a least-squares solver's
     # stopping rule
-    with (
-        threadpool_limits(1, user_api="blas"),
-        jax.enable_x64(True),
-    ):  # float32 steps are too coarse for a least-squares solver's stopping rule
-        data = (
-            jnp.asarray(np.log(measured)),
-            canonical(table),
-            jnp.asarray(means),
-            jnp.asarray(widths),
-        )
+    with threadpool_limits(1, user_api="blas"), jax.enable_x64(True):
+        log_measured, rows = jnp.asarray(np.log(measured)), canonical(table)
+        data = (log_measured, rows, jnp.asarray(means), jnp.asarray(widths))
 
         def solve(start: np.ndarray, weights: np.ndarray) -> np.ndarray:
             found = least_squares(
                 lambda theta: np.asarray(residuals(theta, jnp.asarray(weights), *data)),
                 start,
                 jac=lambda theta: np.asarray(jacobian(theta, jnp.asarray(weights), *data)),
-                loss=huber_data_only(len(measured)),
-                max_nfev=60,
-                ftol=SOLVED,
-                xtol=SOLVED,
-            )
+                loss=huber_data_only(len(measured)), max_nfev=60, ftol=SOLVED, xtol=SOLVED,
+            )  # fmt: skip
             return found.x
 
         every = solve(means, np.ones(len(measured)))
         solutions = [every, *(solve(every, 1.0 - mask[thin]) for mask in left_out)]
-        knobs = [parameters.knobs(jnp.asarray(theta), bare=bare) for theta in solutions]
+        knobs = [vector.knobs(jnp.asarray(theta)) for theta in solutions]
     first, *others = [jax.tree.map(lambda x: np.asarray(x, np.float64), found) for found in knobs]
     return first, others
 
 
-def problem(parameters: Parameters, bare: frozenset[int], device: DeviceSpec) -> tuple[Any, Any]:
+def residual_functions(vector: KnobVector, device: DeviceSpec) -> tuple[Any, Any]:
     """Residual vector (scaled log errors, then pulls to the prior) and its Jacobian, compiled."""
 
     def residuals(
-        theta: Any, weights: Any, log_measured: Any, table: OpTable, means: Any, widths: Any
-    ) -> Any:
-        platform = Platform(
-            device.memory_bytes_per_s,
-            1.0,
-            jnp.asarray(device.level_bytes()),
-            parameters.knobs(theta, bare=bare),
-        )
+        theta: Array, weights: Array, log_measured: Array, table: OpTable, means: Array,
+        widths: Array,
+    ) -> Array:  # fmt: skip
+        levels = jnp.asarray(device.level_bytes())
+        platform = Platform(device.memory_bytes_per_s, 1.0, levels, vector.knobs(theta))
         errors = weights * (jnp.log(durations(table, platform)) - log_measured) / LOSS_SCALE
         return jnp.concatenate([errors, (theta - means) / widths])
 
@@ -225,9 +206,6 @@ def _thinned(table: OpTable, measured: np.ndarray) -> np.ndarray:
     for group in np.unique(table.group):
         at = np.flatnonzero(table.group == group)
         by_time = at[np.argsort(measured[at], kind="stable")]
-        keep.append(
-            by_time[
-                np.unique(np.linspace(0, len(at) - 1, min(len(at), ROWS_PER_GROUP)).astype(int))
-            ]
-        )
+        evenly = np.linspace(0, len(at) - 1, min(len(at), ROWS_PER_GROUP))
+        keep.append(by_time[np.unique(evenly.astype(int))])
     return np.sort(np.concatenate(keep))

@@ -1,6 +1,4 @@
-"""What more measurements would bring: the error on rows held out, against the number of rows fitted
-on.
-"""
+"""What more measurements would bring: the held-out error against the number of rows fitted on."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ def learning_curve(
     device: DeviceSpec | str,
     shares: Sequence[float] = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1),
 ) -> pd.DataFrame:
-    """Held-out error against the number of rows fitted on: `rows, op, median_ape, knobs_ape, noise`
-    (shares of the measured time).
+    """Held-out error against rows fitted on: `rows, op, median_ape, knobs_ape, noise` (shares).
 
     One fifth of each group is held out throughout; nested random subsets of the rest, `shares` of
     each group's, are fitted on. A line per size and op kind, and one of op `all`; `knobs_ape` is
@@ -55,16 +52,13 @@ def learning_curve(
         )
     train_data, unseen = data.some(~held), data.some(held)
     sizes = sorted({float(share) for share in shares}, reverse=True)
-    place = _places(
-        train_data.table.group
-    )  # of each row in a random order of its group, as a share of the group
+    place = _places(train_data.table.group)
     masks = [place < share for share in sizes]
     # the largest subset is fitted first and the smaller ones from there, so that all share its
     # compiled functions
     largest = train_data.some(masks[0])
-    first, others = fit_knobs(
-        largest.table, largest.measured_s, device, [~mask[masks[0]] for mask in masks[1:]]
-    )
+    smaller = [~mask[masks[0]] for mask in masks[1:]]
+    first, others = fit_knobs(largest.table, largest.measured_s, device, smaller)
     curve = [
         _judged(unseen, train_data.some(mask), PerfModel(device, knobs))
         for mask, knobs in zip(masks, [first, *others], strict=True)
@@ -73,9 +67,7 @@ def learning_curve(
 
 
 def _places(group: np.ndarray) -> np.ndarray:
-    """Where each row stands in a random order of its group, as a share of it [R]: of every group
-    the first is at 0, the last below 1.
-    """
+    """Place of each row in a random order of its group [R]: the first at 0, the last below 1."""
     rng = np.random.default_rng(1)
     place = np.empty(len(group))
     for one in np.unique(group):
@@ -85,19 +77,13 @@ def _places(group: np.ndarray) -> np.ndarray:
 
 
 def _judged(unseen: MeasuredOps, seen: MeasuredOps, closed_form: PerfModel) -> pd.DataFrame:
-    """Errors on `unseen` of knobs, and of corrections learned from `seen` on top: a line per op
-    kind and one for all.
-    """
+    """Errors on `unseen` of knobs, and with corrections learned from `seen`, per op and for all."""
     knobs_errors = np.log(closed_form.op_seconds(unseen.table) / unseen.measured_s)
     errors_seen = np.log(closed_form.op_seconds(seen.table) / seen.measured_s)
     # shares are chosen with knobs that saw the fold left out: a second fit for each fold would cost
     # six times as much
-    residuals, _ = learn_corrections(
-        seen,
-        deal_folds(seen.table.group),
-        errors_seen,
-        np.broadcast_to(errors_seen, (FOLDS, len(errors_seen))),
-    )
+    without = np.broadcast_to(errors_seen, (FOLDS, len(errors_seen)))
+    residuals, _ = learn_corrections(seen, deal_folds(seen.table.group), errors_seen, without)
     errors = knobs_errors.copy()
     for one, residual in residuals.items():
         if one in unseen.inputs:
@@ -106,17 +92,10 @@ def _judged(unseen: MeasuredOps, seen: MeasuredOps, closed_form: PerfModel) -> p
         "op": [GROUPS[g] for g in unseen.table.group], "median_ape": np.abs(np.expm1(errors)),
         "knobs_ape": np.abs(np.expm1(knobs_errors)), "noise": noise_of(unseen.rows),
     })  # fmt: skip
-    out = (
-        pd.concat([frame.assign(op=ALL_OPS), frame])
-        .groupby("op", sort=False)
-        .median()
-        .reset_index()
-    )
-    counts = {
-        GROUPS[g]: int(n)
-        for g, n in zip(*np.unique(seen.table.group, return_counts=True), strict=True)
-    }
-    out.insert(
-        0, "rows", [len(seen.measured_s) if op == ALL_OPS else counts[op] for op in out["op"]]
-    )
+    both = pd.concat([frame.assign(op=ALL_OPS), frame])
+    out = both.groupby("op", sort=False).median().reset_index()
+    groups, numbers = np.unique(seen.table.group, return_counts=True)
+    counts = {GROUPS[g]: int(n) for g, n in zip(groups, numbers, strict=True)}
+    counts[ALL_OPS] = len(seen.measured_s)
+    out.insert(0, "rows", [counts[op] for op in out["op"]])
     return out

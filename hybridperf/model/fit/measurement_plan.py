@@ -1,12 +1,10 @@
-"""Which shapes to measure on a machine: those that tell most about all others, for the seconds they
-cost.
+"""Which shapes to measure on a machine: those that tell most about all others per second.
 
-What is believed of the log time of R shapes before anything is measured is a Gaussian with the
-covariance
+Before anything is measured, the log times of R shapes are a Gaussian with the covariance
 
     K = J S J^T + r^2 exp(-|x_i - x_j|^2 / (2 l^2))        (second term: shapes of one kind only)
 
-J [R, T] is the slope of log t(theta) of `knob_fit.py` at the centre of the knobs' prior and S the
+J [R, T] is the slope of log t(theta) of `knobs.py` at the centre of the knobs' prior and S the
 squares of its widths: what one shape tells about another through the knobs they share. The second
 term is a smooth error of r = 20 % that no knob explains, alike over l = 0.5; x are logs of
 dimensions in standard deviations. A kind is one op in one dtype. Measuring shape i with noise s
@@ -38,6 +36,7 @@ from scipy.stats import qmc
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.residual import inputs_of
 from hybridperf.model import (
@@ -49,9 +48,9 @@ from hybridperf.model import (
     durations,
     op_table,
 )
-from hybridperf.model.fit.knobs import Parameters
+from hybridperf.model.fit.knobs import KnobVector
+from hybridperf.model.fit.rows import parse_measured
 from hybridperf.ops import GROUPS, Op, convolution, gemm, loops, movement, op_by_name, op_names
-from hybridperf.ops.table import parse_ops
 
 DEFAULT_OPS = (
     "gemm", "bmm", "conv", "add", "gelu", "softmax", "layernorm", "reduction", "transpose", "copy",
@@ -67,24 +66,16 @@ REPEATS_S = 0.2  # repeat an op for about that long, within the limits below, an
 REPEATS = (5, 50)
 RESIDUAL_SD = 0.2  # log error of the calibrated form that no knob explains
 NOISE_SD = 0.05  # log error of one measurement
-_RESIDUAL_LENGTH = (
-    0.5  # distance, in standard deviations of log dimensions, over which that error changes
-)
-_NOT_SIZES = (
-    "op",
-    "dtype",
-    "device",
-    "expected_s",
-    "repeats",
-    "gain",
-    "time_s",
-)  # columns of a plan that are no dimensions
+# distance, in standard deviations of log dimensions, over which that error changes
+_RESIDUAL_LENGTH = 0.5
+# columns of a plan that are no dimensions
+_NOT_SIZES = ("op", "dtype", "device", "expected_s", "repeats", "gain", "time_s")
 _BLOCK = 64  # picks between two exact covariances
 _SEED = 20_250_101
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ShapeChoice:
     """Rows of a table in the order to measure them. P picks, R rows of the table."""
 
     picks: np.ndarray  # int [P] positions in the table
@@ -95,15 +86,14 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """A table to fill in, and what it promises."""
 
     # op, dtype, dimensions, device, expected_s, repeats, gain, time_s (empty); most informative
     # rows first
     table: pd.DataFrame
-    summary: (
-        pd.DataFrame
-    )  # op, dtype, cases, measuring_s, removed (share of the variance of the kind's log times)
+    # op, dtype, cases, measuring_s, removed (share of the variance of the kind's log times)
+    summary: pd.DataFrame
     seconds: float  # expected cost of it all
 
 
@@ -114,12 +104,19 @@ def plan(
     ops: Sequence[str] = DEFAULT_OPS,
     dtypes: Sequence[str] = ("fp32",),
     model: PerfModel | None = None,
-) -> Plan:
-    """The most informative shapes to measure on `device` in `budget_s` seconds.
+) -> MeasurementPlan:
+    """The most informative shapes to measure on a device within a budget.
 
-    `model`: what is known already. `InputError` for an op no shapes are known of, a dtype the
-    device has no peak for, a model of another device, or a budget that does not pay for one
-    measurement.
+    Args:
+        device: where to measure.
+        budget_s: seconds to spend, compilation included.
+        ops: names of ops in tables.
+        dtypes: number formats, each for all ops.
+        model: what is known of the device already; None: the knobs' prior.
+
+    Raises:
+        InputError: an op without known shapes, a dtype the device has no peak for, a model of
+            another device, or a budget that does not pay for one measurement.
     """
     if model is not None and model.device.id != device.id:
         raise InputError(
@@ -130,18 +127,10 @@ def plan(
     cost = CASE_OVERHEAD_S + pool["repeats"].to_numpy() * pool["expected_s"].to_numpy()
     choice = choose(pool, cost, budget_s, device, model=model)
     table = pool.iloc[choice.picks].reset_index(drop=True).assign(gain=choice.gain, time_s=np.nan)
-    sizes = [
-        column
-        for column in table.columns
-        if column not in _NOT_SIZES and table[column].notna().any()
-    ]
-    return Plan(
-        table=table[["op", "dtype", *sizes, *_NOT_SIZES[2:]]].astype(
-            {column: "Int64" for column in sizes}
-        ),
-        summary=_summary(pool, cost, choice),
-        seconds=float(cost[choice.picks].sum()),
-    )
+    known = [column for column in table.columns if table[column].notna().any()]
+    sizes = [column for column in known if column not in _NOT_SIZES]
+    table = table[["op", "dtype", *sizes, *_NOT_SIZES[2:]]].astype(dict.fromkeys(sizes, "Int64"))
+    return MeasurementPlan(table, _summary(pool, cost, choice), float(cost[choice.picks].sum()))
 
 
 def choose(
@@ -151,7 +140,7 @@ def choose(
     device: DeviceSpec,
     *,
     model: PerfModel | None = None,
-) -> Choice:
+) -> ShapeChoice:
     """Which rows of a table of ops to measure, each at its `cost_s` [R], within `budget_s`.
 
     Each kind gets one row before any gets its second. `InputError` for rows that cannot be read, or
@@ -169,9 +158,8 @@ def choose(
     weight = 1.0 / np.bincount(kind)[kind]
 
     variance, informed = before.copy(), covariance**2 @ weight  # sum_j w_j K_ij^2
-    pending = np.zeros(
-        (_BLOCK, len(rows))
-    )  # K is covariance - pending^T pending; subtracting now and then is cheaper than each time
+    # K is covariance - pending^T pending; subtracting now and then is cheaper than each time
+    pending = np.zeros((_BLOCK, len(rows)))
     n = 0
     open_, seen, left = np.ones(len(rows), bool), np.zeros(len(kinds), bool), budget_s
     picks: list[int] = []
@@ -187,34 +175,25 @@ def choose(
         open_[pick] = False
         seen[kind[pick]] = True
 
-        u = (covariance[pick] - pending[:n, pick] @ pending[:n]) / math.sqrt(
-            variance[pick] + NOISE_SD**2
-        )
+        noisy_sd = math.sqrt(variance[pick] + NOISE_SD**2)
+        u = (covariance[pick] - pending[:n, pick] @ pending[:n]) / noisy_sd
         # K' = K - u u^T gives  sum_j w_j K'_ij^2 = sum_j w_j K_ij^2 - 2 u_i (K (w u))_i + u_i^2 (w
         # . u^2)
         wu = weight * u
-        informed = np.maximum(
-            informed
-            - 2 * u * (covariance @ wu - (pending[:n] @ wu) @ pending[:n])
-            + u**2 * (wu @ u),
-            0.0,
-        )
+        slope = covariance @ wu - (pending[:n] @ wu) @ pending[:n]
+        informed = np.maximum(informed - 2 * u * slope + u**2 * (wu @ u), 0.0)
         variance = np.maximum(variance - u**2, 0.0)
         pending[n] = u
         n += 1
         if n == _BLOCK:
             covariance -= pending.T @ pending
-            variance, informed, n = (
-                np.maximum(np.diag(covariance), 0.0),
-                covariance**2 @ weight,
-                0,
-            )  # afresh: rounding adds up
-    return Choice(
-        np.array(picks), np.array(gains) / float(weight @ before), belief.kind, before, variance
-    )
+            # afresh: rounding adds up
+            variance, informed, n = np.maximum(np.diag(covariance), 0.0), covariance**2 @ weight, 0
+    gain = np.array(gains) / float(weight @ before)
+    return ShapeChoice(np.array(picks), gain, belief.kind, before, variance)
 
 
-def _summary(pool: pd.DataFrame, cost: np.ndarray, choice: Choice) -> pd.DataFrame:
+def _summary(pool: pd.DataFrame, cost: np.ndarray, choice: ShapeChoice) -> pd.DataFrame:
     taken = np.zeros(len(pool), bool)
     taken[choice.picks] = True
     frame = pool[["op", "dtype"]].assign(
@@ -232,16 +211,13 @@ def _summary(pool: pd.DataFrame, cost: np.ndarray, choice: Choice) -> pd.DataFra
 
 @dataclasses.dataclass(frozen=True)
 class _Belief:
-    """Log times of R shapes as a Gaussian: centre and widths of T knobs, and what the knobs leave
-    open.
-    """
+    """Log times of R shapes as a Gaussian: centre and widths of T knobs, remaining error."""
 
     device: DeviceSpec
     table: OpTable  # [R]
     kind: np.ndarray  # object [R] `op dtype`
     sizes: np.ndarray  # [R, dimensions of all kinds]; NaN where a kind has no such dimension
-    parameters: Parameters
-    bare: frozenset[int]
+    vector: KnobVector
     centre: np.ndarray  # theta [T]
     widths: np.ndarray  # [T]
     # [R] rows of the model that speak of the shape's group, per shape of the group inside of their
@@ -251,19 +227,11 @@ class _Belief:
 
     @staticmethod
     def about(rows: pd.DataFrame, device: DeviceSpec, model: PerfModel | None) -> _Belief:
-        """What knobs' prior and `model` say of a table of ops."""
-        parsed = parse_ops(rows, device)
-        bad = np.flatnonzero(parsed.problem.astype(bool))
-        if len(bad):
-            raise InputError(
-                f"row {int(bad[0]) + 1}: {parsed.problem[bad[0]]} ({len(bad)} such rows); mend or"
-                " drop them"
-            )
+        """By the prior of the knobs and `model`, of a table of ops."""
+        parsed = parse_measured(rows.reset_index(drop=True), device)
         place = np.argsort(np.concatenate([part.rows for part in parsed.parts]))
-        table = jax.tree.map(
-            lambda *leaves: np.concatenate(leaves)[place],
-            *[op_table(part) for part in parsed.parts],
-        )
+        tables = [op_table(part) for part in parsed.parts]
+        table = jax.tree.map(lambda *leaves: np.concatenate(leaves)[place], *tables)
         names = sorted({name for part in parsed.parts for name in part.op.dimensions()})
         sizes = np.full((len(rows), len(names)), np.nan)
         known, residual_sd = np.zeros(len(rows)), np.full(len(rows), RESIDUAL_SD)
@@ -272,11 +240,8 @@ class _Belief:
                 sizes[part.rows, names.index(name)] = getattr(part.op, name)
             for group, report in (model.groups if model else {}).items():
                 here = part.group == GROUPS.index(group)
-                inside = (
-                    here
-                    & (report.outside(inputs_of(part.op, part.work, len(part.rows))) == 0)
-                    & report.measured_dtype(part.op)
-                )
+                inputs = inputs_of(part.op, part.work, len(part.rows))
+                inside = here & (report.outside(inputs) == 0) & report.measured_dtype(part.op)
                 known[part.rows[inside]] = report.rows
                 if report.half_width is not None:
                     error = math.log1p(report.half_width) / NINE_OF_TEN
@@ -284,102 +249,79 @@ class _Belief:
                     residual_sd[part.rows[here & ~inside]] = max(error, RESIDUAL_SD)
         for group in np.unique(table.group):
             known[table.group == group] /= max(1, int((known[table.group == group] > 0).sum()))
-        levels = tuple(i for i, capacity in enumerate(device.level_bytes()) if capacity > 0)
-        parameters = Parameters(tuple(int(g) for g in np.unique(table.group)), levels)
-        bare = frozenset(
-            g for g in parameters.groups if np.ptp(table.work.steps[table.group == g]) == 0
-        )
-        centre, widths = parameters.prior()
-        centre = _centre(parameters, centre, device, model)
+        vector = KnobVector.of(table, device)
+        centre, widths = vector.prior()
+        centre = _centre(vector, centre, device, model)
         kind = (rows["op"].astype(str) + " " + rows["dtype"].astype(str)).to_numpy(object)
-        return _Belief(
-            device, table, kind, sizes, parameters, bare, centre, widths, known, residual_sd
-        )
+        return _Belief(device, table, kind, sizes, vector, centre, widths, known, residual_sd)
 
     def seconds(self) -> np.ndarray:
         """Expected seconds [R]."""
         with jax.enable_x64(True):
-            return np.exp(np.asarray(_log_seconds(*self._arguments(), self.parameters, self.bare)))
+            return np.exp(np.asarray(_log_seconds(*self._arguments(), self.vector)))
 
     def covariance(self) -> np.ndarray:
         """Of log times [R, R]."""
         with jax.enable_x64(True):
-            slope = np.asarray(_slope(*self._arguments(), self.parameters, self.bare))
-        precision = (
-            np.diag(self.widths**-2.0) + (slope.T * (self.known / self.residual_sd**2)) @ slope
-        )
-        half = np.linalg.solve(
-            np.linalg.cholesky(precision), slope.T
-        )  # S = precision^-1 = L^-T L^-1
+            slope = np.asarray(_slope(*self._arguments(), self.vector))
+        of_rows = (slope.T * (self.known / self.residual_sd**2)) @ slope
+        precision = np.diag(self.widths**-2.0) + of_rows
+        # S = precision^-1 = L^-T L^-1
+        half = np.linalg.solve(np.linalg.cholesky(precision), slope.T)
         covariance = half.T @ half
         for kind in np.unique(self.kind):
             at = np.flatnonzero(self.kind == kind)
             x = _standardised(self.sizes[at])
             apart = np.maximum((x**2).sum(1)[:, None] + (x**2).sum(1) - 2 * x @ x.T, 0.0)
             sd = self.residual_sd[at]
-            covariance[np.ix_(at, at)] += (
-                sd[:, None] * sd * np.exp(-0.5 * apart / _RESIDUAL_LENGTH**2)
-            )
+            smooth = sd[:, None] * sd * np.exp(-0.5 * apart / _RESIDUAL_LENGTH**2)
+            covariance[np.ix_(at, at)] += smooth
         return covariance
 
     def _arguments(self) -> tuple[Any, ...]:
-        bandwidth, levels = (
-            jnp.asarray(self.device.memory_bytes_per_s),
-            jnp.asarray(self.device.level_bytes()),
-        )
+        bandwidth = jnp.asarray(self.device.memory_bytes_per_s)
+        levels = jnp.asarray(self.device.level_bytes())
         return jnp.asarray(self.centre), canonical(self.table), bandwidth, levels
 
 
 def _log_times(
-    theta: Any,
-    table: OpTable,
-    bandwidth: Any,
-    levels: Any,
-    parameters: Parameters,
-    bare: frozenset[int],
-) -> Any:
-    return jnp.log(
-        durations(
-            table, Platform(bandwidth, jnp.ones(()), levels, parameters.knobs(theta, bare=bare))
-        )
-    )
+    theta: Array, table: OpTable, bandwidth: Array, levels: Array, vector: KnobVector
+) -> Array:
+    platform = Platform(bandwidth, jnp.ones(()), levels, vector.knobs(theta))
+    return jnp.log(durations(table, platform))
 
 
-_log_seconds = jax.jit(_log_times, static_argnames=("parameters", "bare"))
-_slope = jax.jit(jax.jacfwd(_log_times), static_argnames=("parameters", "bare"))
+_log_seconds = jax.jit(_log_times, static_argnames=("vector",))
+_slope = jax.jit(jax.jacfwd(_log_times), static_argnames=("vector",))
 
 
 def _centre(
-    parameters: Parameters, prior: np.ndarray, device: DeviceSpec, model: PerfModel | None
+    vector: KnobVector, prior: np.ndarray, device: DeviceSpec, model: PerfModel | None
 ) -> np.ndarray:
-    """theta [T] around which times are linearised: the model's knobs where it has them, else the
-    prior's.
-    """
-    groups, known = parameters.groups, model.groups if model else {}
+    """theta [T] around which times are linearised: the model's knobs, or else the prior's."""
+    groups, known = vector.groups, model.groups if model else {}
     theta = prior.copy()
     for i, name in enumerate(GROUP_KNOBS):
         for j, group in enumerate(groups):
             at = i * len(groups) + j
             if model is not None and GROUPS[group] in known:
-                theta[at] = _unbounded(
-                    float(getattr(model.knobs, name)[group]), logit=name == "smoothing"
-                )
+                knob = float(getattr(model.knobs, name)[group])
+                theta[at] = _unbounded(knob, logit=name == "smoothing")
             elif name == "step_s":  # the prior's steps, as its strided reads below, are one core's
                 theta[at] -= math.log(device.multiprocessors or 1)
     at = len(GROUP_KNOBS) * len(groups)
-    for level, behind in zip(parameters.levels[:-1], parameters.levels[1:], strict=True):
+    for level, behind in zip(vector.levels[:-1], vector.levels[1:], strict=True):
         if model is not None and known:
-            theta[at] = _unbounded(
-                float(model.knobs.level_speedup[level] / model.knobs.level_speedup[behind] - 1)
-            )
+            speedup = model.knobs.level_speedup
+            theta[at] = _unbounded(float(speedup[level] / speedup[behind] - 1))
         at += 1
-    for level in parameters.levels:
+    for level in vector.levels:
         if model is not None and known:
             theta[at] = _unbounded(float(model.knobs.line_s[level]))
         else:
             theta[at] -= math.log(device.multiprocessors or 1)
         at += 1
-    for level in parameters.levels[:-1]:
+    for level in vector.levels[:-1]:
         if model is not None and known:
             theta[at] = _unbounded(float(model.knobs.level_capacity[level]))
         at += 1
@@ -387,9 +329,7 @@ def _centre(
 
 
 def _unbounded(value: float, *, logit: bool = False) -> float:
-    """The fit's coordinate of a knob; zero (no step of its own, no gain of a cache) becomes as good
-    as zero.
-    """
+    """The fit's coordinate of a knob; zero (no step cost, no gain of a cache) becomes tiny."""
     if logit:
         value = min(max(value, 1e-3), 1 - 1e-3)
         return math.log(value / (1 - value))
@@ -397,9 +337,7 @@ def _unbounded(value: float, *, logit: bool = False) -> float:
 
 
 def _standardised(sizes: np.ndarray) -> np.ndarray:
-    """[n, d] -> logs of the sizes that vary, each with mean 0 and standard deviation 1; flags (0 or
-    1) stay as they are.
-    """
+    """[n, d] -> logs of the sizes that vary, standardised; flags (0 or 1) are not logged."""
     columns = []
     for size in sizes.T:
         x = np.log(size) if (size > 0).all() else size
@@ -410,16 +348,12 @@ def _standardised(sizes: np.ndarray) -> np.ndarray:
 
 # --- shapes to choose from ------------------------------------------------------------------------
 
-# (least, most) of each dimension in training workloads, both included
+# (smallest, largest) of each dimension in training workloads, both included
+_CONVOLUTION = {"batch": (1, 256), "c_in": (3, 2048), "c_out": (16, 2048), "h_in": (7, 224)}
 _RANGES: Mapping[type[Op], Mapping[str, tuple[int, int]]] = {
     gemm.Gemm: {"m": (8, 65_536), "n": (8, 32_768), "k": (8, 32_768)},
     gemm.BatchedGemm: {"batch": (2, 4096), "m": (8, 4096), "n": (8, 4096), "k": (8, 4096)},
-    convolution.Convolution: {
-        "batch": (1, 256),
-        "c_in": (3, 2048),
-        "c_out": (16, 2048),
-        "h_in": (7, 224),
-    },
+    convolution.Convolution: _CONVOLUTION,
     loops.Elementwise: {"rows": (8, 65_536), "cols": (8, 65_536)},
     loops.Reduction: {"rows": (8, 65_536), "cols": (8, 65_536)},
     loops.Softmax: {"rows": (8, 131_072), "cols": (8, 131_072)},
@@ -434,11 +368,8 @@ _RANGES: Mapping[type[Op], Mapping[str, tuple[int, int]]] = {
     movement.ScatterAdd: {"rows": (32, 4_000_000), "cols": (4, 4096), "vocab": (100, 100_000_000)},
 }
 _POWER_OF_TWO, _MULTIPLE_OF_8 = 0.4, 0.3  # shares of sizes; the rest is odd
-_FORMS = (
-    (0, 0),
-    (0, 1),
-    (1, 0),
-)  # (transposed_a, transposed_b) of a layer's product, its input gradient, its weight gradient
+# (transposed_a, transposed_b) of a layer's product, its input gradient, its weight gradient
+_FORMS = ((0, 0), (0, 1), (1, 0))
 _KERNELS, _STRIDES = (1, 3, 5, 7), (1, 2)
 
 
@@ -450,9 +381,7 @@ def candidates(
     *,
     model: PerfModel | None = None,
 ) -> pd.DataFrame:
-    """Shapes that the device and the budget hold, as rows of a table of ops with `device`,
-    `expected_s` and `repeats`.
-    """
+    """Shapes that device and budget hold, as a table of ops with `expected_s` and `repeats`."""
     plannable = [name for name in op_names() if op_by_name(name)[0] in _RANGES]
     ops, dtypes = list(dict.fromkeys(ops)), list(dict.fromkeys(map(canonical_dtype, dtypes)))
     for name in ops:
@@ -473,12 +402,10 @@ def candidates(
     repeats = np.clip(np.ceil(REPEATS_S / expected), *REPEATS)
     # compulsory traffic touches each tensor at least once; of a lookup's table most may never be
     # touched
-    tables = (
-        pool["vocab"] * pool["cols"] * pool["dtype"].map(DTYPE_BYTES)
-        if "vocab" in pool.columns
-        else pd.Series(0.0, pool.index)
-    )
-    footprint = belief.table.work.bytes + tables.fillna(0.0).to_numpy()
+    footprint = belief.table.work.bytes
+    if "vocab" in pool.columns:
+        tables = pool["vocab"] * pool["cols"] * pool["dtype"].map(DTYPE_BYTES)
+        footprint = footprint + tables.fillna(0.0).to_numpy()
     fits = footprint <= LARGEST_SHARE_OF_MEMORY * device.memory_bytes
     fits &= (expected <= LONGEST_OP_S) & (repeats * expected <= LARGEST_SHARE_OF_BUDGET * budget_s)
     for kind in np.unique(belief.kind):
@@ -496,9 +423,8 @@ def _shapes(name: str, least: int) -> pd.DataFrame:
     """At least `least` shapes of an op, log-uniform in its ranges; the same at every call."""
     cls, _ = op_by_name(name)
     ranges = _RANGES[cls]
-    points = qmc.Sobol(len(ranges) + 1, scramble=True, seed=_SEED).random_base2(
-        math.ceil(math.log2(least))
-    )
+    sobol = qmc.Sobol(len(ranges) + 1, scramble=True, seed=_SEED)
+    points = sobol.random_base2(math.ceil(math.log2(least)))
     rng = np.random.default_rng(_SEED)
     frame = pd.DataFrame({
         size: _aligned(low * (high / low) ** u, rng).clip(low, high)
@@ -506,24 +432,19 @@ def _shapes(name: str, least: int) -> pd.DataFrame:
     })  # fmt: skip
     last = points[:, -1]
     if cls in (gemm.Gemm, gemm.BatchedGemm):
-        frame["transposed_a"], frame["transposed_b"] = np.array(_FORMS)[
-            (last * len(_FORMS)).astype(int)
-        ].T
+        forms = np.array(_FORMS)[(last * len(_FORMS)).astype(int)]
+        frame["transposed_a"], frame["transposed_b"] = forms.T
     if cls is convolution.Convolution:
         which = (last * len(_KERNELS) * len(_STRIDES)).astype(int)
-        frame["kh"], frame["stride"] = (
-            np.array(_KERNELS)[which % len(_KERNELS)],
-            np.array(_STRIDES)[which // len(_KERNELS)],
-        )
+        frame["kh"] = np.array(_KERNELS)[which % len(_KERNELS)]
+        frame["stride"] = np.array(_STRIDES)[which // len(_KERNELS)]
         frame["padding"] = frame["kh"] // 2
         frame["h_out"] = -(-frame["h_in"] // frame["stride"])
     return frame.drop_duplicates()
 
 
 def _aligned(size: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Sizes near the given ones: powers of two, multiples of 8 and odd numbers, since kernels are
-    chosen by such things.
-    """
+    """Sizes near the given ones: powers of two, multiples of 8, or odd, as kernels tell apart."""
     style = rng.random(len(size))
     eight = np.where(size >= 8, 8 * np.round(size / 8), np.round(size))
     odd = 2 * np.floor(size / 2) + 1

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from hybridperf.io import InputError
 
 _BUDGET_RAN_OUT = 4  # exit statuses of the measuring programs
-_SENTENCE_SAID = 2
+_ERROR_PRINTED = 2
 
 
-class AlreadySaid(InputError):
+class AlreadyReported(InputError):
     """An error whose sentence the program that met it has printed itself."""
 
 
@@ -46,8 +46,8 @@ def default_backend() -> str:
 def run_program(module: str, arguments: Sequence[str]) -> bool:
     """Run one of the calibration package's programs; whether it did everything it was asked to."""
     status = _status_of([sys.executable, "-m", module, *arguments])
-    if status == _SENTENCE_SAID:
-        raise AlreadySaid(f"{module} refused its input")
+    if status == _ERROR_PRINTED:
+        raise AlreadyReported(f"{module} refused its input")
     if status not in (0, _BUDGET_RAN_OUT):
         raise InputError(
             f"{module} was stopped (status {status}); what it measured is kept, run the same"

@@ -1,6 +1,4 @@
-"""Measured rows of a machine, read and sorted out: which can be fitted on, what they are as ops,
-how they are dealt into folds.
-"""
+"""Measured rows of a machine: which can be fitted on, what they are as ops, and their folds."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ def parse_measured(rows: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
 
 
 def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict[str, int]]:
-    """(rows of `device` that can be fitted on, how many others were left out, by reason): of this
-    device where the table names devices, with times that can be trusted.
-    """
+    """(rows of `device` whose times can be trusted, how many others were left out by reason)."""
     require_columns(frame, ["op", "dtype", "time_s"], "fitting")
     if frame.empty:
         raise InputError("no rows to fit on; expected at least one")
@@ -99,26 +95,20 @@ def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, 
 
     if "device" in frame.columns and device.id != "here":
         drop((frame["device"].astype(str) != device.id).to_numpy(), "other devices")
-    if "throttled" in frame.columns:
-        drop(
-            pd.to_numeric(frame["throttled"], errors="coerce").fillna(0).to_numpy() == 1,
-            "thermally throttled",
-        )
-    if "unreliable" in frame.columns:
-        drop(
-            pd.to_numeric(frame["unreliable"], errors="coerce").fillna(0).to_numpy() == 1,
-            "mostly call overhead",
-        )
-    if (
-        "expected_s" in frame.columns
-    ):  # rows of a measurement plan; elsewhere an empty time is a slip
+    flags = {"throttled": "thermally throttled", "unreliable": "mostly call overhead"}
+    for column, reason in flags.items():
+        if column in frame.columns:
+            flag = pd.to_numeric(frame[column], errors="coerce").fillna(0).to_numpy()
+            drop(flag == 1, reason)
+    # rows of a measurement plan; elsewhere an empty time is a slip
+    if "expected_s" in frame.columns:
         drop((frame["time_s"].isna() & frame["expected_s"].notna()).to_numpy(), NOT_MEASURED)
     if dropped.get(NOT_MEASURED) and not keep.any():
         raise InputError(
             f"no time to fit {device.id} on: {dropped[NOT_MEASURED]} rows are {NOT_MEASURED}; fill"
             " in their time_s, in seconds"
         )
-    rows = frame.reset_index(drop=True)[keep]  # the index still says where in the table a row stood
+    rows = frame.reset_index(drop=True)[keep]  # the index is still a row's place in the table
     if rows.empty:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
         raise InputError(
@@ -140,9 +130,7 @@ def deal_folds(group: np.ndarray) -> np.ndarray:
 
 
 def noise_of(rows: pd.DataFrame) -> np.ndarray:
-    """How far two measurements of each row disagree, a share [R]; not a number where the table does
-    not say.
-    """
+    """How far two measurements of each row disagree, a share [R]; NaN where the table lacks it."""
     if "noise" not in rows.columns:
         return np.full(len(rows), np.nan)
     return pd.to_numeric(rows["noise"], errors="coerce").to_numpy(np.float64)
@@ -155,8 +143,8 @@ def named_device(device: str, measurements: pd.DataFrame | None) -> DeviceSpec:
         return spec
     counts = pd.to_numeric(measurements["cores"], errors="coerce").dropna().unique()
     if len(counts) > 1:
+        got = ", ".join(f"{n:g}" for n in sorted(counts))
         raise InputError(
-            "expected rows measured on one number of cores, got"
-            f" {', '.join(f'{n:g}' for n in sorted(counts))}; fit each alone"
+            f"expected rows measured on one number of cores, got {got}; fit each alone"
         )
     return this_cpu(int(counts[0])) if len(counts) and counts[0] >= 1 else spec

@@ -1,6 +1,4 @@
-"""This machine, calibrated: measured by the calibration package's programs, and fitted to what they
-measured.
-"""
+"""Calibrates this machine: the calibration package's programs measure it, then it is fitted."""
 
 from __future__ import annotations
 
@@ -23,14 +21,12 @@ from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.fit.programs import run_program, usable_core
 
 PASSES = {"quick": 2, "full": 3}  # over all cases; the two lowest times of a case tell its noise
-BUDGET_S: Mapping[str, float | None] = {
-    "quick": None,
-    "full": 1080.0,
-}  # of measuring ops: the whole full setting stays below 20 minutes
+# of measuring ops: the whole full setting stays below 20 minutes
+BUDGET_S: Mapping[str, float | None] = {"quick": None, "full": 1080.0}
 
 
 def to_stderr(line: str) -> None:
-    """Progress, beside what the measuring programs say of theirs."""
+    """Report progress where the measuring programs report theirs."""
     print(f"hybridperf: {line}", file=sys.stderr, flush=True)
 
 
@@ -54,45 +50,48 @@ def calibrate(
     device: DeviceSpec | None = None,
     say: Callable[[str], None] = to_stderr,
 ) -> Calibration:
-    """Measure this machine, fit it, and leave model, report and rows in `folder`. Resumes what an
-    earlier call measured.
+    """Measure this machine, fit it, and leave model, report and rows in a folder.
 
-    `setting` is `quick` or `full`, whose `passes` and seconds of measuring ops (`budget_s`) are in
-    `PASSES` and `BUDGET_S`; `only` names families of ops. `device` describes the device under JAX'
-    default backend; None: this CPU, or the preset that JAX' device name leads to. The tables
-    `ops.csv` and `host.csv` name the device (`here`: this CPU) and the number of cores, for
-    `hybridperf fit`.
+    Resumes what an earlier call measured. The tables `ops.csv` and `host.csv` name the device
+    (`here`: this CPU) and the number of cores, for `hybridperf fit`.
+
+    Args:
+        folder: where everything is written.
+        setting: `quick` or `full`.
+        cores: to pin to, as the measuring programs read them; default: one that is usable.
+        budget_s: seconds of measuring ops; default: that of the setting in `BUDGET_S`.
+        passes: over all cases; default: those of the setting in `PASSES`.
+        only: names of families of ops; default: all.
+        device: facts of the device under JAX' default backend; default: this CPU, or the preset
+            that JAX' device name leads to.
+        say: where progress goes.
+
+    Raises:
+        InputError: an unknown setting, a folder that cannot be made, or a program that stopped.
     """
     if setting not in PASSES:
         raise unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
-    passes, budget_s = (
-        passes or PASSES[setting],
-        BUDGET_S[setting] if budget_s is None else budget_s,
-    )
+    passes = passes or PASSES[setting]
+    budget_s = BUDGET_S[setting] if budget_s is None else budget_s
     folder, cores = Path(folder), cores or usable_core()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"cannot make the folder {folder}: {error.strerror}; choose another --out"
-        ) from error
+        why = f"{error.strerror}; choose another --out"
+        raise InputError(f"cannot make the folder {folder}: {why}") from error
     options = ["--cores", cores, "--passes", str(passes)]
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
     complete = run_program("hybridperf_calibration.measure", ops)
-    run_program(
-        "hybridperf_calibration.measure",
-        ["--part", "host", "--out", str(folder / "host.jsonl"), *options],
-    )
+    host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
+    run_program("hybridperf_calibration.measure", host)
     facts = read_json(folder / "ops.machine.json", "machine", 1)
     drift = facts.pop("drift")
-    if (
-        device is None or device.id == "here"
-    ):  # of this CPU the cores that were measured count, not all there are
+    if device is None or device.id == "here":  # of this CPU, only the measured cores count
         device = _device_of(facts)
     tables = [folder / "ops.csv", folder / "host.csv"]
-    for table in tables:  # another device's fit leaves rows out that say they are not its own
+    for table in tables:  # another device's fit leaves out rows that name this one
         write_table(read_table(table).assign(device=device.id, cores=int(facts["cores"])), table)
     rows = read_tables(tables)
     provenance = {
@@ -117,16 +116,23 @@ def calibrate_collectives(
     cores_each: int | None = None,
     say: Callable[[str], None] = to_stderr,
 ) -> tuple[CollectiveModel, CollectiveReport]:
-    """Measure collectives between processes of this machine, fit them, and leave rows, model and
-    report in `folder`. Resumes.
+    """Measure collectives between processes of this machine and fit them; resumes.
 
-    `cores_each`: how many cores each process is pinned to; None: two where there are enough, else
-    none. Sharded steps that run on one core per process meet collectives measured on one.
+    Args:
+        folder: where rows, model and report are written.
+        processes: ranks, at least 2.
+        setting: `quick` or `full`.
+        budget_s: seconds of measuring; default: that of the setting.
+        cores_each: cores that each process is pinned to; default: two where there are enough, else
+            none. Sharded steps that run on one core per process need collectives measured on one.
+        say: where progress goes.
+
+    Raises:
+        InputError: fewer than 2 processes, or a program that stopped.
     """
     if processes < 2:
-        raise InputError(
-            f"expected --processes of 2 or more, got {processes}: a collective needs two ranks"
-        )
+        why = f"got {processes}: a collective needs two ranks"
+        raise InputError(f"expected --processes of 2 or more, {why}")
     options = ["--out", str(folder), "--processes", str(processes), "--setting", setting]
     options += ["--budget-s", str(budget_s)] if budget_s is not None else []
     options += ["--cores-each", str(cores_each)] if cores_each is not None else []

@@ -1,6 +1,4 @@
-"""Measured collectives of other people, from the data folder: all rows of some systems, and twenty
-a collective of others.
-"""
+"""Published measurements of collectives: all rows of some systems, twenty each of others."""
 
 from __future__ import annotations
 
@@ -9,22 +7,18 @@ from pathlib import Path
 import pandas as pd
 
 from hybridperf.io import InputError, read_table
-from hybridperf.model.published.ops import AICONFIGURATOR, DEEPBENCH, VIDUR, Source
+from hybridperf.model.published.ops import AICONFIGURATOR, DEEPBENCH, VIDUR
 
 FOLDER = "collectives"
 MEASURED, FEW_SHOT = "collectives_dev.csv.gz", "fewshot_calibration.csv.gz"
 
 
-def _cited(source: Source) -> dict[str, str]:
-    return {"repository": source.repository, "commit": source.commit, "license": source.license}
-
-
 # by the word in the tables' `dataset` column; a commit that the data folder does not name is not
 # known
 SOURCES = {
-    "vidur": _cited(VIDUR),
-    "aiconfigurator": _cited(AICONFIGURATOR),
-    "deepbench": _cited(DEEPBENCH),
+    "vidur": VIDUR.cited(),
+    "aiconfigurator": AICONFIGURATOR.cited(),
+    "deepbench": DEEPBENCH.cited(),
     "xxrjun": {
         "repository": "https://github.com/xxrjun/nccl-tests-cluster",
         "commit": "455de4f",
@@ -60,7 +54,5 @@ def _by_system(path: Path) -> dict[str, pd.DataFrame]:
             f" {FOLDER}/ as --data"
         )
     frame = read_table(path)
-    return {
-        str(system): rows.reset_index(drop=True)
-        for system, rows in frame.groupby("system", sort=True)
-    }
+    parts = frame.groupby("system", sort=True)
+    return {str(system): rows.reset_index(drop=True) for system, rows in parts}

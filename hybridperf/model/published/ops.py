@@ -1,5 +1,4 @@
-"""Measured ops of other people, from the data folder: a loader per source, and why a row that
-cannot be used cannot.
+"""Published measurements of ops: a loader per source, and why some rows cannot be used.
 
 Each table of `data/compute` belongs to a source (who measured it, under which license) and is read
 into rows that `ops` understands: `device, op, dtype`, the op's dimensions, `time_s`, words of the
@@ -49,9 +48,12 @@ class Source:
     repository: str
     commit: str
     license: str
-    read: Callable[
-        [pd.DataFrame, Counter[str]], pd.DataFrame
-    ]  # a table as published -> rows of ours; counts what it leaves out
+    # a table as published -> rows of ours; counts what it leaves out
+    read: Callable[[pd.DataFrame, Counter[str]], pd.DataFrame]
+
+    def cited(self) -> dict[str, str]:
+        """What provenance records of it."""
+        return {"repository": self.repository, "commit": self.commit, "license": self.license}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ class DeviceRows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class PublishedRows:
     """Everything usable of some families, and what was left out."""
 
     families: dict[str, dict[str, DeviceRows]]  # [family][device]
@@ -161,10 +163,8 @@ def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     return frame.reset_index(drop=True), dict(left_out)
 
 
-def read_families(data: Path, families: Iterable[str]) -> Measured:
-    """Rows of some families on every GPU of the data folder; tables that are not there are left out
-    with their name.
-    """
+def read_families(data: Path, families: Iterable[str]) -> PublishedRows:
+    """Rows of some families on every GPU of the data folder; missing tables are listed by name."""
     wanted = set(families)
     parts: dict[tuple[str, str], list[DeviceRows]] = {}
     left_out: dict[str, dict[str, int]] = {}
@@ -176,25 +176,21 @@ def read_families(data: Path, families: Iterable[str]) -> Measured:
             continue
         frame, left_out[name] = read_rows(data, name)
         for device, rows in frame.groupby("device"):
-            counted = Counter(left_out[name])
-            for family, part in device_rows(
-                rows.reset_index(drop=True), load_device(str(device)), name, counted
-            ):
+            counted, spec = Counter(left_out[name]), load_device(str(device))
+            for family, part in device_rows(rows.reset_index(drop=True), spec, name, counted):
                 if family in wanted:
                     parts.setdefault((family, str(device)), []).append(part)
             left_out[name] = dict(counted)
     found: dict[str, dict[str, DeviceRows]] = {}
     for (family, device_id), some in parts.items():
         found.setdefault(family, {})[device_id] = _joined(some)
-    return Measured(found, left_out)
+    return PublishedRows(found, left_out)
 
 
 def device_rows(
     frame: pd.DataFrame, device: DeviceSpec, name: str, left_out: Counter[str]
 ) -> list[tuple[str, DeviceRows]]:
-    """(family, rows) of one table's rows of one device; adds to `left_out` what no op or no family
-    could be made of.
-    """
+    """(family, rows) of one table and device; counts in `left_out` what no op or family fits."""
     try:
         parsed = parse_ops(frame, device)
     except InputError as error:  # not one row can be read
@@ -215,28 +211,19 @@ def device_rows(
                 **{word: _text(given, word) for word in (*_WORDS, "split")}, "shape": shape,
                 "test": is_test(shape), "row": at,
             })  # fmt: skip
-            out.append(
-                (
-                    family,
-                    DeviceRows(
-                        family_rows(part, keep, device), given["time_s"].to_numpy(np.float64), about
-                    ),
-                )
-            )
+            time_s = given["time_s"].to_numpy(np.float64)
+            out.append((family, DeviceRows(family_rows(part, keep, device), time_s, about)))
     return out
 
 
 def shape_hash(family: str, op: Op, rows: int) -> np.ndarray:
-    """A number per row [rows], uint64, that depends on the family and the op's sizes alone; the
-    same on every machine.
-    """
+    """A number per row [rows], uint64, of the family and the op's sizes; alike on every machine."""
     out = np.full(rows, zlib.crc32(family.encode()), np.uint64)
     for name in sorted(op.dimensions()):
         if name in _NOT_SHAPE:
             continue
-        values = (
-            np.broadcast_to(np.asarray(getattr(op, name), np.float64), (rows,)) + 0.0
-        )  # no negative zero
+        size = np.asarray(getattr(op, name), np.float64)
+        values = np.broadcast_to(size, (rows,)) + 0.0  # no negative zero
         out = _mixed(out ^ np.uint64(zlib.crc32(name.encode())))
         out = _mixed(out ^ np.ascontiguousarray(values).view(np.uint64))
     return out
@@ -283,9 +270,8 @@ def _no_gpu(name: str) -> str | None:
 
 def _reason(problem: str) -> str:
     """A problem without the values of its row."""
-    return problem.removeprefix("no row of the table can be read; the first one: ").split(", got ")[
-        0
-    ]
+    first = problem.removeprefix("no row of the table can be read; the first one: ")
+    return first.split(", got ")[0]
 
 
 def _text(frame: pd.DataFrame, column: str) -> np.ndarray:
@@ -296,13 +282,11 @@ def _text(frame: pd.DataFrame, column: str) -> np.ndarray:
 
 # --- ops inside models ----------------------------------------------------------------------------
 
-_NAMES = {"Linear": "linear", "BMM": "bmm"}
 _UNARY = {"add": "addu", "mul": "mulu", "div": "divu", "pow": "powu"}
 
 
 def read_model_ops(data: Path) -> tuple[pd.DataFrame, dict[str, int]]:
-    """(NeuSight's table of ops inside models as rows of ours beside its own columns, rows left out
-    by reason).
+    """(NeuSight's table of ops inside models with our columns added, rows left out by reason).
 
     Ops come with the shapes of their inputs and result instead of dimensions. A second operand that
     is smaller than the result is broadcast and costs no traffic of its own: such an op is the one
@@ -310,20 +294,14 @@ def read_model_ops(data: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """
     frame = read_table(table_path(data, MODEL_OPS))
     rows, left_out, kept = [], Counter[str](), []
-    for at, (name, inputs, result) in enumerate(
-        zip(frame["op"], frame["InputShapes"], frame["OutputShape"], strict=True)
-    ):
+    columns = (frame[name] for name in ("op", "InputShapes", "OutputShape"))
+    for at, (name, inputs, result) in enumerate(zip(*columns, strict=True)):
         try:
-            rows.append(
-                _model_op(
-                    str(name),
-                    [tuple(shape) for shape in ast.literal_eval(inputs)],
-                    tuple(ast.literal_eval(result)),
-                )
-            )
+            shapes = [tuple(shape) for shape in ast.literal_eval(inputs)]
+            rows.append(_model_op(str(name), shapes, tuple(ast.literal_eval(result))))
             kept.append(at)
         except (InputError, ValueError, SyntaxError, TypeError, IndexError):
-            left_out[f"the shapes of {name} say no op of ours"] += 1
+            left_out[f"the shapes of {name} fit no op of ours"] += 1
     given = frame.iloc[kept].rename(columns={"op": "neusight_op"}).reset_index(drop=True)
     return pd.concat([given, pd.DataFrame(rows)], axis=1), dict(left_out)
 
@@ -340,13 +318,8 @@ def _model_op(
         left, right = inputs
         if left[-1] != right[-2]:
             raise InputError("the matrices do not fit")
-        return {
-            "op": "bmm",
-            "batch": float(np.prod(left[:-2])),
-            "m": float(left[-2]),
-            "n": float(right[-1]),
-            "k": float(left[-1]),
-        }
+        batch, m, n, k = np.prod(left[:-2]), left[-2], right[-1], left[-1]
+        return {"op": "bmm", "batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
     if not name.startswith("VEC"):
         raise InputError(f"unknown op {name}")
     kind = name.removeprefix("VEC")

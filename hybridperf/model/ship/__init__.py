@@ -1,6 +1,5 @@
-"""What is shipped, made from the data folder: calibrations of devices (ops) and of systems
-(collectives), and the priors behind them.
+"""Makes what is shipped from the data folder: priors, and calibrations of devices and systems.
 
-No row goes into either: a shipped calibration is knobs and weights, with the sources' names,
-commits, licenses and row counts, the date and the fit report.
+No row goes into them: a shipped calibration is knobs and weights, with the sources' names, commits,
+licenses and row counts, the date and the fit report.
 """

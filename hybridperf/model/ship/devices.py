@@ -1,13 +1,10 @@
-"""What is shipped: the prior over all measured GPUs, and a calibration of each, made from the data
-folder.
+"""Makes the shipped prior over all measured GPUs and a calibration of each, from the data folder.
 
     hybridperf calibrations --data DIR --out calibration/hardware
 
 `OUT/prior` is trained family by family, and what an earlier run finished is kept; `OUT/DEVICE` is
-the prior tuned to all rows of a device. No row goes into either: a shipped calibration is knobs and
-weights, with the sources' names, commits, licenses and row counts, the date and the fit report.
-Families of fewer than `LEAST_ROWS` rows of a device are left out: `hybridperf fit --device` without
-rows has the prior's word on them.
+the prior adapted to all rows of a device. Families of fewer than `LEAST_ROWS` rows of a device are
+left out: `hybridperf fit --device` without rows predicts them by the prior.
 """
 
 from __future__ import annotations
@@ -23,17 +20,17 @@ from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
 from hybridperf.model import PerfModel
-from hybridperf.model.families import FAMILIES, kinds_of
+from hybridperf.model.families import FAMILIES, architectures_of
 from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, FitReport, model_of_families
 from hybridperf.model.published import ops as sources
-from hybridperf.model.published.ops import DeviceRows, Measured
+from hybridperf.model.published.ops import DeviceRows, PublishedRows
 
 DEVICES = (
     "v100_pcie_32g", "v100_sxm2", "t4", "p100_pcie_16g", "p100_sxm2", "a100_pcie_40g",
     "a100_sxm4_80g", "h100_sxm", "h200_sxm", "b200_sxm", "mi100",
 )  # fmt: skip
-LEAST_ROWS = 200  # of a device, to be tuned to
+LEAST_ROWS = 200  # of a device, to adapt the prior to
 LEAST_PRIOR_ROWS = 300  # of a device, to be part of the prior
 
 
@@ -45,9 +42,7 @@ def run(
     devices: Sequence[str] = DEVICES,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Train the prior, then tune it to each device; families and devices that are not asked for
-    stay as they are in `out`.
-    """
+    """Train the prior, then adapt it to each device; other families and devices in `out` stay."""
     for family in families:
         if family not in FAMILIES:
             raise unknown("family", family, FAMILIES, f"known are {', '.join(FAMILIES)}")
@@ -60,26 +55,23 @@ def run(
             f"no row of {', '.join(families)} in {data / 'compute'}; expected the tables"
             f" {', '.join(sorted(sources.FILES))}"
         )
-    prior = train(measured, out / DEFAULT_PRIOR, say)
+    prior = _train_prior(measured, out / DEFAULT_PRIOR, say)
     for device in devices:
         start_s = time.perf_counter()
-        fitted = tune(prior, measured, device)
+        fitted = adapt_device(prior, measured, device)
         if fitted is None:
             say(f"{device}: fewer than {LEAST_ROWS} rows of every family, left to the prior")
             continue
         model, report = fitted
         model.save(out / device)
-        # not `report.save`: errors of single rows stand beside their measured times
-        write_json(
-            out / device / "report.json", "fit-report", REPORT_SCHEMA_VERSION, report.summary()
-        )
+        # not `report.save`, whose held-out rows hold measured times
+        path = out / device / "report.json"
+        write_json(path, "fit-report", REPORT_SCHEMA_VERSION, report.summary())
         say(f"{device}: {report.rows} rows, {time.perf_counter() - start_s:.0f} s")
 
 
-def train(measured: Measured, folder: Path, say: Callable[[str], None]) -> Prior:
-    """The prior of every family in `measured`, those that lie in `folder` already kept; saved after
-    each.
-    """
+def _train_prior(measured: PublishedRows, folder: Path, say: Callable[[str], None]) -> Prior:
+    """The prior of every family, saved after each; families already in `folder` are kept."""
     before = load_prior(folder) if (folder / "prior.json").exists() else Prior({}, {})
     known, rows = dict(before.families), dict(before.provenance.get("measured", {}))
     for family, devices in measured.families.items():
@@ -91,24 +83,12 @@ def train(measured: Measured, folder: Path, say: Callable[[str], None]) -> Prior
         if not plenty:
             say(f"prior of {family}: no device has {LEAST_PRIOR_ROWS} rows")
             continue
-        known[family] = train_family(
-            {device: (seen.rows, seen.time_s) for device, seen in plenty.items()},
-            kinds=kinds_of(plenty),
-        )
-        rows[family] = {device: _from(seen) for device, seen in plenty.items()}
-        Prior(
-            known,
-            {
-                **origin(None),
-                "made_by": "hybridperf calibrations",
-                "sources": _sources(),
-                "measured": rows,
-            },
-        ).save(folder)
-        say(
-            f"prior of {family}: {sum(map(len, plenty.values()))} rows of {len(plenty)} devices,"
-            f" {time.perf_counter() - start_s:.0f} s"
-        )
+        parts = {device: (seen.rows, seen.time_s) for device, seen in plenty.items()}
+        known[family] = train_family(parts, kinds=architectures_of(plenty))
+        rows[family] = {device: _rows_by_table(seen) for device, seen in plenty.items()}
+        Prior(known, {**_provenance(), "measured": rows}).save(folder)
+        count, spent_s = sum(map(len, plenty.values())), time.perf_counter() - start_s
+        say(f"prior of {family}: {count} rows of {len(plenty)} devices, {spent_s:.0f} s")
     if not known:
         raise InputError(
             f"no GPU has {LEAST_PRIOR_ROWS} rows of {' or '.join(measured.families)}; nothing to"
@@ -117,51 +97,38 @@ def train(measured: Measured, folder: Path, say: Callable[[str], None]) -> Prior
     return load_prior(folder)
 
 
-def tune(prior: Prior, measured: Measured, device: str) -> tuple[PerfModel, FitReport] | None:
-    """The prior tuned to all rows of one device, no row kept; None where there are too few of
-    everything.
-    """
+def adapt_device(
+    prior: Prior, measured: PublishedRows, device: str
+) -> tuple[PerfModel, FitReport] | None:
+    """The prior adapted to all rows of one device, no row kept; None where there are too few."""
     spec = load_device(device)
     found = {
         family: devices[device]
         for family, devices in measured.families.items()
-        if device in devices
-    }
-    found = {
-        family: seen
-        for family, seen in found.items()
-        if len(seen) >= LEAST_ROWS and family in prior.families
+        if device in devices and len(devices[device]) >= LEAST_ROWS and family in prior.families
     }
     if not found:
         return None
-    fits = {
-        family: family_fit.adapt_rows(
-            prior.families[family], seen.rows, seen.time_s, spec, keep_rows=False
-        )
-        for family, seen in found.items()
-    }
+    fits = {}
+    for family, seen in found.items():
+        known = prior.families[family]
+        fits[family] = family_fit.adapt_rows(known, seen.rows, seen.time_s, spec, keep_rows=False)
+    model, report = model_of_families(spec, fits)
     provenance = {
-        **origin(None),
-        "made_by": "hybridperf calibrations",
-        "sources": _sources(),
-        "measured": {family: _from(seen) for family, seen in found.items()},
+        **_provenance(),
+        "measured": {family: _rows_by_table(seen) for family, seen in found.items()},
         "rows": sum(map(len, found.values())),
         "prior": {"date": prior.provenance.get("date")},
+        "fit": report.summary(),
     }
-    model, report = model_of_families(spec, fits)
-    return dataclasses.replace(model, provenance={**provenance, "fit": report.summary()}), report
+    return dataclasses.replace(model, provenance=provenance), report
 
 
-def _sources() -> dict[str, dict[str, str]]:
-    every = {source.id: source for source, _ in sources.FILES.values()}
-    return {
-        name: {"repository": one.repository, "commit": one.commit, "license": one.license}
-        for name, one in every.items()
-    }
+def _provenance() -> dict[str, object]:
+    every = {source.id: source.cited() for source, _ in sources.FILES.values()}
+    return {**origin(None), "made_by": "hybridperf calibrations", "sources": every}
 
 
-def _from(seen: DeviceRows) -> dict[str, int]:
-    """Rows by table."""
-    return {
-        str(file): int(count) for file, count in seen.about["file"].value_counts(sort=False).items()
-    }
+def _rows_by_table(seen: DeviceRows) -> dict[str, int]:
+    counts = seen.about["file"].value_counts(sort=False)
+    return {str(file): int(count) for file, count in counts.items()}

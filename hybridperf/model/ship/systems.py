@@ -1,9 +1,7 @@
-"""The prior over all measured systems, and a calibration of each from its rows or from the twenty a
-collective that we have of it.
+"""Makes the shipped prior over measured systems and a calibration of each, from its rows.
 
-    OUT/collectives_prior, OUT/SYSTEM
-
-Systems of fewer than `LEAST_ROWS` rows are left to the prior.
+They lie in OUT/collectives_prior and OUT/SYSTEM. Some systems have only twenty rows a collective;
+systems of fewer than `LEAST_ROWS` rows are left to the prior.
 """
 
 from __future__ import annotations
@@ -59,43 +57,31 @@ def _prior(
         return load_prior(folder)
     start_s = time.perf_counter()
     rows = pd.concat(measured.values())
-    known = _with_kin_width(train_prior(measured), few)
-    about = {
-        "measured": {name: len(of) for name, of in measured.items()},
-        "kin_width_from": sorted(few),
-    }
+    known = _with_reference_width(train_prior(measured), few)
+    counts = {name: len(of) for name, of in measured.items()}
+    about = {"measured": counts, "kin_width_from": sorted(few)}
     Prior({FAMILY: known}, {**_provenance(rows), **about}).save(folder)
-    say(
-        f"prior of collectives: {len(rows)} rows of {len(measured)} systems,"
-        f" {time.perf_counter() - start_s:.0f} s"
-    )
+    spent_s = time.perf_counter() - start_s
+    say(f"prior of collectives: {len(rows)} rows of {len(measured)} systems, {spent_s:.0f} s")
     return load_prior(folder)
 
 
-def _with_kin_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> FamilyPrior:
-    """With the width of intervals that systems with kin in the prior need, none of whose rows it
-    saw.
+def _with_reference_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> FamilyPrior:
+    """With the width of intervals for systems that have references in the prior but no rows.
 
-    Among the measured systems themselves hardly two are kin.
+    Few of the measured systems are references of each other, so others tell it.
     """
     widths = []
     for name, frame in few.items():
         system = load_system(name)
         if references := references_of(system, prior.population.devices):
             rows, time_s = priced_rows(frame, system)
-            widths.append(
-                np.quantile(
-                    np.abs(
-                        adapt(prior, references=references).predict(rows).log_s - np.log(time_s)
-                    ),
-                    NOMINAL,
-                )
-            )
-    return (
-        dataclasses.replace(prior, kin_quantile=prior.quantile, kin_log_width=float(max(widths)))
-        if widths
-        else prior
-    )
+            log_s = adapt(prior, references=references).predict(rows).log_s
+            widths.append(np.quantile(np.abs(log_s - np.log(time_s)), NOMINAL))
+    if not widths:
+        return prior
+    width = float(max(widths))
+    return dataclasses.replace(prior, kin_quantile=prior.quantile, kin_log_width=width)
 
 
 def _provenance(rows: pd.DataFrame) -> dict[str, object]:
