@@ -34,17 +34,13 @@ from hybridperf.engine.lower import Program, lower
 
 OPS = 24  # of a layer: 20 on the compute stream, 2 gathers of weights and 2 reductions of gradients
 ROWS = 2 * OPS  # seconds of each op of a layer, then of its launch
-GATHERS, REDUCTIONS = (
-    {3: 20, 11: 21},
-    {9: 22, 19: 23},
-)  # op of the compute stream -> op issued before, after it
+# op of the compute stream -> op issued before, after it
+GATHERS, REDUCTIONS = ({3: 20, 11: 21}, {9: 22, 19: 23})
 IN_FLIGHT = 6  # a layer waits for the reductions of three layers before: two a layer
 RANKS = 16
 BARS = {"1 rank": 1.8, "16 alike": 4.0, "16 unlike": 4.0}  # value over C
-FOLDED_BAR, LATENCY_BAR = (
-    0.5,
-    1.6,
-)  # folded over plain value at 10,000 nodes; one configuration over C
+# folded over plain value at 10,000 nodes; one configuration over C
+FOLDED_BAR, LATENCY_BAR = (0.5, 1.6)
 GRADIENT_BAR, MEMORY_BAR_BYTES, COMPILE_BAR_S, DICT_BAR, ERROR_BAR = 5.0, 3.0, 0.5, 1000.0, 1e-4
 
 C_SOURCE = r"""
@@ -509,10 +505,8 @@ def main() -> None:
     count_traces()
     compare_folded(kernel, turns, limit_s)
     compare_latency(kernel, turns, limit_s)
-    for cores in (
-        1,
-        2,
-    ):  # in processes of their own: how many devices there are is settled when JAX begins
+    # in processes of their own: how many devices there are is settled when JAX begins
+    for cores in (1, 2):
         script = [
             sys.executable,
             Path(__file__).with_name("bench_predictions.py"),

@@ -88,9 +88,8 @@ def main() -> None:
     arguments.add_argument("--turns", type=int, default=10)
     given = arguments.parse_args()
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(
-            0, set(range(os.cpu_count() or 1))
-        )  # whatever the process that started this one was held to
+        # whatever the process that started this one was held to
+        os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-given.cores :]))
     jax.config.update("jax_num_cpu_devices", given.cores)
     model, worth = load_model(MODEL), folding.WORTH

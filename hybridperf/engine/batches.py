@@ -79,9 +79,8 @@ class BatchPredictor:
         self._program: Program | Folded = jax.device_put(program)  # once, not at each call
         # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
         used, group = np.unique(table.group, return_inverse=True)
-        used = np.pad(
-            used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge"
-        )  # few lengths, few compiled functions
+        # few lengths, few compiled functions
+        used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")
         self._groups = [GROUPS[int(at)] for at in used]
         knobs = dataclasses.replace(
             platform.knobs,
@@ -105,9 +104,8 @@ class BatchPredictor:
                 for name, value in values.items()
             }
         dtype = self._fixed.peak_flops_scale.dtype
-        varied = {
-            name: value.astype(dtype) for name, value in self._varied(values).items()
-        }  # by NumPy: JAX takes 50 us for each
+        # by NumPy: JAX takes 50 us for each
+        varied = {name: value.astype(dtype) for name, value in self._varied(values).items()}
         if self._outputs is None:
             seconds = _batch_seconds(self._program, self._table, self._fixed, varied, self._mesh)
             return self._checked(np.asarray(seconds, np.float64)[None, :size], varied)[0]
@@ -145,9 +143,8 @@ class BatchPredictor:
     def _varied(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What varies of the platform, by field or knob: [B] or [G, B]."""
         fields: dict[str, np.ndarray] = {}
-        for name, value in sorted(
-            values.items(), key=lambda item: "__" in item[0]
-        ):  # a group's own value is the last word
+        # a group's own value is the last word
+        for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
             group, _, knob = name.rpartition("__")
             if name in _PLATFORM_KNOBS or (
                 name in _LINK_KNOBS and self._table.collectives is not None
@@ -260,9 +257,8 @@ def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
             "expected at least one knob as an array, such as memory_bytes_per_s=[...]; got none"
         )
     most = max(len(value) for value in values.values())
-    numbers = {
-        name for name, value in knobs.items() if np.ndim(value) == 0
-    }  # the same in all configurations
+    # the same in all configurations
+    numbers = {name for name, value in knobs.items() if np.ndim(value) == 0}
     values = {
         name: np.repeat(value, most) if name in numbers else value for name, value in values.items()
     }
@@ -271,9 +267,8 @@ def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         raise InputError(f"all knobs need the same length, got {sizes}")
     for name, value in values.items():
         with np.errstate(over="ignore"):
-            held = value.astype(
-                jnp.result_type(float)
-            )  # a positive number may be none in the precision that is computed in
+            # a positive number may be none in the precision that is computed in
+            held = value.astype(jnp.result_type(float))
         right = np.isfinite(held) & (held >= np.finfo(held.dtype).tiny)
         if not right.all():
             raise InputError(

@@ -35,9 +35,8 @@ BLOCK = 1280
 # a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third
 # more time
 LINE = 16
-BY_HOST, BY_FIRST, BY_SECOND = range(
-    3
-)  # what a step was held up by: its launch, or one of its predecessors
+# what a step was held up by: its launch, or one of its predecessors
+BY_HOST, BY_FIRST, BY_SECOND = range(3)
 
 
 @jax.jit
@@ -64,9 +63,8 @@ class Timeline(NamedTuple):
 
     start_s: np.ndarray
     end_s: np.ndarray
-    launch_start_s: (
-        np.ndarray
-    )  # when the rank's host thread begins to launch the node; its end if that is free
+    # when the rank's host thread begins to launch the node; its end if that is free
+    launch_start_s: np.ndarray
     launch_end_s: np.ndarray
 
 
@@ -224,9 +222,8 @@ def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = No
     """
     batch = jax.tree.leaves(arrays)[0].shape[-1]
     blocks = max(1, -(-batch // (BLOCK if most is None else most)))
-    width = (
-        -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch
-    )  # a search asks for one at a time
+    # a search asks for one at a time
+    width = -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch
     if width >= batch:
         padded = jax.tree.map(
             lambda array: jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - batch)]), arrays
@@ -234,9 +231,8 @@ def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = No
         return jax.tree.map(lambda result: result[..., :batch], function(padded))
 
     def block(number: jax.Array, results: Any) -> Any:
-        start = jnp.minimum(
-            number * width, batch - width
-        )  # the last overlaps with the one before: no padded copy of all
+        # the last overlaps with the one before: no padded copy of all
+        start = jnp.minimum(number * width, batch - width)
         some = jax.tree.map(
             lambda array: lax.dynamic_slice_in_dim(array, start, width, axis=-1), arrays
         )
@@ -334,9 +330,8 @@ def run_steps(
         return slots, clocks, later(launched, ready) + _row(table, row), noted
 
     dtype = jnp.uint8 if note is _held_up_by else table.dtype
-    noted = lax.empty(
-        (0 if note is None else len(program.row), table.shape[1]), dtype
-    )  # all read is written before
+    # all read is written before
+    noted = lax.empty((0 if note is None else len(program.row), table.shape[1]), dtype)
     return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], noted))
 
 
@@ -344,9 +339,8 @@ def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:
     """Ends [B], NaN where the table [1 + U, B] has one, which the steps may
     have lost, see `later`.
     """
-    return jnp.where(
-        jnp.isnan(table.sum(axis=0)), jnp.nan, end
-    )  # a sum is compiled sooner than a search
+    # a sum is compiled sooner than a search
+    return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end)
 
 
 def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.Array:

@@ -112,9 +112,8 @@ def folded(lowered: Lowered) -> Folded | None:
         return np.array([*ends, *(program.slots + host for host in best.hosts)], np.int32)
 
     layer = padding + begin + 2  # behind the padding of its own and that of the steps before it
-    none = np.full_like(
-        cut(program.pred_step, NO_STEP), NO_STEP
-    )  # nothing walks back through a folded program
+    # nothing walks back through a folded program
+    none = np.full_like(cut(program.pred_step, NO_STEP), NO_STEP)
     return Folded(
         program=Program(
             pred_slot=cut(program.pred_slot, ZERO_SLOT),
@@ -251,9 +250,8 @@ class _Repetition(NamedTuple):
     begin: int
     period: int
     times: int
-    ages: tuple[
-        int, ...
-    ]  # how far before a boundary the steps stand whose ends are handed on, ascending
+    # how far before a boundary the steps stand whose ends are handed on, ascending
+    ages: tuple[int, ...]
     hosts: tuple[int, ...]  # whose clocks are
 
     def cost(self, steps: int) -> float:
@@ -292,17 +290,17 @@ def _repetition(steps: _Steps, period: int) -> _Repetition | None:
     fewest possible.
     """
     begin, stop = _longest(steps.code[period:] == steps.code[:-period])
-    stop = min(
-        stop + period, len(steps.code) - 1
-    )  # something stays behind the layers: the makespan is the end of the last step
+    # something stays behind the layers: the makespan is the end of the last step
+    stop = min(stop + period, len(steps.code) - 1)
     if stop - begin < 2 * period:
         return None
     # where in a layer the fewest ends are handed on, looked for in the middle
     number = np.arange(len(steps.code))
     read = steps.last_reader > number
+    # behind each step
     open_ends: np.ndarray = np.cumsum(
         read - np.bincount(steps.last_reader[read], minlength=len(number))
-    )  # behind each step
+    )
     middle = begin + (stop - begin) // period // 2 * period
     begin += int(np.argmin(open_ends[middle - 1 : middle - 1 + period]))
     boundaries = np.arange(begin, stop + 1, period)
@@ -333,9 +331,8 @@ def _repetition(steps: _Steps, period: int) -> _Repetition | None:
     strangers = {begin - int(step) for step in pred[(pred != NO_STEP) & (pred < begin)]} - set(
         handed_on
     )
-    if (
-        unreached.any() or strangers
-    ):  # an end that depends on nothing handed on, or on one that its slot keeps
+    # an end that depends on nothing handed on, or on one that its slot keeps
+    if unreached.any() or strangers:
         return None
     return _Repetition(begin, period, other - one, handed_on, hosts)
 

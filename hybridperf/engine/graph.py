@@ -35,22 +35,18 @@ class Graph:
     of all nodes).
     """
 
-    row: (
-        np.ndarray
-    )  # row of the duration table that holds the node's seconds, 0 = takes no time; int32 [N]
+    # row of the duration table that holds the node's seconds, 0 = takes no time; int32 [N]
+    row: np.ndarray
     launch_row: np.ndarray  # row that holds the host's seconds to launch it, 0 = free; int32 [N]
     rank: np.ndarray  # int32 [N]
     stream: np.ndarray  # index into `stream_names`; int32 [N]
     blocking: np.ndarray  # the host thread waits for the node's end; bool [N]
-    collective: (
-        np.ndarray
-    )  # first node of the collective it belongs to, NO_COLLECTIVE for an op; int32 [N]
-    after_start: (
-        np.ndarray
-    )  # node i waits for after[after_start[i]:after_start[i + 1]]; int32 [N + 1]
-    after: (
-        np.ndarray
-    )  # earlier nodes waited for; a collective's stand with its first node; int32 [A]
+    # first node of the collective it belongs to, NO_COLLECTIVE for an op; int32 [N]
+    collective: np.ndarray
+    # node i waits for after[after_start[i]:after_start[i + 1]]; int32 [N + 1]
+    after_start: np.ndarray
+    # earlier nodes waited for; a collective's stand with its first node; int32 [A]
+    after: np.ndarray
     labels: tuple[str, ...]  # for people: error messages, timelines; [N]
     stream_names: tuple[str, ...]
 
@@ -80,9 +76,8 @@ class GraphBuilder:
     >>> graph = builder.build()
     """
 
-    _nodes: list[tuple[int, int, int, int, bool, int]] = field(
-        default_factory=list
-    )  # Graph's first six fields
+    # Graph's first six fields
+    _nodes: list[tuple[int, int, int, int, bool, int]] = field(default_factory=list)
     _after: list[tuple[int, ...]] = field(default_factory=list)
     _labels: list[str] = field(default_factory=list)
     _streams: dict[str, int] = field(default_factory=dict)
@@ -139,9 +134,8 @@ class GraphBuilder:
                 f"Collective {label!r} names rank {twice[0]} twice; name every rank that takes part"
                 " once."
             )
-        for rank in (
-            ranks
-        ):  # before the first node is added: a refused collective leaves the builder as it was
+        # before the first node is added: a refused collective leaves the builder as it was
+        for rank in ranks:
             _count(rank, "rank", label)
         waits, first = self._known(after, label), len(self._nodes)
         return {

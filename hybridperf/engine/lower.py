@@ -55,19 +55,16 @@ class Program:
     makespan.
     """
 
-    pred_slot: (
-        np.ndarray
-    )  # slots holding the ends of its predecessors, ZERO_SLOT where it has fewer than two; [S, 2]
-    pred_step: (
-        np.ndarray
-    )  # the same as steps, for walking back, NO_STEP where it has fewer than two; [S, 2]
+    # slots holding the ends of its predecessors, ZERO_SLOT where it has fewer than two; [S, 2]
+    pred_slot: np.ndarray
+    # the same as steps, for walking back, NO_STEP where it has fewer than two; [S, 2]
+    pred_step: np.ndarray
     out_slot: np.ndarray  # where it writes its end, TRASH_SLOT for padding; [S]
     row: np.ndarray  # row of the duration table, ZERO_ROW for joins and padding; [S]
     host: np.ndarray  # whose clock it launches by, NO_HOST if none; [S]
     launch_row: np.ndarray  # row of the launch on that host, ZERO_ROW if free; [S]
-    host_step: (
-        np.ndarray
-    )  # the step before it on that host, for walking back, NO_STEP for the first; [S]
+    # the step before it on that host, for walking back, NO_STEP for the first; [S]
+    host_step: np.ndarray
     first: np.ndarray  # the first step that is no padding: the evaluator begins there; []
     slots: int = field(metadata={"static": True})  # a shape, so static: a bucket
     hosts: int = field(metadata={"static": True})  # the same; NO_HOST counts
@@ -79,15 +76,12 @@ class Lowered:
 
     program: Program
     graph: Graph
-    step_of_node: (
-        np.ndarray
-    )  # the nodes of a collective share one, and those of folded ranks; int32 [N]
-    host_step_of_node: (
-        np.ndarray
-    )  # with its launch; if that is free maybe what the host did before or NO_STEP; int32 [N]
-    on_clock: (
-        np.ndarray
-    )  # the host launches it by its clock, in `host_step_of_node`, and not as a step; bool [N]
+    # the nodes of a collective share one, and those of folded ranks; int32 [N]
+    step_of_node: np.ndarray
+    # with its launch; if that is free maybe what the host did before or NO_STEP; int32 [N]
+    host_step_of_node: np.ndarray
+    # the host launches it by its clock, in `host_step_of_node`, and not as a step; bool [N]
+    on_clock: np.ndarray
 
 
 def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
@@ -214,9 +208,8 @@ class _Steps(NamedTuple):
     launches: list[list[tuple[int, int]]]  # host and row of each launch by a clock
     of_node: list[int]
     host_of_node: list[int]
-    launch_of_node: list[
-        int
-    ]  # which of the launches of that step, NOT_ON_CLOCK if the step itself is meant
+    # which of the launches of that step, NOT_ON_CLOCK if the step itself is meant
+    launch_of_node: list[int]
 
 
 def _steps(graph: Graph, twin: list[int]) -> _Steps:

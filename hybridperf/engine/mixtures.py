@@ -19,9 +19,8 @@ from hybridperf.engine.evaluate import LINE, check_durations, makespan
 from hybridperf.engine.lower import Lowered, Program
 from hybridperf.io import InputError
 
-LARGEST_STACK = (
-    2**24
-)  # seconds in one call, 64 MB of float32: a bucket with more is evaluated in several calls
+# seconds in one call, 64 MB of float32: a bucket with more is evaluated in several calls
+LARGEST_STACK = 2**24
 _FEWEST_ROWS = 64
 
 

@@ -59,9 +59,8 @@ def busy_and_exposed(
         - _covered_s(times.start_s[on_rank & computes], times.end_s[on_rank & computes])
         for on_rank in (graph.rank == rank for rank in ranks)
     ]
-    return Occupancy(
-        lanes[0], lanes[1], busy_s, ranks, np.maximum(exposed_s, 0.0)
-    )  # rounding may leave less than nothing
+    # rounding may leave less than nothing
+    return Occupancy(lanes[0], lanes[1], busy_s, ranks, np.maximum(exposed_s, 0.0))
 
 
 def _covered_s(start_s: np.ndarray, end_s: np.ndarray) -> float:

@@ -51,9 +51,8 @@ class Prediction:
     roofline_s: float  # the same step by the datasheet alone
     op_s: np.ndarray  # [U] seconds of each row
     op_roofline_s: np.ndarray  # [U] by the datasheet alone
-    op_group: (
-        np.ndarray
-    )  # int [U] index into KINDS: GROUPS, then collectives by name, then what is given
+    # int [U] index into KINDS: GROUPS, then collectives by name, then what is given
+    op_group: np.ndarray
     op_in_range: np.ndarray  # bool [U] lies within what was measured
     timeline: Timeline  # [N] each
     on_critical_path: np.ndarray  # bool [N]
@@ -192,9 +191,8 @@ def _interval(
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(outside), outside, 0.0))
-    for g in range(
-        len(GROUPS), len(KINDS)
-    ):  # one error for all collectives of a kind, one for all that is given
+    # one error for all collectives of a kind, one for all that is given
+    for g in range(len(GROUPS), len(KINDS)):
         drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
     widen = np.where(group < len(GROUPS), widen, np.nan_to_num(spread))
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)

@@ -60,9 +60,8 @@ def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
     table = model.table(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
     place = {at: i for i, at in enumerate(ops)}
     place |= {at: max(len(ops), 1) + i for i, at in enumerate((*collectives, *given))}
-    place |= dict.fromkeys(
-        chains, max(len(ops), 1) + len(collectives) + len(given)
-    )  # nothing by themselves
+    # nothing by themselves
+    place |= dict.fromkeys(chains, max(len(ops), 1) + len(collectives) + len(given))
     first = next(iter(collectives.values()), None)
     return StepTable(
         ops=table,

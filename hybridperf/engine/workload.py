@@ -70,9 +70,8 @@ class Chain:
     one node of the graph.
     """
 
-    parts: tuple[
-        tuple[int, int], ...
-    ]  # (row, counted from 1, that is none of this kind; how often)
+    # (row, counted from 1, that is none of this kind; how often)
+    parts: tuple[tuple[int, int], ...]
     what: str = CHAIN
 
 

@@ -219,9 +219,8 @@ def test_dtype_is_that_of_durations(dtype: type):
     with jax.enable_x64(True):
         ends = makespan_of(found, np.full((5, 2), 0.25, dtype))
     assert ends.dtype == dtype
-    np.testing.assert_allclose(
-        ends, 300 * 0.75 + 0.25, rtol=1e-2
-    )  # 3 launches a layer, and the last reduction
+    # 3 launches a layer, and the last reduction
+    np.testing.assert_allclose(ends, 300 * 0.75 + 0.25, rtol=1e-2)
 
 
 def test_what_cannot_be_asked_of_folded_layers_is_refused():

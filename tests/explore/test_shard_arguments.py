@@ -102,9 +102,8 @@ def test_what_was_not_measured_is_said_in_text_file_and_picture(two, run, tmp_pa
     assert f"note: {lacking}" in said
     written = json.loads((tmp_path / "out" / "shard.json").read_text())
     assert sum(lacking in note for note in written["notes"]) == 1
-    assert (
-        f"{written['step_s'] * 1e6:.3g} µs of a step (90 %:" in said
-    )  # by far the most of it travels, and that was measured
+    # by far the most of it travels, and that was measured
+    assert f"{written['step_s'] * 1e6:.3g} µs of a step (90 %:" in said
     assert written["low_s"] < written["step_s"] < written["high_s"]
 
 

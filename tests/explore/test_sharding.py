@@ -46,9 +46,8 @@ def test_the_closed_form_of_the_traffic_is_that_of_the_matrix(ranks: int, nodes:
     by_node = sent.reshape(nodes, -1).sum(1)
     found = cost.parts(zero, zero, sent.max(), by_node.max()).alltoall_s
     assert float(found) == pytest.approx(float(alltoall.seconds(matrix, xp=np)), rel=1e-9)
-    assert float(found) == pytest.approx(
-        float(alltoall.seconds(matrix.T, xp=np)), rel=1e-9
-    )  # gradients go back the same way
+    # gradients go back the same way
+    assert float(found) == pytest.approx(float(alltoall.seconds(matrix.T, xp=np)), rel=1e-9)
     assert pair_traffic(matrix, ranks // nodes)[0] == pytest.approx(
         (ranks // nodes - 1) * sent.max()
     )
@@ -113,9 +112,8 @@ def test_greedy_looks_for_room() -> None:
     cost = Cost(tables, np.zeros(2), np.float64(10), None, 2, 1, (0.0, 0.0))
     out = greedy.greedy(np.array([9.0, 1.0, 5.0]), cost)
     assert out is not None
-    np.testing.assert_array_equal(
-        out, [0, 1, 1]
-    )  # the second would rather go to the rank with less, but 6 + 6 is too much
+    # the second would rather go to the rank with less, but 6 + 6 is too much
+    np.testing.assert_array_equal(out, [0, 1, 1])
     tables[:, MEMORY] = [6, 6, 6]
     assert greedy.greedy(np.array([9.0, 1.0, 5.0]), cost) is None
 
@@ -171,9 +169,8 @@ def test_no_single_move_or_swap_improves_what_was_polished() -> None:
     for at, rank in itertools.product(range(12), range(4)):
         moved = found.placement.copy()
         moved[at] = rank
-        assert not cost.fits(moved) or cost.step_s(moved) >= found.step_s * (
-            1 - 0.012
-        )  # what keeps others even weighs a hundredth
+        # what keeps others even weighs a hundredth
+        assert not cost.fits(moved) or cost.step_s(moved) >= found.step_s * (1 - 0.012)
     assert found.step_s <= cost.step_s(np.arange(12) % 4)
 
 
@@ -319,9 +316,8 @@ def test_pieces_by_column_share_the_bytes_and_pieces_by_row_the_lookups() -> Non
     assert sum(one.pooling for one in by_row) == pytest.approx(8.0)
     assert sum(one.rows for one in by_row) == 1e6
     together = sum(float(one.unique_rows(1e4)) for one in by_row)
-    assert together == pytest.approx(
-        float(table.unique_rows(1e4)), rel=0.001
-    )  # each row keeps its lookups
+    # each row keeps its lookups
+    assert together == pytest.approx(float(table.unique_rows(1e4)), rel=0.001)
 
 
 def test_a_split_names_its_pieces_and_their_owner() -> None:

@@ -38,9 +38,8 @@ def test_a_grid_by_hand():
     )
     made = all_points(spec)
     assert made["point"].tolist() == list(range(12))
-    expected = list(
-        itertools.product(["all_reduce"], [1024, 4096], [2, 4, 8], [1, 3])
-    )  # the last varies fastest
+    # the last varies fastest
+    expected = list(itertools.product(["all_reduce"], [1024, 4096], [2, 4, 8], [1, 3]))
     assert (
         list(made[["collective", "bytes", "n_gpus", "n_nodes"]].itertuples(index=False, name=None))
         == expected

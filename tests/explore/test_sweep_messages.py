@@ -186,9 +186,8 @@ def test_constraints_on_results_that_leave_nothing_are_named(run, tmp_path):
     status, _, err = run("sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet")
     assert status == 0
     assert "no point meets time_s > 10;" in err
-    status, _, err = run(
-        "sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet"
-    )  # nobody counts anew
+    # nobody counts anew
+    status, _, err = run("sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet")
     assert status == 0
     assert "no point meets time_s > 10 and time_s < 1;" in err
 

@@ -57,9 +57,8 @@ def test_outputs_of_a_batch(model_and_step):
     critical = {name: values for name, values in columns.items() if name.startswith("critical_")}
     assert {"critical_gemm_s", "critical_elementwise_s"} <= set(critical)
     np.testing.assert_allclose(sum(critical.values()), columns["time_s"], rtol=1e-5)
-    np.testing.assert_allclose(
-        columns["busy_compute_s"], columns["time_s"], rtol=1e-5
-    )  # one stream, nothing to wait for
+    # one stream, nothing to wait for
+    np.testing.assert_allclose(columns["busy_compute_s"], columns["time_s"], rtol=1e-5)
     assert columns["exposed_s"].tolist() == [0.0] * 5
 
 

@@ -153,9 +153,8 @@ def test_collectives_are_priced_as_a_table(tmp_path):
     expected = collectives_by_name("dgx_a100").predict(
         rows[["collective", "bytes", "n_gpus", "n_nodes"]]
     )
-    np.testing.assert_allclose(
-        rows["time_s"], expected["predicted_s"], rtol=1e-6
-    )  # networks are float32 and round by batch
+    # networks are float32 and round by batch
+    np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-6)
     np.testing.assert_allclose(rows["bus_bytes_per_s"], expected["bus_bytes_per_s"], rtol=1e-6)
     assert done.unpredicted == rows["time_s"].isna().sum() == 62  # 3 ranks on 2 nodes
     assert "do not divide" in rows.loc[rows["time_s"].isna(), "note"].iloc[0]
@@ -299,9 +298,8 @@ def kill_at_random_moments(tmp_path, kills, seed):
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
         )
         before = len(list(tmp_path.glob("killed.parquet.parts/part-*")))
-        wanted = before + rng.integers(
-            0, 60
-        )  # kill while the process starts, in the middle of parts, or near the end
+        # kill while the process starts, in the middle of parts, or near the end
+        wanted = before + rng.integers(0, 60)
         deadline = time.monotonic() + 20
         while (
             process.poll() is None

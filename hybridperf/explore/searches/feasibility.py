@@ -63,9 +63,8 @@ def _empty(
 ) -> bool:
     """Whether it is proved that no point meets all of them; False where that was not found out."""
     names = [name for name in box if name in _reached(sides, formulas)]
-    low, high = (
-        np.log(np.array([[box[name][end] for name in names]])).T for end in (0, 1)
-    )  # [names, boxes]
+    # [names, boxes]
+    low, high = (np.log(np.array([[box[name][end] for name in names]])).T for end in (0, 1))
     for _ in range(_HALVINGS):
         keep = _possible(sides, names, low, high, constants, formulas)
         low, high = low[:, keep], high[:, keep]

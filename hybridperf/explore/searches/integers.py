@@ -101,9 +101,8 @@ def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple
         0.0,
     )
     for (k, sign, value), f, over in zip(moves, at.f, pressed, strict=True):
-        if (
-            f < best.f - _GAIN and over.any() and (k, sign) not in seen
-        ):  # farther numbers break what would not matter
+        # farther numbers break what would not matter
+        if f < best.f - _GAIN and over.any() and (k, sign) not in seen:
             seen.add((k, sign))
             for c in np.flatnonzero(over):
                 found.setdefault(int(c), (k, value))

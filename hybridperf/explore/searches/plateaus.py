@@ -29,9 +29,8 @@ def plateaus(problem: Problem, best: Polished, held: np.ndarray) -> dict[str, tu
             low, high = (
                 float(problem.spec.knobs[k].least * np.exp(width * end)) for end in (low, high)
             )
-            ends = np.array(
-                [np.floor(low), np.ceil(low), np.floor(high), np.ceil(high)]
-            )  # an end may be found a little too near
+            # an end may be found a little too near
+            ends = np.array([np.floor(low), np.ceil(low), np.floor(high), np.ceil(high)])
             ends = ends[
                 _holds(problem, best, held, k, ends) & (ends >= knob.least) & (ends <= knob.most)
             ]

@@ -74,9 +74,8 @@ def polish(
         return _polished(x, f, g, equal, path)
     for _ in range(_MOST_ROUNDS):
         step, promised, short = cuts.step(x, f, g, radius, weight, free)
-        while (
-            short > MARGIN and weight < _MOST_WEIGHT
-        ):  # is a constraint out of reach, or only not dear enough to be kept?
+        # is a constraint out of reach, or only not dear enough to be kept?
+        while short > MARGIN and weight < _MOST_WEIGHT:
             dearer = cuts.step(x, f, g, radius, 10 * weight, free)
             if dearer[2] > 0.9 * short:
                 break

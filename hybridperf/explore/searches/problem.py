@@ -64,9 +64,8 @@ class Problem:
     spec: SearchSpec
     scaling: Scaling = dataclasses.field(init=False)
     evaluations: int = 0
-    shifts: np.ndarray = dataclasses.field(
-        init=False
-    )  # [C] added to the logs of limits: what if they were looser
+    # [C] added to the logs of limits: what if they were looser
+    shifts: np.ndarray = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec

@@ -48,9 +48,8 @@ class Active:
     text: str
     less: float  # its two sides at the optimum
     more: float
-    limit: (
-        str | None
-    )  # the side that no knob moves; None where knobs move both, or where it is zero
+    # the side that no knob moves; None where knobs move both, or where it is zero
+    limit: str | None
     # what is asked about: one percent more of the limit, or that the constraint is loosened by one
     # percent
     what_if: str
@@ -90,22 +89,18 @@ class SearchResult:
     maximise: bool
     objective: float  # exact, as evaluated at `knobs`
     knobs: tuple[Found, ...]
-    columns: dict[
-        str, float
-    ]  # every column at the optimum, evaluated anew by the exact functions a sweep uses
+    # every column at the optimum, evaluated anew by the exact functions a sweep uses
+    columns: dict[str, float]
     active: tuple[Active, ...]  # what holds knobs back that are no whole numbers
     stops: tuple[Stop, ...]  # what holds whole numbers back
-    plateaus: dict[
-        str, tuple[float, float]
-    ]  # knobs that may stand anywhere in a range for the same objective, the others as they are
+    # knobs that may stand anywhere in a range for the same objective, the others as they are
+    plateaus: dict[str, tuple[float, float]]
     trust: Trust | None  # None: no target
     notes: tuple[str, ...]  # what is to be known before the optimum is believed
-    relaxed_objective: (
-        float | None
-    )  # before whole numbers were made of knobs; None where none had to be
-    convergence: (
-        pd.DataFrame
-    )  # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
+    # before whole numbers were made of knobs; None where none had to be
+    relaxed_objective: float | None
+    # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
+    convergence: pd.DataFrame
     prices: dict[str, Price]  # that formulas named
     evaluations: int  # points whose prediction was asked for, with or without gradient
     seconds: float

@@ -208,9 +208,8 @@ def _shortfall(one: Constraint, columns: Mapping[str, float]) -> float:
     return apart / max(abs(less), abs(more), 1e-300)
 
 
-_Part = tuple[
-    str, Sequence[int], Sequence[float], Sequence[float]
-]  # phase, evaluations, f, violation
+# phase, evaluations, f, violation
+_Part = tuple[str, Sequence[int], Sequence[float], Sequence[float]]
 
 
 def _descent_history(came: Descended, problem: Problem) -> _Part:

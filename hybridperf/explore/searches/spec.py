@@ -187,11 +187,8 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
     constants = {
         name: _number(f"constant {name}", value) for name, value in parts["constants"].items()
     }
-    own = {
-        *parts["knobs"],
-        *constants,
-        *parts["derived"],
-    }  # the spec's own names go before those of prices
+    # the spec's own names go before those of prices
+    own = {*parts["knobs"], *constants, *parts["derived"]}
     every_price = read_prices(parts["prices"], folder)
     prices = {name: price for name, price in every_price.items() if name not in own}
     extremes = {knob.name: np.array([knob.least, knob.most]) for knob in knobs} | {

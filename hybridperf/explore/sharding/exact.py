@@ -38,9 +38,10 @@ def prove(
             )
             + cost.tables[table, SENT]
         )
+        # [N, R, 4]
         new = np.maximum(
             highest[:, None], np.stack([forward, backward, grown[..., SENT], node], -1)
-        )  # [N, R, 4]
+        )
         step = cost.parts(*np.moveaxis(new, -1, 0)).step_s
         use = (
             (step < limit_s)

@@ -232,9 +232,10 @@ class _Merit:
             np.maximum(new_one.sums[..., SENT], new_other.sums[..., SENT]),
         )
         nodes = one // per_node, other // per_node
+        # what goes from node to node
         apart = np.where(
             nodes[0] == nodes[1], 0.0, new_other.sums[..., SENT] - self._sums[other, SENT]
-        )  # what goes from node to node
+        )
         changed = np.maximum(self._by_node[nodes[0]] - apart, self._by_node[nodes[1]] + apart)
         node_sent = np.maximum(self._nodes.without(*nodes), changed)
         own = self._total - self._own[one] - self._own[other]
@@ -243,9 +244,8 @@ class _Merit:
         forward_s, backward_s, sent, node_sent, own = np.broadcast_arrays(
             *highest, sent, node_sent, own
         )
-        merit = (
-            forward_s + backward_s + self._scale.step_s * own
-        )  # so far: an all-to-all is dear to price, and most are out without it
+        # so far: an all-to-all is dear to price, and most are out without it
+        merit = forward_s + backward_s + self._scale.step_s * own
         least = cost.parts(np.zeros(()), np.zeros(()), sent.min(), node_sent.min()).step_s
         near = merit + least < self._now
         out = np.full(merit.shape, np.inf)

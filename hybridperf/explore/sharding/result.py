@@ -36,9 +36,8 @@ class ShardResult:
     nodes: int
     method: str  # that found it
     step_s: float  # what placement decides of a step: lookups and all-to-alls
-    low_s: (
-        float | None
-    )  # its 90 % interval; None where the error of its ops or collectives is not known
+    # its 90 % interval; None where the error of its ops or collectives is not known
+    low_s: float | None
     high_s: float | None
     parts: Parts
     bound_s: float  # by the sums of tables' lookups no placement takes less
@@ -54,9 +53,8 @@ class ShardResult:
     # `sums_s`
     candidates: pd.DataFrame
     explanation: tuple[str, ...]  # sentences
-    notes: tuple[
-        str, ...
-    ]  # what was assumed, and what the model has not measured, as `predict` says it
+    # what was assumed, and what the model has not measured, as `predict` says it
+    notes: tuple[str, ...]
     cost: Cost
 
     def save(self, folder: str | Path) -> Path:

@@ -36,9 +36,8 @@ def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
     is wrong and with which table.
     """
     frame = read_table(path)
-    frame = with_own_text(
-        frame, path, [column for column in frame if column != "name"]
-    )  # a table may be called NA
+    # a table may be called NA
+    frame = with_own_text(frame, path, [column for column in frame if column != "name"])
     require_columns(frame, _SIZES, f"{path}, a table of embedding tables,")
     others = [column for column in frame if column not in (*_KNOWN, *_BINS)]
     for column in others:

@@ -81,10 +81,8 @@ class Range:
 
     def of(self, uniform: np.ndarray) -> np.ndarray:
         """Numbers of the range from numbers in [0, 1)."""
-        low, high = (
-            self.low,
-            self.high + (1 if self.integer else 0),
-        )  # each whole number owns the interval up to the next
+        # each whole number owns the interval up to the next
+        low, high = (self.low, self.high + (1 if self.integer else 0))
         value = low * (high / low) ** uniform if self.log else low + (high - low) * uniform
         return (
             np.clip(np.floor(value), self.low, self.high).astype(np.int64)
@@ -191,8 +189,7 @@ def _sobol(seed: int, dimensions: int, place: np.ndarray) -> np.ndarray:
         if run[0] > 0:
             sampler.fast_forward(int(run[0]))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # numbers of points other than powers of two balance less: the user's choice
+            # numbers of points other than powers of two balance less: the user's choice
+            warnings.simplefilter("ignore", UserWarning)
             made.append(sampler.random(len(run)))
     return np.concatenate(made)

@@ -42,9 +42,8 @@ class Best:
         """
         values = frame[self.by].to_numpy(np.float64)
         candidate = np.isfinite(values)
-        if (
-            candidate.sum() > self.count
-        ):  # all are sorted through for the last that counts, those up to it put in order
+        # all are sorted through for the last that counts, those up to it put in order
+        if candidate.sum() > self.count:
             candidate &= values <= np.partition(values[candidate], self.count - 1)[self.count - 1]
         return frame[candidate].sort_values([self.by, _ORDER], kind="stable").head(self.count)
 

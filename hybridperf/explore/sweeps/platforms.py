@@ -27,9 +27,8 @@ def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
     fields: dict[str, Any] = {}
     knobs: dict[str, Any] = {}
     links: dict[str, Any] = {}
-    for name in sorted(
-        values, key=lambda name: "__" in name
-    ):  # a group's own value is the last word
+    # a group's own value is the last word
+    for name in sorted(values, key=lambda name: "__" in name):
         group, _, knob = name.rpartition("__")
         if hasattr(platform.knobs, knob):
             base = knobs.get(knob, getattr(platform.knobs, knob))

@@ -51,9 +51,8 @@ class ProgramTarget(Target):
 
     @functools.cached_property
     def _predictor(self) -> BatchPredictor:
-        return BatchPredictor(
-            self._model, self._workload, self._outputs
-        )  # compiles: not before the whole spec is known to be right
+        # compiles: not before the whole spec is known to be right
+        return BatchPredictor(self._model, self._workload, self._outputs)
 
     @classmethod
     def read(

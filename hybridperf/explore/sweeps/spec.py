@@ -76,13 +76,8 @@ _SECTIONS = (
     "top",
     "front",
 )
-_NO_MATTER = (
-    "schema",
-    "schema_version",
-    "chunk",
-    "top",
-    "front",
-)  # to the results; chunks are named beside the spec
+# to the results; chunks are named beside the spec
+_NO_MATTER = ("schema", "schema_version", "chunk", "top", "front")
 _KINDS = ("lin", "log", "powers_of_two", "random", "sobol", "table")
 _ALSO = {
     "lin": ("count", "integer"), "log": ("count", "integer"), "powers_of_two": (),

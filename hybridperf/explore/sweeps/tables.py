@@ -21,12 +21,13 @@ from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import Op, op_by_name
 from hybridperf.ops.table import LABELS
 
+# ours -> a sweep's
 _ANSWERS = {
     "predicted_s": "time_s",
     "low_s": "low_s",
     "high_s": "high_s",
     "roofline_s": "roofline_s",
-}  # ours -> a sweep's
+}
 _MARKS: dict[str, type] = {"in_range": bool, "note": str}
 _SECONDS: dict[str, type] = dict.fromkeys(_ANSWERS.values(), float)
 _COLLECTIVE_SIZES = ("bytes", "n_gpus", "n_nodes", "gpus_per_node")

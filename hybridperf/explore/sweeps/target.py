@@ -22,9 +22,8 @@ class Target(abc.ABC):
 
     keys: ClassVar[Mapping[str, type]]  # of `[target]` beside `kind`, with the type of each
     required: ClassVar[tuple[str, ...]]  # those of the keys that must be there
-    results: Mapping[
-        str, type
-    ]  # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
+    # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
+    results: Mapping[str, type]
 
     @classmethod
     @abc.abstractmethod
