@@ -43,22 +43,20 @@ _LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndarray:
     """Seconds [B] of one step on B variations of the platform.
 
-    `knobs` are arrays [B], or numbers that hold for all of B, by name: `memory_bytes_per_s`,
-    `peak_flops_scale`, or any of the model's knobs, for a group as `gemm__compute_efficiency` or
-    for all groups as `compute_efficiency` (a factor on each group's own value); of a step with
-    collectives also the rates of links, `intra_bytes_per_s`, `rank_bytes_per_s`,
-    `node_bytes_per_s`.
+    `knobs`: arrays [B], or numbers that hold for all of B, by name: `memory_bytes_per_s`,
+    `peak_flops_scale`; a knob of one group as `gemm__compute_efficiency`, or of all groups as
+    `compute_efficiency` (a factor on each group's own value); of a step with collectives also
+    `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`. `InputError` for an unknown one, or
+    where one is not positive.
     """
     return BatchPredictor(model, workload)(**knobs)
 
 
 class BatchPredictor:
-    """`predict_batch` for many batches: the step is lowered and its ops are priced once. Several
-    devices share each batch.
+    """`predict_batch` for many batches, which several devices share: the step is lowered once.
 
-    With `outputs`, some of `hybridperf.engine.outputs.OUTPUTS`, a call gives their columns by name
-    instead of the plain array: `time_s`, `busy_compute_s`, `exposed_s`, `critical_gemm_s`; [B]
-    each.
+    With `outputs`, some of `hybridperf.engine.outputs.OUTPUTS`, a call gives their columns [B] by
+    name: `time_s`, `busy_compute_s`, `exposed_s`, `critical_gemm_s`.
     """
 
     def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
@@ -116,9 +114,7 @@ class BatchPredictor:
         return dict(zip(self._outputs.columns, columns, strict=True))
 
     def _checked(self, answers: np.ndarray, varied: Mapping[str, Any]) -> np.ndarray:
-        """`answers` [columns, B]; `InputError` for knobs that, though numbers themselves, make an
-        op's seconds none.
-        """
+        """`answers` [columns, B]; `InputError` where knobs give an op no finite seconds."""
         wrong = ~np.isfinite(answers).all(axis=0)
         if not wrong.any():
             return answers
@@ -170,9 +166,7 @@ class BatchPredictor:
 
 
 def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> None:
-    """`InputError` naming the op where a number of the model or the step cannot give seconds,
-    before anything is compiled.
-    """
+    """`InputError` naming the op where a number of the model or the step cannot give seconds."""
     table = rows.ops
     op_rows, _, given = split(workload.calls)
     ops = list(op_rows)
@@ -288,9 +282,7 @@ def _in_reach(value: float, dtype: np.dtype) -> str:
 
 
 def step_seconds(program: Any, table: StepTable | OpTable, platform: Platform) -> Any:
-    """Seconds of one step, one platform; pure and differentiable: the function that searches
-    descend.
-    """
+    """Seconds of one step on one platform: pure and differentiable, for gradient searches."""
     rows = StepTable(table) if isinstance(table, OpTable) else table
     return makespan(program, step_durations(rows, platform)[:, None])[0]
 

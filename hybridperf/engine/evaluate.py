@@ -79,17 +79,14 @@ def timeline(lowered: Lowered, durations: ArrayLike) -> Timeline:
 
 
 class CriticalPath(NamedTuple):
-    """What the makespan consists of, in order of time: the seconds of its M
-    entries add up to it.
-    """
+    """What the makespan consists of, in order of time: the seconds of its M entries add up to it."""
 
     node: np.ndarray  # int [M]
     is_launch: np.ndarray  # the node's launch by the host is meant, not the node itself; bool [M]
 
 
 def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
-    """The longest path in one configuration, from seconds per row `durations` [U]; one of them if
-    several tie.
+    """One longest path of one configuration, from seconds per row `durations` [U].
 
     A collective is on it once, as the node of the rank that the others waited for.
     """
@@ -115,9 +112,7 @@ def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
 
 
 def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
-    """`durations` [U] or [U, B] unchanged, if every row that the graph points to is there, finite
-    and not negative.
-    """
+    """`durations` [U] or [U, B] unchanged; `ValueError` for missing, infinite or negative rows."""
     table, graph = np.asarray(durations), lowered.graph
     if table.ndim not in (1, 2) or len(table) < graph.rows:
         raise ValueError(
@@ -144,9 +139,7 @@ def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
 
 
 class _StepTimes(NamedTuple):
-    """When each step runs, and its launch by its host's clock; float64 [S + 1], the last entry, 0
-    s, is found at NO_STEP = -1.
-    """
+    """Times of each step and of its launch; float64 [S + 1], the last entry is 0 s (NO_STEP = -1)."""
 
     start_s: np.ndarray
     end_s: np.ndarray
@@ -217,9 +210,7 @@ _last_end.defvjp(_last_end_fwd, _last_end_bwd)
 
 
 def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = None) -> Any:
-    """`function(arrays)`, whose results are [..., B] as its arrays are, for up to `most` (`BLOCK`)
-    configurations at a time.
-    """
+    """`function(arrays)` on `most` configurations at a time; arrays and results are [..., B]."""
     batch = jax.tree.leaves(arrays)[0].shape[-1]
     blocks = max(1, -(-batch // (BLOCK if most is None else most)))
     # a search asks for one at a time
@@ -256,9 +247,7 @@ def with_zero_row(durations: jax.Array) -> jax.Array:
 
 
 def step_starts(program: Program, durations: jax.Array) -> jax.Array:
-    """Start of each step [S, B], from seconds per row `durations` [U, B]: large, so for a block of
-    configurations at a time.
-    """
+    """Start of each step [S, B], from `durations` [U, B]; large, so ask for blocks of B."""
     return _forward(program, with_zero_row(durations), note=_start)[1]
 
 
@@ -300,8 +289,8 @@ def run_steps(
     *,
     note: Callable[..., jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Slots and clocks after the steps `begin` to `stop`, the end of the last of them [B], and what
-    is noted of each, see `_forward`.
+    """Slots and clocks after the steps `begin` to `stop`, the last end [B], and `_forward`'s
+    record.
 
     The slots [slots, ..., B] and clocks [hosts, ..., B] are those of before, with any axes between;
     `table` is [1 + U, B]. The last end is not yet in its slot, and the step before `begin` has to
@@ -336,9 +325,7 @@ def run_steps(
 
 
 def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:
-    """Ends [B], NaN where the table [1 + U, B] has one, which the steps may
-    have lost, see `later`.
-    """
+    """Ends [B], NaN where the table [1 + U, B] has one, which `later` may have lost."""
     # a sum is compiled sooner than a search
     return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end)
 
@@ -371,9 +358,7 @@ def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.A
 
 
 def later(one: jax.Array, other: jax.Array) -> jax.Array:
-    """The later end: one machine instruction, where a maximum that returns NaN for NaN takes four;
-    a sixth of the time.
-    """
+    """The later end: one machine instruction, a sixth of the time of a maximum that keeps NaN."""
     return jnp.where(one > other, one, other)
 
 

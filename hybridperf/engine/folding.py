@@ -60,8 +60,8 @@ WORTH = 0.8  # of the plain evaluator's cost
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """A program whose repeated layers stand in it once. All arrays are inputs of the compiled
-    function: depth is `times` alone.
+    """A program whose repeated layers stand in it once. Its depth is `times`, an input when
+    compiled.
 
     Axes: K numbers handed on. They stand in the rows of slots and clocks joined, a host's clock at
     `slots + host`.
@@ -78,9 +78,7 @@ class Folded:
 
 
 def folded(lowered: Lowered) -> Folded | None:
-    """The program with its repeated layers folded; None where nothing repeats or folding would not
-    be faster.
-    """
+    """The program with its repeated layers folded; None where folding would not be faster."""
     program = lowered.program
     first = int(program.first)
     steps = _Steps.of(program)
@@ -138,11 +136,10 @@ def folded(lowered: Lowered) -> Folded | None:
 
 @jax.jit
 def makespan_of(folded: Folded, durations: jax.Array) -> jax.Array:
-    """Seconds [B] until the last node ends, from seconds per row, `durations` [U, B]: `makespan` to
-    float rounding.
+    """Seconds [B] until the last node ends, from seconds per row `durations` [U, B].
 
-    Compiled once per bucket, K and shape of `durations`, whatever the depth. Values cannot be
-    refused here, see `makespan`.
+    Equal to `makespan` up to float rounding. Compiled once per bucket, K and shape of `durations`,
+    whatever the depth; like `makespan` it cannot refuse values.
     """
     if durations.ndim != 2 or not jnp.issubdtype(durations.dtype, jnp.floating):
         raise ValueError(
@@ -206,9 +203,7 @@ def _power_applied(matrix: jax.Array, x: jax.Array, times: ArrayLike) -> jax.Arr
 
 
 def _product(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Maxima of sums over k, written out: a fifth of the time of a reduction over an axis, and
-    compiled as one loop.
-    """
+    """Maxima of sums over k, written out: compiled as one loop, five times as fast as a reduction."""
     return reduce(later, (one[:, k, None] + other[None, k] for k in range(one.shape[1])))
 
 
@@ -267,11 +262,9 @@ def _numbered(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _periods(code: np.ndarray) -> list[int]:
-    """Usual distances between a run of steps and the next that is the same, for runs of 1, 2, 4,
-    ... steps.
+    """Usual distances between a run of 1, 2, 4, ... steps and the next equal run.
 
-    A layer may repeat steps within itself; runs about as long as the layer are found again in the
-    next layer only.
+    A layer may repeat steps within itself; runs as long as the layer recur in the next layer only.
     """
     found: dict[int, None] = {}
     run, length = code, 1
@@ -286,9 +279,7 @@ def _periods(code: np.ndarray) -> list[int]:
 
 
 def _repetition(steps: _Steps, period: int) -> _Repetition | None:
-    """The longest stretch of layers of `period` steps that hand on ends at the same distances, the
-    fewest possible.
-    """
+    """The longest stretch of layers of `period` steps, cut where it hands on the fewest ends."""
     begin, stop = _longest(steps.code[period:] == steps.code[:-period])
     # something stays behind the layers: the makespan is the end of the last step
     stop = min(stop + period, len(steps.code) - 1)

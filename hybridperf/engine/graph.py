@@ -31,9 +31,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)  # eq=False: arrays have no single truth value to compare by
 class Graph:
-    """Nodes in issue order, which is a topological order. Axes: N nodes, A waits (`after` entries
-    of all nodes).
-    """
+    """Nodes in issue order, a topological order. Axes: N nodes, A entries of all `after`."""
 
     # row of the duration table that holds the node's seconds, 0 = takes no time; int32 [N]
     row: np.ndarray
@@ -67,8 +65,8 @@ class Graph:
 
 @dataclass
 class GraphBuilder:
-    """Collects nodes in issue order: `op` and `collective` return node ids, `build` returns the
-    frozen graph.
+    """Collects nodes in issue order; `op` and `collective` return node ids, `build` the frozen
+    graph.
 
     >>> builder = GraphBuilder()
     >>> forward = builder.op(1, label="forward", launch_row=3)
@@ -95,8 +93,14 @@ class GraphBuilder:
     ) -> int:
         """Id of a new op, issued now, that runs when its stream and all of `after` are done.
 
-        `blocking` makes the rank's host thread wait for the op to end before it launches anything
-        else.
+        Args:
+            row: row of the duration table that holds its seconds, from 1; 0 takes no time.
+            label: for people.
+            rank: the rank that it runs on.
+            stream: the queue of that rank.
+            after: ids of nodes that it waits for.
+            launch_row: row that holds the host's seconds to launch it; 0 is free.
+            blocking: the rank's host waits for the op to end before it launches anything else.
         """
         return self._add(
             row,
@@ -119,10 +123,10 @@ class GraphBuilder:
         after: Sequence[int] = (),
         launch_row: int = 0,
     ) -> dict[int, int]:
-        """New node ids by rank. All start together, when the last rank has launched its own and is
-        ready for it.
+        """New node ids by rank. All start together, when each rank has launched its own and is
+        ready.
 
-        Ready means that the rank's stream and all of `after`, which may be on any rank, are done.
+        A rank is ready when its stream and all of `after`, which may be on any rank, are done.
         """
         if len(ranks) == 0:
             raise ValueError(

@@ -48,11 +48,9 @@ ZERO_ROW = 0  # the row of the duration table that always holds 0 s
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The steps of one graph as int32 arrays, which are inputs of the compiled evaluator, not part
-    of it.
+    """The steps of one graph as int32 arrays, inputs of the compiled evaluator.
 
-    Axes: S steps, a bucket. Padding comes first, so that the last step's end is always the
-    makespan.
+    Axes: S steps, a bucket. Padding comes first, so that the last step's end is the makespan.
     """
 
     # slots holding the ends of its predecessors, ZERO_SLOT where it has fewer than two; [S, 2]
@@ -85,9 +83,7 @@ class Lowered:
 
 
 def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
-    """The program that evaluates `graph`. Folding ranks that do the same changes no result, only
-    the number of steps.
-    """
+    """The program that evaluates `graph`. `fold_ranks` only reduces the number of steps."""
     _check_order(graph)
     steps = _steps(graph, _twins(graph) if fold_ranks else graph.rank.tolist())
     split = _split(steps, _drop_implied(steps.reads, steps.lane))
@@ -130,9 +126,7 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
 
 
 def _check_order(graph: Graph) -> None:
-    """Refuse a graph made by hand whose waits point forward: in issue order every cycle has one
-    that does.
-    """
+    """Refuse a graph whose waits point forward: in issue order every cycle has one that does."""
     waiting = np.repeat(np.arange(len(graph)), np.diff(graph.after_start))
     wrong = np.flatnonzero((graph.after >= waiting) | (graph.after < 0))
     if len(wrong):
@@ -145,12 +139,11 @@ def _check_order(graph: Graph) -> None:
 
 
 def _twins(graph: Graph) -> list[int]:
-    """Rank of each node [N], of ranks that are always at the same point at the same time that of
-    the first.
+    """Rank of each node [N]; for a rank that always does what an earlier one does, that rank.
 
     Launches and ends are numbered by what they are computed from: the same number is the same time,
-    whatever the durations. Ranks whose nodes have the same numbers one by one are twins: replicas
-    of a stage, say.
+    whatever the durations. Ranks whose nodes have equal numbers one by one are twins, such as
+    replicas.
     """
     numbers: dict[tuple, int] = {}
     host_at: dict[int, int] = {}
@@ -194,9 +187,7 @@ NOT_ON_CLOCK = -1
 
 
 class _Steps(NamedTuple):
-    """Steps before reduction, in issue order. One may read any number of others and launch on any
-    number of hosts.
-    """
+    """Steps before reduction, in issue order, with any number of reads and launches each."""
 
     row: list[int]
     reads: list[set[int]]  # earlier steps whose end it needs
@@ -292,9 +283,7 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
 
 
 def _places(graph: Graph, twin: list[int]) -> Iterator[list[tuple[int, int]]]:
-    """For each run of nodes that go together, the twin and which of its rank's nodes each is: equal
-    for the same point.
-    """
+    """For each run of nodes that go together: the twin, and which of its rank's nodes each is."""
     counts: Counter[int] = Counter()
     rank = graph.rank.tolist()
     for nodes in _together(graph.collective.tolist()):
@@ -303,9 +292,7 @@ def _places(graph: Graph, twin: list[int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _together(collective: list[int]) -> list[range]:
-    """Runs of nodes that share one step: a collective's nodes, issued one after the other, or a
-    single op.
-    """
+    """Runs of nodes that share one step: the consecutive nodes of a collective, or a single op."""
     starts = [i for i, first in enumerate(collective) if first in (Graph.NO_COLLECTIVE, i)]
     return list(map(range, starts, [*starts[1:], len(collective)]))
 
@@ -384,9 +371,7 @@ def _split(steps: _Steps, reads: list[list[int]]) -> _Split:
 
 
 def _before_on_host(host: np.ndarray) -> np.ndarray:
-    """The step before each on the same host [S], NO_STEP for a host's first and for steps without
-    one.
-    """
+    """The step before each on the same host [S]; NO_STEP for a host's first and steps without one."""
     before = np.full(len(host), NO_STEP)
     for number in set(host.tolist()) - {NO_HOST}:
         on_host = np.flatnonzero(host == number)
@@ -395,9 +380,7 @@ def _before_on_host(host: np.ndarray) -> np.ndarray:
 
 
 def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Slots read [S, 2] and written [S], and how many there are. Every step but the last is read by
-    someone.
-    """
+    """Slots read [S, 2] and written [S], and their number. Every step but the last has a reader."""
     pairs = pred_step.tolist()
     last_reader = {before: step for step, pair in enumerate(pairs) for before in pair}
     out_slot: list[int] = []
@@ -417,8 +400,7 @@ def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 def step_bucket(steps: int) -> int:
     """64 * 1.25^k, rounded up: 10 buckets a decade, and padding costs memory only.
 
-    At least one step of padding: the evaluator's first turn writes what the step before it left,
-    into the trash.
+    At least one step is padding: the evaluator's first turn writes there what came before it.
     """
     bucket = 64.0
     while math.ceil(bucket) <= steps:

@@ -41,9 +41,7 @@ _BLOCK_BYTES = 64e6  # of starts and intervals of one block
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rank:
-    """What runs on the streams of one rank, stream after stream, the compute stream first; each
-    ends in an entry that never starts.
-    """
+    """Streams of one rank in turn, compute first; each ends in an entry that never starts."""
 
     step: np.ndarray  # int32 [M], S for never
     row: np.ndarray  # int32 [M], ZERO_ROW for never
@@ -73,11 +71,15 @@ class Outputs:
 
 
 def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) -> Outputs:
-    """A plan for some of `OUTPUTS` of a lowered graph; `groups` [U] says of which group each row of
-    the duration table is.
+    """A plan for some of `OUTPUTS` of a lowered graph.
 
     Columns are `time_s`; `busy_compute_s` and so on by stream; `exposed_s`; `critical_gemm_s` and
     so on by group; of several ranks `busy_rank0_compute_s` and `exposed_rank0_s`.
+
+    Args:
+        lowered: the graph.
+        groups: the group of each row of the duration table, [U].
+        asked: names among `OUTPUTS`.
     """
     asked = tuple(dict.fromkeys(asked))
     for name in asked:
@@ -134,9 +136,7 @@ def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) ->
 
 
 def batch_outputs(plan: Outputs, program: Program, durations: jax.Array) -> jax.Array:
-    """The plan's columns [C, B] from seconds per row, `durations` [U, B]; to be compiled by whoever
-    calls it.
-    """
+    """The plan's columns [C, B] from seconds per row `durations` [U, B]; its caller compiles it."""
     most = BLOCK
     if "exposed_s" in plan.asked:
         largest = len(program.row) + 3 * max(len(rank.step) for rank in plan.ranks)
@@ -216,9 +216,7 @@ def _weighted(weights: np.ndarray, durations: jax.Array) -> jax.Array:
 
 
 def _exposed_s(rank: _Rank, start_s: jax.Array, durations: jax.Array) -> jax.Array:
-    """Seconds [B] in which some stream runs and none that computes, from starts of steps [S, B] and
-    durations [U, B].
-    """
+    """Seconds [B] in which only communication runs, from `start_s` [S, B] and durations [U, B]."""
     if not rank.communicates:
         return jnp.zeros_like(durations[0])
     never = jnp.full_like(durations[:1], jnp.inf)
@@ -228,9 +226,7 @@ def _exposed_s(rank: _Rank, start_s: jax.Array, durations: jax.Array) -> jax.Arr
     streams = len(rank.first)
 
     def take(_: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The interval that starts next: what of it is new to all streams, less what is new to
-        compute.
-        """
+        """Take the interval that starts next: what is new to all streams, or to compute."""
         at, next_start, next_end, reached, computed, exposed = carry  # [streams, B] thrice, [B]
         which = jnp.argmin(next_start, axis=0)
         start, end, here = (_picked(each, which, streams) for each in (next_start, next_end, at))

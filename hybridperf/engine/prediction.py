@@ -39,9 +39,7 @@ _WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Seconds of one step, with what they are made of. N nodes of the graph, U rows: unique ops,
-    collectives, given seconds.
-    """
+    """Seconds of one step, and what they are made of. N nodes of the graph, U rows of calls."""
 
     workload: Workload
     model: PerfModel
@@ -60,9 +58,7 @@ class Prediction:
     notes: tuple[str, ...]
 
     def breakdown(self) -> pd.DataFrame:
-        """Seconds by group of ops, largest first: `group, seconds, share, roofline_s, ops,
-        in_range`.
-        """
+        """Seconds by group, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
         times = self.workload.times_run()
         row = np.flatnonzero(times)
         times = times[row]
@@ -81,10 +77,10 @@ class Prediction:
         return out.sort_values("seconds", ascending=False).reset_index()
 
     def ops(self) -> pd.DataFrame:
-        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical` and the
-        op's dimensions.
+        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical`,
+        dimensions.
 
-        Of several ranks or streams `rank` and `stream` come after the label. A node that only waits
+        With several ranks or streams, `rank` and `stream` follow the label. A node that only waits
         has no seconds.
         """
         graph = self.workload.graph
@@ -105,8 +101,10 @@ class Prediction:
 
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
-    """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for
-    another kind of device.
+    """Time of one step of `workload` on `model`'s device.
+
+    Raises:
+        InputError: the workload was compiled for another kind of device, or a call has no price.
     """
     if not isinstance(workload, Workload):
         raise InputError(
@@ -175,11 +173,11 @@ def _interval(
     op_s: np.ndarray,
     outside: np.ndarray,
 ) -> tuple[float, float]:
-    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its
-    ops, one change of the whole machine's slowness (`PerfModel.drift`) for all of them, and both
-    are sent through the evaluator; behind it, what the workload says of itself.
+    """90 % interval of the step, from errors that are drawn and sent through the evaluator.
 
-    An op outside the measured range errs more, see `widening`.
+    Each group of ops draws one held-out error, shared by all its ops, and the machine one change of
+    its speed (`PerfModel.drift`); the workload's own deviation is added behind. An op outside the
+    measured range errs more, see `widening`.
     """
     spread = _collective_spread(model, workload)
     spread[list(split(workload.calls)[2])] = workload.given_deviation
@@ -210,9 +208,7 @@ def _interval(
 
 
 def _without_error(model: PerfModel, workload: Workload, group: np.ndarray) -> list[int]:
-    """Rows whose error nobody knows: ops of a group or number format that was not measured,
-    collectives without an interval.
-    """
+    """Rows of unknown error: ops whose group or number format nobody measured, some collectives."""
     spread = _collective_spread(model, workload)
     found = [
         u
@@ -260,9 +256,7 @@ def _widened(workload: Workload) -> list[str]:
 
 
 def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
-    """How far each row lies outside what was measured, in octaves [U]; infinite for a collective
-    that was not, 0 for what is given.
-    """
+    """Octaves between each row and what was measured [U]; infinite for an unmeasured collective."""
     ops, collectives, _ = split(workload.calls)
     found = np.zeros(len(workload.calls))
     found[list(ops)] = model.outside(list(ops.values()))
@@ -274,9 +268,7 @@ def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
 
 
 def _collective_spread(model: PerfModel, workload: Workload) -> np.ndarray:
-    """Standard deviation of the log of each collective's seconds [U]; NaN where the model knows
-    none, 0 for other rows.
-    """
+    """Deviation of the log of collectives' seconds [U]; NaN where unknown, 0 for other rows."""
     _, collectives, _ = split(workload.calls)
     found = np.zeros(len(workload.calls))
     if collectives:
@@ -290,9 +282,7 @@ def _collectives_said(model: PerfModel, workload: Workload) -> pd.DataFrame:
 
 
 def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
-    """Values [_DRAWS] of a distribution given by evenly spaced quantiles, one from each equal part
-    of it.
-    """
+    """Values [_DRAWS] of a distribution given by its quantiles, one from each equal part of it."""
     return np.interp(
         rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS),
         np.linspace(0, 1, len(quantiles)),

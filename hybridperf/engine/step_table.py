@@ -93,9 +93,7 @@ def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
 
 
 def _slower(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray | None:
-    """Seconds of calls over those of the kernels that were measured [O]; None where no call says
-    another.
-    """
+    """Seconds of calls over those of the measured kernels [O]; None where no call names a kernel."""
 
     def seconds(call: OpCall) -> float:
         return float(model.op_seconds(model.table([call]))[0])
@@ -154,9 +152,7 @@ def chained(table: StepTable, seconds: np.ndarray) -> np.ndarray:
 
 
 def batched_step_durations(table: StepTable, platform: Platform, axes: Platform) -> Any:
-    """Durations [U, B]: leaves of `platform` whose entry in `axes` is not None carry B along that
-    axis.
-    """
+    """Durations [U, B]: leaves of `platform` with an axis in `axes` carry B along it."""
     return jax.vmap(step_durations, in_axes=(None, axes), out_axes=-1)(table, platform)
 
 
@@ -195,9 +191,10 @@ def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
 
 
 def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
-    """Calls as rows of a table of collectives; one whose ranks differ by the bytes of its busiest,
-    one that lies unevenly on its nodes as if each had as many ranks as it takes to hold them all: 4
-    ranks on 3 nodes wait for the node with 2.
+    """Calls as rows of a table of collectives.
+
+    One whose ranks differ counts the bytes of its busiest rank. One that lies unevenly on its nodes
+    counts as many ranks a node as its fullest has: 4 ranks on 3 nodes wait for the node with 2.
     """
     rows = [
         {

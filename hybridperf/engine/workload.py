@@ -23,9 +23,7 @@ KINDS = (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)  # what a row's seconds are report
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCall:
-    """A collective as all its ranks run it. `bytes` as in tables of collectives
-    (`collectives/traffic.py`), per rank.
-    """
+    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/traffic.py`)."""
 
     collective: str  # our name of it
     bytes: float
@@ -56,9 +54,7 @@ class CollectiveCall:
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Time that is known without a model: what a host needs to launch
-    something, reading a batch.
-    """
+    """Time that is known without a model: what a host takes to launch something, to read a batch."""
 
     value: float
     what: str = "host"
@@ -66,9 +62,7 @@ class Seconds:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Rows one after the other as one row: a part of the step that is composed, not flattened, and
-    one node of the graph.
-    """
+    """Rows one after the other as one row and one node: a part that is composed, not flattened."""
 
     # (row, counted from 1, that is none of this kind; how often)
     parts: tuple[tuple[int, int], ...]
@@ -127,9 +121,7 @@ class Workload:
     given_deviation: float = 0.0  # of the log of seconds that are given, all together
 
     def times_run(self) -> np.ndarray:
-        """How often the nodes of the graph run each row [U], rows of chains counted where they
-        stand in.
-        """
+        """How often the graph runs each row [U], including runs as a part of a chain."""
         times = np.bincount(self.graph.row, minlength=len(self.calls) + 1)[1:]
         for at, call in enumerate(self.calls):
             if isinstance(call, Chain):

@@ -39,9 +39,7 @@ class Descended:
 
 
 def violation(at: Values, equal: np.ndarray) -> np.ndarray:
-    """The largest distance from holding [B], zero where all constraints hold, huge where something
-    is no number.
-    """
+    """Largest distance from holding [B]: 0 where all constraints hold, huge where one is no number."""
     numbers = np.isfinite(at.f) & np.isfinite(at.g).all(1)
     return np.where(numbers, np.where(equal, np.abs(at.g), at.g).max(1, initial=0.0), _WORST)
 

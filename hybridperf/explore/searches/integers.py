@@ -69,11 +69,9 @@ def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
 
 
 def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Constraints that forbid the nearest better number of a whole knob, by constraint: the knob
-    and that number.
+    """Constraints that forbid a better value of a whole-number knob: constraint -> (knob, value).
 
-    Whole numbers stand apart: at the best of them a constraint can have room left, and no
-    multiplier, and hold it back all the same.
+    At the best whole numbers a constraint can have slack, and no multiplier, and still hold back.
     """
     knobs = problem.spec.knobs
     tried = [

@@ -17,9 +17,7 @@ _POLE = 1e3  # times as large as so near
 
 
 def plateaus(problem: Problem, best: Polished, held: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Knobs that may stand anywhere in a range, the others as they are, for the same objective and
-    with all constraints met.
-    """
+    """Knobs that may take any value in a range, the others fixed, for the same feasible objective."""
     out = {}
     for k, knob in enumerate(problem.spec.knobs):
         value = float(problem.knob_values(best.u, held)[k])
@@ -42,9 +40,7 @@ def plateaus(problem: Problem, best: Polished, held: np.ndarray) -> dict[str, tu
 
 
 def poles(problem: Problem, best: Polished, held: np.ndarray) -> list[str]:
-    """Knobs beside whose value the objective is a thousandth of what it is there: it has no best
-    value, only ever better ones.
-    """
+    """Knobs near whose value the objective falls a thousandfold: it has no minimum."""
     here, found = abs(float(problem.objective(best.f))), []
     for k, knob in enumerate(problem.spec.knobs):
         if not np.isnan(held[k]):
@@ -84,9 +80,7 @@ def _holds(
     values: np.ndarray,
     at: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Whether the objective is the same and all constraints are met with knob `k` at each of some
-    values; bool [n].
-    """
+    """Whether knob `k` at each of some values keeps the objective and all constraints; bool [n]."""
     places = (
         problem.place(np.tile(problem.knob_values(best.u, held), (len(values), 1)))
         if at is None

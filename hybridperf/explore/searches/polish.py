@@ -59,9 +59,7 @@ def polish(
     radius: float = _FIRST_RADIUS,
     seed: int = 0,
 ) -> Polished:
-    """The optimum near a start [K] on the exact functions; knobs that are not FREE in `held` [K]
-    stay.
-    """
+    """The optimum near a start [K] on the exact functions; knobs fixed in `held` [K] stay."""
     free = np.isnan(held)
     equal, weight = problem.equal, _FIRST_WEIGHT
     rng = np.random.default_rng(seed)
@@ -106,8 +104,10 @@ def polish(
 def multipliers(
     problem: Problem, optimum: Polished, held: np.ndarray, active: np.ndarray, seed: int = 1
 ) -> np.ndarray:
-    """What each constraint's limit is worth [C], d f / d g: the weights with which the gradients of
-    active constraints, of all sides of the corner, balance those of the objective.
+    """Worth of each constraint's limit [C], d f / d g.
+
+    The weights with which the gradients of active constraints, on all sides of the corner, balance
+    those of the objective.
     """
     free = np.isnan(held)
     worth = np.zeros(len(problem.equal))
@@ -188,9 +188,7 @@ class _Cuts:
     def step(
         self, x: np.ndarray, f: float, g: np.ndarray, radius: float, weight: float, free: np.ndarray
     ) -> tuple[np.ndarray, float, float]:
-        """The step [K], what it promises of f + weight excess(g), and how much of a constraint it
-        leaves unmet.
-        """
+        """The step [K], its promise of f + weight excess(g), and a constraint's unmet rest."""
         assert self._at is not None
         knobs, constraints, equal = len(x), len(g), self._problem.equal
         at = self._at

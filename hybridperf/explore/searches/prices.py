@@ -37,9 +37,7 @@ class Price(pydantic.BaseModel):
 
 
 def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, Price]:
-    """The shipped prices, those of `[prices] file` over them, numbers of `[prices]` itself over
-    all.
-    """
+    """The shipped prices, replaced by those of `[prices] file`, and those by `[prices]` itself."""
     prices = _read(_SHIPPED)
     if "file" in given:
         if not isinstance(given["file"], str):

@@ -100,9 +100,7 @@ class Problem:
         return np.clip((np.log(values) - low) / (high - low), 0, 1)
 
     def probe(self, u: np.ndarray) -> None:
-        """Find the form of objective and constraints from points [B, K]; `InputError` where none of
-        them has numbers.
-        """
+        """Find the form of objective and constraints from points [B, K]; at least one is finite."""
         less, more, *_ = self._batches(u, np.full_like(u, FREE), None)
         with np.errstate(all="ignore"):
             numbers = np.isfinite(less - more)
@@ -173,9 +171,7 @@ class Problem:
     def _batches(
         self, u: np.ndarray, held: np.ndarray, temperature: float | None
     ) -> list[np.ndarray]:
-        """Sides [B, 1 + C] and their gradients [B, 1 + C, K] at points [B, K], in batches of one
-        width: compiled once.
-        """
+        """Sides [B, 1 + C] and gradients [B, 1 + C, K] at points [B, K], in equal batches."""
         self.evaluations += len(u)
         held = np.broadcast_to(held, u.shape)
         done = []
@@ -227,9 +223,7 @@ class Problem:
 
 
 def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]:
-    """Every column at one point, by the same exact functions as a sweep: the re-evaluation of an
-    optimum.
-    """
+    """Every column at one point, by the same exact functions as a sweep."""
     columns = {name: np.array([value]) for name, value in (*knobs.items(), *spec.constants.items())}
     for name, formula in spec.before.items():
         columns[name] = formula(columns, 1)
@@ -245,9 +239,7 @@ def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]
 
 
 def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, Any]:
-    """How far to believe the target's results at one point: `low_s, high_s` (None where nobody can
-    say), `in_range, note`.
-    """
+    """Trust in the target at one point: `low_s, high_s` (None if unknown), `in_range, note`."""
     assert spec.target is not None
     columns = {name: np.array([value]) for name, value in (*knobs.items(), *spec.constants.items())}
     for name, formula in spec.before.items():

@@ -36,9 +36,10 @@ def search(
     seed: int | None = None,
     quiet: bool = True,
 ) -> SearchResult:
-    """The best point of a spec (a TOML file, the name of a shipped example, or the same as a dict).
+    """The best point of a spec: a TOML file, the name of a shipped example, or a dict.
 
-    `InputError` for a spec that cannot be, and where no point that meets the constraints was found.
+    Raises:
+        InputError: the spec is wrong, or no point that meets the constraints was found.
     """
     begun_s = time.monotonic()
     if not isinstance(spec, str | os.PathLike | Mapping | SearchSpec):

@@ -66,9 +66,7 @@ def stated_limit(spec: SearchSpec, one: Constraint) -> str | None:
 
 
 def _one_percent(problem: Problem, c: int, less: float, more: float) -> tuple[str | None, float]:
-    """The limit as it was written, None where there is none, and by how much one percent more of it
-    shifts `g`.
-    """
+    """The limit as written, None where there is none, and the shift of `g` by one percent of it."""
     one = problem.constraints[c]
     where = stated_limit(problem.spec, one)
     if problem.scaling.log[1 + c]:

@@ -76,9 +76,7 @@ class Knob:
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
-    """One comparison of `[constraints]`; a condition of several comparisons is several of these
-    with one name.
-    """
+    """One comparison of `[constraints]`; a condition of several is several of these with one name."""
 
     name: str
     text: str
@@ -98,9 +96,7 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class SearchSpec:
-    """A search whose every name is known and whose constraints do not contradict each other.
-    Nothing was compiled for it.
-    """
+    """A search with all names known and no contradiction among constraints, before any compilation."""
 
     target: Target | None
     knobs: tuple[Knob, ...]
@@ -140,9 +136,7 @@ class SearchSpec:
 
 
 def read_search(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> SearchSpec:
-    """A spec from a file, the name of a shipped example, or a dict whose files are looked for in
-    `folder`.
-    """
+    """A spec from a file, the name of a shipped example, or a dict (its files are in `folder`)."""
     if isinstance(source, Mapping):
         return _spec(dict(source), Path(folder))
     path = _path(source)

@@ -44,9 +44,7 @@ def better_split(
     batch: float,
     step_s: float,
 ) -> Advice | None:
-    """The best of a few finer splits of a table that lies in some `pieces` now; None where none
-    shortens the step noticeably.
-    """
+    """The best finer split of a table now in `pieces`; None where none helps noticeably."""
     found = []
     for kind in KINDS:
         for finer in _FINER:

@@ -94,9 +94,7 @@ class Cost:
     def parts(
         self, forward_s: Any, backward_s: Any, sent: Any, node_sent: Any, xp: ModuleType = np
     ) -> Parts:
-        """Of the four maxima [...]: lookup seconds, bytes a rank and bytes a node sends to each
-        rank.
-        """
+        """Parts of a step from maxima [...]: two lookups' seconds, bytes of a rank and a node."""
         if self.alltoall is None:
             return Parts(forward_s, backward_s, 0.0 * forward_s)
         g = self.ranks // self.nodes
@@ -107,9 +105,7 @@ class Cost:
         return Parts(forward_s, backward_s, carried)
 
     def of_ranks(self, sums: Any, most: Most | None = None, xp: ModuleType = np) -> Parts:
-        """Of what each rank holds, `sums` [..., R, C]; `most` [..., N] -> [...] instead of the
-        sharp maximum.
-        """
+        """Parts of a step from `sums` [..., R, C] of ranks; `most` replaces the maximum."""
         most = most or (lambda values: values.max(-1))
         sent = sums[..., SENT]
         by_node = sent.reshape(*sent.shape[:-1], self.nodes, self.ranks // self.nodes).sum(-1)
@@ -123,9 +119,7 @@ class Cost:
         return out
 
     def over_bytes(self, sums: Any) -> Any:
-        """Bytes [...] by which ranks exceed their memory, from what each holds [..., C]; rounding
-        of a sum is none.
-        """
+        """Bytes [...] by which ranks exceed their memory, from what each holds [..., C]."""
         return np.maximum(sums[..., MEMORY] - self.limit_bytes * (1 + 1e-9), 0.0)
 
     def fits(self, placement: Sequence[int] | np.ndarray) -> bool:
@@ -137,9 +131,7 @@ class Cost:
         return float(self.of_ranks(self.sums(placement)).step_s)
 
     def bound_s(self) -> float:
-        """Seconds that no placement can beat: the largest table alone, or everything shared out
-        evenly (p-norms are convex).
-        """
+        """Lower bound: the largest table alone, or an even share (p-norms are convex)."""
         even = self.tables.sum(0) / self.ranks
         each = self.lookup_seconds(self.tables)
         shared = self.lookup_seconds(even)
@@ -180,10 +172,10 @@ def cost_of(
     tables: Sequence[Table], ranks: int, *, model: PerfModel, batch: float, memory_bytes: float,
     nodes: int = 1, optimizer: str = "sgd", dtype: str | None = None,
 ) -> Cost:  # fmt: skip
-    """The cost of placing tables on `ranks` of the model's devices, where each step looks up
-    `batch` bags (of all ranks together).
+    """The cost of placing tables on `ranks` of the model's devices.
 
-    `dtype`: what bags travel in; None: each table's own, as its rows.
+    `batch`: bags looked up in a step by all ranks together. `dtype`: what bags travel in; None:
+    each table's own, as its rows.
     """
     if optimizer not in STATE_BYTES:
         raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")

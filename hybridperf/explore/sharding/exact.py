@@ -20,9 +20,7 @@ MOST_NUMBERS = 4e6  # of what all ranks of all partial placements of a level hol
 def prove(
     cost: Cost, known: np.ndarray | None, tolerance: float = 1e-9
 ) -> tuple[np.ndarray | None, bool]:
-    """(the best placement [T], True), or (`known`, False) where there are too many; None: none fits
-    into memory.
-    """
+    """(best placement [T], True), or (`known`, False) if there are too many; None: none fits."""
     limit_s = cost.step_s(known) * (1 - tolerance) if known is not None else np.inf
     per_node = cost.ranks // cost.nodes
     order = np.argsort(-np.sum(cost.lookup_seconds(cost.tables), 0), kind="stable")
@@ -64,9 +62,7 @@ def prove(
 
 
 def _first_of_its_kind(used: np.ndarray, per_node: int) -> np.ndarray:
-    """Ranks [N, R] that hold a table, or are the first empty one of their node, which holds a table
-    or is the first empty node.
-    """
+    """Ranks [N, R] that hold a table, or are the first empty one of a node (used or first)."""
     by_node = used.reshape(len(used), -1, per_node)
     empties = np.cumsum(~by_node, -1)
     node_used = by_node.any(-1)

@@ -26,9 +26,8 @@ def result(
 ) -> ShardResult:  # fmt: skip
     """Everything about the best of some candidates, of which `few` were priced kernel by kernel.
 
-    `split_helps`: what splitting a table (by name) further would bring, against a step's seconds.
-    `predicted`: the best one as a step of its own, for how sure it is. `remarks`: what else is to
-    be known.
+    `split_helps`: seconds saved by splitting each table further. `predicted`: the best one as a
+    step, for its interval. `remarks`: further notes.
     """
     placement = tuple(int(rank) for rank in best.placement)
     owner_of = {table.name: owner for table, owner in zip(tables, owners, strict=True)}

@@ -25,9 +25,7 @@ from hybridperf.ops.embedding_bag import Direction, lookup_calls
 
 
 class Fused:
-    """Prices placements of some tables; a rank that holds the same tables again is not priced
-    again.
-    """
+    """Prices placements kernel by kernel; a rank that holds the same tables is priced once."""
 
     def __init__(
         self, cost: Cost, tables: Sequence[Table], model: PerfModel, batch: float, optimizer: str

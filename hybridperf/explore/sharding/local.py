@@ -155,9 +155,7 @@ class _Others:
 def _moves(
     cost: Cost, scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray, now: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Merit of each of `some` tables on each rank [I, R], and swapped with each table [I, T];
-    infinite where that is no better than `now`.
-    """
+    """Merit of `some` tables on each rank [I, R] and swapped [I, T]; inf unless below `now`."""
     tables, here = cost.tables, placement[some]
     lookups = cost.lookup_seconds(sums)
     own = scale.own(cost, sums, lookups)
@@ -194,9 +192,7 @@ class _Changed:
 
 
 class _Merit:
-    """Merit of changing two ranks, from what all ranks are now; infinite where it is no better than
-    `now`.
-    """
+    """Merit of changing two ranks of the present placement; infinite unless better than `now`."""
 
     def __init__(
         self,

@@ -56,10 +56,10 @@ def lookups(
 
 
 def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str, Any]:
-    """What a call of `lookup_calls` is told besides.
+    """Further arguments of `lookup_calls`.
 
-    XLA on a CPU adds every lookup's gradient where it falls; fused GPU kernels merge those of a row
-    first.
+    XLA on a CPU adds every lookup's gradient separately; fused GPU kernels first merge those of a
+    row.
     """
     duplicates = "each" if model.device.kind == "cpu" and optimizer == "sgd" else "merged"
     return {"optimizer": optimizer, "duplicates": duplicates} if direction == "backward" else {}
@@ -67,9 +67,7 @@ def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str,
 
 @jax.jit
 def _parts(table: OpTable, platform: Platform) -> Any:
-    """Core, memory and serial seconds of each row, [U] each, without what was learned beyond the
-    closed form.
-    """
+    """Core, memory and serial seconds of each row, [U] each, by the closed form alone."""
 
     def one(work: Work, peak: Any, group: Any) -> Any:
         knobs = dataclasses.replace(

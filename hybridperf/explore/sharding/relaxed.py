@@ -35,9 +35,7 @@ _LEAN = 1.0  # towards a placement to start from
 
 
 def descend(cost: Cost, starts: int, near: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
-    """Rounded placements [S, T] of `starts` descents, half of them leaning towards the placement
-    `near` [T], the others from nowhere.
-    """
+    """Rounded placements [S, T] of `starts` descents, half of which begin close to `near` [T]."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, _SPREAD, (starts, len(cost.tables), cost.ranks))
     if near is not None:

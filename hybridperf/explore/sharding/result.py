@@ -58,9 +58,7 @@ class ShardResult:
     cost: Cost
 
     def save(self, folder: str | Path) -> Path:
-        """Write `shard.json`, `placement.csv`, `ranks.csv` and `candidates.csv` into a folder,
-        atomically each; the first's path.
-        """
+        """Write `shard.json`, `placement.csv`, `ranks.csv`, `candidates.csv`; the first one's path."""
         folder = Path(folder)
         write_table(self.per_table, folder / "placement.csv")
         write_table(self.per_rank, folder / "ranks.csv")

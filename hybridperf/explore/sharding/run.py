@@ -59,12 +59,19 @@ def shard(
 ) -> ShardResult:
     """The best placement of embedding tables on ranks, by predicted seconds under a memory limit.
 
-    `tables`: or a file of them, see `sharding.tables`. `batch`: samples of a step over all ranks
-    together. `memory_bytes`: what tables may take of a rank, four fifths of the device if not
-    given. `nodes`: as many as the ranks take if not given, by accelerators of a node. `method`: one
-    of METHODS; `best` tries all. `splits`: tables to be cut, `row`, `column` or `row:4`. `dtype`:
-    what bags travel in, each table's own if not given (as `hp.dlrm`). `InputError` in one sentence
-    for what cannot be, naming the table.
+    Args:
+        tables: embedding tables, or a file of them (`sharding.tables`).
+        model: a calibrated machine with collectives.
+        ranks: how many devices share the tables.
+        batch: samples of a step over all ranks together.
+        memory_bytes: bytes a rank that tables may take, default four fifths of the device.
+        nodes: default as many as the ranks fill.
+        method: one of METHODS; `best` tries all.
+        splits: tables to be cut, by name: `row`, `column` or `row:4`.
+        dtype: number format in which bags travel, default each table's own.
+
+    Raises:
+        InputError: naming the table, for what cannot be placed.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
@@ -173,9 +180,7 @@ def shard(
 
 
 def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates that fit and are worth pricing kernel by kernel: the best, and the two best greedy
-    rules; each placement once.
-    """
+    """Candidates to price kernel by kernel: the best that fit and the two best greedy ones."""
     fitting = [one for one in found if one.placement is not None and cost.fits(one.placement)]
     fitting.sort(key=lambda one: cost.step_s(one.placement))
     chosen = [
@@ -186,9 +191,7 @@ def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _again(cost: Cost, fused: Fused, best: Candidate, seed: int) -> Candidate | None:
-    """The best one improved once more with each table's parts scaled by what its rank's fused
-    kernel takes of their sum; None: as good.
-    """
+    """The best one improved with parts scaled to its ranks' fused kernels; None: as good as before."""
     ratio = fused.lookup_seconds(best.placement) / np.maximum(
         cost.lookup_seconds(cost.sums(best.placement)), 1e-30
     )
@@ -237,10 +240,10 @@ def candidates(
 
 
 def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0) -> local.Local:
-    """Gradient through relaxed placements, rounded, polished by moves and swaps; never worse than
-    any of `starts`, placements [T].
+    """Gradient descent on relaxed placements, rounded, polished by moves and swaps.
 
-    Half of the descents lean towards the best start, which is polished too.
+    Never worse than any of `starts`, placements [T]; half the descents begin near the best of them,
+    which is polished too.
     """
     rules = [
         local.Local(one, cost.step_s(one), 0.0 if cost.fits(one) else np.inf) for one in starts
@@ -269,9 +272,7 @@ def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0
 
 
 def _nodes(model: PerfModel, ranks: int, nodes: int | None) -> tuple[int, list[str]]:
-    """(nodes over which the ranks stand, what is to be said of it). Ranks on a CPU are processes,
-    of which a machine runs any number.
-    """
+    """(nodes under the ranks, a note). Ranks on a CPU are processes, any number to a machine."""
     if nodes is not None or ranks == 1 or model.collectives is None or model.device.kind == "cpu":
         return nodes or 1, []  # more ranks on a node than it has `predict` remarks on
     system, each = model.collectives.system.id, model.collectives.system.accelerators_per_node

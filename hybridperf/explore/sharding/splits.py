@@ -20,9 +20,7 @@ KINDS = ("row", "column")
 
 
 def pieces(table: Table, kind: str, count: int) -> list[Table]:
-    """`count` pieces of a table by one of `KINDS`; columns are dealt out as evenly as whole numbers
-    allow.
-    """
+    """`count` pieces of a table by one of `KINDS`; columns are dealt out as evenly as possible."""
     if kind not in KINDS:
         raise unknown(f"split of table {table.name}", kind, KINDS, f"known are {', '.join(KINDS)}")
     most = int(table.rows if kind == "row" else table.dim)
@@ -52,9 +50,7 @@ def least_pieces(table: Table, limit_bytes: float, optimizer: str) -> int:
 def split(
     tables: Sequence[Table], splits: Mapping[str, str], limit_bytes: float, optimizer: str
 ) -> tuple[list[Table], list[str]]:
-    """(tables and pieces, the table each is of). `splits`: `row`, `column`, or `row:4` with a
-    number of pieces, by table.
-    """
+    """(pieces and whole tables, the table each is of); `splits` by table: `row` or `row:4`."""
     names = [table.name for table in tables]
     for name in splits:
         if name not in names:

@@ -32,9 +32,7 @@ _EXPONENTS = frozenset(
 
 
 def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
-    """(tables, columns that are not read) of a file, see module docstring; `InputError` names what
-    is wrong and with which table.
-    """
+    """(tables, columns not read) of a file, see module docstring; `InputError` names the table."""
     frame = read_table(path)
     # a table may be called NA
     frame = with_own_text(frame, path, [column for column in frame if column != "name"])

@@ -33,9 +33,7 @@ def bounds(spec: Spec, chunk: int) -> tuple[int, int]:
 
 
 def points(spec: Spec, chunk: int) -> dict[str, np.ndarray]:
-    """The points of a chunk that no constraint leaves out, with derived columns; those that need
-    results come later.
-    """
+    """Points of a chunk that meet the constraints, with derived columns that need no results."""
     start, stop = bounds(spec, chunk)
     columns = {INDEX: np.arange(start, stop, dtype=np.int64), **spec.design.points(start, stop)}
     for name, formula in spec.before.items():
@@ -47,9 +45,7 @@ def points(spec: Spec, chunk: int) -> dict[str, np.ndarray]:
 
 
 def check_not_empty(spec: Spec, *, quiet: bool = True) -> None:
-    """`InputError` if the constraints leave no point of the whole design: by intervals at once,
-    else by looking for one, said.
-    """
+    """`InputError` if constraints leave no point: by intervals, else by looking for one."""
     if not spec.keep:
         return
     for condition in spec.keep:
@@ -76,9 +72,7 @@ def check_not_empty(spec: Spec, *, quiet: bool = True) -> None:
 
 
 def check_divisors(spec: Spec) -> None:
-    """`InputError` for a derived column that divides by what is zero at points all over the design;
-    nothing is said of huge ones.
-    """
+    """`InputError` for a derived column that divides by zero at points all over the design."""
     formulas = [formula for formula in spec.before.values() if formula.divisors()]
     if not formulas or spec.design.size > _LARGEST_SAMPLED:
         return

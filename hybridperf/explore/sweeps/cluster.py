@@ -103,9 +103,7 @@ def _read_once(document: str, folder: str) -> tuple[Spec, str]:
 
 
 def _pin(cores: list[int]) -> None:
-    """Keep this worker on its own core: the threads it has, and with them those that JAX will
-    start.
-    """
+    """Keep this worker on its own core: the threads it has and those that JAX will start."""
     from distributed import get_worker
 
     name = str(get_worker().name)
@@ -117,9 +115,7 @@ def _pin(cores: list[int]) -> None:
 
 
 def _check_answers(scheduler: str) -> None:
-    """`InputError` where nobody listens: found out before Dask's client is made, which complains
-    again when it is thrown away.
-    """
+    """`InputError` where nobody listens, before Dask's client is made (it complains a second time)."""
     scheme, _, rest = scheduler.rpartition("://")
     if scheme not in ("", "tcp", "tls"):  # others Dask knows best
         return

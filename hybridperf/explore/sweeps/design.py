@@ -177,9 +177,7 @@ def _random(seed: int, name: str, place: np.ndarray) -> np.ndarray:
 
 
 def _sobol(seed: int, dimensions: int, place: np.ndarray) -> np.ndarray:
-    """Points [n, dimensions] of the scrambled Sobol sequence at sorted places, which are runs of
-    neighbours.
-    """
+    """Points [n, dimensions] of the scrambled Sobol sequence at sorted places, mostly neighbours."""
     from scipy.stats import qmc
 
     runs = np.split(place, np.flatnonzero(np.diff(place) != 1) + 1)

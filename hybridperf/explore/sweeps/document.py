@@ -15,9 +15,7 @@ from hybridperf.io import InputError, unknown
 
 
 def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
-    """A TOML file that says schema = "hybridperf/`kind`" and a schema_version of at most `most`;
-    `InputError` for any other.
-    """
+    """A TOML file with schema "hybridperf/`kind`" and a schema_version of at most `most`."""
     try:
         document = tomllib.loads(path.read_text())
     except OSError as error:
@@ -46,9 +44,7 @@ def read_document(path: Path, kind: str, most: int) -> dict[str, Any]:
 
 
 def check_plain(document: Any, where: str = "") -> None:
-    """`InputError` that names what is neither a number, a word, true or false, nor a list or
-    section of them.
-    """
+    """`InputError` that names what is no number, word, boolean, or list or section of those."""
     if isinstance(document, Mapping):
         for name, value in document.items():
             check_plain(value, f"{where}.{name}" if where else str(name))
@@ -77,9 +73,7 @@ def section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 def check_names(
     formula: Expression, where: str, known: Sequence[str], later: Collection[str] = ()
 ) -> None:
-    """`InputError` for a name that nobody gives; `later` are derived columns that are worked out
-    after this one.
-    """
+    """`InputError` for an unknown name; `later` are derived columns computed afterwards."""
     for name in sorted(formula.names):
         if name not in known and name in later:
             itself = where == f"derived {name}"

@@ -46,9 +46,7 @@ _MAY_HOLD = "names, numbers, + - * / // % **, comparisons, and, or, not, " + ", 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One side not above another: what a search makes of `a <= b`, `b >= a` and, with `equal`, of
-    `a == b`.
-    """
+    """One side not above another: what a search makes of `a <= b` or, with `equal`, of `a == b`."""
 
     less: Expression
     more: Expression
@@ -70,9 +68,7 @@ class Expression:
     _tree: ast.expr = dataclasses.field(repr=False, compare=False)
 
     def numbers(self) -> set[str]:
-        """Names that must be numbers: all but those that are compared with words or with each other
-        by == and !=.
-        """
+        """Names that must be numbers: all but those that are only compared by == and !=."""
         free = {
             id(side)
             for node in ast.walk(self._tree)
@@ -96,17 +92,13 @@ class Expression:
         )
 
     def traced(self, values: Mapping[str, Any], xp: Any) -> Any:
-        """Its value from numbers of any kind: `xp` is `jax.numpy`, or whatever has its functions by
-        the same names.
-        """
+        """Its value from numbers of any kind; `xp` is `jax.numpy` or has its functions by name."""
         return _value(self._tree, values, xp)
 
     def interval(
         self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the most that it can be where each name lies between two numbers; never
-        narrower than the truth.
-        """
+        """Bounds of its value from bounds of each name; never narrower than the truth."""
         value = _value(
             self._tree, {name: intervals.Interval(*boxes[name]) for name in self.names}, intervals
         )
@@ -125,9 +117,7 @@ class Expression:
         ]
 
     def comparisons(self, where: str) -> list[Comparison]:
-        """A condition as sides that must not be above others, all of them; `InputError` for what
-        has no distance (or, not, !=).
-        """
+        """A condition as sides not above others; not for what has no distance (or, not, !=)."""
         return _comparisons(self._tree, where)
 
 
@@ -155,9 +145,7 @@ def parse(text: Any, where: str) -> Expression:
 
 
 def _check(node: ast.expr, where: str) -> bool:
-    """Whether a part of a formula is a condition; `InputError` where it is neither that nor a
-    number.
-    """
+    """Whether a part of a formula is a condition; `InputError` where it is no number either."""
     match node:
         case ast.Constant(value=value) if isinstance(value, int | float) and not isinstance(
             value, bool

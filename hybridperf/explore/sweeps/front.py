@@ -19,9 +19,7 @@ _ORDER = "point"  # column of a point's index
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """What is to be kept: `count` points by a column (0: none), the front of columns to minimise
-    and to maximise (none: no front).
-    """
+    """What to keep: `count` points by a column (0: none), and the front of some columns."""
 
     count: int
     by: str
@@ -37,9 +35,7 @@ class Best:
         )
 
     def top(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The `count` rows with the least of a column, least first; rows without a number are no
-        candidates.
-        """
+        """The `count` rows with the smallest numbers of a column, smallest first."""
         values = frame[self.by].to_numpy(np.float64)
         candidate = np.isfinite(values)
         # all are sorted through for the last that counts, those up to it put in order
@@ -100,11 +96,11 @@ class Kept:
 
 
 def undominated(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Positions of the rows of `values` [n, objectives], less is better, that no other row is at
-    least as good as in all, least first.
+    """Positions of the rows of `values` [n, objectives] that no other row dominates, smallest
+    first.
 
-    Of equal rows the one lowest in `order` [n] stays. Sorted, a row can be beaten by an earlier one
-    only.
+    Smaller is better. Of equal rows the one lowest in `order` [n] stays. Once sorted, a row can
+    only be dominated by an earlier one.
     """
     rows = np.lexsort((order, *values.T[::-1]))
     if values.shape[1] <= 2:  # the least second objective so far tells
@@ -121,9 +117,10 @@ def undominated(values: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _stairs(values: np.ndarray) -> list[int]:
-    """Rows of sorted `values` [n, 3] that no earlier one beats. The second and third objectives of
-    those so far form a staircase, down which the third falls as the second grows: the step left of
-    a point tells. n log n, where comparing all with all takes minutes.
+    """Rows of sorted `values` [n, 3] that no earlier one dominates, in n log n.
+
+    The second and third objectives of those so far form a staircase: the third falls as the second
+    grows, and the stair left of a point decides.
     """
     seconds, thirds, kept = [-np.inf], [np.inf], []
     for row, (_, second, third) in enumerate(values.tolist()):

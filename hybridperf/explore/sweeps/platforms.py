@@ -20,9 +20,7 @@ LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 
 
 def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
-    """Knobs by the names of `prediction.knob_names()`: a group's own value, or for all groups a
-    factor on each one's.
-    """
+    """Knobs by the names of `knob_names()`: a group's own value, or a factor on every group's."""
     platform = jax.tree.map(jnp.asarray, fresh_views(platform))  # traced groups pick from them
     fields: dict[str, Any] = {}
     knobs: dict[str, Any] = {}

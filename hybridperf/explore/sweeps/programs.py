@@ -117,9 +117,7 @@ class ProgramTarget(Target):
     def _believed(
         self, columns: Mapping[str, np.ndarray], rows: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Whether each point lies within what was measured, what to say of it, and whether its
-        machine is the measured one.
-        """
+        """Whether each point lies within what was measured, notes, and whether its machine does."""
         same, moved = trust.of_platform(self._model, None, columns, rows)
         always = np.full(rows, "; ".join(self._as_calibrated.notes), object)
         return same & self._as_calibrated.in_range, trust.joined([moved, always], rows), same
@@ -145,8 +143,6 @@ class ProgramTarget(Target):
 
 
 def batch_size(rows: int) -> int:
-    """The next of four sizes in each octave: what constraints leave of chunks then meets few
-    compiled functions.
-    """
+    """The next of four sizes an octave: chunks cut by constraints then meet few compiled functions."""
     step = max(_SMALLEST_BATCH, (1 << (rows - 1).bit_length()) // 8)
     return -(-rows // step) * step

@@ -61,9 +61,8 @@ def sweep(
 ) -> SweepResult:
     """Evaluate every point of a spec (a TOML file, or the same as a dict) into a Parquet file.
 
-    Stopped at any moment, the same call goes on where it was. `workers` local Dask processes or
-    those of a `scheduler` share the chunks. `top` points with the least of column `by` are written
-    beside it.
+    A run that was stopped continues when called again. `workers` local Dask processes, or those of
+    a `scheduler`, share the chunks. `top` points with the smallest `by` are written next to `out`.
     """
     if not isinstance(spec, str | os.PathLike | Mapping):
         raise InputError(
@@ -122,9 +121,7 @@ def sweep(
 
 
 def _why_empty(spec: Spec, met: np.ndarray, *, counted: bool) -> str:
-    """Which constraints on results left no row; `counted`: `met` is of all points, not of none as
-    where all was done before.
-    """
+    """Which constraints on results left no row; `counted`: `met` covers all points."""
     alone = [
         condition.text
         for condition, count in zip(spec.accept, met, strict=True)
@@ -166,9 +163,7 @@ def _do(
 
 
 class _Leading:
-    """The best points so far, by the columns that decide alone: what is written in the end comes
-    from whole rows.
-    """
+    """The best points so far, by the deciding columns alone; whole rows are read at the end."""
 
     def __init__(self, spec: Spec):
         best = spec.best

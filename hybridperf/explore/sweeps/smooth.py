@@ -37,9 +37,7 @@ def soft_minimum(a: Any, b: Any, temperature: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SoftModule:
-    """What `Expression.traced` takes for `jax.numpy` where `min` and `max` of a formula are to be
-    softened too.
-    """
+    """What `Expression.traced` takes for `jax.numpy` to soften `min` and `max` of a formula too."""
 
     temperature: Any
 
@@ -54,8 +52,7 @@ class SoftModule:
 
 
 def soft_end(graph: Graph, durations: Any, temperature: Any) -> Any:
-    """Seconds until the last node of a graph of one rank without launches ends, its waits softened;
-    `durations` [U].
+    """Softened seconds until the last node of a one-rank graph ends; no launches, `durations` [U].
 
     Unrolled, unlike `evaluate.makespan`: for steps that people write down.
     """

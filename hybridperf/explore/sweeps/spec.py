@@ -87,9 +87,7 @@ _ALSO = {
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A sweep whose every name is known and whose design is not empty.
-    Nothing was compiled for it.
-    """
+    """A sweep with all names known and a design that is not empty, before any compilation."""
 
     document: Mapping[str, Any]  # as it was written
     folder: Path  # where its files are looked for
@@ -115,11 +113,7 @@ class Spec:
 
 
 def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> Spec:
-    """A spec from a file or by the name of one that is shipped, or from a dict whose files are
-    looked for in `folder`.
-
-    `InputError` says what is wrong with it.
-    """
+    """A spec from a file, the name of a shipped one, or a dict (its files are in `folder`)."""
     if isinstance(source, Mapping):
         return _spec(dict(source), Path(folder))
     path = Path(source)
@@ -263,9 +257,7 @@ def _design(
 
 
 def _kind(name: str, said: Any) -> str:
-    """Which way a parameter is given; `InputError` for none, two, or keys
-    that do not go with it.
-    """
+    """Which way a parameter is given; `InputError` for none, two, or keys that do not belong."""
     if not isinstance(said, Mapping):
         return "list"
     kinds = [key for key in said if key in _KINDS]
@@ -353,9 +345,7 @@ def _ends(name: str, said: Any) -> tuple[float, float]:
 
 
 def _plain(name: str, values: list[Any], place: str = "at place {} of its list") -> np.ndarray:
-    """Numbers or words as an array; `InputError` for anything else or a mixture, `place` saying
-    where.
-    """
+    """Numbers or words as an array; `InputError` naming `place` for anything else or a mixture."""
     values = [int(value) if isinstance(value, bool) else value for value in values]
     if values and all(isinstance(value, str) for value in values):
         return np.array(values, object)
@@ -432,9 +422,7 @@ def _conditions(said: Mapping[str, Any], known: Sequence[str]) -> list[Expressio
 
 
 def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarray]) -> None:
-    """`InputError` where a formula counts with a parameter of words, which only comparisons with
-    words may name.
-    """
+    """`InputError` where a formula calculates with a parameter of words."""
     for formula in formulas:
         for name in formula.numbers() & set(extremes):
             if extremes[name].dtype.kind == "O":

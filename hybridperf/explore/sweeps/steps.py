@@ -136,9 +136,7 @@ class StepTarget(Target):
     def _believed(
         self, values: Mapping[str, np.ndarray], rows: int
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Whether each point lies within what was measured, what to say of it, and seconds of its
-        ops [points, ops] by name.
-        """
+        """Whether each point lies within what was measured, notes, seconds of ops by name."""
         sizes = {
             name: value
             for name, value in values.items()

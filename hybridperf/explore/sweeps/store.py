@@ -64,9 +64,7 @@ class Store:
 
     @contextlib.contextmanager
     def open(self, *, restart: bool = False) -> Iterator[None]:
-        """Take the folder of parts for this run; `InputError` if it, or OUT, is of another sweep,
-        unless all is to begin anew.
-        """
+        """Take the folder of parts for this run; `InputError` if it, or OUT, is of another sweep."""
         self._refuse_others(restart)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -179,9 +177,7 @@ class Store:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the folder's lock, which the system lets go of when the process ends, however it
-        ends.
-        """
+        """Hold the folder's lock, which the system releases when the process ends, however it ends."""
         try:
             import fcntl
         except ImportError:  # not on Windows, where nothing stops a second run
@@ -217,9 +213,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def read_part(part: bytes, columns: list[str] | None = None) -> pa.Table:
-    """A part from the bytes of its file; all columns or some. In this thread: others have the other
-    cores.
-    """
+    """All or some columns of a part, from its file's bytes, in this thread: others use other cores."""
     with pq.ParquetFile(pa.BufferReader(part)) as file:
         return file.read(columns=columns, use_threads=False)
 

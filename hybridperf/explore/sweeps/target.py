@@ -32,8 +32,7 @@ class Target(abc.ABC):
     ) -> Target:
         """From the keys of `[target]`; files are looked for from `folder`.
 
-        `extremes` are values of each parameter among which its least and largest are (of words,
-        all): what they say decides which parameters there may be.
+        `extremes`: values of each parameter that include its smallest and largest (of words, all).
         """
 
     @abc.abstractmethod
@@ -42,24 +41,18 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
-        """`InputError` for values of parameters that cannot be, or for a parameter missing among
-        `given`, formulas' names included.
-        """
+        """`InputError` for impossible values, or for a parameter missing among `given`."""
 
     @abc.abstractmethod
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Results [n] by name at n points; `columns` may hold more than it reads."""
 
     def remarks(self) -> list[str]:
-        """What is to be known before any result is read, in sentences: that a datasheet stands in
-        for measurements, for instance.
-        """
+        """Notes before any result is read, such as that a datasheet stands in for measurements."""
         return []
 
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """`low_s, high_s, in_range, note` [n] at a few points; it may take its time. NaN where
-        nothing measured says how wide it is.
-        """
+        """`low_s, high_s, in_range, note` [n] at a few points, slowly; NaN where unknown."""
         said = self.evaluate(columns)
         return {name: said[name] for name in ("low_s", "high_s", "in_range", "note")}
 
@@ -68,8 +61,10 @@ class Target(abc.ABC):
         """Changes with whatever could change a result."""
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Results of ONE point as a function of the numbers of parameters `names` (at least what it
-        reads), pure JAX: what searches descend. `InputError` for a kind that has no such function.
+        """Results of ONE point as a pure JAX function of the parameters `names`, for gradient
+        searches.
+
+        `InputError` for a kind that has no such function.
         """
         raise InputError(
             f"a target of this kind ({type(self).__name__}) can be swept and not searched; kinds"
@@ -79,9 +74,7 @@ class Target(abc.ABC):
     def softened(
         self, names: Collection[str]
     ) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
-        """`traced` with a second argument, the temperature of its maxima in log seconds;
-        `InputError` for a kind without them.
-        """
+        """`traced` with a second argument, the temperature of its maxima in log seconds."""
         raise InputError(
             f"a target of this kind ({type(self).__name__}) cannot be smoothed; leave out [method]"
             " smoothing"
@@ -139,9 +132,7 @@ def place(name: str, folder: Path) -> str:
 
 
 def check_positive(name: str, values: np.ndarray, *, zero: bool = False) -> None:
-    """`InputError` unless all values are finite numbers above zero (or zero,
-    if that is allowed).
-    """
+    """`InputError` unless all values are finite numbers above zero (or zero, if that is allowed)."""
     if values.dtype.kind == "b":
         raise InputError(
             f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got true"

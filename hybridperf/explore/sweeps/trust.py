@@ -28,9 +28,7 @@ _ANSWERS = ("predicted_s", "low_s", "high_s", "in_range", "note")
 def of_platform(
     model: PerfModel, system: CollectiveModel | None, columns: Mapping[str, Any], rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the machine of each point is the one that was measured, bool [rows], and what to say
-    where it is not, words [rows].
-    """
+    """Whether each point's machine is the measured one, bool [rows], and notes where not [rows]."""
     same, said = np.ones(rows, bool), []
     for name in sorted({*knob_names(), *LINK_KNOBS} & set(columns)):
         base = _measured(model, system, name)
@@ -63,9 +61,7 @@ def of_platform(
 def distinct(
     columns: Mapping[str, np.ndarray], rows: int
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Columns of the points that differ in some of them, and which of these each of all points is
-    [rows].
-    """
+    """Points that differ in some columns, and which of these each of all points is [rows]."""
     varied = {name: values for name, values in columns.items() if not (values == values[0]).all()}
     if not varied:
         return {name: values[:1] for name, values in columns.items()}, np.zeros(rows, int)
@@ -82,10 +78,10 @@ def of_ops(
     columns: Mapping[str, Any],
     rows: int,
 ) -> dict[str, np.ndarray]:
-    """What the model says of each op alone at each point: `predicted_s, low_s, high_s, in_range`
-    [points, ops], and one `note` [points].
+    """What the model predicts of each op alone at each point; equal ops are priced once.
 
-    Sizes are rounded to whole numbers, and what is the same is asked once.
+    `predicted_s, low_s, high_s, in_range` [points, ops], and one `note` [points]. Sizes are rounded
+    to whole numbers.
     """
     out = {
         name: np.empty(
@@ -109,9 +105,7 @@ def of_ops(
 
 
 def notes_of(ops: Sequence[StepOp], note: np.ndarray) -> np.ndarray:
-    """One note per point from those of its ops [points, ops]: words [points]. Ops of which the same
-    is said share a sentence.
-    """
+    """One note per point from those of its ops [points, ops]; equal notes share a sentence."""
     words, code = np.unique(note.astype(str), return_inverse=True)
     combinations, which = np.unique(code.reshape(note.shape), axis=0, return_inverse=True)
     told = []
