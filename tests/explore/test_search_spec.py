@@ -45,7 +45,7 @@ WRONG = {
         "constraints": {"large": "aera >= most"}
     },
     "must be a condition": {"constraints": {"large": "area"}},
-    "says not how far": {"constraints": {"large": "area >= 1 or x >= 2"}},
+    "has no distance from being true": {"constraints": {"large": "area >= 1 or x >= 2"}},
     "can meet the constraint area >= 20000 + most": {
         "constraints": {"large": "area >= 20000 + most"}
     },

@@ -1,5 +1,4 @@
-"""Which points a sweep asks about, each determined by its index alone, so that any part of a design
-can be made anywhere at any time.
+"""Which points a sweep asks about: each is determined by its index alone, so any part can be made.
 
 A design is a product of axes, the last of which varies fastest: point i has place `i // stride %
 size` on each axis (mixed radix). An axis is the values of one parameter, the rows of a table file
@@ -64,10 +63,9 @@ class Values(Axis):
         return {name: values[place] for name, values in self.held.items()}
 
     def extremes(self) -> dict[str, np.ndarray]:
-        return {
-            name: values.astype(bool) if self.flags else values
-            for name, values in self.held.items()
-        }
+        if not self.flags:
+            return dict(self.held)
+        return {name: values.astype(bool) for name, values in self.held.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +82,9 @@ class Range:
         # each whole number owns the interval up to the next
         low, high = (self.low, self.high + (1 if self.integer else 0))
         value = low * (high / low) ** uniform if self.log else low + (high - low) * uniform
-        return (
-            np.clip(np.floor(value), self.low, self.high).astype(np.int64)
-            if self.integer
-            else np.clip(value, low, high)
-        )
+        if self.integer:
+            return np.clip(np.floor(value), self.low, self.high).astype(np.int64)
+        return np.clip(value, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,23 +100,17 @@ class Joint(Axis):
         return [*self.random, *self.sobol]
 
     def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
-        out = {
-            name: range_.of(_random(self.seed, name, place)) for name, range_ in self.random.items()
-        }
+        out = {name: one.of(_random(self.seed, name, place)) for name, one in self.random.items()}
         if self.sobol:
             at, back = np.unique(place, return_inverse=True)
             points = _sobol(self.seed, len(self.sobol), at)
-            out |= {
-                name: range_.of(points[back, d])
-                for d, (name, range_) in enumerate(self.sobol.items())
-            }
+            for d, (name, one) in enumerate(self.sobol.items()):
+                out[name] = one.of(points[back, d])
         return out
 
     def extremes(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.array([r.low, r.high])
-            for name, r in (*self.random.items(), *self.sobol.items())
-        }
+        ranges = (*self.random.items(), *self.sobol.items())
+        return {name: np.array([one.low, one.high]) for name, one in ranges}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,10 +149,8 @@ def checked(design: Design) -> Design:
         if axis.size < 1:
             raise InputError(f"parameter {axis.names()[0]} has no values; expected at least one")
     if design.size > LARGEST_DESIGN:
-        raise InputError(
-            f"the design has {design.size:.3g} points, at most {LARGEST_DESIGN:.3g} can be counted;"
-            " take coarser grids"
-        )
+        limit = f"at most {LARGEST_DESIGN:.3g} can be counted; take coarser grids"
+        raise InputError(f"the design has {design.size:.3g} points, {limit}")
     return design
 
 
@@ -177,7 +165,7 @@ def _random(seed: int, name: str, place: np.ndarray) -> np.ndarray:
 
 
 def _sobol(seed: int, dimensions: int, place: np.ndarray) -> np.ndarray:
-    """Points [n, dimensions] of the scrambled Sobol sequence at sorted places, mostly neighbours."""
+    """Points [n, dimensions] of the scrambled Sobol sequence at sorted, mostly adjacent places."""
     from scipy.stats import qmc
 
     runs = np.split(place, np.flatnonzero(np.diff(place) != 1) + 1)

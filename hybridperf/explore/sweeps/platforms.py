@@ -1,6 +1,4 @@
-"""A platform with some of its numbers replaced by traced ones: the knobs of `predict_batch`, one
-point at a time.
-"""
+"""A platform with some numbers replaced by traced ones: `predict_batch`'s knobs at one point."""
 
 from __future__ import annotations
 
@@ -30,13 +28,11 @@ def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
         group, _, knob = name.rpartition("__")
         if hasattr(platform.knobs, knob):
             base = knobs.get(knob, getattr(platform.knobs, knob))
-            knobs[knob] = (
-                base.at[GROUPS.index(group)].set(values[name]) if group else base * values[name]
-            )
+            at = GROUPS.index(group) if group else None
+            knobs[knob] = base * values[name] if at is None else base.at[at].set(values[name])
         else:
             (links if name in LINK_KNOBS else fields)[name] = values[name]
     if links and platform.links is not None:
         fields["links"] = dataclasses.replace(platform.links, **links)
-    return dataclasses.replace(
-        platform, knobs=dataclasses.replace(platform.knobs, **knobs), **fields
-    )
+    fields["knobs"] = dataclasses.replace(platform.knobs, **knobs)
+    return dataclasses.replace(platform, **fields)

@@ -1,8 +1,7 @@
 """Maxima without corners, for searches that ask for them: a softmax whose temperature is in the log
 of what is compared.
 
-    max_T(a, b) = (a^(1/T) + b^(1/T))^T        a factor 2^T too large where a = b, the exact maximum
-                                               as T -> 0
+    max_T(a, b) = (a^(1/T) + b^(1/T))^T     2^T times too large where a = b, exact as T -> 0
 
 With T = 0.1 two streams that end together count as 7 % later than either. A search anneals T and
 ends on the exact maximum.
@@ -62,9 +61,8 @@ def soft_end(graph: Graph, durations: Any, temperature: Any) -> Any:
         stream = int(graph.stream[node])
         waits = [ends[int(other)] for other in graph.waits_for(node)]
         waits += [last_of_stream[stream]] if stream in last_of_stream else []
-        end = durations[int(graph.row[node]) - 1] + (
-            _soft_last(waits, temperature) if waits else 0.0
-        )
+        start = _soft_last(waits, temperature) if waits else 0.0
+        end = durations[int(graph.row[node]) - 1] + start
         ends.append(end)
         last_of_stream[stream] = end
     return _soft_last(list(last_of_stream.values()), temperature)

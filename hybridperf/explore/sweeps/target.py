@@ -53,32 +53,27 @@ class Target(abc.ABC):
 
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`low_s, high_s, in_range, note` [n] at a few points, slowly; NaN where unknown."""
-        said = self.evaluate(columns)
-        return {name: said[name] for name in ("low_s", "high_s", "in_range", "note")}
+        results = self.evaluate(columns)
+        return {name: results[name] for name in ("low_s", "high_s", "in_range", "note")}
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """Changes with whatever could change a result."""
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Results of ONE point as a pure JAX function of the parameters `names`, for gradient
-        searches.
+        """Results of ONE point as a pure JAX function of the parameters `names`, for gradients.
 
         `InputError` for a kind that has no such function.
         """
-        raise InputError(
-            f"a target of this kind ({type(self).__name__}) can be swept and not searched; kinds"
-            " step and program can"
-        )
+        kind, mend = type(self).__name__, "kinds step and program can"
+        raise InputError(f"a target of this kind ({kind}) can be swept and not searched; {mend}")
 
     def softened(
         self, names: Collection[str]
     ) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
         """`traced` with a second argument, the temperature of its maxima in log seconds."""
-        raise InputError(
-            f"a target of this kind ({type(self).__name__}) cannot be smoothed; leave out [method]"
-            " smoothing"
-        )
+        kind, mend = type(self).__name__, "leave out [method] smoothing"
+        raise InputError(f"a target of this kind ({kind}) cannot be smoothed; {mend}")
 
 
 _KINDS: dict[str, type[Target]] = {}
@@ -104,21 +99,15 @@ def read_target(
     if kind not in _KINDS:
         raise unknown("kind of target", str(kind), _KINDS, f"known are {', '.join(_KINDS)}")
     cls = _KINDS[kind]
+    takes = f"a target of kind {kind} takes {', '.join(cls.keys)}"
     for key, value in given.items():
         if key == "kind":
             continue
         if key not in cls.keys:
-            raise unknown(
-                "key of [target]",
-                key,
-                cls.keys,
-                f"a target of kind {kind} takes {', '.join(cls.keys)}",
-            )
+            raise unknown("key of [target]", key, cls.keys, takes)
         if not isinstance(value, cls.keys[key]):
-            raise InputError(
-                f"[target] {key} must be {'text' if cls.keys[key] is str else 'a list'}, got"
-                f" {value!r}"
-            )
+            expected = "text" if cls.keys[key] is str else "a list"
+            raise InputError(f"[target] {key} must be {expected}, got {value!r}")
     for key in cls.required:
         if key not in given:
             raise InputError(f"[target] of kind {kind} needs a key {key!r}")
@@ -126,25 +115,18 @@ def read_target(
 
 
 def place(name: str, folder: Path) -> str:
-    """A file or folder beside the spec by its whole path; any other name as it is."""
-    beside = folder / name
-    return str(beside.resolve()) if beside.exists() else name
+    """A file or folder next to the spec by its whole path; any other name as it is."""
+    path = folder / name
+    return str(path.resolve()) if path.exists() else name
 
 
 def check_positive(name: str, values: np.ndarray, *, zero: bool = False) -> None:
-    """`InputError` unless all values are finite numbers above zero (or zero, if that is allowed)."""
+    """`InputError` unless all values are finite numbers above zero (at least zero with `zero`)."""
+    rule = f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero"
     if values.dtype.kind == "b":
-        raise InputError(
-            f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got true"
-            " or false"
-        )
-    wrong = (
-        values
-        if values.dtype.kind not in "iuf"
-        else values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
-    )
+        raise InputError(f"{rule}, got true or false")
+    wrong = values
+    if values.dtype.kind in "iuf":
+        wrong = values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
     if len(wrong):
-        raise InputError(
-            f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got"
-            f" {wrong[0]!s}"
-        )
+        raise InputError(f"{rule}, got {wrong[0]!s}")
