@@ -1,6 +1,8 @@
 """Descent from many starts at once: Adam on an augmented Lagrangian, in the unit cube.
 
-    L(u) = f(u) + sum_c (max(0, m_c + w g_c(u))^2 - m_c^2) / 2 w             multipliers m, weight w; no max for an equality
+    L(u) = f(u) + sum_c (max(0, m_c + w g_c(u))^2 - m_c^2) / 2 w
+
+with multipliers m and weight w, and without the max for an equality.
 
 After each round of steps m <- max(0, m + w g) and w doubles. Steps shrink all the way, and with
 them the zigzag about corners, where the gradient jumps; what is left of it the polish takes away.
@@ -39,7 +41,7 @@ class Descended:
 
 
 def violation(at: Values, equal: np.ndarray) -> np.ndarray:
-    """Largest distance from holding [B]: 0 where all constraints hold, huge where one is no number."""
+    """Largest distance from holding [B]: 0 where all constraints hold, huge for no number."""
     numbers = np.isfinite(at.f) & np.isfinite(at.g).all(1)
     return np.where(numbers, np.where(equal, np.abs(at.g), at.g).max(1, initial=0.0), _WORST)
 
@@ -48,29 +50,19 @@ def descend(problem: Problem, starts: np.ndarray, held: np.ndarray) -> Descended
     """From starts [S, K]; knobs that are not FREE in `held` [K] stay."""
     method, equal = problem.spec.method, problem.equal
     steps = method.rounds * method.steps
-    adam = optax.chain(
-        optax.scale_by_adam(b1=0.8, b2=0.95),
-        optax.scale_by_learning_rate(
-            optax.exponential_decay(_FIRST_STEP, steps, _LAST_STEP / _FIRST_STEP)
-        ),
-    )
+    rate = optax.exponential_decay(_FIRST_STEP, steps, _LAST_STEP / _FIRST_STEP)
+    adam = optax.chain(optax.scale_by_adam(b1=0.8, b2=0.95), optax.scale_by_learning_rate(rate))
     update = jax.jit(adam.update)
     u, state = starts.copy(), adam.init(starts)
     pressed = np.zeros((len(starts), len(equal)))
-    best_u, best_f, best_violation = (
-        starts.copy(),
-        np.full(len(starts), _WORST),
-        np.full(len(starts), _WORST),
-    )
+    best_u, best_f = starts.copy(), np.full(len(starts), _WORST)
+    best_violation = best_f.copy()
     path_f, path_violation = [], []
     for number in range(steps):
-        this_round, weight = (
-            number // method.steps,
-            _FIRST_WEIGHT * _WEIGHT_GROWTH ** (number // method.steps),
-        )
-        temperature = (
-            None if method.smoothing is None else method.smoothing * _ANNEALING**this_round
-        )
+        this_round = number // method.steps
+        weight = _FIRST_WEIGHT * _WEIGHT_GROWTH**this_round
+        smoothing = method.smoothing
+        temperature = None if smoothing is None else smoothing * _ANNEALING**this_round
         at = problem.slopes(u, held, temperature)
         worst = violation(Values(at.f, at.g), equal)
         f = np.where(worst < _WORST, at.f, _WORST)
@@ -80,9 +72,8 @@ def descend(problem: Problem, starts: np.ndarray, held: np.ndarray) -> Descended
         path_f.append(f)
         path_violation.append(worst)
         if number % method.steps == 0 and number:
-            pressed = np.clip(
-                _force(pressed, weight / _WEIGHT_GROWTH, at.g, equal), -_MOST_PRESSED, _MOST_PRESSED
-            )
+            force = _force(pressed, weight / _WEIGHT_GROWTH, at.g, equal)
+            pressed = np.clip(force, -_MOST_PRESSED, _MOST_PRESSED)
         slope = at.df + (_force(pressed, weight, at.g, equal)[:, :, None] * at.dg).sum(1)
         change, state = update(np.where(np.isfinite(slope) & np.isnan(held), slope, 0.0), state)
         u = np.clip(u + np.asarray(change), 0, 1)

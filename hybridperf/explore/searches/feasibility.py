@@ -1,5 +1,4 @@
-"""Whether constraints can hold together anywhere in the box of the knobs: found by intervals,
-before anything is compiled.
+"""Whether constraints can hold together anywhere in the knobs' box: by intervals, before compiling.
 
 The box is halved again and again (in log space); a part where some constraint cannot hold is thrown
 away. Where nothing is left the constraints contradict each other or the bounds, which is then
@@ -31,18 +30,13 @@ def check_not_contradictory(
     box = {**knobs, **dict.fromkeys(results, _RESULT)}
     for text, sides in constraints:
         if _empty([sides], box, constants, formulas):
-            raise InputError(
-                f"no point of the knobs' bounds can meet the constraint {text}; widen a bound or"
-                " loosen it"
-            )
-    if len(constraints) > 1 and _empty(
-        [sides for _, sides in constraints], box, constants, formulas
-    ):
-        few = _core(constraints, box, constants, formulas)
-        raise InputError(
-            f"the constraints contradict each other within the knobs' bounds: {'; '.join(few)};"
-            " loosen one or widen a bound"
-        )
+            none = "no point of the knobs' bounds can meet the constraint"
+            raise InputError(f"{none} {text}; widen a bound or loosen it")
+    every = [sides for _, sides in constraints]
+    if len(constraints) > 1 and _empty(every, box, constants, formulas):
+        few = "; ".join(_core(constraints, box, constants, formulas))
+        contradict = "the constraints contradict each other within the knobs' bounds"
+        raise InputError(f"{contradict}: {few}; loosen one or widen a bound")
 
 
 def _core(constraints: Sequence[tuple[str, Comparison]], *where: Mapping) -> list[str]:
@@ -106,13 +100,13 @@ def _possible(
         name: (np.exp(low[i]) * (1 - slack), np.exp(high[i]) * (1 + slack))
         for i, name in enumerate(names)
     }
-    ranges |= {
-        name: (np.full(boxes, value), np.full(boxes, value)) for name, value in constants.items()
-    }
+    for name, value in constants.items():
+        ranges[name] = np.full(boxes, value), np.full(boxes, value)
     needed = _reached(sides, formulas)
     for name, formula in formulas.items():
         if name in needed:
-            ranges[name] = tuple(np.broadcast_to(end, boxes) for end in formula.interval(ranges))  # type: ignore[assignment]
+            lowest, highest = formula.interval(ranges)
+            ranges[name] = np.broadcast_to(lowest, boxes), np.broadcast_to(highest, boxes)
     keep = np.ones(boxes, bool)
     for one in sides:
         less, more = one.less.interval(ranges), one.more.interval(ranges)

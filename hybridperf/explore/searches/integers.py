@@ -1,5 +1,4 @@
-"""Whole numbers: from the relaxed optimum to its neighbours, each evaluated exactly with the other
-knobs at their best for it.
+"""Whole numbers: neighbours of the relaxed optimum, with the other knobs at their best for each.
 
 Neighbours are the whole numbers below and above, and multiples of powers of two near by (times jump
 at tiles and waves). The best of them goes on by steps of 1, 2, 4, 8 in each knob for as long as one
@@ -31,11 +30,9 @@ def better(one: Polished, other: Polished | None) -> bool:
         return True
     if (one.violation <= 0) != (other.violation <= 0):
         return one.violation <= 0
-    return (
-        one.f < other.f
-        if one.violation <= 0
-        else (one.violation, one.f) < (other.violation, other.f)
-    )
+    if one.violation <= 0:
+        return one.f < other.f
+    return (one.violation, one.f) < (other.violation, other.f)
 
 
 def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
@@ -59,9 +56,8 @@ def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
     assert best is not None
     for _ in range(_MOST_MOVES):
         before, start = best_held, best.u
-        for held in _ranked(problem, start, _steps(problem, before, whole))[
-            : _REFINED if (~whole).any() else None
-        ]:
+        ranked = _ranked(problem, start, _steps(problem, before, whole))
+        for held in ranked[: _REFINED if (~whole).any() else None]:
             refine(held, start)
         if best_held is before:
             break
@@ -74,17 +70,13 @@ def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple
     At the best whole numbers a constraint can have slack, and no multiplier, and still hold back.
     """
     knobs = problem.spec.knobs
-    tried = [
-        (k, sign, held[k] + sign * 2**power)
-        for k in range(len(knobs))
-        if knobs[k].integer
-        for sign in (1, -1)
-        for power in range(32)
-    ]
     moves = [
-        (k, sign, float(value))
-        for k, sign, value in tried
-        if knobs[k].least <= value <= knobs[k].most
+        (k, sign, value)
+        for k, knob in enumerate(knobs)
+        if knob.integer
+        for sign in (1, -1)
+        for value in (float(held[k] + sign * 2**power) for power in range(32))
+        if knob.least <= value <= knob.most
     ]
     if not moves:
         return {}
@@ -92,12 +84,9 @@ def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple
     at = problem.values(np.stack([_moved(problem, best.u, one) for one in to]), to)
     found: dict[int, tuple[int, float]] = {}
     seen: set[tuple[int, int]] = set()
-    # what the optimum already leans on and the number does not press harder is no reason
-    pressed = np.where(
-        excess(at.g, problem.equal) > excess(best.g, problem.equal) + _GAIN,
-        excess(at.g, problem.equal),
-        0.0,
-    )
+    # a constraint that is active at the optimum and not violated more is no reason
+    over_limit = excess(at.g, problem.equal)
+    pressed = np.where(over_limit > excess(best.g, problem.equal) + _GAIN, over_limit, 0.0)
     for (k, sign, value), f, over in zip(moves, at.f, pressed, strict=True):
         # farther numbers break what would not matter
         if f < best.f - _GAIN and over.any() and (k, sign) not in seen:
@@ -109,11 +98,8 @@ def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple
 
 def _moved(problem: Problem, u: np.ndarray, held: np.ndarray) -> np.ndarray:
     """The point with its held knobs where they are held."""
-    return np.where(
-        np.isnan(held),
-        u,
-        problem.place(np.where(np.isnan(held), problem.knob_values(u, held), held)),
-    )
+    free = np.isnan(held)
+    return np.where(free, u, problem.place(np.where(free, problem.knob_values(u, held), held)))
 
 
 def _ranked(problem: Problem, u: np.ndarray, candidates: list[np.ndarray]) -> list[np.ndarray]:
@@ -123,10 +109,8 @@ def _ranked(problem: Problem, u: np.ndarray, candidates: list[np.ndarray]) -> li
     held = np.stack(candidates)
     at = problem.values(np.stack([_moved(problem, u, one) for one in candidates]), held)
     merit = at.f + _WEIGHT * excess(at.g, problem.equal).sum(1)
-    return [
-        candidates[i]
-        for i in np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
-    ]
+    order = np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
+    return [candidates[i] for i in order]
 
 
 def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
@@ -137,15 +121,10 @@ def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.n
             choices.append([FREE])
             continue
         near = {np.floor(value), np.ceil(value), np.rint(value)}
-        near |= {
-            side(value / 2**k) * 2**k
-            for k in _POWERS
-            if 2**k <= value
-            for side in (np.floor, np.ceil)
-        }
-        inside = [float(one) for one in near if knob.least <= one <= knob.most] or [
-            float(np.clip(np.rint(value), knob.least, knob.most))
-        ]
+        powers = [2**k for k in _POWERS if 2**k <= value]
+        near |= {side(value / power) * power for power in powers for side in (np.floor, np.ceil)}
+        inside = [float(one) for one in near if knob.least <= one <= knob.most]
+        inside = inside or [float(np.clip(np.rint(value), knob.least, knob.most))]
         choices.append(sorted(inside, key=lambda one, value=value: abs(np.log(one / value))))  # type: ignore[misc]
     while np.prod([len(each) for each in choices]) > _MOST_NEIGHBOURS:
         longest = max(choices, key=len)
@@ -155,7 +134,7 @@ def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.n
 
 def _steps(problem: Problem, held: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
     """One knob up or down, or two knobs by one each in opposite ways."""
-    moves = []
+    moves, knobs = [], problem.spec.knobs
     numbers = [int(k) for k in np.flatnonzero(whole)]
     for k in numbers:
         moves += [{k: sign * step} for step in _STEPS for sign in (1, -1)]
@@ -166,10 +145,6 @@ def _steps(problem: Problem, held: np.ndarray, whole: np.ndarray) -> list[np.nda
         to = held.copy()
         for k, step in move.items():
             to[k] += step
-        if all(
-            knob.least <= to[k] <= knob.most
-            for k, knob in enumerate(problem.spec.knobs)
-            if whole[k]
-        ):
+        if all(knobs[k].least <= to[k] <= knobs[k].most for k in numbers):
             out.append(to)
     return out

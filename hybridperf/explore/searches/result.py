@@ -31,13 +31,9 @@ class Found:
     def at(self) -> str:
         """Which of its bounds it stands at, or the empty string."""
         close = 1e-6
-        return (
-            "min"
-            if self.value <= self.least * (1 + close)
-            else "max"
-            if self.value >= self.most * (1 - close)
-            else ""
-        )
+        if self.value <= self.least * (1 + close):
+            return "min"
+        return "max" if self.value >= self.most * (1 - close) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +46,7 @@ class Active:
     more: float
     # the side that no knob moves; None where knobs move both, or where it is zero
     limit: str | None
-    # what is asked about: one percent more of the limit, or that the constraint is loosened by one
-    # percent
-    what_if: str
+    what_if: str  # one percent more of the limit, or a constraint loosened by one percent
     multiplier: float  # percent of the objective (its scale, where it can be zero or less) for that
     objective_then: float  # with that, searched again from here
     knobs_then: dict[str, float]
@@ -89,7 +83,7 @@ class SearchResult:
     maximise: bool
     objective: float  # exact, as evaluated at `knobs`
     knobs: tuple[Found, ...]
-    # every column at the optimum, evaluated anew by the exact functions a sweep uses
+    # every column at the optimum, evaluated again by the exact functions a sweep uses
     columns: dict[str, float]
     active: tuple[Active, ...]  # what holds knobs back that are no whole numbers
     stops: tuple[Stop, ...]  # what holds whole numbers back
@@ -108,33 +102,28 @@ class SearchResult:
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""
         path = Path(folder) / "search.json"
-        best = {
-            "name": self.objective_name,
-            "maximise": self.maximise,
-            "value": self.objective,
-            "relaxed": self.relaxed_objective,
-        }
+        knobs: dict[str, dict[str, Any]] = {}
+        for one in self.knobs:
+            knobs[one.name] = dataclasses.asdict(one) | {"at": one.at}
+            del knobs[one.name]["name"]
+        rows = self.convergence.to_dict(orient="records")
         content: dict[str, Any] = {
-            "objective": best,
-            "knobs": {
-                one.name: {k: v for k, v in dataclasses.asdict(one).items() if k != "name"}
-                | {"at": one.at}
-                for one in self.knobs
+            "objective": {
+                "name": self.objective_name,
+                "maximise": self.maximise,
+                "value": self.objective,
+                "relaxed": self.relaxed_objective,
             },
+            "knobs": knobs,
             "columns": self.columns,
             "active": [dataclasses.asdict(one) for one in self.active],
             "stops": [dataclasses.asdict(one) for one in self.stops],
-            "plateaus": {
-                name: {"from": low, "to": high} for name, (low, high) in self.plateaus.items()
-            },
+            "plateaus": {n: {"from": low, "to": high} for n, (low, high) in self.plateaus.items()},
             "trust": None if self.trust is None else dataclasses.asdict(self.trust),
             "notes": list(self.notes),
             "prices": {name: price.model_dump() for name, price in self.prices.items()},
             "evaluations": self.evaluations,
-            "convergence": [
-                {k: None if pd.isna(v) else v for k, v in row.items()}
-                for row in self.convergence.to_dict(orient="records")
-            ],
+            "convergence": [{k: None if pd.isna(v) else v for k, v in r.items()} for r in rows],
         }
         write_json(path, "search-result", SCHEMA_VERSION, content)
         return path

@@ -60,11 +60,8 @@ def better_split(
 
 def _step_s(made: Cut, batch: float) -> float | None:
     """Seconds of the best greedy placement, polished; None where none has room."""
-    starts = [
-        one
-        for rule in greedy.GREEDY
-        if (one := greedy.by_rule(rule, made.cost, made.pieces, batch)) is not None
-    ]
+    ruled = (greedy.by_rule(rule, made.cost, made.pieces, batch) for rule in greedy.GREEDY)
+    starts = [one for one in ruled if one is not None]
     if not starts:
         return None
     best = local.polish(made.cost, min(starts, key=made.cost.step_s))

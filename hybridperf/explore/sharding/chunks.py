@@ -1,8 +1,6 @@
-"""Dynamic programming: tables in a row, cut into one piece per rank so that the slowest piece is
-fastest.
+"""Dynamic programming: tables in a row, cut into a piece per rank so that the slowest is fastest.
 
-    worst(k, j) = min over i <= j of max( worst(k - 1, i), seconds of a rank with tables i ... j - 1
-    )
+    worst(k, j) = min over i <= j of max(worst(k - 1, i), seconds of tables i ... j - 1 on a rank)
 
 Exact among placements that keep an order, for the slowest rank: its lookups and the all-to-alls as
 if it were the one that sends most. Axes: T tables, R ranks, C columns.

@@ -1,4 +1,4 @@
-"""The best placement, proven: branch and bound, the dearest table first.
+"""The best placement, proven: branch and bound, the most expensive table first.
 
 A partial placement's step never falls as tables are added, so it is dropped as soon as it is no
 better than the best whole placement known. Ranks that are empty alike (in one node, or in nodes
@@ -30,22 +30,13 @@ def prove(
     for table in order:
         grown = sums + cost.tables[table]  # [N, R, C]
         forward, backward = cost.lookup_seconds(grown)
-        node = (
-            np.repeat(
-                sums[..., SENT].reshape(len(sums), cost.nodes, per_node).sum(-1), per_node, axis=1
-            )
-            + cost.tables[table, SENT]
-        )
-        # [N, R, 4]
-        new = np.maximum(
-            highest[:, None], np.stack([forward, backward, grown[..., SENT], node], -1)
-        )
-        step = cost.parts(*np.moveaxis(new, -1, 0)).step_s
-        use = (
-            (step < limit_s)
-            & (cost.over_bytes(grown) == 0)
-            & _first_of_its_kind(sums[..., MEMORY] > 0, per_node)
-        )
+        by_node = sums[..., SENT].reshape(len(sums), cost.nodes, per_node).sum(-1)
+        node = np.repeat(by_node, per_node, axis=1) + cost.tables[table, SENT]
+        maxima = np.stack([forward, backward, grown[..., SENT], node], -1)
+        new = np.maximum(highest[:, None], maxima)  # [N, R, 4]
+        use = cost.parts(*np.moveaxis(new, -1, 0)).step_s < limit_s
+        use &= cost.over_bytes(grown) == 0
+        use &= _first_of_its_kind(sums[..., MEMORY] > 0, per_node)
         parent, rank = np.nonzero(use)
         if len(parent) * sums[0].size > MOST_NUMBERS:
             return known, False

@@ -12,7 +12,7 @@ from hybridperf.explore.sharding import greedy
 from hybridperf.explore.sharding.advice import Advice
 from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost, Parts
 from hybridperf.explore.sharding.fused import Fused
-from hybridperf.explore.sharding.result import Candidate, ShardResult
+from hybridperf.explore.sharding.result import CANDIDATE_COLUMNS, Candidate, ShardResult
 from hybridperf.ops.embedding import Table
 
 _NOTABLE = 0.01  # of a step, from which on a difference is worth a sentence
@@ -36,9 +36,23 @@ def result(
     parts = fused.parts(placement)
     alone = cost.lookup_seconds(cost.tables)
     apart = cost.step_s(placement) / cost.bound_s() - 1
-    proven = proven and cost.step_s(placement) <= float(
-        listed.loc[listed["fits"], "sums_s"].min()
-    ) * (1 + 1e-9)
+    best_sums_s = float(listed.loc[listed["fits"], "sums_s"].min())
+    proven = proven and cost.step_s(placement) <= best_sums_s * (1 + 1e-9)
+    per_table = {
+        "table": [table.name for table in tables],
+        "of": list(owners),
+        "rank": placement,
+        "rows": [table.rows for table in tables],
+        "dim": [table.dim for table in tables],
+        "pooling": [table.pooling for table in tables],
+        "forward_s": alone[0],
+        "backward_s": alone[1],
+        "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1),
+        "memory_bytes": cost.tables[:, MEMORY],
+    }
+    sentences = _sentences(
+        cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps
+    )
     return ShardResult(
         tables=tuple(table.name for table in tables),
         placement=placement,
@@ -53,26 +67,9 @@ def result(
         bound_s=cost.bound_s(),
         proven=proven,
         per_rank=per_rank,
-        per_table=pd.DataFrame(
-            {
-                "table": [table.name for table in tables],
-                "of": list(owners),
-                "rank": placement,
-                "rows": [table.rows for table in tables],
-                "dim": [table.dim for table in tables],
-                "pooling": [table.pooling for table in tables],
-                "forward_s": alone[0],
-                "backward_s": alone[1],
-                "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1),
-                "memory_bytes": cost.tables[:, MEMORY],
-            }
-        ),
+        per_table=pd.DataFrame(per_table),
         candidates=listed,
-        explanation=tuple(
-            _sentences(
-                cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps
-            )
-        ),
+        explanation=tuple(sentences),
         notes=(*remarks, *predicted.notes),
         cost=cost,
     )
@@ -84,11 +81,8 @@ def _per_rank(
     sums, at = cost.sums(placement), np.asarray(placement)
     forward_s, backward_s = fused.lookup_seconds(placement)
     slowest = np.full(cost.ranks, "", object)
-    for word, values in (
-        ("forward", forward_s),
-        ("backward", backward_s),
-        ("all-to-all", sums[:, SENT]),
-    ):
+    by_part = {"forward": forward_s, "backward": backward_s, "all-to-all": sums[:, SENT]}
+    for word, values in by_part.items():
         rank = int(values.argmax())
         slowest[rank] = ", ".join(filter(None, (slowest[rank], word)))
     held = [
@@ -127,23 +121,10 @@ def _candidates(
             "fused": tuple(one.placement) in priced,
             "note": "" if fits else "exceeds the memory of a rank",
         })  # fmt: skip
-    columns = [
-        "method",
-        "step_s",
-        "forward_s",
-        "backward_s",
-        "alltoall_s",
-        "sums_s",
-        "fullest_bytes",
-        "fits",
-        "fused",
-        "note",
-    ]
-    frame = pd.DataFrame(rows).reindex(columns=columns)
+    frame = pd.DataFrame(rows).reindex(columns=CANDIDATE_COLUMNS)
     frame["fits"], frame["fused"] = frame["fits"].astype(bool), frame["fused"].eq(True)
-    return frame.sort_values(
-        ["fits", "fused", "step_s"], ascending=[False, False, True], kind="stable"
-    ).reset_index(drop=True)
+    order, ascending = ["fits", "fused", "step_s"], [False, False, True]
+    return frame.sort_values(order, ascending=ascending, kind="stable").reset_index(drop=True)
 
 
 def _sentences(

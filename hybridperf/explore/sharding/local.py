@@ -88,9 +88,8 @@ def _down(cost: Cost, start: np.ndarray) -> Local:
 
 def _seen(cost: Cost, placement: np.ndarray) -> Local:
     sums = cost.sums(placement)
-    return Local(
-        placement.copy(), float(cost.of_ranks(sums).step_s), float(cost.over_bytes(sums).sum())
-    )
+    step_s, over_bytes = cost.of_ranks(sums).step_s, cost.over_bytes(sums).sum()
+    return Local(placement.copy(), float(step_s), float(over_bytes))
 
 
 def _matters(cost: Cost, sums: np.ndarray) -> np.ndarray:
@@ -118,19 +117,16 @@ class _Scale:
     @staticmethod
     def of(cost: Cost, placement: np.ndarray) -> _Scale:
         sums = cost.sums(placement)
-        load = sum(cost.lookup_seconds(sums))
-        return _Scale(
-            float(cost.of_ranks(sums).step_s), float(np.max(load)), float(sums[:, SENT].max())
-        )
+        load_s = np.max(sum(cost.lookup_seconds(sums)))
+        return _Scale(float(cost.of_ranks(sums).step_s), float(load_s), float(sums[:, SENT].max()))
 
     def own(
         self, cost: Cost, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]
     ) -> np.ndarray:
         """What ranks [...] add to the merit by themselves, in steps, from their sums [..., C]."""
         over = np.maximum(sums[..., MEMORY] / cost.limit_bytes - 1, 0)
-        even = ((lookups[0] + lookups[1]) / self.load_s) ** _POWER + (
-            sums[..., SENT] / self.sent
-        ) ** _POWER
+        by_load = ((lookups[0] + lookups[1]) / self.load_s) ** _POWER
+        even = by_load + (sums[..., SENT] / self.sent) ** _POWER
         return _HEAVY * over + _EVEN * even / cost.ranks
 
     def merit(self, cost: Cost, sums: np.ndarray) -> float:
@@ -156,30 +152,17 @@ def _moves(
     cost: Cost, scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray, now: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merit of `some` tables on each rank [I, R] and swapped [I, T]; inf unless below `now`."""
-    tables, here = cost.tables, placement[some]
-    lookups = cost.lookup_seconds(sums)
-    own = scale.own(cost, sums, lookups)
-    left = np.maximum(sums[here] - tables[some], 0)  # rounding may leave less than nothing
-    left_lookups = cost.lookup_seconds(left)
-    merit = _Merit(cost, scale, sums, lookups, own, now)
-    ranks = np.arange(cost.ranks)
+    tables, here, ranks = cost.tables, placement[some][:, None], np.arange(cost.ranks)[None]
+    # rounding may leave less than nothing
+    left = np.maximum(sums[here[:, 0]] - tables[some], 0)[:, None]
+    merit = _Merit(cost, scale, sums, now)
     grown = sums[None] + tables[some][:, None]
-    moved = merit.of(
-        here[:, None],
-        ranks[None],
-        _Changed(left[:, None], tuple(x[:, None] for x in left_lookups)),
-        _Changed(grown, cost.lookup_seconds(grown)),
-    )
-    moved[here[:, None] == ranks[None]] = np.inf
-    there = left[:, None] + tables[None]  # I's ranks with another table instead
+    moved = merit.of(here, ranks, _Changed.of(cost, left), _Changed.of(cost, grown))
+    moved[here == ranks] = np.inf
+    there = left + tables[None]  # I's ranks with another table instead
     back = np.maximum(sums[placement] - tables, 0)[None] + tables[some][:, None]
-    swapped = merit.of(
-        here[:, None],
-        placement[None],
-        _Changed(there, cost.lookup_seconds(there)),
-        _Changed(back, cost.lookup_seconds(back)),
-    )
-    swapped[here[:, None] == placement[None]] = np.inf
+    swapped = merit.of(here, placement[None], _Changed.of(cost, there), _Changed.of(cost, back))
+    swapped[here == placement[None]] = np.inf
     return moved, swapped
 
 
@@ -188,59 +171,45 @@ class _Changed:
     """Ranks as they would be: sums [..., C], lookup seconds [...] forward and backward."""
 
     sums: np.ndarray
-    lookups: tuple[np.ndarray, ...]
+    lookups: tuple[np.ndarray, np.ndarray]
+
+    @staticmethod
+    def of(cost: Cost, sums: np.ndarray) -> _Changed:
+        return _Changed(sums, cost.lookup_seconds(sums))
 
 
 class _Merit:
     """Merit of changing two ranks of the present placement; infinite unless better than `now`."""
 
-    def __init__(
-        self,
-        cost: Cost,
-        scale: _Scale,
-        sums: np.ndarray,
-        lookups: tuple[np.ndarray, np.ndarray],
-        own: np.ndarray,
-        now: float,
-    ):
-        self._now = now
-        self._cost, self._scale, self._own, self._total = cost, scale, own, own.sum()
-        self._forward, self._backward, self._sent = (
-            _Others(values) for values in (*lookups, sums[:, SENT])
-        )
+    def __init__(self, cost: Cost, scale: _Scale, sums: np.ndarray, now: float):
+        self._cost, self._scale, self._sums, self._now = cost, scale, sums, now
+        lookups = cost.lookup_seconds(sums)
+        self._own = scale.own(cost, sums, lookups)
+        self._total = self._own.sum()
+        self._lookups, self._sent = [_Others(each) for each in lookups], _Others(sums[:, SENT])
         self._by_node = _by_node(cost, sums[:, SENT])
         self._nodes = _Others(self._by_node)
-        self._sums = sums
 
     def of(
         self, one: np.ndarray, other: np.ndarray, new_one: _Changed, new_other: _Changed
     ) -> np.ndarray:
         """Of ranks `one` and `other` [...] as they would be."""
         cost, per_node = self._cost, self._cost.ranks // self._cost.nodes
-        highest = [
-            np.maximum(
-                others.without(one, other), np.maximum(new_one.lookups[at], new_other.lookups[at])
-            )
-            for at, others in enumerate((self._forward, self._backward))
-        ]
-        sent = np.maximum(
-            self._sent.without(one, other),
-            np.maximum(new_one.sums[..., SENT], new_other.sums[..., SENT]),
-        )
+        pairs = zip(self._lookups, new_one.lookups, new_other.lookups, strict=True)
+        highest = [np.maximum(o.without(one, other), np.maximum(a, b)) for o, a, b in pairs]
+        new_sent = np.maximum(new_one.sums[..., SENT], new_other.sums[..., SENT])
+        sent = np.maximum(self._sent.without(one, other), new_sent)
         nodes = one // per_node, other // per_node
-        # what goes from node to node
-        apart = np.where(
-            nodes[0] == nodes[1], 0.0, new_other.sums[..., SENT] - self._sums[other, SENT]
-        )
-        changed = np.maximum(self._by_node[nodes[0]] - apart, self._by_node[nodes[1]] + apart)
+        moved = new_other.sums[..., SENT] - self._sums[other, SENT]
+        between = np.where(nodes[0] == nodes[1], 0.0, moved)  # what goes from node to node
+        changed = np.maximum(self._by_node[nodes[0]] - between, self._by_node[nodes[1]] + between)
         node_sent = np.maximum(self._nodes.without(*nodes), changed)
         own = self._total - self._own[one] - self._own[other]
         for new in (new_one, new_other):
-            own = own + self._scale.own(cost, new.sums, (new.lookups[0], new.lookups[1]))
-        forward_s, backward_s, sent, node_sent, own = np.broadcast_arrays(
-            *highest, sent, node_sent, own
-        )
-        # so far: an all-to-all is dear to price, and most are out without it
+            own = own + self._scale.own(cost, new.sums, new.lookups)
+        every = np.broadcast_arrays(*highest, sent, node_sent, own)
+        forward_s, backward_s, sent, node_sent, own = every
+        # so far: an all-to-all is expensive to price, and most are out without it
         merit = forward_s + backward_s + self._scale.step_s * own
         least = cost.parts(np.zeros(()), np.zeros(()), sent.min(), node_sent.min()).step_s
         near = merit + least < self._now

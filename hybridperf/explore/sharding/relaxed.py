@@ -1,8 +1,7 @@
-"""A placement as numbers that have a gradient: each table spread over ranks by a softmax, cooled
-until it stands on one.
+"""A placement that has a gradient: each table spread over ranks by a softmax, cooled down to one.
 
-    w_t = softmax(z_t / temperature)     sums_r = sum_t w_tr table_t     loss = log step(sums) +
-                                         excess of memory
+    w_t = softmax(z_t / temperature)     sums_r = sum_t w_tr table_t
+    loss = log step(sums) + excess of memory
 
 The sums a rank's cost is made of are linear in w, so every placement between placements has a cost.
 Maxima are p-norms whose p grows while the temperature falls: at first every rank counts, at the end
@@ -74,7 +73,6 @@ def _descended(cost: Cost, logits: Any, steps: int = STEPS) -> Any:
         change, state = adam.update(slope(cost, here, temperature, power), state)
         return (optax.apply_updates(here, change), state), None
 
-    (ended, _), _ = jax.lax.scan(
-        step, (logits, adam.init(logits)), jnp.arange(steps, dtype=logits.dtype)
-    )
+    numbers = jnp.arange(steps, dtype=logits.dtype)
+    (ended, _), _ = jax.lax.scan(step, (logits, adam.init(logits)), numbers)
     return ended
