@@ -4,10 +4,11 @@ Each step (an op with its launch, or a join, see `lower`) starts when its host h
 its at most two predecessors have ended, so a loop over the steps finds the makespan with `max` and
 `+` alone:
 
-    C[host_i]     <- C[host_i] + T[launch_row_i]                             T  seconds [1 + U, B],
-                  C  clocks [hosts, B]
-    S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]                 S  ends [slots, B]
+    C[host_i]     <- C[host_i] + T[launch_row_i]
+    S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]
     makespan       = S[out_slot of the last step]
+
+T are seconds [1 + U, B], C clocks [hosts, B], S ends [slots, B].
 
 Axes: U rows of the duration table, B configurations. The batch comes last, by hand instead of by
 `vmap`, so that each read and write is one contiguous row; B first costs 20-500 times the time. Rows
@@ -49,13 +50,18 @@ def makespan(program: Program, durations: jax.Array) -> jax.Array:
     negative seconds are what `check_durations` is for. A NaN in any row makes its configuration
     NaN.
     """
+    check_table_shape(durations)
+    return _last_end(program, durations)
+
+
+def check_table_shape(durations: jax.Array) -> None:
+    """`ValueError` for what is no floating-point table [rows, batch]."""
     if durations.ndim != 2 or not jnp.issubdtype(durations.dtype, jnp.floating):
         raise ValueError(
             f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point"
             " seconds [rows, batch]; give a single configuration a batch axis of 1 and convert"
             " integers."
         )
-    return _last_end(program, durations)
 
 
 class Timeline(NamedTuple):
@@ -79,7 +85,7 @@ def timeline(lowered: Lowered, durations: ArrayLike) -> Timeline:
 
 
 class CriticalPath(NamedTuple):
-    """What the makespan consists of, in order of time: the seconds of its M entries add up to it."""
+    """What the makespan consists of, in order of time: seconds of its M entries add up to it."""
 
     node: np.ndarray  # int [M]
     is_launch: np.ndarray  # the node's launch by the host is meant, not the node itself; bool [M]
@@ -91,9 +97,8 @@ def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
     A collective is on it once, as the node of the rank that the others waited for.
     """
     graph = lowered.graph
-    entries: dict[
-        tuple[int, bool], list[tuple[int, bool]]
-    ] = {}  # node, is_launch by step, by whether its launch is meant
+    # node, is_launch by step, by whether its launch is meant
+    entries: dict[tuple[int, bool], list[tuple[int, bool]]] = {}
     for node, step in enumerate(lowered.step_of_node.tolist()):
         entries.setdefault((step, False), []).append((node, False))
     for node in np.flatnonzero(graph.launch_row).tolist():
@@ -106,9 +111,8 @@ def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
             last_rank = graph.rank[path[-1][0]] if path else None
             on_last_rank = [entry for entry in entries[at] if graph.rank[entry[0]] == last_rank]
             path.append((on_last_rank or entries[at])[0])
-    return CriticalPath(
-        np.array([node for node, _ in path]), np.array([is_launch for _, is_launch in path])
-    )
+    nodes, launches = [node for node, _ in path], [is_launch for _, is_launch in path]
+    return CriticalPath(np.array(nodes), np.array(launches))
 
 
 def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
@@ -123,23 +127,17 @@ def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
     wrong = ~(np.isfinite(table) & (table >= 0))
     if wrong.any():
         at, *configuration = map(int, np.argwhere(wrong)[0])
-        row = at + 1
-        users = np.flatnonzero((graph.row == row) | (graph.launch_row == row)).tolist()
-        user = (
-            f"first used by node {users[0]} {graph.labels[users[0]]!r}"
-            if users
-            else "used by no node"
-        )
         where = "".join(f" in configuration {number}" for number in configuration)
         raise ValueError(
-            f"Row {row} ({user}) has duration {table[at, *configuration]}{where}, expected finite"
-            " seconds, 0 or more; check the model or measurement it comes from."
+            f"Row {at + 1} ({graph.user_of(at + 1)}) has duration {table[at, *configuration]}"
+            f"{where}, expected finite seconds, 0 or more; check the model or measurement it comes"
+            " from."
         )
     return table
 
 
 class _StepTimes(NamedTuple):
-    """Times of each step and of its launch; float64 [S + 1], the last entry is 0 s (NO_STEP = -1)."""
+    """Times of each step and its launch; float64 [S + 1], the last entry is 0 s (NO_STEP = -1)."""
 
     start_s: np.ndarray
     end_s: np.ndarray
@@ -149,16 +147,12 @@ class _StepTimes(NamedTuple):
 
 def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
     if np.ndim(durations) != 1:
-        raise ValueError(
-            f"durations have shape {list(np.shape(durations))}, expected [U], one configuration;"
-            " take one column."
-        )
+        expected = "expected [U], one configuration; take one column"
+        raise ValueError(f"durations have shape {list(np.shape(durations))}, {expected}.")
     table = [0.0, *np.asarray(check_durations(lowered, durations), np.float64).tolist()]
     program = lowered.program
-    columns = [
-        array.tolist()
-        for array in (program.pred_step, program.row, program.host, program.launch_row)
-    ]
+    arrays = (program.pred_step, program.row, program.host, program.launch_row)
+    columns = [array.tolist() for array in arrays]
     start, end, launch_start, launch_end = ([0.0] * (len(program.row) + 1) for _ in range(4))
     clock = [0.0] * program.hosts
     for step, ((first, second), row, host, launch_row) in enumerate(zip(*columns, strict=True)):
@@ -216,29 +210,23 @@ def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = No
     # a search asks for one at a time
     width = -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch
     if width >= batch:
-        padded = jax.tree.map(
-            lambda array: jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - batch)]), arrays
-        )
+        more = (0, width - batch)
+        padded = jax.tree.map(lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [more]), arrays)
         return jax.tree.map(lambda result: result[..., :batch], function(padded))
 
     def block(number: jax.Array, results: Any) -> Any:
         # the last overlaps with the one before: no padded copy of all
         start = jnp.minimum(number * width, batch - width)
-        some = jax.tree.map(
-            lambda array: lax.dynamic_slice_in_dim(array, start, width, axis=-1), arrays
-        )
-        return jax.tree.map(
-            lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1),
-            results,
-            function(some),
-        )
+        some = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, start, width, axis=-1), arrays)
 
-    shapes = jax.eval_shape(
-        function, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays)
-    )
-    return lax.fori_loop(
-        0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes)
-    )
+        def written(result: jax.Array, new: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice_in_dim(result, new, start, axis=-1)
+
+        return jax.tree.map(written, results, function(some))
+
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
+    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function, shapes))
+    return lax.fori_loop(0, blocks, block, empty)
 
 
 def with_zero_row(durations: jax.Array) -> jax.Array:
@@ -270,27 +258,18 @@ def _forward(
     program: Program, table: jax.Array, *, note: Callable[..., jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]."""
-    slots, clocks = (
-        jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts)
-    )
-    _, _, end, noted = run_steps(
-        program, table, slots, clocks, program.first, len(program.row), note=note
-    )
+    sizes = (program.slots, program.hosts)
+    slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in sizes)
+    begin, stop = program.first, len(program.row)
+    _, _, end, noted = run_steps(program, table, slots, clocks, begin, stop, note=note)
     return nan_kept(table, end), noted
 
 
 def run_steps(
-    program: Program,
-    table: jax.Array,
-    slots: jax.Array,
-    clocks: jax.Array,
-    begin: ArrayLike,
-    stop: ArrayLike,
-    *,
-    note: Callable[..., jax.Array] | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Slots and clocks after the steps `begin` to `stop`, the last end [B], and `_forward`'s
-    record.
+    program: Program, table: jax.Array, slots: jax.Array, clocks: jax.Array, begin: ArrayLike,
+    stop: ArrayLike, *, note: Callable[..., jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Slots and clocks after the steps `begin` to `stop`, the last end [B], `_forward`'s record.
 
     The slots [slots, ..., B] and clocks [hosts, ..., B] are those of before, with any axes between;
     `table` is [1 + U, B]. The last end is not yet in its slot, and the step before `begin` has to
@@ -308,11 +287,8 @@ def run_steps(
         pred_slot = _row(program.pred_slot, this)
         slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
         clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
-        launched, first, second = (
-            _row(clocks, host),
-            _row(slots, pred_slot[0]),
-            _row(slots, pred_slot[1]),
-        )
+        launched, first = _row(clocks, host), _row(slots, pred_slot[0])
+        second = _row(slots, pred_slot[1])
         ready = later(first, second)
         if note is not None:
             noted = _with_row(noted, note(host, launched, first, second), this)

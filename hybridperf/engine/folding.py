@@ -1,13 +1,12 @@
-"""Identical layers evaluated once and raised to a power: the makespan of a deep step at the cost of
-a shallow one.
+"""Identical layers evaluated once and raised to a power: a deep step at the cost of a shallow one.
 
 A step of a lowered graph takes maxima of ends and adds seconds to them, so a whole layer is a
 matrix of max and plus. Whatever layers hand on, the ends that later steps read and the clocks of
 the hosts, is its vector x of K numbers:
 
-    x after a layer:  (A x)[d] = max over s of  A[d, s] + x[s]              A[d, s] = longest path
-                      through the layer from s to d
-    two layers:       (A A)[d, s] = max over k of  A[d, k] + A[k, s]
+    A[d, s]     = longest path through the layer from s to d
+    (A x)[d]    = max over s of  A[d, s] + x[s]          x after a layer
+    (A A)[d, s] = max over k of  A[d, k] + A[k, s]       two layers
 
 Layers that read the same rows of the duration table have the same A, and m of them are A^m by about
 log2(m) squarings. What comes before and after them is evaluated step by step. `folded` finds the
@@ -36,17 +35,16 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.engine.evaluate import in_blocks, later, nan_kept, run_steps, with_zero_row
-from hybridperf.engine.lower import (
-    NO_HOST,
-    NO_STEP,
-    TRASH_SLOT,
-    ZERO_ROW,
-    ZERO_SLOT,
-    Lowered,
-    Program,
-    step_bucket,
+from hybridperf.engine import lower
+from hybridperf.engine.evaluate import (
+    check_table_shape,
+    in_blocks,
+    later,
+    nan_kept,
+    run_steps,
+    with_zero_row,
 )
+from hybridperf.engine.lower import NO_HOST, NO_STEP, Lowered, Program, step_bucket
 
 LARGEST_STATE = 24  # numbers handed on: their cube is paid at each squaring
 # configurations folded together: two matrices and the slots of a layer stay in a core's cache
@@ -82,11 +80,8 @@ def folded(lowered: Lowered) -> Folded | None:
     program = lowered.program
     first = int(program.first)
     steps = _Steps.of(program)
-    repetitions = [
-        found
-        for period in _periods(steps.code)
-        if (found := _repetition(steps, period)) is not None
-    ]
+    tried = [_repetition(steps, period) for period in _periods(steps.code)]
+    repetitions = [found for found in tried if found is not None]
     best = min(repetitions, key=lambda found: found.cost(len(steps.code)), default=None)
     if best is None or best.cost(len(steps.code)) > WORTH * len(steps.code):
         return None
@@ -98,12 +93,11 @@ def folded(lowered: Lowered) -> Folded | None:
     padding = step_bucket(len(kept)) - len(kept)
 
     def cut(column: np.ndarray, value: int) -> np.ndarray:
-        live = np.where(
-            (kept == NO_STEP).reshape(-1, *[1] * (column.ndim - 1)), value, column[first:][kept]
-        )
-        return np.pad(
-            live, [(padding, 0)] + [(0, 0)] * (column.ndim - 1), constant_values=value
-        ).astype(np.int32)
+        inner = column.ndim - 1
+        is_padding = (kept == NO_STEP).reshape(-1, *[1] * inner)
+        live = np.where(is_padding, value, column[first:][kept])
+        widths = [(padding, 0)] + [(0, 0)] * inner
+        return np.pad(live, widths, constant_values=value).astype(np.int32)
 
     def places(boundary: int) -> np.ndarray:
         ends = [int(program.out_slot[first + boundary - age]) for age in best.ages]
@@ -114,12 +108,12 @@ def folded(lowered: Lowered) -> Folded | None:
     none = np.full_like(cut(program.pred_step, NO_STEP), NO_STEP)
     return Folded(
         program=Program(
-            pred_slot=cut(program.pred_slot, ZERO_SLOT),
+            pred_slot=cut(program.pred_slot, lower.ZERO_SLOT),
             pred_step=none,
-            out_slot=cut(program.out_slot, TRASH_SLOT),
-            row=cut(program.row, ZERO_ROW),
+            out_slot=cut(program.out_slot, lower.TRASH_SLOT),
+            row=cut(program.row, lower.ZERO_ROW),
             host=cut(program.host, NO_HOST),
-            launch_row=cut(program.launch_row, ZERO_ROW),
+            launch_row=cut(program.launch_row, lower.ZERO_ROW),
             host_step=none[:, 0],
             first=np.array(padding + 1, np.int32),
             slots=program.slots,
@@ -141,12 +135,7 @@ def makespan_of(folded: Folded, durations: jax.Array) -> jax.Array:
     Equal to `makespan` up to float rounding. Compiled once per bucket, K and shape of `durations`,
     whatever the depth; like `makespan` it cannot refuse values.
     """
-    if durations.ndim != 2 or not jnp.issubdtype(durations.dtype, jnp.floating):
-        raise ValueError(
-            f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point"
-            " seconds [rows, batch]; give a single configuration a batch axis of 1 and convert"
-            " integers."
-        )
+    check_table_shape(durations)
     return in_blocks(lambda some: _last_end(folded, with_zero_row(some)), durations, FOLD_BLOCK)
 
 
@@ -158,44 +147,33 @@ def _last_end(folded: Folded, table: jax.Array) -> jax.Array:
     rows = _run(program, table, rows, program.first, folded.layer)
     x = rows[folded.before]
 
-    # the paths from each of the numbers on its own: nothing comes from elsewhere, not from slot 0
-    # either
+    # the paths from each number on its own: nothing comes from elsewhere, slot 0 included
     apart = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(table.dtype)[:, :, None]
-    units = (
-        jnp.full((program.slots + program.hosts, size, batch), -jnp.inf, table.dtype)
-        .at[folded.before]
-        .set(apart)
-    )
+    nowhere = jnp.full((program.slots + program.hosts, size, batch), -jnp.inf, table.dtype)
+    units = nowhere.at[folded.before].set(apart)
     matrix = _run(program, table, units, folded.layer, folded.behind)[folded.after]
 
     rows = rows.at[folded.at_last].set(_power_applied(matrix, x, folded.times))
     slots, clocks = rows[: program.slots], rows[program.slots :]
-    return nan_kept(
-        table, run_steps(program, table, slots, clocks, folded.behind, len(program.row))[2]
-    )
+    end = run_steps(program, table, slots, clocks, folded.behind, len(program.row))[2]
+    return nan_kept(table, end)
 
 
 def _run(
     program: Program, table: jax.Array, rows: jax.Array, begin: ArrayLike, stop: ArrayLike
 ) -> jax.Array:
     """Slots and clocks joined, after the steps `begin` to `stop`, the last of which is padding."""
-    return jnp.concatenate(
-        run_steps(program, table, rows[: program.slots], rows[program.slots :], begin, stop)[:2]
-    )
+    slots, clocks = rows[: program.slots], rows[program.slots :]
+    return jnp.concatenate(run_steps(program, table, slots, clocks, begin, stop)[:2])
 
 
 def _power_applied(matrix: jax.Array, x: jax.Array, times: ArrayLike) -> jax.Array:
     """`matrix` [K, K, B] applied `times` times, once or more, to `x` [K, B]."""
 
-    def digit(
-        _: int, carry: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def digit(_: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         power, x, left = carry
-        return (
-            _product(power, power),
-            jnp.where(left & 1, _product(power, x[:, None])[:, 0], x),
-            left >> 1,
-        )
+        applied = jnp.where(left & 1, _product(power, x[:, None])[:, 0], x)
+        return _product(power, power), applied, left >> 1
 
     digits = 32 - lax.clz(jnp.asarray(times))
     power, x, _ = lax.fori_loop(0, digits - 1, digit, (matrix, x, times))
@@ -203,15 +181,14 @@ def _power_applied(matrix: jax.Array, x: jax.Array, times: ArrayLike) -> jax.Arr
 
 
 def _product(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Maxima of sums over k, written out: compiled as one loop, five times as fast as a reduction."""
+    """Maxima of sums over k, written out: one compiled loop, five times as fast as a reduction."""
     return reduce(later, (one[:, k, None] + other[None, k] for k in range(one.shape[1])))
 
 
 class _Steps(NamedTuple):
     """The steps of a program without its padding, numbered from 0. Axes: S steps."""
 
-    # what each does, as a number: same row, host and launch row, and reads as far before it; int
-    # [S]
+    # what each does, as a number: same row, host, launch row, distances of reads; int [S]
     code: np.ndarray
     pred_step: np.ndarray  # [S, 2]
     host: np.ndarray  # [S]
@@ -221,17 +198,12 @@ class _Steps(NamedTuple):
     def of(program: Program) -> "_Steps":
         first = int(program.first)
         number = np.arange(len(program.row) - first)
-        pred = np.where(
-            program.pred_step[first:] == NO_STEP, NO_STEP, program.pred_step[first:] - first
-        )
+        pred = program.pred_step[first:]
+        pred = np.where(pred == NO_STEP, NO_STEP, pred - first)
         distance = np.sort(np.where(pred == NO_STEP, 0, number[:, None] - pred), axis=1)
         code = np.zeros(len(number), np.int64)
-        for column in (
-            program.row[first:],
-            program.host[first:],
-            program.launch_row[first:],
-            *distance.T,
-        ):
+        columns = (program.row[first:], program.host[first:], program.launch_row[first:])
+        for column in (*columns, *distance.T):
             code = _numbered(code, column)
         last_reader = number.copy()
         for column in pred.T:
@@ -279,7 +251,7 @@ def _periods(code: np.ndarray) -> list[int]:
 
 
 def _repetition(steps: _Steps, period: int) -> _Repetition | None:
-    """The longest stretch of layers of `period` steps, cut where it hands on the fewest ends."""
+    """The longest stretch of layers of `period` steps, cut where they hand on the fewest ends."""
     begin, stop = _longest(steps.code[period:] == steps.code[:-period])
     # something stays behind the layers: the makespan is the end of the last step
     stop = min(stop + period, len(steps.code) - 1)
@@ -304,9 +276,8 @@ def _repetition(steps: _Steps, period: int) -> _Repetition | None:
     until = np.searchsorted(boundaries, steps.last_reader[crossing], side="right")
     if (until - since)[~kept].sum() > LARGEST_STATE * len(boundaries):
         return None  # ends that pile up, layer after layer
-    for step, one, other in zip(
-        crossing[~kept].tolist(), since[~kept].tolist(), until[~kept].tolist(), strict=True
-    ):
+    columns = (each[~kept].tolist() for each in (crossing, since, until))
+    for step, one, other in zip(*columns, strict=True):
         for at in range(one, other):
             ages[at].append(int(boundaries[at]) - step)
 

@@ -35,12 +35,9 @@ from numpy.typing import ArrayLike
 
 from hybridperf.engine.graph import Graph
 
-# never written, always 0 s: what a missing predecessor reads, harmless as no step ends before 0
-ZERO_SLOT = 0
+ZERO_SLOT = 0  # never written, always 0 s: what a missing predecessor reads
 TRASH_SLOT = 1  # written by padding, read by nobody
-NO_HOST = (
-    0  # its clock stands at 0 s: joins, padding and the ops of a host that has waited need no clock
-)
+NO_HOST = 0  # its clock stays at 0 s: for joins, padding and the ops of a host that has waited
 NO_STEP = -1
 ZERO_ROW = 0  # the row of the duration table that always holds 0 s
 
@@ -92,9 +89,8 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
     padding = step_bucket(len(split.row)) - len(split.row)
 
     def padded(array: np.ndarray, value: int) -> np.ndarray:
-        return np.pad(
-            array, [(padding, 0)] + [(0, 0)] * (array.ndim - 1), constant_values=value
-        ).astype(np.int32)
+        widths = [(padding, 0)] + [(0, 0)] * (array.ndim - 1)
+        return np.pad(array, widths, constant_values=value).astype(np.int32)
 
     def moved(step: ArrayLike) -> np.ndarray:
         return np.where(np.equal(step, NO_STEP), NO_STEP, np.add(step, padding)).astype(np.int32)
@@ -112,9 +108,10 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
         hosts=_slot_bucket(1 + int(split.host.max())),
     )
     step_of = [*split.step_of, NO_STEP]  # the entry at NO_STEP = -1 maps it to itself
+    launches = zip(steps.host_of_node, steps.launch_of_node, strict=True)
     launched_in = [
         step_of[step] if launch == NOT_ON_CLOCK else split.launch_of[step][launch]
-        for step, launch in zip(steps.host_of_node, steps.launch_of_node, strict=True)
+        for step, launch in launches
     ]
     return Lowered(
         program=program,
@@ -151,12 +148,8 @@ def _twins(graph: Graph) -> list[int]:
     ends: list[int] = []
     history: dict[int, list[tuple[int, int, int]]] = {}
     row, launch_row, waits = graph.row.tolist(), graph.launch_row.tolist(), graph.after.tolist()
-    rank, stream, blocking, start = (
-        graph.rank.tolist(),
-        graph.stream.tolist(),
-        graph.blocking.tolist(),
-        graph.after_start.tolist(),
-    )
+    rank, stream = graph.rank.tolist(), graph.stream.tolist()
+    blocking, start = graph.blocking.tolist(), graph.after_start.tolist()
 
     for nodes in _together(graph.collective.tolist()):
         first = nodes[0]
@@ -164,15 +157,13 @@ def _twins(graph: Graph) -> list[int]:
         for node in nodes:
             host = host_at.get(rank[node], NO_STEP)
             if launch_row[node]:
-                host = host_at[rank[node]] = numbers.setdefault(
-                    (host, launch_row[node]), len(numbers)
-                )
+                launch = (host, launch_row[node])
+                host = host_at[rank[node]] = numbers.setdefault(launch, len(numbers))
             reads |= {host, stream_at.get((rank[node], stream[node]), NO_STEP)}
         end = numbers.setdefault((frozenset(reads), row[first]), len(numbers))
         for node in nodes:
-            history.setdefault(rank[node], []).append(
-                (host_at.get(rank[node], NO_STEP), end, stream[node])
-            )
+            entry = host_at.get(rank[node], NO_STEP), end, stream[node]
+            history.setdefault(rank[node], []).append(entry)
             stream_at[rank[node], stream[node]] = end
             if blocking[node]:
                 host_at[rank[node]] = end
@@ -191,11 +182,8 @@ class _Steps(NamedTuple):
 
     row: list[int]
     reads: list[set[int]]  # earlier steps whose end it needs
-    lane: list[
-        int
-        # where it is in order: a host's launches or a stream; for a collective any one of its
-        # streams
-    ]
+    # where it is in order: a host's launches or a stream (any one of a collective's)
+    lane: list[int]
     launches: list[list[tuple[int, int]]]  # host and row of each launch by a clock
     of_node: list[int]
     host_of_node: list[int]
@@ -207,9 +195,8 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
     steps = _Steps([], [], [], [], [], [], [])
     lane_numbers: dict[tuple[int, int], int] = {}
     stream_at: dict[int, int] = {}  # lane -> its latest step
-    host_at: dict[
-        int, int
-    ] = {}  # rank -> the step at whose end its host is free; absent until it has waited
+    # rank -> the step at whose end its host is free; absent until it has waited
+    host_at: dict[int, int] = {}
 
     def lane(rank: int, stream: int) -> int:
         return lane_numbers.setdefault((rank, stream), len(lane_numbers))
@@ -223,24 +210,15 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
 
     row, launch_row = graph.row.tolist(), graph.launch_row.tolist()
     stream, blocking = graph.stream.tolist(), graph.blocking.tolist()
-    clocks = {
-        rank: NO_HOST + number
-        for number, rank in enumerate(
-            dict.fromkeys(np.array(twin)[graph.launch_row > 0].tolist()), start=1
-        )
-    }
+    launching = dict.fromkeys(np.array(twin)[graph.launch_row > 0].tolist())
+    clocks = {rank: NO_HOST + number for number, rank in enumerate(launching, start=1)}
     launches_of_host = -1  # in place of a stream number
-    done: dict[
-        tuple[int, int], tuple[int, int, int]
-    ] = {}  # nth node of a rank -> its entries of_node to launch_of_node
-    for nodes, places in zip(
-        _together(graph.collective.tolist()), _places(graph, twin), strict=True
-    ):
-        new = {
-            place: node
-            for place, node in reversed([*zip(places, nodes, strict=True)])
-            if place not in done
-        }
+    # nth node of a rank -> its entries of_node to launch_of_node
+    done: dict[tuple[int, int], tuple[int, int, int]] = {}
+    runs = _together(graph.collective.tolist())
+    for nodes, places in zip(runs, _places(graph, twin), strict=True):
+        pairs = reversed([*zip(places, nodes, strict=True)])
+        new = {place: node for place, node in pairs if place not in done}
         if new:
             # Twins in several collectives may meet other ranks in each: the end is known then, but
             # not yet those ranks' place in order. They launch in a step of their own that reads it.
@@ -248,9 +226,8 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
             waits = graph.waits_for(nodes[0]).tolist()
             reads = {steps.of_node[node] for node in waits} if known == NO_STEP else {known}
             launches: list[tuple[int, int]] = []
-            launched: dict[
-                tuple[int, int], tuple[int, int]
-            ] = {}  # step and which of its launches; a clock's step comes last
+            # step and which of its launches; a clock's step comes last
+            launched: dict[tuple[int, int], tuple[int, int]] = {}
             for (rank, nth), node in new.items():
                 reads.add(stream_at.get(lane(rank, stream[node]), NO_STEP))
                 if rank in clocks and rank not in host_at:
@@ -259,25 +236,20 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
                     continue
                 host = host_at.get(rank, NO_STEP)
                 if launch_row[node]:
-                    host = host_at[rank] = add(
-                        launch_row[node], {host}, lane(rank, launches_of_host), []
-                    )
+                    own_lane = lane(rank, launches_of_host)
+                    host = host_at[rank] = add(launch_row[node], {host}, own_lane, [])
                 launched[rank, nth] = host, NOT_ON_CLOCK
                 reads.add(host)
             lanes = [lane(rank, stream[node]) for (rank, _), node in new.items()]
             step = add(row[nodes[0]] if known == NO_STEP else ZERO_ROW, reads, lanes[0], launches)
+            end = step if known == NO_STEP else known
             for place, (host, launch) in launched.items():
-                done[place] = (
-                    (step if known == NO_STEP else known),
-                    (host if launch == NOT_ON_CLOCK else step),
-                    launch,
-                )
+                done[place] = end, (host if launch == NOT_ON_CLOCK else step), launch
             stream_at.update(dict.fromkeys(lanes, step))
             host_at.update({rank: step for (rank, _), node in new.items() if blocking[node]})
+        columns = (steps.of_node, steps.host_of_node, steps.launch_of_node)
         for place in places:
-            for entries, entry in zip(
-                (steps.of_node, steps.host_of_node, steps.launch_of_node), done[place], strict=True
-            ):
+            for entries, entry in zip(columns, done[place], strict=True):
                 entries.append(entry)
     return steps
 
@@ -371,7 +343,7 @@ def _split(steps: _Steps, reads: list[list[int]]) -> _Split:
 
 
 def _before_on_host(host: np.ndarray) -> np.ndarray:
-    """The step before each on the same host [S]; NO_STEP for a host's first and steps without one."""
+    """The step before each on the same host [S]; NO_STEP for a host's first, or without a host."""
     before = np.full(len(host), NO_STEP)
     for number in set(host.tolist()) - {NO_HOST}:
         on_host = np.flatnonzero(host == number)
@@ -387,9 +359,8 @@ def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     free: list[int] = []
     slots = TRASH_SLOT + 1
     for step, pair in enumerate(pairs):
-        free += [
-            out_slot[before] for before in pair if before != NO_STEP and last_reader[before] == step
-        ]
+        ended = [before for before in pair if before != NO_STEP and last_reader[before] == step]
+        free += [out_slot[before] for before in ended]
         if not free:
             free, slots = [slots], slots + 1
         out_slot.append(free.pop())

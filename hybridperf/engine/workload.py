@@ -1,4 +1,4 @@
-"""A training step as a model prices it: unique rows, and a graph whose nodes point into them.
+"""A step as a model prices it: unique rows, and a graph whose nodes point into them.
 
 Row u of the duration table (from 1; row 0 is always zero) belongs to `calls[u - 1]`: an op, a
 collective, seconds that are given, or a chain of such rows. A step repeats the same op on the same
@@ -29,9 +29,8 @@ class CollectiveCall:
     bytes: float
     ranks: int
     nodes: int = 1
-    pair_bytes: tuple[tuple[float, ...], ...] | None = (
-        None  # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
-    )
+    # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
+    pair_bytes: tuple[tuple[float, ...], ...] | None = None
     words: tuple[tuple[str, str], ...] = ()  # `lib`, `variant`, ... as in tables, where known
 
     @property
@@ -41,20 +40,17 @@ class CollectiveCall:
 
     @staticmethod
     def between(
-        pair_bytes: tuple[tuple[float, ...], ...],
-        nodes: int = 1,
+        pair_bytes: tuple[tuple[float, ...], ...], nodes: int = 1,
         words: tuple[tuple[str, str], ...] = (),
-    ) -> CollectiveCall:
+    ) -> CollectiveCall:  # fmt: skip
         """An all-to-all by what each rank sends to each [n, n]."""
-        n = len(pair_bytes)
-        return CollectiveCall(
-            "alltoall", max(sum(row) for row in pair_bytes), n, nodes, pair_bytes, words
-        )
+        most, ranks = max(sum(row) for row in pair_bytes), len(pair_bytes)
+        return CollectiveCall("alltoall", most, ranks, nodes, pair_bytes, words)
 
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Time that is known without a model: what a host takes to launch something, to read a batch."""
+    """Time that is known without a model: what a host takes to launch, or to read a batch."""
 
     value: float
     what: str = "host"
@@ -86,12 +82,8 @@ def call_columns(call: Call) -> dict[str, object]:
     if isinstance(call, OpCall):
         return columns(call.op)
     if isinstance(call, CollectiveCall):
-        return {
-            "op": call.collective,
-            "bytes": call.bytes,
-            "n_gpus": call.ranks,
-            "n_nodes": call.nodes,
-        }
+        sizes = {"bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes}
+        return {"op": call.collective, **sizes}
     return {"op": call.what}
 
 
@@ -100,7 +92,7 @@ class Held(NamedTuple):
 
     bytes: float
     what: str  # "rank 3 holds tables, MLPs and bags of", followed by the bytes
-    most: str = ""  # the largest part of it
+    largest_part: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +102,11 @@ class Workload:
     name: str
     graph: Graph
     calls: tuple[Call, ...]
-    backend: str | None = (
-        None  # kind of device it was compiled for (`cpu`, `gpu`); None: runs anywhere
-    )
+    backend: str | None = None  # kind of device it was compiled for (`cpu`, `gpu`); None: any
     flops: float = 0.0  # arithmetic of one step, as counted from the program
     transcendentals: float = 0.0
     notes: tuple[str, ...] = ()  # what was assumed or left out
-    held: Held | None = None  # None: nobody counted
+    peak_memory: Held | None = None  # None: not counted
     deviation: float = 0.0  # of the log of its seconds, by what no row knows of a whole step
     given_deviation: float = 0.0  # of the log of seconds that are given, all together
 

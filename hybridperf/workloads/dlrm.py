@@ -589,7 +589,7 @@ class _Step:
             graph=self.issue.graph.build(),
             calls=calls,
             notes=tuple(notes),
-            held=self.fullest(),
+            peak_memory=self.fullest(),
         )
 
     def fullest(self) -> Held:

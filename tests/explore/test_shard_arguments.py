@@ -89,7 +89,7 @@ def test_a_placement_is_a_step_that_predict_prices_the_same(
     found = hp.shard(tables, ranks, model=model, batch=4096, nodes=nodes)
     step = Fused(found.cost, tables, model, 4096, "sgd").workload(found.placement)
     assert hp.predict(model, step).time_s == pytest.approx(found.step_s, rel=1e-5)
-    assert step.held.bytes == found.per_rank["memory_bytes"].max()
+    assert step.peak_memory.bytes == found.per_rank["memory_bytes"].max()
 
 
 def test_what_was_not_measured_is_said_in_text_file_and_picture(two, run, tmp_path) -> None:

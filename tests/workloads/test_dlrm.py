@@ -216,7 +216,7 @@ def test_memory_counts_gradients_of_copies_and_what_is_no_table():
     """A copied table's gradient is dense and as large; MLPs and bags need their place."""
 
     def held(**changes):
-        return hp.dlrm(dataclasses.replace(EIGHT, **changes)).held.bytes
+        return hp.dlrm(dataclasses.replace(EIGHT, **changes)).peak_memory.bytes
 
     copied = (Placement("data"),) * 8
     each = 1e6 * 64 * 4

@@ -75,7 +75,7 @@ class Fused:
         look_up("backward", met)
         fullest = int(sums[:, MEMORY].argmax())
         held = Held(float(sums[fullest, MEMORY]), f"rank {fullest} holds tables of")
-        return Workload("what placement decides of a step", build.build(), tuple(calls), held=held)
+        return Workload("what placement decides of a step", build.build(), tuple(calls), peak_memory=held)
 
     def _held(self, placement: Sequence[int] | np.ndarray) -> list[tuple[int, ...]]:
         """Tables of each rank."""
