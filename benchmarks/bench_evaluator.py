@@ -28,9 +28,9 @@ import jax
 import numpy as np
 
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.folding import Folded, folded, makespan_of
+from hybridperf.engine.folding import FoldedProgram, folded, makespan_of
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.engine.lower import Program, lower
+from hybridperf.engine.lower import StepProgram, lower
 
 OPS = 24  # of a layer: 20 on the compute stream, 2 gathers of weights and 2 reductions of gradients
 ROWS = 2 * OPS  # seconds of each op of a layer, then of its launch
@@ -290,7 +290,7 @@ def cpu_s(calls: list[Callable[[], object]], turns: int, limit_s: float) -> list
     return least
 
 
-def value_and_grad(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+def value_and_grad(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sum of the makespans and its gradient [ROWS, B]."""
     return jax.value_and_grad(lambda d: makespan(program, d).sum())(durations)
 
@@ -357,7 +357,9 @@ def compare_compile() -> None:
         )
 
 
-def _compile_s(function: Callable, program: Program | Folded, durations: np.ndarray) -> float:
+def _compile_s(
+    function: Callable, program: StepProgram | FoldedProgram, durations: np.ndarray
+) -> float:
     jax.clear_caches()
     start_s = time.process_time()
     jax.jit(function).lower(program, durations).compile()
@@ -454,7 +456,7 @@ def count_traces() -> None:
     traces = 0
 
     @jax.jit
-    def counted(program: Program, durations: jax.Array) -> jax.Array:
+    def counted(program: StepProgram, durations: jax.Array) -> jax.Array:
         nonlocal traces
         traces += 1
         return makespan(program, durations)

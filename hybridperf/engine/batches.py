@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from hybridperf.collectives.links import Links
 from hybridperf.engine.evaluate import in_blocks, makespan
-from hybridperf.engine.folding import FOLD_BLOCK, Folded, folded, makespan_of
-from hybridperf.engine.lower import Program, lower
-from hybridperf.engine.outputs import Outputs, batch_outputs, outputs_of
+from hybridperf.engine.folding import FOLD_BLOCK, FoldedProgram, folded, makespan_of
+from hybridperf.engine.lower import StepProgram, lower
+from hybridperf.engine.outputs import OutputPlan, batch_outputs, outputs_of
 from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.step_table import (
     StepTable,
@@ -67,13 +67,15 @@ class BatchPredictor:
         table = rows.ops
         _check_numbers(workload, rows, platform)
         self._workload = workload
-        self._outputs: Outputs | None = None
+        self._outputs: OutputPlan | None = None
         if outputs is not None:
             groups = [KINDS[kind_of(call)] for call in workload.calls]
             self._outputs = outputs_of(lowered, groups, outputs)
         # outputs need every step
         program = (folded(lowered) if outputs is None else None) or lowered.program
-        self._program: Program | Folded = jax.device_put(program)  # once, not at each call
+        self._program: StepProgram | FoldedProgram = jax.device_put(
+            program
+        )  # once, not at each call
         # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
         used, group = np.unique(table.group, return_inverse=True)
         # few lengths, few compiled functions
@@ -225,19 +227,21 @@ def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return values
 
 
-def step_seconds(program: Program, table: StepTable | OpTable, platform: Platform) -> Array:
+def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Platform) -> Array:
     """Seconds of one step on one platform: pure and differentiable, for gradient searches."""
     rows = StepTable(table) if isinstance(table, OpTable) else table
     return makespan(program, step_durations(rows, platform)[:, None])[0]
 
 
 def _batch_seconds_impl(
-    program: Program | Folded, table: StepTable, fixed: Platform, varied: dict[str, Array],
+    program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform, varied: dict[str, Array],
     mesh: Mesh | None,
 ) -> Array:  # fmt: skip
     # priced and evaluated block by block: durations of the whole batch would leave the cache
-    def seconds(program: Program | Folded, table: StepTable, fixed: Platform, varied: Any) -> Array:
-        if isinstance(program, Folded):
+    def seconds(
+        program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform, varied: Any
+    ) -> Array:
+        if isinstance(program, FoldedProgram):
             return in_blocks(
                 lambda some: makespan_of(program, _priced(table, fixed, some)), varied, FOLD_BLOCK
             )
@@ -265,11 +269,11 @@ def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Array]) -> A
 
 
 def _batch_outputs_impl(
-    plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: dict[str, Array],
+    plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform, varied: dict[str, Array],
     mesh: Mesh | None,
 ) -> Array:  # fmt: skip
     def columns(
-        plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: Any
+        plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform, varied: Any
     ) -> Array:
         def of_some(some: Mapping[str, Array]) -> Array:
             return batch_outputs(plan, program, _priced(table, fixed, some))

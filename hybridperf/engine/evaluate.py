@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.engine.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, Program
+from hybridperf.engine.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, StepProgram
 
 # configurations evaluated together: slots and table of a usual graph stay in a core's cache
 BLOCK = 1280
@@ -41,7 +41,7 @@ BY_HOST, BY_FIRST, BY_SECOND = range(3)
 
 
 @jax.jit
-def makespan(program: Program, durations: jax.Array) -> jax.Array:
+def makespan(program: StepProgram, durations: jax.Array) -> jax.Array:
     """Seconds [B] until the last node ends, from seconds per row, `durations` [U, B].
 
     Row u of the graph is `durations[u - 1]`; row 0, always zero, is added here. Computed in the
@@ -163,7 +163,7 @@ def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
     return _StepTimes(*map(np.array, (start, end, launch_start, launch_end)))
 
 
-def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]]:
+def _steps_on_path(program: StepProgram, times: _StepTimes) -> list[tuple[int, bool]]:
     """The longest path in order of time: steps, and whether the launch within the step is meant."""
     path = []
     step, in_launch = len(program.row) - 1, False
@@ -180,12 +180,12 @@ def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]
 
 
 @jax.custom_vjp
-def _last_end(program: Program, durations: jax.Array) -> jax.Array:
+def _last_end(program: StepProgram, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
     return in_blocks(lambda some: _forward(program, with_zero_row(some))[0], durations)
 
 
-def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not
     # be kept in between.
     def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -234,7 +234,7 @@ def with_zero_row(durations: jax.Array) -> jax.Array:
     return jnp.pad(durations, ((1, 0), (0, 0)))
 
 
-def step_starts(program: Program, durations: jax.Array) -> jax.Array:
+def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:
     """Start of each step [S, B], from `durations` [U, B]; large, so ask for blocks of B."""
     return _forward(program, with_zero_row(durations), note=_start)[1]
 
@@ -255,7 +255,7 @@ def _start(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.A
 
 
 def _forward(
-    program: Program, table: jax.Array, *, note: Callable[..., jax.Array] | None = None
+    program: StepProgram, table: jax.Array, *, note: Callable[..., jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]."""
     sizes = (program.slots, program.hosts)
@@ -266,7 +266,7 @@ def _forward(
 
 
 def run_steps(
-    program: Program, table: jax.Array, slots: jax.Array, clocks: jax.Array, begin: ArrayLike,
+    program: StepProgram, table: jax.Array, slots: jax.Array, clocks: jax.Array, begin: ArrayLike,
     stop: ArrayLike, *, note: Callable[..., jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """Slots and clocks after the steps `begin` to `stop`, the last end [B], `_forward`'s record.
@@ -306,7 +306,7 @@ def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end)
 
 
-def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.Array:
+def _times_on_path(program: StepProgram, path: jax.Array, table: jax.Array) -> jax.Array:
     """How often each row is on the critical path, in the table's dtype and shape [rows, B]."""
     steps = len(program.row)
     # Where the path is: step i, or its launch, which is numbered steps + i; NO_STEP is the largest

@@ -44,7 +44,7 @@ from hybridperf.engine.evaluate import (
     run_steps,
     with_zero_row,
 )
-from hybridperf.engine.lower import NO_HOST, NO_STEP, Lowered, Program, step_bucket
+from hybridperf.engine.lower import NO_HOST, NO_STEP, Lowered, StepProgram, step_bucket
 
 LARGEST_STATE = 24  # numbers handed on: their cube is paid at each squaring
 # configurations folded together: two matrices and the slots of a layer stay in a core's cache
@@ -57,7 +57,7 @@ WORTH = 0.8  # of the plain evaluator's cost
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Folded:
+class FoldedProgram:
     """A program whose repeated layers stand in it once. Its depth is `times`, an input when
     compiled.
 
@@ -66,7 +66,7 @@ class Folded:
     """
 
     # steps before the layers, of one layer, behind the layers; a step of padding in front of each
-    program: Program
+    program: StepProgram
     layer: np.ndarray  # first step of the layer; []
     behind: np.ndarray  # first step behind the layers; []
     times: np.ndarray  # how often the layer runs; []
@@ -75,11 +75,11 @@ class Folded:
     at_last: np.ndarray  # where the steps behind the layers look for them; [K]
 
 
-def folded(lowered: Lowered) -> Folded | None:
+def folded(lowered: Lowered) -> FoldedProgram | None:
     """The program with its repeated layers folded; None where folding would not be faster."""
     program = lowered.program
     first = int(program.first)
-    steps = _Steps.of(program)
+    steps = _ProgramSteps.of(program)
     tried = [_repetition(steps, period) for period in _periods(steps.code)]
     repetitions = [found for found in tried if found is not None]
     best = min(repetitions, key=lambda found: found.cost(len(steps.code)), default=None)
@@ -106,8 +106,8 @@ def folded(lowered: Lowered) -> Folded | None:
     layer = padding + begin + 2  # behind the padding of its own and that of the steps before it
     # nothing walks back through a folded program
     none = np.full_like(cut(program.pred_step, NO_STEP), NO_STEP)
-    return Folded(
-        program=Program(
+    return FoldedProgram(
+        program=StepProgram(
             pred_slot=cut(program.pred_slot, lower.ZERO_SLOT),
             pred_step=none,
             out_slot=cut(program.out_slot, lower.TRASH_SLOT),
@@ -129,7 +129,7 @@ def folded(lowered: Lowered) -> Folded | None:
 
 
 @jax.jit
-def makespan_of(folded: Folded, durations: jax.Array) -> jax.Array:
+def makespan_of(folded: FoldedProgram, durations: jax.Array) -> jax.Array:
     """Seconds [B] until the last node ends, from seconds per row `durations` [U, B].
 
     Equal to `makespan` up to float rounding. Compiled once per bucket, K and shape of `durations`,
@@ -139,7 +139,7 @@ def makespan_of(folded: Folded, durations: jax.Array) -> jax.Array:
     return in_blocks(lambda some: _last_end(folded, with_zero_row(some)), durations, FOLD_BLOCK)
 
 
-def _last_end(folded: Folded, table: jax.Array) -> jax.Array:
+def _last_end(folded: FoldedProgram, table: jax.Array) -> jax.Array:
     """End of the last step [B]."""
     program = folded.program
     size, batch = len(folded.before), table.shape[1]
@@ -160,7 +160,7 @@ def _last_end(folded: Folded, table: jax.Array) -> jax.Array:
 
 
 def _run(
-    program: Program, table: jax.Array, rows: jax.Array, begin: ArrayLike, stop: ArrayLike
+    program: StepProgram, table: jax.Array, rows: jax.Array, begin: ArrayLike, stop: ArrayLike
 ) -> jax.Array:
     """Slots and clocks joined, after the steps `begin` to `stop`, the last of which is padding."""
     slots, clocks = rows[: program.slots], rows[program.slots :]
@@ -185,7 +185,7 @@ def _product(one: jax.Array, other: jax.Array) -> jax.Array:
     return reduce(later, (one[:, k, None] + other[None, k] for k in range(one.shape[1])))
 
 
-class _Steps(NamedTuple):
+class _ProgramSteps(NamedTuple):
     """The steps of a program without its padding, numbered from 0. Axes: S steps."""
 
     # what each does, as a number: same row, host, launch row, distances of reads; int [S]
@@ -195,7 +195,7 @@ class _Steps(NamedTuple):
     last_reader: np.ndarray  # the last step that reads its end, itself if none does; int [S]
 
     @staticmethod
-    def of(program: Program) -> "_Steps":
+    def of(program: StepProgram) -> "_ProgramSteps":
         first = int(program.first)
         number = np.arange(len(program.row) - first)
         pred = program.pred_step[first:]
@@ -208,7 +208,7 @@ class _Steps(NamedTuple):
         last_reader = number.copy()
         for column in pred.T:
             np.maximum.at(last_reader, column[column != NO_STEP], number[column != NO_STEP])
-        return _Steps(code, pred, program.host[first:], last_reader)
+        return _ProgramSteps(code, pred, program.host[first:], last_reader)
 
 
 class _Repetition(NamedTuple):
@@ -250,7 +250,7 @@ def _periods(code: np.ndarray) -> list[int]:
     return list(found)
 
 
-def _repetition(steps: _Steps, period: int) -> _Repetition | None:
+def _repetition(steps: _ProgramSteps, period: int) -> _Repetition | None:
     """The longest stretch of layers of `period` steps, cut where they hand on the fewest ends."""
     begin, stop = _longest(steps.code[period:] == steps.code[:-period])
     # something stays behind the layers: the makespan is the end of the last step

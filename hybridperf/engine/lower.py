@@ -44,7 +44,7 @@ ZERO_ROW = 0  # the row of the duration table that always holds 0 s
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Program:
+class StepProgram:
     """The steps of one graph as int32 arrays, inputs of the compiled evaluator.
 
     Axes: S steps, a bucket. Padding comes first, so that the last step's end is the makespan.
@@ -69,7 +69,7 @@ class Program:
 class Lowered:
     """A program and the way back from its steps to the graph's nodes. Axes: N nodes."""
 
-    program: Program
+    program: StepProgram
     graph: Graph
     # the nodes of a collective share one, and those of folded ranks; int32 [N]
     step_of_node: np.ndarray
@@ -95,7 +95,7 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
     def moved(step: ArrayLike) -> np.ndarray:
         return np.where(np.equal(step, NO_STEP), NO_STEP, np.add(step, padding)).astype(np.int32)
 
-    program = Program(
+    program = StepProgram(
         pred_slot=padded(pred_slot, ZERO_SLOT),
         pred_step=padded(moved(split.pred_step), NO_STEP),
         out_slot=padded(out_slot, TRASH_SLOT),
@@ -177,7 +177,7 @@ def _twins(graph: Graph) -> list[int]:
 NOT_ON_CLOCK = -1
 
 
-class _Steps(NamedTuple):
+class _UnsplitSteps(NamedTuple):
     """Steps before reduction, in issue order, with any number of reads and launches each."""
 
     row: list[int]
@@ -191,8 +191,8 @@ class _Steps(NamedTuple):
     launch_of_node: list[int]
 
 
-def _steps(graph: Graph, twin: list[int]) -> _Steps:
-    steps = _Steps([], [], [], [], [], [], [])
+def _steps(graph: Graph, twin: list[int]) -> _UnsplitSteps:
+    steps = _UnsplitSteps([], [], [], [], [], [], [])
     lane_numbers: dict[tuple[int, int], int] = {}
     stream_at: dict[int, int] = {}  # lane -> its latest step
     # rank -> the step at whose end its host is free; absent until it has waited
@@ -308,7 +308,7 @@ class _Split(NamedTuple):
     launch_of: list[list[int]]  # and where each of its launches
 
 
-def _split(steps: _Steps, reads: list[list[int]]) -> _Split:
+def _split(steps: _UnsplitSteps, reads: list[list[int]]) -> _Split:
     read = {before for wanted in reads for before in wanted}
     loose_ends = [step for step in range(len(reads)) if step not in read]
     row, all_launches = steps.row, steps.launches

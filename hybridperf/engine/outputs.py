@@ -26,7 +26,7 @@ from jax import lax
 
 from hybridperf.engine.evaluate import BLOCK, LINE, in_blocks, makespan, step_starts
 from hybridperf.engine.graph import Graph
-from hybridperf.engine.lower import ZERO_ROW, Lowered, Program
+from hybridperf.engine.lower import ZERO_ROW, Lowered, StepProgram
 from hybridperf.io import InputError, unknown
 
 OUTPUTS = ("time_s", "busy_s", "exposed_s", "critical_s")
@@ -38,7 +38,7 @@ _BLOCK_BYTES = 64e6  # of starts and intervals of one block
     jax.tree_util.register_dataclass, data_fields=["step", "row", "first"], meta_fields=["computes"]
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Rank:
+class _RankStreams:
     """Streams of one rank in turn, compute first; each ends in an entry that never starts."""
 
     step: np.ndarray  # int32 [M], S for never
@@ -57,18 +57,18 @@ class _Rank:
     meta_fields=["columns", "rank_of", "asked"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outputs:
+class OutputPlan:
     """What is to be worked out of one step's durations."""
 
     columns: tuple[str, ...]  # [C]
     asked: tuple[str, ...]  # some of OUTPUTS, in the order of the columns
     busy: np.ndarray  # how often each stream runs each row; [streams, U]
     group: np.ndarray  # 1 where a row is of a group; [groups, U]
-    ranks: tuple[_Rank, ...]  # that differ
+    ranks: tuple[_RankStreams, ...]  # that differ
     rank_of: tuple[int, ...]  # which of them each rank in use is
 
 
-def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) -> Outputs:
+def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) -> OutputPlan:
     """A plan for some of `OUTPUTS` of a lowered graph.
 
     Columns are `time_s`; `busy_compute_s` and so on by stream; `exposed_s`; `critical_gemm_s` and
@@ -111,7 +111,7 @@ def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) ->
     if len(set(all_columns)) < len(all_columns):
         same = "two streams have names that make one column of busy seconds"
         raise InputError(f"{same}: {streams}; rename one")
-    return Outputs(
+    return OutputPlan(
         columns=all_columns,
         asked=asked,
         busy=busy,
@@ -121,7 +121,7 @@ def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) ->
     )
 
 
-def batch_outputs(plan: Outputs, program: Program, durations: jax.Array) -> jax.Array:
+def batch_outputs(plan: OutputPlan, program: StepProgram, durations: jax.Array) -> jax.Array:
     """The plan's columns [C, B] from seconds per row `durations` [U, B]; its caller compiles it."""
     most = BLOCK
     if "exposed_s" in plan.asked:
@@ -164,7 +164,7 @@ def _busy(graph: Graph, rows: int) -> tuple[list[str], np.ndarray]:
     return [f"busy_{name}_s" for name in names], counts[:, 1:]
 
 
-def _streams(lowered: Lowered, rank: int) -> _Rank:
+def _streams(lowered: Lowered, rank: int) -> _RankStreams:
     graph, never = lowered.graph, len(lowered.program.row)
     step: list[np.ndarray] = []
     row: list[np.ndarray] = []
@@ -180,15 +180,15 @@ def _streams(lowered: Lowered, rank: int) -> _Rank:
     none = np.zeros(0, np.int32)
     steps, rows = (np.concatenate([none, *each]).astype(np.int32) for each in (step, row))
     computes = bool(in_order) and names[in_order[0]] == COMPUTE
-    return _Rank(steps, rows, np.array(first, np.int32), computes)
+    return _RankStreams(steps, rows, np.array(first, np.int32), computes)
 
 
 def _weighted(weights: np.ndarray, durations: jax.Array) -> jax.Array:
-    weights = jnp.asarray(weights, durations.dtype)
-    return jnp.matmul(weights, durations, precision=lax.Precision.HIGHEST)
+    given = jnp.asarray(weights, durations.dtype)
+    return jnp.matmul(given, durations, precision=lax.Precision.HIGHEST)
 
 
-def _exposed_s(rank: _Rank, start_s: jax.Array, durations: jax.Array) -> jax.Array:
+def _exposed_s(rank: _RankStreams, start_s: jax.Array, durations: jax.Array) -> jax.Array:
     """Seconds [B] in which only communication runs, from `start_s` [S, B] and durations [U, B]."""
     if not rank.communicates:
         return jnp.zeros_like(durations[0])

@@ -19,7 +19,7 @@ import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.engine.workload import Call, Chain, CollectiveCall, Seconds
+from hybridperf.engine.workload import Call, CallChain, CollectiveCall, GivenSeconds
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
@@ -53,7 +53,7 @@ def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
     ops, collectives, given = split(calls)
     op_calls = list(ops.values())
     slower = _slower(model, op_calls)
-    chains = {at: call for at, call in enumerate(calls) if isinstance(call, Chain)}
+    chains = {at: call for at, call in enumerate(calls) if isinstance(call, CallChain)}
     if not collectives and not given and not chains:
         return StepTable(model.table(op_calls), slower=slower)
     table = model.table(op_calls or [OpCall(StartProgram("fp32", 0.0))])
@@ -95,12 +95,12 @@ def _slower(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray | None:
 
 def split(
     calls: Sequence[Call],
-) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, Seconds]]:
+) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, GivenSeconds]]:
     """Rows that are ops, collectives and given seconds, each by its place."""
     return (
         {at: call for at, call in enumerate(calls) if isinstance(call, OpCall)},
         {at: call for at, call in enumerate(calls) if isinstance(call, CollectiveCall)},
-        {at: call for at, call in enumerate(calls) if isinstance(call, Seconds)},
+        {at: call for at, call in enumerate(calls) if isinstance(call, GivenSeconds)},
     )
 
 

@@ -49,7 +49,7 @@ class CollectiveCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seconds:
+class GivenSeconds:
     """Time that is known without a model: what a host takes to launch, or to read a batch."""
 
     value: float
@@ -57,7 +57,7 @@ class Seconds:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class CallChain:
     """Rows one after the other as one row and one node: a part that is composed, not flattened."""
 
     # (row, counted from 1, that is none of this kind; how often)
@@ -65,7 +65,7 @@ class Chain:
     what: str = CHAIN
 
 
-Call = OpCall | CollectiveCall | Seconds | Chain
+Call = OpCall | CollectiveCall | GivenSeconds | CallChain
 
 
 def kind_of(call: Call) -> int:
@@ -74,7 +74,7 @@ def kind_of(call: Call) -> int:
         return int(call.op.group_index())
     if isinstance(call, CollectiveCall):
         return KINDS.index(call.collective)
-    return KINDS.index(CHAIN if isinstance(call, Chain) else GIVEN)
+    return KINDS.index(CHAIN if isinstance(call, CallChain) else GIVEN)
 
 
 def call_columns(call: Call) -> dict[str, object]:
@@ -87,7 +87,7 @@ def call_columns(call: Call) -> dict[str, object]:
     return {"op": call.what}
 
 
-class Held(NamedTuple):
+class PeakMemory(NamedTuple):
     """The most that a device must hold for a step."""
 
     bytes: float
@@ -106,7 +106,7 @@ class Workload:
     flops: float = 0.0  # arithmetic of one step, as counted from the program
     transcendentals: float = 0.0
     notes: tuple[str, ...] = ()  # what was assumed or left out
-    peak_memory: Held | None = None  # None: not counted
+    peak_memory: PeakMemory | None = None  # None: not counted
     deviation: float = 0.0  # of the log of its seconds, by what no row knows of a whole step
     given_deviation: float = 0.0  # of the log of seconds that are given, all together
 
@@ -114,7 +114,7 @@ class Workload:
         """How often the graph runs each row [U], including runs as a part of a chain."""
         times = np.bincount(self.graph.row, minlength=len(self.calls) + 1)[1:]
         for at, call in enumerate(self.calls):
-            if isinstance(call, Chain):
+            if isinstance(call, CallChain):
                 for row, often in call.parts:
                     times[row - 1] += often * times[at]
                 times[at] = 0

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hybridperf.engine.workload import CollectiveCall, Held, Workload
+from hybridperf.engine.workload import CollectiveCall, PeakMemory, Workload
 from hybridperf.hardware import DTYPE_BYTES, FLOAT_DTYPES, Host, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.ops import OpCall
@@ -592,7 +592,7 @@ class _Step:
             peak_memory=self.fullest(),
         )
 
-    def fullest(self) -> Held:
+    def fullest(self) -> PeakMemory:
         """The rank that must hold most, at least: tables and MLPs with gradients (of tables only
         those that are all-reduced, dense) and the optimizer's state, activations of the MLPs, and
         bags before and after they travel.
@@ -621,7 +621,7 @@ class _Step:
         rank = max(total, key=lambda one: total[one])
         largest, name = max(of_ranks[rank], default=(0.0, ""))
         most = f"the largest table {name}, {largest / 1e9:.4g} GB" if name else ""
-        return Held(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
+        return PeakMemory(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
 
     def bag_bytes(self, table: Table) -> float:
         """Of a number of its bags on their way."""

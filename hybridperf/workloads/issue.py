@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.workload import Call, CollectiveCall, Seconds
+from hybridperf.engine.workload import Call, CollectiveCall, GivenSeconds
 from hybridperf.hardware import Host
 from hybridperf.ops import OpCall
 
@@ -90,7 +90,7 @@ class Issue:
             + self._of("before_launch_s", names)
             + self._of("launch_call_s", (COPY_CALL,)),
         )
-        node = self._node(rank, stream, Seconds(seconds, label), names[0], (), blocking)
+        node = self._node(rank, stream, GivenSeconds(seconds, label), names[0], (), blocking)
         self.spend(rank, self._of("after_launch_s", names))
         return node
 
@@ -194,7 +194,7 @@ class Issue:
 
     def _row(self, seconds: float) -> int:
         return (
-            self.calls.setdefault(Seconds(round(seconds, 12)), len(self.calls) + 1)
+            self.calls.setdefault(GivenSeconds(round(seconds, 12)), len(self.calls) + 1)
             if seconds > 0
             else 0
         )

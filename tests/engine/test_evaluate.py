@@ -24,7 +24,7 @@ from hybridperf.engine.lower import (
     ZERO_ROW,
     ZERO_SLOT,
     Lowered,
-    Program,
+    StepProgram,
     lower,
 )
 
@@ -119,7 +119,7 @@ def random_durations(seed: int, batch: int) -> np.ndarray:
     )
 
 
-def total(durations: jax.Array, program: Program) -> jax.Array:
+def total(durations: jax.Array, program: StepProgram) -> jax.Array:
     return makespan(program, durations).sum()
 
 
@@ -358,12 +358,12 @@ def test_one_trace_for_a_grid_of_graphs_and_for_changing_durations():
     traces = 0
 
     @jax.jit
-    def value_and_grad(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def value_and_grad(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
         nonlocal traces
         traces += 1
         return jax.value_and_grad(total)(durations, program)
 
-    def depth(layers: int, ranks: int) -> Program:
+    def depth(layers: int, ranks: int) -> StepProgram:
         builder = GraphBuilder()
         for _ in range(layers):
             for rank in range(ranks):

@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said_before_anything_is_compiled(said, monkeypatch):
     def never(*_):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(search_run, "Problem", never)
+    monkeypatch.setattr(search_run, "SearchProblem", never)
     with pytest.raises(InputError) as error:
         search({**copy.deepcopy(GOOD), **WRONG[said]})
     assert said in str(error.value)

@@ -13,7 +13,7 @@ from support.made_sharding import made_tables
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.explore.sharding import run as sharding_run
-from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.tables import read_embedding_tables
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
@@ -87,7 +87,7 @@ def test_a_placement_is_a_step_that_predict_prices_the_same(
 ) -> None:
     tables = [*made_tables(7), Table("half", 1e5, 32.0, 4.0, dtype="fp16")]
     found = hp.shard(tables, ranks, model=model, batch=4096, nodes=nodes)
-    step = Fused(found.cost, tables, model, 4096, "sgd").workload(found.placement)
+    step = KernelPricer(found.cost, tables, model, 4096, "sgd").workload(found.placement)
     assert hp.predict(model, step).time_s == pytest.approx(found.step_s, rel=1e-5)
     assert step.peak_memory.bytes == found.per_rank["memory_bytes"].max()
 

@@ -15,7 +15,14 @@ import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.unequal import AllToAll, pair_traffic
 from hybridperf.explore.sharding import chunks, exact, greedy, local, relaxed, run
-from hybridperf.explore.sharding.cost import COLUMNS, MEMORY, SENT, Cost, cost_of, placement_seconds
+from hybridperf.explore.sharding.cost import (
+    COLUMNS,
+    MEMORY,
+    SENT,
+    PlacementCost,
+    cost_of,
+    placement_seconds,
+)
 from hybridperf.explore.sharding.splits import pieces, split
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
@@ -109,7 +116,7 @@ def test_greedy_puts_the_dearest_first_where_there_is_least() -> None:
 def test_greedy_looks_for_room() -> None:
     tables = np.zeros((3, len(COLUMNS)))
     tables[:, MEMORY] = [6, 6, 4]
-    cost = Cost(tables, np.zeros(2), np.float64(10), None, 2, 1, (0.0, 0.0))
+    cost = PlacementCost(tables, np.zeros(2), np.float64(10), None, 2, 1, (0.0, 0.0))
     out = greedy.greedy(np.array([9.0, 1.0, 5.0]), cost)
     assert out is not None
     # the second would rather go to the rank with less, but 6 + 6 is too much
@@ -121,7 +128,7 @@ def test_greedy_looks_for_room() -> None:
 def test_what_a_sum_rounds_to_is_room_for_every_method() -> None:
     tables = np.zeros((2, len(COLUMNS)))
     tables[:, 0], tables[:, MEMORY] = 1e-3, [0.1, 0.2]
-    cost = Cost(tables, np.zeros(2), np.float64(0.3), None, 1, 1, (0.0, 0.0))
+    cost = PlacementCost(tables, np.zeros(2), np.float64(0.3), None, 1, 1, (0.0, 0.0))
     together = np.zeros(2, int)
     assert cost.sums(together)[0, MEMORY] > cost.limit_bytes
     assert cost.fits(together)
@@ -292,12 +299,12 @@ def test_a_planted_optimum_on_128_ranks_is_found_within_two_percent() -> None:
     tables = np.zeros((384, len(COLUMNS)))
     tables[:, 0] = tables[:, 3] = 1e-3 * cut.ravel()
     tables[:, SENT], tables[:, MEMORY] = 1e3, 1.0
-    cost = Cost(
+    cost = PlacementCost(
         tables, np.zeros(2), np.float64(10.0), made_cost(2, 128, 16).alltoall, 128, 16, (0.0, 0.0)
     )
     optimum = cost.step_s(np.arange(384) // 3)
     shuffled = rng.permutation(384)
-    mixed = Cost(
+    mixed = PlacementCost(
         tables[shuffled], cost.floors, cost.limit_bytes, cost.alltoall, 128, 16, cost.smoothing
     )
     start = greedy.greedy(np.sum(mixed.lookup_seconds(mixed.tables), 0), mixed)

@@ -10,7 +10,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.engine.batches import BatchPredictor, predict_batch
-from hybridperf.explore.sweeps.front import Best, Kept
+from hybridperf.explore.sweeps.front import BestPoints, BestRule
 from hybridperf.explore.sweeps.spec import read_spec, shipped_specs
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
@@ -166,8 +166,8 @@ def test_best_of_tables_is_best_of_rows():
         }
     )
     frame.loc[7, "a"] = np.nan
-    best = Best(12, "a", ("a", "b"), ())
-    kept = Kept(best)
+    best = BestRule(12, "a", ("a", "b"), ())
+    kept = BestPoints(best)
     for start in (300, 0, 100, 400, 200):
         kept.see_table(pa.Table.from_pandas(frame.iloc[start : start + 100], preserve_index=False))
     assert (

@@ -20,7 +20,7 @@ from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.batches import predict_batch
 from hybridperf.explore.sweeps import run as sweep_run
 from hybridperf.explore.sweeps.programs import batch_size
-from hybridperf.explore.sweeps.store import Store
+from hybridperf.explore.sweeps.store import SweepStore
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel
@@ -251,14 +251,14 @@ def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch
 
 
 def test_a_damaged_part_is_done_again(tmp_path, monkeypatch):
-    write, out = Store.write, tmp_path / "out.parquet"
+    write, out = SweepStore.write, tmp_path / "out.parquet"
 
     def write_and_stop(self, chunk, part):
         write(self, chunk, part)
         if chunk == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Store, "write", write_and_stop)
+    monkeypatch.setattr(SweepStore, "write", write_and_stop)
     with pytest.raises(KeyboardInterrupt):
         hp.sweep(GEMMS, out, quiet=True)
     monkeypatch.undo()
@@ -350,7 +350,7 @@ def test_one_run_at_a_time(tmp_path):
     from hybridperf.explore.sweeps.spec import read_spec
     from hybridperf.explore.sweeps.store import sweep_identity
 
-    store = Store(tmp_path / "out.parquet", sweep_identity(read_spec(GEMMS).identity()))
+    store = SweepStore(tmp_path / "out.parquet", sweep_identity(read_spec(GEMMS).identity()))
     with store.open(), pytest.raises(InputError, match="another run is writing"):
         hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
 

@@ -1,4 +1,4 @@
-"""Busy streams and exposed communication of one configuration, interval by interval: a reference."""
+"""Busy streams and exposed communication of one configuration, by intervals: a reference."""
 
 from typing import NamedTuple
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import optax
 
-from hybridperf.explore.searches.problem import Problem, Values
+from hybridperf.explore.searches.problem import PointValues, SearchProblem
 
 FEASIBLE = 1e-6  # of logs: what still counts as met on the way
 _FIRST_STEP, _LAST_STEP = 0.08, 5e-4  # of the cube's side
@@ -30,7 +30,7 @@ _WORST = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
-class Descended:
+class DescentResult:
     """Where the starts came to."""
 
     u: np.ndarray  # [S, K] the best point that each saw
@@ -40,13 +40,13 @@ class Descended:
     path_violation: np.ndarray  # [T, S]
 
 
-def violation(at: Values, equal: np.ndarray) -> np.ndarray:
+def violation(at: PointValues, equal: np.ndarray) -> np.ndarray:
     """Largest distance from holding [B]: 0 where all constraints hold, huge for no number."""
     numbers = np.isfinite(at.f) & np.isfinite(at.g).all(1)
     return np.where(numbers, np.where(equal, np.abs(at.g), at.g).max(1, initial=0.0), _WORST)
 
 
-def descend(problem: Problem, starts: np.ndarray, held: np.ndarray) -> Descended:
+def descend(problem: SearchProblem, starts: np.ndarray, held: np.ndarray) -> DescentResult:
     """From starts [S, K]; knobs that are not FREE in `held` [K] stay."""
     method, equal = problem.spec.method, problem.equal
     steps = method.rounds * method.steps
@@ -64,7 +64,7 @@ def descend(problem: Problem, starts: np.ndarray, held: np.ndarray) -> Descended
         smoothing = method.smoothing
         temperature = None if smoothing is None else smoothing * _ANNEALING**this_round
         at = problem.slopes(u, held, temperature)
-        worst = violation(Values(at.f, at.g), equal)
+        worst = violation(PointValues(at.f, at.g), equal)
         f = np.where(worst < _WORST, at.f, _WORST)
         both = (worst <= FEASIBLE) & (best_violation <= FEASIBLE)
         better = np.where(both, f < best_f, worst < best_violation)
@@ -77,7 +77,7 @@ def descend(problem: Problem, starts: np.ndarray, held: np.ndarray) -> Descended
         slope = at.df + (_force(pressed, weight, at.g, equal)[:, :, None] * at.dg).sum(1)
         change, state = update(np.where(np.isfinite(slope) & np.isnan(held), slope, 0.0), state)
         u = np.clip(u + np.asarray(change), 0, 1)
-    return Descended(best_u, best_f, best_violation, np.stack(path_f), np.stack(path_violation))
+    return DescentResult(best_u, best_f, best_violation, np.stack(path_f), np.stack(path_violation))
 
 
 def _force(pressed: np.ndarray, weight: float, g: np.ndarray, equal: np.ndarray) -> np.ndarray:

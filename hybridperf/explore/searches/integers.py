@@ -11,8 +11,8 @@ import itertools
 
 import numpy as np
 
-from hybridperf.explore.searches.polish import Polished, excess, polish
-from hybridperf.explore.searches.problem import FREE, Problem
+from hybridperf.explore.searches.polish import Optimum, excess, polish
+from hybridperf.explore.searches.problem import FREE, SearchProblem
 
 _POWERS = range(1, 9)  # multiples of 2 ... 256
 _MOST_NEIGHBOURS = 512  # evaluated with the other knobs as they are
@@ -24,7 +24,7 @@ _GAIN = 1e-9  # logs: less is not better
 _WEIGHT = 1e3  # of a violation against the objective, both logs
 
 
-def better(one: Polished, other: Polished | None) -> bool:
+def better(one: Optimum, other: Optimum | None) -> bool:
     """Whether it is the better optimum: first constraints, then the objective."""
     if other is None:
         return True
@@ -35,12 +35,12 @@ def better(one: Polished, other: Polished | None) -> bool:
     return (one.violation, one.f) < (other.violation, other.f)
 
 
-def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
+def rounded(problem: SearchProblem, relaxed: Optimum) -> tuple[Optimum, np.ndarray]:
     """The best point with whole numbers where asked, and what knobs are held at [K]."""
     whole = np.array([knob.integer for knob in problem.spec.knobs])
-    best: Polished | None = None
+    best: Optimum | None = None
     best_held = np.full(problem.knobs, FREE)
-    tried: dict[tuple[float, ...], Polished] = {}
+    tried: dict[tuple[float, ...], Optimum] = {}
 
     def refine(held: np.ndarray, start: np.ndarray) -> None:
         nonlocal best, best_held
@@ -64,7 +64,7 @@ def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
     return best, best_held
 
 
-def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple[int, float]]:
+def stops(problem: SearchProblem, best: Optimum, held: np.ndarray) -> dict[int, tuple[int, float]]:
     """Constraints that forbid a better value of a whole-number knob: constraint -> (knob, value).
 
     At the best whole numbers a constraint can have slack, and no multiplier, and still hold back.
@@ -96,13 +96,15 @@ def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple
     return found
 
 
-def _moved(problem: Problem, u: np.ndarray, held: np.ndarray) -> np.ndarray:
+def _moved(problem: SearchProblem, u: np.ndarray, held: np.ndarray) -> np.ndarray:
     """The point with its held knobs where they are held."""
     free = np.isnan(held)
     return np.where(free, u, problem.place(np.where(free, problem.knob_values(u, held), held)))
 
 
-def _ranked(problem: Problem, u: np.ndarray, candidates: list[np.ndarray]) -> list[np.ndarray]:
+def _ranked(
+    problem: SearchProblem, u: np.ndarray, candidates: list[np.ndarray]
+) -> list[np.ndarray]:
     """The most promising first, the other knobs as they are."""
     if not candidates:
         return []
@@ -113,7 +115,7 @@ def _ranked(problem: Problem, u: np.ndarray, candidates: list[np.ndarray]) -> li
     return [candidates[i] for i in order]
 
 
-def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+def _neighbours(problem: SearchProblem, u: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
     values = problem.knob_values(u, np.full(problem.knobs, FREE))
     choices: list[list[float]] = []
     for knob, value in zip(problem.spec.knobs, values, strict=True):
@@ -132,7 +134,7 @@ def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.n
     return [np.array(one) for one in itertools.product(*choices)]
 
 
-def _steps(problem: Problem, held: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+def _steps(problem: SearchProblem, held: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
     """One knob up or down, or two knobs by one each in opposite ways."""
     moves, knobs = [], problem.spec.knobs
     numbers = [int(k) for k in np.flatnonzero(whole)]

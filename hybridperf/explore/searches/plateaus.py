@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.explore.searches.polish import Polished, excess
-from hybridperf.explore.searches.problem import Problem
+from hybridperf.explore.searches.polish import Optimum, excess
+from hybridperf.explore.searches.problem import SearchProblem
 
 _SAME = 1e-9  # of logs: the objective is the same
 _WIDE = 1e-2  # of logs: narrower ranges are a flat minimum's and not worth a word
@@ -14,7 +14,9 @@ _NEAR = 1e-4  # of the cube's side
 _POLE = 1e3  # times as large as so near
 
 
-def plateaus(problem: Problem, best: Polished, held: np.ndarray) -> dict[str, tuple[float, float]]:
+def plateaus(
+    problem: SearchProblem, best: Optimum, held: np.ndarray
+) -> dict[str, tuple[float, float]]:
     """Knobs that may take any value in a range, the others fixed, for the same objective."""
     out = {}
     for k, knob in enumerate(problem.spec.knobs):
@@ -34,7 +36,7 @@ def plateaus(problem: Problem, best: Polished, held: np.ndarray) -> dict[str, tu
     return out
 
 
-def poles(problem: Problem, best: Polished, held: np.ndarray) -> list[str]:
+def poles(problem: SearchProblem, best: Optimum, held: np.ndarray) -> list[str]:
     """Knobs near whose value the objective falls a thousandfold: it has no minimum."""
     here, found = abs(float(problem.objective(best.f))), []
     for k, knob in enumerate(problem.spec.knobs):
@@ -49,7 +51,7 @@ def poles(problem: Problem, best: Polished, held: np.ndarray) -> list[str]:
     return found
 
 
-def _end(problem: Problem, best: Polished, held: np.ndarray, k: int, side: float) -> float:
+def _end(problem: SearchProblem, best: Optimum, held: np.ndarray, k: int, side: float) -> float:
     """How far a knob may go towards one side of the cube."""
     near, far = float(best.u[k]), side
     for _ in range(4):
@@ -65,7 +67,7 @@ def _end(problem: Problem, best: Polished, held: np.ndarray, k: int, side: float
 
 
 def _holds(
-    problem: Problem, best: Polished, held: np.ndarray, k: int, values: np.ndarray,
+    problem: SearchProblem, best: Optimum, held: np.ndarray, k: int, values: np.ndarray,
     at: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Whether knob `k` at each of some values keeps the objective and all constraints; bool [n]."""

@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 from scipy.optimize import linprog, nnls
 
-from hybridperf.explore.searches.problem import Problem, Slopes
+from hybridperf.explore.searches.problem import PointSlopes, SearchProblem
 
 MARGIN = 1e-8  # constraints are kept by so much more than asked: rounding must not break them
 EQUAL = 1e-6  # logs: no nearer can two sides be asked to be
@@ -34,7 +34,7 @@ _NEAR = 1e-7  # of a cube's side: where the sides of the optimum's corner are ta
 
 
 @dataclasses.dataclass(frozen=True)
-class Polished:
+class Optimum:
     """An optimum."""
 
     u: np.ndarray  # [K]
@@ -51,15 +51,15 @@ def excess(g: np.ndarray, equal: np.ndarray) -> np.ndarray:
 
 
 def polish(
-    problem: Problem, start: np.ndarray, held: np.ndarray, *, radius: float = _FIRST_RADIUS,
+    problem: SearchProblem, start: np.ndarray, held: np.ndarray, *, radius: float = _FIRST_RADIUS,
     seed: int = 0,
-) -> Polished:  # fmt: skip
+) -> Optimum:  # fmt: skip
     """The optimum near a start [K] on the exact functions; knobs fixed in `held` [K] stay."""
     free = np.isnan(held)
     equal, weight = problem.equal, _FIRST_WEIGHT
     rng = np.random.default_rng(seed)
     x = np.clip(np.asarray(start, np.float64), 0, 1)
-    cuts = _Cuts(problem, held)
+    cuts = _CuttingPlanes(problem, held)
     cuts.add(_around(x, radius, free, rng))
     f, g = cuts.first()
     path: list[tuple[float, float]] = [(f, float(excess(g, equal).max(initial=0)))]
@@ -94,7 +94,7 @@ def polish(
 
 
 def multipliers(
-    problem: Problem, optimum: Polished, held: np.ndarray, active: np.ndarray, seed: int = 1
+    problem: SearchProblem, optimum: Optimum, held: np.ndarray, active: np.ndarray, seed: int = 1
 ) -> np.ndarray:
     """Worth of each constraint's limit [C], d f / d g.
 
@@ -132,10 +132,10 @@ def multipliers(
 
 def _polished(
     x: np.ndarray, f: float, g: np.ndarray, equal: np.ndarray, path: list[tuple[float, float]]
-) -> Polished:
+) -> Optimum:
     worst = float(np.maximum(0.0, np.where(equal, np.abs(g) - EQUAL, g)).max(initial=0.0))
     path_f, path_violation = zip(*path, strict=True)
-    return Polished(x, f, g, worst, path_f, path_violation)
+    return Optimum(x, f, g, worst, path_f, path_violation)
 
 
 def _around(
@@ -146,13 +146,13 @@ def _around(
     return np.clip(np.concatenate([x[None], x + apart]), 0, 1)
 
 
-class _Cuts:
+class _CuttingPlanes:
     """Points with values and gradients, the newest first."""
 
-    def __init__(self, problem: Problem, held: np.ndarray):
+    def __init__(self, problem: SearchProblem, held: np.ndarray):
         self._problem, self._held = problem, held
         self._y = np.empty((0, problem.knobs))
-        self._at: Slopes | None = None
+        self._at: PointSlopes | None = None
 
     def add(self, points: np.ndarray) -> None:
         new = self._problem.slopes(points, self._held)
@@ -160,7 +160,7 @@ class _Cuts:
         pairs = zip(new, self._at or (part[:0] for part in new), strict=True)
         most = _MOST_CUTS * (self._problem.knobs + 1)
         self._y = self._y[:most]
-        self._at = Slopes(*(np.concatenate(both)[:most] for both in pairs))
+        self._at = PointSlopes(*(np.concatenate(both)[:most] for both in pairs))
 
     def first(self) -> tuple[float, np.ndarray]:
         """f and g [C] of the point added last, the first of its batch."""

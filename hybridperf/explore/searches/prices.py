@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).with_name("prices.toml")
 
 
-class Price(pydantic.BaseModel):
+class UnitPrice(pydantic.BaseModel):
     """One number. Where only assumptions are known, the source says so."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -34,7 +34,7 @@ class Price(pydantic.BaseModel):
     source: str
 
 
-def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, Price]:
+def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, UnitPrice]:
     """The shipped prices, replaced by those of `[prices] file`, and those by `[prices]` itself."""
     prices = _read(_SHIPPED)
     if "file" in given:
@@ -46,11 +46,11 @@ def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, Price]:
             continue
         finite_number(f"price {name}", value)
         unit = prices[name].unit if name in prices else "not said"
-        prices[name] = Price(value=value, unit=unit, date="not said", source="the spec")
+        prices[name] = UnitPrice(value=value, unit=unit, date="not said", source="the spec")
     return prices
 
 
-def _read(path: Path) -> dict[str, Price]:
+def _read(path: Path) -> dict[str, UnitPrice]:
     document = read_document(path, "prices", SCHEMA_VERSION)
     del document["schema"], document["schema_version"]
     prices = {}
@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, Price]:
                 " source (a number alone can stand under [prices] of a search)"
             )
         try:
-            prices[name] = Price.model_validate(written)
+            prices[name] = UnitPrice.model_validate(written)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "it"

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.explore.searches.result import Trust
+from hybridperf.explore.searches.result import TargetTrust
 from hybridperf.explore.searches.spec import SearchSpec
 from hybridperf.explore.sweeps.expression import Expression
 from hybridperf.explore.sweeps.smooth import SoftModule
@@ -32,14 +32,14 @@ _WIDTH = 16  # points evaluated together
 FREE = np.nan  # a knob that is not held
 
 
-class Values(NamedTuple):
+class PointValues(NamedTuple):
     """What is compared at points."""
 
     f: Any  # [B]
     g: Any  # [B, C] inequalities, then equalities
 
 
-class Slopes(NamedTuple):
+class PointSlopes(NamedTuple):
     """Values with gradients in the unit cube."""
 
     f: Any  # [B]
@@ -49,7 +49,7 @@ class Slopes(NamedTuple):
 
 
 @dataclasses.dataclass
-class Scaling:
+class SideScaling:
     """The form that objective and constraints take."""
 
     log: np.ndarray  # bool [1 + C], the objective first
@@ -57,11 +57,11 @@ class Scaling:
 
 
 @dataclasses.dataclass
-class Problem:
+class SearchProblem:
     """One search, traced. `evaluations` counts the points whose prediction was asked for."""
 
     spec: SearchSpec
-    scaling: Scaling = dataclasses.field(init=False)
+    scaling: SideScaling = dataclasses.field(init=False)
     evaluations: int = 0
     # [C] added to the logs of limits: what if they were looser
     shifts: np.ndarray = dataclasses.field(init=False)
@@ -110,7 +110,7 @@ class Problem:
         compared = np.where(np.arange(less.shape[1]) == 0, np.nanmedian(less, 0), more)
         apart = np.nanmedian(np.abs(less - compared), 0)
         largest = np.maximum(np.nanmax(np.abs(less), 0), _LEAST)
-        self.scaling = Scaling(log, np.where(apart > 0, apart, largest))
+        self.scaling = SideScaling(log, np.where(apart > 0, apart, largest))
 
     def _why(self, at: int, u: np.ndarray) -> str:
         """In words, the divisor in a side's formulas that is zero at all probes."""
@@ -128,11 +128,13 @@ class Problem:
                     return f": {formula.text!r} divides by {divisor.text!r}, which is zero"
         return ""
 
-    def values(self, u: np.ndarray, held: np.ndarray) -> Values:
+    def values(self, u: np.ndarray, held: np.ndarray) -> PointValues:
         """At points [B, K]; not a number is worse than anything."""
-        return Values(*self.slopes(u, held)[:2])
+        return PointValues(*self.slopes(u, held)[:2])
 
-    def slopes(self, u: np.ndarray, held: np.ndarray, temperature: float | None = None) -> Slopes:
+    def slopes(
+        self, u: np.ndarray, held: np.ndarray, temperature: float | None = None
+    ) -> PointSlopes:
         """At points [B, K], with gradients; maxima softened where a temperature is given."""
         less, more, by_less, by_more = self._batches(u, held, temperature)
         log, scale = self.scaling.log, self.scaling.scale
@@ -145,7 +147,9 @@ class Problem:
         by_plain = (by_less - by_more * compared[:, None]) / scale[:, None]
         by = np.where(log[:, None], by_logs, by_plain)
         sign = -1 if self.spec.maximise else 1
-        return Slopes(sign * value[:, 0], value[:, 1:] - self.shifts, sign * by[:, 0], by[:, 1:])
+        return PointSlopes(
+            sign * value[:, 0], value[:, 1:] - self.shifts, sign * by[:, 0], by[:, 1:]
+        )
 
     def objective(self, f: Any) -> Any:
         """The objective in its own unit from `f`."""
@@ -223,14 +227,14 @@ def _stacked(sides: Sequence[Any]) -> Array:
     return jnp.stack([jnp.asarray(side, jnp.float64) for side in sides])
 
 
-def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> Trust:
+def trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> TargetTrust:
     """How far to trust the target at one point."""
     assert spec.target is not None
     of_target = spec.target.trust(_columns_before(spec, knobs))
     trust = {name: values[0] for name, values in of_target.items()}
     ends = (trust["low_s"], trust["high_s"])
     low_s, high_s = (float(end) if np.isfinite(end) else None for end in ends)
-    return Trust(low_s, high_s, bool(trust["in_range"]), str(trust["note"]))
+    return TargetTrust(low_s, high_s, bool(trust["in_range"]), str(trust["note"]))
 
 
 def value_of(formula: Expression, columns: Mapping[str, float]) -> float:

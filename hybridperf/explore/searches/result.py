@@ -8,14 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.explore.searches.prices import Price
+from hybridperf.explore.searches.prices import UnitPrice
 from hybridperf.io import write_json
 
 SCHEMA_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class OptimalKnob:
     """One knob at the optimum."""
 
     name: str
@@ -37,7 +37,7 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Active:
+class ActiveConstraint:
     """A constraint that holds the optimum back."""
 
     name: str
@@ -53,7 +53,7 @@ class Active:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class BlockingConstraint:
     """A constraint that forbids a better whole number, the other knobs as they are."""
 
     name: str
@@ -66,7 +66,7 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trust:
+class TargetTrust:
     """How far to believe the target's seconds at the optimum."""
 
     low_s: float | None  # 90 % interval; None where nothing that was measured says how wide it is
@@ -82,20 +82,20 @@ class SearchResult:
     objective_name: str
     maximise: bool
     objective: float  # exact, as evaluated at `knobs`
-    knobs: tuple[Found, ...]
+    knobs: tuple[OptimalKnob, ...]
     # every column at the optimum, evaluated again by the exact functions a sweep uses
     columns: dict[str, float]
-    active: tuple[Active, ...]  # what holds knobs back that are no whole numbers
-    stops: tuple[Stop, ...]  # what holds whole numbers back
+    active: tuple[ActiveConstraint, ...]  # what holds knobs back that are no whole numbers
+    stops: tuple[BlockingConstraint, ...]  # what holds whole numbers back
     # knobs that may stand anywhere in a range for the same objective, the others as they are
     plateaus: dict[str, tuple[float, float]]
-    trust: Trust | None  # None: no target
+    trust: TargetTrust | None  # None: no target
     notes: tuple[str, ...]  # what is to be known before the optimum is believed
     # before whole numbers were made of knobs; None where none had to be
     relaxed_objective: float | None
     # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
     convergence: pd.DataFrame
-    prices: dict[str, Price]  # that formulas named
+    prices: dict[str, UnitPrice]  # that formulas named
     evaluations: int  # points whose prediction was asked for, with or without gradient
     seconds: float
 

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pandas as pd
 
-from hybridperf.explore.searches.descent import FEASIBLE, Descended, descend, violation
+from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend, violation
 from hybridperf.explore.searches.integers import better, rounded
 from hybridperf.explore.searches.plateaus import plateaus, poles
-from hybridperf.explore.searches.polish import MARGIN, Polished, polish
-from hybridperf.explore.searches.problem import FREE, Problem, columns_at, trust_at, value_of
-from hybridperf.explore.searches.result import Found, SearchResult
+from hybridperf.explore.searches.polish import MARGIN, Optimum, polish
+from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, trust_at, value_of
+from hybridperf.explore.searches.result import OptimalKnob, SearchResult
 from hybridperf.explore.searches.shadow_prices import active_constraints, stopped
 from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
 from hybridperf.io import InputError
@@ -51,7 +51,7 @@ def search(
 
 
 def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
-    problem, free = Problem(spec), np.full(len(spec.knobs), FREE)
+    problem, free = SearchProblem(spec), np.full(len(spec.knobs), FREE)
     say = _quiet if quiet else _say
     for remark in spec.remarks():
         say(remark)
@@ -60,7 +60,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     say(f"descending from {spec.method.starts} starts")
     came = descend(problem, _starts(problem, probes), free)
     history = [_descent_history(came, problem)]
-    relaxed: Polished | None = None
+    relaxed: Optimum | None = None
     for number, start in enumerate(_apart(came)):
         say(f"polishing optimum {number + 1}")
         before = problem.evaluations
@@ -92,7 +92,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     sign = -1 if spec.maximise else 1
     widths = np.log([knob.most / knob.least for knob in spec.knobs])
     found = tuple(
-        Found(
+        OptimalKnob(
             knob.name,
             float(value),
             knob.least,
@@ -137,7 +137,7 @@ def _probes(spec: SearchSpec) -> np.ndarray:
     return qmc.Sobol(len(spec.knobs), scramble=True, rng=rng).random(_PROBES)
 
 
-def _starts(problem: Problem, probes: np.ndarray) -> np.ndarray:
+def _starts(problem: SearchProblem, probes: np.ndarray) -> np.ndarray:
     """Half the best of the probes, half any of them [S, K]."""
     count = problem.spec.method.starts
     at = problem.values(probes, np.full_like(probes, FREE))
@@ -150,7 +150,7 @@ def _starts(problem: Problem, probes: np.ndarray) -> np.ndarray:
     return np.concatenate([probes[chosen], rng.random((count - len(chosen), problem.knobs))])
 
 
-def _apart(came: Descended) -> list[np.ndarray]:
+def _apart(came: DescentResult) -> list[np.ndarray]:
     """The best points that starts came to, no two of them the same."""
     order = np.lexsort((came.f, np.maximum(came.violation, FEASIBLE)))
     kept: list[np.ndarray] = []
@@ -160,7 +160,7 @@ def _apart(came: Descended) -> list[np.ndarray]:
     return kept
 
 
-def _refuse(problem: Problem, best: Polished, held: np.ndarray) -> None:
+def _refuse(problem: SearchProblem, best: Optimum, held: np.ndarray) -> None:
     """`InputError` that says what cannot be met."""
     names = [knob.name for knob in problem.spec.knobs]
     knobs = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
@@ -192,7 +192,7 @@ class _Phase(NamedTuple):
     violation: Sequence[float]
 
 
-def _descent_history(came: Descended, problem: Problem) -> _Phase:
+def _descent_history(came: DescentResult, problem: SearchProblem) -> _Phase:
     """Best over the starts, step by step."""
     steps, starts = came.path_f.shape
     met = came.path_violation <= (FEASIBLE if problem.equal.any() else 0.0)
@@ -202,14 +202,14 @@ def _descent_history(came: Descended, problem: Problem) -> _Phase:
     return _Phase("descent", evaluations, list(f), list(came.path_violation.min(1)))
 
 
-def _polish_history(one: Polished, before: int, after: int, phase: str) -> _Phase:
+def _polish_history(one: Optimum, before: int, after: int, phase: str) -> _Phase:
     evaluations = np.linspace(before, after, len(one.path_f) + 1)[1:].astype(int)
     path = zip(one.path_f, one.path_violation, strict=True)
     f = [f if violated <= MARGIN else np.inf for f, violated in path]
     return _Phase(phase, list(evaluations), f, one.path_violation)
 
 
-def _convergence(history: Sequence[_Phase], problem: Problem) -> pd.DataFrame:
+def _convergence(history: Sequence[_Phase], problem: SearchProblem) -> pd.DataFrame:
     frames = []
     best, nearest = np.inf, np.inf
     for phase, evaluations, f, violated in history:

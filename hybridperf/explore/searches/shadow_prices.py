@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hybridperf.explore.searches.integers import stops
-from hybridperf.explore.searches.polish import Polished, multipliers, polish
-from hybridperf.explore.searches.problem import Problem, columns_at, value_of
-from hybridperf.explore.searches.result import Active, Stop
+from hybridperf.explore.searches.polish import Optimum, multipliers, polish
+from hybridperf.explore.searches.problem import SearchProblem, columns_at, value_of
+from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint
 from hybridperf.explore.searches.spec import Constraint, SearchSpec
 
 _ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
@@ -23,8 +23,8 @@ _MORE = np.log(1.01)
 
 
 def active_constraints(
-    problem: Problem, best: Polished, held: np.ndarray, columns: Mapping[str, float]
-) -> tuple[Active, ...]:
+    problem: SearchProblem, best: Optimum, held: np.ndarray, columns: Mapping[str, float]
+) -> tuple[ActiveConstraint, ...]:
     """Those with a multiplier, the most expensive first."""
     spec = problem.spec
     near = np.abs(best.g) <= _ACTIVE
@@ -41,7 +41,7 @@ def active_constraints(
         knobs_then = dict(zip(names, map(float, problem.knob_values(then.u, held)), strict=True))
         gained = -float(worth[c]) * shift / (_MORE if problem.scaling.log[1 + c] else 0.01)
         more_of = "loosened by 1 %" if limit is None else f"1 % more of {limit}"
-        active = Active(
+        active = ActiveConstraint(
             name=one.name,
             text=one.text,
             less=less,
@@ -63,7 +63,9 @@ def stated_limit(spec: SearchSpec, one: Constraint) -> str | None:
     return None if spec.knobs_behind(one.sides.less.names) else "less"
 
 
-def _one_percent(problem: Problem, c: int, less: float, more: float) -> tuple[str | None, float]:
+def _one_percent(
+    problem: SearchProblem, c: int, less: float, more: float
+) -> tuple[str | None, float]:
     """The limit as written, None where there is none, and the shift of `g` by one percent of it."""
     one = problem.constraints[c]
     where = stated_limit(problem.spec, one)
@@ -78,7 +80,9 @@ def _one_percent(problem: Problem, c: int, less: float, more: float) -> tuple[st
     return text, sign * 0.01 * value / float(problem.scaling.scale[1 + c])
 
 
-def stopped(problem: Problem, best: Polished, held: np.ndarray) -> tuple[Stop, ...]:
+def stopped(
+    problem: SearchProblem, best: Optimum, held: np.ndarray
+) -> tuple[BlockingConstraint, ...]:
     """What forbids better whole numbers."""
     spec, names = problem.spec, [knob.name for knob in problem.spec.knobs]
     here = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
@@ -87,5 +91,5 @@ def stopped(problem: Problem, best: Polished, held: np.ndarray) -> tuple[Stop, .
         one, columns = problem.constraints[c], columns_at(spec, here | {names[k]: float(value)})
         less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
         then = value_of(spec.objective, columns)
-        out.append(Stop(one.name, one.text, less, more, names[k], float(value), then))
+        out.append(BlockingConstraint(one.name, one.text, less, more, names[k], float(value), then))
     return tuple(out)

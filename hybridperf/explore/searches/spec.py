@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.explore.searches.feasibility import check_not_contradictory
-from hybridperf.explore.searches.prices import Price, read_prices
+from hybridperf.explore.searches.prices import UnitPrice, read_prices
 from hybridperf.explore.sweeps.document import (
     check_keys,
     check_plain,
@@ -72,7 +72,7 @@ _MAY_HOLD = ("schema", "schema_version", *_SECTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Knob:
+class SearchKnob:
     """What is searched, from `least` to `most` in log space."""
 
     name: str
@@ -91,7 +91,7 @@ class Constraint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class SearchMethod:
     """How hard to look."""
 
     starts: int = 16
@@ -106,15 +106,15 @@ class SearchSpec:
     """A search whose names are known and whose constraints can hold, before any compilation."""
 
     target: Target | None
-    knobs: tuple[Knob, ...]
+    knobs: tuple[SearchKnob, ...]
     constants: Mapping[str, float]  # prices that formulas name included
-    prices: Mapping[str, Price]  # those that formulas name
+    prices: Mapping[str, UnitPrice]  # those that formulas name
     before: Mapping[str, Expression]  # derived columns that need no result, in order
     after: Mapping[str, Expression]  # those that do
     constraints: tuple[Constraint, ...]
     objective: Expression
     maximise: bool
-    method: Method
+    method: SearchMethod
     shadowed: tuple[str, ...] = ()  # names that are prices elsewhere, in sentences
 
     def knobs_behind(self, names: Collection[str]) -> set[str]:
@@ -254,7 +254,7 @@ def _fails(one: Constraint, spec: SearchSpec) -> bool:
     return not (less == more if one.sides.equal else less <= more)
 
 
-def _knob(name: str, written: Any) -> Knob:
+def _knob(name: str, written: Any) -> SearchKnob:
     what = f"knob {name}"
     if not isinstance(written, Mapping) or not {"min", "max"} <= set(written):
         raise InputError(f"{what} needs bounds {{ min = ..., max = ... }}, got {written!r}")
@@ -274,7 +274,7 @@ def _knob(name: str, written: Any) -> Knob:
     if integer and not (least.is_integer() and most.is_integer()):
         rule = "a range of whole numbers has whole ends"
         raise InputError(f"{what}: {rule}, got {least:g} to {most:g}")
-    return Knob(name, least, most, integer)
+    return SearchKnob(name, least, most, integer)
 
 
 def _check_free(names: Mapping[str, Collection[str]]) -> None:
@@ -311,7 +311,7 @@ def _objective(written: Mapping[str, Any], known: Sequence[str]) -> tuple[Expres
 _WHOLE = {"starts": (1, 4096), "seed": (0, 2**32 - 1), "rounds": (1, 1000), "steps": (1, 10_000)}
 
 
-def _method(written: Mapping[str, Any]) -> Method:
+def _method(written: Mapping[str, Any]) -> SearchMethod:
     known = (*_WHOLE, "smoothing")
     check_keys(written, known, "key of [method]", f"it takes {', '.join(_WHOLE)} and smoothing")
     for key, value in written.items():
@@ -321,4 +321,4 @@ def _method(written: Mapping[str, Any]) -> Method:
         elif not 0 < finite_number(what, value) <= 1:
             rule = "is a temperature in log seconds above 0, at most 1"
             raise InputError(f"{what} {rule}, got {value}; leave it out for none")
-    return Method(**written)
+    return SearchMethod(**written)

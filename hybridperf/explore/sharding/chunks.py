@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.explore.sharding.cost import SENT, Cost
+from hybridperf.explore.sharding.cost import SENT, PlacementCost
 
 
-def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
+def best_chunks(cost: PlacementCost, order: np.ndarray) -> np.ndarray | None:
     """Ranks [T] of tables taken in an order [T]; None where no cut fits into memory."""
     count = len(order)
     until = np.concatenate([np.zeros((1, cost.tables.shape[1])), np.cumsum(cost.tables[order], 0)])
@@ -37,7 +37,7 @@ def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
     return out
 
 
-def piece_seconds(cost: Cost, sums: np.ndarray) -> np.ndarray:
+def piece_seconds(cost: PlacementCost, sums: np.ndarray) -> np.ndarray:
     """Seconds of ranks [...] from what each holds [..., C], as if each sent the most."""
     forward_s, backward_s = cost.lookup_seconds(sums)
     sent = sums[..., SENT]

@@ -48,7 +48,7 @@ _BLOCK_NUMBERS = 1 << 22  # one-hot numbers at once: 16 MB
 Most = Callable[[Any], Any]  # [..., N] -> [...]: a maximum, sharp or smooth
 
 
-class Parts(NamedTuple):
+class PlacementParts(NamedTuple):
     """What a step's seconds are made of, [...] each."""
 
     forward_s: Any
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
     meta_fields=["ranks", "nodes", "smoothing"],
 )
 @dataclasses.dataclass(frozen=True)
-class Cost:
+class PlacementCost:
     """All that scoring a placement needs, as arrays."""
 
     tables: Any  # [T, C] what each table adds to its rank
@@ -88,18 +88,18 @@ class Cost:
 
     def parts(
         self, forward_s: Any, backward_s: Any, sent: Any, node_sent: Any, xp: ModuleType = np
-    ) -> Parts:
+    ) -> PlacementParts:
         """Parts of a step from maxima [...]: two lookups' seconds, bytes of a rank and a node."""
         if self.alltoall is None:
-            return Parts(forward_s, backward_s, 0.0 * forward_s)
+            return PlacementParts(forward_s, backward_s, 0.0 * forward_s)
         g = self.ranks // self.nodes
         talking = xp.clip(xp.where(sent > 0, node_sent, g) / xp.where(sent > 0, sent, 1), 1.0, g)
         inside, across = (g - 1) * sent, (self.ranks - g) * node_sent
-        return Parts(
+        return PlacementParts(
             forward_s, backward_s, self.alltoall.of_traffic(inside, across, talking, xp=xp)
         )
 
-    def of_ranks(self, sums: Any, most: Most | None = None, xp: ModuleType = np) -> Parts:
+    def of_ranks(self, sums: Any, most: Most | None = None, xp: ModuleType = np) -> PlacementParts:
         """Parts of a step from `sums` [..., R, C] of ranks; `most` replaces the maximum."""
         most = most or (lambda values: values.max(-1))
         sent = sums[..., SENT]
@@ -132,11 +132,13 @@ class Cost:
         shared = self.lookup_seconds(even)
         sent = max(self.tables[:, SENT].max(), even[SENT])
         by_node = max(self.tables[:, SENT].max(), even[SENT] * (self.ranks // self.nodes))
-        seconds = [max(one.max(), even_s) for one, even_s in zip(each, shared, strict=True)]
-        return float(self.parts(*map(np.float64, (*seconds, sent, by_node))).step_s)
+        pairs = zip(each, shared, strict=True)
+        forward_s, backward_s = (np.float64(max(one.max(), even_s)) for one, even_s in pairs)
+        parts = self.parts(forward_s, backward_s, np.float64(sent), np.float64(by_node))
+        return float(parts.step_s)
 
 
-def placement_seconds(cost: Cost, placements: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def placement_seconds(cost: PlacementCost, placements: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Seconds [B] of placements [B, T], compiled; bytes [B] beyond the fullest rank's memory."""
     placements = np.asarray(placements, np.int32)
     floats = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), cost)
@@ -145,7 +147,7 @@ def placement_seconds(cost: Cost, placements: ArrayLike) -> tuple[np.ndarray, np
 
 
 @jax.jit
-def _scored(cost: Cost, placements: Any) -> tuple[Any, Any]:
+def _scored(cost: PlacementCost, placements: Any) -> tuple[Any, Any]:
     def one(placement: Any) -> tuple[Any, Any]:
         held = jax.nn.one_hot(placement, cost.ranks, dtype=cost.tables.dtype)  # [T, R]
         sums = jnp.matmul(held.T, cost.tables, precision=jax.lax.Precision.HIGHEST)
@@ -159,7 +161,7 @@ def _scored(cost: Cost, placements: Any) -> tuple[Any, Any]:
 def cost_of(
     tables: Sequence[Table], ranks: int, *, model: PerfModel, batch: float, memory_bytes: float,
     nodes: int = 1, optimizer: str = "sgd", dtype: str | None = None,
-) -> Cost:  # fmt: skip
+) -> PlacementCost:  # fmt: skip
     """The cost of placing tables on `ranks` of the model's devices.
 
     `batch`: bags looked up in a step by all ranks together. `dtype`: number format in which bags
@@ -184,7 +186,7 @@ def cost_of(
         ]
     )
     fabric = model.collectives
-    return Cost(
+    return PlacementCost(
         tables=np.concatenate([forward.parts, backward.parts, own], 1),
         floors=np.array([forward.floor_s, backward.floor_s]),
         limit_bytes=np.float64(memory_bytes),

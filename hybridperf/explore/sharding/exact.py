@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost
+from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost
 
 MOST_NUMBERS = 4e6  # of what all ranks of all partial placements of a level hold; more: given up
 
 
 def prove(
-    cost: Cost, known: np.ndarray | None, tolerance: float = 1e-9
+    cost: PlacementCost, known: np.ndarray | None, tolerance: float = 1e-9
 ) -> tuple[np.ndarray | None, bool]:
     """(best placement [T], True), or (`known`, False) if there are too many; None: none fits."""
     limit_s = cost.step_s(known) * (1 - tolerance) if known is not None else np.inf

@@ -9,9 +9,9 @@ import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
 from hybridperf.explore.sharding import greedy
-from hybridperf.explore.sharding.advice import Advice
-from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost, Parts
-from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.advice import SplitAdvice
+from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost, PlacementParts
+from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.result import CANDIDATE_COLUMNS, Candidate, ShardResult
 from hybridperf.ops.embedding import Table
 
@@ -19,9 +19,9 @@ _NOTABLE = 0.01  # of a step, from which on a difference is worth a sentence
 
 
 def result(
-    cost: Cost, fused: Fused, tables: Sequence[Table], owners: Sequence[str],
+    cost: PlacementCost, fused: KernelPricer, tables: Sequence[Table], owners: Sequence[str],
     found: Sequence[Candidate], few: Sequence[Candidate], best: Candidate, proven: bool,
-    split_helps: Callable[[str, float], Advice | None], predicted: Prediction,
+    split_helps: Callable[[str, float], SplitAdvice | None], predicted: Prediction,
     remarks: Sequence[str],
 ) -> ShardResult:  # fmt: skip
     """Everything about the best of some candidates, of which `few` were priced kernel by kernel.
@@ -76,7 +76,7 @@ def result(
 
 
 def _per_rank(
-    cost: Cost, fused: Fused, tables: Sequence[Table], placement: Sequence[int]
+    cost: PlacementCost, fused: KernelPricer, tables: Sequence[Table], placement: Sequence[int]
 ) -> pd.DataFrame:
     sums, at = cost.sums(placement), np.asarray(placement)
     forward_s, backward_s = fused.lookup_seconds(placement)
@@ -100,7 +100,7 @@ def _per_rank(
 
 
 def _candidates(
-    cost: Cost, fused: Fused, found: Sequence[Candidate], few: Sequence[Candidate]
+    cost: PlacementCost, fused: KernelPricer, found: Sequence[Candidate], few: Sequence[Candidate]
 ) -> pd.DataFrame:
     rows = []
     priced = {tuple(one.placement) for one in few}
@@ -128,9 +128,9 @@ def _candidates(
 
 
 def _sentences(
-    cost: Cost, per_rank: pd.DataFrame, parts: Parts, listed: pd.DataFrame, method: str,
+    cost: PlacementCost, per_rank: pd.DataFrame, parts: PlacementParts, listed: pd.DataFrame, method: str,
     proven: bool, apart: float, owner_of: Mapping[str, str],
-    split_helps: Callable[[str, float], Advice | None],
+    split_helps: Callable[[str, float], SplitAdvice | None],
 ) -> list[str]:  # fmt: skip
     step_s = float(parts.step_s)
     chosen = {name: float(value) for name, value in parts._asdict().items()}

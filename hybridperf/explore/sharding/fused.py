@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.workload import Call, CollectiveCall, Held, Workload
-from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost, Parts
+from hybridperf.engine.workload import Call, CollectiveCall, PeakMemory, Workload
+from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost, PlacementParts
 from hybridperf.explore.sharding.lookups import DIRECTIONS, options
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
@@ -25,11 +25,16 @@ from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
 
 
-class Fused:
+class KernelPricer:
     """Prices placements kernel by kernel; a rank that holds the same tables is priced once."""
 
     def __init__(
-        self, cost: Cost, tables: Sequence[Table], model: PerfModel, batch: float, optimizer: str
+        self,
+        cost: PlacementCost,
+        tables: Sequence[Table],
+        model: PerfModel,
+        batch: float,
+        optimizer: str,
     ):
         self._cost, self._tables, self._model = cost, list(tables), model
         self._batch, self._optimizer = batch, optimizer
@@ -42,7 +47,7 @@ class Fused:
             self._price(new)
         return np.array([self._known[some] for some in held]).T
 
-    def parts(self, placement: Sequence[int] | np.ndarray) -> Parts:
+    def parts(self, placement: Sequence[int] | np.ndarray) -> PlacementParts:
         """What a step consists of."""
         forward_s, backward_s = self.lookup_seconds(placement)
         sent = self._cost.sums(placement)[:, SENT]
@@ -74,8 +79,10 @@ class Fused:
                 last = []
         look_up("backward", met)
         fullest = int(sums[:, MEMORY].argmax())
-        held = Held(float(sums[fullest, MEMORY]), f"rank {fullest} holds tables of")
-        return Workload("what placement decides of a step", build.build(), tuple(calls), peak_memory=held)
+        held = PeakMemory(float(sums[fullest, MEMORY]), f"rank {fullest} holds tables of")
+        return Workload(
+            "what placement decides of a step", build.build(), tuple(calls), peak_memory=held
+        )
 
     def _held(self, placement: Sequence[int] | np.ndarray) -> list[tuple[int, ...]]:
         """Tables of each rank."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hybridperf.explore.sharding.cost import Cost
+from hybridperf.explore.sharding.cost import PlacementCost
 from hybridperf.ops.embedding import Table
 
 TableCost = Callable[[Table, float], float]  # of a table and a batch
@@ -32,7 +32,7 @@ RULES = ("naive", "naive_chunk", "random", *GREEDY)
 
 
 def by_rule(
-    rule: str, cost: Cost, tables: Sequence[Table], batch: float, seed: int = 0
+    rule: str, cost: PlacementCost, tables: Sequence[Table], batch: float, seed: int = 0
 ) -> np.ndarray | None:
     """Ranks [T] by one of `RULES`; None where a greedy one finds no rank with room for a table."""
     count = len(tables)
@@ -45,7 +45,7 @@ def by_rule(
     return greedy(np.array([GREEDY[rule](table, batch) for table in tables]), cost)
 
 
-def greedy(costs: np.ndarray, cost: Cost) -> np.ndarray | None:
+def greedy(costs: np.ndarray, cost: PlacementCost) -> np.ndarray | None:
     """The most expensive table first [T], each on the least loaded rank with room for it."""
     load, held = np.zeros(cost.ranks), np.zeros((cost.ranks, cost.tables.shape[1]))
     out = np.zeros(len(costs), int)

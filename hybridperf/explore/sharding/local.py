@@ -19,7 +19,7 @@ import dataclasses
 
 import numpy as np
 
-from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost
+from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost
 
 _HEAVY = 10.0  # of memory beyond the limit, in shares of the limit
 _EVEN, _POWER = 0.01, 8
@@ -31,7 +31,7 @@ _NEAR_BOUND = 1e-3  # of what no placement can beat: good enough
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
+class LocalOptimum:
     """A placement that no single move or swap makes better."""
 
     placement: np.ndarray  # [T]
@@ -39,12 +39,12 @@ class Local:
     over_bytes: float  # beyond memory, over all ranks
 
 
-def better(one: Local, other: Local | None) -> bool:
+def better(one: LocalOptimum, other: LocalOptimum | None) -> bool:
     """Whether it is the better one: first memory, then seconds."""
     return other is None or (one.over_bytes, one.step_s) < (other.over_bytes, other.step_s)
 
 
-def polish(cost: Cost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> Local:
+def polish(cost: PlacementCost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> LocalOptimum:
     """The best found from a placement [T]: never worse than it, unless it exceeded memory."""
     rng = np.random.default_rng(seed)
     best, enough_s = _down(cost, start), cost.bound_s() * (1 + _NEAR_BOUND)
@@ -60,7 +60,7 @@ def polish(cost: Cost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> Loca
     return best
 
 
-def _down(cost: Cost, start: np.ndarray) -> Local:
+def _down(cost: PlacementCost, start: np.ndarray) -> LocalOptimum:
     placement = np.array(start, int)
     scale = _Scale.of(cost, placement)
     best = _seen(cost, placement)
@@ -86,13 +86,13 @@ def _down(cost: Cost, start: np.ndarray) -> Local:
     return best
 
 
-def _seen(cost: Cost, placement: np.ndarray) -> Local:
+def _seen(cost: PlacementCost, placement: np.ndarray) -> LocalOptimum:
     sums = cost.sums(placement)
     step_s, over_bytes = cost.of_ranks(sums).step_s, cost.over_bytes(sums).sum()
-    return Local(placement.copy(), float(step_s), float(over_bytes))
+    return LocalOptimum(placement.copy(), float(step_s), float(over_bytes))
 
 
-def _matters(cost: Cost, sums: np.ndarray) -> np.ndarray:
+def _matters(cost: PlacementCost, sums: np.ndarray) -> np.ndarray:
     """Ranks [R] that are a maximum of the cost, or beyond their memory."""
     forward, backward = cost.lookup_seconds(sums)
     by_node = np.repeat(_by_node(cost, sums[:, SENT]), cost.ranks // cost.nodes)
@@ -102,7 +102,7 @@ def _matters(cost: Cost, sums: np.ndarray) -> np.ndarray:
     return out
 
 
-def _by_node(cost: Cost, sent: np.ndarray) -> np.ndarray:
+def _by_node(cost: PlacementCost, sent: np.ndarray) -> np.ndarray:
     return sent.reshape(cost.nodes, -1).sum(-1)
 
 
@@ -115,13 +115,13 @@ class _Scale:
     sent: float
 
     @staticmethod
-    def of(cost: Cost, placement: np.ndarray) -> _Scale:
+    def of(cost: PlacementCost, placement: np.ndarray) -> _Scale:
         sums = cost.sums(placement)
         load_s = np.max(sum(cost.lookup_seconds(sums)))
         return _Scale(float(cost.of_ranks(sums).step_s), float(load_s), float(sums[:, SENT].max()))
 
     def own(
-        self, cost: Cost, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]
+        self, cost: PlacementCost, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]
     ) -> np.ndarray:
         """What ranks [...] add to the merit by themselves, in steps, from their sums [..., C]."""
         over = np.maximum(sums[..., MEMORY] / cost.limit_bytes - 1, 0)
@@ -129,12 +129,12 @@ class _Scale:
         even = by_load + (sums[..., SENT] / self.sent) ** _POWER
         return _HEAVY * over + _EVEN * even / cost.ranks
 
-    def merit(self, cost: Cost, sums: np.ndarray) -> float:
+    def merit(self, cost: PlacementCost, sums: np.ndarray) -> float:
         own = self.own(cost, sums, cost.lookup_seconds(sums))
         return float(cost.of_ranks(sums).step_s + self.step_s * own.sum())
 
 
-class _Others:
+class _MaximumWithout:
     """The maximum of numbers [N] without two of them."""
 
     def __init__(self, values: np.ndarray):
@@ -149,7 +149,12 @@ class _Others:
 
 
 def _moves(
-    cost: Cost, scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray, now: float
+    cost: PlacementCost,
+    scale: _Scale,
+    placement: np.ndarray,
+    sums: np.ndarray,
+    some: np.ndarray,
+    now: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merit of `some` tables on each rank [I, R] and swapped [I, T]; inf unless below `now`."""
     tables, here, ranks = cost.tables, placement[some][:, None], np.arange(cost.ranks)[None]
@@ -157,41 +162,46 @@ def _moves(
     left = np.maximum(sums[here[:, 0]] - tables[some], 0)[:, None]
     merit = _Merit(cost, scale, sums, now)
     grown = sums[None] + tables[some][:, None]
-    moved = merit.of(here, ranks, _Changed.of(cost, left), _Changed.of(cost, grown))
+    moved = merit.of(here, ranks, _ChangedRank.of(cost, left), _ChangedRank.of(cost, grown))
     moved[here == ranks] = np.inf
     there = left + tables[None]  # I's ranks with another table instead
     back = np.maximum(sums[placement] - tables, 0)[None] + tables[some][:, None]
-    swapped = merit.of(here, placement[None], _Changed.of(cost, there), _Changed.of(cost, back))
+    swapped = merit.of(
+        here, placement[None], _ChangedRank.of(cost, there), _ChangedRank.of(cost, back)
+    )
     swapped[here == placement[None]] = np.inf
     return moved, swapped
 
 
 @dataclasses.dataclass(frozen=True)
-class _Changed:
+class _ChangedRank:
     """Ranks as they would be: sums [..., C], lookup seconds [...] forward and backward."""
 
     sums: np.ndarray
     lookups: tuple[np.ndarray, np.ndarray]
 
     @staticmethod
-    def of(cost: Cost, sums: np.ndarray) -> _Changed:
-        return _Changed(sums, cost.lookup_seconds(sums))
+    def of(cost: PlacementCost, sums: np.ndarray) -> _ChangedRank:
+        return _ChangedRank(sums, cost.lookup_seconds(sums))
 
 
 class _Merit:
     """Merit of changing two ranks of the present placement; infinite unless better than `now`."""
 
-    def __init__(self, cost: Cost, scale: _Scale, sums: np.ndarray, now: float):
+    def __init__(self, cost: PlacementCost, scale: _Scale, sums: np.ndarray, now: float):
         self._cost, self._scale, self._sums, self._now = cost, scale, sums, now
         lookups = cost.lookup_seconds(sums)
         self._own = scale.own(cost, sums, lookups)
         self._total = self._own.sum()
-        self._lookups, self._sent = [_Others(each) for each in lookups], _Others(sums[:, SENT])
+        self._lookups, self._sent = (
+            [_MaximumWithout(each) for each in lookups],
+            _MaximumWithout(sums[:, SENT]),
+        )
         self._by_node = _by_node(cost, sums[:, SENT])
-        self._nodes = _Others(self._by_node)
+        self._nodes = _MaximumWithout(self._by_node)
 
     def of(
-        self, one: np.ndarray, other: np.ndarray, new_one: _Changed, new_other: _Changed
+        self, one: np.ndarray, other: np.ndarray, new_one: _ChangedRank, new_other: _ChangedRank
     ) -> np.ndarray:
         """Of ranks `one` and `other` [...] as they would be."""
         cost, per_node = self._cost, self._cost.ranks // self._cost.nodes

@@ -27,7 +27,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookups:
+class LookupParts:
     """One direction's lookups of some tables."""
 
     parts: np.ndarray  # [T, 3] core, memory and serial seconds
@@ -37,7 +37,7 @@ class Lookups:
 
 def lookups(
     model: PerfModel, tables: Sequence[Table], batch: float, direction: Direction, optimizer: str
-) -> Lookups:
+) -> LookupParts:
     """Each table's lookup of `batch` bags on the model's device."""
     of = options(model, direction, optimizer)
     calls = [lookup_calls([table], batch, direction, in_step=True, **of) for table in tables]
@@ -46,7 +46,7 @@ def lookups(
     parts *= np.exp(table.correction)[:, None]
     group = int(table.group[0])
     knobs = platform.knobs
-    return Lookups(parts, float(knobs.floor_s[group]), float(knobs.smoothing[group]))
+    return LookupParts(parts, float(knobs.floor_s[group]), float(knobs.smoothing[group]))
 
 
 def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybridperf.explore.sharding.cost import MEMORY, Cost
+from hybridperf.explore.sharding.cost import MEMORY, PlacementCost
 from hybridperf.io.namespace import fresh_views
 
 STEPS = 250
@@ -33,7 +33,9 @@ _SPREAD = 0.3  # of first logits
 _LEAN = 1.0  # towards a placement to start from
 
 
-def descend(cost: Cost, starts: int, near: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
+def descend(
+    cost: PlacementCost, starts: int, near: np.ndarray | None = None, seed: int = 0
+) -> np.ndarray:
     """Rounded placements [S, T] of `starts` descents, half of which begin close to `near` [T]."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, _SPREAD, (starts, len(cost.tables), cost.ranks))
@@ -44,7 +46,7 @@ def descend(cost: Cost, starts: int, near: np.ndarray | None = None, seed: int =
     return np.asarray(ended).argmax(-1)
 
 
-def loss(cost: Cost, logits: Any, temperature: Any, power: Any) -> Any:
+def loss(cost: PlacementCost, logits: Any, temperature: Any, power: Any) -> Any:
     """Of one start, logits [T, R]."""
     cost = fresh_views(cost)
     weights = jax.nn.softmax(logits / temperature, -1)
@@ -60,7 +62,7 @@ def loss(cost: Cost, logits: Any, temperature: Any, power: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames="steps")
-def _descended(cost: Cost, logits: Any, steps: int = STEPS) -> Any:
+def _descended(cost: PlacementCost, logits: Any, steps: int = STEPS) -> Any:
     adam = optax.adam(_RATE)
     slope = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, None, None))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.explore.sharding.cost import Cost, Parts
+from hybridperf.explore.sharding.cost import PlacementCost, PlacementParts
 from hybridperf.io import write_json, write_table
 
 SCHEMA_VERSION = 1
@@ -41,7 +41,7 @@ class ShardResult:
     # its 90 % interval; None where the error of its ops or collectives is not known
     low_s: float | None
     high_s: float | None
-    parts: Parts
+    parts: PlacementParts
     bound_s: float  # by the sums of tables' lookups no placement takes less
     proven: bool  # that none is better, by branch and bound
     # `rank, node, tables, lookups, forward_s, backward_s, sent_bytes, memory_bytes, memory_share,
@@ -55,7 +55,7 @@ class ShardResult:
     explanation: tuple[str, ...]  # sentences
     # what was assumed, and what the model has not measured, as in `Prediction.notes`
     notes: tuple[str, ...]
-    cost: Cost
+    cost: PlacementCost
 
     def save(self, folder: str | Path) -> Path:
         """Write `FILES` into a folder; the path of `shard.json`."""

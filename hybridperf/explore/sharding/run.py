@@ -12,9 +12,9 @@ import numpy as np
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
 from hybridperf.explore.sharding import chunks, exact, explain, greedy, local, relaxed
-from hybridperf.explore.sharding.advice import Advice, Cut, better_split
-from hybridperf.explore.sharding.cost import Cost, cost_of
-from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.advice import SplitAdvice, SplitTables, better_split
+from hybridperf.explore.sharding.cost import PlacementCost, cost_of
+from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.result import Candidate, ShardResult
 from hybridperf.explore.sharding.splits import least_pieces, split
 from hybridperf.explore.sharding.tables import read_embedding_tables
@@ -86,16 +86,18 @@ def shard(
     if not limit > 0:
         raise InputError(f"expected memory of more than zero bytes for each rank, got {limit:g}")
 
-    def cut(splits: Mapping[str, str]) -> Cut:
+    def cut(splits: Mapping[str, str]) -> SplitTables:
         pieces, owners = split(given, splits, limit, optimizer)
         _check_room(given, pieces, owners, ranks, limit, optimizer)
         cost = cost_of(
             pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=on_nodes,
             optimizer=optimizer, dtype=dtype,
         )  # fmt: skip
-        return Cut(pieces, owners, cost, Fused(cost, pieces, priced, batch, optimizer))
+        return SplitTables(
+            pieces, owners, cost, KernelPricer(cost, pieces, priced, batch, optimizer)
+        )
 
-    def split_helps(owner: str, step_s: float) -> Advice | None:
+    def split_helps(owner: str, step_s: float) -> SplitAdvice | None:
         return better_split(cut, splits or {}, owner, owners.count(owner), batch, step_s)
 
     pieces, owners, cost, fused = cut(splits or {})
@@ -159,7 +161,7 @@ def _check_numbers(
         raise InputError(f"{expected}, got {batch:g}")
 
 
-def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:
+def final_few(cost: PlacementCost, found: Sequence[Candidate]) -> list[Candidate]:
     """Candidates to price kernel by kernel: the best that fit and the two best greedy ones."""
     fitting = [one for one in found if one.placement is not None and cost.fits(one.placement)]
     fitting.sort(key=lambda one: cost.step_s(one.placement))
@@ -168,7 +170,9 @@ def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:
     return list({tuple(one.placement): one for one in reversed(chosen)}.values())[::-1]
 
 
-def _scaled(cost: Cost, fused: Fused, best: Candidate, seed: int) -> list[Candidate]:
+def _scaled(
+    cost: PlacementCost, fused: KernelPricer, best: Candidate, seed: int
+) -> list[Candidate]:
     """The best one improved with parts scaled to its ranks' fused kernels; none if no better."""
     by_sums = np.maximum(cost.lookup_seconds(cost.sums(best.placement)), 1e-30)
     ratio = fused.lookup_seconds(best.placement) / by_sums
@@ -183,7 +187,7 @@ def _scaled(cost: Cost, fused: Fused, best: Candidate, seed: int) -> list[Candid
 
 
 def candidates(
-    cost: Cost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0
+    cost: PlacementCost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0
 ) -> tuple[list[Candidate], bool]:
     """What each method comes to, and whether the last is proven to be the best there is."""
     rules = [
@@ -216,16 +220,19 @@ def candidates(
     return (found[-1:] if method == EXACT else found), proven
 
 
-def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0) -> local.Local:
+def relaxed_and_polished(
+    cost: PlacementCost, starts: Sequence[np.ndarray], seed: int = 0
+) -> local.LocalOptimum:
     """Gradient descent on relaxed placements, rounded, polished by moves and swaps.
 
     Never worse than any of `starts`, placements [T]; half the descents begin near the best of them,
     which is polished too.
     """
     rules = [
-        local.Local(one, cost.step_s(one), 0.0 if cost.fits(one) else np.inf) for one in starts
+        local.LocalOptimum(one, cost.step_s(one), 0.0 if cost.fits(one) else np.inf)
+        for one in starts
     ]
-    near: local.Local | None = None
+    near: local.LocalOptimum | None = None
     for one in rules:
         near = one if local.better(one, near) else near
     size = len(cost.tables) * cost.ranks
@@ -235,7 +242,7 @@ def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0
         ended.append(near.placement)
     ended = [np.asarray(one) for one in dict.fromkeys(map(tuple, ended))]
     ended = sorted(ended, key=lambda one: (not cost.fits(one), cost.step_s(one)))[:_POLISHED]
-    best: local.Local | None = None
+    best: local.LocalOptimum | None = None
     for at, one in enumerate(ended):
         found = local.polish(cost, one, seed=seed + at)
         best = found if local.better(found, best) else best

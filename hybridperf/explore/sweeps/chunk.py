@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from hybridperf.explore.sweeps.expression import Expression
-from hybridperf.explore.sweeps.progress import Progress
-from hybridperf.explore.sweeps.spec import INDEX, Spec
+from hybridperf.explore.sweeps.progress import SweepProgress
+from hybridperf.explore.sweeps.spec import INDEX, SweepSpec
 from hybridperf.io import InputError
 
 # of a part's metadata: how many of its points meet each constraint on results
@@ -21,17 +21,17 @@ _WINDOWS, _WINDOW = 16, 64  # points looked at for divisors
 _LARGEST_SAMPLED = 10**6
 
 
-def chunks(spec: Spec) -> int:
+def chunks(spec: SweepSpec) -> int:
     """How many chunks a sweep has."""
     return -(-spec.design.size // spec.chunk)
 
 
-def bounds(spec: Spec, chunk: int) -> tuple[int, int]:
+def bounds(spec: SweepSpec, chunk: int) -> tuple[int, int]:
     """Index of a chunk's first point, and of the first behind it."""
     return chunk * spec.chunk, min((chunk + 1) * spec.chunk, spec.design.size)
 
 
-def points(spec: Spec, chunk: int) -> dict[str, np.ndarray]:
+def points(spec: SweepSpec, chunk: int) -> dict[str, np.ndarray]:
     """Points of a chunk that meet the constraints, with derived columns that need no results."""
     start, stop = bounds(spec, chunk)
     columns = {INDEX: np.arange(start, stop, dtype=np.int64), **spec.design.points(start, stop)}
@@ -43,7 +43,7 @@ def points(spec: Spec, chunk: int) -> dict[str, np.ndarray]:
     return columns if keep.all() else {name: values[keep] for name, values in columns.items()}
 
 
-def check_not_empty(spec: Spec, *, quiet: bool = True) -> None:
+def check_not_empty(spec: SweepSpec, *, quiet: bool = True) -> None:
     """`InputError` if constraints leave no point: by intervals, else by looking for one."""
     if not spec.keep:
         return
@@ -54,7 +54,7 @@ def check_not_empty(spec: Spec, *, quiet: bool = True) -> None:
             mend = "loosen it or widen a parameter"
             raise InputError(f"{none}: {condition.text} {nowhere}; {mend}")
     doing = "looked through for one that meets the constraints"
-    progress = Progress(spec.design.size, quiet=quiet, doing=doing)
+    progress = SweepProgress(spec.design.size, quiet=quiet, doing=doing)
     for chunk in range(chunks(spec)):
         if len(points(spec, chunk)[INDEX]):
             return
@@ -67,7 +67,7 @@ def _length(ends: tuple[int, int]) -> int:
     return ends[1] - ends[0]
 
 
-def check_divisors(spec: Spec) -> None:
+def check_divisors(spec: SweepSpec) -> None:
     """`InputError` for a derived column that divides by zero at points all over the design."""
     formulas = [formula for formula in spec.before.values() if formula.divisors()]
     if not formulas or spec.design.size > _LARGEST_SAMPLED:
@@ -87,7 +87,7 @@ def check_divisors(spec: Spec) -> None:
         columns[name] = formula(columns, rows)
 
 
-def _cannot_hold(condition: Expression, spec: Spec) -> bool:
+def _cannot_hold(condition: Expression, spec: SweepSpec) -> bool:
     """Whether it is proved that a condition fails at every point."""
     ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, values in spec.design.extremes().items():
@@ -108,7 +108,7 @@ def _cannot_hold(condition: Expression, spec: Spec) -> bool:
     return False
 
 
-def evaluate(spec: Spec, chunk: int) -> pa.Table:
+def evaluate(spec: SweepSpec, chunk: int) -> pa.Table:
     """Results of a chunk, one row per point that the constraints leave."""
     columns = points(spec, chunk)
     rows = len(columns[INDEX])
@@ -134,7 +134,7 @@ def _table(columns: Mapping[str, np.ndarray]) -> pa.Table:
     return pa.table({name: pa.array(a, _ARROW[a.dtype.kind]) for name, a in arrays.items()})
 
 
-def _empty(spec: Spec) -> pa.Table:
+def _empty(spec: SweepSpec) -> pa.Table:
     """A table without rows, of the same columns as any other part."""
     one = {INDEX: np.zeros(1, np.int64), **spec.design.points(0, 1)}
     one |= {name: np.zeros(1) for name in spec.before}

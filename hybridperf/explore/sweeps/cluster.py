@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from hybridperf.explore.sweeps.chunk import evaluate
-from hybridperf.explore.sweeps.spec import Spec, read_spec
+from hybridperf.explore.sweeps.spec import SweepSpec, read_spec
 from hybridperf.explore.sweeps.store import parquet_bytes, sweep_identity
 from hybridperf.io import InputError
 
@@ -38,7 +38,7 @@ def check_installed() -> None:
 
 
 def parts(
-    spec: Spec, todo: Collection[int], workers: int | None, scheduler: str | None
+    spec: SweepSpec, todo: Collection[int], workers: int | None, scheduler: str | None
 ) -> Iterator[tuple[int, bytes]]:
     """Finished parts as they come, in any order."""
     from distributed import KilledWorker, as_completed
@@ -84,7 +84,7 @@ def _part(document: str, folder: str, expected: str, chunk: int, cores: list[int
 
 
 @functools.lru_cache(maxsize=4)
-def _read_once(document: str, folder: str) -> tuple[Spec, str]:
+def _read_once(document: str, folder: str) -> tuple[SweepSpec, str]:
     spec = read_spec(json.loads(document), folder)
     return spec, sweep_identity(spec.identity())["hash"]  # hashes all weights: not for every chunk
 

@@ -46,7 +46,7 @@ class Axis(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Values(Axis):
+class ListAxis(Axis):
     """The columns of a list or of a table, one place after the other."""
 
     held: Mapping[str, np.ndarray]  # [size] each
@@ -69,7 +69,7 @@ class Values(Axis):
 
 
 @dataclasses.dataclass(frozen=True)
-class Range:
+class SampledRange:
     """Where a random or Sobol parameter lies."""
 
     low: float
@@ -88,13 +88,13 @@ class Range:
 
 
 @dataclasses.dataclass(frozen=True)
-class Joint(Axis):
+class JointAxis(Axis):
     """Random and Sobol parameters: `size` points in all of them together."""
 
     size: int
     seed: int
-    random: Mapping[str, Range]
-    sobol: Mapping[str, Range]
+    random: Mapping[str, SampledRange]
+    sobol: Mapping[str, SampledRange]
 
     def names(self) -> list[str]:
         return [*self.random, *self.sobol]

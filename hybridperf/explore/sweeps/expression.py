@@ -89,9 +89,9 @@ class Expression:
         self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of its value from bounds of each name; never narrower than the truth."""
-        ranges = {name: intervals.Interval(*boxes[name]) for name in self.names}
+        ranges = {name: intervals.FormulaInterval(*boxes[name]) for name in self.names}
         value = _value(self._tree, ranges, intervals)
-        if not isinstance(value, intervals.Interval):
+        if not isinstance(value, intervals.FormulaInterval):
             return np.asarray(value, np.float64), np.asarray(value, np.float64)
         return np.asarray(value.low, np.float64), np.asarray(value.high, np.float64)
 

@@ -17,7 +17,7 @@ _ORDER = "point"  # column of a point's index
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
+class BestRule:
     """What to keep: `count` points by a column (0: none), and the front of some columns."""
 
     count: int
@@ -49,10 +49,10 @@ class Best:
 
 
 @dataclasses.dataclass
-class Kept:
+class BestPoints:
     """The best of what was seen so far."""
 
-    best: Best
+    best: BestRule
     top: pd.DataFrame | None = None
     front: pd.DataFrame | None = None
 

@@ -12,7 +12,7 @@ _EVERY_S = {True: 0.5, False: 10.0}  # by whether a person looks on
 _WIDTH = 130  # covers a longer line that was there before
 
 
-class Progress:
+class SweepProgress:
     """Counts points as they are done. `quiet` says nothing."""
 
     def __init__(self, points: int, *, already: int = 0, quiet: bool = False, doing: str = ""):

@@ -23,10 +23,10 @@ from hybridperf.explore.sweeps.chunk import (
     evaluate,
 )
 from hybridperf.explore.sweeps.compiling import compiling_time
-from hybridperf.explore.sweeps.front import Best, Kept
-from hybridperf.explore.sweeps.progress import Progress
-from hybridperf.explore.sweeps.spec import Spec, read_spec, with_top
-from hybridperf.explore.sweeps.store import Store, parquet_bytes, read_part, sweep_identity
+from hybridperf.explore.sweeps.front import BestPoints, BestRule
+from hybridperf.explore.sweeps.progress import SweepProgress
+from hybridperf.explore.sweeps.spec import SweepSpec, read_spec, with_top
+from hybridperf.explore.sweeps.store import SweepStore, parquet_bytes, read_part, sweep_identity
 from hybridperf.io import InputError, write_table
 
 
@@ -73,9 +73,9 @@ def sweep(
     if distributed:
         cluster.check_installed()
     given = with_top(read_spec(spec if isinstance(spec, Mapping) else Path(spec)), top, by)
-    store = Store(out, sweep_identity(given.identity()))
+    store = SweepStore(out, sweep_identity(given.identity()))
     start_s = time.monotonic()
-    kept, computed, rows, unpredicted = Kept(given.best), 0, 0, 0
+    kept, computed, rows, unpredicted = BestPoints(given.best), 0, 0, 0
     check_divisors(given)
     check_not_empty(given, quiet=quiet)
     met = np.zeros(len(given.accept), int)
@@ -109,7 +109,7 @@ def sweep(
     )
 
 
-def _why_empty(spec: Spec, met: np.ndarray, *, counted: bool) -> str:
+def _why_empty(spec: SweepSpec, met: np.ndarray, *, counted: bool) -> str:
     """Which constraints on results left no row; `counted`: `met` covers all points."""
     texts = [condition.text for condition in spec.accept]
     never = [text for text, count in zip(texts, met, strict=True) if counted and not count]
@@ -120,14 +120,14 @@ def _why_empty(spec: Spec, met: np.ndarray, *, counted: bool) -> str:
 
 
 def _do(
-    spec: Spec, store: Store, workers: int | None, scheduler: str | None, *, quiet: bool
+    spec: SweepSpec, store: SweepStore, workers: int | None, scheduler: str | None, *, quiet: bool
 ) -> int:
     """Every chunk that has no part yet; how many points those are."""
     total = chunks(spec)
     done = store.done(total)
     todo = [chunk for chunk in range(total) if chunk not in done]
     already = sum(_size(spec, chunk) for chunk in done)
-    progress = Progress(spec.design.size, already=already, quiet=quiet)
+    progress = SweepProgress(spec.design.size, already=already, quiet=quiet)
     computed = 0
     if not todo:
         return computed
@@ -146,11 +146,11 @@ def _do(
 class _Leading:
     """The best points so far, by the deciding columns alone; whole rows are read at the end."""
 
-    def __init__(self, spec: Spec):
+    def __init__(self, spec: SweepSpec):
         best = spec.best
         if not best.columns()[1:] and spec.target.results.get("time_s") is float:
-            best = Best(1, "time_s", (), ())
-        self._kept = Kept(dataclasses.replace(best, count=min(best.count, 1)))
+            best = BestRule(1, "time_s", (), ())
+        self._kept = BestPoints(dataclasses.replace(best, count=min(best.count, 1)))
 
     def see(self, part: bytes) -> str:
         """The best in words, after one more finished chunk."""
@@ -162,12 +162,12 @@ class _Leading:
         return self._kept.summary()
 
 
-def _here(spec: Spec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:
+def _here(spec: SweepSpec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:
     for chunk in todo:
         yield chunk, parquet_bytes(evaluate(spec, chunk))
 
 
-def _size(spec: Spec, chunk: int) -> int:
+def _size(spec: SweepSpec, chunk: int) -> int:
     start, stop = bounds(spec, chunk)
     return stop - start
 

@@ -45,7 +45,14 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.explore.sweeps.design import Axis, Design, Joint, Range, Values, checked
+from hybridperf.explore.sweeps.design import (
+    Axis,
+    Design,
+    JointAxis,
+    ListAxis,
+    SampledRange,
+    checked,
+)
 from hybridperf.explore.sweeps.document import (
     check_keys,
     check_plain,
@@ -56,7 +63,7 @@ from hybridperf.explore.sweeps.document import (
     whole_number,
 )
 from hybridperf.explore.sweeps.expression import Expression
-from hybridperf.explore.sweeps.front import Best
+from hybridperf.explore.sweeps.front import BestRule
 from hybridperf.explore.sweeps.target import Target, read_target
 from hybridperf.io import InputError, closest, read_table, require_columns, unknown
 
@@ -78,7 +85,7 @@ _ALSO = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
+class SweepSpec:
     """A sweep with all names known and a design that is not empty, before any compilation."""
 
     document: Mapping[str, Any]  # as it was written
@@ -90,7 +97,7 @@ class Spec:
     keep: Sequence[Expression]  # constraints that need no result
     accept: Sequence[Expression]  # those that do
     chunk: int
-    best: Best
+    best: BestRule
     inputs: str  # hash of the contents of its tables
 
     def identity(self) -> dict[str, Any]:
@@ -100,7 +107,7 @@ class Spec:
         return {"spec": asked, "chunk": self.chunk, "tables": self.inputs, "target": target}
 
 
-def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> Spec:
+def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> SweepSpec:
     """A spec from a file, the name of a shipped one, or a dict (its files are in `folder`)."""
     if isinstance(source, Mapping):
         return _spec(dict(source), Path(folder))
@@ -121,7 +128,7 @@ def shipped_specs() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
 
 
-def _spec(document: dict[str, Any], folder: Path) -> Spec:
+def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
     check_keys(document, _SECTIONS, "section", f"a spec has {', '.join(_SECTIONS)}")
     check_plain(document)
     parts = {name: section(document, name) for name in _TABLES}
@@ -151,7 +158,7 @@ def _spec(document: dict[str, Any], folder: Path) -> Spec:
     target.check(extremes, given)
     _check_words(formulas, extremes)
     columns = [*parameters, *before, *results, *after]
-    return Spec(
+    return SweepSpec(
         document=document,
         folder=folder,
         target=target,
@@ -166,7 +173,7 @@ def _spec(document: dict[str, Any], folder: Path) -> Spec:
     )
 
 
-def with_top(spec: Spec, count: int | None, by: str | None) -> Spec:
+def with_top(spec: SweepSpec, count: int | None, by: str | None) -> SweepSpec:
     """The spec with another `[top]`."""
     given = {key: value for key, value in (("count", count), ("by", by)) if value is not None}
     if not given:
@@ -189,7 +196,7 @@ def _design(
 ) -> Design:
     """Axes in the order of their first parameter; contents of tables are noted in `tables`."""
     check_keys(joint, ("count", "seed"), "key of [design]", "it takes count and seed")
-    ranges: dict[str, dict[str, Range]] = {"random": {}, "sobol": {}}
+    ranges: dict[str, dict[str, SampledRange]] = {"random": {}, "sobol": {}}
     axes: dict[str, Axis | None] = {}
     columns: dict[str, dict[str, np.ndarray]] = {}
     for name, written in parameters.items():
@@ -205,12 +212,12 @@ def _design(
             values = frame[column].tolist()
             of_table = columns.setdefault(f"table {path}", {})
             of_table[name] = _plain(name, values, f"in row {{}} of {path}")
-            axes[f"table {path}"] = Values(of_table)
+            axes[f"table {path}"] = ListAxis(of_table)
             tables[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
         else:
             each = np.atleast_1d(np.array(written, object))
             flags = isinstance(written, list | bool) and all(isinstance(v, bool) for v in each)
-            axes[f"grid {name}"] = Values({name: _grid(name, written, kind)}, flags)
+            axes[f"grid {name}"] = ListAxis({name: _grid(name, written, kind)}, flags)
     if "joint" in axes:
         if "count" not in joint:
             needs = "need a [design] with count, the number of their points"
@@ -218,7 +225,7 @@ def _design(
         most = 2**30 if ranges["sobol"] else 2**53
         count = whole_number(joint["count"], "[design] count", 1, most)
         seed = whole_number(joint.get("seed", 0), "[design] seed", 0, 2**63)
-        axes["joint"] = Joint(count, seed, ranges["random"], ranges["sobol"])
+        axes["joint"] = JointAxis(count, seed, ranges["random"], ranges["sobol"])
     elif joint:
         raise InputError("[design] is for random and Sobol parameters, of which there are none")
     return checked(Design([axis for axis in axes.values() if axis is not None]))
@@ -266,7 +273,7 @@ def _check_log(name: str, scale: str, low: float, written: Any) -> None:
         raise InputError(f"parameter {name}: {rule}, got {written}")
 
 
-def _range(name: str, written: Mapping[str, Any], kind: str) -> Range:
+def _range(name: str, written: Mapping[str, Any], kind: str) -> SampledRange:
     low, high = _ends(name, written[kind])
     scale = written.get("scale", "lin")
     check_keys([str(scale)], ("lin", "log"), f"scale of parameter {name}", "known are lin and log")
@@ -275,7 +282,7 @@ def _range(name: str, written: Mapping[str, Any], kind: str) -> Range:
     if integer and not (float(low).is_integer() and float(high).is_integer()):
         rule = "a range of whole numbers has whole ends"
         raise InputError(f"parameter {name}: {rule}, got {written[kind]}")
-    return Range(low, high, scale == "log", integer)
+    return SampledRange(low, high, scale == "log", integer)
 
 
 def _ends(name: str, pair: Any) -> tuple[float, float]:
@@ -340,7 +347,7 @@ def _check_parameters(
 
 def _best(
     top: Mapping[str, Any], front: Mapping[str, Any], columns: Sequence[str], words: Collection[str]
-) -> Best:
+) -> BestRule:
     check_keys(top, ("count", "by"), "key of [top]", "it takes count and by")
     senses = ("minimise", "maximise")
     check_keys(front, senses, "key of [front]", f"it takes {' and '.join(senses)}")
@@ -362,4 +369,4 @@ def _best(
                 raise InputError(f"column {name!r} holds words, which have no least; {mend}")
     if front and not (minimise or maximise):
         raise InputError("[front] needs minimise or maximise, lists of columns")
-    return Best(count, by, tuple(minimise), tuple(maximise))
+    return BestRule(count, by, tuple(minimise), tuple(maximise))

@@ -44,7 +44,7 @@ def sweep_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {**whole, "hash": digest[:16]}
 
 
-class Store:
+class SweepStore:
     """The files of one sweep. `open` first; one run at a time."""
 
     def __init__(self, out: str | os.PathLike, identity: Mapping[str, Any]):
