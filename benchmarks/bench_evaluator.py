@@ -4,7 +4,7 @@ A C kernel of the same recurrence (slots, table of unique rows, float32, blocks 
 configurations) is built with the system's compiler; both are checked against float64 NumPy and
 timed in turns on one core, the minimum of many counting. Times are the processor's: what others do
 meanwhile on the core adds nothing. A node is one op on one rank with its launch; figures are
-nanoseconds per node and configuration (ns), and ratios beside the bars they must hold. Last come
+nanoseconds per node and configuration (ns), and ratios next to the bars they must hold. Last come
 whole predictions, see bench_predictions.py.
 """
 
@@ -295,7 +295,7 @@ def value_and_grad(program: StepProgram, durations: jax.Array) -> tuple[jax.Arra
     return jax.value_and_grad(lambda d: makespan(program, d).sum())(durations)
 
 
-def said(what: str, figure: float, bar: float, *, at_least: bool = False) -> str:
+def against_bar(what: str, figure: float, bar: float, *, at_least: bool = False) -> str:
     """One figure with its bar and whether it holds."""
     holds = figure >= bar if at_least else figure <= bar
     return (
@@ -304,7 +304,7 @@ def said(what: str, figure: float, bar: float, *, at_least: bool = False) -> str
 
 
 def compare(kernel: CKernel, kind: str, nodes: int, batch: int, turns: int, limit_s: float) -> None:
-    """Value and gradient of one graph on one batch beside C."""
+    """Value and gradient of one graph on one batch next to C."""
     graph = transformer(nodes, RANKS if "16" in kind else 1, alike=kind != "16 unlike")
     c, program = c_program(graph), jax.device_put(lower(graph).program)
     durations = seconds(batch)
@@ -334,9 +334,9 @@ def compare(kernel: CKernel, kind: str, nodes: int, batch: int, turns: int, limi
     print(
         f"{kind:9} {len(graph):6,} nodes {batch:7,} configurations: C {c_s * per:.3f} ns, value"
         f" {value_s * per:.3f} ns,",
-        said("ratio", value_s / c_s, BARS[kind]) + ",",
-        said("gradient / value", gradient_s / value_s, GRADIENT_BAR) + ",",
-        said("its bytes", memory, MEMORY_BAR_BYTES),
+        against_bar("ratio", value_s / c_s, BARS[kind]) + ",",
+        against_bar("gradient / value", gradient_s / value_s, GRADIENT_BAR) + ",",
+        against_bar("its bytes", memory, MEMORY_BAR_BYTES),
         flush=True,
     )
 
@@ -351,8 +351,8 @@ def compare_compile() -> None:
         )
         print(
             f"compile {nodes:6,} nodes:",
-            said("value", value_s, COMPILE_BAR_S) + " s,",
-            said("gradient", gradient_s, COMPILE_BAR_S),
+            against_bar("value", value_s, COMPILE_BAR_S) + " s,",
+            against_bar("gradient", gradient_s, COMPILE_BAR_S),
             "s",
         )
 
@@ -378,12 +378,14 @@ def compare_dict(turns: int, limit_s: float) -> None:
     )
     print(
         f"dict loop {loop_s * 1e9 / len(graph):.0f} ns:",
-        said("times value", loop_s / (value_s / durations.shape[1]), DICT_BAR, at_least=True),
+        against_bar(
+            "times value", loop_s / (value_s / durations.shape[1]), DICT_BAR, at_least=True
+        ),
     )
 
 
 def compare_folded(kernel: CKernel, turns: int, limit_s: float) -> None:
-    """Identical layers raised to a power beside one step after the other, and beside C."""
+    """Identical layers raised to a power next to one step after the other, and next to C."""
     for nodes in (500, 1_000, 2_000, 10_000):
         graph, batch = transformer(nodes), 10_000
         lowered, c = lower(graph), c_program(graph)
@@ -414,7 +416,7 @@ def compare_folded(kernel: CKernel, turns: int, limit_s: float) -> None:
             limit_s,
         )
         ratio = (
-            said("ratio", folded_s / value_s, FOLDED_BAR)
+            against_bar("ratio", folded_s / value_s, FOLDED_BAR)
             if nodes == 10_000
             else f"ratio {folded_s / value_s:.2f}"
         )
@@ -446,7 +448,7 @@ def compare_latency(kernel: CKernel, turns: int, limit_s: float) -> None:
         print(
             f"one configuration, {len(graph):6,} nodes: C (64 of them) {c_s * 1e6:.0f} us, value"
             f" {value_s * 1e6:.0f} us,",
-            said("ratio", value_s / c_s, LATENCY_BAR) + f", folded {folded_s * 1e6:.0f} us",
+            against_bar("ratio", value_s / c_s, LATENCY_BAR) + f", folded {folded_s * 1e6:.0f} us",
             flush=True,
         )
 
@@ -472,7 +474,7 @@ def count_traces() -> None:
     buckets = len({(len(p.row), p.slots, p.hosts) for p in programs})
     print(
         f"{len(programs)} graphs in {buckets} buckets, times 3 scales:",
-        said("traces", traces, buckets),
+        against_bar("traces", traces, buckets),
     )
 
 

@@ -1,4 +1,4 @@
-"""How many whole predictions a second, run by hand: python benchmarks/bench_predictions.py [--cores 2]
+"""Whole predictions per second, run by hand: python benchmarks/bench_predictions.py [--cores 2]
 
 A batch of platforms goes through `BatchPredictor`: knobs, durations of unique ops with their
 learned corrections, evaluation, seconds. One core is one device of JAX; with two each takes half of

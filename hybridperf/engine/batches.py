@@ -73,9 +73,8 @@ class BatchPredictor:
             self._outputs = outputs_of(lowered, groups, outputs)
         # outputs need every step
         program = (folded(lowered) if outputs is None else None) or lowered.program
-        self._program: StepProgram | FoldedProgram = jax.device_put(
-            program
-        )  # once, not at each call
+        # once, not at each call
+        self._program: StepProgram | FoldedProgram = jax.device_put(program)
         # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
         used, group = np.unique(table.group, return_inverse=True)
         # few lengths, few compiled functions
@@ -148,7 +147,7 @@ class BatchPredictor:
 
 
 def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> None:
-    """`InputError` naming the op where a number of the model or the step cannot give seconds."""
+    """`InputError` naming the op where a number of the model or step cannot give seconds."""
     table = rows.ops
     op_rows, _, given = split(workload.calls)
     ops = list(op_rows)
@@ -234,8 +233,8 @@ def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Pla
 
 
 def _batch_seconds_impl(
-    program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform, varied: dict[str, Array],
-    mesh: Mesh | None,
+    program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform,
+    varied: dict[str, Array], mesh: Mesh | None,
 ) -> Array:  # fmt: skip
     # priced and evaluated block by block: durations of the whole batch would leave the cache
     def seconds(
@@ -269,8 +268,8 @@ def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Array]) -> A
 
 
 def _batch_outputs_impl(
-    plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform, varied: dict[str, Array],
-    mesh: Mesh | None,
+    plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform,
+    varied: dict[str, Array], mesh: Mesh | None,
 ) -> Array:  # fmt: skip
     def columns(
         plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform, varied: Any

@@ -281,9 +281,8 @@ def run_steps(
     # the time.
     def step(this: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         slots, clocks, previous_end, noted = carry
-        host, launch_row, row = (
-            _row(column, this) for column in (program.host, program.launch_row, program.row)
-        )
+        columns = (program.host, program.launch_row, program.row)
+        host, launch_row, row = (_row(column, this) for column in columns)
         pred_slot = _row(program.pred_slot, this)
         slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
         clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
@@ -317,9 +316,8 @@ def _times_on_path(program: StepProgram, path: jax.Array, table: jax.Array) -> j
     def step(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         here, times = carry  # [B] and [rows, B]
         this = steps - 1 - turn
-        row, host_step, launch_row = (
-            _row(column, this) for column in (program.row, program.host_step, program.launch_row)
-        )
+        columns = (program.row, program.host_step, program.launch_row)
+        row, host_step, launch_row = (_row(column, this) for column in columns)
         pred_step, held_up = _row(program.pred_step, this).astype(number), _row(path, this)
         in_op = here == this.astype(number)
         in_launch = (here == (steps + this).astype(number)) | (in_op & (held_up == BY_HOST))

@@ -261,9 +261,8 @@ def _repetition(steps: _ProgramSteps, period: int) -> _Repetition | None:
     number = np.arange(len(steps.code))
     read = steps.last_reader > number
     # behind each step
-    open_ends: np.ndarray = np.cumsum(
-        read - np.bincount(steps.last_reader[read], minlength=len(number))
-    )
+    closed = np.bincount(steps.last_reader[read], minlength=len(number))
+    open_ends: np.ndarray = np.cumsum(read - closed)
     middle = begin + (stop - begin) // period // 2 * period
     begin += int(np.argmin(open_ends[middle - 1 : middle - 1 + period]))
     boundaries = np.arange(begin, stop + 1, period)
@@ -290,11 +289,9 @@ def _repetition(steps: _ProgramSteps, period: int) -> _Repetition | None:
         return None
     number, pred = number[begin : begin + period], steps.pred_step[begin : begin + period]
     unreached = (pred == NO_STEP).all(axis=1) & (steps.host[number] == NO_HOST)
-    strangers = {begin - int(step) for step in pred[(pred != NO_STEP) & (pred < begin)]} - set(
-        handed_on
-    )
+    outside = {begin - int(step) for step in pred[(pred != NO_STEP) & (pred < begin)]}
     # an end that depends on nothing handed on, or on one that its slot keeps
-    if unreached.any() or strangers:
+    if unreached.any() or outside - set(handed_on):
         return None
     return _Repetition(begin, period, other - one, handed_on, hosts)
 

@@ -123,6 +123,9 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     inside[list(_unmeasured(model, workload))] = False
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
+    notes = _notes(model, table, group, op_s, inside, workload)
+    notes += _no_interval(model, unsure, workload, group, op_s)
+    notes += [] if interval is None else _widened(workload)
     return Prediction(
         workload=workload,
         model=model,
@@ -137,12 +140,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         timeline=times,
         on_critical_path=critical,
         in_range=bool(inside.all()),
-        notes=(
-            *workload.notes,
-            *_notes(model, table, group, op_s, inside, workload),
-            *_no_interval(model, unsure, workload, group, op_s),
-            *([] if interval is None else _widened(workload)),
-        ),
+        notes=(*workload.notes, *notes),
     )
 
 

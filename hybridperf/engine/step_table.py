@@ -85,11 +85,8 @@ def _slower(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray | None:
         return float(model.op_seconds(model.table([call]))[0])
 
     device, keys = model.device, [(call.kernel, call.op.dtype) for call in calls]
-    factors = {
-        (name, dtype): published_factor(name, dtype, device.arch, device, seconds)
-        for name, dtype in dict.fromkeys(keys)
-        if name
-    }
+    named = [(name, dtype) for name, dtype in dict.fromkeys(keys) if name]
+    factors = {key: published_factor(*key, device.arch, device, seconds) for key in named}
     return np.array([factors.get(key, 1.0) for key in keys]) if factors else None
 
 

@@ -186,8 +186,9 @@ def test_shipped_specs_are_right(name):
 
 def test_a_shipped_spec_by_name(run, refused, tmp_path, monkeypatch):
     monkeypatch.setattr("hybridperf.explore.sweeps.spec._SHIPPED", tmp_path)
-    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nkind = "ops"\nmodel = "a100_sxm4_40g"
-[parameters]\nop = "gemm"\ndtype = "fp16"\nm = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
+    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nkind = "ops"
+model = "a100_sxm4_40g"\n[parameters]\nop = "gemm"\ndtype = "fp16"
+m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
     (tmp_path / "small.toml").write_text(text)
     status, said, _ = run("sweep", "small", "--out", tmp_path / "out.parquet")
     assert status == 0

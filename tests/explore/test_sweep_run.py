@@ -368,8 +368,10 @@ def test_several_devices_share_a_batch(program):
     """Four devices of the host platform, in a process of their own."""
     code = f"""
 import jax, numpy as np, hybridperf as hp
-model, step = hp.load_model({str(program / "model")!r}), hp.load_program({str(program / "step.json")!r})
-knobs = dict(memory_bytes_per_s=np.geomspace(1e9, 1e12, 5001), compute_efficiency=np.linspace(0.1, 1, 5001))
+model = hp.load_model({str(program / "model")!r})
+step = hp.load_program({str(program / "step.json")!r})
+bytes_per_s, efficiency = np.geomspace(1e9, 1e12, 5001), np.linspace(0.1, 1, 5001)
+knobs = dict(memory_bytes_per_s=bytes_per_s, compute_efficiency=efficiency)
 print(len(jax.devices()), *hp.predict_batch(model, step, **knobs)[[0, 17, 2500, 5000]])
 """
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"

@@ -14,18 +14,17 @@ import numpy as np
 from hybridperf.explore.sweeps.expression import Comparison, Expression
 from hybridperf.io import InputError
 
+Box = Mapping[str, tuple[float, float]]  # least and most of each name
+Formulas = Mapping[str, Expression]
 _RESULT = (1e-30, 1e30)
 _MOST_BOXES = 2048
 _HALVINGS = 80
 
 
 def check_not_contradictory(
-    constraints: Sequence[tuple[str, Comparison]],
-    knobs: Mapping[str, tuple[float, float]],
-    constants: Mapping[str, float],
-    formulas: Mapping[str, Expression],
-    results: Sequence[str],
-) -> None:
+    constraints: Sequence[tuple[str, Comparison]], knobs: Box, constants: Mapping[str, float],
+    formulas: Formulas, results: Sequence[str],
+) -> None:  # fmt: skip
     """`InputError` where no point of the box meets one of the constraints, or all together."""
     box = {**knobs, **dict.fromkeys(results, _RESULT)}
     for text, sides in constraints:
@@ -50,10 +49,7 @@ def _core(constraints: Sequence[tuple[str, Comparison]], *where: Mapping) -> lis
 
 
 def _empty(
-    sides: Sequence[Comparison],
-    box: Mapping[str, tuple[float, float]],
-    constants: Mapping[str, float],
-    formulas: Mapping[str, Expression],
+    sides: Sequence[Comparison], box: Box, constants: Mapping[str, float], formulas: Formulas
 ) -> bool:
     """Whether it is proved that no point meets all of them; False where that was not found out."""
     names = [name for name in box if name in _reached(sides, formulas)]
@@ -86,20 +82,14 @@ def _reached(sides: Sequence[Comparison], formulas: Mapping[str, Expression]) ->
 
 
 def _possible(
-    sides: Sequence[Comparison],
-    names: Sequence[str],
-    low: np.ndarray,
-    high: np.ndarray,
-    constants: Mapping[str, float],
-    formulas: Mapping[str, Expression],
-) -> np.ndarray:
+    sides: Sequence[Comparison], names: Sequence[str], low: np.ndarray, high: np.ndarray,
+    constants: Mapping[str, float], formulas: Formulas,
+) -> np.ndarray:  # fmt: skip
     """Whether each box may hold a point that meets all, bool [boxes]."""
     boxes = low.shape[1]
     slack = 1e-12  # of exp(log(x)): what holds with equality at a bound must not be lost
-    ranges = {
-        name: (np.exp(low[i]) * (1 - slack), np.exp(high[i]) * (1 + slack))
-        for i, name in enumerate(names)
-    }
+    lows, highs = np.exp(low) * (1 - slack), np.exp(high) * (1 + slack)
+    ranges = dict(zip(names, zip(lows, highs, strict=True), strict=True))
     for name, value in constants.items():
         ranges[name] = np.full(boxes, value), np.full(boxes, value)
     needed = _reached(sides, formulas)

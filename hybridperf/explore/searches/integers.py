@@ -16,7 +16,7 @@ from hybridperf.explore.searches.problem import FREE, SearchProblem
 
 _POWERS = range(1, 9)  # multiples of 2 ... 256
 _MOST_NEIGHBOURS = 512  # evaluated with the other knobs as they are
-_REFINED = 8  # of them whose other knobs are set anew
+_REFINED = 8  # of them whose other knobs are optimised again
 _STEPS = (1, 2, 4, 8)
 _MOST_MOVES = 12
 _RADIUS = 0.02

@@ -29,7 +29,7 @@ _MOST_ROUNDS = 120
 _FIRST_WEIGHT, _MOST_WEIGHT = 10.0, 1e7
 _REACH = 3.0  # radii: cuts from farther away are forgotten
 _MOST_CUTS = 8  # times (knobs + 1)
-_OBJECTIVE, _BOUND = -1, -2  # whose gradient it is, beside constraints by number
+_OBJECTIVE, _BOUND = -1, -2  # whose gradient it is, besides constraints by number
 _NEAR = 1e-7  # of a cube's side: where the sides of the optimum's corner are taken
 
 

@@ -67,9 +67,9 @@ class BlockingConstraint:
 
 @dataclasses.dataclass(frozen=True)
 class TargetTrust:
-    """How far to believe the target's seconds at the optimum."""
+    """How far to trust the target's seconds at the optimum."""
 
-    low_s: float | None  # 90 % interval; None where nothing that was measured says how wide it is
+    low_s: float | None  # 90 % interval; None where nothing measured tells its width
     high_s: float | None
     in_range: bool
     note: str
@@ -90,7 +90,7 @@ class SearchResult:
     # knobs that may stand anywhere in a range for the same objective, the others as they are
     plateaus: dict[str, tuple[float, float]]
     trust: TargetTrust | None  # None: no target
-    notes: tuple[str, ...]  # what is to be known before the optimum is believed
+    notes: tuple[str, ...]  # what to know before trusting the optimum
     # before whole numbers were made of knobs; None where none had to be
     relaxed_objective: float | None
     # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`

@@ -52,17 +52,17 @@ def search(
 
 def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     problem, free = SearchProblem(spec), np.full(len(spec.knobs), FREE)
-    say = _quiet if quiet else _say
+    progress = _no_progress if quiet else _print_progress
     for remark in spec.remarks():
-        say(remark)
+        progress(remark)
     probes = _probes(spec)
     problem.probe(probes)
-    say(f"descending from {spec.method.starts} starts")
+    progress(f"descending from {spec.method.starts} starts")
     came = descend(problem, _starts(problem, probes), free)
     history = [_descent_history(came, problem)]
     relaxed: Optimum | None = None
     for number, start in enumerate(_apart(came)):
-        say(f"polishing optimum {number + 1}")
+        progress(f"polishing optimum {number + 1}")
         before = problem.evaluations
         one = polish(problem, start, free, seed=spec.method.seed + number)
         history.append(_polish_history(one, before, problem.evaluations, "polish"))
@@ -70,7 +70,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     assert relaxed is not None
     best, held = relaxed, free
     if any(knob.integer for knob in spec.knobs):
-        say("making numbers whole")
+        progress("making numbers whole")
         before = problem.evaluations
         best, held = rounded(problem, relaxed)
         history.append(_polish_history(best, before, problem.evaluations, "whole numbers"))
@@ -87,22 +87,16 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         if short > FEASIBLE:
             misses = f"misses {rule.text} by {short:.1e} when evaluated again"
             raise InputError(f"the optimum {misses}; loosen it by as much and report this")
-    say("pricing the limits")
+    progress("pricing the limits")
     slopes = problem.slopes(best.u[None], free).df[0]
     sign = -1 if spec.maximise else 1
     widths = np.log([knob.most / knob.least for knob in spec.knobs])
+    columns_of_knobs = zip(spec.knobs, map(float, knobs), sign * slopes / widths, strict=True)
     found = tuple(
-        OptimalKnob(
-            knob.name,
-            float(value),
-            knob.least,
-            knob.most,
-            knob.integer,
-            float(sign * slope / width),
-        )
-        for knob, value, slope, width in zip(spec.knobs, knobs, slopes, widths, strict=True)
+        OptimalKnob(one.name, value, one.least, one.most, one.integer, float(elasticity))
+        for one, value, elasticity in columns_of_knobs
     )
-    say("looking around")
+    progress("looking around")
     at_pole = poles(problem, best, held)
     notes = spec.remarks()
     if at_pole:
@@ -161,7 +155,7 @@ def _apart(came: DescentResult) -> list[np.ndarray]:
 
 
 def _refuse(problem: SearchProblem, best: Optimum, held: np.ndarray) -> None:
-    """`InputError` that says what cannot be met."""
+    """`InputError` that names what cannot be met."""
     names = [knob.name for knob in problem.spec.knobs]
     knobs = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
     columns = columns_at(problem.spec, knobs)
@@ -227,9 +221,9 @@ def _convergence(history: Sequence[_Phase], problem: SearchProblem) -> pd.DataFr
     return frame
 
 
-def _quiet(text: str) -> None:
+def _no_progress(text: str) -> None:
     del text
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(f"search: {text}", file=sys.stderr, flush=True)

@@ -58,16 +58,8 @@ from hybridperf.io import InputError, unknown
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
-_SECTIONS = (
-    "target",
-    "knobs",
-    "constants",
-    "prices",
-    "derived",
-    "constraints",
-    "objective",
-    "method",
-)
+_CONTENT = ("target", "knobs", "constants", "prices", "derived", "constraints")
+_SECTIONS = (*_CONTENT, "objective", "method")
 _MAY_HOLD = ("schema", "schema_version", *_SECTIONS)
 
 
@@ -200,6 +192,11 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
         of_prices = {name: np.array([price.value]) for name, price in prices.items()}
         target.check(extremes | of_prices, {*givens, *before})
     named = {name: price for name, price in prices.items() if name in used}
+    shadowed = tuple(
+        f"{name} is the spec's own, not the price of that name ({price.value:g} {price.unit})"
+        for name, price in every_price.items()
+        if name in own and name in used
+    )
     spec = SearchSpec(
         target=target,
         knobs=knobs,
@@ -211,11 +208,7 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
         objective=objective,
         maximise=maximise,
         method=_method(parts["method"]),
-        shadowed=tuple(
-            f"{name} is the spec's own, not the price of that name ({price.value:g} {price.unit})"
-            for name, price in every_price.items()
-            if name in own and name in used
-        ),
+        shadowed=shadowed,
     )
     if not spec.knobs_behind(objective.names):
         mend = "name a knob in it, or something that depends on one"
@@ -234,12 +227,11 @@ def _check_used(
     given: Mapping[str, Collection[str]], used: Collection[str], reads: set[str]
 ) -> None:
     short = ", ".join(sorted(name for name in reads if "__" not in name)) or "nothing"
+    where = f"the target reads {short}, and no formula names it"
     for what, names in given.items():
         for name in names:
             if name not in used:
-                raise unknown(
-                    what, name, reads, f"the target reads {short}, and no formula names it"
-                )
+                raise unknown(what, name, reads, where)
 
 
 def _fails(one: Constraint, spec: SearchSpec) -> bool:

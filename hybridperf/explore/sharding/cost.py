@@ -179,12 +179,8 @@ def cost_of(
         lookups(model, tables, batch, direction, optimizer) for direction in ("forward", "backward")
     )
     widths = [DTYPE_BYTES[canonical_dtype(dtype or table.dtype)] for table in tables]
-    own = np.array(
-        [
-            [table.dim * width * batch / ranks, table_bytes(table, optimizer)]
-            for table, width in zip(tables, widths, strict=True)
-        ]
-    )
+    sent = [table.dim * width * batch / ranks for table, width in zip(tables, widths, strict=True)]
+    own = np.array([sent, [table_bytes(table, optimizer) for table in tables]]).T
     fabric = model.collectives
     return PlacementCost(
         tables=np.concatenate([forward.parts, backward.parts, own], 1),

@@ -78,17 +78,16 @@ def result(
 def _per_rank(
     cost: PlacementCost, fused: KernelPricer, tables: Sequence[Table], placement: Sequence[int]
 ) -> pd.DataFrame:
-    sums, at = cost.sums(placement), np.asarray(placement)
+    sums = cost.sums(placement)
     forward_s, backward_s = fused.lookup_seconds(placement)
     slowest = np.full(cost.ranks, "", object)
     by_part = {"forward": forward_s, "backward": backward_s, "all-to-all": sums[:, SENT]}
     for word, values in by_part.items():
         rank = int(values.argmax())
         slowest[rank] = ", ".join(filter(None, (slowest[rank], word)))
-    held = [
-        [table for table, where in zip(tables, at, strict=True) if where == rank]
-        for rank in range(cost.ranks)
-    ]
+    held: list[list[Table]] = [[] for _ in range(cost.ranks)]
+    for table, rank in zip(tables, placement, strict=True):
+        held[rank].append(table)
     return pd.DataFrame({
         "rank": np.arange(cost.ranks), "node": np.arange(cost.ranks) // (cost.ranks // cost.nodes),
         "tables": list(map(len, held)),
@@ -106,9 +105,8 @@ def _candidates(
     priced = {tuple(one.placement) for one in few}
     for one in found:
         if one.placement is None:
-            rows.append(
-                {"method": one.method, "fits": False, "note": "found no rank with room for a table"}
-            )
+            note = "found no rank with room for a table"
+            rows.append({"method": one.method, "fits": False, "note": note})
             continue
         sums, fits = cost.sums(one.placement), cost.fits(one.placement)
         by_sums = cost.of_ranks(sums)
@@ -128,16 +126,15 @@ def _candidates(
 
 
 def _sentences(
-    cost: PlacementCost, per_rank: pd.DataFrame, parts: PlacementParts, listed: pd.DataFrame, method: str,
-    proven: bool, apart: float, owner_of: Mapping[str, str],
+    cost: PlacementCost, per_rank: pd.DataFrame, parts: PlacementParts, listed: pd.DataFrame,
+    method: str, proven: bool, apart: float, owner_of: Mapping[str, str],
     split_helps: Callable[[str, float], SplitAdvice | None],
 ) -> list[str]:  # fmt: skip
     step_s = float(parts.step_s)
     chosen = {name: float(value) for name, value in parts._asdict().items()}
-    forward, backward, sender = (
-        per_rank.loc[per_rank[name].idxmax()] for name in ("forward_s", "backward_s", "sent_bytes")
-    )
-    said = [
+    columns = ("forward_s", "backward_s", "sent_bytes")
+    forward, backward, sender = (per_rank.loc[per_rank[name].idxmax()] for name in columns)
+    sentences = [
         f"What placement decides of a step takes {_time(step_s)}: the slowest lookup forward"
         f" {_time(forward['forward_s'])} (rank {forward['rank']}), backward"
         f" {_time(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
@@ -154,23 +151,12 @@ def _sentences(
         }
         most = max(later, key=lambda name: later[name])
         gain = other["step_s"] / step_s - 1
-        said.append(
-            f"The best greedy rule, {other['method']}, takes {_time(other['step_s'])}, "
-            + (
-                f"{gain:.1%} more, most of it by {most} (+{_time(later[most])})."
-                if gain > 1e-4
-                else "as long."
-            )
-        )
-    said.append(
-        "By the sums of tables' lookups no placement of whole tables is faster: proven by branch"
-        " and bound."
-        if proven
-        else (
-            "By the sums of tables' lookups no placement of whole tables takes less than"
-            f" {_time(cost.bound_s())}; this one is within {apart:.1%} of that."
-        )
-    )
+        rule = f"The best greedy rule, {other['method']}, takes {_time(other['step_s'])}"
+        more = f"{gain:.1%} more, most of it by {most} (+{_time(later[most])})"
+        sentences.append(f"{rule}, {more if gain > 1e-4 else 'as long'}.")
+    by_sums = "By the sums of tables' lookups no placement of whole tables"
+    bound = f"takes less than {_time(cost.bound_s())}; this one is within {apart:.1%} of that"
+    sentences.append(f"{by_sums} {'is faster: proven by branch and bound' if proven else bound}.")
     apart_s = forward["forward_s"] - per_rank["forward_s"].mean()
     if (
         forward["tables"] == 1
@@ -178,23 +164,20 @@ def _sentences(
         and apart_s > max(0.05 * per_rank["forward_s"].mean(), _NOTABLE * step_s)
     ):
         advice = split_helps(owner_of[forward["names"]], step_s)
-        said.append(
-            f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
-            + (
-                f": --split {advice.how} takes {_time(advice.step_s)},"
-                f" {1 - advice.step_s / step_s:.0%} less."
-                if advice
-                else ", and splitting it further does not help."
-            )
-        )
+        alone = f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
+        effect = ", and splitting it further does not help."
+        if advice:
+            less = f"{1 - advice.step_s / step_s:.0%} less"
+            effect = f": --split {advice.how} takes {_time(advice.step_s)}, {less}."
+        sentences.append(alone + effect)
     if empty := int((per_rank["tables"] == 0).sum()):
-        said.append(f"{empty} of {cost.ranks} ranks hold no table.")
+        sentences.append(f"{empty} of {cost.ranks} ranks hold no table.")
     fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
-    said.append(
+    sentences.append(
         f"Rank {fullest['rank']} is the fullest, {fullest['memory_bytes'] / 1e9:.4g} GB of"
         f" {float(cost.limit_bytes) / 1e9:.4g} ({fullest['memory_share']:.0%})."
     )
-    return said
+    return sentences
 
 
 def _time(seconds: float) -> str:

@@ -80,9 +80,8 @@ class KernelPricer:
         look_up("backward", met)
         fullest = int(sums[:, MEMORY].argmax())
         held = PeakMemory(float(sums[fullest, MEMORY]), f"rank {fullest} holds tables of")
-        return Workload(
-            "what placement decides of a step", build.build(), tuple(calls), peak_memory=held
-        )
+        name = "what placement decides of a step"
+        return Workload(name, build.build(), tuple(calls), peak_memory=held)
 
     def _held(self, placement: Sequence[int] | np.ndarray) -> list[tuple[int, ...]]:
         """Tables of each rank."""
@@ -93,8 +92,10 @@ class KernelPricer:
         """The kernels that look up some tables of a rank."""
         of, calls = options(self._model, direction, self._optimizer), []
         for tables in self._kernels(some):
-            of["beside"] = [self._tables[at] for at in some if self._tables[at] not in tables]
-            calls.append(lookup_calls(tables, self._batch, direction, in_step=True, **of))
+            beside = [self._tables[at] for at in some if self._tables[at] not in tables]
+            calls.append(
+                lookup_calls(tables, self._batch, direction, beside=beside, in_step=True, **of)
+            )
         return calls
 
     def _kernels(self, some: Sequence[int]) -> list[list[Table]]:

@@ -93,9 +93,8 @@ def shard(
             pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=on_nodes,
             optimizer=optimizer, dtype=dtype,
         )  # fmt: skip
-        return SplitTables(
-            pieces, owners, cost, KernelPricer(cost, pieces, priced, batch, optimizer)
-        )
+        pricer = KernelPricer(cost, pieces, priced, batch, optimizer)
+        return SplitTables(pieces, owners, cost, pricer)
 
     def split_helps(owner: str, step_s: float) -> SplitAdvice | None:
         return better_split(cut, splits or {}, owner, owners.count(owner), batch, step_s)
@@ -190,9 +189,8 @@ def candidates(
     cost: PlacementCost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0
 ) -> tuple[list[Candidate], bool]:
     """What each method comes to, and whether the last is proven to be the best there is."""
-    rules = [
-        Candidate(rule, greedy.by_rule(rule, cost, tables, batch, seed)) for rule in greedy.RULES
-    ]
+    placed = {rule: greedy.by_rule(rule, cost, tables, batch, seed) for rule in greedy.RULES}
+    rules = [Candidate(rule, placement) for rule, placement in placed.items()]
     if method in greedy.RULES:
         return [one for one in rules if one.method == method], False
     order = np.arange(len(tables))

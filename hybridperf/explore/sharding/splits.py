@@ -1,6 +1,6 @@
 """A table in pieces that are placed like tables: by rows or by columns.
 
-row      k pieces of rows / k each, dealt out as `embedding/pieces.py` says: each row keeps its
+row      k pieces of rows / k each, dealt out as in `embedding/pieces.py`: each row keeps its
          lookups, the first piece has the hottest rows and so the most lookups; every piece makes
          partial sums of all columns, so k times the bytes go all-to-all
 column   k pieces of dim / k each, all lookups in each: indices are read k times, bytes of pooled

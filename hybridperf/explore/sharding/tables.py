@@ -7,8 +7,8 @@ rf_0 ... rf_16, mean_reuse          or the reuse histogram of a batch, see `embe
                                     `counted`: lookups it was counted over uniform access where
                                     neither is given
 
-Other columns are people's own: they are named and not read. One that says the exponent under
-another name is refused.
+Other columns are the user's own: they are named and not read. An exponent under another name is
+refused.
 """
 
 from __future__ import annotations

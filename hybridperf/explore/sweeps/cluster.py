@@ -102,7 +102,7 @@ def _pin(cores: list[int]) -> None:
 
 
 def _check_answers(scheduler: str) -> None:
-    """`InputError` where nobody listens, before Dask's client is made, which would complain too."""
+    """`InputError` where no scheduler listens, before Dask's client complains of it."""
     scheme, _, rest = scheduler.rpartition("://")
     if scheme not in ("", "tcp", "tls"):  # Dask checks the others
         return

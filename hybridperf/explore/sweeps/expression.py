@@ -76,7 +76,7 @@ class Expression:
     def __call__(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """Its value for each of some rows [rows]: bool for a condition, else float64."""
         columns = {name: _column(columns[name]) for name in self.names}
-        with np.errstate(all="ignore"):  # divisions by zero say NaN and no more
+        with np.errstate(all="ignore"):  # divisions by zero give NaN
             value = _value(self._tree, columns, np)
         kind = bool if self.is_condition else np.float64
         return np.broadcast_to(np.asarray(value, kind), (rows,))
@@ -89,9 +89,9 @@ class Expression:
         self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of its value from bounds of each name; never narrower than the truth."""
-        ranges = {name: intervals.FormulaInterval(*boxes[name]) for name in self.names}
+        ranges = {name: intervals.Bounds(*boxes[name]) for name in self.names}
         value = _value(self._tree, ranges, intervals)
-        if not isinstance(value, intervals.FormulaInterval):
+        if not isinstance(value, intervals.Bounds):
             return np.asarray(value, np.float64), np.asarray(value, np.float64)
         return np.asarray(value.low, np.float64), np.asarray(value.high, np.float64)
 

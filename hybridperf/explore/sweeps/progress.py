@@ -13,7 +13,7 @@ _WIDTH = 130  # covers a longer line that was there before
 
 
 class SweepProgress:
-    """Counts points as they are done. `quiet` says nothing."""
+    """Counts points as they are done. `quiet` prints nothing."""
 
     def __init__(self, points: int, *, already: int = 0, quiet: bool = False, doing: str = ""):
         self._points, self._already, self._done, self._quiet = points, already, 0, quiet

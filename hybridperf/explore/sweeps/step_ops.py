@@ -44,7 +44,7 @@ class StepOp:
         return set().union(*(formula.names for formula in (self.times, *self.sizes.values())))
 
     def check(self, given: set[str]) -> None:
-        """`InputError` for a name in a formula that nobody gives."""
+        """`InputError` for an unknown name in a formula."""
         where, known = f"there are {', '.join(sorted(given))}", sorted(given)
         check_keys(sorted(self.names()), known, f"name in the formulas of {self.name!r}:", where)
 
@@ -57,7 +57,7 @@ class StepOp:
 def read_ops(
     given: Sequence[Any], model: PerfModel, system: CollectiveModel | None
 ) -> tuple[StepOp, ...]:
-    """The entries of `[[target.ops]]` in order; `InputError` says which is wrong and why."""
+    """The entries of `[[target.ops]]` in order; `InputError` names the wrong one."""
     if not given:
         raise InputError("a step needs at least one [[target.ops]]")
     ops: list[StepOp] = []

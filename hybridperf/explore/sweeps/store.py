@@ -167,7 +167,7 @@ class SweepStore:
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """What goes wrong in writing says that what was done is not lost."""
+        """Errors in writing add that finished chunks are kept."""
         try:
             yield
         except InputError as error:

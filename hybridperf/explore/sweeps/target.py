@@ -1,8 +1,8 @@
 """What a sweep asks at each point: a target takes columns of parameters and gives columns of
 results, a chunk of points at a time.
 
-A new kind is a subclass, registered under the word that `[target] kind` says. It is read before any
-point is made, so that everything wrong with a spec is said before anything is compiled.
+A new kind is a subclass, registered under the word of `[target] kind`. It is read before any point
+is made, so that everything wrong with a spec is reported before anything is compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridperf.io import InputError, unknown
 class Target(abc.ABC):
     """One thing to ask of many points."""
 
-    keys: ClassVar[Mapping[str, type]]  # of `[target]` beside `kind`, with the type of each
+    keys: ClassVar[Mapping[str, type]]  # of `[target]` besides `kind`, with the type of each
     required: ClassVar[tuple[str, ...]]  # those of the keys that must be there
     # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
     results: Mapping[str, type]
