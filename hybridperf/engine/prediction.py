@@ -311,7 +311,10 @@ def _notes(
     remarks[list(ops)] = model.remarks(list(ops.values()))
     for note in sorted(set(remarks[times > 0]) - {""}):
         # a step's framework is of training; the measured kernels are of serving frameworks
-        default, measured = "no framework given: taken for ", "priced by kernels measured in "
+        default, measured = (
+            "no framework given: taken for ",
+            "priced by kernels that were measured in ",
+        )
         share = run_s[remarks == note].sum() / total
         notes.append(f"{note.replace(default, measured)} ({share:.0%} of the step)")
     outside = run_s[~inside].sum() / total

@@ -1,4 +1,4 @@
-"""Sharding: what a placement costs, what each method comes to, what is said about it."""
+"""Sharding: what a placement costs, what each method comes to, what is reported about it."""
 
 import dataclasses
 import itertools
@@ -65,10 +65,10 @@ def test_one_table_alone_costs_what_the_model_says_of_its_lookup(model: PerfMode
     cost = cost_of(tables, 1, model=model, batch=2048, memory_bytes=1e12)
     forward_s, backward_s = cost.lookup_seconds(cost.tables)
     for direction, found in (("forward", forward_s), ("backward", backward_s)):
-        said = model.op_seconds(
+        message = model.op_seconds(
             model.table([lookup_calls([table], 2048, direction) for table in tables])
         )
-        np.testing.assert_allclose(found, said, rtol=1e-5)
+        np.testing.assert_allclose(found, message, rtol=1e-5)
 
 
 def test_the_batched_scorer_says_what_one_placement_costs() -> None:
@@ -382,18 +382,18 @@ def test_memory_is_kept(model: PerfModel) -> None:
 @pytest.mark.parametrize(
     ("hot", "kind"), [(Table("hot", 1e6, 128, 200), "row"), (Table("hot", 1e6, 512, 5), "column")]
 )
-def test_a_split_that_is_advised_helps_as_much_as_is_said(
+def test_a_split_that_is_advised_helps_as_much_as_is_reported(
     model: PerfModel, hot: Table, kind: str
 ) -> None:
     tables = [*(Table(f"t{at}", 1e6, 64, 5) for at in range(7)), hot]
     found = hp.shard(tables, 4, model=model, batch=4096)
-    (said,) = (
+    (message,) = (
         sentence
         for sentence in found.explanation
         if sentence.startswith("Table hot alone makes rank")
     )
     name, how, takes, unit = re.search(
-        r"--split (\w+)=(\w+:\d) takes ([\d.]+) (ms|µs)", said
+        r"--split (\w+)=(\w+:\d) takes ([\d.]+) (ms|µs)", message
     ).groups()
     assert how.startswith(kind)
     after = hp.shard(tables, 4, model=model, batch=4096, splits={name: how})
@@ -405,12 +405,12 @@ def test_no_split_is_advised_where_none_helps(model: PerfModel) -> None:
     """One row and one column cannot be cut; the rest is small."""
     tables = [*(Table(f"t{at}", 1e3, 4, 1) for at in range(3)), Table("hot", 1, 1, 5000)]
     found = hp.shard(tables, 4, model=model, batch=4096)
-    (said,) = (
+    (message,) = (
         sentence
         for sentence in found.explanation
         if sentence.startswith("Table hot alone makes rank")
     )
-    assert said.endswith("the slowest, and splitting it further does not help.")
+    assert message.endswith("the slowest, and splitting it further does not help.")
 
 
 def test_a_split_table_can_be_placed(model: PerfModel) -> None:
@@ -439,7 +439,7 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "ranks", "how", "said"),
+    ("tables", "ranks", "how", "message"),
     [
         ([Table("a", 1e6, 64.0, 2.0)] * 2, 2, {}, "table a is given twice"),
         (
@@ -497,10 +497,10 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
         ([], 2, {}, "expected at least one embedding table"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(
-    model: PerfModel, tables: list, ranks: int, how: dict, said: str
+def test_what_cannot_be_is_reported_in_one_sentence(
+    model: PerfModel, tables: list, ranks: int, how: dict, message: str
 ) -> None:
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(InputError, match=message) as error:
         hp.shard(tables, ranks, model=model, **{"batch": 512, **how})
     assert "\n" not in str(error.value)
 
@@ -529,10 +529,10 @@ def test_what_comes_out_is_priced_as_ranks_run_it(model: PerfModel) -> None:
             table for table, where in zip(tables, found.placement, strict=True) if where == rank
         ]
         for direction in ("forward", "backward"):
-            said = caching.op_seconds(
+            message = caching.op_seconds(
                 caching.table([lookup_calls(held, 1024, direction, in_step=True)])
             )[0]
-            assert row[f"{direction}_s"] == pytest.approx(said, rel=1e-6)
+            assert row[f"{direction}_s"] == pytest.approx(message, rel=1e-6)
     assert found.step_s == pytest.approx(
         found.candidates.loc[found.candidates["fused"], "step_s"].min()
     )
@@ -557,7 +557,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
     )
     frame.to_csv(tmp_path / "tables.csv", index=False)
     out = tmp_path / "out"
-    status, said, err = run(
+    status, message, err = run(
         "shard",
         tmp_path / "tables.csv",
         "--ranks",
@@ -572,8 +572,8 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         out,
     )
     assert status == 0, err
-    assert "placement by" in said
-    assert "size_lookup" in said
+    assert "placement by" in message
+    assert "size_lookup" in message
     assert {path.name for path in out.iterdir()} == {
         "shard.json",
         "placement.csv",
@@ -587,7 +587,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("a,1000,64,0", "table a: expected pooling above zero, got 0"),
         ("a,many,64,1", "table a: expected a number as rows, got 'many'"),
@@ -604,16 +604,18 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str, said: str) -> None:
+def test_a_wrong_file_is_refused_by_the_tables_name(
+    tmp_path, refused, row: str, message: str
+) -> None:
     path = tmp_path / "tables.csv"
     path.write_text(f"name,rows,dim,pooling\nok,10,4,1\n{row}\n")
-    assert said in refused(
+    assert message in refused(
         "shard", path, "--ranks", 2, "--model", "a100_sxm4_80g", "--system", SYSTEM, "--batch", 64
     )
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "said"),
+    ("header", "row", "message"),
     [
         (
             "alpha",
@@ -632,7 +634,7 @@ def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str,
             ),
         ),
         ("exponant", "0.9", "unknown column 'exponant' (did you mean 'exponent'?)"),
-        ("shift", "5", "table a: expected an exponent beside the shift, got none"),
+        ("shift", "5", "table a: expected an exponent with the shift, got none"),
         (
             "exponent,rf_0",
             "0.9,1",
@@ -643,15 +645,17 @@ def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str,
             "0.5,0.5",
             "table a: expected all of rf_0 to rf_16, got 2 of 17; rf_2 is missing",
         ),
-        ("counted", "100", "table a: expected rf_0 to rf_16 beside counted, got none"),
+        ("counted", "100", "table a: expected rf_0 to rf_16 with counted, got none"),
     ],
 )
 def test_columns_that_say_too_little_or_too_much(
-    tmp_path, refused, header: str, row: str, said: str
+    tmp_path, refused, header: str, row: str, message: str
 ) -> None:
     path = tmp_path / "tables.csv"
     path.write_text(f"name,rows,dim,pooling,{header}\na,1000,64,2,{row}\n")
-    assert said in refused("shard", path, "--ranks", 1, "--model", "a100_sxm4_80g", "--batch", 64)
+    assert message in refused(
+        "shard", path, "--ranks", 1, "--model", "a100_sxm4_80g", "--batch", 64
+    )
 
 
 def test_a_blank_and_a_table_split_twice_are_named(tmp_path, refused) -> None:

@@ -237,7 +237,7 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ({}, "no parameters"),
         ({"parametres": {}}, "did you mean 'parameters'"),
@@ -386,8 +386,8 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
         ),
     ],
 )
-def test_what_a_spec_may_not_say(document, said):
-    with pytest.raises(InputError, match=said) as refused:
+def test_what_a_spec_may_not_say(document, message):
+    with pytest.raises(InputError, match=message) as refused:
         read_spec(document)
     assert "\n" not in str(refused.value)
 

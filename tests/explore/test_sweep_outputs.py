@@ -140,12 +140,12 @@ def test_an_op_without_seconds_is_named(model_and_step):
             )
 
 
-def test_the_best_so_far_is_said_while_it_runs(folder, tmp_path, capsys):
+def test_the_best_so_far_is_shown_while_it_runs(folder, tmp_path, capsys):
     document = sweep_of(folder, ["critical_s"])
     done = hp.sweep(document, tmp_path / "out.parquet")
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     rows = pd.read_parquet(done.out)
-    assert f"{len(pd.read_csv(done.front))} on the front" in said
+    assert f"{len(pd.read_csv(done.front))} on the front" in message
     del document["front"]
     done = hp.sweep(document, tmp_path / "again.parquet")
     best = rows.sort_values(["time_s", "point"]).iloc[0]
@@ -190,13 +190,13 @@ def test_a_shipped_spec_by_name(run, refused, tmp_path, monkeypatch):
 model = "a100_sxm4_40g"\n[parameters]\nop = "gemm"\ndtype = "fp16"
 m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
     (tmp_path / "small.toml").write_text(text)
-    status, said, _ = run("sweep", "small", "--out", tmp_path / "out.parquet")
+    status, message, _ = run("sweep", "small", "--out", tmp_path / "out.parquet")
     assert status == 0
-    lines = said.splitlines()
+    lines = message.splitlines()
     head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["point", "m"])
     assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["0", "1", "2", "3", "4"]
-    assert "op gemm" in said
-    assert "and 1 more" in said
+    assert "op gemm" in message
+    assert "and 1 more" in message
     assert "or take a shipped one: small" in refused(
         "sweep", "smal", "--out", tmp_path / "other.parquet"
     )

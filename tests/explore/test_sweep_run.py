@@ -71,18 +71,23 @@ def program(tmp_path_factory):
 def toml(document):
     """A spec as TOML: TOML's own `{}` tables are JSON's with `=`."""
 
-    def said(value):
+    def toml_value(value):
         if isinstance(value, dict):
-            return "{ " + ", ".join(f"{k} = {said(v)}" for k, v in value.items()) + " }"
+            return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
         return json.dumps(value)
 
     lines = ['schema = "hybridperf/sweep"', "schema_version = 1"]
     lines += [
-        f"{key} = {said(value)}" for key, value in document.items() if not isinstance(value, dict)
+        f"{key} = {toml_value(value)}"
+        for key, value in document.items()
+        if not isinstance(value, dict)
     ]
     for name, section in document.items():
         if isinstance(section, dict):
-            lines += [f"[{name}]", *(f"{key} = {said(value)}" for key, value in section.items())]
+            lines += [
+                f"[{name}]",
+                *(f"{key} = {toml_value(value)}" for key, value in section.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -162,10 +167,10 @@ def test_collectives_are_priced_as_a_table(tmp_path):
 
 def test_the_file_says_what_it_is(tmp_path):
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
-    said = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
-    assert said["spec"]["parameters"] == GEMMS["parameters"]
-    assert said["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
-    assert said["versions"]["jax"] == jax.__version__
+    message = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
+    assert message["spec"]["parameters"] == GEMMS["parameters"]
+    assert message["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
+    assert message["versions"]["jax"] == jax.__version__
     assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]
 
@@ -227,11 +232,11 @@ def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", full)
     status, _, err = run("sweep", tmp_path / "spec.toml", "--out", out)
-    said = err.splitlines()[-1]
+    message = err.splitlines()[-1]
     assert status == 2
     assert "Traceback" not in err
-    assert "No space left on device" in said
-    assert "the same command goes on from there" in said
+    assert "No space left on device" in message
+    assert "the same command goes on from there" in message
     monkeypatch.undo()
     parts = sorted(tmp_path.glob("out.parquet.parts/part-*.parquet"))
     assert not out.exists()
@@ -376,7 +381,7 @@ print(len(jax.devices()), *hp.predict_batch(model, step, **knobs)[[0, 17, 2500, 
 """
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": flags}
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     ).stdout.split()
     knobs = {
@@ -386,20 +391,20 @@ print(len(jax.devices()), *hp.predict_batch(model, step, **knobs)[[0, 17, 2500, 
     alone = predict_batch(
         hp.load_model(program / "model"), hp.load_program(program / "step.json"), **knobs
     )
-    assert said[0] == "4"
-    np.testing.assert_allclose(np.array(said[1:], float), alone[[0, 17, 2500, 5000]], rtol=1e-6)
+    assert message[0] == "4"
+    np.testing.assert_allclose(np.array(message[1:], float), alone[[0, 17, 2500, 5000]], rtol=1e-6)
 
 
 def test_on_the_command_line(run, refused, tmp_path):
     spec, out = tmp_path / "spec.toml", tmp_path / "out.parquet"
     spec.write_text(toml(GEMMS))
-    status, said, err = run("sweep", spec, "--out", out, "--top", "4")
+    status, message, err = run("sweep", spec, "--out", out, "--top", "4")
     assert status == 0, err
-    assert "3,780 rows of 3,780 points" in said
+    assert "3,780 rows of 3,780 points" in message
     assert "points/s" in err
     assert len(pd.read_csv(tmp_path / "out.top.csv")) == 4
-    status, said, _ = run("sweep", spec, "--out", out)
-    assert "all done before" in said
+    status, message, _ = run("sweep", spec, "--out", out)
+    assert "all done before" in message
     assert "did you mean 'roofline_s'" in refused(
         "sweep", spec, "--out", out, "--top", "3", "--by", "rooflin_s"
     )
