@@ -4,7 +4,7 @@ A C kernel of the same recurrence (slots, table of unique rows, float32, blocks 
 configurations) is built with the system's compiler; both are checked against float64 NumPy and
 timed in turns on one core, the minimum of many counting. Times are the processor's: what others do
 meanwhile on the core adds nothing. A node is one op on one rank with its launch; figures are
-nanoseconds per node and configuration (ns), and ratios beside the bars they must hold. Last come
+nanoseconds per node and configuration (ns), and ratios next to the bars they must hold. Last come
 whole predictions, see bench_predictions.py.
 """
 
@@ -28,23 +28,19 @@ import jax
 import numpy as np
 
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.folding import Folded, folded, makespan_of
+from hybridperf.engine.folding import FoldedProgram, folded, makespan_of
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.engine.lower import Program, lower
+from hybridperf.engine.lower import StepProgram, lower
 
 OPS = 24  # of a layer: 20 on the compute stream, 2 gathers of weights and 2 reductions of gradients
 ROWS = 2 * OPS  # seconds of each op of a layer, then of its launch
-GATHERS, REDUCTIONS = (
-    {3: 20, 11: 21},
-    {9: 22, 19: 23},
-)  # op of the compute stream -> op issued before, after it
+# op of the compute stream -> op issued before, after it
+GATHERS, REDUCTIONS = ({3: 20, 11: 21}, {9: 22, 19: 23})
 IN_FLIGHT = 6  # a layer waits for the reductions of three layers before: two a layer
 RANKS = 16
 BARS = {"1 rank": 1.8, "16 alike": 4.0, "16 unlike": 4.0}  # value over C
-FOLDED_BAR, LATENCY_BAR = (
-    0.5,
-    1.6,
-)  # folded over plain value at 10,000 nodes; one configuration over C
+# folded over plain value at 10,000 nodes; one configuration over C
+FOLDED_BAR, LATENCY_BAR = (0.5, 1.6)
 GRADIENT_BAR, MEMORY_BAR_BYTES, COMPILE_BAR_S, DICT_BAR, ERROR_BAR = 5.0, 3.0, 0.5, 1000.0, 1e-4
 
 C_SOURCE = r"""
@@ -294,12 +290,12 @@ def cpu_s(calls: list[Callable[[], object]], turns: int, limit_s: float) -> list
     return least
 
 
-def value_and_grad(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+def value_and_grad(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sum of the makespans and its gradient [ROWS, B]."""
     return jax.value_and_grad(lambda d: makespan(program, d).sum())(durations)
 
 
-def said(what: str, figure: float, bar: float, *, at_least: bool = False) -> str:
+def against_bar(what: str, figure: float, bar: float, *, at_least: bool = False) -> str:
     """One figure with its bar and whether it holds."""
     holds = figure >= bar if at_least else figure <= bar
     return (
@@ -308,7 +304,7 @@ def said(what: str, figure: float, bar: float, *, at_least: bool = False) -> str
 
 
 def compare(kernel: CKernel, kind: str, nodes: int, batch: int, turns: int, limit_s: float) -> None:
-    """Value and gradient of one graph on one batch beside C."""
+    """Value and gradient of one graph on one batch next to C."""
     graph = transformer(nodes, RANKS if "16" in kind else 1, alike=kind != "16 unlike")
     c, program = c_program(graph), jax.device_put(lower(graph).program)
     durations = seconds(batch)
@@ -338,9 +334,9 @@ def compare(kernel: CKernel, kind: str, nodes: int, batch: int, turns: int, limi
     print(
         f"{kind:9} {len(graph):6,} nodes {batch:7,} configurations: C {c_s * per:.3f} ns, value"
         f" {value_s * per:.3f} ns,",
-        said("ratio", value_s / c_s, BARS[kind]) + ",",
-        said("gradient / value", gradient_s / value_s, GRADIENT_BAR) + ",",
-        said("its bytes", memory, MEMORY_BAR_BYTES),
+        against_bar("ratio", value_s / c_s, BARS[kind]) + ",",
+        against_bar("gradient / value", gradient_s / value_s, GRADIENT_BAR) + ",",
+        against_bar("its bytes", memory, MEMORY_BAR_BYTES),
         flush=True,
     )
 
@@ -355,13 +351,15 @@ def compare_compile() -> None:
         )
         print(
             f"compile {nodes:6,} nodes:",
-            said("value", value_s, COMPILE_BAR_S) + " s,",
-            said("gradient", gradient_s, COMPILE_BAR_S),
+            against_bar("value", value_s, COMPILE_BAR_S) + " s,",
+            against_bar("gradient", gradient_s, COMPILE_BAR_S),
             "s",
         )
 
 
-def _compile_s(function: Callable, program: Program | Folded, durations: np.ndarray) -> float:
+def _compile_s(
+    function: Callable, program: StepProgram | FoldedProgram, durations: np.ndarray
+) -> float:
     jax.clear_caches()
     start_s = time.process_time()
     jax.jit(function).lower(program, durations).compile()
@@ -380,12 +378,14 @@ def compare_dict(turns: int, limit_s: float) -> None:
     )
     print(
         f"dict loop {loop_s * 1e9 / len(graph):.0f} ns:",
-        said("times value", loop_s / (value_s / durations.shape[1]), DICT_BAR, at_least=True),
+        against_bar(
+            "times value", loop_s / (value_s / durations.shape[1]), DICT_BAR, at_least=True
+        ),
     )
 
 
 def compare_folded(kernel: CKernel, turns: int, limit_s: float) -> None:
-    """Identical layers raised to a power beside one step after the other, and beside C."""
+    """Identical layers raised to a power next to one step after the other, and next to C."""
     for nodes in (500, 1_000, 2_000, 10_000):
         graph, batch = transformer(nodes), 10_000
         lowered, c = lower(graph), c_program(graph)
@@ -416,7 +416,7 @@ def compare_folded(kernel: CKernel, turns: int, limit_s: float) -> None:
             limit_s,
         )
         ratio = (
-            said("ratio", folded_s / value_s, FOLDED_BAR)
+            against_bar("ratio", folded_s / value_s, FOLDED_BAR)
             if nodes == 10_000
             else f"ratio {folded_s / value_s:.2f}"
         )
@@ -448,7 +448,7 @@ def compare_latency(kernel: CKernel, turns: int, limit_s: float) -> None:
         print(
             f"one configuration, {len(graph):6,} nodes: C (64 of them) {c_s * 1e6:.0f} us, value"
             f" {value_s * 1e6:.0f} us,",
-            said("ratio", value_s / c_s, LATENCY_BAR) + f", folded {folded_s * 1e6:.0f} us",
+            against_bar("ratio", value_s / c_s, LATENCY_BAR) + f", folded {folded_s * 1e6:.0f} us",
             flush=True,
         )
 
@@ -458,7 +458,7 @@ def count_traces() -> None:
     traces = 0
 
     @jax.jit
-    def counted(program: Program, durations: jax.Array) -> jax.Array:
+    def counted(program: StepProgram, durations: jax.Array) -> jax.Array:
         nonlocal traces
         traces += 1
         return makespan(program, durations)
@@ -474,7 +474,7 @@ def count_traces() -> None:
     buckets = len({(len(p.row), p.slots, p.hosts) for p in programs})
     print(
         f"{len(programs)} graphs in {buckets} buckets, times 3 scales:",
-        said("traces", traces, buckets),
+        against_bar("traces", traces, buckets),
     )
 
 
@@ -509,10 +509,8 @@ def main() -> None:
     count_traces()
     compare_folded(kernel, turns, limit_s)
     compare_latency(kernel, turns, limit_s)
-    for cores in (
-        1,
-        2,
-    ):  # in processes of their own: how many devices there are is settled when JAX begins
+    # in processes of their own: how many devices there are is settled when JAX begins
+    for cores in (1, 2):
         script = [
             sys.executable,
             Path(__file__).with_name("bench_predictions.py"),

@@ -1,4 +1,4 @@
-"""Waiting times a user notices, in seconds: `python benchmarks/bench_import.py`. By hand, since a busy
+"""Waiting times a user notices, in seconds: `python benchmarks/bench_import.py`. By hand: a busy
 machine makes timings fail.
 
 Import: best of three fresh processes, below 1.5 s. First prediction: a small program compiled, read

@@ -141,9 +141,9 @@ def calculon() -> None:
         step_s[rows] = times(columns, one).step_s
     took_s = time.perf_counter() - began
     priced = int(np.isfinite(step_s).sum())
-    said = f"{priced:,} of them legal, with room, and priced"
+    counts = f"{priced:,} of them legal, with room, and priced"
     print(
-        f"{len(space):,} configurations of calculon's space, {said}: {took_s:.1f} s; best"
+        f"{len(space):,} configurations of calculon's space, {counts}: {took_s:.1f} s; best"
         f" {step_s.min():.2f} s"
     )
 

@@ -1,4 +1,4 @@
-"""How many whole predictions a second, run by hand: python benchmarks/bench_predictions.py [--cores 2]
+"""Whole predictions per second, run by hand: python benchmarks/bench_predictions.py [--cores 2]
 
 A batch of platforms goes through `BatchPredictor`: knobs, durations of unique ops with their
 learned corrections, evaluation, seconds. One core is one device of JAX; with two each takes half of
@@ -88,9 +88,8 @@ def main() -> None:
     arguments.add_argument("--turns", type=int, default=10)
     given = arguments.parse_args()
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(
-            0, set(range(os.cpu_count() or 1))
-        )  # whatever the process that started this one was held to
+        # whatever the process that started this one was held to
+        os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-given.cores :]))
     jax.config.update("jax_num_cpu_devices", given.cores)
     model, worth = load_model(MODEL), folding.WORTH

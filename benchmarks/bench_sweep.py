@@ -1,4 +1,4 @@
-"""What a sweep costs beside the predictions in it, run by hand: python benchmarks/bench_sweep.py
+"""What a sweep costs besides its predictions, run by hand: python benchmarks/bench_sweep.py
 [--quick]
 
 (a) Points a second of a shipped sweep of collectives (chunks, derived columns, best so far, part

@@ -1,9 +1,9 @@
-"""How long a large trace takes to read and to summarise, run by hand: python benchmarks/bench_traces.py
+"""Seconds to read and summarise a large trace, run by hand: python benchmarks/bench_traces.py
 [--megabytes 100]
 
 A real trace of `HYBRIDPERF_DATA` (default ../shared/data) is repeated with shifted times until it
 is that large, and read by a process of its own on one core; its seconds, its processor's seconds
-and its peak memory are printed beside the bars they must hold.
+and its peak memory are printed next to the bars they must hold.
 """
 
 import argparse
@@ -54,12 +54,12 @@ def main() -> None:
                 if hasattr(os, "sched_setaffinity")
                 else None
             )
-            said = subprocess.run(
+            figures = subprocess.run(
                 command, check=True, capture_output=True, text=True, preexec_fn=pin
             ).stdout.split()
-            read_s, summary_s, cpu_s, peak = map(float, said[:4])
+            read_s, summary_s, cpu_s, peak = map(float, figures[:4])
             print(
-                f"{size / 1e6:.0f} MB, {said[4]} steps, {int(said[5]):,} host events: read"
+                f"{size / 1e6:.0f} MB, {figures[4]} steps, {int(figures[5]):,} host events: read"
                 f" {read_s:.1f} s, summarised {summary_s:.1f} s, processor {cpu_s:.1f} s, peak"
                 f" {peak / 2**30:.2f} GiB ({bars})"
             )

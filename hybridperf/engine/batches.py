@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from hybridperf.collectives.links import Links
 from hybridperf.engine.evaluate import in_blocks, makespan
-from hybridperf.engine.folding import FOLD_BLOCK, Folded, folded, makespan_of
-from hybridperf.engine.lower import Program, lower
-from hybridperf.engine.outputs import Outputs, batch_outputs, outputs_of
+from hybridperf.engine.folding import FOLD_BLOCK, FoldedProgram, folded, makespan_of
+from hybridperf.engine.lower import StepProgram, lower
+from hybridperf.engine.outputs import OutputPlan, batch_outputs, outputs_of
 from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.step_table import (
     StepTable,
@@ -32,6 +32,7 @@ from hybridperf.engine.step_table import (
 )
 from hybridperf.engine.workload import KINDS, Workload, kind_of
 from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import Array
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, Platform, canonical
 from hybridperf.ops import GROUPS
 
@@ -43,22 +44,20 @@ _LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndarray:
     """Seconds [B] of one step on B variations of the platform.
 
-    `knobs` are arrays [B], or numbers that hold for all of B, by name: `memory_bytes_per_s`,
-    `peak_flops_scale`, or any of the model's knobs, for a group as `gemm__compute_efficiency` or
-    for all groups as `compute_efficiency` (a factor on each group's own value); of a step with
-    collectives also the rates of links, `intra_bytes_per_s`, `rank_bytes_per_s`,
-    `node_bytes_per_s`.
+    `knobs`: arrays [B], or numbers that hold for all of B, by name: `memory_bytes_per_s`,
+    `peak_flops_scale`; a knob of one group as `gemm__compute_efficiency`, or of all groups as
+    `compute_efficiency` (a factor on each group's own value); of a step with collectives also
+    `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`. `InputError` for an unknown one, or
+    where one is not positive.
     """
     return BatchPredictor(model, workload)(**knobs)
 
 
 class BatchPredictor:
-    """`predict_batch` for many batches: the step is lowered and its ops are priced once. Several
-    devices share each batch.
+    """`predict_batch` for many batches, which several devices share: the step is lowered once.
 
-    With `outputs`, some of `hybridperf.engine.outputs.OUTPUTS`, a call gives their columns by name
-    instead of the plain array: `time_s`, `busy_compute_s`, `exposed_s`, `critical_gemm_s`; [B]
-    each.
+    With `outputs`, some of `hybridperf.engine.outputs.OUTPUTS`, a call gives their columns [B] by
+    name: `time_s`, `busy_compute_s`, `exposed_s`, `critical_gemm_s`.
     """
 
     def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
@@ -68,30 +67,25 @@ class BatchPredictor:
         table = rows.ops
         _check_numbers(workload, rows, platform)
         self._workload = workload
-        self._outputs = (
-            None
-            if outputs is None
-            else outputs_of(lowered, [KINDS[kind_of(call)] for call in workload.calls], outputs)
-        )
-        program = (
-            folded(lowered) if self._outputs is None else None
-        ) or lowered.program  # what else is asked needs every step
-        self._program: Program | Folded = jax.device_put(program)  # once, not at each call
+        self._outputs: OutputPlan | None = None
+        if outputs is not None:
+            groups = [KINDS[kind_of(call)] for call in workload.calls]
+            self._outputs = outputs_of(lowered, groups, outputs)
+        # outputs need every step
+        program = (folded(lowered) if outputs is None else None) or lowered.program
+        # once, not at each call
+        self._program: StepProgram | FoldedProgram = jax.device_put(program)
         # knobs of the groups that the step has, and no others: each that varies is an array [G, B]
         used, group = np.unique(table.group, return_inverse=True)
-        used = np.pad(
-            used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge"
-        )  # few lengths, few compiled functions
+        # few lengths, few compiled functions
+        used = np.pad(used, (0, (1 << (len(used) - 1).bit_length()) - len(used)), mode="edge")
         self._groups = [GROUPS[int(at)] for at in used]
-        knobs = dataclasses.replace(
-            platform.knobs,
-            **{name: np.asarray(getattr(platform.knobs, name))[used] for name in GROUP_KNOBS},
-        )
+        of_used = {n: np.asarray(getattr(platform.knobs, n))[used] for n in GROUP_KNOBS}
+        knobs = dataclasses.replace(platform.knobs, **of_used)
         self._platform = dataclasses.replace(platform, knobs=knobs)
         self._fixed = canonical(self._platform)
-        self._table = canonical(
-            dataclasses.replace(rows, ops=dataclasses.replace(table, group=group.astype(np.int32)))
-        )
+        ops = dataclasses.replace(table, group=group.astype(np.int32))
+        self._table = canonical(dataclasses.replace(rows, ops=ops))
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
 
@@ -100,38 +94,27 @@ class BatchPredictor:
         values = _checked_knobs(knobs)
         size = len(next(iter(values.values())))
         if self._mesh is not None:  # every device takes as many
-            values = {
-                name: np.pad(value, (0, -size % self._mesh.size), mode="edge")
-                for name, value in values.items()
-            }
+            more = (0, -size % self._mesh.size)
+            values = {name: np.pad(value, more, mode="edge") for name, value in values.items()}
         dtype = self._fixed.peak_flops_scale.dtype
-        varied = {
-            name: value.astype(dtype) for name, value in self._varied(values).items()
-        }  # by NumPy: JAX takes 50 us for each
+        # by NumPy: JAX takes 50 us for each
+        varied = {name: value.astype(dtype) for name, value in self._varied(values).items()}
+        given = (self._program, self._table, self._fixed, varied, self._mesh)
         if self._outputs is None:
-            seconds = _batch_seconds(self._program, self._table, self._fixed, varied, self._mesh)
+            seconds = _batch_seconds(*given)
             return self._checked(np.asarray(seconds, np.float64)[None, :size], varied)[0]
-        found = _batch_outputs(
-            self._outputs, self._program, self._table, self._fixed, varied, self._mesh
-        )
+        found = _batch_outputs(self._outputs, *given)
         columns = self._checked(np.asarray(found, np.float64)[:, :size], varied)
         return dict(zip(self._outputs.columns, columns, strict=True))
 
     def _checked(self, answers: np.ndarray, varied: Mapping[str, Any]) -> np.ndarray:
-        """`answers` [columns, B]; `InputError` for knobs that, though numbers themselves, make an
-        op's seconds none.
-        """
+        """`answers` [columns, B]; `InputError` where knobs give an op no finite seconds."""
         wrong = ~np.isfinite(answers).all(axis=0)
         if not wrong.any():
             return answers
         at = int(np.flatnonzero(wrong)[0])
-        op_s = np.asarray(
-            _priced(
-                self._table,
-                self._fixed,
-                {name: values[..., at : at + 1] for name, values in varied.items()},
-            )
-        )[:, 0]
+        there = {name: values[..., at : at + 1] for name, values in varied.items()}
+        op_s = np.asarray(_priced(self._table, self._fixed, there))[:, 0]
         for op in np.flatnonzero(~np.isfinite(op_s)).tolist():
             raise InputError(
                 f"{_named(self._workload, op)} would take {op_s[op]} s in configuration {at}; check"
@@ -145,37 +128,26 @@ class BatchPredictor:
     def _varied(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What varies of the platform, by field or knob: [B] or [G, B]."""
         fields: dict[str, np.ndarray] = {}
-        for name, value in sorted(
-            values.items(), key=lambda item: "__" in item[0]
-        ):  # a group's own value is the last word
+        # a group's own value is the last word
+        for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
             group, _, knob = name.rpartition("__")
-            if name in _PLATFORM_KNOBS or (
-                name in _LINK_KNOBS and self._table.collectives is not None
-            ):
+            if name in _LINK_KNOBS and self._table.collectives is None:
+                why = f"{self._workload.name} has no collectives, so {name} changes nothing"
+                raise InputError(f"{why}; leave the knob out")
+            if name in _PLATFORM_KNOBS or name in _LINK_KNOBS:
                 fields[name] = value
-            elif name in _LINK_KNOBS:
-                raise InputError(
-                    f"{self._workload.name} has no collectives, so {name} changes nothing; leave"
-                    " the knob out"
-                )
             elif knob in GROUP_KNOBS and (not group or group in GROUPS):
                 base = fields.get(knob, np.asarray(getattr(self._platform.knobs, knob))[:, None])
                 of_group = np.array([not group or one == group for one in self._groups])[:, None]
                 fields[knob] = np.where(of_group, value, base) if group else base * value
             else:
-                raise unknown(
-                    "knob",
-                    name,
-                    knob_names(),
-                    f"known are {', '.join((*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS))}",
-                )
+                known = ", ".join((*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS))
+                raise unknown("knob", name, knob_names(), f"known are {known}")
         return fields
 
 
 def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> None:
-    """`InputError` naming the op where a number of the model or the step cannot give seconds,
-    before anything is compiled.
-    """
+    """`InputError` naming the op where a number of the model or step cannot give seconds."""
     table = rows.ops
     op_rows, _, given = split(workload.calls)
     ops = list(op_rows)
@@ -189,26 +161,15 @@ def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> N
         return
     for field in dataclasses.fields(platform.knobs):
         values = np.asarray(getattr(platform.knobs, field.name), np.float64)
-        shared = field.name not in GROUP_KNOBS  # by all groups
-        wrong = (
-            np.full(len(table.group), not (values >= 0).all())
-            if shared
-            else ~(values[table.group] >= 0)
-        )
-        least = np.nanmin(values) if shared and not np.isnan(values).all() else np.nan
-        _refuse(
-            workload,
-            ops,
-            wrong,
-            np.full(len(wrong), least) if shared else values[table.group],
-            f"its knob {field.name}",
-        )
+        # one of memory levels is shared by all groups
+        shared = field.name not in GROUP_KNOBS
+        values = np.full(len(table.group), values.min()) if shared else values[table.group]
+        _refuse(workload, ops, ~(values >= 0), values, f"its knob {field.name}")
     for field in dataclasses.fields(table.work):
         values = np.asarray(getattr(table.work, field.name), np.float64)
         _refuse(workload, ops, ~(values >= 0), values, f"its {field.name}")
-    _refuse(
-        workload, ops, ~np.isfinite(table.correction), table.correction, "its learned correction"
-    )
+    correction = table.correction
+    _refuse(workload, ops, ~np.isfinite(correction), correction, "its learned correction")
 
 
 def _refuse(
@@ -221,97 +182,65 @@ def _refuse(
         )
 
 
-def _named(workload: Workload, op: int) -> str:
-    """A row for people, with where it is met first."""
-    graph, group = workload.graph, KINDS[kind_of(workload.calls[op])]
-    users = np.flatnonzero((graph.row == op + 1) | (graph.launch_row == op + 1))
-    return (
-        f"{group} (first used by node {users[0]} {graph.labels[users[0]]!r})"
-        if len(users)
-        else f"{group} (used by no node)"
-    )
+def _named(workload: Workload, row: int) -> str:
+    """In words, a row and the node that uses it first."""
+    return f"{KINDS[kind_of(workload.calls[row])]} ({workload.graph.user_of(row + 1)})"
 
 
 def knob_names() -> list[str]:
     """What `predict_batch` varies, the knobs of single groups included."""
-    return [
-        *_PLATFORM_KNOBS,
-        *_LINK_KNOBS,
-        *GROUP_KNOBS,
-        *(f"{g}__{k}" for g in GROUPS for k in GROUP_KNOBS),
-    ]
+    of_groups = [f"{group}__{knob}" for group in GROUPS for knob in GROUP_KNOBS]
+    return [*_PLATFORM_KNOBS, *_LINK_KNOBS, *GROUP_KNOBS, *of_groups]
 
 
 def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Knobs as float64 [B], every number above zero; `InputError` where they are not."""
     try:
-        values = {
-            name: np.atleast_1d(np.asarray(value, np.float64)) for name, value in knobs.items()
-        }
+        values = {name: np.atleast_1d(np.asarray(v, np.float64)) for name, v in knobs.items()}
     except (TypeError, ValueError) as error:
         raise InputError(f"knobs must be numbers or arrays of numbers: {error}") from error
     if any(value.ndim != 1 or not len(value) for value in values.values()):
-        raise InputError(
-            "knobs must be arrays [B] of at least one number, got shapes"
-            f" { {n: v.shape for n, v in values.items()} }"
-        )
+        shapes = {name: value.shape for name, value in values.items()}
+        raise InputError(f"knobs must be arrays [B] of at least one number, got shapes {shapes}")
     if not values:
-        raise InputError(
-            "expected at least one knob as an array, such as memory_bytes_per_s=[...]; got none"
-        )
+        example = "such as memory_bytes_per_s=[...]"
+        raise InputError(f"expected at least one knob as an array, {example}; got none")
     most = max(len(value) for value in values.values())
-    numbers = {
-        name for name, value in knobs.items() if np.ndim(value) == 0
-    }  # the same in all configurations
-    values = {
-        name: np.repeat(value, most) if name in numbers else value for name, value in values.items()
-    }
+    for name, value in knobs.items():
+        if np.ndim(value) == 0:  # the same in all configurations
+            values[name] = np.repeat(values[name], most)
     sizes = {name: len(value) for name, value in values.items()}
     if len(set(sizes.values())) > 1:
         raise InputError(f"all knobs need the same length, got {sizes}")
     for name, value in values.items():
+        # a positive number may be zero or infinite in the precision of the computation
         with np.errstate(over="ignore"):
-            held = value.astype(
-                jnp.result_type(float)
-            )  # a positive number may be none in the precision that is computed in
-        right = np.isfinite(held) & (held >= np.finfo(held.dtype).tiny)
+            rounded = value.astype(jnp.result_type(float))
+        limits = np.finfo(rounded.dtype)
+        right = np.isfinite(rounded) & (rounded >= limits.tiny)
         if not right.all():
-            raise InputError(
-                f"knob {name} must be positive numbers{_in_reach(value[~right][0], held.dtype)},"
-                f" got {value[~right][0]}"
-            )
+            wrong = value[~right][0]
+            reach = f" from {limits.tiny:.2g} to {limits.max:.2g}"
+            reach = reach if np.isfinite(wrong) and wrong > 0 else ""
+            raise InputError(f"knob {name} must be positive numbers{reach}, got {wrong}")
     return values
 
 
-def _in_reach(value: float, dtype: np.dtype) -> str:
-    """What more to say of a positive number that a number format does not hold."""
-    return (
-        f" from {np.finfo(dtype).tiny:.2g} to {np.finfo(dtype).max:.2g}"
-        if np.isfinite(value) and value > 0
-        else ""
-    )
-
-
-def step_seconds(program: Any, table: StepTable | OpTable, platform: Platform) -> Any:
-    """Seconds of one step, one platform; pure and differentiable: the function that searches
-    descend.
-    """
+def step_seconds(program: StepProgram, table: StepTable | OpTable, platform: Platform) -> Array:
+    """Seconds of one step on one platform: pure and differentiable, for gradient searches."""
     rows = StepTable(table) if isinstance(table, OpTable) else table
     return makespan(program, step_durations(rows, platform)[:, None])[0]
 
 
 def _batch_seconds_impl(
-    program: Program | Folded,
-    table: StepTable,
-    fixed: Platform,
-    varied: dict[str, Any],
-    mesh: Mesh | None,
-) -> Any:
+    program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform,
+    varied: dict[str, Array], mesh: Mesh | None,
+) -> Array:  # fmt: skip
+    # priced and evaluated block by block: durations of the whole batch would leave the cache
     def seconds(
-        program: Program | Folded, table: StepTable, fixed: Platform, varied: dict[str, Any]
-    ) -> Any:
-        # priced and evaluated block by block: durations of the whole batch would leave the cache
-        if isinstance(program, Folded):
+        program: StepProgram | FoldedProgram, table: StepTable, fixed: Platform, varied: Any
+    ) -> Array:
+        if isinstance(program, FoldedProgram):
             return in_blocks(
                 lambda some: makespan_of(program, _priced(table, fixed, some)), varied, FOLD_BLOCK
             )
@@ -320,68 +249,51 @@ def _batch_seconds_impl(
     return _over_devices(seconds, P(_BATCH), (program, table, fixed), varied, mesh)
 
 
-def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Any]) -> Any:
+def _priced(table: StepTable, fixed: Platform, varied: Mapping[str, Array]) -> Array:
     """Durations [U, B] on a platform some of whose fields and knobs vary."""
 
     def replaced(fields: Mapping[str, Any], base: Platform) -> Platform:
-        knobs = dataclasses.replace(
-            base.knobs, **{name: value for name, value in fields.items() if name in GROUP_KNOBS}
+        knobs, links, plain = (
+            {name: value for name, value in fields.items() if name in names}
+            for names in (GROUP_KNOBS, _LINK_KNOBS, _PLATFORM_KNOBS)
         )
-        links = {name: value for name, value in fields.items() if name in _LINK_KNOBS}
-        plain = {name: value for name, value in fields.items() if name in _PLATFORM_KNOBS}
         assert base.links is not None or not links
-        return dataclasses.replace(
-            base,
-            knobs=knobs,
-            links=base.links and dataclasses.replace(base.links, **links),
-            **plain,
-        )
+        plain["knobs"] = dataclasses.replace(base.knobs, **knobs)
+        plain["links"] = base.links and dataclasses.replace(base.links, **links)
+        return dataclasses.replace(base, **plain)
 
-    axes = replaced(
-        {name: value.ndim - 1 for name, value in varied.items()},
-        jax.tree.map(lambda _: None, fixed),
-    )
+    no_axes = jax.tree.map(lambda _: None, fixed)
+    axes = replaced({name: value.ndim - 1 for name, value in varied.items()}, no_axes)
     return batched_step_durations(table, replaced(varied, fixed), axes)
 
 
 def _batch_outputs_impl(
-    plan: Outputs,
-    program: Program,
-    table: StepTable,
-    fixed: Platform,
-    varied: dict[str, Any],
-    mesh: Mesh | None,
-) -> Any:
+    plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform,
+    varied: dict[str, Array], mesh: Mesh | None,
+) -> Array:  # fmt: skip
     def columns(
-        plan: Outputs, program: Program, table: StepTable, fixed: Platform, varied: dict[str, Any]
-    ) -> Any:
-        return in_blocks(
-            lambda some: batch_outputs(plan, program, _priced(table, fixed, some)), varied
-        )
+        plan: OutputPlan, program: StepProgram, table: StepTable, fixed: Platform, varied: Any
+    ) -> Array:
+        def of_some(some: Mapping[str, Array]) -> Array:
+            return batch_outputs(plan, program, _priced(table, fixed, some))
+
+        return in_blocks(of_some, varied)
 
     return _over_devices(columns, P(None, _BATCH), (plan, program, table, fixed), varied, mesh)
 
 
 def _over_devices(
-    function: Callable[..., Any],
-    answers: P,
-    shared: tuple[Any, ...],
-    varied: dict[str, Any],
+    function: Callable[..., Array], answers: P, shared: tuple[Any, ...], varied: dict[str, Array],
     mesh: Mesh | None,
-) -> Any:
+) -> Array:  # fmt: skip
     """`function(*shared, varied)`, each device doing its part of the batch."""
     if mesh is None:
         return function(*shared, varied)
     split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
+    specs = (*[P()] * len(shared), split)
     # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have
     # devices talk at every step
-    mapped = jax.shard_map(
-        function,
-        mesh=mesh,
-        in_specs=(*[P()] * len(shared), split),
-        out_specs=answers,
-        check_vma=False,
-    )
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=answers, check_vma=False)
     return mapped(*shared, varied)
 
 

@@ -1,10 +1,9 @@
-"""Which number of a machine a step's time hangs on: d log seconds / d log knob, for every knob by
-name.
+"""Which number of a machine a step's time depends on: d log seconds / d log knob, by name.
 
 An elasticity of -0.4 means: one percent more of it makes the step 0.4 percent shorter. Names are
 those that `predict_batch` takes (`memory_bytes_per_s`, `peak_flops_scale`, a group's own knob as
 `gemm__compute_efficiency`) and `l2__level_speedup` for a memory level's. Exact on the longest path;
-what the learned correction says of an op is held.
+the learned correction of an op stays fixed.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ from hybridperf.ops import GROUPS
 def elasticities(prediction: Prediction) -> pd.DataFrame:
     """A row per knob that matters, the strongest first: `knob, value, elasticity`."""
     if not isinstance(prediction, Prediction):
-        raise InputError(
-            "elasticities are of a prediction, what hp.predict gives; got"
-            f" {type(prediction).__name__}"
-        )
+        expected = "expected a prediction, what hp.predict gives"
+        raise InputError(f"{expected}, got {type(prediction).__name__}")
     platform = prediction.model.platform()
     slopes = gradient(prediction.model, prediction.workload)
     rows = [

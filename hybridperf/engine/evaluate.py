@@ -4,10 +4,11 @@ Each step (an op with its launch, or a join, see `lower`) starts when its host h
 its at most two predecessors have ended, so a loop over the steps finds the makespan with `max` and
 `+` alone:
 
-    C[host_i]     <- C[host_i] + T[launch_row_i]                             T  seconds [1 + U, B],
-                  C  clocks [hosts, B]
-    S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]                 S  ends [slots, B]
+    C[host_i]     <- C[host_i] + T[launch_row_i]
+    S[out_slot_i] <- max(C[host_i], S[pred_slot_i0], S[pred_slot_i1]) + T[row_i]
     makespan       = S[out_slot of the last step]
+
+T are seconds [1 + U, B], C clocks [hosts, B], S ends [slots, B].
 
 Axes: U rows of the duration table, B configurations. The batch comes last, by hand instead of by
 `vmap`, so that each read and write is one contiguous row; B first costs 20-500 times the time. Rows
@@ -28,20 +29,19 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.engine.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, Program
+from hybridperf.engine.lower import NO_HOST, NO_STEP, ZERO_SLOT, Lowered, StepProgram
 
 # configurations evaluated together: slots and table of a usual graph stay in a core's cache
 BLOCK = 1280
 # a block is a multiple of this, 64 bytes of float32: rows that straddle cache lines cost a third
 # more time
 LINE = 16
-BY_HOST, BY_FIRST, BY_SECOND = range(
-    3
-)  # what a step was held up by: its launch, or one of its predecessors
+# what a step was held up by: its launch, or one of its predecessors
+BY_HOST, BY_FIRST, BY_SECOND = range(3)
 
 
 @jax.jit
-def makespan(program: Program, durations: jax.Array) -> jax.Array:
+def makespan(program: StepProgram, durations: jax.Array) -> jax.Array:
     """Seconds [B] until the last node ends, from seconds per row, `durations` [U, B].
 
     Row u of the graph is `durations[u - 1]`; row 0, always zero, is added here. Computed in the
@@ -50,13 +50,18 @@ def makespan(program: Program, durations: jax.Array) -> jax.Array:
     negative seconds are what `check_durations` is for. A NaN in any row makes its configuration
     NaN.
     """
+    check_table_shape(durations)
+    return _last_end(program, durations)
+
+
+def check_table_shape(durations: jax.Array) -> None:
+    """`ValueError` for what is no floating-point table [rows, batch]."""
     if durations.ndim != 2 or not jnp.issubdtype(durations.dtype, jnp.floating):
         raise ValueError(
             f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point"
             " seconds [rows, batch]; give a single configuration a batch axis of 1 and convert"
             " integers."
         )
-    return _last_end(program, durations)
 
 
 class Timeline(NamedTuple):
@@ -64,9 +69,8 @@ class Timeline(NamedTuple):
 
     start_s: np.ndarray
     end_s: np.ndarray
-    launch_start_s: (
-        np.ndarray
-    )  # when the rank's host thread begins to launch the node; its end if that is free
+    # when the rank's host thread begins to launch the node; its end if that is free
+    launch_start_s: np.ndarray
     launch_end_s: np.ndarray
 
 
@@ -81,24 +85,20 @@ def timeline(lowered: Lowered, durations: ArrayLike) -> Timeline:
 
 
 class CriticalPath(NamedTuple):
-    """What the makespan consists of, in order of time: the seconds of its M
-    entries add up to it.
-    """
+    """What the makespan consists of, in order of time: seconds of its M entries add up to it."""
 
     node: np.ndarray  # int [M]
     is_launch: np.ndarray  # the node's launch by the host is meant, not the node itself; bool [M]
 
 
 def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
-    """The longest path in one configuration, from seconds per row `durations` [U]; one of them if
-    several tie.
+    """One longest path of one configuration, from seconds per row `durations` [U].
 
     A collective is on it once, as the node of the rank that the others waited for.
     """
     graph = lowered.graph
-    entries: dict[
-        tuple[int, bool], list[tuple[int, bool]]
-    ] = {}  # node, is_launch by step, by whether its launch is meant
+    # node, is_launch by step, by whether its launch is meant
+    entries: dict[tuple[int, bool], list[tuple[int, bool]]] = {}
     for node, step in enumerate(lowered.step_of_node.tolist()):
         entries.setdefault((step, False), []).append((node, False))
     for node in np.flatnonzero(graph.launch_row).tolist():
@@ -111,15 +111,12 @@ def critical_path(lowered: Lowered, durations: ArrayLike) -> CriticalPath:
             last_rank = graph.rank[path[-1][0]] if path else None
             on_last_rank = [entry for entry in entries[at] if graph.rank[entry[0]] == last_rank]
             path.append((on_last_rank or entries[at])[0])
-    return CriticalPath(
-        np.array([node for node, _ in path]), np.array([is_launch for _, is_launch in path])
-    )
+    nodes, launches = [node for node, _ in path], [is_launch for _, is_launch in path]
+    return CriticalPath(np.array(nodes), np.array(launches))
 
 
 def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
-    """`durations` [U] or [U, B] unchanged, if every row that the graph points to is there, finite
-    and not negative.
-    """
+    """`durations` [U] or [U, B] unchanged; `ValueError` for missing, infinite or negative rows."""
     table, graph = np.asarray(durations), lowered.graph
     if table.ndim not in (1, 2) or len(table) < graph.rows:
         raise ValueError(
@@ -130,25 +127,17 @@ def check_durations(lowered: Lowered, durations: ArrayLike) -> np.ndarray:
     wrong = ~(np.isfinite(table) & (table >= 0))
     if wrong.any():
         at, *configuration = map(int, np.argwhere(wrong)[0])
-        row = at + 1
-        users = np.flatnonzero((graph.row == row) | (graph.launch_row == row)).tolist()
-        user = (
-            f"first used by node {users[0]} {graph.labels[users[0]]!r}"
-            if users
-            else "used by no node"
-        )
         where = "".join(f" in configuration {number}" for number in configuration)
         raise ValueError(
-            f"Row {row} ({user}) has duration {table[at, *configuration]}{where}, expected finite"
-            " seconds, 0 or more; check the model or measurement it comes from."
+            f"Row {at + 1} ({graph.user_of(at + 1)}) has duration {table[at, *configuration]}"
+            f"{where}, expected finite seconds, 0 or more; check the model or measurement it comes"
+            " from."
         )
     return table
 
 
 class _StepTimes(NamedTuple):
-    """When each step runs, and its launch by its host's clock; float64 [S + 1], the last entry, 0
-    s, is found at NO_STEP = -1.
-    """
+    """Times of each step and its launch; float64 [S + 1], the last entry is 0 s (NO_STEP = -1)."""
 
     start_s: np.ndarray
     end_s: np.ndarray
@@ -158,16 +147,12 @@ class _StepTimes(NamedTuple):
 
 def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
     if np.ndim(durations) != 1:
-        raise ValueError(
-            f"durations have shape {list(np.shape(durations))}, expected [U], one configuration;"
-            " take one column."
-        )
+        expected = "expected [U], one configuration; take one column"
+        raise ValueError(f"durations have shape {list(np.shape(durations))}, {expected}.")
     table = [0.0, *np.asarray(check_durations(lowered, durations), np.float64).tolist()]
     program = lowered.program
-    columns = [
-        array.tolist()
-        for array in (program.pred_step, program.row, program.host, program.launch_row)
-    ]
+    arrays = (program.pred_step, program.row, program.host, program.launch_row)
+    columns = [array.tolist() for array in arrays]
     start, end, launch_start, launch_end = ([0.0] * (len(program.row) + 1) for _ in range(4))
     clock = [0.0] * program.hosts
     for step, ((first, second), row, host, launch_row) in enumerate(zip(*columns, strict=True)):
@@ -178,7 +163,7 @@ def _step_times(lowered: Lowered, durations: ArrayLike) -> _StepTimes:
     return _StepTimes(*map(np.array, (start, end, launch_start, launch_end)))
 
 
-def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]]:
+def _steps_on_path(program: StepProgram, times: _StepTimes) -> list[tuple[int, bool]]:
     """The longest path in order of time: steps, and whether the launch within the step is meant."""
     path = []
     step, in_launch = len(program.row) - 1, False
@@ -195,12 +180,12 @@ def _steps_on_path(program: Program, times: _StepTimes) -> list[tuple[int, bool]
 
 
 @jax.custom_vjp
-def _last_end(program: Program, durations: jax.Array) -> jax.Array:
+def _last_end(program: StepProgram, durations: jax.Array) -> jax.Array:
     """End of the last step [B]."""
     return in_blocks(lambda some: _forward(program, with_zero_row(some))[0], durations)
 
 
-def _last_end_fwd(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _last_end_fwd(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Counted here, block by block, and not in the backward pass, so that the notes [S, B] need not
     # be kept in between.
     def end_and_times(some: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -219,39 +204,29 @@ _last_end.defvjp(_last_end_fwd, _last_end_bwd)
 
 
 def in_blocks(function: Callable[[Any], Any], arrays: Any, most: int | None = None) -> Any:
-    """`function(arrays)`, whose results are [..., B] as its arrays are, for up to `most` (`BLOCK`)
-    configurations at a time.
-    """
+    """`function(arrays)` on `most` configurations at a time; arrays and results are [..., B]."""
     batch = jax.tree.leaves(arrays)[0].shape[-1]
     blocks = max(1, -(-batch // (BLOCK if most is None else most)))
-    width = (
-        -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch
-    )  # a search asks for one at a time
+    # a search asks for one at a time
+    width = -(-batch // (blocks * LINE)) * LINE if batch > LINE else batch
     if width >= batch:
-        padded = jax.tree.map(
-            lambda array: jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - batch)]), arrays
-        )
+        more = (0, width - batch)
+        padded = jax.tree.map(lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [more]), arrays)
         return jax.tree.map(lambda result: result[..., :batch], function(padded))
 
     def block(number: jax.Array, results: Any) -> Any:
-        start = jnp.minimum(
-            number * width, batch - width
-        )  # the last overlaps with the one before: no padded copy of all
-        some = jax.tree.map(
-            lambda array: lax.dynamic_slice_in_dim(array, start, width, axis=-1), arrays
-        )
-        return jax.tree.map(
-            lambda all_, new: lax.dynamic_update_slice_in_dim(all_, new, start, axis=-1),
-            results,
-            function(some),
-        )
+        # the last overlaps with the one before: no padded copy of all
+        start = jnp.minimum(number * width, batch - width)
+        some = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, start, width, axis=-1), arrays)
 
-    shapes = jax.eval_shape(
-        function, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays)
-    )
-    return lax.fori_loop(
-        0, blocks, block, jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), shapes)
-    )
+        def written(result: jax.Array, new: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice_in_dim(result, new, start, axis=-1)
+
+        return jax.tree.map(written, results, function(some))
+
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
+    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function, shapes))
+    return lax.fori_loop(0, blocks, block, empty)
 
 
 def with_zero_row(durations: jax.Array) -> jax.Array:
@@ -259,10 +234,8 @@ def with_zero_row(durations: jax.Array) -> jax.Array:
     return jnp.pad(durations, ((1, 0), (0, 0)))
 
 
-def step_starts(program: Program, durations: jax.Array) -> jax.Array:
-    """Start of each step [S, B], from seconds per row `durations` [U, B]: large, so for a block of
-    configurations at a time.
-    """
+def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:
+    """Start of each step [S, B], from `durations` [U, B]; large, so ask for blocks of B."""
     return _forward(program, with_zero_row(durations), note=_start)[1]
 
 
@@ -282,30 +255,21 @@ def _start(host: jax.Array, launched: jax.Array, first: jax.Array, second: jax.A
 
 
 def _forward(
-    program: Program, table: jax.Array, *, note: Callable[..., jax.Array] | None = None
+    program: StepProgram, table: jax.Array, *, note: Callable[..., jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """End of the last step [B] and what is to be noted of each step, [S, B], or [0, B]."""
-    slots, clocks = (
-        jnp.zeros((rows, table.shape[1]), table.dtype) for rows in (program.slots, program.hosts)
-    )
-    _, _, end, noted = run_steps(
-        program, table, slots, clocks, program.first, len(program.row), note=note
-    )
+    sizes = (program.slots, program.hosts)
+    slots, clocks = (jnp.zeros((rows, table.shape[1]), table.dtype) for rows in sizes)
+    begin, stop = program.first, len(program.row)
+    _, _, end, noted = run_steps(program, table, slots, clocks, begin, stop, note=note)
     return nan_kept(table, end), noted
 
 
 def run_steps(
-    program: Program,
-    table: jax.Array,
-    slots: jax.Array,
-    clocks: jax.Array,
-    begin: ArrayLike,
-    stop: ArrayLike,
-    *,
-    note: Callable[..., jax.Array] | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Slots and clocks after the steps `begin` to `stop`, the end of the last of them [B], and what
-    is noted of each, see `_forward`.
+    program: StepProgram, table: jax.Array, slots: jax.Array, clocks: jax.Array, begin: ArrayLike,
+    stop: ArrayLike, *, note: Callable[..., jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Slots and clocks after the steps `begin` to `stop`, the last end [B], `_forward`'s record.
 
     The slots [slots, ..., B] and clocks [hosts, ..., B] are those of before, with any axes between;
     `table` is [1 + U, B]. The last end is not yet in its slot, and the step before `begin` has to
@@ -317,39 +281,31 @@ def run_steps(
     # the time.
     def step(this: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         slots, clocks, previous_end, noted = carry
-        host, launch_row, row = (
-            _row(column, this) for column in (program.host, program.launch_row, program.row)
-        )
+        columns = (program.host, program.launch_row, program.row)
+        host, launch_row, row = (_row(column, this) for column in columns)
         pred_slot = _row(program.pred_slot, this)
         slots = _with_row(slots, previous_end, _row(program.out_slot, this - 1))
         clocks = _with_row(clocks, _row(clocks, host) + _row(table, launch_row), host)
-        launched, first, second = (
-            _row(clocks, host),
-            _row(slots, pred_slot[0]),
-            _row(slots, pred_slot[1]),
-        )
+        launched, first = _row(clocks, host), _row(slots, pred_slot[0])
+        second = _row(slots, pred_slot[1])
         ready = later(first, second)
         if note is not None:
             noted = _with_row(noted, note(host, launched, first, second), this)
         return slots, clocks, later(launched, ready) + _row(table, row), noted
 
     dtype = jnp.uint8 if note is _held_up_by else table.dtype
-    noted = lax.empty(
-        (0 if note is None else len(program.row), table.shape[1]), dtype
-    )  # all read is written before
+    # all read is written before
+    noted = lax.empty((0 if note is None else len(program.row), table.shape[1]), dtype)
     return lax.fori_loop(begin, stop, step, (slots, clocks, slots[ZERO_SLOT], noted))
 
 
 def nan_kept(table: jax.Array, end: jax.Array) -> jax.Array:
-    """Ends [B], NaN where the table [1 + U, B] has one, which the steps may
-    have lost, see `later`.
-    """
-    return jnp.where(
-        jnp.isnan(table.sum(axis=0)), jnp.nan, end
-    )  # a sum is compiled sooner than a search
+    """Ends [B], NaN where the table [1 + U, B] has one, which `later` may have lost."""
+    # a sum is compiled sooner than a search
+    return jnp.where(jnp.isnan(table.sum(axis=0)), jnp.nan, end)
 
 
-def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.Array:
+def _times_on_path(program: StepProgram, path: jax.Array, table: jax.Array) -> jax.Array:
     """How often each row is on the critical path, in the table's dtype and shape [rows, B]."""
     steps = len(program.row)
     # Where the path is: step i, or its launch, which is numbered steps + i; NO_STEP is the largest
@@ -360,9 +316,8 @@ def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.A
     def step(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         here, times = carry  # [B] and [rows, B]
         this = steps - 1 - turn
-        row, host_step, launch_row = (
-            _row(column, this) for column in (program.row, program.host_step, program.launch_row)
-        )
+        columns = (program.row, program.host_step, program.launch_row)
+        row, host_step, launch_row = (_row(column, this) for column in columns)
         pred_step, held_up = _row(program.pred_step, this).astype(number), _row(path, this)
         in_op = here == this.astype(number)
         in_launch = (here == (steps + this).astype(number)) | (in_op & (held_up == BY_HOST))
@@ -377,9 +332,7 @@ def _times_on_path(program: Program, path: jax.Array, table: jax.Array) -> jax.A
 
 
 def later(one: jax.Array, other: jax.Array) -> jax.Array:
-    """The later end: one machine instruction, where a maximum that returns NaN for NaN takes four;
-    a sixth of the time.
-    """
+    """The later end: one machine instruction, a sixth of the time of a maximum that keeps NaN."""
     return jnp.where(one > other, one, other)
 
 

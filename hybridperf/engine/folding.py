@@ -1,13 +1,12 @@
-"""Identical layers evaluated once and raised to a power: the makespan of a deep step at the cost of
-a shallow one.
+"""Identical layers evaluated once and raised to a power: a deep step at the cost of a shallow one.
 
 A step of a lowered graph takes maxima of ends and adds seconds to them, so a whole layer is a
 matrix of max and plus. Whatever layers hand on, the ends that later steps read and the clocks of
 the hosts, is its vector x of K numbers:
 
-    x after a layer:  (A x)[d] = max over s of  A[d, s] + x[s]              A[d, s] = longest path
-                      through the layer from s to d
-    two layers:       (A A)[d, s] = max over k of  A[d, k] + A[k, s]
+    A[d, s]     = longest path through the layer from s to d
+    (A x)[d]    = max over s of  A[d, s] + x[s]          x after a layer
+    (A A)[d, s] = max over k of  A[d, k] + A[k, s]       two layers
 
 Layers that read the same rows of the duration table have the same A, and m of them are A^m by about
 log2(m) squarings. What comes before and after them is evaluated step by step. `folded` finds the
@@ -36,17 +35,16 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from hybridperf.engine.evaluate import in_blocks, later, nan_kept, run_steps, with_zero_row
-from hybridperf.engine.lower import (
-    NO_HOST,
-    NO_STEP,
-    TRASH_SLOT,
-    ZERO_ROW,
-    ZERO_SLOT,
-    Lowered,
-    Program,
-    step_bucket,
+from hybridperf.engine import lower
+from hybridperf.engine.evaluate import (
+    check_table_shape,
+    in_blocks,
+    later,
+    nan_kept,
+    run_steps,
+    with_zero_row,
 )
+from hybridperf.engine.lower import NO_HOST, NO_STEP, Lowered, StepProgram, step_bucket
 
 LARGEST_STATE = 24  # numbers handed on: their cube is paid at each squaring
 # configurations folded together: two matrices and the slots of a layer stay in a core's cache
@@ -59,16 +57,16 @@ WORTH = 0.8  # of the plain evaluator's cost
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Folded:
-    """A program whose repeated layers stand in it once. All arrays are inputs of the compiled
-    function: depth is `times` alone.
+class FoldedProgram:
+    """A program whose repeated layers stand in it once. Its depth is `times`, an input when
+    compiled.
 
     Axes: K numbers handed on. They stand in the rows of slots and clocks joined, a host's clock at
     `slots + host`.
     """
 
     # steps before the layers, of one layer, behind the layers; a step of padding in front of each
-    program: Program
+    program: StepProgram
     layer: np.ndarray  # first step of the layer; []
     behind: np.ndarray  # first step behind the layers; []
     times: np.ndarray  # how often the layer runs; []
@@ -77,18 +75,13 @@ class Folded:
     at_last: np.ndarray  # where the steps behind the layers look for them; [K]
 
 
-def folded(lowered: Lowered) -> Folded | None:
-    """The program with its repeated layers folded; None where nothing repeats or folding would not
-    be faster.
-    """
+def folded(lowered: Lowered) -> FoldedProgram | None:
+    """The program with its repeated layers folded; None where folding would not be faster."""
     program = lowered.program
     first = int(program.first)
-    steps = _Steps.of(program)
-    repetitions = [
-        found
-        for period in _periods(steps.code)
-        if (found := _repetition(steps, period)) is not None
-    ]
+    steps = _ProgramSteps.of(program)
+    tried = [_repetition(steps, period) for period in _periods(steps.code)]
+    repetitions = [found for found in tried if found is not None]
     best = min(repetitions, key=lambda found: found.cost(len(steps.code)), default=None)
     if best is None or best.cost(len(steps.code)) > WORTH * len(steps.code):
         return None
@@ -100,29 +93,27 @@ def folded(lowered: Lowered) -> Folded | None:
     padding = step_bucket(len(kept)) - len(kept)
 
     def cut(column: np.ndarray, value: int) -> np.ndarray:
-        live = np.where(
-            (kept == NO_STEP).reshape(-1, *[1] * (column.ndim - 1)), value, column[first:][kept]
-        )
-        return np.pad(
-            live, [(padding, 0)] + [(0, 0)] * (column.ndim - 1), constant_values=value
-        ).astype(np.int32)
+        inner = column.ndim - 1
+        is_padding = (kept == NO_STEP).reshape(-1, *[1] * inner)
+        live = np.where(is_padding, value, column[first:][kept])
+        widths = [(padding, 0)] + [(0, 0)] * inner
+        return np.pad(live, widths, constant_values=value).astype(np.int32)
 
     def places(boundary: int) -> np.ndarray:
         ends = [int(program.out_slot[first + boundary - age]) for age in best.ages]
         return np.array([*ends, *(program.slots + host for host in best.hosts)], np.int32)
 
     layer = padding + begin + 2  # behind the padding of its own and that of the steps before it
-    none = np.full_like(
-        cut(program.pred_step, NO_STEP), NO_STEP
-    )  # nothing walks back through a folded program
-    return Folded(
-        program=Program(
-            pred_slot=cut(program.pred_slot, ZERO_SLOT),
+    # nothing walks back through a folded program
+    none = np.full_like(cut(program.pred_step, NO_STEP), NO_STEP)
+    return FoldedProgram(
+        program=StepProgram(
+            pred_slot=cut(program.pred_slot, lower.ZERO_SLOT),
             pred_step=none,
-            out_slot=cut(program.out_slot, TRASH_SLOT),
-            row=cut(program.row, ZERO_ROW),
+            out_slot=cut(program.out_slot, lower.TRASH_SLOT),
+            row=cut(program.row, lower.ZERO_ROW),
             host=cut(program.host, NO_HOST),
-            launch_row=cut(program.launch_row, ZERO_ROW),
+            launch_row=cut(program.launch_row, lower.ZERO_ROW),
             host_step=none[:, 0],
             first=np.array(padding + 1, np.int32),
             slots=program.slots,
@@ -138,23 +129,17 @@ def folded(lowered: Lowered) -> Folded | None:
 
 
 @jax.jit
-def makespan_of(folded: Folded, durations: jax.Array) -> jax.Array:
-    """Seconds [B] until the last node ends, from seconds per row, `durations` [U, B]: `makespan` to
-    float rounding.
+def makespan_of(folded: FoldedProgram, durations: jax.Array) -> jax.Array:
+    """Seconds [B] until the last node ends, from seconds per row `durations` [U, B].
 
-    Compiled once per bucket, K and shape of `durations`, whatever the depth. Values cannot be
-    refused here, see `makespan`.
+    Equal to `makespan` up to float rounding. Compiled once per bucket, K and shape of `durations`,
+    whatever the depth; like `makespan` it cannot refuse values.
     """
-    if durations.ndim != 2 or not jnp.issubdtype(durations.dtype, jnp.floating):
-        raise ValueError(
-            f"durations are {durations.dtype}{list(durations.shape)}, expected floating-point"
-            " seconds [rows, batch]; give a single configuration a batch axis of 1 and convert"
-            " integers."
-        )
+    check_table_shape(durations)
     return in_blocks(lambda some: _last_end(folded, with_zero_row(some)), durations, FOLD_BLOCK)
 
 
-def _last_end(folded: Folded, table: jax.Array) -> jax.Array:
+def _last_end(folded: FoldedProgram, table: jax.Array) -> jax.Array:
     """End of the last step [B]."""
     program = folded.program
     size, batch = len(folded.before), table.shape[1]
@@ -162,44 +147,33 @@ def _last_end(folded: Folded, table: jax.Array) -> jax.Array:
     rows = _run(program, table, rows, program.first, folded.layer)
     x = rows[folded.before]
 
-    # the paths from each of the numbers on its own: nothing comes from elsewhere, not from slot 0
-    # either
+    # the paths from each number on its own: nothing comes from elsewhere, slot 0 included
     apart = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(table.dtype)[:, :, None]
-    units = (
-        jnp.full((program.slots + program.hosts, size, batch), -jnp.inf, table.dtype)
-        .at[folded.before]
-        .set(apart)
-    )
+    nowhere = jnp.full((program.slots + program.hosts, size, batch), -jnp.inf, table.dtype)
+    units = nowhere.at[folded.before].set(apart)
     matrix = _run(program, table, units, folded.layer, folded.behind)[folded.after]
 
     rows = rows.at[folded.at_last].set(_power_applied(matrix, x, folded.times))
     slots, clocks = rows[: program.slots], rows[program.slots :]
-    return nan_kept(
-        table, run_steps(program, table, slots, clocks, folded.behind, len(program.row))[2]
-    )
+    end = run_steps(program, table, slots, clocks, folded.behind, len(program.row))[2]
+    return nan_kept(table, end)
 
 
 def _run(
-    program: Program, table: jax.Array, rows: jax.Array, begin: ArrayLike, stop: ArrayLike
+    program: StepProgram, table: jax.Array, rows: jax.Array, begin: ArrayLike, stop: ArrayLike
 ) -> jax.Array:
     """Slots and clocks joined, after the steps `begin` to `stop`, the last of which is padding."""
-    return jnp.concatenate(
-        run_steps(program, table, rows[: program.slots], rows[program.slots :], begin, stop)[:2]
-    )
+    slots, clocks = rows[: program.slots], rows[program.slots :]
+    return jnp.concatenate(run_steps(program, table, slots, clocks, begin, stop)[:2])
 
 
 def _power_applied(matrix: jax.Array, x: jax.Array, times: ArrayLike) -> jax.Array:
     """`matrix` [K, K, B] applied `times` times, once or more, to `x` [K, B]."""
 
-    def digit(
-        _: int, carry: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def digit(_: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         power, x, left = carry
-        return (
-            _product(power, power),
-            jnp.where(left & 1, _product(power, x[:, None])[:, 0], x),
-            left >> 1,
-        )
+        applied = jnp.where(left & 1, _product(power, x[:, None])[:, 0], x)
+        return _product(power, power), applied, left >> 1
 
     digits = 32 - lax.clz(jnp.asarray(times))
     power, x, _ = lax.fori_loop(0, digits - 1, digit, (matrix, x, times))
@@ -207,42 +181,34 @@ def _power_applied(matrix: jax.Array, x: jax.Array, times: ArrayLike) -> jax.Arr
 
 
 def _product(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Maxima of sums over k, written out: a fifth of the time of a reduction over an axis, and
-    compiled as one loop.
-    """
+    """Maxima of sums over k, written out: one compiled loop, five times as fast as a reduction."""
     return reduce(later, (one[:, k, None] + other[None, k] for k in range(one.shape[1])))
 
 
-class _Steps(NamedTuple):
+class _ProgramSteps(NamedTuple):
     """The steps of a program without its padding, numbered from 0. Axes: S steps."""
 
-    # what each does, as a number: same row, host and launch row, and reads as far before it; int
-    # [S]
+    # what each does, as a number: same row, host, launch row, distances of reads; int [S]
     code: np.ndarray
     pred_step: np.ndarray  # [S, 2]
     host: np.ndarray  # [S]
     last_reader: np.ndarray  # the last step that reads its end, itself if none does; int [S]
 
     @staticmethod
-    def of(program: Program) -> "_Steps":
+    def of(program: StepProgram) -> "_ProgramSteps":
         first = int(program.first)
         number = np.arange(len(program.row) - first)
-        pred = np.where(
-            program.pred_step[first:] == NO_STEP, NO_STEP, program.pred_step[first:] - first
-        )
+        pred = program.pred_step[first:]
+        pred = np.where(pred == NO_STEP, NO_STEP, pred - first)
         distance = np.sort(np.where(pred == NO_STEP, 0, number[:, None] - pred), axis=1)
         code = np.zeros(len(number), np.int64)
-        for column in (
-            program.row[first:],
-            program.host[first:],
-            program.launch_row[first:],
-            *distance.T,
-        ):
+        columns = (program.row[first:], program.host[first:], program.launch_row[first:])
+        for column in (*columns, *distance.T):
             code = _numbered(code, column)
         last_reader = number.copy()
         for column in pred.T:
             np.maximum.at(last_reader, column[column != NO_STEP], number[column != NO_STEP])
-        return _Steps(code, pred, program.host[first:], last_reader)
+        return _ProgramSteps(code, pred, program.host[first:], last_reader)
 
 
 class _Repetition(NamedTuple):
@@ -251,9 +217,8 @@ class _Repetition(NamedTuple):
     begin: int
     period: int
     times: int
-    ages: tuple[
-        int, ...
-    ]  # how far before a boundary the steps stand whose ends are handed on, ascending
+    # how far before a boundary the steps stand whose ends are handed on, ascending
+    ages: tuple[int, ...]
     hosts: tuple[int, ...]  # whose clocks are
 
     def cost(self, steps: int) -> float:
@@ -269,11 +234,9 @@ def _numbered(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _periods(code: np.ndarray) -> list[int]:
-    """Usual distances between a run of steps and the next that is the same, for runs of 1, 2, 4,
-    ... steps.
+    """Usual distances between a run of 1, 2, 4, ... steps and the next equal run.
 
-    A layer may repeat steps within itself; runs about as long as the layer are found again in the
-    next layer only.
+    A layer may repeat steps within itself; runs as long as the layer recur in the next layer only.
     """
     found: dict[int, None] = {}
     run, length = code, 1
@@ -287,22 +250,19 @@ def _periods(code: np.ndarray) -> list[int]:
     return list(found)
 
 
-def _repetition(steps: _Steps, period: int) -> _Repetition | None:
-    """The longest stretch of layers of `period` steps that hand on ends at the same distances, the
-    fewest possible.
-    """
+def _repetition(steps: _ProgramSteps, period: int) -> _Repetition | None:
+    """The longest stretch of layers of `period` steps, cut where they hand on the fewest ends."""
     begin, stop = _longest(steps.code[period:] == steps.code[:-period])
-    stop = min(
-        stop + period, len(steps.code) - 1
-    )  # something stays behind the layers: the makespan is the end of the last step
+    # something stays behind the layers: the makespan is the end of the last step
+    stop = min(stop + period, len(steps.code) - 1)
     if stop - begin < 2 * period:
         return None
     # where in a layer the fewest ends are handed on, looked for in the middle
     number = np.arange(len(steps.code))
     read = steps.last_reader > number
-    open_ends: np.ndarray = np.cumsum(
-        read - np.bincount(steps.last_reader[read], minlength=len(number))
-    )  # behind each step
+    # behind each step
+    closed = np.bincount(steps.last_reader[read], minlength=len(number))
+    open_ends: np.ndarray = np.cumsum(read - closed)
     middle = begin + (stop - begin) // period // 2 * period
     begin += int(np.argmin(open_ends[middle - 1 : middle - 1 + period]))
     boundaries = np.arange(begin, stop + 1, period)
@@ -315,9 +275,8 @@ def _repetition(steps: _Steps, period: int) -> _Repetition | None:
     until = np.searchsorted(boundaries, steps.last_reader[crossing], side="right")
     if (until - since)[~kept].sum() > LARGEST_STATE * len(boundaries):
         return None  # ends that pile up, layer after layer
-    for step, one, other in zip(
-        crossing[~kept].tolist(), since[~kept].tolist(), until[~kept].tolist(), strict=True
-    ):
+    columns = (each[~kept].tolist() for each in (crossing, since, until))
+    for step, one, other in zip(*columns, strict=True):
         for at in range(one, other):
             ages[at].append(int(boundaries[at]) - step)
 
@@ -330,12 +289,9 @@ def _repetition(steps: _Steps, period: int) -> _Repetition | None:
         return None
     number, pred = number[begin : begin + period], steps.pred_step[begin : begin + period]
     unreached = (pred == NO_STEP).all(axis=1) & (steps.host[number] == NO_HOST)
-    strangers = {begin - int(step) for step in pred[(pred != NO_STEP) & (pred < begin)]} - set(
-        handed_on
-    )
-    if (
-        unreached.any() or strangers
-    ):  # an end that depends on nothing handed on, or on one that its slot keeps
+    outside = {begin - int(step) for step in pred[(pred != NO_STEP) & (pred < begin)]}
+    # an end that depends on nothing handed on, or on one that its slot keeps
+    if unreached.any() or outside - set(handed_on):
         return None
     return _Repetition(begin, period, other - one, handed_on, hosts)
 

@@ -35,39 +35,31 @@ from numpy.typing import ArrayLike
 
 from hybridperf.engine.graph import Graph
 
-# never written, always 0 s: what a missing predecessor reads, harmless as no step ends before 0
-ZERO_SLOT = 0
+ZERO_SLOT = 0  # never written, always 0 s: what a missing predecessor reads
 TRASH_SLOT = 1  # written by padding, read by nobody
-NO_HOST = (
-    0  # its clock stands at 0 s: joins, padding and the ops of a host that has waited need no clock
-)
+NO_HOST = 0  # its clock stays at 0 s: for joins, padding and the ops of a host that has waited
 NO_STEP = -1
 ZERO_ROW = 0  # the row of the duration table that always holds 0 s
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Program:
-    """The steps of one graph as int32 arrays, which are inputs of the compiled evaluator, not part
-    of it.
+class StepProgram:
+    """The steps of one graph as int32 arrays, inputs of the compiled evaluator.
 
-    Axes: S steps, a bucket. Padding comes first, so that the last step's end is always the
-    makespan.
+    Axes: S steps, a bucket. Padding comes first, so that the last step's end is the makespan.
     """
 
-    pred_slot: (
-        np.ndarray
-    )  # slots holding the ends of its predecessors, ZERO_SLOT where it has fewer than two; [S, 2]
-    pred_step: (
-        np.ndarray
-    )  # the same as steps, for walking back, NO_STEP where it has fewer than two; [S, 2]
+    # slots holding the ends of its predecessors, ZERO_SLOT where it has fewer than two; [S, 2]
+    pred_slot: np.ndarray
+    # the same as steps, for walking back, NO_STEP where it has fewer than two; [S, 2]
+    pred_step: np.ndarray
     out_slot: np.ndarray  # where it writes its end, TRASH_SLOT for padding; [S]
     row: np.ndarray  # row of the duration table, ZERO_ROW for joins and padding; [S]
     host: np.ndarray  # whose clock it launches by, NO_HOST if none; [S]
     launch_row: np.ndarray  # row of the launch on that host, ZERO_ROW if free; [S]
-    host_step: (
-        np.ndarray
-    )  # the step before it on that host, for walking back, NO_STEP for the first; [S]
+    # the step before it on that host, for walking back, NO_STEP for the first; [S]
+    host_step: np.ndarray
     first: np.ndarray  # the first step that is no padding: the evaluator begins there; []
     slots: int = field(metadata={"static": True})  # a shape, so static: a bucket
     hosts: int = field(metadata={"static": True})  # the same; NO_HOST counts
@@ -77,23 +69,18 @@ class Program:
 class Lowered:
     """A program and the way back from its steps to the graph's nodes. Axes: N nodes."""
 
-    program: Program
+    program: StepProgram
     graph: Graph
-    step_of_node: (
-        np.ndarray
-    )  # the nodes of a collective share one, and those of folded ranks; int32 [N]
-    host_step_of_node: (
-        np.ndarray
-    )  # with its launch; if that is free maybe what the host did before or NO_STEP; int32 [N]
-    on_clock: (
-        np.ndarray
-    )  # the host launches it by its clock, in `host_step_of_node`, and not as a step; bool [N]
+    # the nodes of a collective share one, and those of folded ranks; int32 [N]
+    step_of_node: np.ndarray
+    # with its launch; if that is free maybe what the host did before or NO_STEP; int32 [N]
+    host_step_of_node: np.ndarray
+    # the host launches it by its clock, in `host_step_of_node`, and not as a step; bool [N]
+    on_clock: np.ndarray
 
 
 def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
-    """The program that evaluates `graph`. Folding ranks that do the same changes no result, only
-    the number of steps.
-    """
+    """The program that evaluates `graph`. `fold_ranks` only reduces the number of steps."""
     _check_order(graph)
     steps = _steps(graph, _twins(graph) if fold_ranks else graph.rank.tolist())
     split = _split(steps, _drop_implied(steps.reads, steps.lane))
@@ -102,14 +89,13 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
     padding = step_bucket(len(split.row)) - len(split.row)
 
     def padded(array: np.ndarray, value: int) -> np.ndarray:
-        return np.pad(
-            array, [(padding, 0)] + [(0, 0)] * (array.ndim - 1), constant_values=value
-        ).astype(np.int32)
+        widths = [(padding, 0)] + [(0, 0)] * (array.ndim - 1)
+        return np.pad(array, widths, constant_values=value).astype(np.int32)
 
     def moved(step: ArrayLike) -> np.ndarray:
         return np.where(np.equal(step, NO_STEP), NO_STEP, np.add(step, padding)).astype(np.int32)
 
-    program = Program(
+    program = StepProgram(
         pred_slot=padded(pred_slot, ZERO_SLOT),
         pred_step=padded(moved(split.pred_step), NO_STEP),
         out_slot=padded(out_slot, TRASH_SLOT),
@@ -122,9 +108,10 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
         hosts=_slot_bucket(1 + int(split.host.max())),
     )
     step_of = [*split.step_of, NO_STEP]  # the entry at NO_STEP = -1 maps it to itself
+    launches = zip(steps.host_of_node, steps.launch_of_node, strict=True)
     launched_in = [
         step_of[step] if launch == NOT_ON_CLOCK else split.launch_of[step][launch]
-        for step, launch in zip(steps.host_of_node, steps.launch_of_node, strict=True)
+        for step, launch in launches
     ]
     return Lowered(
         program=program,
@@ -136,9 +123,7 @@ def lower(graph: Graph, *, fold_ranks: bool = True) -> Lowered:
 
 
 def _check_order(graph: Graph) -> None:
-    """Refuse a graph made by hand whose waits point forward: in issue order every cycle has one
-    that does.
-    """
+    """Refuse a graph whose waits point forward: in issue order every cycle has one that does."""
     waiting = np.repeat(np.arange(len(graph)), np.diff(graph.after_start))
     wrong = np.flatnonzero((graph.after >= waiting) | (graph.after < 0))
     if len(wrong):
@@ -151,12 +136,11 @@ def _check_order(graph: Graph) -> None:
 
 
 def _twins(graph: Graph) -> list[int]:
-    """Rank of each node [N], of ranks that are always at the same point at the same time that of
-    the first.
+    """Rank of each node [N]; for a rank that always does what an earlier one does, that rank.
 
     Launches and ends are numbered by what they are computed from: the same number is the same time,
-    whatever the durations. Ranks whose nodes have the same numbers one by one are twins: replicas
-    of a stage, say.
+    whatever the durations. Ranks whose nodes have equal numbers one by one are twins, such as
+    replicas.
     """
     numbers: dict[tuple, int] = {}
     host_at: dict[int, int] = {}
@@ -164,12 +148,8 @@ def _twins(graph: Graph) -> list[int]:
     ends: list[int] = []
     history: dict[int, list[tuple[int, int, int]]] = {}
     row, launch_row, waits = graph.row.tolist(), graph.launch_row.tolist(), graph.after.tolist()
-    rank, stream, blocking, start = (
-        graph.rank.tolist(),
-        graph.stream.tolist(),
-        graph.blocking.tolist(),
-        graph.after_start.tolist(),
-    )
+    rank, stream = graph.rank.tolist(), graph.stream.tolist()
+    blocking, start = graph.blocking.tolist(), graph.after_start.tolist()
 
     for nodes in _together(graph.collective.tolist()):
         first = nodes[0]
@@ -177,15 +157,13 @@ def _twins(graph: Graph) -> list[int]:
         for node in nodes:
             host = host_at.get(rank[node], NO_STEP)
             if launch_row[node]:
-                host = host_at[rank[node]] = numbers.setdefault(
-                    (host, launch_row[node]), len(numbers)
-                )
+                launch = (host, launch_row[node])
+                host = host_at[rank[node]] = numbers.setdefault(launch, len(numbers))
             reads |= {host, stream_at.get((rank[node], stream[node]), NO_STEP)}
         end = numbers.setdefault((frozenset(reads), row[first]), len(numbers))
         for node in nodes:
-            history.setdefault(rank[node], []).append(
-                (host_at.get(rank[node], NO_STEP), end, stream[node])
-            )
+            entry = host_at.get(rank[node], NO_STEP), end, stream[node]
+            history.setdefault(rank[node], []).append(entry)
             stream_at[rank[node], stream[node]] = end
             if blocking[node]:
                 host_at[rank[node]] = end
@@ -199,33 +177,26 @@ def _twins(graph: Graph) -> list[int]:
 NOT_ON_CLOCK = -1
 
 
-class _Steps(NamedTuple):
-    """Steps before reduction, in issue order. One may read any number of others and launch on any
-    number of hosts.
-    """
+class _UnsplitSteps(NamedTuple):
+    """Steps before reduction, in issue order, with any number of reads and launches each."""
 
     row: list[int]
     reads: list[set[int]]  # earlier steps whose end it needs
-    lane: list[
-        int
-        # where it is in order: a host's launches or a stream; for a collective any one of its
-        # streams
-    ]
+    # where it is in order: a host's launches or a stream (any one of a collective's)
+    lane: list[int]
     launches: list[list[tuple[int, int]]]  # host and row of each launch by a clock
     of_node: list[int]
     host_of_node: list[int]
-    launch_of_node: list[
-        int
-    ]  # which of the launches of that step, NOT_ON_CLOCK if the step itself is meant
+    # which of the launches of that step, NOT_ON_CLOCK if the step itself is meant
+    launch_of_node: list[int]
 
 
-def _steps(graph: Graph, twin: list[int]) -> _Steps:
-    steps = _Steps([], [], [], [], [], [], [])
+def _steps(graph: Graph, twin: list[int]) -> _UnsplitSteps:
+    steps = _UnsplitSteps([], [], [], [], [], [], [])
     lane_numbers: dict[tuple[int, int], int] = {}
     stream_at: dict[int, int] = {}  # lane -> its latest step
-    host_at: dict[
-        int, int
-    ] = {}  # rank -> the step at whose end its host is free; absent until it has waited
+    # rank -> the step at whose end its host is free; absent until it has waited
+    host_at: dict[int, int] = {}
 
     def lane(rank: int, stream: int) -> int:
         return lane_numbers.setdefault((rank, stream), len(lane_numbers))
@@ -239,24 +210,15 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
 
     row, launch_row = graph.row.tolist(), graph.launch_row.tolist()
     stream, blocking = graph.stream.tolist(), graph.blocking.tolist()
-    clocks = {
-        rank: NO_HOST + number
-        for number, rank in enumerate(
-            dict.fromkeys(np.array(twin)[graph.launch_row > 0].tolist()), start=1
-        )
-    }
+    launching = dict.fromkeys(np.array(twin)[graph.launch_row > 0].tolist())
+    clocks = {rank: NO_HOST + number for number, rank in enumerate(launching, start=1)}
     launches_of_host = -1  # in place of a stream number
-    done: dict[
-        tuple[int, int], tuple[int, int, int]
-    ] = {}  # nth node of a rank -> its entries of_node to launch_of_node
-    for nodes, places in zip(
-        _together(graph.collective.tolist()), _places(graph, twin), strict=True
-    ):
-        new = {
-            place: node
-            for place, node in reversed([*zip(places, nodes, strict=True)])
-            if place not in done
-        }
+    # nth node of a rank -> its entries of_node to launch_of_node
+    done: dict[tuple[int, int], tuple[int, int, int]] = {}
+    runs = _together(graph.collective.tolist())
+    for nodes, places in zip(runs, _places(graph, twin), strict=True):
+        pairs = reversed([*zip(places, nodes, strict=True)])
+        new = {place: node for place, node in pairs if place not in done}
         if new:
             # Twins in several collectives may meet other ranks in each: the end is known then, but
             # not yet those ranks' place in order. They launch in a step of their own that reads it.
@@ -264,9 +226,8 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
             waits = graph.waits_for(nodes[0]).tolist()
             reads = {steps.of_node[node] for node in waits} if known == NO_STEP else {known}
             launches: list[tuple[int, int]] = []
-            launched: dict[
-                tuple[int, int], tuple[int, int]
-            ] = {}  # step and which of its launches; a clock's step comes last
+            # step and which of its launches; a clock's step comes last
+            launched: dict[tuple[int, int], tuple[int, int]] = {}
             for (rank, nth), node in new.items():
                 reads.add(stream_at.get(lane(rank, stream[node]), NO_STEP))
                 if rank in clocks and rank not in host_at:
@@ -275,33 +236,26 @@ def _steps(graph: Graph, twin: list[int]) -> _Steps:
                     continue
                 host = host_at.get(rank, NO_STEP)
                 if launch_row[node]:
-                    host = host_at[rank] = add(
-                        launch_row[node], {host}, lane(rank, launches_of_host), []
-                    )
+                    own_lane = lane(rank, launches_of_host)
+                    host = host_at[rank] = add(launch_row[node], {host}, own_lane, [])
                 launched[rank, nth] = host, NOT_ON_CLOCK
                 reads.add(host)
             lanes = [lane(rank, stream[node]) for (rank, _), node in new.items()]
             step = add(row[nodes[0]] if known == NO_STEP else ZERO_ROW, reads, lanes[0], launches)
+            end = step if known == NO_STEP else known
             for place, (host, launch) in launched.items():
-                done[place] = (
-                    (step if known == NO_STEP else known),
-                    (host if launch == NOT_ON_CLOCK else step),
-                    launch,
-                )
+                done[place] = end, (host if launch == NOT_ON_CLOCK else step), launch
             stream_at.update(dict.fromkeys(lanes, step))
             host_at.update({rank: step for (rank, _), node in new.items() if blocking[node]})
+        columns = (steps.of_node, steps.host_of_node, steps.launch_of_node)
         for place in places:
-            for entries, entry in zip(
-                (steps.of_node, steps.host_of_node, steps.launch_of_node), done[place], strict=True
-            ):
+            for entries, entry in zip(columns, done[place], strict=True):
                 entries.append(entry)
     return steps
 
 
 def _places(graph: Graph, twin: list[int]) -> Iterator[list[tuple[int, int]]]:
-    """For each run of nodes that go together, the twin and which of its rank's nodes each is: equal
-    for the same point.
-    """
+    """For each run of nodes that go together: the twin, and which of its rank's nodes each is."""
     counts: Counter[int] = Counter()
     rank = graph.rank.tolist()
     for nodes in _together(graph.collective.tolist()):
@@ -310,9 +264,7 @@ def _places(graph: Graph, twin: list[int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _together(collective: list[int]) -> list[range]:
-    """Runs of nodes that share one step: a collective's nodes, issued one after the other, or a
-    single op.
-    """
+    """Runs of nodes that share one step: the consecutive nodes of a collective, or a single op."""
     starts = [i for i, first in enumerate(collective) if first in (Graph.NO_COLLECTIVE, i)]
     return list(map(range, starts, [*starts[1:], len(collective)]))
 
@@ -356,7 +308,7 @@ class _Split(NamedTuple):
     launch_of: list[list[int]]  # and where each of its launches
 
 
-def _split(steps: _Steps, reads: list[list[int]]) -> _Split:
+def _split(steps: _UnsplitSteps, reads: list[list[int]]) -> _Split:
     read = {before for wanted in reads for before in wanted}
     loose_ends = [step for step in range(len(reads)) if step not in read]
     row, all_launches = steps.row, steps.launches
@@ -391,9 +343,7 @@ def _split(steps: _Steps, reads: list[list[int]]) -> _Split:
 
 
 def _before_on_host(host: np.ndarray) -> np.ndarray:
-    """The step before each on the same host [S], NO_STEP for a host's first and for steps without
-    one.
-    """
+    """The step before each on the same host [S]; NO_STEP for a host's first, or without a host."""
     before = np.full(len(host), NO_STEP)
     for number in set(host.tolist()) - {NO_HOST}:
         on_host = np.flatnonzero(host == number)
@@ -402,18 +352,15 @@ def _before_on_host(host: np.ndarray) -> np.ndarray:
 
 
 def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Slots read [S, 2] and written [S], and how many there are. Every step but the last is read by
-    someone.
-    """
+    """Slots read [S, 2] and written [S], and their number. Every step but the last has a reader."""
     pairs = pred_step.tolist()
     last_reader = {before: step for step, pair in enumerate(pairs) for before in pair}
     out_slot: list[int] = []
     free: list[int] = []
     slots = TRASH_SLOT + 1
     for step, pair in enumerate(pairs):
-        free += [
-            out_slot[before] for before in pair if before != NO_STEP and last_reader[before] == step
-        ]
+        ended = [before for before in pair if before != NO_STEP and last_reader[before] == step]
+        free += [out_slot[before] for before in ended]
         if not free:
             free, slots = [slots], slots + 1
         out_slot.append(free.pop())
@@ -424,8 +371,7 @@ def _slots(pred_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 def step_bucket(steps: int) -> int:
     """64 * 1.25^k, rounded up: 10 buckets a decade, and padding costs memory only.
 
-    At least one step of padding: the evaluator's first turn writes what the step before it left,
-    into the trash.
+    At least one step is padding: the evaluator's first turn writes there what came before it.
     """
     bucket = 64.0
     while math.ceil(bucket) <= steps:

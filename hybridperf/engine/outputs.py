@@ -1,12 +1,10 @@
-"""More than the makespan of many configurations at once: who is busy, what communication nothing
-hides, what the longest path consists of.
+"""Busy streams, exposed communication and the critical path of many configurations at once.
 
     busy       of a stream       seconds it runs: its ops counted, times their seconds
-               (linear in the durations)
-    exposed    of a rank         seconds in which it communicates and does not compute, see
-               `occupancy`     (of starts and ends)
+    exposed    of a rank         |communication or compute| - |compute|, where |.| are seconds in
+                                 which at least one such op runs
     critical   of a group of ops seconds of the longest path spent in it: they add up to the
-               makespan       (of the back-pointers)
+                                 makespan (by the back-pointers of its gradient)
 
 Axes: S steps, U rows of the duration table, B configurations, C columns. Starts [S, B] would not
 fit for all B: they are made for a block of configurations, used, and forgotten. The streams of a
@@ -28,7 +26,7 @@ from jax import lax
 
 from hybridperf.engine.evaluate import BLOCK, LINE, in_blocks, makespan, step_starts
 from hybridperf.engine.graph import Graph
-from hybridperf.engine.lower import ZERO_ROW, Lowered, Program
+from hybridperf.engine.lower import ZERO_ROW, Lowered, StepProgram
 from hybridperf.io import InputError, unknown
 
 OUTPUTS = ("time_s", "busy_s", "exposed_s", "critical_s")
@@ -40,10 +38,8 @@ _BLOCK_BYTES = 64e6  # of starts and intervals of one block
     jax.tree_util.register_dataclass, data_fields=["step", "row", "first"], meta_fields=["computes"]
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Rank:
-    """What runs on the streams of one rank, stream after stream, the compute stream first; each
-    ends in an entry that never starts.
-    """
+class _RankStreams:
+    """Streams of one rank in turn, compute first; each ends in an entry that never starts."""
 
     step: np.ndarray  # int32 [M], S for never
     row: np.ndarray  # int32 [M], ZERO_ROW for never
@@ -61,23 +57,27 @@ class _Rank:
     meta_fields=["columns", "rank_of", "asked"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outputs:
+class OutputPlan:
     """What is to be worked out of one step's durations."""
 
     columns: tuple[str, ...]  # [C]
     asked: tuple[str, ...]  # some of OUTPUTS, in the order of the columns
     busy: np.ndarray  # how often each stream runs each row; [streams, U]
     group: np.ndarray  # 1 where a row is of a group; [groups, U]
-    ranks: tuple[_Rank, ...]  # that differ
+    ranks: tuple[_RankStreams, ...]  # that differ
     rank_of: tuple[int, ...]  # which of them each rank in use is
 
 
-def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) -> Outputs:
-    """A plan for some of `OUTPUTS` of a lowered graph; `groups` [U] says of which group each row of
-    the duration table is.
+def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) -> OutputPlan:
+    """A plan for some of `OUTPUTS` of a lowered graph.
 
     Columns are `time_s`; `busy_compute_s` and so on by stream; `exposed_s`; `critical_gemm_s` and
     so on by group; of several ranks `busy_rank0_compute_s` and `exposed_rank0_s`.
+
+    Args:
+        lowered: the graph.
+        groups: the group of each row of the duration table, [U].
+        asked: names among `OUTPUTS`.
     """
     asked = tuple(dict.fromkeys(asked))
     for name in asked:
@@ -86,22 +86,17 @@ def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) ->
     if not asked:
         raise InputError(f"expected at least one output among {', '.join(OUTPUTS)}, got none")
     graph = lowered.graph
+    streams = ", ".join(graph.stream_names)
     if "exposed_s" in asked and COMPUTE not in graph.stream_names:
-        raise InputError(
-            f"exposed_s needs a stream named {COMPUTE}, the step has"
-            f" {', '.join(graph.stream_names)}; rename one or leave it out"
-        )
+        needs = f"needs a stream named {COMPUTE}, the step has {streams}"
+        raise InputError(f"exposed_s {needs}; rename one or leave it out")
     ranks = np.unique(graph.rank)
     busy_names, busy = _busy(graph, len(groups))
     used = np.unique(np.concatenate([graph.row, graph.launch_row]))
-    names = [
-        name
-        for name in dict.fromkeys(groups)
-        if any(groups[row - 1] == name for row in used[used != ZERO_ROW])
-    ]
-    kinds: dict[
-        tuple[bytes, bytes], int
-    ] = {}  # ranks that always do the same at the same time run the same steps
+    in_use = {groups[row - 1] for row in used[used != ZERO_ROW]}
+    names = [name for name in dict.fromkeys(groups) if name in in_use]
+    # ranks that always do the same at the same time run the same steps
+    kinds: dict[tuple[bytes, bytes], int] = {}
     different, rank_of = [], []
     for rank in ranks:
         found = _streams(lowered, int(rank))
@@ -109,21 +104,14 @@ def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) ->
         if key not in kinds:
             different.append(found)
         rank_of.append(kinds.setdefault(key, len(kinds)))
-    columns = {
-        "time_s": ["time_s"],
-        "busy_s": busy_names,
-        "exposed_s": (
-            [f"exposed_rank{rank}_s" for rank in ranks] if len(ranks) > 1 else ["exposed_s"]
-        ),
-        "critical_s": [f"critical_{name}_s" for name in names],
-    }
+    exposed = [f"exposed_rank{rank}_s" for rank in ranks] if len(ranks) > 1 else ["exposed_s"]
+    critical = [f"critical_{name}_s" for name in names]
+    columns = dict(zip(OUTPUTS, (["time_s"], busy_names, exposed, critical), strict=True))
     all_columns = tuple(name for output in asked for name in columns[output])
     if len(set(all_columns)) < len(all_columns):
-        raise InputError(
-            "two streams have names that make one column of busy seconds:"
-            f" {', '.join(graph.stream_names)}; rename one"
-        )
-    return Outputs(
+        same = "two streams have names that make one column of busy seconds"
+        raise InputError(f"{same}: {streams}; rename one")
+    return OutputPlan(
         columns=all_columns,
         asked=asked,
         busy=busy,
@@ -133,40 +121,30 @@ def outputs_of(lowered: Lowered, groups: Sequence[str], asked: Sequence[str]) ->
     )
 
 
-def batch_outputs(plan: Outputs, program: Program, durations: jax.Array) -> jax.Array:
-    """The plan's columns [C, B] from seconds per row, `durations` [U, B]; to be compiled by whoever
-    calls it.
-    """
+def batch_outputs(plan: OutputPlan, program: StepProgram, durations: jax.Array) -> jax.Array:
+    """The plan's columns [C, B] from seconds per row `durations` [U, B]; its caller compiles it."""
     most = BLOCK
     if "exposed_s" in plan.asked:
         largest = len(program.row) + 3 * max(len(rank.step) for rank in plan.ranks)
-        most = min(
-            BLOCK, max(1, int(_BLOCK_BYTES / (largest * durations.dtype.itemsize * LINE))) * LINE
-        )
+        lines = int(_BLOCK_BYTES / (largest * durations.dtype.itemsize * LINE))
+        most = min(BLOCK, max(1, lines) * LINE)
 
     def columns(some: jax.Array) -> jax.Array:
         out: dict[str, jax.Array] = {}
         if "critical_s" in plan.asked:
             time_s, back = jax.vjp(functools.partial(makespan, program), some)
             (times_on_path,) = back(jnp.ones_like(time_s))
-            out["time_s"], out["critical_s"] = (
-                time_s[None],
-                _weighted(plan.group, times_on_path * some),
-            )
+            out["time_s"] = time_s[None]
+            out["critical_s"] = _weighted(plan.group, times_on_path * some)
         elif "time_s" in plan.asked:
             out["time_s"] = makespan(program, some)[None]
         if "busy_s" in plan.asked:
             out["busy_s"] = _weighted(plan.busy, some)
         if "exposed_s" in plan.asked:
-            start_s = (
-                step_starts(program, some)
-                if any(rank.communicates for rank in plan.ranks)
-                else None
-            )
-            exposed_s = [
-                jnp.zeros_like(some[0]) if start_s is None else _exposed_s(rank, start_s, some)
-                for rank in plan.ranks
-            ]
+            exposed_s = [jnp.zeros_like(some[0])] * len(plan.ranks)
+            if any(rank.communicates for rank in plan.ranks):
+                start_s = step_starts(program, some)
+                exposed_s = [_exposed_s(rank, start_s, some) for rank in plan.ranks]
             out["exposed_s"] = jnp.stack([exposed_s[at] for at in plan.rank_of])
         return jnp.concatenate([out[name] for name in plan.asked])
 
@@ -186,39 +164,32 @@ def _busy(graph: Graph, rows: int) -> tuple[list[str], np.ndarray]:
     return [f"busy_{name}_s" for name in names], counts[:, 1:]
 
 
-def _streams(lowered: Lowered, rank: int) -> _Rank:
+def _streams(lowered: Lowered, rank: int) -> _RankStreams:
     graph, never = lowered.graph, len(lowered.program.row)
     step: list[np.ndarray] = []
     row: list[np.ndarray] = []
     first: list[int] = []
     on_rank = (graph.rank == rank) & (graph.row != ZERO_ROW)
-    in_order = sorted(
-        np.unique(graph.stream[on_rank]).tolist(),
-        key=lambda stream: graph.stream_names[stream] != COMPUTE,
-    )
+    names, used = graph.stream_names, np.unique(graph.stream[on_rank]).tolist()
+    in_order = sorted(used, key=lambda stream: names[stream] != COMPUTE)
     for stream in in_order:
         nodes = np.flatnonzero(on_rank & (graph.stream == stream))
         first.append(sum(len(each) for each in step))
         step.append(np.append(lowered.step_of_node[nodes], never))
         row.append(np.append(graph.row[nodes], ZERO_ROW))
-    joined = [
-        np.concatenate(each).astype(np.int32) if each else np.zeros(0, np.int32)
-        for each in (step, row)
-    ]
-    computes = bool(in_order) and graph.stream_names[in_order[0]] == COMPUTE
-    return _Rank(joined[0], joined[1], np.array(first, np.int32), computes)
+    none = np.zeros(0, np.int32)
+    steps, rows = (np.concatenate([none, *each]).astype(np.int32) for each in (step, row))
+    computes = bool(in_order) and names[in_order[0]] == COMPUTE
+    return _RankStreams(steps, rows, np.array(first, np.int32), computes)
 
 
 def _weighted(weights: np.ndarray, durations: jax.Array) -> jax.Array:
-    return jnp.matmul(
-        jnp.asarray(weights, durations.dtype), durations, precision=lax.Precision.HIGHEST
-    )
+    given = jnp.asarray(weights, durations.dtype)
+    return jnp.matmul(given, durations, precision=lax.Precision.HIGHEST)
 
 
-def _exposed_s(rank: _Rank, start_s: jax.Array, durations: jax.Array) -> jax.Array:
-    """Seconds [B] in which some stream runs and none that computes, from starts of steps [S, B] and
-    durations [U, B].
-    """
+def _exposed_s(rank: _RankStreams, start_s: jax.Array, durations: jax.Array) -> jax.Array:
+    """Seconds [B] in which only communication runs, from `start_s` [S, B] and durations [U, B]."""
     if not rank.communicates:
         return jnp.zeros_like(durations[0])
     never = jnp.full_like(durations[:1], jnp.inf)
@@ -228,9 +199,7 @@ def _exposed_s(rank: _Rank, start_s: jax.Array, durations: jax.Array) -> jax.Arr
     streams = len(rank.first)
 
     def take(_: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The interval that starts next: what of it is new to all streams, less what is new to
-        compute.
-        """
+        """Take the interval that starts next: what is new to all streams, or to compute."""
         at, next_start, next_end, reached, computed, exposed = carry  # [streams, B] thrice, [B]
         which = jnp.argmin(next_start, axis=0)
         start, end, here = (_picked(each, which, streams) for each in (next_start, next_end, at))
@@ -241,11 +210,11 @@ def _exposed_s(rank: _Rank, start_s: jax.Array, durations: jax.Array) -> jax.Arr
             new -= jnp.where(by_compute, jnp.maximum(end - jnp.maximum(start, computed), 0), 0)
             computed = jnp.where(by_compute, jnp.maximum(computed, end), computed)
         its = which == jnp.arange(streams)[:, None]
-        at = jnp.where(its, here + 1, at)
-        next_start = jnp.where(
-            its, starts.at[here + 1, column].get(mode="promise_in_bounds"), next_start
-        )
-        next_end = jnp.where(its, ends.at[here + 1, column].get(mode="promise_in_bounds"), next_end)
+        at, after = jnp.where(its, here + 1, at), (here + 1, column)
+        following = (each.at[after].get(mode="promise_in_bounds") for each in (starts, ends))
+        new_start, new_end = following
+        next_start = jnp.where(its, new_start, next_start)
+        next_end = jnp.where(its, new_end, next_end)
         return at, next_start, next_end, reached, computed, exposed + new
 
     zero = jnp.zeros_like(durations[0])

@@ -39,9 +39,7 @@ _WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Seconds of one step, with what they are made of. N nodes of the graph, U rows: unique ops,
-    collectives, given seconds.
-    """
+    """Seconds of one step, and what they are made of. N nodes of the graph, U rows of calls."""
 
     workload: Workload
     model: PerfModel
@@ -51,9 +49,8 @@ class Prediction:
     roofline_s: float  # the same step by the datasheet alone
     op_s: np.ndarray  # [U] seconds of each row
     op_roofline_s: np.ndarray  # [U] by the datasheet alone
-    op_group: (
-        np.ndarray
-    )  # int [U] index into KINDS: GROUPS, then collectives by name, then what is given
+    # int [U] index into KINDS: GROUPS, then collectives by name, then what is given
+    op_group: np.ndarray
     op_in_range: np.ndarray  # bool [U] lies within what was measured
     timeline: Timeline  # [N] each
     on_critical_path: np.ndarray  # bool [N]
@@ -61,9 +58,7 @@ class Prediction:
     notes: tuple[str, ...]
 
     def breakdown(self) -> pd.DataFrame:
-        """Seconds by group of ops, largest first: `group, seconds, share, roofline_s, ops,
-        in_range`.
-        """
+        """Seconds by group, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
         times = self.workload.times_run()
         row = np.flatnonzero(times)
         times = times[row]
@@ -73,20 +68,17 @@ class Prediction:
             "in_range": self.op_in_range[row],
         })  # fmt: skip
         out = frame.groupby("group").agg(
-            seconds=("seconds", "sum"),
-            roofline_s=("roofline_s", "sum"),
-            ops=("times", "sum"),
+            seconds=("seconds", "sum"), roofline_s=("roofline_s", "sum"), ops=("times", "sum"),
             in_range=("in_range", "all"),
-        )
+        )  # fmt: skip
         out.insert(1, "share", out["seconds"] / out["seconds"].sum())
         return out.sort_values("seconds", ascending=False).reset_index()
 
     def ops(self) -> pd.DataFrame:
-        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical` and the
-        op's dimensions.
+        """Every node in issue order: `label, group, start_s, seconds, roofline_s, critical`.
 
-        Of several ranks or streams `rank` and `stream` come after the label. A node that only waits
-        has no seconds.
+        The op's dimensions follow. With several ranks or streams, `rank` and `stream` follow the
+        label. A node that only waits has no seconds.
         """
         graph = self.workload.graph
         row = graph.row - 1
@@ -99,21 +91,20 @@ class Prediction:
             "roofline_s": np.where(row >= 0, self.op_roofline_s[row], 0.0),
             "critical": self.on_critical_path,
         })  # fmt: skip
-        dims = pd.DataFrame(
-            [call_columns(self.workload.calls[r]) if r >= 0 else {"op": _WAIT} for r in row]
-        )
-        return pd.concat([frame, dims], axis=1)
+        calls = self.workload.calls
+        dims = [call_columns(calls[r]) if r >= 0 else {"op": _WAIT} for r in row]
+        return pd.concat([frame, pd.DataFrame(dims)], axis=1)
 
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
-    """Time of one step of `workload` on `model`'s device; `InputError` if it was compiled for
-    another kind of device.
+    """Time of one step of `workload` on `model`'s device.
+
+    Raises:
+        InputError: the workload was compiled for another kind of device, or a call has no price.
     """
     if not isinstance(workload, Workload):
-        raise InputError(
-            f"expected a workload, got {type(workload).__name__}; hp.dlrm, hp.transformer and"
-            " hp.from_jax make one"
-        )
+        mend = "hp.dlrm, hp.transformer and hp.from_jax make one"
+        raise InputError(f"expected a workload, got {type(workload).__name__}; {mend}")
     check_backend(model, workload)
     table = step_table(model, workload.calls)
     group = np.array([kind_of(call) for call in workload.calls], np.int32)
@@ -128,9 +119,13 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
     unsure = _without_error(model, workload, group)
     known = _share(unsure, workload, op_s) <= _UNKNOWN_SHARE
     interval = _interval(model, workload, table, lowered, group, op_s, outside) if known else None
-    inside = _inside(model, workload, outside)
+    inside = outside == 0
+    inside[list(_unmeasured(model, workload))] = False
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True
+    notes = _notes(model, table, group, op_s, inside, workload)
+    notes += _no_interval(model, unsure, workload, group, op_s)
+    notes += [] if interval is None else _widened(workload)
     return Prediction(
         workload=workload,
         model=model,
@@ -145,12 +140,7 @@ def predict(model: PerfModel, workload: Workload) -> Prediction:
         timeline=times,
         on_critical_path=critical,
         in_range=bool(inside.all()),
-        notes=(
-            *workload.notes,
-            *_notes(model, table, group, op_s, inside, workload),
-            *_no_interval(model, unsure, workload, group, op_s),
-            *([] if interval is None else _widened(workload)),
-        ),
+        notes=(*workload.notes, *notes),
     )
 
 
@@ -168,19 +158,14 @@ def check_backend(model: PerfModel, workload: Workload) -> None:
 
 
 def _interval(
-    model: PerfModel,
-    workload: Workload,
-    table: StepTable,
-    lowered: Lowered,
-    group: np.ndarray,
-    op_s: np.ndarray,
-    outside: np.ndarray,
-) -> tuple[float, float]:
-    """90 % interval of the step: a held-out error is drawn for each group of ops, shared by all its
-    ops, one change of the whole machine's slowness (`PerfModel.drift`) for all of them, and both
-    are sent through the evaluator; behind it, what the workload says of itself.
+    model: PerfModel, workload: Workload, table: StepTable, lowered: Lowered, group: np.ndarray,
+    op_s: np.ndarray, outside: np.ndarray,
+) -> tuple[float, float]:  # fmt: skip
+    """90 % interval of the step, from errors that are drawn and sent through the evaluator.
 
-    An op outside the measured range errs more, see `widening`.
+    Each group of ops draws one held-out error, shared by all its ops, and the machine one change of
+    its speed (`PerfModel.drift`); the workload's own deviation is added behind. An op outside the
+    measured range errs more, see `widening`.
     """
     spread = _collective_spread(model, workload)
     spread[list(split(workload.calls)[2])] = workload.given_deviation
@@ -192,18 +177,15 @@ def _interval(
             # log(predicted / measured): what is true lies that much lower
             drawn[g] = -_draw(report.errors, rng)
     widen = widening(np.where(np.isfinite(outside), outside, 0.0))
-    for g in range(
-        len(GROUPS), len(KINDS)
-    ):  # one error for all collectives of a kind, one for all that is given
+    # one error for all collectives of a kind, one for all that is given
+    for g in range(len(GROUPS), len(KINDS)):
         drawn[g] = _draw(_NORMAL, rng) if (group == g).any() else 0.0
     widen = np.where(group < len(GROUPS), widen, np.nan_to_num(spread))
     error = np.clip(widen[:, None] * drawn[group], -_LARGEST_LOG_ERROR, _LARGEST_LOG_ERROR)
     # calibration and step each met the machine in some state
     state = _draw(model.drift, rng) - _draw(model.drift, rng) if model.drift else 0.0
-    seconds = chained(
-        table,
-        op_s[:, None] * np.exp(np.where((group < len(GROUPS))[:, None], error + state, error)),
-    )
+    is_op = (group < len(GROUPS))[:, None]
+    seconds = chained(table, op_s[:, None] * np.exp(np.where(is_op, error + state, error)))
     steps = np.asarray(_makespan(lowered.program, jnp.asarray(seconds)), np.float64)
     if workload.deviation:
         steps *= np.exp(workload.deviation * _draw(_NORMAL, rng))
@@ -212,22 +194,15 @@ def _interval(
 
 
 def _without_error(model: PerfModel, workload: Workload, group: np.ndarray) -> list[int]:
-    """Rows whose error nobody knows: ops of a group or number format that was not measured,
-    collectives without an interval.
-    """
+    """Rows of unknown error: ops whose group or number format nobody measured, some collectives."""
     spread = _collective_spread(model, workload)
-    found = [
-        u
-        for u in split(workload.calls)[0]
-        if not (r := model.groups.get(KINDS[group[u]])) or not r.errors or r.half_width is None
-    ]
-    return sorted(
-        {
-            *found,
-            *_unmeasured(model, workload),
-            *(u for u in split(workload.calls)[1] if not np.isfinite(spread[u])),
-        }
-    )
+    ops, collectives, _ = split(workload.calls)
+    rows = {*_unmeasured(model, workload), *(u for u in collectives if not np.isfinite(spread[u]))}
+    for u in ops:
+        report = model.groups.get(KINDS[group[u]])
+        if not report or not report.errors or report.half_width is None:
+            rows.add(u)
+    return sorted(rows)
 
 
 def _share(rows: Sequence[int], workload: Workload, op_s: np.ndarray) -> float:
@@ -248,107 +223,72 @@ def _no_interval(
 
 
 def _widened(workload: Workload) -> list[str]:
-    """What an interval holds beside errors of rows."""
-    more = (
-        f" and {workload.given_deviation:.0%} of seconds that are given"
-        if workload.given_deviation
-        else ""
-    )
-    said = (
-        f"no step like it was measured: the interval holds a deviation of {workload.deviation:.0%}"
-        f" of the whole step{more}"
-    )
-    return [said] if workload.deviation else []
+    """What an interval includes besides errors of rows."""
+    if not workload.deviation:
+        return []
+    given = workload.given_deviation
+    more = f" and {given:.0%} of seconds that are given" if given else ""
+    holds = f"the interval holds a deviation of {workload.deviation:.0%} of the whole step{more}"
+    return [f"no step like it was measured: {holds}"]
 
 
 def _outside(model: PerfModel, workload: Workload) -> np.ndarray:
-    """How far each row lies outside what was measured, in octaves [U]; infinite for a collective
-    that was not, 0 for what is given.
-    """
+    """Octaves between each row and what was measured [U]; infinite for an unmeasured collective."""
     ops, collectives, _ = split(workload.calls)
     found = np.zeros(len(workload.calls))
     found[list(ops)] = model.outside(list(ops.values()))
     if collectives:
-        found[list(collectives)] = np.where(
-            _collectives_said(model, workload)["in_range"], 0.0, np.inf
-        )
+        in_range = _collective_predictions(model, workload)["in_range"]
+        found[list(collectives)] = np.where(in_range, 0.0, np.inf)
     return found
 
 
 def _collective_spread(model: PerfModel, workload: Workload) -> np.ndarray:
-    """Standard deviation of the log of each collective's seconds [U]; NaN where the model knows
-    none, 0 for other rows.
-    """
+    """Deviation of the log of collectives' seconds [U]; NaN where unknown, 0 for other rows."""
     _, collectives, _ = split(workload.calls)
     found = np.zeros(len(workload.calls))
     if collectives:
-        said = _collectives_said(model, workload)
-        found[list(collectives)] = np.log(said["high_s"] / said["low_s"]) / _WIDTH_OF_90
+        predicted = _collective_predictions(model, workload)
+        found[list(collectives)] = np.log(predicted["high_s"] / predicted["low_s"]) / _WIDTH_OF_90
     return found
 
 
-def _collectives_said(model: PerfModel, workload: Workload) -> pd.DataFrame:
+def _collective_predictions(model: PerfModel, workload: Workload) -> pd.DataFrame:
     return model.predict_collectives(collective_frame(list(split(workload.calls)[1].values())))
 
 
 def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> np.ndarray:
-    """Values [_DRAWS] of a distribution given by evenly spaced quantiles, one from each equal part
-    of it.
-    """
-    return np.interp(
-        rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS),
-        np.linspace(0, 1, len(quantiles)),
-        quantiles,
-    )
+    """Values [_DRAWS] of a distribution given by its quantiles, one from each equal part of it."""
+    parts = rng.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS)
+    return np.interp(parts, np.linspace(0, 1, len(quantiles)), quantiles)
 
 
 def _unmeasured(model: PerfModel, workload: Workload) -> dict[int, str]:
-    """Unique ops whose number format the model has no measurements of, with what to say."""
+    """Unique ops whose number format the model has no measurements of, with a note."""
     found = {}
     for at, call in enumerate(workload.calls):
         group = KINDS[kind_of(call)]
         report = model.groups.get(group)
         if isinstance(call, OpCall) and report is not None and not report.measured_dtype(call.op):
-            found[at] = (
-                f"no {group} in {call.op.dtype} was measured, only {', '.join(report.dtypes)}"
-            )
+            only = f"only {', '.join(report.dtypes)}"
+            found[at] = f"no {group} in {call.op.dtype} was measured, {only}"
     return found
 
 
-def _inside(model: PerfModel, workload: Workload, outside: np.ndarray) -> np.ndarray:
-    """Whether each unique op lies within what was measured, its number format included."""
-    inside = outside == 0
-    inside[list(_unmeasured(model, workload))] = False
-    return inside
-
-
 def _notes(
-    model: PerfModel,
-    table: StepTable,
-    group_of: np.ndarray,
-    op_s: np.ndarray,
-    inside: np.ndarray,
+    model: PerfModel, table: StepTable, group_of: np.ndarray, op_s: np.ndarray, inside: np.ndarray,
     workload: Workload,
-) -> list[str]:
-    notes = []
-    held = workload.held
-    if held is not None and held.bytes > model.device.memory_bytes:
-        notes.append(
-            f"does not fit: {held.what} {held.bytes / 1e9:.4g}"
-            f" GB{f' ({held.most})' if held.most else ''}, {model.device.id} has"
-            f" {model.device.memory_bytes / 1e9:.4g} GB"
-        )
+) -> list[str]:  # fmt: skip
+    ops, collectives, _ = split(workload.calls)
+    notes = _memory_notes(model, workload)
     if table.collectives is not None and model.collectives is not None:
-        if model.collectives.adapted is None:
-            notes.append(
-                f"datasheet alone for collectives: no measurements of {model.collectives.system.id}"
-                " in this model"
-            )
-        if any(
-            c.ranks_per_node > model.collectives.system.accelerators_per_node
-            for c in split(workload.calls)[1].values()
-        ):
-            notes.append(model.collectives.crowded_remark)
+        fabric = model.collectives
+        if fabric.adapted is None:
+            no = f"no measurements of {fabric.system.id} in this model"
+            notes.append(f"datasheet alone for collectives: {no}")
+        most = fabric.system.accelerators_per_node
+        if any(call.ranks_per_node > most for call in collectives.values()):
+            notes.append(fabric.crowded_remark)
     unknown = {KINDS[g] for g in group_of} & set(_LOOKUPS) - set(model.groups)
     if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):
         notes.append(
@@ -360,24 +300,33 @@ def _notes(
     times = workload.times_run()
     run_s = times * op_s
     total = run_s.sum()
-    for group in model.uncalibrated(table.ops) if split(workload.calls)[0] else ():
+    for group in model.uncalibrated(table.ops) if ops else ():
         share = run_s[group_of == GROUPS.index(group)].sum() / total
         notes.append(f"no {group} measurements: datasheet roofline for {share:.1%} of the step")
     unmeasured = _unmeasured(model, workload)
-    for said in sorted(set(unmeasured.values())):
-        share = run_s[[at for at, what in unmeasured.items() if what == said]].sum() / total
-        notes.append(f"{said}: {share:.1%} of the step is a guess")
+    for note in sorted(set(unmeasured.values())):
+        share = run_s[[at for at, what in unmeasured.items() if what == note]].sum() / total
+        notes.append(f"{note}: {share:.1%} of the step is a guess")
     remarks = np.full(len(op_s), "", object)
-    ops = split(workload.calls)[0]
     remarks[list(ops)] = model.remarks(list(ops.values()))
-    for said in sorted(set(remarks[times > 0]) - {""}):
-        # a step's framework is of training; the kernels that were measured are of frameworks that
-        # serve
-        shown = said.replace(
-            "no framework given: taken for ", "priced by kernels that were measured in "
+    for note in sorted(set(remarks[times > 0]) - {""}):
+        # a step's framework is of training; the measured kernels are of serving frameworks
+        default, measured = (
+            "no framework given: taken for ",
+            "priced by kernels that were measured in ",
         )
-        notes.append(f"{shown} ({run_s[remarks == said].sum() / total:.0%} of the step)")
+        share = run_s[remarks == note].sum() / total
+        notes.append(f"{note.replace(default, measured)} ({share:.0%} of the step)")
     outside = run_s[~inside].sum() / total
     if outside > 0.005:
         notes.append(f"{outside:.0%} of the step lies outside the calibrated range of sizes")
     return notes
+
+
+def _memory_notes(model: PerfModel, workload: Workload) -> list[str]:
+    peak, has = workload.peak_memory, model.device.memory_bytes
+    if peak is None or peak.bytes <= has:
+        return []
+    part = f" ({peak.largest_part})" if peak.largest_part else ""
+    needs = f"{peak.what} {peak.bytes / 1e9:.4g} GB{part}"
+    return [f"does not fit: {needs}, {model.device.id} has {has / 1e9:.4g} GB"]

@@ -1,5 +1,4 @@
-"""All rows of a step as arrays: its ops, its collectives, the seconds that are given, and chains of
-such rows, priced together.
+"""All rows of a step as arrays, priced together: ops, collectives, given seconds, chains of rows.
 
 Axes: U rows of the duration table, O of them ops, C collectives, F given seconds; P parts of all
 chains. `step_durations(table, platform)` is pure and differentiable in every number of the
@@ -20,9 +19,9 @@ import pandas as pd
 
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.engine.workload import Call, Chain, CollectiveCall, Seconds
+from hybridperf.engine.workload import Call, CallChain, CollectiveCall, GivenSeconds
 from hybridperf.io import InputError
-from hybridperf.io.namespace import fresh_views
+from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.model import OpTable, PerfModel, Platform, canonical, durations
 from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
@@ -40,91 +39,69 @@ class StepTable:
 
     ops: OpTable  # [O]; a row that nothing points to where there is none
     collectives: CollectiveTable | None = None  # [C]
-    given_s: Any = None  # [F]
-    # int32 [U] of each row in ops, collectives and given seconds, one after the other; None: ops
-    # alone, in order
-    place: Any = None
-    # int32 [P, 3] of chains: row of the chain and of its part, from 0, and how often it runs; None:
-    # no chains
-    parts: Any = None
-    # [O] seconds of an op's kernel over those of the measured one; None: those are the kernels
-    slower: Any = None
+    given_s: Array = None  # [F]
+    # place of each row among ops, collectives and given seconds in turn; None: ops alone; int32 [U]
+    place: Array = None
+    # rows of a chain and of its part, from 0, and how often it runs; None: no chains; int32 [P, 3]
+    parts: Array = None
+    # seconds of an op's kernel over those of the measured kernel; None: all are measured ones; [O]
+    slower: Array = None
 
 
 def step_table(model: PerfModel, calls: Sequence[Call]) -> StepTable:
     """Rows as arrays for a model's device and links; `InputError` where it cannot price one."""
     ops, collectives, given = split(calls)
-    chains = {at: call for at, call in enumerate(calls) if isinstance(call, Chain)}
+    op_calls = list(ops.values())
+    slower = _slower(model, op_calls)
+    chains = {at: call for at, call in enumerate(calls) if isinstance(call, CallChain)}
     if not collectives and not given and not chains:
-        return StepTable(model.table(list(ops.values())), slower=_slower(model, list(ops.values())))
-    table = model.table(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
+        return StepTable(model.table(op_calls), slower=slower)
+    table = model.table(op_calls or [OpCall(StartProgram("fp32", 0.0))])
+    count = max(len(ops), 1)
     place = {at: i for i, at in enumerate(ops)}
-    place |= {at: max(len(ops), 1) + i for i, at in enumerate((*collectives, *given))}
-    place |= dict.fromkeys(
-        chains, max(len(ops), 1) + len(collectives) + len(given)
-    )  # nothing by themselves
-    first = next(iter(collectives.values()), None)
+    place |= {at: count + i for i, at in enumerate((*collectives, *given))}
+    # the row of a chain alone takes no time
+    place |= dict.fromkeys(chains, count + len(collectives) + len(given))
+    rows = None
+    if collectives:
+        fabric = fabric_of(model, next(iter(collectives.values())))
+        rows = _collective_rows(fabric, list(collectives.values()))
+    seconds = [*(call.value for call in given.values()), *([0.0] if chains else [])]
+    parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
     return StepTable(
         ops=table,
-        collectives=(
-            None
-            if first is None
-            else _collective_rows(fabric_of(model, first), list(collectives.values()))
-        ),
-        given_s=(
-            np.array([*(call.value for call in given.values()), *([0.0] if chains else [])])
-            if given or chains
-            else None
-        ),
+        collectives=rows,
+        given_s=np.array(seconds) if seconds else None,
         place=np.array([place[at] for at in range(len(calls))], np.int32),
-        parts=(
-            np.array(
-                [
-                    (at, row - 1, often)
-                    for at, chain in chains.items()
-                    for row, often in chain.parts
-                ],
-                np.int32,
-            )
-            if chains
-            else None
-        ),
-        slower=_slower(model, list(ops.values())),
+        parts=np.array(parts, np.int32) if chains else None,
+        slower=slower,
     )
 
 
 def _slower(model: PerfModel, calls: Sequence[OpCall]) -> np.ndarray | None:
-    """Seconds of calls over those of the kernels that were measured [O]; None where no call says
-    another.
-    """
+    """Seconds of calls over those of the measured kernels [O]; None where no call names another."""
 
     def seconds(call: OpCall) -> float:
         return float(model.op_seconds(model.table([call]))[0])
 
-    kinds = {(call.kernel, call.op.dtype) for call in calls if call.kernel}
-    factors = {
-        (name, dtype): published_factor(name, dtype, model.device.arch, model.device, seconds)
-        for name, dtype in kinds
-    }
-    return (
-        np.array([factors.get((call.kernel, call.op.dtype), 1.0) for call in calls])
-        if kinds
-        else None
-    )
+    device, keys = model.device, [(call.kernel, call.op.dtype) for call in calls]
+    named = [(name, dtype) for name, dtype in dict.fromkeys(keys) if name]
+    factors = {key: published_factor(*key, device.arch, device, seconds) for key in named}
+    return np.array([factors.get(key, 1.0) for key in keys]) if factors else None
 
 
 def split(
     calls: Sequence[Call],
-) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, Seconds]]:
+) -> tuple[dict[int, OpCall], dict[int, CollectiveCall], dict[int, GivenSeconds]]:
     """Rows that are ops, collectives and given seconds, each by its place."""
     return (
         {at: call for at, call in enumerate(calls) if isinstance(call, OpCall)},
         {at: call for at, call in enumerate(calls) if isinstance(call, CollectiveCall)},
-        {at: call for at, call in enumerate(calls) if isinstance(call, Seconds)},
+        {at: call for at, call in enumerate(calls) if isinstance(call, GivenSeconds)},
     )
 
 
-def step_durations(table: StepTable, platform: Platform) -> Any:
+def step_durations(table: StepTable, platform: Platform) -> Array:
     """Seconds of each row [U] on one platform."""
     table, platform = fresh_views((table, platform))
     op_s = durations(table.ops, platform)
@@ -154,33 +131,27 @@ def chained(table: StepTable, seconds: np.ndarray) -> np.ndarray:
     return found
 
 
-def batched_step_durations(table: StepTable, platform: Platform, axes: Platform) -> Any:
-    """Durations [U, B]: leaves of `platform` whose entry in `axes` is not None carry B along that
-    axis.
-    """
+def batched_step_durations(table: StepTable, platform: Platform, axes: Platform) -> Array:
+    """Durations [U, B]: leaves of `platform` with an axis in `axes` carry B along it."""
     return jax.vmap(step_durations, in_axes=(None, axes), out_axes=-1)(table, platform)
 
 
 def row_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
     """Seconds of each row [U]."""
     op_s = model.op_seconds(table.ops)
-    return _placed(
-        table, op_s if table.slower is None else op_s * table.slower, model.platform().links
-    )
+    op_s = op_s if table.slower is None else op_s * table.slower
+    return _placed(table, op_s, model.platform().links)
 
 
 def row_roofline_seconds(model: PerfModel, table: StepTable, calls: Sequence[Call]) -> np.ndarray:
-    """The same by datasheets alone: device and links."""
+    """Seconds of each row [U] by datasheets alone: device and links."""
+    op_s = model.roofline_seconds(table.ops)
     if table.collectives is None:
-        return _placed(table, model.roofline_seconds(table.ops), None)
+        return _placed(table, op_s, None)
     assert model.collectives is not None
     bare = CollectiveModel.datasheet(model.collectives.system)
     rows = _collective_rows(bare, list(split(calls)[1].values()))
-    return _placed(
-        dataclasses.replace(table, collectives=rows),
-        model.roofline_seconds(table.ops),
-        bare.links(),
-    )
+    return _placed(dataclasses.replace(table, collectives=rows), op_s, bare.links())
 
 
 def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
@@ -196,20 +167,17 @@ def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
 
 
 def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
-    """Calls as rows of a table of collectives; one whose ranks differ by the bytes of its busiest,
-    one that lies unevenly on its nodes as if each had as many ranks as it takes to hold them all: 4
-    ranks on 3 nodes wait for the node with 2.
+    """Calls as rows of a table of collectives.
+
+    One whose ranks differ counts the bytes of its busiest rank. One that lies unevenly on its nodes
+    counts as many ranks a node as its fullest has: 4 ranks on 3 nodes wait for the node with 2.
     """
-    rows = [
-        {
-            "collective": c.collective,
-            "bytes": c.bytes,
-            "n_gpus": c.nodes * c.ranks_per_node,
-            "n_nodes": c.nodes,
-            **dict(c.words),
-        }
-        for c in calls
-    ]
+    rows = []
+    for call in calls:
+        sizes = {"bytes": call.bytes, "n_gpus": call.nodes * call.ranks_per_node}
+        rows.append(
+            {"collective": call.collective, **sizes, "n_nodes": call.nodes, **dict(call.words)}
+        )
     return pd.DataFrame(rows)
 
 
@@ -218,11 +186,8 @@ def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
         return op_s
     parts = [op_s]
     if table.collectives is not None:
-        parts.append(
-            np.asarray(
-                _collective_seconds(canonical(table.collectives), canonical(links)), np.float64
-            )
-        )
+        seconds = _collective_seconds(canonical(table.collectives), canonical(links))
+        parts.append(np.asarray(seconds, np.float64))
     if table.given_s is not None:
         parts.append(np.asarray(table.given_s, np.float64))
     return chained(table, np.concatenate(parts)[table.place])
@@ -233,18 +198,15 @@ _collective_seconds = jax.jit(collective_seconds)
 
 def _collective_rows(model: CollectiveModel, calls: Sequence[CollectiveCall]) -> CollectiveTable:
     """[C]; equal sizes by one table, unequal ones each by what keeps the busiest link as busy."""
-    equal = [at for at, call in enumerate(calls) if call.pair_bytes is None]
-    tables, order = [], list(equal)
-    if equal:
-        tables.append(model.table(collective_frame([calls[at] for at in equal])))
+    order = [at for at, call in enumerate(calls) if call.pair_bytes is None]
+    tables = [model.table(collective_frame([calls[at] for at in order]))] if order else []
     scales: dict[tuple[Any, ...], AllToAll] = {}
     for at, call in enumerate(calls):
         if call.pair_bytes is not None:
             key = call.ranks, call.nodes, call.words
             if key not in scales:
-                scales[key] = AllToAll.of(
-                    model, call.ranks, call.ranks // call.nodes, **dict(call.words)
-                )
+                per_node = call.ranks // call.nodes
+                scales[key] = AllToAll.of(model, call.ranks, per_node, **dict(call.words))
             tables.append(scales[key].table(np.array(call.pair_bytes)))
             order.append(at)
     back = np.argsort(order)

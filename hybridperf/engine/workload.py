@@ -1,4 +1,4 @@
-"""A training step as a model prices it: unique rows, and a graph whose nodes point into them.
+"""A step as a model prices it: unique rows, and a graph whose nodes point into them.
 
 Row u of the duration table (from 1; row 0 is always zero) belongs to `calls[u - 1]`: an op, a
 collective, seconds that are given, or a chain of such rows. A step repeats the same op on the same
@@ -23,17 +23,14 @@ KINDS = (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)  # what a row's seconds are report
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCall:
-    """A collective as all its ranks run it. `bytes` as in tables of collectives
-    (`collectives/traffic.py`), per rank.
-    """
+    """A collective of all its ranks; `bytes` per rank, as in tables (`collectives/traffic.py`)."""
 
     collective: str  # our name of it
     bytes: float
     ranks: int
     nodes: int = 1
-    pair_bytes: tuple[tuple[float, ...], ...] | None = (
-        None  # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
-    )
+    # of an all-to-all whose ranks differ: from rank i to rank j [n, n]
+    pair_bytes: tuple[tuple[float, ...], ...] | None = None
     words: tuple[tuple[str, str], ...] = ()  # `lib`, `variant`, ... as in tables, where known
 
     @property
@@ -43,40 +40,32 @@ class CollectiveCall:
 
     @staticmethod
     def between(
-        pair_bytes: tuple[tuple[float, ...], ...],
-        nodes: int = 1,
+        pair_bytes: tuple[tuple[float, ...], ...], nodes: int = 1,
         words: tuple[tuple[str, str], ...] = (),
-    ) -> CollectiveCall:
+    ) -> CollectiveCall:  # fmt: skip
         """An all-to-all by what each rank sends to each [n, n]."""
-        n = len(pair_bytes)
-        return CollectiveCall(
-            "alltoall", max(sum(row) for row in pair_bytes), n, nodes, pair_bytes, words
-        )
+        most, ranks = max(sum(row) for row in pair_bytes), len(pair_bytes)
+        return CollectiveCall("alltoall", most, ranks, nodes, pair_bytes, words)
 
 
 @dataclasses.dataclass(frozen=True)
-class Seconds:
-    """Time that is known without a model: what a host needs to launch
-    something, reading a batch.
-    """
+class GivenSeconds:
+    """Time that is known without a model: what a host takes to launch, or to read a batch."""
 
     value: float
     what: str = "host"
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
-    """Rows one after the other as one row: a part of the step that is composed, not flattened, and
-    one node of the graph.
-    """
+class CallChain:
+    """Rows one after the other as one row and one node: a part that is composed, not flattened."""
 
-    parts: tuple[
-        tuple[int, int], ...
-    ]  # (row, counted from 1, that is none of this kind; how often)
+    # (row, counted from 1, that is none of this kind; how often)
+    parts: tuple[tuple[int, int], ...]
     what: str = CHAIN
 
 
-Call = OpCall | CollectiveCall | Seconds | Chain
+Call = OpCall | CollectiveCall | GivenSeconds | CallChain
 
 
 def kind_of(call: Call) -> int:
@@ -85,7 +74,7 @@ def kind_of(call: Call) -> int:
         return int(call.op.group_index())
     if isinstance(call, CollectiveCall):
         return KINDS.index(call.collective)
-    return KINDS.index(CHAIN if isinstance(call, Chain) else GIVEN)
+    return KINDS.index(CHAIN if isinstance(call, CallChain) else GIVEN)
 
 
 def call_columns(call: Call) -> dict[str, object]:
@@ -93,21 +82,17 @@ def call_columns(call: Call) -> dict[str, object]:
     if isinstance(call, OpCall):
         return columns(call.op)
     if isinstance(call, CollectiveCall):
-        return {
-            "op": call.collective,
-            "bytes": call.bytes,
-            "n_gpus": call.ranks,
-            "n_nodes": call.nodes,
-        }
+        sizes = {"bytes": call.bytes, "n_gpus": call.ranks, "n_nodes": call.nodes}
+        return {"op": call.collective, **sizes}
     return {"op": call.what}
 
 
-class Held(NamedTuple):
+class PeakMemory(NamedTuple):
     """The most that a device must hold for a step."""
 
     bytes: float
     what: str  # "rank 3 holds tables, MLPs and bags of", followed by the bytes
-    most: str = ""  # the largest part of it
+    largest_part: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,23 +102,19 @@ class Workload:
     name: str
     graph: Graph
     calls: tuple[Call, ...]
-    backend: str | None = (
-        None  # kind of device it was compiled for (`cpu`, `gpu`); None: runs anywhere
-    )
+    backend: str | None = None  # kind of device it was compiled for (`cpu`, `gpu`); None: any
     flops: float = 0.0  # arithmetic of one step, as counted from the program
     transcendentals: float = 0.0
     notes: tuple[str, ...] = ()  # what was assumed or left out
-    held: Held | None = None  # None: nobody counted
+    peak_memory: PeakMemory | None = None  # None: not counted
     deviation: float = 0.0  # of the log of its seconds, by what no row knows of a whole step
     given_deviation: float = 0.0  # of the log of seconds that are given, all together
 
     def times_run(self) -> np.ndarray:
-        """How often the nodes of the graph run each row [U], rows of chains counted where they
-        stand in.
-        """
+        """How often the graph runs each row [U], including runs as a part of a chain."""
         times = np.bincount(self.graph.row, minlength=len(self.calls) + 1)[1:]
         for at, call in enumerate(self.calls):
-            if isinstance(call, Chain):
+            if isinstance(call, CallChain):
                 for row, often in call.parts:
                     times[row - 1] += often * times[at]
                 times[at] = 0

@@ -8,7 +8,7 @@ import os
 
 import numpy as np
 
-from hybridperf.explore.searches.result import Active, SearchResult, Stop
+from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint, SearchResult
 from hybridperf.report.plots import _figure, _save
 from hybridperf.report.text import table
 
@@ -153,7 +153,7 @@ def _held_back(result: SearchResult) -> str:
     )
 
 
-def _stopped(stops: tuple[Stop, ...]) -> str:
+def _stopped(stops: tuple[BlockingConstraint, ...]) -> str:
     rows = [
         [
             one.name,
@@ -180,7 +180,7 @@ def _stopped(stops: tuple[Stop, ...]) -> str:
     )
 
 
-def _one_more(one: Active, result: SearchResult) -> str:
+def _one_more(one: ActiveConstraint, result: SearchResult) -> str:
     gained = one.objective_then / result.objective - 1 if result.objective else float("nan")
     moves = [
         f"{knob.name} {one.knobs_then[knob.name] / knob.value - 1:+.2%}"

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridperf.engine.workload import Call, Chain, CollectiveCall, Seconds
+from hybridperf.engine.workload import Call, CallChain, CollectiveCall, GivenSeconds
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
@@ -63,9 +63,9 @@ class KernelPrices:
                 raise InputError(
                     f"expected the kernels of one rank, got an {call.collective} over {call.ranks}"
                 )
-            if isinstance(call, Chain):
+            if isinstance(call, CallChain):
                 raise InputError("expected each kernel by itself, got a chain of them")
-            found.append(call.value if isinstance(call, Seconds) else self._of(call.op))
+            found.append(call.value if isinstance(call, GivenSeconds) else self._of(call.op))
         return np.array(found)
 
     def _of(self, op: Op) -> float:

@@ -14,7 +14,7 @@ import pandas as pd
 import hybridperf.validate.lin_data as lin
 from hybridperf.engine.evaluate import timeline
 from hybridperf.engine.lower import lower
-from hybridperf.engine.workload import Seconds, Workload
+from hybridperf.engine.workload import GivenSeconds, Workload
 from hybridperf.hardware import Host
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
@@ -89,7 +89,10 @@ def step(
     # rows of their own: other kernels may be as large
     graph_row = workload.graph.row.copy()
     graph_row[list(known)] = len(workload.calls) + 1 + np.arange(len(known))
-    calls = (*workload.calls, *(Seconds(seconds, ops[node]) for node, seconds in known.items()))
+    calls = (
+        *workload.calls,
+        *(GivenSeconds(seconds, ops[node]) for node, seconds in known.items()),
+    )
     workload = dataclasses.replace(
         workload, graph=dataclasses.replace(workload.graph, row=graph_row), calls=calls
     )

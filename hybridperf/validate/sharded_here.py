@@ -31,7 +31,7 @@ import pandas as pd
 
 from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.engine.workload import Workload
-from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.greedy import GREEDY, RULES, by_rule
 from hybridperf.explore.sharding.run import shard
 from hybridperf.io import InputError, read_json, write_json, write_table
@@ -245,7 +245,7 @@ def with_candidates(
     while len(distinct := distinct_placements(named)) < PLACEMENTS and more < _MOST_RANDOM:
         more += 1
         named.append((f"random {more}", random_placement(task, RANKS, seed + more)))
-    fused = Fused(best.cost, tables, model, batch, "sgd")
+    fused = KernelPricer(best.cost, tables, model, batch, "sgd")
     cost_s = {placement: float(fused.parts(placement).step_s) for placement in distinct}
     return {**task, "placements": [list(placement) for placement in distinct]}, distinct, cost_s
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.engine.workload import CollectiveCall, Held, Workload
+from hybridperf.engine.workload import CollectiveCall, PeakMemory, Workload
 from hybridperf.hardware import DTYPE_BYTES, Host, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops import OpCall
@@ -346,10 +346,10 @@ class _StepBuilder:
             graph=self.issue.graph.build(),
             calls=tuple(self.issue.calls),
             notes=tuple(notes),
-            held=self.fullest(),
+            peak_memory=self.fullest(),
         )
 
-    def fullest(self) -> Held:
+    def fullest(self) -> PeakMemory:
         """The rank that must hold most, at least: tables and MLPs with gradients (of tables only
         all-reduced ones, dense) and optimizer state, the MLPs' activations, bags on both sides.
         """
@@ -375,7 +375,7 @@ class _StepBuilder:
         rank = max(total, key=lambda one: total[one])
         largest, name = max(of_ranks[rank], default=(0.0, ""))
         most = f"the largest table {name}, {largest / 1e9:.4g} GB" if name else ""
-        return Held(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
+        return PeakMemory(total[rank], f"rank {rank} holds tables, MLPs and bags of", most)
 
     def bag_bytes(self, table: Table) -> float:
         """Of a number of its bags on their way."""

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridperf.engine.workload import Call, Seconds
+from hybridperf.engine.workload import Call, GivenSeconds
 from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name
 from hybridperf.workloads.issue import HostOp
 
@@ -184,9 +184,9 @@ class Eager:
             *rest,
         ]
 
-    def pairs(self) -> tuple[Seconds, ...]:
+    def pairs(self) -> tuple[GivenSeconds, ...]:
         """Copies of the two lists of vectors that the interaction pairs."""
-        return (Seconds(_SMALL_COPY_S, "pairs"),) * 2 if self.host_pairs else ()
+        return (GivenSeconds(_SMALL_COPY_S, "pairs"),) * 2 if self.host_pairs else ()
 
     def loss(self, b: float, kind: str) -> list[HostOp]:
         squared = kind == "mse"

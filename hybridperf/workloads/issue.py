@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.workload import Call, CollectiveCall, Seconds
+from hybridperf.engine.workload import Call, CollectiveCall, GivenSeconds
 from hybridperf.hardware import Host
 from hybridperf.ops import OpCall
 
@@ -70,7 +70,7 @@ class StepIssuer:
     ) -> int:
         """A copy from the host to the device; a blocking one holds the host up."""
         self._spend_copy(rank)
-        node = self._node(rank, stream, Seconds(seconds, label), _COPY_NAMES[0], (), blocking)
+        node = self._node(rank, stream, GivenSeconds(seconds, label), _COPY_NAMES[0], (), blocking)
         self.spend(rank, self._of("after_launch_s", _COPY_NAMES))
         return node
 
@@ -158,7 +158,7 @@ class StepIssuer:
     def _row(self, seconds: float) -> int:
         if seconds <= 0:
             return 0
-        return self.calls.setdefault(Seconds(round(seconds, 12)), len(self.calls) + 1)
+        return self.calls.setdefault(GivenSeconds(round(seconds, 12)), len(self.calls) + 1)
 
     def _between_ops_s(self) -> float:
         if self.host is None or self.host.between_ops_s is None:

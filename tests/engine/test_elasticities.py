@@ -66,7 +66,7 @@ def test_a_group_has_its_own_knobs_and_the_strongest_come_first(step: Workload) 
 
 
 @pytest.fixture(scope="module")
-def beside() -> Workload:
+def two_streams() -> Workload:
     """Two streams that wait for each other, each op launched by the host: something else holds the
     step up at each point.
     """
@@ -84,10 +84,10 @@ def beside() -> Workload:
     looked_up = builder.op(5, stream="memory", launch_row=6, after=[moved])
     builder.op(3, stream="compute", launch_row=6, after=[looked_up], blocking=True)
     builder.op(1, stream="compute", launch_row=6)
-    return Workload("beside", builder.build(), calls)
+    return Workload("two streams", builder.build(), calls)
 
 
-def test_every_knob_it_lists_against_differences_of_predictions(beside: Workload) -> None:
+def test_every_knob_it_lists_against_differences_of_predictions(two_streams: Workload) -> None:
     """In double precision, on a machine with caches whose knobs are all its own."""
     rng = np.random.default_rng(0)
     n = len(GROUPS)
@@ -103,10 +103,10 @@ def test_every_knob_it_lists_against_differences_of_predictions(beside: Workload
     )
     model = PerfModel(device, knobs)
     with jax.enable_x64(True):
-        listed = hp.elasticities(predict(model, beside)).set_index("knob")
+        listed = hp.elasticities(predict(model, two_streams)).set_index("knob")
         for knob, (value, elasticity) in listed.iterrows():
             more, less = (
-                predict(with_number(model, knob, value * (1 + way * 1e-5)), beside).time_s
+                predict(with_number(model, knob, value * (1 + way * 1e-5)), two_streams).time_s
                 for way in (1, -1)
             )
             assert elasticity == pytest.approx(np.log(more / less) / 2e-5, rel=1e-4, abs=1e-7), knob

@@ -24,7 +24,7 @@ from hybridperf.engine.lower import (
     ZERO_ROW,
     ZERO_SLOT,
     Lowered,
-    Program,
+    StepProgram,
     lower,
 )
 
@@ -119,7 +119,7 @@ def random_durations(seed: int, batch: int) -> np.ndarray:
     )
 
 
-def total(durations: jax.Array, program: Program) -> jax.Array:
+def total(durations: jax.Array, program: StepProgram) -> jax.Array:
     return makespan(program, durations).sum()
 
 
@@ -262,9 +262,8 @@ def test_gradient_of_graphs_too_long_for_short_numbers(ops: int):
     builder = GraphBuilder()
     for _ in range(ops):
         builder.op(1, launch_row=2)
-    durations = np.array(
-        [[3.0, 1.0], [1.0, 3.0]], np.float32
-    )  # held up by ops in the first, by launches in the second
+    # held up by ops in the first, by launches in the second
+    durations = np.array([[3.0, 1.0], [1.0, 3.0]], np.float32)
     gradient = gradient_of_total(durations, lower(builder.build()).program)
     np.testing.assert_array_equal(gradient, [[ops, 1], [1, ops]])
 
@@ -281,9 +280,8 @@ def test_gradient_flows_to_what_durations_are_made_of():
 
     value, slope = jax.value_and_grad(weighted)(2.0)
     assert value == weighted(2.0)
-    np.testing.assert_allclose(
-        slope, -value / 2.0, rtol=1e-5
-    )  # makespan(durations / knob) = makespan(durations) / knob
+    # makespan(durations / knob) = makespan(durations) / knob
+    np.testing.assert_allclose(slope, -value / 2.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -294,9 +292,8 @@ def test_critical_path_adds_up_to_the_makespan_without_gaps(seed: int):
     times = timeline(lowered, durations)
     starts = np.where(is_launch, times.launch_start_s[node], times.start_s[node])
     ends = np.where(is_launch, times.launch_end_s[node], times.end_s[node])
-    np.testing.assert_allclose(
-        starts, [0.0, *ends[:-1]], rtol=1e-12
-    )  # each begins as the one before ends
+    # each begins as the one before ends
+    np.testing.assert_allclose(starts, [0.0, *ends[:-1]], rtol=1e-12)
     assert ends[-1] == times.end_s.max()
     assert (graph.launch_row[node[is_launch]] > 0).all()  # a free launch is no entry
 
@@ -338,9 +335,8 @@ def test_blocks_do_not_show(batch: int, monkeypatch: pytest.MonkeyPatch):
     ends, gradient = makespan(program, durations), gradient_of_total(durations, program)
     monkeypatch.setattr(evaluate, "BLOCK", 4)
     monkeypatch.setattr(evaluate, "LINE", 2)
-    in_blocks = jax.jit(
-        jax.vmap(jax.grad(total), (0, None))
-    )  # a new function: the compiled one keeps its block
+    # a new function: the compiled one keeps its block
+    in_blocks = jax.jit(jax.vmap(jax.grad(total), (0, None)))
     jax.clear_caches()
     np.testing.assert_array_equal(makespan(program, durations[:, :batch]), ends[:batch])
     np.testing.assert_array_equal(
@@ -362,12 +358,12 @@ def test_one_trace_for_a_grid_of_graphs_and_for_changing_durations():
     traces = 0
 
     @jax.jit
-    def value_and_grad(program: Program, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def value_and_grad(program: StepProgram, durations: jax.Array) -> tuple[jax.Array, jax.Array]:
         nonlocal traces
         traces += 1
         return jax.value_and_grad(total)(durations, program)
 
-    def depth(layers: int, ranks: int) -> Program:
+    def depth(layers: int, ranks: int) -> StepProgram:
         builder = GraphBuilder()
         for _ in range(layers):
             for rank in range(ranks):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hybridperf.engine import folding
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.folding import Folded, folded, makespan_of
+from hybridperf.engine.folding import FoldedProgram, folded, makespan_of
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.lower import lower
 
@@ -103,7 +103,7 @@ def layers(draw: st.DrawFn) -> list[Op]:
     return a_layer(lambda low, high: draw(st.integers(low, high)))
 
 
-def assert_folds_right(layer: list[Op], times: int, seed: int) -> Folded | None:
+def assert_folds_right(layer: list[Op], times: int, seed: int) -> FoldedProgram | None:
     lowered = lower(repeated(layer, times))
     found = folded(lowered)
     if found is not None:
@@ -185,7 +185,7 @@ def test_one_trace_for_a_grid_over_depth():
     traces = 0
 
     @jax.jit
-    def counted(found: Folded, durations: jax.Array) -> jax.Array:
+    def counted(found: FoldedProgram, durations: jax.Array) -> jax.Array:
         nonlocal traces
         traces += 1
         return makespan_of(found, durations)
@@ -219,9 +219,8 @@ def test_dtype_is_that_of_durations(dtype: type):
     with jax.enable_x64(True):
         ends = makespan_of(found, np.full((5, 2), 0.25, dtype))
     assert ends.dtype == dtype
-    np.testing.assert_allclose(
-        ends, 300 * 0.75 + 0.25, rtol=1e-2
-    )  # 3 launches a layer, and the last reduction
+    # 3 launches a layer, and the last reduction
+    np.testing.assert_allclose(ends, 300 * 0.75 + 0.25, rtol=1e-2)
 
 
 def test_what_cannot_be_asked_of_folded_layers_is_refused():

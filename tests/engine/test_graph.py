@@ -6,7 +6,7 @@ import pytest
 from hybridperf.engine.graph import Graph, GraphBuilder
 
 
-def test_nodes_stand_in_issue_order_with_what_was_said_of_them():
+def test_nodes_stand_in_issue_order_with_what_was_given_of_them():
     builder = GraphBuilder()
     copy = builder.op(3, label="copy", stream="h2d", blocking=True)
     forward = builder.op(1, label="forward", rank=1, launch_row=7, after=[copy])

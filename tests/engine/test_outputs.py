@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from support.occupancy import busy_and_exposed
 
 from hybridperf.engine.evaluate import critical_path, timeline
 from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.lower import lower
-from hybridperf.engine.occupancy import busy_and_exposed
 from hybridperf.engine.outputs import OUTPUTS, batch_outputs, outputs_of
 from hybridperf.io import InputError
 

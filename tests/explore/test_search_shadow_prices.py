@@ -110,7 +110,7 @@ def test_a_constraint_of_constants_alone_that_fails_is_refused():
         )
 
 
-def test_a_plateau_is_said():
+def test_a_plateau_is_reported():
     """max(x, 5) + y is 5.1 for any x up to 5; a whole number likewise."""
     for integer in (False, True):
         knobs = {"x": {"min": 1, "max": 100, "integer": integer}, "y": {"min": 0.1, "max": 100}}
@@ -120,7 +120,7 @@ def test_a_plateau_is_said():
         assert re.search(r"x: any value from 1 to (5|4\.999\d*) does", hp.search_report(result))
 
 
-def test_a_pole_is_said():
+def test_a_pole_is_reported():
     result = search(
         {"knobs": BOX, "constraints": {"c": "y >= 3"}, "objective": {"minimise": "y / (x - 7)"}}
     )
@@ -130,12 +130,12 @@ def test_a_pole_is_said():
 
 
 def test_bounds_that_hold_are_named_and_no_table_is_empty():
-    said = hp.search_report(search({"knobs": BOX, "objective": {"minimise": "x + 4 * y"}}))
-    assert "the bounds hold the optimum, x at its min, y at its min" in said
-    assert "evaluated anew" not in said
+    message = hp.search_report(search({"knobs": BOX, "objective": {"minimise": "x + 4 * y"}}))
+    assert "the bounds hold the optimum, x at its min, y at its min" in message
+    assert "evaluated again" not in message
 
 
-def test_a_constant_that_shadows_a_price_is_said():
+def test_a_constant_that_shadows_a_price_is_reported():
     result = closed("x*y >= 16 * gpu_w", constants={"gpu_w": 1})
     assert any(
         "gpu_w is the spec's own, not the price of that name (700 W" in note

@@ -1,6 +1,4 @@
-"""What is wrong with a search is said in one sentence, before anything is compiled; intervals never
-exclude what is possible.
-"""
+"""Errors of a search in one sentence, before compilation; intervals exclude nothing possible."""
 
 import copy
 import math
@@ -45,7 +43,7 @@ WRONG = {
         "constraints": {"large": "aera >= most"}
     },
     "must be a condition": {"constraints": {"large": "area"}},
-    "says not how far": {"constraints": {"large": "area >= 1 or x >= 2"}},
+    "has no distance from being true": {"constraints": {"large": "area >= 1 or x >= 2"}},
     "can meet the constraint area >= 20000 + most": {
         "constraints": {"large": "area >= 20000 + most"}
     },
@@ -63,15 +61,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("said", WRONG)
-def test_what_is_wrong_is_said_before_anything_is_compiled(said, monkeypatch):
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_wrong_is_reported_before_anything_is_compiled(message, monkeypatch):
     def never(*_):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(search_run, "Problem", never)
+    monkeypatch.setattr(search_run, "SearchProblem", never)
     with pytest.raises(InputError) as error:
-        search({**copy.deepcopy(GOOD), **WRONG[said]})
-    assert said in str(error.value)
+        search({**copy.deepcopy(GOOD), **WRONG[message]})
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -107,11 +105,11 @@ WRONG_STEPS = {
 }
 
 
-@pytest.mark.parametrize("said", WRONG_STEPS)
-def test_what_is_wrong_with_a_step(said):
+@pytest.mark.parametrize("message", WRONG_STEPS)
+def test_what_is_wrong_with_a_step(message):
     with pytest.raises(InputError) as error:
-        read_search({**GOOD, "target": {**STEP, **WRONG_STEPS[said]}})
-    assert said in str(error.value)
+        read_search({**GOOD, "target": {**STEP, **WRONG_STEPS[message]}})
+    assert message in str(error.value)
 
 
 def test_results_cannot_be_asked_for_what_is_below_nothing():
@@ -129,7 +127,7 @@ def test_targets_without_gradients_are_not_searched():
 
 
 def test_a_constraint_that_only_predictions_show_to_be_too_tight():
-    """Which is missed by how much is said after the search."""
+    """Which is missed by how much is reported after the search."""
     with pytest.raises(
         InputError,
         match=(

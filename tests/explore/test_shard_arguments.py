@@ -13,7 +13,7 @@ from support.made_sharding import made_tables
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.explore.sharding import run as sharding_run
-from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.tables import read_embedding_tables
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
@@ -49,7 +49,7 @@ def test_ranks_stand_on_as_many_nodes_as_the_system_needs(model: PerfModel) -> N
     assert (
         taken.step_s == hp.shard(tables, 16, model=model, batch=4096, method="size", nodes=2).step_s
     )
-    assert f"16 ranks are taken to stand on 2 nodes of {SYSTEM}, 8 on each" in taken.notes
+    assert f"16 ranks are assumed on 2 nodes of {SYSTEM}, 8 on each" in taken.notes
     assert hp.shard(tables, 12, model=model, batch=4800, method="size").nodes == 2
     alone = hp.shard(tables, 8, model=model, batch=4096, method="size")
     assert alone.nodes == 1
@@ -61,7 +61,7 @@ def test_ranks_stand_on_as_many_nodes_as_the_system_needs(model: PerfModel) -> N
         hp.shard(tables, 11, model=model, batch=1100)
 
 
-def test_more_ranks_than_a_node_has_are_said(model: PerfModel) -> None:
+def test_more_ranks_than_a_node_has_are_reported(model: PerfModel) -> None:
     squeezed = hp.shard(made_tables(20), 16, model=model, batch=4096, method="size", nodes=1)
     assert squeezed.nodes == 1
     assert (
@@ -87,24 +87,23 @@ def test_a_placement_is_a_step_that_predict_prices_the_same(
 ) -> None:
     tables = [*made_tables(7), Table("half", 1e5, 32.0, 4.0, dtype="fp16")]
     found = hp.shard(tables, ranks, model=model, batch=4096, nodes=nodes)
-    step = Fused(found.cost, tables, model, 4096, "sgd").workload(found.placement)
+    step = KernelPricer(found.cost, tables, model, 4096, "sgd").workload(found.placement)
     assert hp.predict(model, step).time_s == pytest.approx(found.step_s, rel=1e-5)
-    assert step.held.bytes == found.per_rank["memory_bytes"].max()
+    assert step.peak_memory.bytes == found.per_rank["memory_bytes"].max()
 
 
-def test_what_was_not_measured_is_said_in_text_file_and_picture(two, run, tmp_path) -> None:
-    status, said, _ = run(
+def test_what_was_not_measured_is_reported_in_text_file_and_picture(two, run, tmp_path) -> None:
+    status, message, _ = run(
         "shard", two, "--ranks", 2, "--batch", 64, *A100, "--out", tmp_path / "out"
     )
     assert status == 0
     lacking = "no embedding_bag measurements: datasheet roofline for"
-    assert said.count(lacking) == 1
-    assert f"note: {lacking}" in said
+    assert message.count(lacking) == 1
+    assert f"note: {lacking}" in message
     written = json.loads((tmp_path / "out" / "shard.json").read_text())
     assert sum(lacking in note for note in written["notes"]) == 1
-    assert (
-        f"{written['step_s'] * 1e6:.3g} µs of a step (90 %:" in said
-    )  # by far the most of it travels, and that was measured
+    # by far the most of it travels, and that was measured
+    assert f"{written['step_s'] * 1e6:.3g} µs of a step (90 %:" in message
     assert written["low_s"] < written["step_s"] < written["high_s"]
 
 
@@ -117,9 +116,9 @@ def test_a_placement_whose_lookups_were_not_measured_has_no_interval() -> None:
 
 
 def test_a_difference_of_nanoseconds_makes_no_rank_the_slowest(two, run) -> None:
-    _, said, _ = run("shard", two, "--ranks", 2, "--batch", 64, *A100)
-    assert "alone makes rank" not in said
-    assert "the slowest lookup forward 0.01281 µs (rank" in said
+    _, message, _ = run("shard", two, "--ranks", 2, "--batch", 64, *A100)
+    assert "alone makes rank" not in message
+    assert "the slowest lookup forward 0.01281 µs (rank" in message
 
 
 def test_ranks_without_a_table_are_counted(model: PerfModel) -> None:
@@ -183,7 +182,7 @@ def test_names_are_what_is_written(two) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ({"model": None}, "model must be a name or a folder, got None"),
         ({"model": 3}, "model must be a name or a folder, got 3"),
@@ -196,8 +195,8 @@ def test_names_are_what_is_written(two) -> None:
         ({"splits": {"t0": "row:²"}}, "table t0: expected a split such as row:4, got 'row:²'"),
     ],
 )
-def test_what_is_no_request_is_said(model: PerfModel, how: dict, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_no_request_is_reported(model: PerfModel, how: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         hp.shard(made_tables(4), 2, **{"model": model, "batch": 512, **how})
 
 
@@ -206,7 +205,7 @@ def test_the_largest_batch_is_priced_without_a_warning(model: PerfModel) -> None
     assert np.isfinite(found.step_s)
 
 
-def test_nothing_is_said_in_circles_where_no_placement_fits(model: PerfModel) -> None:
+def test_no_advice_in_circles_where_no_placement_fits(model: PerfModel) -> None:
     tables = [Table(f"t{at}", 1000.0 + 300 * at, 64, 3) for at in range(9)]
     room = sum(table.bytes for table in tables) / 4 * 1.001
     for method in ("best", "exact"):
@@ -242,8 +241,8 @@ def test_a_device_without_a_calibration_is_no_unknown_name(model: PerfModel) -> 
 def test_a_table_in_the_folder_that_is_written_into_is_kept(two, refused) -> None:
     mine = two.rename(two.parent / "placement.csv")
     before = mine.read_bytes()
-    said = refused("shard", mine, "--ranks", 2, "--batch", 64, *A100, "--out", two.parent)
-    assert "expected another place in --out/placement.csv than what is read" in said
+    message = refused("shard", mine, "--ranks", 2, "--batch", 64, *A100, "--out", two.parent)
+    assert "expected another place in --out/placement.csv than what is read" in message
     assert mine.read_bytes() == before
 
 

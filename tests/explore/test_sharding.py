@@ -1,4 +1,4 @@
-"""Sharding: what a placement costs, what each method comes to, what is said about it."""
+"""Sharding: what a placement costs, what each method comes to, what is reported about it."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,14 @@ import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.unequal import AllToAll, pair_traffic
 from hybridperf.explore.sharding import chunks, exact, greedy, local, relaxed, run
-from hybridperf.explore.sharding.cost import COLUMNS, MEMORY, SENT, Cost, cost_of, placement_seconds
+from hybridperf.explore.sharding.cost import (
+    COLUMNS,
+    MEMORY,
+    SENT,
+    PlacementCost,
+    cost_of,
+    placement_seconds,
+)
 from hybridperf.explore.sharding.splits import pieces, split
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
@@ -46,9 +53,8 @@ def test_the_closed_form_of_the_traffic_is_that_of_the_matrix(ranks: int, nodes:
     by_node = sent.reshape(nodes, -1).sum(1)
     found = cost.parts(zero, zero, sent.max(), by_node.max()).alltoall_s
     assert float(found) == pytest.approx(float(alltoall.seconds(matrix, xp=np)), rel=1e-9)
-    assert float(found) == pytest.approx(
-        float(alltoall.seconds(matrix.T, xp=np)), rel=1e-9
-    )  # gradients go back the same way
+    # gradients go back the same way
+    assert float(found) == pytest.approx(float(alltoall.seconds(matrix.T, xp=np)), rel=1e-9)
     assert pair_traffic(matrix, ranks // nodes)[0] == pytest.approx(
         (ranks // nodes - 1) * sent.max()
     )
@@ -59,10 +65,10 @@ def test_one_table_alone_costs_what_the_model_says_of_its_lookup(model: PerfMode
     cost = cost_of(tables, 1, model=model, batch=2048, memory_bytes=1e12)
     forward_s, backward_s = cost.lookup_seconds(cost.tables)
     for direction, found in (("forward", forward_s), ("backward", backward_s)):
-        said = model.op_seconds(
+        message = model.op_seconds(
             model.table([lookup_calls([table], 2048, direction) for table in tables])
         )
-        np.testing.assert_allclose(found, said, rtol=1e-5)
+        np.testing.assert_allclose(found, message, rtol=1e-5)
 
 
 def test_the_batched_scorer_says_what_one_placement_costs() -> None:
@@ -110,12 +116,11 @@ def test_greedy_puts_the_dearest_first_where_there_is_least() -> None:
 def test_greedy_looks_for_room() -> None:
     tables = np.zeros((3, len(COLUMNS)))
     tables[:, MEMORY] = [6, 6, 4]
-    cost = Cost(tables, np.zeros(2), np.float64(10), None, 2, 1, (0.0, 0.0))
+    cost = PlacementCost(tables, np.zeros(2), np.float64(10), None, 2, 1, (0.0, 0.0))
     out = greedy.greedy(np.array([9.0, 1.0, 5.0]), cost)
     assert out is not None
-    np.testing.assert_array_equal(
-        out, [0, 1, 1]
-    )  # the second would rather go to the rank with less, but 6 + 6 is too much
+    # the second would rather go to the rank with less, but 6 + 6 is too much
+    np.testing.assert_array_equal(out, [0, 1, 1])
     tables[:, MEMORY] = [6, 6, 6]
     assert greedy.greedy(np.array([9.0, 1.0, 5.0]), cost) is None
 
@@ -123,7 +128,7 @@ def test_greedy_looks_for_room() -> None:
 def test_what_a_sum_rounds_to_is_room_for_every_method() -> None:
     tables = np.zeros((2, len(COLUMNS)))
     tables[:, 0], tables[:, MEMORY] = 1e-3, [0.1, 0.2]
-    cost = Cost(tables, np.zeros(2), np.float64(0.3), None, 1, 1, (0.0, 0.0))
+    cost = PlacementCost(tables, np.zeros(2), np.float64(0.3), None, 1, 1, (0.0, 0.0))
     together = np.zeros(2, int)
     assert cost.sums(together)[0, MEMORY] > cost.limit_bytes
     assert cost.fits(together)
@@ -171,9 +176,8 @@ def test_no_single_move_or_swap_improves_what_was_polished() -> None:
     for at, rank in itertools.product(range(12), range(4)):
         moved = found.placement.copy()
         moved[at] = rank
-        assert not cost.fits(moved) or cost.step_s(moved) >= found.step_s * (
-            1 - 0.012
-        )  # what keeps others even weighs a hundredth
+        # what keeps others even weighs a hundredth
+        assert not cost.fits(moved) or cost.step_s(moved) >= found.step_s * (1 - 0.012)
     assert found.step_s <= cost.step_s(np.arange(12) % 4)
 
 
@@ -295,12 +299,12 @@ def test_a_planted_optimum_on_128_ranks_is_found_within_two_percent() -> None:
     tables = np.zeros((384, len(COLUMNS)))
     tables[:, 0] = tables[:, 3] = 1e-3 * cut.ravel()
     tables[:, SENT], tables[:, MEMORY] = 1e3, 1.0
-    cost = Cost(
+    cost = PlacementCost(
         tables, np.zeros(2), np.float64(10.0), made_cost(2, 128, 16).alltoall, 128, 16, (0.0, 0.0)
     )
     optimum = cost.step_s(np.arange(384) // 3)
     shuffled = rng.permutation(384)
-    mixed = Cost(
+    mixed = PlacementCost(
         tables[shuffled], cost.floors, cost.limit_bytes, cost.alltoall, 128, 16, cost.smoothing
     )
     start = greedy.greedy(np.sum(mixed.lookup_seconds(mixed.tables), 0), mixed)
@@ -319,9 +323,8 @@ def test_pieces_by_column_share_the_bytes_and_pieces_by_row_the_lookups() -> Non
     assert sum(one.pooling for one in by_row) == pytest.approx(8.0)
     assert sum(one.rows for one in by_row) == 1e6
     together = sum(float(one.unique_rows(1e4)) for one in by_row)
-    assert together == pytest.approx(
-        float(table.unique_rows(1e4)), rel=0.001
-    )  # each row keeps its lookups
+    # each row keeps its lookups
+    assert together == pytest.approx(float(table.unique_rows(1e4)), rel=0.001)
 
 
 def test_a_split_names_its_pieces_and_their_owner() -> None:
@@ -379,18 +382,18 @@ def test_memory_is_kept(model: PerfModel) -> None:
 @pytest.mark.parametrize(
     ("hot", "kind"), [(Table("hot", 1e6, 128, 200), "row"), (Table("hot", 1e6, 512, 5), "column")]
 )
-def test_a_split_that_is_advised_helps_as_much_as_is_said(
+def test_a_split_that_is_advised_helps_as_much_as_is_reported(
     model: PerfModel, hot: Table, kind: str
 ) -> None:
     tables = [*(Table(f"t{at}", 1e6, 64, 5) for at in range(7)), hot]
     found = hp.shard(tables, 4, model=model, batch=4096)
-    (said,) = (
+    (message,) = (
         sentence
         for sentence in found.explanation
         if sentence.startswith("Table hot alone makes rank")
     )
     name, how, takes, unit = re.search(
-        r"--split (\w+)=(\w+:\d) takes ([\d.]+) (ms|µs)", said
+        r"--split (\w+)=(\w+:\d) takes ([\d.]+) (ms|µs)", message
     ).groups()
     assert how.startswith(kind)
     after = hp.shard(tables, 4, model=model, batch=4096, splits={name: how})
@@ -402,12 +405,12 @@ def test_no_split_is_advised_where_none_helps(model: PerfModel) -> None:
     """One row and one column cannot be cut; the rest is small."""
     tables = [*(Table(f"t{at}", 1e3, 4, 1) for at in range(3)), Table("hot", 1, 1, 5000)]
     found = hp.shard(tables, 4, model=model, batch=4096)
-    (said,) = (
+    (message,) = (
         sentence
         for sentence in found.explanation
         if sentence.startswith("Table hot alone makes rank")
     )
-    assert said.endswith("the slowest, and splitting it further does not help.")
+    assert message.endswith("the slowest, and splitting it further does not help.")
 
 
 def test_a_split_table_can_be_placed(model: PerfModel) -> None:
@@ -436,7 +439,7 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "ranks", "how", "said"),
+    ("tables", "ranks", "how", "message"),
     [
         ([Table("a", 1e6, 64.0, 2.0)] * 2, 2, {}, "table a is given twice"),
         (
@@ -494,10 +497,10 @@ def test_a_split_table_can_be_placed(model: PerfModel) -> None:
         ([], 2, {}, "expected at least one embedding table"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(
-    model: PerfModel, tables: list, ranks: int, how: dict, said: str
+def test_what_cannot_be_is_reported_in_one_sentence(
+    model: PerfModel, tables: list, ranks: int, how: dict, message: str
 ) -> None:
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(InputError, match=message) as error:
         hp.shard(tables, ranks, model=model, **{"batch": 512, **how})
     assert "\n" not in str(error.value)
 
@@ -526,10 +529,10 @@ def test_what_comes_out_is_priced_as_ranks_run_it(model: PerfModel) -> None:
             table for table, where in zip(tables, found.placement, strict=True) if where == rank
         ]
         for direction in ("forward", "backward"):
-            said = caching.op_seconds(
+            message = caching.op_seconds(
                 caching.table([lookup_calls(held, 1024, direction, in_step=True)])
             )[0]
-            assert row[f"{direction}_s"] == pytest.approx(said, rel=1e-6)
+            assert row[f"{direction}_s"] == pytest.approx(message, rel=1e-6)
     assert found.step_s == pytest.approx(
         found.candidates.loc[found.candidates["fused"], "step_s"].min()
     )
@@ -554,7 +557,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
     )
     frame.to_csv(tmp_path / "tables.csv", index=False)
     out = tmp_path / "out"
-    status, said, err = run(
+    status, message, err = run(
         "shard",
         tmp_path / "tables.csv",
         "--ranks",
@@ -569,8 +572,8 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         out,
     )
     assert status == 0, err
-    assert "placement by" in said
-    assert "size_lookup" in said
+    assert "placement by" in message
+    assert "size_lookup" in message
     assert {path.name for path in out.iterdir()} == {
         "shard.json",
         "placement.csv",
@@ -584,7 +587,7 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("a,1000,64,0", "table a: expected pooling above zero, got 0"),
         ("a,many,64,1", "table a: expected a number as rows, got 'many'"),
@@ -601,16 +604,18 @@ def test_the_command_shards_a_file(tmp_path, run, monkeypatch) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str, said: str) -> None:
+def test_a_wrong_file_is_refused_by_the_tables_name(
+    tmp_path, refused, row: str, message: str
+) -> None:
     path = tmp_path / "tables.csv"
     path.write_text(f"name,rows,dim,pooling\nok,10,4,1\n{row}\n")
-    assert said in refused(
+    assert message in refused(
         "shard", path, "--ranks", 2, "--model", "a100_sxm4_80g", "--system", SYSTEM, "--batch", 64
     )
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "said"),
+    ("header", "row", "message"),
     [
         (
             "alpha",
@@ -629,7 +634,7 @@ def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str,
             ),
         ),
         ("exponant", "0.9", "unknown column 'exponant' (did you mean 'exponent'?)"),
-        ("shift", "5", "table a: expected an exponent beside the shift, got none"),
+        ("shift", "5", "table a: expected an exponent with the shift, got none"),
         (
             "exponent,rf_0",
             "0.9,1",
@@ -640,15 +645,17 @@ def test_a_wrong_file_is_refused_by_the_tables_name(tmp_path, refused, row: str,
             "0.5,0.5",
             "table a: expected all of rf_0 to rf_16, got 2 of 17; rf_2 is missing",
         ),
-        ("counted", "100", "table a: expected rf_0 to rf_16 beside counted, got none"),
+        ("counted", "100", "table a: expected rf_0 to rf_16 with counted, got none"),
     ],
 )
 def test_columns_that_say_too_little_or_too_much(
-    tmp_path, refused, header: str, row: str, said: str
+    tmp_path, refused, header: str, row: str, message: str
 ) -> None:
     path = tmp_path / "tables.csv"
     path.write_text(f"name,rows,dim,pooling,{header}\na,1000,64,2,{row}\n")
-    assert said in refused("shard", path, "--ranks", 1, "--model", "a100_sxm4_80g", "--batch", 64)
+    assert message in refused(
+        "shard", path, "--ranks", 1, "--model", "a100_sxm4_80g", "--batch", 64
+    )
 
 
 def test_a_blank_and_a_table_split_twice_are_named(tmp_path, refused) -> None:

@@ -30,7 +30,7 @@ SPEC = {
 }
 
 
-def test_without_dask_it_says_so(refused, tmp_path, monkeypatch):
+def test_without_dask_it_is_refused(refused, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert "hybridperf[distributed]" in refused(
         "sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet", "--workers", "2"

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.explore.sweeps.chunk import bounds, check_not_empty, chunks, points
-from hybridperf.explore.sweeps.design import Design, Joint, Range, Values
+from hybridperf.explore.sweeps.design import Design, JointAxis, ListAxis, SampledRange
 from hybridperf.explore.sweeps.expression import parse
 from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
@@ -38,9 +38,8 @@ def test_a_grid_by_hand():
     )
     made = all_points(spec)
     assert made["point"].tolist() == list(range(12))
-    expected = list(
-        itertools.product(["all_reduce"], [1024, 4096], [2, 4, 8], [1, 3])
-    )  # the last varies fastest
+    # the last varies fastest
+    expected = list(itertools.product(["all_reduce"], [1024, 4096], [2, 4, 8], [1, 3]))
     assert (
         list(made[["collective", "bytes", "n_gpus", "n_nodes"]].itertuples(index=False, name=None))
         == expected
@@ -104,7 +103,7 @@ def test_samples_are_the_same_however_they_are_cut(kind):
 def test_sobol_points_are_scipys():
     from scipy.stats import qmc
 
-    axis = Joint(256, 5, {}, {"a": Range(0, 1), "b": Range(0, 1)})
+    axis = JointAxis(256, 5, {}, {"a": SampledRange(0, 1), "b": SampledRange(0, 1)})
     made = axis.columns(np.arange(256))
     expected = qmc.Sobol(2, scramble=True, rng=np.random.default_rng(5)).random(256)
     np.testing.assert_array_equal(np.stack([made["a"], made["b"]], 1), expected)
@@ -134,7 +133,7 @@ def test_a_large_design_is_never_held_whole():
 
 def test_products_of_designs():
     design = Design(
-        [Values({"a": np.arange(3)}), Values({"b": np.arange(2), "c": np.arange(2) * 10})]
+        [ListAxis({"a": np.arange(3)}), ListAxis({"b": np.arange(2), "c": np.arange(2) * 10})]
     )
     assert {name: values.tolist() for name, values in design.points(1, 5).items()} == {
         "a": [0, 1, 1, 2], "b": [1, 0, 1, 0], "c": [10, 0, 10, 0]
@@ -238,7 +237,7 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ({}, "no parameters"),
         ({"parametres": {}}, "did you mean 'parameters'"),
@@ -387,8 +386,8 @@ GEMM = {"op": "gemm", "dtype": "fp16", "m": 64, "n": 64, "k": 64}
         ),
     ],
 )
-def test_what_a_spec_may_not_say(document, said):
-    with pytest.raises(InputError, match=said) as refused:
+def test_what_a_spec_may_not_say(document, message):
+    with pytest.raises(InputError, match=message) as refused:
         read_spec(document)
     assert "\n" not in str(refused.value)
 

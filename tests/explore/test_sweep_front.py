@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.explore.sweeps.front import Best, Kept, undominated
+from hybridperf.explore.sweeps.front import BestPoints, BestRule, undominated
 
 
 def brute_force(values):
@@ -41,8 +41,8 @@ def test_parts_or_whole_give_the_same():
     )
     frame["memory"] = rng.uniform(size=3000)
     frame.loc[::7, "time_s"] = np.nan  # not predicted
-    best = Best(25, "time_s", ("time_s", "cost"), ("memory",))
-    kept = Kept(best)
+    best = BestRule(25, "time_s", ("time_s", "cost"), ("memory",))
+    kept = BestPoints(best)
     for start in range(0, 3000, 170):
         kept.see(frame.iloc[start : start + 170])
     known = frame.dropna()

@@ -1,6 +1,4 @@
-"""What is wrong with a spec or a call is said in a sentence, before the work where it can be known
-then.
-"""
+"""Errors of a spec or a call in one sentence, before the work where they can be known."""
 
 import re
 import subprocess
@@ -130,7 +128,7 @@ def test_words_have_no_least_on_the_command_line(refused, tmp_path):
         + '[target]\nkind = "collectives"\nmodel = "aic_h100_sxm"\n[parameters]\ncollective ='
         ' "all_reduce"\nn_gpus = 8\nbytes = 1e6\n'
     )
-    said = refused(
+    message = refused(
         "sweep",
         tmp_path / "spec.toml",
         "--out",
@@ -140,7 +138,7 @@ def test_words_have_no_least_on_the_command_line(refused, tmp_path):
         "--by",
         "note",
     )
-    assert "'note' holds words" in said
+    assert "'note' holds words" in message
     assert not (tmp_path / "out.parquet").exists()
 
 
@@ -186,14 +184,15 @@ def test_constraints_on_results_that_leave_nothing_are_named(run, tmp_path):
     status, _, err = run("sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet")
     assert status == 0
     assert "no point meets time_s > 10;" in err
-    status, _, err = run(
-        "sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet"
-    )  # nobody counts anew
+    # nobody counts again
+    status, _, err = run("sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet")
     assert status == 0
     assert "no point meets time_s > 10 and time_s < 1;" in err
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_the_search(refused, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_reported_before_the_search(
+    refused, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         "hybridperf.explore.searches.run.search", lambda *_, **__: pytest.fail("searched")
     )
@@ -220,7 +219,7 @@ def test_a_scheduler_that_is_none_leaves_no_traceback(address, tmp_path):
 @pytest.mark.parametrize(
     "call", [lambda: hp.sweep(3, "a.parquet"), lambda: hp.search(3), lambda: hp.elasticities(3)]
 )
-def test_what_is_no_spec_is_said(call):
+def test_what_is_no_spec_is_reported(call):
     with pytest.raises(InputError, match="got int"):
         call()
 

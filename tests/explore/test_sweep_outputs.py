@@ -10,7 +10,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.engine.batches import BatchPredictor, predict_batch
-from hybridperf.explore.sweeps.front import Best, Kept
+from hybridperf.explore.sweeps.front import BestPoints, BestRule
 from hybridperf.explore.sweeps.spec import read_spec, shipped_specs
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
@@ -57,9 +57,8 @@ def test_outputs_of_a_batch(model_and_step):
     critical = {name: values for name, values in columns.items() if name.startswith("critical_")}
     assert {"critical_gemm_s", "critical_elementwise_s"} <= set(critical)
     np.testing.assert_allclose(sum(critical.values()), columns["time_s"], rtol=1e-5)
-    np.testing.assert_allclose(
-        columns["busy_compute_s"], columns["time_s"], rtol=1e-5
-    )  # one stream, nothing to wait for
+    # one stream, nothing to wait for
+    np.testing.assert_allclose(columns["busy_compute_s"], columns["time_s"], rtol=1e-5)
     assert columns["exposed_s"].tolist() == [0.0] * 5
 
 
@@ -141,12 +140,12 @@ def test_an_op_without_seconds_is_named(model_and_step):
             )
 
 
-def test_the_best_so_far_is_said_while_it_runs(folder, tmp_path, capsys):
+def test_the_best_so_far_is_shown_while_it_runs(folder, tmp_path, capsys):
     document = sweep_of(folder, ["critical_s"])
     done = hp.sweep(document, tmp_path / "out.parquet")
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     rows = pd.read_parquet(done.out)
-    assert f"{len(pd.read_csv(done.front))} on the front" in said
+    assert f"{len(pd.read_csv(done.front))} on the front" in message
     del document["front"]
     done = hp.sweep(document, tmp_path / "again.parquet")
     best = rows.sort_values(["time_s", "point"]).iloc[0]
@@ -167,8 +166,8 @@ def test_best_of_tables_is_best_of_rows():
         }
     )
     frame.loc[7, "a"] = np.nan
-    best = Best(12, "a", ("a", "b"), ())
-    kept = Kept(best)
+    best = BestRule(12, "a", ("a", "b"), ())
+    kept = BestPoints(best)
     for start in (300, 0, 100, 400, 200):
         kept.see_table(pa.Table.from_pandas(frame.iloc[start : start + 100], preserve_index=False))
     assert (
@@ -187,16 +186,17 @@ def test_shipped_specs_are_right(name):
 
 def test_a_shipped_spec_by_name(run, refused, tmp_path, monkeypatch):
     monkeypatch.setattr("hybridperf.explore.sweeps.spec._SHIPPED", tmp_path)
-    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nkind = "ops"\nmodel = "a100_sxm4_40g"
-[parameters]\nop = "gemm"\ndtype = "fp16"\nm = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
+    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nkind = "ops"
+model = "a100_sxm4_40g"\n[parameters]\nop = "gemm"\ndtype = "fp16"
+m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
     (tmp_path / "small.toml").write_text(text)
-    status, said, _ = run("sweep", "small", "--out", tmp_path / "out.parquet")
+    status, message, _ = run("sweep", "small", "--out", tmp_path / "out.parquet")
     assert status == 0
-    lines = said.splitlines()
+    lines = message.splitlines()
     head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["point", "m"])
     assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["0", "1", "2", "3", "4"]
-    assert "op gemm" in said
-    assert "and 1 more" in said
+    assert "op gemm" in message
+    assert "and 1 more" in message
     assert "or take a shipped one: small" in refused(
         "sweep", "smal", "--out", tmp_path / "other.parquet"
     )

@@ -20,7 +20,7 @@ from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.batches import predict_batch
 from hybridperf.explore.sweeps import run as sweep_run
 from hybridperf.explore.sweeps.programs import batch_size
-from hybridperf.explore.sweeps.store import Store
+from hybridperf.explore.sweeps.store import SweepStore
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel
@@ -71,18 +71,23 @@ def program(tmp_path_factory):
 def toml(document):
     """A spec as TOML: TOML's own `{}` tables are JSON's with `=`."""
 
-    def said(value):
+    def toml_value(value):
         if isinstance(value, dict):
-            return "{ " + ", ".join(f"{k} = {said(v)}" for k, v in value.items()) + " }"
+            return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
         return json.dumps(value)
 
     lines = ['schema = "hybridperf/sweep"', "schema_version = 1"]
     lines += [
-        f"{key} = {said(value)}" for key, value in document.items() if not isinstance(value, dict)
+        f"{key} = {toml_value(value)}"
+        for key, value in document.items()
+        if not isinstance(value, dict)
     ]
     for name, section in document.items():
         if isinstance(section, dict):
-            lines += [f"[{name}]", *(f"{key} = {said(value)}" for key, value in section.items())]
+            lines += [
+                f"[{name}]",
+                *(f"{key} = {toml_value(value)}" for key, value in section.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -153,9 +158,8 @@ def test_collectives_are_priced_as_a_table(tmp_path):
     expected = collectives_by_name("dgx_a100").predict(
         rows[["collective", "bytes", "n_gpus", "n_nodes"]]
     )
-    np.testing.assert_allclose(
-        rows["time_s"], expected["predicted_s"], rtol=1e-6
-    )  # networks are float32 and round by batch
+    # networks are float32 and round by batch
+    np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-6)
     np.testing.assert_allclose(rows["bus_bytes_per_s"], expected["bus_bytes_per_s"], rtol=1e-6)
     assert done.unpredicted == rows["time_s"].isna().sum() == 62  # 3 ranks on 2 nodes
     assert "do not divide" in rows.loc[rows["time_s"].isna(), "note"].iloc[0]
@@ -163,10 +167,10 @@ def test_collectives_are_priced_as_a_table(tmp_path):
 
 def test_the_file_says_what_it_is(tmp_path):
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
-    said = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
-    assert said["spec"]["parameters"] == GEMMS["parameters"]
-    assert said["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
-    assert said["versions"]["jax"] == jax.__version__
+    message = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
+    assert message["spec"]["parameters"] == GEMMS["parameters"]
+    assert message["target"] == PerfModel.datasheet(load_device("a100_sxm4_40g")).fingerprint()
+    assert message["versions"]["jax"] == jax.__version__
     assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]
 
@@ -228,11 +232,11 @@ def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", full)
     status, _, err = run("sweep", tmp_path / "spec.toml", "--out", out)
-    said = err.splitlines()[-1]
+    message = err.splitlines()[-1]
     assert status == 2
     assert "Traceback" not in err
-    assert "No space left on device" in said
-    assert "the same command goes on from there" in said
+    assert "No space left on device" in message
+    assert "the same command goes on from there" in message
     monkeypatch.undo()
     parts = sorted(tmp_path.glob("out.parquet.parts/part-*.parquet"))
     assert not out.exists()
@@ -252,14 +256,14 @@ def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch
 
 
 def test_a_damaged_part_is_done_again(tmp_path, monkeypatch):
-    write, out = Store.write, tmp_path / "out.parquet"
+    write, out = SweepStore.write, tmp_path / "out.parquet"
 
     def write_and_stop(self, chunk, part):
         write(self, chunk, part)
         if chunk == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Store, "write", write_and_stop)
+    monkeypatch.setattr(SweepStore, "write", write_and_stop)
     with pytest.raises(KeyboardInterrupt):
         hp.sweep(GEMMS, out, quiet=True)
     monkeypatch.undo()
@@ -299,9 +303,8 @@ def kill_at_random_moments(tmp_path, kills, seed):
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
         )
         before = len(list(tmp_path.glob("killed.parquet.parts/part-*")))
-        wanted = before + rng.integers(
-            0, 60
-        )  # kill while the process starts, in the middle of parts, or near the end
+        # kill while the process starts, in the middle of parts, or near the end
+        wanted = before + rng.integers(0, 60)
         deadline = time.monotonic() + 20
         while (
             process.poll() is None
@@ -352,7 +355,7 @@ def test_one_run_at_a_time(tmp_path):
     from hybridperf.explore.sweeps.spec import read_spec
     from hybridperf.explore.sweeps.store import sweep_identity
 
-    store = Store(tmp_path / "out.parquet", sweep_identity(read_spec(GEMMS).identity()))
+    store = SweepStore(tmp_path / "out.parquet", sweep_identity(read_spec(GEMMS).identity()))
     with store.open(), pytest.raises(InputError, match="another run is writing"):
         hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
 
@@ -370,13 +373,15 @@ def test_several_devices_share_a_batch(program):
     """Four devices of the host platform, in a process of their own."""
     code = f"""
 import jax, numpy as np, hybridperf as hp
-model, step = hp.load_model({str(program / "model")!r}), hp.load_program({str(program / "step.json")!r})
-knobs = dict(memory_bytes_per_s=np.geomspace(1e9, 1e12, 5001), compute_efficiency=np.linspace(0.1, 1, 5001))
+model = hp.load_model({str(program / "model")!r})
+step = hp.load_program({str(program / "step.json")!r})
+bytes_per_s, efficiency = np.geomspace(1e9, 1e12, 5001), np.linspace(0.1, 1, 5001)
+knobs = dict(memory_bytes_per_s=bytes_per_s, compute_efficiency=efficiency)
 print(len(jax.devices()), *hp.predict_batch(model, step, **knobs)[[0, 17, 2500, 5000]])
 """
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": flags}
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     ).stdout.split()
     knobs = {
@@ -386,20 +391,20 @@ print(len(jax.devices()), *hp.predict_batch(model, step, **knobs)[[0, 17, 2500, 
     alone = predict_batch(
         hp.load_model(program / "model"), hp.load_program(program / "step.json"), **knobs
     )
-    assert said[0] == "4"
-    np.testing.assert_allclose(np.array(said[1:], float), alone[[0, 17, 2500, 5000]], rtol=1e-6)
+    assert message[0] == "4"
+    np.testing.assert_allclose(np.array(message[1:], float), alone[[0, 17, 2500, 5000]], rtol=1e-6)
 
 
 def test_on_the_command_line(run, refused, tmp_path):
     spec, out = tmp_path / "spec.toml", tmp_path / "out.parquet"
     spec.write_text(toml(GEMMS))
-    status, said, err = run("sweep", spec, "--out", out, "--top", "4")
+    status, message, err = run("sweep", spec, "--out", out, "--top", "4")
     assert status == 0, err
-    assert "3,780 rows of 3,780 points" in said
+    assert "3,780 rows of 3,780 points" in message
     assert "points/s" in err
     assert len(pd.read_csv(tmp_path / "out.top.csv")) == 4
-    status, said, _ = run("sweep", spec, "--out", out)
-    assert "all done before" in said
+    status, message, _ = run("sweep", spec, "--out", out)
+    assert "all done before" in message
     assert "did you mean 'roofline_s'" in refused(
         "sweep", spec, "--out", out, "--top", "3", "--by", "rooflin_s"
     )

@@ -44,7 +44,7 @@ def test_this_machine_is_a_model_everywhere():
     {"kind": "step", "model": "a100_sxm4_40g", "ops": [GEMM]},
     {"kind": "collectives", "model": "deepbench_nv_v100"},
 ])  # fmt: skip
-def test_a_datasheet_is_said(target, tmp_path):
+def test_a_datasheet_is_reported(target, tmp_path):
     extremes = {"op": np.array(["gemm"], object)}
     remarks = read_target(target, tmp_path, extremes).remarks()
     says = (
@@ -73,7 +73,7 @@ def test_the_command_says_that_it_is_a_datasheet(run, tmp_path):
     assert "priced by its datasheet" in run("sweep", spec, "--out", tmp_path / "out.parquet")[2]
 
 
-def test_each_point_of_a_step_says_how_far_to_believe_it(tmp_path):
+def test_each_point_of_a_step_says_how_far_to_trust_it(tmp_path):
     spec = {
         "target": {
             "kind": "step",
@@ -117,7 +117,7 @@ def test_collectives_of_a_step_speak_too(tmp_path):
     assert all(theirs in ours for ours, theirs in zip(rows["note"], alone["note"], strict=True))
 
 
-def test_each_point_of_a_program_says_how_far_to_believe_it(tmp_path):
+def test_each_point_of_a_program_says_how_far_to_trust_it(tmp_path):
     import jax
     import jax.numpy as jnp
 

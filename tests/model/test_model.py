@@ -15,7 +15,7 @@ import pytest
 
 from hybridperf.engine import folding
 from hybridperf.engine.batches import BatchPredictor, gradient, predict_batch, step_seconds
-from hybridperf.engine.folding import Folded
+from hybridperf.engine.folding import FoldedProgram
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.lower import lower
 from hybridperf.engine.prediction import predict
@@ -475,10 +475,10 @@ def test_deep_steps_are_folded_and_predicted_as_one_op_after_another(
         "gemm__compute_efficiency": np.linspace(0.2, 1, 50),
     }
     deep = BatchPredictor(fitted, workload)
-    assert isinstance(deep._program, Folded)
+    assert isinstance(deep._program, FoldedProgram)
     monkeypatch.setattr(folding, "WORTH", 0.0)
     plain = BatchPredictor(fitted, workload)
-    assert not isinstance(plain._program, Folded)
+    assert not isinstance(plain._program, FoldedProgram)
     np.testing.assert_allclose(deep(**knobs), plain(**knobs), rtol=1e-4)
     np.testing.assert_allclose(
         deep(peak_flops_scale=[1.0]), predict(fitted, workload).time_s, rtol=1e-4

@@ -18,7 +18,7 @@ from support.made_sharding import made_cost
 
 from hybridperf.collectives.model import CollectiveModel, collective_seconds
 from hybridperf.engine.step_table import step_durations, step_table
-from hybridperf.engine.workload import CollectiveCall, Seconds
+from hybridperf.engine.workload import CollectiveCall, GivenSeconds
 from hybridperf.explore.sharding import relaxed
 from hybridperf.explore.sweeps.platforms import with_knobs
 from hybridperf.hardware import load_device, load_system
@@ -101,7 +101,9 @@ def ops_in_one_precision():
 @case
 def steps_of_ops_and_collectives():
     model = machine()
-    table = step_table(model, [*CALLS, CollectiveCall("all_reduce", 1e8 / 3, 8), Seconds(1e-5 / 3)])
+    table = step_table(
+        model, [*CALLS, CollectiveCall("all_reduce", 1e8 / 3, 8), GivenSeconds(1e-5 / 3)]
+    )
     platform = model.platform()
     return lambda rate: step_durations(
         table, dataclasses.replace(platform, memory_bytes_per_s=rate)

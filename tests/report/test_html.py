@@ -17,7 +17,7 @@ from test_perfetto import two_ranks
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
-from hybridperf.engine.workload import CollectiveCall, Seconds, Workload
+from hybridperf.engine.workload import CollectiveCall, GivenSeconds, Workload
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
@@ -486,7 +486,7 @@ def a_step(name="a made-up step", ranks=2, layers=3) -> Workload:
         gradients = builder.collective(3, label="gradients", ranks=range(ranks), after=[last])
     calls = (
         OpCall(Gemm("bf16", 4096.0, 4096.0, 4096.0)), OpCall(Elementwise("fp32", 1e4, 1e4)),
-        CollectiveCall("all_reduce", 1e8, 8), Seconds(5e-6),
+        CollectiveCall("all_reduce", 1e8, 8), GivenSeconds(5e-6),
     )  # fmt: skip
     return Workload(
         name,
@@ -572,7 +572,7 @@ def test_an_interval_is_shown_where_one_is_known(predicted):
 def test_a_step_without_arithmetic_has_no_roofline():
     builder = GraphBuilder()
     builder.op(1, label="read")
-    step = Workload("waiting", builder.build(), (Seconds(1e-3),))
+    step = Workload("waiting", builder.build(), (GivenSeconds(1e-3),))
     page = parsed(prediction_page(predict(PerfModel.datasheet(load_device("h100_sxm")), step)))
     assert "nothing to place under a roofline" in page.all_text()
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.explore.sharding.cost import COLUMNS, MEMORY, SENT, Cost
+from hybridperf.explore.sharding.cost import COLUMNS, MEMORY, SENT, PlacementCost
 from hybridperf.hardware import load_system
 from hybridperf.ops.embedding import Table, Zipf
 
@@ -30,7 +30,7 @@ def made_tables(count: int, seed: int = 0) -> list[Table]:
 
 def made_cost(
     count: int, ranks: int, nodes: int = 1, seed: int = 0, room: float = 1.5, smoothing: float = 0.5
-) -> Cost:
+) -> PlacementCost:
     """Tables whose seconds and bytes are drawn at random; ranks hold `room` times what they must on
     average.
     """
@@ -43,7 +43,7 @@ def made_cost(
     limit = max(room * tables[:, MEMORY].sum() / ranks, 1.01 * tables[:, MEMORY].max())
     model = CollectiveModel.datasheet(load_system("aws_p4de_a100"))
     alltoall = AllToAll.of(model, ranks, ranks // nodes) if ranks > 1 else None
-    return Cost(
+    return PlacementCost(
         tables, np.array([5e-6, 8e-6]), np.float64(limit), alltoall, ranks, nodes, (smoothing, 0.0)
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
-from hybridperf.engine.workload import Chain
+from hybridperf.engine.workload import CallChain
 from hybridperf.io import InputError
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps import adaptation as adaptations
@@ -267,10 +267,10 @@ def test_a_row_takes_what_the_graph_of_its_step_takes(cache, name):
         dataclasses.replace(batch.features, sends_hidden=np.ones(1)), ALL_ONE
     ).step_s[0]
     step = transformer(config, host=None)
-    prices.learn(call for call in step.calls if not isinstance(call, Chain))
-    seconds = [0.0 if isinstance(call, Chain) else prices[call] for call in step.calls]
+    prices.learn(call for call in step.calls if not isinstance(call, CallChain))
+    seconds = [0.0 if isinstance(call, CallChain) else prices[call] for call in step.calls]
     for at, call in enumerate(step.calls):
-        if isinstance(call, Chain):
+        if isinstance(call, CallChain):
             seconds[at] = sum(seconds[row - 1] * often for row, often in call.parts)
     graph = makespan(lower(step.graph).program, np.array(seconds, np.float32)[:, None])[0]
     assert composed == pytest.approx(float(graph), rel=0.015)

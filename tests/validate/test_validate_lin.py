@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.engine.workload import CollectiveCall, Seconds
+from hybridperf.engine.workload import CollectiveCall, GivenSeconds
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, load_model
@@ -31,7 +31,7 @@ def test_a_datasheets_kernels_by_hand():
     calls = [
         loop("fp32", "add", 1024, 1024),
         OpCall(Gemm("fp32", 4096.0, 4096.0, 4096.0)),
-        Seconds(0.5),
+        GivenSeconds(0.5),
     ]
     expected = [
         KERNEL_S + 3 * 4 * 2**20 / device.memory_bytes_per_s,

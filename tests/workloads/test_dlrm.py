@@ -11,7 +11,7 @@ from hybridperf.collectives.unequal import AllToAll
 from hybridperf.engine.batches import BatchPredictor, gradient
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import OUTPUTS
-from hybridperf.engine.workload import CollectiveCall, Seconds, Workload
+from hybridperf.engine.workload import CollectiveCall, GivenSeconds, Workload
 from hybridperf.hardware import Host, Overhead, Spread, load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, PerfModel, load_model
@@ -50,7 +50,7 @@ def test_rows_of_three_kinds_by_hand(model):
     calls = (
         OpCall(Gemm("fp32", 4096.0, 1024.0, 1024.0)),
         CollectiveCall.between(pairs),
-        Seconds(0.25),
+        GivenSeconds(0.25),
     )
     workload = Workload("three", builder.build(), calls)
     prediction = hp.predict(model, workload)
@@ -216,7 +216,7 @@ def test_memory_counts_gradients_of_copies_and_what_is_no_table():
     """A copied table's gradient is dense and as large; MLPs and bags need their place."""
 
     def held(**changes):
-        return hp.dlrm(dataclasses.replace(EIGHT, **changes)).held.bytes
+        return hp.dlrm(dataclasses.replace(EIGHT, **changes)).peak_memory.bytes
 
     copied = (Placement("data"),) * 8
     each = 1e6 * 64 * 4

@@ -12,7 +12,7 @@ from hybridperf.collectives.model import load_collectives
 from hybridperf.engine.evaluate import makespan, timeline
 from hybridperf.engine.graph import Graph
 from hybridperf.engine.lower import lower
-from hybridperf.engine.workload import Chain, CollectiveCall, Seconds, Workload
+from hybridperf.engine.workload import CallChain, CollectiveCall, GivenSeconds, Workload
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, PrefillAttention
@@ -54,16 +54,16 @@ def seconds(workload: Workload, collectives: dict[str, float] | None = None) -> 
     """
     found = []
     for call in workload.calls:
-        if isinstance(call, Seconds):
+        if isinstance(call, GivenSeconds):
             found.append(call.value)
-        elif isinstance(call, Chain):
+        elif isinstance(call, CallChain):
             found.append(0.0)
         elif isinstance(call, CollectiveCall):
             found.append((collectives or {}).get(call.collective, 0.0))
         else:
             found.append(op_s(call))
     for at, call in enumerate(workload.calls):
-        if isinstance(call, Chain):
+        if isinstance(call, CallChain):
             found[at] = sum(found[row - 1] * often for row, often in call.parts)
     return np.array(found)
 
@@ -496,7 +496,7 @@ def test_the_graph_names_a_rank_for_each_stage():
     assert sorted(set(graph.rank.tolist())) == [0, 1, 2, 3]
     tied = [node for node in range(len(graph)) if graph.labels[node].startswith("tied embedding")]
     assert [int(graph.rank[node]) for node in tied] == [0, 3]
-    assert all(isinstance(call, OpCall | CollectiveCall | Seconds) for call in workload.calls)
+    assert all(isinstance(call, OpCall | CollectiveCall | GivenSeconds) for call in workload.calls)
     assert flops([]) == 0.0
 
 
@@ -508,7 +508,7 @@ def test_a_composed_step_says_what_the_flat_one_says(model, monkeypatch):
     flat = transformer(c)
     monkeypatch.setattr(step, "KERNEL_NODES", 0)
     composed = transformer(c)
-    assert any(isinstance(call, Chain) for call in composed.calls)
+    assert any(isinstance(call, CallChain) for call in composed.calls)
     one, other = hp.predict(model, flat), hp.predict(model, composed)
     assert other.time_s == pytest.approx(one.time_s, rel=1e-6)
     assert other.roofline_s == pytest.approx(one.roofline_s, rel=1e-6)

@@ -1,6 +1,8 @@
 """Descent from many starts at once: Adam on an augmented Lagrangian, in the unit cube.
 
-    L(u) = f(u) + sum_c (max(0, m_c + w g_c(u))^2 - m_c^2) / 2 w             multipliers m, weight w; no max for an equality
+    L(u) = f(u) + sum_c (max(0, m_c + w g_c(u))^2 - m_c^2) / 2 w
+
+with multipliers m and weight w, and without the max for an equality.
 
 After each round of steps m <- max(0, m + w g) and w doubles. Steps shrink all the way, and with
 them the zigzag about corners, where the gradient jumps; what is left of it the polish takes away.
@@ -17,7 +19,7 @@ import jax
 import numpy as np
 import optax
 
-from hybridperf.explore.searches.problem import Problem, Values
+from hybridperf.explore.searches.problem import PointValues, SearchProblem
 
 FEASIBLE = 1e-6  # of logs: what still counts as met on the way
 _FIRST_STEP, _LAST_STEP = 0.08, 5e-4  # of the cube's side
@@ -28,7 +30,7 @@ _WORST = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
-class Descended:
+class DescentResult:
     """Where the starts came to."""
 
     u: np.ndarray  # [S, K] the best point that each saw
@@ -38,43 +40,31 @@ class Descended:
     path_violation: np.ndarray  # [T, S]
 
 
-def violation(at: Values, equal: np.ndarray) -> np.ndarray:
-    """The largest distance from holding [B], zero where all constraints hold, huge where something
-    is no number.
-    """
+def violation(at: PointValues, equal: np.ndarray) -> np.ndarray:
+    """Largest distance from holding [B]: 0 where all constraints hold, huge for no number."""
     numbers = np.isfinite(at.f) & np.isfinite(at.g).all(1)
     return np.where(numbers, np.where(equal, np.abs(at.g), at.g).max(1, initial=0.0), _WORST)
 
 
-def descend(problem: Problem, starts: np.ndarray, held: np.ndarray) -> Descended:
+def descend(problem: SearchProblem, starts: np.ndarray, held: np.ndarray) -> DescentResult:
     """From starts [S, K]; knobs that are not FREE in `held` [K] stay."""
     method, equal = problem.spec.method, problem.equal
     steps = method.rounds * method.steps
-    adam = optax.chain(
-        optax.scale_by_adam(b1=0.8, b2=0.95),
-        optax.scale_by_learning_rate(
-            optax.exponential_decay(_FIRST_STEP, steps, _LAST_STEP / _FIRST_STEP)
-        ),
-    )
+    rate = optax.exponential_decay(_FIRST_STEP, steps, _LAST_STEP / _FIRST_STEP)
+    adam = optax.chain(optax.scale_by_adam(b1=0.8, b2=0.95), optax.scale_by_learning_rate(rate))
     update = jax.jit(adam.update)
     u, state = starts.copy(), adam.init(starts)
     pressed = np.zeros((len(starts), len(equal)))
-    best_u, best_f, best_violation = (
-        starts.copy(),
-        np.full(len(starts), _WORST),
-        np.full(len(starts), _WORST),
-    )
+    best_u, best_f = starts.copy(), np.full(len(starts), _WORST)
+    best_violation = best_f.copy()
     path_f, path_violation = [], []
     for number in range(steps):
-        this_round, weight = (
-            number // method.steps,
-            _FIRST_WEIGHT * _WEIGHT_GROWTH ** (number // method.steps),
-        )
-        temperature = (
-            None if method.smoothing is None else method.smoothing * _ANNEALING**this_round
-        )
+        this_round = number // method.steps
+        weight = _FIRST_WEIGHT * _WEIGHT_GROWTH**this_round
+        smoothing = method.smoothing
+        temperature = None if smoothing is None else smoothing * _ANNEALING**this_round
         at = problem.slopes(u, held, temperature)
-        worst = violation(Values(at.f, at.g), equal)
+        worst = violation(PointValues(at.f, at.g), equal)
         f = np.where(worst < _WORST, at.f, _WORST)
         both = (worst <= FEASIBLE) & (best_violation <= FEASIBLE)
         better = np.where(both, f < best_f, worst < best_violation)
@@ -82,13 +72,12 @@ def descend(problem: Problem, starts: np.ndarray, held: np.ndarray) -> Descended
         path_f.append(f)
         path_violation.append(worst)
         if number % method.steps == 0 and number:
-            pressed = np.clip(
-                _force(pressed, weight / _WEIGHT_GROWTH, at.g, equal), -_MOST_PRESSED, _MOST_PRESSED
-            )
+            force = _force(pressed, weight / _WEIGHT_GROWTH, at.g, equal)
+            pressed = np.clip(force, -_MOST_PRESSED, _MOST_PRESSED)
         slope = at.df + (_force(pressed, weight, at.g, equal)[:, :, None] * at.dg).sum(1)
         change, state = update(np.where(np.isfinite(slope) & np.isnan(held), slope, 0.0), state)
         u = np.clip(u + np.asarray(change), 0, 1)
-    return Descended(best_u, best_f, best_violation, np.stack(path_f), np.stack(path_violation))
+    return DescentResult(best_u, best_f, best_violation, np.stack(path_f), np.stack(path_violation))
 
 
 def _force(pressed: np.ndarray, weight: float, g: np.ndarray, equal: np.ndarray) -> np.ndarray:

@@ -1,5 +1,4 @@
-"""Whether constraints can hold together anywhere in the box of the knobs: found by intervals,
-before anything is compiled.
+"""Whether constraints can hold together anywhere in the knobs' box: by intervals, before compiling.
 
 The box is halved again and again (in log space); a part where some constraint cannot hold is thrown
 away. Where nothing is left the constraints contradict each other or the bounds, which is then
@@ -15,34 +14,28 @@ import numpy as np
 from hybridperf.explore.sweeps.expression import Comparison, Expression
 from hybridperf.io import InputError
 
+Box = Mapping[str, tuple[float, float]]  # least and most of each name
+Formulas = Mapping[str, Expression]
 _RESULT = (1e-30, 1e30)
 _MOST_BOXES = 2048
 _HALVINGS = 80
 
 
 def check_not_contradictory(
-    constraints: Sequence[tuple[str, Comparison]],
-    knobs: Mapping[str, tuple[float, float]],
-    constants: Mapping[str, float],
-    formulas: Mapping[str, Expression],
-    results: Sequence[str],
-) -> None:
+    constraints: Sequence[tuple[str, Comparison]], knobs: Box, constants: Mapping[str, float],
+    formulas: Formulas, results: Sequence[str],
+) -> None:  # fmt: skip
     """`InputError` where no point of the box meets one of the constraints, or all together."""
     box = {**knobs, **dict.fromkeys(results, _RESULT)}
     for text, sides in constraints:
         if _empty([sides], box, constants, formulas):
-            raise InputError(
-                f"no point of the knobs' bounds can meet the constraint {text}; widen a bound or"
-                " loosen it"
-            )
-    if len(constraints) > 1 and _empty(
-        [sides for _, sides in constraints], box, constants, formulas
-    ):
-        few = _core(constraints, box, constants, formulas)
-        raise InputError(
-            f"the constraints contradict each other within the knobs' bounds: {'; '.join(few)};"
-            " loosen one or widen a bound"
-        )
+            none = "no point of the knobs' bounds can meet the constraint"
+            raise InputError(f"{none} {text}; widen a bound or loosen it")
+    every = [sides for _, sides in constraints]
+    if len(constraints) > 1 and _empty(every, box, constants, formulas):
+        few = "; ".join(_core(constraints, box, constants, formulas))
+        contradict = "the constraints contradict each other within the knobs' bounds"
+        raise InputError(f"{contradict}: {few}; loosen one or widen a bound")
 
 
 def _core(constraints: Sequence[tuple[str, Comparison]], *where: Mapping) -> list[str]:
@@ -56,16 +49,12 @@ def _core(constraints: Sequence[tuple[str, Comparison]], *where: Mapping) -> lis
 
 
 def _empty(
-    sides: Sequence[Comparison],
-    box: Mapping[str, tuple[float, float]],
-    constants: Mapping[str, float],
-    formulas: Mapping[str, Expression],
+    sides: Sequence[Comparison], box: Box, constants: Mapping[str, float], formulas: Formulas
 ) -> bool:
     """Whether it is proved that no point meets all of them; False where that was not found out."""
     names = [name for name in box if name in _reached(sides, formulas)]
-    low, high = (
-        np.log(np.array([[box[name][end] for name in names]])).T for end in (0, 1)
-    )  # [names, boxes]
+    # [names, boxes]
+    low, high = (np.log(np.array([[box[name][end] for name in names]])).T for end in (0, 1))
     for _ in range(_HALVINGS):
         keep = _possible(sides, names, low, high, constants, formulas)
         low, high = low[:, keep], high[:, keep]
@@ -93,27 +82,21 @@ def _reached(sides: Sequence[Comparison], formulas: Mapping[str, Expression]) ->
 
 
 def _possible(
-    sides: Sequence[Comparison],
-    names: Sequence[str],
-    low: np.ndarray,
-    high: np.ndarray,
-    constants: Mapping[str, float],
-    formulas: Mapping[str, Expression],
-) -> np.ndarray:
+    sides: Sequence[Comparison], names: Sequence[str], low: np.ndarray, high: np.ndarray,
+    constants: Mapping[str, float], formulas: Formulas,
+) -> np.ndarray:  # fmt: skip
     """Whether each box may hold a point that meets all, bool [boxes]."""
     boxes = low.shape[1]
     slack = 1e-12  # of exp(log(x)): what holds with equality at a bound must not be lost
-    ranges = {
-        name: (np.exp(low[i]) * (1 - slack), np.exp(high[i]) * (1 + slack))
-        for i, name in enumerate(names)
-    }
-    ranges |= {
-        name: (np.full(boxes, value), np.full(boxes, value)) for name, value in constants.items()
-    }
+    lows, highs = np.exp(low) * (1 - slack), np.exp(high) * (1 + slack)
+    ranges = dict(zip(names, zip(lows, highs, strict=True), strict=True))
+    for name, value in constants.items():
+        ranges[name] = np.full(boxes, value), np.full(boxes, value)
     needed = _reached(sides, formulas)
     for name, formula in formulas.items():
         if name in needed:
-            ranges[name] = tuple(np.broadcast_to(end, boxes) for end in formula.interval(ranges))  # type: ignore[assignment]
+            lowest, highest = formula.interval(ranges)
+            ranges[name] = np.broadcast_to(lowest, boxes), np.broadcast_to(highest, boxes)
     keep = np.ones(boxes, bool)
     for one in sides:
         less, more = one.less.interval(ranges), one.more.interval(ranges)

@@ -1,5 +1,4 @@
-"""Whole numbers: from the relaxed optimum to its neighbours, each evaluated exactly with the other
-knobs at their best for it.
+"""Whole numbers: neighbours of the relaxed optimum, with the other knobs at their best for each.
 
 Neighbours are the whole numbers below and above, and multiples of powers of two near by (times jump
 at tiles and waves). The best of them goes on by steps of 1, 2, 4, 8 in each knob for as long as one
@@ -12,12 +11,12 @@ import itertools
 
 import numpy as np
 
-from hybridperf.explore.searches.polish import Polished, excess, polish
-from hybridperf.explore.searches.problem import FREE, Problem
+from hybridperf.explore.searches.polish import Optimum, excess, polish
+from hybridperf.explore.searches.problem import FREE, SearchProblem
 
 _POWERS = range(1, 9)  # multiples of 2 ... 256
 _MOST_NEIGHBOURS = 512  # evaluated with the other knobs as they are
-_REFINED = 8  # of them whose other knobs are set anew
+_REFINED = 8  # of them whose other knobs are optimised again
 _STEPS = (1, 2, 4, 8)
 _MOST_MOVES = 12
 _RADIUS = 0.02
@@ -25,25 +24,23 @@ _GAIN = 1e-9  # logs: less is not better
 _WEIGHT = 1e3  # of a violation against the objective, both logs
 
 
-def better(one: Polished, other: Polished | None) -> bool:
+def better(one: Optimum, other: Optimum | None) -> bool:
     """Whether it is the better optimum: first constraints, then the objective."""
     if other is None:
         return True
     if (one.violation <= 0) != (other.violation <= 0):
         return one.violation <= 0
-    return (
-        one.f < other.f
-        if one.violation <= 0
-        else (one.violation, one.f) < (other.violation, other.f)
-    )
+    if one.violation <= 0:
+        return one.f < other.f
+    return (one.violation, one.f) < (other.violation, other.f)
 
 
-def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
+def rounded(problem: SearchProblem, relaxed: Optimum) -> tuple[Optimum, np.ndarray]:
     """The best point with whole numbers where asked, and what knobs are held at [K]."""
     whole = np.array([knob.integer for knob in problem.spec.knobs])
-    best: Polished | None = None
+    best: Optimum | None = None
     best_held = np.full(problem.knobs, FREE)
-    tried: dict[tuple[float, ...], Polished] = {}
+    tried: dict[tuple[float, ...], Optimum] = {}
 
     def refine(held: np.ndarray, start: np.ndarray) -> None:
         nonlocal best, best_held
@@ -59,34 +56,27 @@ def rounded(problem: Problem, relaxed: Polished) -> tuple[Polished, np.ndarray]:
     assert best is not None
     for _ in range(_MOST_MOVES):
         before, start = best_held, best.u
-        for held in _ranked(problem, start, _steps(problem, before, whole))[
-            : _REFINED if (~whole).any() else None
-        ]:
+        ranked = _ranked(problem, start, _steps(problem, before, whole))
+        for held in ranked[: _REFINED if (~whole).any() else None]:
             refine(held, start)
         if best_held is before:
             break
     return best, best_held
 
 
-def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Constraints that forbid the nearest better number of a whole knob, by constraint: the knob
-    and that number.
+def stops(problem: SearchProblem, best: Optimum, held: np.ndarray) -> dict[int, tuple[int, float]]:
+    """Constraints that forbid a better value of a whole-number knob: constraint -> (knob, value).
 
-    Whole numbers stand apart: at the best of them a constraint can have room left, and no
-    multiplier, and hold it back all the same.
+    At the best whole numbers a constraint can have slack, and no multiplier, and still hold back.
     """
     knobs = problem.spec.knobs
-    tried = [
-        (k, sign, held[k] + sign * 2**power)
-        for k in range(len(knobs))
-        if knobs[k].integer
-        for sign in (1, -1)
-        for power in range(32)
-    ]
     moves = [
-        (k, sign, float(value))
-        for k, sign, value in tried
-        if knobs[k].least <= value <= knobs[k].most
+        (k, sign, value)
+        for k, knob in enumerate(knobs)
+        if knob.integer
+        for sign in (1, -1)
+        for value in (float(held[k] + sign * 2**power) for power in range(32))
+        if knob.least <= value <= knob.most
     ]
     if not moves:
         return {}
@@ -94,45 +84,38 @@ def stops(problem: Problem, best: Polished, held: np.ndarray) -> dict[int, tuple
     at = problem.values(np.stack([_moved(problem, best.u, one) for one in to]), to)
     found: dict[int, tuple[int, float]] = {}
     seen: set[tuple[int, int]] = set()
-    # what the optimum already leans on and the number does not press harder is no reason
-    pressed = np.where(
-        excess(at.g, problem.equal) > excess(best.g, problem.equal) + _GAIN,
-        excess(at.g, problem.equal),
-        0.0,
-    )
+    # a constraint that is active at the optimum and not violated more is no reason
+    over_limit = excess(at.g, problem.equal)
+    pressed = np.where(over_limit > excess(best.g, problem.equal) + _GAIN, over_limit, 0.0)
     for (k, sign, value), f, over in zip(moves, at.f, pressed, strict=True):
-        if (
-            f < best.f - _GAIN and over.any() and (k, sign) not in seen
-        ):  # farther numbers break what would not matter
+        # farther numbers break what would not matter
+        if f < best.f - _GAIN and over.any() and (k, sign) not in seen:
             seen.add((k, sign))
             for c in np.flatnonzero(over):
                 found.setdefault(int(c), (k, value))
     return found
 
 
-def _moved(problem: Problem, u: np.ndarray, held: np.ndarray) -> np.ndarray:
+def _moved(problem: SearchProblem, u: np.ndarray, held: np.ndarray) -> np.ndarray:
     """The point with its held knobs where they are held."""
-    return np.where(
-        np.isnan(held),
-        u,
-        problem.place(np.where(np.isnan(held), problem.knob_values(u, held), held)),
-    )
+    free = np.isnan(held)
+    return np.where(free, u, problem.place(np.where(free, problem.knob_values(u, held), held)))
 
 
-def _ranked(problem: Problem, u: np.ndarray, candidates: list[np.ndarray]) -> list[np.ndarray]:
+def _ranked(
+    problem: SearchProblem, u: np.ndarray, candidates: list[np.ndarray]
+) -> list[np.ndarray]:
     """The most promising first, the other knobs as they are."""
     if not candidates:
         return []
     held = np.stack(candidates)
     at = problem.values(np.stack([_moved(problem, u, one) for one in candidates]), held)
     merit = at.f + _WEIGHT * excess(at.g, problem.equal).sum(1)
-    return [
-        candidates[i]
-        for i in np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
-    ]
+    order = np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
+    return [candidates[i] for i in order]
 
 
-def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+def _neighbours(problem: SearchProblem, u: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
     values = problem.knob_values(u, np.full(problem.knobs, FREE))
     choices: list[list[float]] = []
     for knob, value in zip(problem.spec.knobs, values, strict=True):
@@ -140,15 +123,10 @@ def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.n
             choices.append([FREE])
             continue
         near = {np.floor(value), np.ceil(value), np.rint(value)}
-        near |= {
-            side(value / 2**k) * 2**k
-            for k in _POWERS
-            if 2**k <= value
-            for side in (np.floor, np.ceil)
-        }
-        inside = [float(one) for one in near if knob.least <= one <= knob.most] or [
-            float(np.clip(np.rint(value), knob.least, knob.most))
-        ]
+        powers = [2**k for k in _POWERS if 2**k <= value]
+        near |= {side(value / power) * power for power in powers for side in (np.floor, np.ceil)}
+        inside = [float(one) for one in near if knob.least <= one <= knob.most]
+        inside = inside or [float(np.clip(np.rint(value), knob.least, knob.most))]
         choices.append(sorted(inside, key=lambda one, value=value: abs(np.log(one / value))))  # type: ignore[misc]
     while np.prod([len(each) for each in choices]) > _MOST_NEIGHBOURS:
         longest = max(choices, key=len)
@@ -156,9 +134,9 @@ def _neighbours(problem: Problem, u: np.ndarray, whole: np.ndarray) -> list[np.n
     return [np.array(one) for one in itertools.product(*choices)]
 
 
-def _steps(problem: Problem, held: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+def _steps(problem: SearchProblem, held: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
     """One knob up or down, or two knobs by one each in opposite ways."""
-    moves = []
+    moves, knobs = [], problem.spec.knobs
     numbers = [int(k) for k in np.flatnonzero(whole)]
     for k in numbers:
         moves += [{k: sign * step} for step in _STEPS for sign in (1, -1)]
@@ -169,10 +147,6 @@ def _steps(problem: Problem, held: np.ndarray, whole: np.ndarray) -> list[np.nda
         to = held.copy()
         for k, step in move.items():
             to[k] += step
-        if all(
-            knob.least <= to[k] <= knob.most
-            for k, knob in enumerate(problem.spec.knobs)
-            if whole[k]
-        ):
+        if all(knobs[k].least <= to[k] <= knobs[k].most for k in numbers):
             out.append(to)
     return out

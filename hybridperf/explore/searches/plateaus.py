@@ -1,13 +1,11 @@
-"""What lies around an optimum: knobs that may take other values for the same objective, and poles,
-where there is no least value at all.
-"""
+"""What lies around an optimum: plateaus of equal objective, and poles, where it has no minimum."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.explore.searches.polish import Polished, excess
-from hybridperf.explore.searches.problem import Problem
+from hybridperf.explore.searches.polish import Optimum, excess
+from hybridperf.explore.searches.problem import SearchProblem
 
 _SAME = 1e-9  # of logs: the objective is the same
 _WIDE = 1e-2  # of logs: narrower ranges are a flat minimum's and not worth a word
@@ -16,53 +14,44 @@ _NEAR = 1e-4  # of the cube's side
 _POLE = 1e3  # times as large as so near
 
 
-def plateaus(problem: Problem, best: Polished, held: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Knobs that may stand anywhere in a range, the others as they are, for the same objective and
-    with all constraints met.
-    """
+def plateaus(
+    problem: SearchProblem, best: Optimum, held: np.ndarray
+) -> dict[str, tuple[float, float]]:
+    """Knobs that may take any value in a range, the others fixed, for the same objective."""
     out = {}
     for k, knob in enumerate(problem.spec.knobs):
         value = float(problem.knob_values(best.u, held)[k])
         width = np.log(knob.most / knob.least)
-        low, high = (_end(problem, best, held, k, side) for side in (0.0, 1.0))
+        sides = [_end(problem, best, held, k, side) for side in (0.0, 1.0)]
+        low, high = (float(knob.least * np.exp(width * side)) for side in sides)
         if knob.integer:
-            low, high = (
-                float(problem.spec.knobs[k].least * np.exp(width * end)) for end in (low, high)
-            )
-            ends = np.array(
-                [np.floor(low), np.ceil(low), np.floor(high), np.ceil(high)]
-            )  # an end may be found a little too near
-            ends = ends[
-                _holds(problem, best, held, k, ends) & (ends >= knob.least) & (ends <= knob.most)
-            ]
+            # an end may be found a little too near
+            ends = np.array([np.floor(low), np.ceil(low), np.floor(high), np.ceil(high)])
+            inside = (ends >= knob.least) & (ends <= knob.most)
+            ends = ends[_holds(problem, best, held, k, ends) & inside]
             if len(ends) and ends.min() < ends.max() and ends.min() <= value <= ends.max():
                 out[knob.name] = (float(ends.min()), float(ends.max()))
-        elif (high - low) * width > _WIDE:
-            out[knob.name] = tuple(float(knob.least * np.exp(width * end)) for end in (low, high))  # type: ignore[assignment]
+        elif (sides[1] - sides[0]) * width > _WIDE:
+            out[knob.name] = (low, high)
     return out
 
 
-def poles(problem: Problem, best: Polished, held: np.ndarray) -> list[str]:
-    """Knobs beside whose value the objective is a thousandth of what it is there: it has no best
-    value, only ever better ones.
-    """
+def poles(problem: SearchProblem, best: Optimum, held: np.ndarray) -> list[str]:
+    """Knobs near whose value the objective falls a thousandfold: it has no minimum."""
     here, found = abs(float(problem.objective(best.f))), []
     for k, knob in enumerate(problem.spec.knobs):
         if not np.isnan(held[k]):
             continue
-        beside = np.stack(
-            [
-                np.where(np.arange(len(held)) == k, np.clip(best.u + sign * _NEAR, 0, 1), best.u)
-                for sign in (1, -1)
-            ]
-        )
-        nearby = np.abs(problem.objective(problem.values(beside, np.tile(held, (2, 1))).f))
+        this = np.arange(len(held)) == k
+        sides = [np.clip(best.u + sign * _NEAR, 0, 1) for sign in (1, -1)]
+        points = np.stack([np.where(this, side, best.u) for side in sides])
+        nearby = np.abs(problem.objective(problem.values(points, np.tile(held, (2, 1))).f))
         if np.isfinite(nearby).any() and here > _POLE * np.nanmax(nearby):
             found.append(knob.name)
     return found
 
 
-def _end(problem: Problem, best: Polished, held: np.ndarray, k: int, side: float) -> float:
+def _end(problem: SearchProblem, best: Optimum, held: np.ndarray, k: int, side: float) -> float:
     """How far a knob may go towards one side of the cube."""
     near, far = float(best.u[k]), side
     for _ in range(4):
@@ -78,27 +67,19 @@ def _end(problem: Problem, best: Polished, held: np.ndarray, k: int, side: float
 
 
 def _holds(
-    problem: Problem,
-    best: Polished,
-    held: np.ndarray,
-    k: int,
-    values: np.ndarray,
+    problem: SearchProblem, best: Optimum, held: np.ndarray, k: int, values: np.ndarray,
     at: np.ndarray | None = None,
-) -> np.ndarray:
-    """Whether the objective is the same and all constraints are met with knob `k` at each of some
-    values; bool [n].
-    """
-    places = (
-        problem.place(np.tile(problem.knob_values(best.u, held), (len(values), 1)))
-        if at is None
-        else np.tile(best.u, (len(values), 1))
-    )
+) -> np.ndarray:  # fmt: skip
+    """Whether knob `k` at each of some values keeps the objective and all constraints; bool [n]."""
+    if at is None:
+        places = problem.place(np.tile(problem.knob_values(best.u, held), (len(values), 1)))
+    else:
+        places = np.tile(best.u, (len(values), 1))
     keep = np.tile(held, (len(values), 1))
     if problem.spec.knobs[k].integer:
         keep[:, k] = values
     elif at is not None:
         places[:, k] = at
     found = problem.values(places, keep)
-    return (np.abs(found.f - best.f) <= _SAME) & (
-        excess(found.g, problem.equal).sum(1) <= excess(best.g, problem.equal).sum() + 1e-12
-    )
+    met = excess(found.g, problem.equal).sum(1) <= excess(best.g, problem.equal).sum() + 1e-12
+    return (np.abs(found.f - best.f) <= _SAME) & met

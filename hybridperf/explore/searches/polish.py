@@ -1,5 +1,4 @@
-"""From near an optimum to it, where gradients jump: a linear programme over cuts taken all around,
-in a region that shrinks.
+"""From near an optimum to it, where gradients jump: linear programmes over cuts near by.
 
 Optima of models made of maxima sit in corners, where several ops or constraints are equal; one
 gradient shows one side of a corner only. A cut f(y) + f'(y) (x - y) from each of several points y
@@ -21,7 +20,7 @@ import dataclasses
 import numpy as np
 from scipy.optimize import linprog, nnls
 
-from hybridperf.explore.searches.problem import Problem, Slopes
+from hybridperf.explore.searches.problem import PointSlopes, SearchProblem
 
 MARGIN = 1e-8  # constraints are kept by so much more than asked: rounding must not break them
 EQUAL = 1e-6  # logs: no nearer can two sides be asked to be
@@ -30,12 +29,12 @@ _MOST_ROUNDS = 120
 _FIRST_WEIGHT, _MOST_WEIGHT = 10.0, 1e7
 _REACH = 3.0  # radii: cuts from farther away are forgotten
 _MOST_CUTS = 8  # times (knobs + 1)
-_OBJECTIVE, _BOUND = -1, -2  # whose gradient it is, beside constraints by number
+_OBJECTIVE, _BOUND = -1, -2  # whose gradient it is, besides constraints by number
 _NEAR = 1e-7  # of a cube's side: where the sides of the optimum's corner are taken
 
 
 @dataclasses.dataclass(frozen=True)
-class Polished:
+class Optimum:
     """An optimum."""
 
     u: np.ndarray  # [K]
@@ -52,21 +51,15 @@ def excess(g: np.ndarray, equal: np.ndarray) -> np.ndarray:
 
 
 def polish(
-    problem: Problem,
-    start: np.ndarray,
-    held: np.ndarray,
-    *,
-    radius: float = _FIRST_RADIUS,
+    problem: SearchProblem, start: np.ndarray, held: np.ndarray, *, radius: float = _FIRST_RADIUS,
     seed: int = 0,
-) -> Polished:
-    """The optimum near a start [K] on the exact functions; knobs that are not FREE in `held` [K]
-    stay.
-    """
+) -> Optimum:  # fmt: skip
+    """The optimum near a start [K] on the exact functions; knobs fixed in `held` [K] stay."""
     free = np.isnan(held)
     equal, weight = problem.equal, _FIRST_WEIGHT
     rng = np.random.default_rng(seed)
     x = np.clip(np.asarray(start, np.float64), 0, 1)
-    cuts = _Cuts(problem, held)
+    cuts = _CuttingPlanes(problem, held)
     cuts.add(_around(x, radius, free, rng))
     f, g = cuts.first()
     path: list[tuple[float, float]] = [(f, float(excess(g, equal).max(initial=0)))]
@@ -74,13 +67,12 @@ def polish(
         return _polished(x, f, g, equal, path)
     for _ in range(_MOST_ROUNDS):
         step, promised, short = cuts.step(x, f, g, radius, weight, free)
-        while (
-            short > MARGIN and weight < _MOST_WEIGHT
-        ):  # is a constraint out of reach, or only not dear enough to be kept?
-            dearer = cuts.step(x, f, g, radius, 10 * weight, free)
-            if dearer[2] > 0.9 * short:
+        # is a constraint out of reach, or only weighted too little to be kept?
+        while short > MARGIN and weight < _MOST_WEIGHT:
+            heavier = cuts.step(x, f, g, radius, 10 * weight, free)
+            if heavier[2] > 0.9 * short:
                 break
-            weight, (step, promised, short) = 10 * weight, dearer
+            weight, (step, promised, short) = 10 * weight, heavier
         candidate = np.clip(x + step, 0, 1)
         cuts.add(_around(candidate, radius, free, rng))
         new_f, new_g = cuts.first()
@@ -90,11 +82,8 @@ def polish(
         if np.isfinite(then) and gained > 0.1 * promised and gained > 0:
             moved = np.abs(candidate - x).max()
             x, f, g = candidate, new_f, new_g
-            radius = (
-                min(2 * radius, _LARGEST_RADIUS)
-                if moved > 0.9 * radius and gained > 0.5 * promised
-                else radius
-            )
+            if moved > 0.9 * radius and gained > 0.5 * promised:
+                radius = min(2 * radius, _LARGEST_RADIUS)
             radius = radius / 2 if promised < 1e-13 else radius
         else:
             radius /= 4 if promised < 1e-12 else 2
@@ -105,10 +94,12 @@ def polish(
 
 
 def multipliers(
-    problem: Problem, optimum: Polished, held: np.ndarray, active: np.ndarray, seed: int = 1
+    problem: SearchProblem, optimum: Optimum, held: np.ndarray, active: np.ndarray, seed: int = 1
 ) -> np.ndarray:
-    """What each constraint's limit is worth [C], d f / d g: the weights with which the gradients of
-    active constraints, of all sides of the corner, balance those of the objective.
+    """Worth of each constraint's limit [C], d f / d g.
+
+    The weights with which the gradients of active constraints, on all sides of the corner, balance
+    those of the objective.
     """
     free = np.isnan(held)
     worth = np.zeros(len(problem.equal))
@@ -116,11 +107,8 @@ def multipliers(
         return worth
     rng = np.random.default_rng(seed)
     at = problem.slopes(_around(optimum.u, _NEAR, free, rng, 4), held)
-    columns, owners, signs = (
-        [slope[free] for slope in at.df],
-        [_OBJECTIVE] * len(at.df),
-        [1] * len(at.df),
-    )
+    columns = [slope[free] for slope in at.df]
+    owners, signs = [_OBJECTIVE] * len(at.df), [1] * len(at.df)
     for c in np.flatnonzero(active):
         for sign in (1, -1) if problem.equal[c] else (1,):
             columns += [sign * slope[free] for slope in at.dg[:, c]]
@@ -134,11 +122,9 @@ def multipliers(
     matrix, owner = np.stack(columns, 1), np.array(owners)
     heavy = 1e3 * max(1.0, np.abs(matrix).max())
     whole = np.where(owner == _OBJECTIVE, heavy, 0.0)
-    weights, _ = nnls(
-        np.concatenate([matrix, whole[None]]),
-        np.append(np.zeros(len(matrix)), heavy),
-        maxiter=100 * matrix.shape[1],
-    )
+    balance = np.concatenate([matrix, whole[None]])
+    aim = np.append(np.zeros(len(matrix)), heavy)
+    weights, _ = nnls(balance, aim, maxiter=100 * matrix.shape[1])
     for c in np.flatnonzero(active):
         worth[c] = (weights * signs)[owner == c].sum()
     return worth
@@ -146,11 +132,10 @@ def multipliers(
 
 def _polished(
     x: np.ndarray, f: float, g: np.ndarray, equal: np.ndarray, path: list[tuple[float, float]]
-) -> Polished:
+) -> Optimum:
     worst = float(np.maximum(0.0, np.where(equal, np.abs(g) - EQUAL, g)).max(initial=0.0))
-    return Polished(
-        x, f, g, worst, tuple(each[0] for each in path), tuple(each[1] for each in path)
-    )
+    path_f, path_violation = zip(*path, strict=True)
+    return Optimum(x, f, g, worst, path_f, path_violation)
 
 
 def _around(
@@ -161,24 +146,21 @@ def _around(
     return np.clip(np.concatenate([x[None], x + apart]), 0, 1)
 
 
-class _Cuts:
+class _CuttingPlanes:
     """Points with values and gradients, the newest first."""
 
-    def __init__(self, problem: Problem, held: np.ndarray):
+    def __init__(self, problem: SearchProblem, held: np.ndarray):
         self._problem, self._held = problem, held
         self._y = np.empty((0, problem.knobs))
-        self._at: Slopes | None = None
+        self._at: PointSlopes | None = None
 
     def add(self, points: np.ndarray) -> None:
         new = self._problem.slopes(points, self._held)
         self._y = np.concatenate([points, self._y])
-        self._at = (
-            new
-            if self._at is None
-            else Slopes(*(np.concatenate(both) for both in zip(new, self._at, strict=True)))
-        )
+        pairs = zip(new, self._at or (part[:0] for part in new), strict=True)
         most = _MOST_CUTS * (self._problem.knobs + 1)
-        self._y, self._at = self._y[:most], Slopes(*(part[:most] for part in self._at))
+        self._y = self._y[:most]
+        self._at = PointSlopes(*(np.concatenate(both)[:most] for both in pairs))
 
     def first(self) -> tuple[float, np.ndarray]:
         """f and g [C] of the point added last, the first of its batch."""
@@ -189,32 +171,23 @@ class _Cuts:
     def step(
         self, x: np.ndarray, f: float, g: np.ndarray, radius: float, weight: float, free: np.ndarray
     ) -> tuple[np.ndarray, float, float]:
-        """The step [K], what it promises of f + weight excess(g), and how much of a constraint it
-        leaves unmet.
-        """
+        """The step [K], its promise of f + weight excess(g), and a constraint's unmet rest."""
         assert self._at is not None
         knobs, constraints, equal = len(x), len(g), self._problem.equal
         at = self._at
-        numbers = (
-            np.isfinite(at.f)
-            & np.isfinite(at.df).all(1)
-            & np.isfinite(at.g).all(1)
-            & np.isfinite(at.dg).all((1, 2))
-        )
+        numbers = np.isfinite(at.f) & np.isfinite(at.df).all(1)
+        numbers &= np.isfinite(at.g).all(1) & np.isfinite(at.dg).all((1, 2))
         near = numbers & (np.abs(self._y - x).max(1) <= _REACH * radius)
         apart = x - self._y[near]
         f_here = np.minimum(at.f[near] + (at.df[near] * apart).sum(1), f)
         g_here = at.g[near] + (at.dg[near] * apart[:, None]).sum(2)
-        rows, limits = (
-            [
-                np.concatenate(
-                    [at.df[near], -np.ones((near.sum(), 1)), np.zeros((near.sum(), constraints))], 1
-                )
-            ],
-            [f - f_here],
-        )
+        count = near.sum()
+        rows = [
+            np.concatenate([at.df[near], -np.ones((count, 1)), np.zeros((count, constraints))], 1)
+        ]
+        limits = [f - f_here]
         for c in range(constraints):
-            own = np.zeros((near.sum(), 1 + constraints))
+            own = np.zeros((count, 1 + constraints))
             own[:, 1 + c] = -1
             for sign in (1, -1) if equal[c] else (1,):
                 lowered = np.minimum(sign * g_here[:, c], sign * g[c])
@@ -222,30 +195,17 @@ class _Cuts:
                 limits.append(-lowered - (0 if equal[c] else MARGIN))
         costs = np.concatenate([np.zeros(knobs), [1.0], np.full(constraints, weight)])
         reach = np.where(free, radius, 0.0)
-        bounds = [
-            *zip(np.maximum(-reach, -x), np.minimum(reach, 1 - x), strict=True),
-            (None, None),
-            *[(0, None)] * constraints,
-        ]
-        scale = (
-            radius  # the programme is solved in units of the radius: its tolerances are absolute
-        )
+        # the programme is solved in units of the radius: its tolerances are absolute
+        lows, highs = np.maximum(-reach, -x) / radius, np.minimum(reach, 1 - x) / radius
         solved = linprog(
             costs,
             A_ub=np.concatenate(rows),
-            b_ub=np.concatenate(limits) / scale,
-            bounds=[
-                (None if low is None else low / scale, None if high is None else high / scale)
-                for low, high in bounds
-            ],
+            b_ub=np.concatenate(limits) / radius,
+            bounds=[*zip(lows, highs, strict=True), (None, None), *[(0, None)] * constraints],
             method="highs",
         )
         if solved.x is None:
             return np.zeros(knobs), 0.0, 0.0
-        p, t, short = (
-            solved.x[:knobs] * scale,
-            solved.x[knobs] * scale,
-            solved.x[knobs + 1 :] * scale,
-        )
+        p, (t, *_), short = np.split(solved.x * radius, [knobs, knobs + 1])
         promised = weight * float(excess(g, equal).sum()) - (t + weight * float(short.sum()))
         return p, promised, float(short.max(initial=0.0))

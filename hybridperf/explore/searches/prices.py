@@ -1,5 +1,4 @@
-"""What things cost and draw: numbers with a unit, a date and where they come from, for formulas of
-a search.
+"""What things cost and draw: numbers with unit, date and source, for formulas of a search.
 
 schema = "hybridperf/prices"
 schema_version = 1
@@ -12,21 +11,20 @@ source = "our contract"
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
-from hybridperf.explore.sweeps.document import read_document
+from hybridperf.explore.sweeps.document import finite_number, read_document
 from hybridperf.io import InputError
 
 SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).with_name("prices.toml")
 
 
-class Price(pydantic.BaseModel):
+class UnitPrice(pydantic.BaseModel):
     """One number. Where only assumptions are known, the source says so."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -36,10 +34,8 @@ class Price(pydantic.BaseModel):
     source: str
 
 
-def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, Price]:
-    """The shipped prices, those of `[prices] file` over them, numbers of `[prices]` itself over
-    all.
-    """
+def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, UnitPrice]:
+    """The shipped prices, replaced by those of `[prices] file`, and those by `[prices]` itself."""
     prices = _read(_SHIPPED)
     if "file" in given:
         if not isinstance(given["file"], str):
@@ -48,37 +44,29 @@ def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, Price]:
     for name, value in given.items():
         if name == "file":
             continue
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
-            raise InputError(f"price {name} must be a finite number, got {value!r}")
+        finite_number(f"price {name}", value)
         unit = prices[name].unit if name in prices else "not said"
-        prices[name] = Price(value=value, unit=unit, date="not said", source="the spec")
+        prices[name] = UnitPrice(value=value, unit=unit, date="not said", source="the spec")
     return prices
 
 
-def _read(path: Path) -> dict[str, Price]:
+def _read(path: Path) -> dict[str, UnitPrice]:
     document = read_document(path, "prices", SCHEMA_VERSION)
     del document["schema"], document["schema_version"]
     prices = {}
-    for name, said in document.items():
-        if not isinstance(said, dict):
+    for name, written in document.items():
+        what = f"{path}: price {name}"
+        if not isinstance(written, dict):
             raise InputError(
-                f"{path}: price {name} is {said!r} alone; expected a section [{name}] of value,"
-                " unit, date and source (a number alone can stand under [prices] of a search)"
+                f"{what} is {written!r} alone; expected a section [{name}] of value, unit, date and"
+                " source (a number alone can stand under [prices] of a search)"
             )
         try:
-            prices[name] = Price.model_validate(said)
+            prices[name] = UnitPrice.model_validate(written)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "it"
-            raise InputError(
-                f"{path}: price {name} needs value, unit, date and source; {where}: {first['msg']}"
-            ) from error
-        if not math.isfinite(prices[name].value):
-            raise InputError(
-                f"{path}: price {name} must be a finite number, got {prices[name].value}"
-            )
+            needs = "needs value, unit, date and source"
+            raise InputError(f"{what} {needs}; {where}: {first['msg']}") from error
+        finite_number(what, prices[name].value)
     return prices

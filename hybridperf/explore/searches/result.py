@@ -8,14 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.explore.searches.prices import Price
+from hybridperf.explore.searches.prices import UnitPrice
 from hybridperf.io import write_json
 
 SCHEMA_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class OptimalKnob:
     """One knob at the optimum."""
 
     name: str
@@ -31,36 +31,29 @@ class Found:
     def at(self) -> str:
         """Which of its bounds it stands at, or the empty string."""
         close = 1e-6
-        return (
-            "min"
-            if self.value <= self.least * (1 + close)
-            else "max"
-            if self.value >= self.most * (1 - close)
-            else ""
-        )
+        if self.value <= self.least * (1 + close):
+            return "min"
+        return "max" if self.value >= self.most * (1 - close) else ""
 
 
 @dataclasses.dataclass(frozen=True)
-class Active:
+class ActiveConstraint:
     """A constraint that holds the optimum back."""
 
     name: str
     text: str
     less: float  # its two sides at the optimum
     more: float
-    limit: (
-        str | None
-    )  # the side that no knob moves; None where knobs move both, or where it is zero
-    # what is asked about: one percent more of the limit, or that the constraint is loosened by one
-    # percent
-    what_if: str
+    # the side that no knob moves; None where knobs move both, or where it is zero
+    limit: str | None
+    what_if: str  # one percent more of the limit, or a constraint loosened by one percent
     multiplier: float  # percent of the objective (its scale, where it can be zero or less) for that
     objective_then: float  # with that, searched again from here
     knobs_then: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class BlockingConstraint:
     """A constraint that forbids a better whole number, the other knobs as they are."""
 
     name: str
@@ -73,10 +66,10 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trust:
-    """How far to believe the target's seconds at the optimum."""
+class TargetTrust:
+    """How far to trust the target's seconds at the optimum."""
 
-    low_s: float | None  # 90 % interval; None where nothing that was measured says how wide it is
+    low_s: float | None  # 90 % interval; None where nothing measured tells its width
     high_s: float | None
     in_range: bool
     note: str
@@ -89,57 +82,48 @@ class SearchResult:
     objective_name: str
     maximise: bool
     objective: float  # exact, as evaluated at `knobs`
-    knobs: tuple[Found, ...]
-    columns: dict[
-        str, float
-    ]  # every column at the optimum, evaluated anew by the exact functions a sweep uses
-    active: tuple[Active, ...]  # what holds knobs back that are no whole numbers
-    stops: tuple[Stop, ...]  # what holds whole numbers back
-    plateaus: dict[
-        str, tuple[float, float]
-    ]  # knobs that may stand anywhere in a range for the same objective, the others as they are
-    trust: Trust | None  # None: no target
-    notes: tuple[str, ...]  # what is to be known before the optimum is believed
-    relaxed_objective: (
-        float | None
-    )  # before whole numbers were made of knobs; None where none had to be
-    convergence: (
-        pd.DataFrame
-    )  # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
-    prices: dict[str, Price]  # that formulas named
+    knobs: tuple[OptimalKnob, ...]
+    # every column at the optimum, evaluated again by the exact functions a sweep uses
+    columns: dict[str, float]
+    active: tuple[ActiveConstraint, ...]  # what holds knobs back that are no whole numbers
+    stops: tuple[BlockingConstraint, ...]  # what holds whole numbers back
+    # knobs that may stand anywhere in a range for the same objective, the others as they are
+    plateaus: dict[str, tuple[float, float]]
+    trust: TargetTrust | None  # None: no target
+    notes: tuple[str, ...]  # what to know before trusting the optimum
+    # before whole numbers were made of knobs; None where none had to be
+    relaxed_objective: float | None
+    # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
+    convergence: pd.DataFrame
+    prices: dict[str, UnitPrice]  # that formulas named
     evaluations: int  # points whose prediction was asked for, with or without gradient
     seconds: float
 
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""
         path = Path(folder) / "search.json"
-        best = {
-            "name": self.objective_name,
-            "maximise": self.maximise,
-            "value": self.objective,
-            "relaxed": self.relaxed_objective,
-        }
+        knobs: dict[str, dict[str, Any]] = {}
+        for one in self.knobs:
+            knobs[one.name] = dataclasses.asdict(one) | {"at": one.at}
+            del knobs[one.name]["name"]
+        rows = self.convergence.to_dict(orient="records")
         content: dict[str, Any] = {
-            "objective": best,
-            "knobs": {
-                one.name: {k: v for k, v in dataclasses.asdict(one).items() if k != "name"}
-                | {"at": one.at}
-                for one in self.knobs
+            "objective": {
+                "name": self.objective_name,
+                "maximise": self.maximise,
+                "value": self.objective,
+                "relaxed": self.relaxed_objective,
             },
+            "knobs": knobs,
             "columns": self.columns,
             "active": [dataclasses.asdict(one) for one in self.active],
             "stops": [dataclasses.asdict(one) for one in self.stops],
-            "plateaus": {
-                name: {"from": low, "to": high} for name, (low, high) in self.plateaus.items()
-            },
+            "plateaus": {n: {"from": low, "to": high} for n, (low, high) in self.plateaus.items()},
             "trust": None if self.trust is None else dataclasses.asdict(self.trust),
             "notes": list(self.notes),
             "prices": {name: price.model_dump() for name, price in self.prices.items()},
             "evaluations": self.evaluations,
-            "convergence": [
-                {k: None if pd.isna(v) else v for k, v in row.items()}
-                for row in self.convergence.to_dict(orient="records")
-            ],
+            "convergence": [{k: None if pd.isna(v) else v for k, v in r.items()} for r in rows],
         }
         write_json(path, "search-result", SCHEMA_VERSION, content)
         return path

@@ -1,6 +1,4 @@
-"""A whole search: probe, descend, polish, make numbers whole, evaluate anew, ask what one percent
-more of each limit would bring.
-"""
+"""A whole search: probe, descend, polish, make numbers whole, evaluate again, price the limits."""
 
 from __future__ import annotations
 
@@ -8,18 +6,18 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pandas as pd
 
-from hybridperf.explore.searches.descent import FEASIBLE, Descended, descend, violation
+from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend, violation
 from hybridperf.explore.searches.integers import better, rounded
 from hybridperf.explore.searches.plateaus import plateaus, poles
-from hybridperf.explore.searches.polish import MARGIN, Polished, polish
-from hybridperf.explore.searches.problem import FREE, Problem, columns_at, trust_at, value_of
-from hybridperf.explore.searches.result import Found, SearchResult, Trust
+from hybridperf.explore.searches.polish import MARGIN, Optimum, polish
+from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, trust_at, value_of
+from hybridperf.explore.searches.result import OptimalKnob, SearchResult
 from hybridperf.explore.searches.shadow_prices import active_constraints, stopped
 from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
 from hybridperf.io import InputError
@@ -36,39 +34,35 @@ def search(
     seed: int | None = None,
     quiet: bool = True,
 ) -> SearchResult:
-    """The best point of a spec (a TOML file, the name of a shipped example, or the same as a dict).
+    """The best point of a spec: a TOML file, the name of a shipped example, or a dict.
 
-    `InputError` for a spec that cannot be, and where no point that meets the constraints was found.
+    Raises:
+        InputError: the spec is wrong, or no point that meets the constraints was found.
     """
     begun_s = time.monotonic()
     if not isinstance(spec, str | os.PathLike | Mapping | SearchSpec):
-        raise InputError(
-            "a search needs a spec: a .toml file, the name of a shipped example, or a dict; got"
-            f" {type(spec).__name__}"
-        )
-    asked = (
-        spec
-        if isinstance(spec, SearchSpec)
-        else read_search(spec if isinstance(spec, Mapping) else os.fspath(spec))
-    )
-    asked = with_method(asked, starts=starts, seed=seed)
+        needs = "a .toml file, the name of a shipped example, or a dict"
+        raise InputError(f"a search needs a spec: {needs}; got {type(spec).__name__}")
+    if not isinstance(spec, SearchSpec):
+        spec = read_search(spec if isinstance(spec, Mapping) else os.fspath(spec))
+    spec = with_method(spec, starts=starts, seed=seed)
     with jax.enable_x64(True):
-        return _search(asked, begun_s, quiet)
+        return _search(spec, begun_s, quiet)
 
 
 def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
-    problem, free = Problem(spec), np.full(len(spec.knobs), FREE)
-    say = _quiet if quiet else _say
+    problem, free = SearchProblem(spec), np.full(len(spec.knobs), FREE)
+    progress = _no_progress if quiet else _print_progress
     for remark in spec.remarks():
-        say(remark)
+        progress(remark)
     probes = _probes(spec)
     problem.probe(probes)
-    say(f"descending from {spec.method.starts} starts")
+    progress(f"descending from {spec.method.starts} starts")
     came = descend(problem, _starts(problem, probes), free)
     history = [_descent_history(came, problem)]
-    relaxed: Polished | None = None
+    relaxed: Optimum | None = None
     for number, start in enumerate(_apart(came)):
-        say(f"polishing optimum {number + 1}")
+        progress(f"polishing optimum {number + 1}")
         before = problem.evaluations
         one = polish(problem, start, free, seed=spec.method.seed + number)
         history.append(_polish_history(one, before, problem.evaluations, "polish"))
@@ -76,7 +70,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     assert relaxed is not None
     best, held = relaxed, free
     if any(knob.integer for knob in spec.knobs):
-        say("making numbers whole")
+        progress("making numbers whole")
         before = problem.evaluations
         best, held = rounded(problem, relaxed)
         history.append(_polish_history(best, before, problem.evaluations, "whole numbers"))
@@ -91,37 +85,25 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     for rule in problem.constraints:  # the sweep's functions have the last word
         short = _shortfall(rule, columns)
         if short > FEASIBLE:
-            raise InputError(
-                f"the optimum misses {rule.text} by {short:.1e} when evaluated anew; loosen it by"
-                " as much and report this"
-            )
-    say("asking what limits are worth")
+            misses = f"misses {rule.text} by {short:.1e} when evaluated again"
+            raise InputError(f"the optimum {misses}; loosen it by as much and report this")
+    progress("pricing the limits")
     slopes = problem.slopes(best.u[None], free).df[0]
     sign = -1 if spec.maximise else 1
     widths = np.log([knob.most / knob.least for knob in spec.knobs])
+    columns_of_knobs = zip(spec.knobs, map(float, knobs), sign * slopes / widths, strict=True)
     found = tuple(
-        Found(
-            knob.name,
-            float(value),
-            knob.least,
-            knob.most,
-            knob.integer,
-            float(sign * slope / width),
-        )
-        for knob, value, slope, width in zip(spec.knobs, knobs, slopes, widths, strict=True)
+        OptimalKnob(one.name, value, one.least, one.most, one.integer, float(elasticity))
+        for one, value, elasticity in columns_of_knobs
     )
-    say("looking around")
-    better_beside = poles(problem, best, held)
-    sense = "no largest value" if spec.maximise else "no least value"
-    at = ", ".join(f"{name} = {here[name]:.6g}" for name in better_beside)
-    notes = [
-        *spec.remarks(),
-        *(
-            [f"the objective has {sense} near {at}: it grows without bound there"]
-            if better_beside
-            else []
-        ),
-    ]
+    progress("looking around")
+    at_pole = poles(problem, best, held)
+    notes = spec.remarks()
+    if at_pole:
+        sense = "no largest value" if spec.maximise else "no least value"
+        at = ", ".join(f"{name} = {here[name]:.6g}" for name in at_pole)
+        notes.append(f"the objective has {sense} near {at}: it grows without bound there")
+    was_relaxed = best is not relaxed and not better(best, relaxed)
     return SearchResult(
         objective_name=spec.objective.text,
         maximise=spec.maximise,
@@ -130,14 +112,10 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         columns=columns,
         active=active_constraints(problem, best, held, columns),
         stops=stopped(problem, best, held),
-        plateaus={} if better_beside else plateaus(problem, best, held),
-        trust=None if spec.target is None else Trust(**trust_at(spec, here)),
+        plateaus={} if at_pole else plateaus(problem, best, held),
+        trust=None if spec.target is None else trust_at(spec, here),
         notes=tuple(notes),
-        relaxed_objective=(
-            None
-            if best is relaxed or better(best, relaxed)
-            else float(problem.objective(relaxed.f))
-        ),
+        relaxed_objective=float(problem.objective(relaxed.f)) if was_relaxed else None,
         convergence=_convergence(history, problem),
         prices=dict(spec.prices),
         evaluations=problem.evaluations,
@@ -149,12 +127,11 @@ def _probes(spec: SearchSpec) -> np.ndarray:
     """Points spread over the cube [B, K]."""
     from scipy.stats import qmc
 
-    return qmc.Sobol(
-        len(spec.knobs), scramble=True, rng=np.random.default_rng(spec.method.seed)
-    ).random(_PROBES)
+    rng = np.random.default_rng(spec.method.seed)
+    return qmc.Sobol(len(spec.knobs), scramble=True, rng=rng).random(_PROBES)
 
 
-def _starts(problem: Problem, probes: np.ndarray) -> np.ndarray:
+def _starts(problem: SearchProblem, probes: np.ndarray) -> np.ndarray:
     """Half the best of the probes, half any of them [S, K]."""
     count = problem.spec.method.starts
     at = problem.values(probes, np.full_like(probes, FREE))
@@ -163,41 +140,33 @@ def _starts(problem: Problem, probes: np.ndarray) -> np.ndarray:
     good = order[: (count + 1) // 2]
     others = np.setdiff1d(np.arange(len(probes)), good)[: count - len(good)]
     chosen = np.concatenate([good, others])
-    missing = np.random.default_rng(problem.spec.method.seed).random(
-        (count - len(chosen), problem.knobs)
-    )
-    return np.concatenate([probes[chosen], missing])
+    rng = np.random.default_rng(problem.spec.method.seed)
+    return np.concatenate([probes[chosen], rng.random((count - len(chosen), problem.knobs))])
 
 
-def _apart(came: Descended) -> list[np.ndarray]:
+def _apart(came: DescentResult) -> list[np.ndarray]:
     """The best points that starts came to, no two of them the same."""
     order = np.lexsort((came.f, np.maximum(came.violation, FEASIBLE)))
     kept: list[np.ndarray] = []
-    for at in order:
-        if len(kept) < _POLISHED and all(
-            np.abs(came.u[at] - other).max() > _APART for other in kept
-        ):
-            kept.append(came.u[at])
+    for u in came.u[order]:
+        if len(kept) < _POLISHED and all(np.abs(u - other).max() > _APART for other in kept):
+            kept.append(u)
     return kept
 
 
-def _refuse(problem: Problem, best: Polished, held: np.ndarray) -> None:
-    """`InputError` that says what cannot be met."""
-    knobs = problem.knob_values(best.u, held)
-    columns = columns_at(
-        problem.spec,
-        dict(zip((knob.name for knob in problem.spec.knobs), map(float, knobs), strict=True)),
-    )
+def _refuse(problem: SearchProblem, best: Optimum, held: np.ndarray) -> None:
+    """`InputError` that names what cannot be met."""
+    names = [knob.name for knob in problem.spec.knobs]
+    knobs = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
+    columns = columns_at(problem.spec, knobs)
     missed = np.where(problem.equal, np.abs(best.g), np.maximum(0, best.g))
     worst = problem.constraints[int(missed.argmax())]
-    sides = [value_of(side, columns) for side in (worst.sides.less, worst.sides.more)]
-    at = ", ".join(
-        f"{knob.name} = {value:.4g}" for knob, value in zip(problem.spec.knobs, knobs, strict=True)
-    )
+    less, more = (value_of(side, columns) for side in (worst.sides.less, worst.sides.more))
+    at = ", ".join(f"{name} = {value:.4g}" for name, value in knobs.items())
     raise InputError(
         f"no point was found that meets all constraints: nearest, at {at}, {worst.text} fails by"
-        f" {_shortfall(worst, columns):.2%} ({sides[0]:.5g} should be at most {sides[1]:.5g});"
-        " loosen it or widen a knob's bounds"
+        f" {_shortfall(worst, columns):.2%} ({less:.5g} should be at most {more:.5g}); loosen it or"
+        " widen a knob's bounds"
     )
 
 
@@ -208,35 +177,33 @@ def _shortfall(one: Constraint, columns: Mapping[str, float]) -> float:
     return apart / max(abs(less), abs(more), 1e-300)
 
 
-_Part = tuple[
-    str, Sequence[int], Sequence[float], Sequence[float]
-]  # phase, evaluations, f, violation
+class _Phase(NamedTuple):
+    """One phase of a search, step by step."""
+
+    name: str
+    evaluations: Sequence[int]
+    f: Sequence[float]
+    violation: Sequence[float]
 
 
-def _descent_history(came: Descended, problem: Problem) -> _Part:
+def _descent_history(came: DescentResult, problem: SearchProblem) -> _Phase:
     """Best over the starts, step by step."""
     steps, starts = came.path_f.shape
     met = came.path_violation <= (FEASIBLE if problem.equal.any() else 0.0)
     f = np.where(met, came.path_f, np.inf).min(1)
     first = problem.evaluations - steps * starts
-    return (
-        "descent",
-        list(first + starts * np.arange(1, steps + 1)),
-        list(f),
-        list(came.path_violation.min(1)),
-    )
+    evaluations = list(first + starts * np.arange(1, steps + 1))
+    return _Phase("descent", evaluations, list(f), list(came.path_violation.min(1)))
 
 
-def _polish_history(one: Polished, before: int, after: int, phase: str) -> _Part:
+def _polish_history(one: Optimum, before: int, after: int, phase: str) -> _Phase:
     evaluations = np.linspace(before, after, len(one.path_f) + 1)[1:].astype(int)
-    f = [
-        f if violated <= MARGIN else np.inf
-        for f, violated in zip(one.path_f, one.path_violation, strict=True)
-    ]
-    return phase, list(evaluations), f, one.path_violation
+    path = zip(one.path_f, one.path_violation, strict=True)
+    f = [f if violated <= MARGIN else np.inf for f, violated in path]
+    return _Phase(phase, list(evaluations), f, one.path_violation)
 
 
-def _convergence(history: Sequence[_Part], problem: Problem) -> pd.DataFrame:
+def _convergence(history: Sequence[_Phase], problem: SearchProblem) -> pd.DataFrame:
     frames = []
     best, nearest = np.inf, np.inf
     for phase, evaluations, f, violated in history:
@@ -245,27 +212,18 @@ def _convergence(history: Sequence[_Part], problem: Problem) -> pd.DataFrame:
         so_far = np.minimum.accumulate(np.append(best, f))[1:]
         near = np.minimum.accumulate(np.append(nearest, violated))[1:]
         best, nearest = so_far[-1], near[-1]
-        objective = np.where(
-            np.isfinite(so_far), problem.objective(np.where(np.isfinite(so_far), so_far, 0)), np.nan
-        )
-        frames.append(
-            pd.DataFrame(
-                {
-                    "phase": phase,
-                    "evaluations": evaluations,
-                    "objective": objective,
-                    "violation": near,
-                }
-            )
-        )
+        met = np.isfinite(so_far)
+        objective = np.where(met, problem.objective(np.where(met, so_far, 0)), np.nan)
+        columns = {"evaluations": evaluations, "objective": objective, "violation": near}
+        frames.append(pd.DataFrame({"phase": phase, **columns}))
     frame = pd.concat(frames, ignore_index=True)
     frame.insert(1, "step", np.arange(1, len(frame) + 1))
     return frame
 
 
-def _quiet(text: str) -> None:
+def _no_progress(text: str) -> None:
     del text
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(f"search: {text}", file=sys.stderr, flush=True)

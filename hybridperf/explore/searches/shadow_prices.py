@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hybridperf.explore.searches.integers import stops
-from hybridperf.explore.searches.polish import Polished, multipliers, polish
-from hybridperf.explore.searches.problem import Problem, columns_at, value_of
-from hybridperf.explore.searches.result import Active, Stop
+from hybridperf.explore.searches.polish import Optimum, multipliers, polish
+from hybridperf.explore.searches.problem import SearchProblem, columns_at, value_of
+from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint
 from hybridperf.explore.searches.spec import Constraint, SearchSpec
 
 _ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
@@ -23,9 +23,9 @@ _MORE = np.log(1.01)
 
 
 def active_constraints(
-    problem: Problem, best: Polished, held: np.ndarray, columns: Mapping[str, float]
-) -> tuple[Active, ...]:
-    """Those with a multiplier, the dearest first."""
+    problem: SearchProblem, best: Optimum, held: np.ndarray, columns: Mapping[str, float]
+) -> tuple[ActiveConstraint, ...]:
+    """Those with a multiplier, the most expensive first."""
     spec = problem.spec
     near = np.abs(best.g) <= _ACTIVE
     worth = multipliers(problem, best, held, near)
@@ -40,21 +40,19 @@ def active_constraints(
         problem.shifts = np.zeros(len(near))
         knobs_then = dict(zip(names, map(float, problem.knob_values(then.u, held)), strict=True))
         gained = -float(worth[c]) * shift / (_MORE if problem.scaling.log[1 + c] else 0.01)
-        out.append(
-            Active(
-                name=one.name,
-                text=one.text,
-                less=less,
-                more=more,
-                limit=limit,
-                what_if=f"loosened by 1 % ({one.name})"
-                if limit is None
-                else f"1 % more of {limit} ({one.name})",
-                multiplier=gained * (-1 if spec.maximise else 1),
-                objective_then=float(problem.objective(then.f)),
-                knobs_then=knobs_then,
-            )
+        more_of = "loosened by 1 %" if limit is None else f"1 % more of {limit}"
+        active = ActiveConstraint(
+            name=one.name,
+            text=one.text,
+            less=less,
+            more=more,
+            limit=limit,
+            what_if=f"{more_of} ({one.name})",
+            multiplier=gained * (-1 if spec.maximise else 1),
+            objective_then=float(problem.objective(then.f)),
+            knobs_then=knobs_then,
         )
+        out.append(active)
     return tuple(sorted(out, key=lambda one: -abs(one.multiplier)))
 
 
@@ -65,27 +63,26 @@ def stated_limit(spec: SearchSpec, one: Constraint) -> str | None:
     return None if spec.knobs_behind(one.sides.less.names) else "less"
 
 
-def _one_percent(problem: Problem, c: int, less: float, more: float) -> tuple[str | None, float]:
-    """The limit as it was written, None where there is none, and by how much one percent more of it
-    shifts `g`.
-    """
+def _one_percent(
+    problem: SearchProblem, c: int, less: float, more: float
+) -> tuple[str | None, float]:
+    """The limit as written, None where there is none, and the shift of `g` by one percent of it."""
     one = problem.constraints[c]
     where = stated_limit(problem.spec, one)
+    if where is None:
+        return None, _MORE if problem.scaling.log[1 + c] else 0.01
+    text, sign = getattr(one.sides, where).text, 1 if where == "more" else -1
     if problem.scaling.log[1 + c]:
-        return (
-            (None, _MORE)
-            if where is None
-            else (getattr(one.sides, where).text, _MORE if where == "more" else -_MORE)
-        )
+        return text, sign * _MORE
     value = more if where == "more" else less
-    if where is None or value == 0:  # of nothing there is no percent
+    if value == 0:  # of nothing there is no percent
         return None, 0.01
-    return getattr(one.sides, where).text, (1 if where == "more" else -1) * 0.01 * value / float(
-        problem.scaling.scale[1 + c]
-    )
+    return text, sign * 0.01 * value / float(problem.scaling.scale[1 + c])
 
 
-def stopped(problem: Problem, best: Polished, held: np.ndarray) -> tuple[Stop, ...]:
+def stopped(
+    problem: SearchProblem, best: Optimum, held: np.ndarray
+) -> tuple[BlockingConstraint, ...]:
     """What forbids better whole numbers."""
     spec, names = problem.spec, [knob.name for knob in problem.spec.knobs]
     here = dict(zip(names, map(float, problem.knob_values(best.u, held)), strict=True))
@@ -93,15 +90,6 @@ def stopped(problem: Problem, best: Polished, held: np.ndarray) -> tuple[Stop, .
     for c, (k, value) in sorted(stops(problem, best, held).items()):
         one, columns = problem.constraints[c], columns_at(spec, here | {names[k]: float(value)})
         less, more = (value_of(side, columns) for side in (one.sides.less, one.sides.more))
-        out.append(
-            Stop(
-                one.name,
-                one.text,
-                less,
-                more,
-                names[k],
-                float(value),
-                value_of(spec.objective, columns),
-            )
-        )
+        then = value_of(spec.objective, columns)
+        out.append(BlockingConstraint(one.name, one.text, less, more, names[k], float(value), then))
     return tuple(out)

@@ -3,8 +3,7 @@
 schema = "hybridperf/search"
 schema_version = 1
 
-[target]                                        # as in a sweep: kind "step" or "program"; left out
-                                                where formulas say all
+[target]                                        # as in a sweep; optional: "step" or "program"
 kind = "program"
 program = "step.json"
 model = "h100_sxm"
@@ -28,14 +27,12 @@ starts = 16
 seed = 0
 rounds = 6                                      # of the multipliers
 steps = 40                                      # of descent in each round
-smoothing = 0.1                                 # temperature of maxima in log seconds at first;
-                                                exact if left out
+smoothing = 0.1                                 # first temperature of maxima; else they are exact
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,29 +40,31 @@ from typing import Any
 import numpy as np
 
 from hybridperf.explore.searches.feasibility import check_not_contradictory
-from hybridperf.explore.searches.prices import Price, read_prices
-from hybridperf.explore.sweeps.document import check_names, check_plain, read_document, section
-from hybridperf.explore.sweeps.expression import Comparison, Expression, parse
+from hybridperf.explore.searches.prices import UnitPrice, read_prices
+from hybridperf.explore.sweeps.document import (
+    check_keys,
+    check_plain,
+    condition,
+    derived_columns,
+    finite_number,
+    number_formula,
+    read_document,
+    section,
+    whole_number,
+)
+from hybridperf.explore.sweeps.expression import Comparison, Expression
 from hybridperf.explore.sweeps.target import Target, read_target
 from hybridperf.io import InputError, unknown
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
-_SECTIONS = (
-    "target",
-    "knobs",
-    "constants",
-    "prices",
-    "derived",
-    "constraints",
-    "objective",
-    "method",
-)
+_CONTENT = ("target", "knobs", "constants", "prices", "derived", "constraints")
+_SECTIONS = (*_CONTENT, "objective", "method")
 _MAY_HOLD = ("schema", "schema_version", *_SECTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Knob:
+class SearchKnob:
     """What is searched, from `least` to `most` in log space."""
 
     name: str
@@ -76,9 +75,7 @@ class Knob:
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
-    """One comparison of `[constraints]`; a condition of several comparisons is several of these
-    with one name.
-    """
+    """One comparison of `[constraints]`; a condition may be several of these with one name."""
 
     name: str
     text: str
@@ -86,7 +83,7 @@ class Constraint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class SearchMethod:
     """How hard to look."""
 
     starts: int = 16
@@ -98,40 +95,30 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class SearchSpec:
-    """A search whose every name is known and whose constraints do not contradict each other.
-    Nothing was compiled for it.
-    """
+    """A search whose names are known and whose constraints can hold, before any compilation."""
 
     target: Target | None
-    knobs: tuple[Knob, ...]
+    knobs: tuple[SearchKnob, ...]
     constants: Mapping[str, float]  # prices that formulas name included
-    prices: Mapping[str, Price]  # those that formulas name
+    prices: Mapping[str, UnitPrice]  # those that formulas name
     before: Mapping[str, Expression]  # derived columns that need no result, in order
     after: Mapping[str, Expression]  # those that do
     constraints: tuple[Constraint, ...]
     objective: Expression
     maximise: bool
-    method: Method
+    method: SearchMethod
     shadowed: tuple[str, ...] = ()  # names that are prices elsewhere, in sentences
 
     def knobs_behind(self, names: Collection[str]) -> set[str]:
-        """Knobs that some names hang on, through formulas and the target."""
-        formulas, reads = (
-            {**self.before, **self.after},
-            set() if self.target is None else self.target.known(),
-        )
-        results = () if self.target is None else self.target.results
+        """Knobs that some names depend on, through formulas and the target."""
+        depends = {name: set(one.names) for name, one in {**self.before, **self.after}.items()}
+        if self.target is not None:
+            depends = dict.fromkeys(self.target.results, self.target.known()) | depends
         todo, seen = set(names), set[str]()
         while todo:
             name = todo.pop()
             seen.add(name)
-            todo |= (
-                set(formulas[name].names)
-                if name in formulas
-                else reads
-                if name in results
-                else set()
-            ) - seen
+            todo |= depends.get(name, set()) - seen
         return seen & {knob.name for knob in self.knobs}
 
     def remarks(self) -> list[str]:
@@ -140,9 +127,7 @@ class SearchSpec:
 
 
 def read_search(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> SearchSpec:
-    """A spec from a file, the name of a shipped example, or a dict whose files are looked for in
-    `folder`.
-    """
+    """A spec from a file, the name of a shipped example, or a dict (its files are in `folder`)."""
     if isinstance(source, Mapping):
         return _spec(dict(source), Path(folder))
     path = _path(source)
@@ -152,12 +137,10 @@ def read_search(source: str | Path | Mapping[str, Any], folder: str | Path = "."
 
 def with_method(spec: SearchSpec, **given: int | None) -> SearchSpec:
     """The spec with some of its method replaced, checked; None leaves it."""
-    said = dataclasses.asdict(spec.method) | {
-        name: value for name, value in given.items() if value is not None
-    }
-    return dataclasses.replace(
-        spec, method=_method({name: value for name, value in said.items() if value is not None})
-    )
+    method = dataclasses.asdict(spec.method)
+    method |= {name: value for name, value in given.items() if value is not None}
+    method = {name: value for name, value in method.items() if value is not None}
+    return dataclasses.replace(spec, method=_method(method))
 
 
 def _path(source: str | Path) -> Path:
@@ -167,79 +150,53 @@ def _path(source: str | Path) -> Path:
     if shipped.exists():
         return shipped
     names = sorted(example.stem for example in SHIPPED.glob("*.toml"))
-    raise unknown(
-        "spec", str(source), names, f"give a .toml file, or a shipped example: {', '.join(names)}"
-    )
+    where = f"give a .toml file, or a shipped example: {', '.join(names)}"
+    raise unknown("spec", str(source), names, where)
 
 
 def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
-    for name in document:
-        if name not in _MAY_HOLD:
-            raise unknown("section", name, _MAY_HOLD, f"a search has {', '.join(_MAY_HOLD)}")
+    check_keys(document, _MAY_HOLD, "section", f"a search has {', '.join(_MAY_HOLD)}")
     check_plain(document)
     parts = {name: section(document, name) for name in _SECTIONS}
-    knobs = tuple(_knob(name, said) for name, said in parts["knobs"].items())
+    knobs = tuple(_knob(name, written) for name, written in parts["knobs"].items())
     if not knobs:
-        raise InputError(
-            "a search needs at least one of [knobs], such as batch = { min = 1, max = 512, integer"
-            " = true }"
-        )
+        example = "batch = { min = 1, max = 512, integer = true }"
+        raise InputError(f"a search needs at least one of [knobs], such as {example}")
     constants = {
-        name: _number(f"constant {name}", value) for name, value in parts["constants"].items()
+        name: finite_number(f"constant {name}", value) for name, value in parts["constants"].items()
     }
-    own = {
-        *parts["knobs"],
-        *constants,
-        *parts["derived"],
-    }  # the spec's own names go before those of prices
+    # the spec's own names go before those of prices
+    own = {*parts["knobs"], *constants, *parts["derived"]}
     every_price = read_prices(parts["prices"], folder)
     prices = {name: price for name, price in every_price.items() if name not in own}
-    extremes = {knob.name: np.array([knob.least, knob.most]) for knob in knobs} | {
-        n: np.array([v]) for n, v in constants.items()
-    }
+    extremes = {knob.name: np.array([knob.least, knob.most]) for knob in knobs}
+    extremes |= {name: np.array([value]) for name, value in constants.items()}
     target = read_target(parts["target"], folder, extremes) if parts["target"] else None
-    results = (
-        [] if target is None else [name for name, kind in target.results.items() if kind is float]
-    )
-    _check_free(
-        {
-            "knob": [*parts["knobs"]],
-            "constant": [*constants],
-            "price": [*prices],
-            "result": results,
-            "derived": [*parts["derived"]],
-        }
-    )
+    columns = {} if target is None else target.results
+    results = [name for name, kind in columns.items() if kind is float]
+    kinds = {"knob": parts["knobs"], "constant": constants, "price": prices}
+    _check_free({**kinds, "result": results, "derived": parts["derived"]})
     givens = [*parts["knobs"], *constants, *prices]
-    before, after = _derived(parts["derived"], givens, results)
+    before, after = derived_columns(parts["derived"], givens, results)
+    formulas = {**before, **after}
     known = [*givens, *before, *results, *after]
     constraints = tuple(
         one for name, text in parts["constraints"].items() for one in _constraint(name, text, known)
     )
     objective, maximise = _objective(parts["objective"], known)
     reads = set() if target is None else target.known()
-    used = reads.union(
-        objective.names, *(formula.names for formula in (*before.values(), *after.values()))
-    )
-    used = used.union(
-        *(side.names for one in constraints for side in (one.sides.less, one.sides.more))
-    )
-    for name in (*parts["knobs"], *constants):
-        if name not in used:
-            what = "knob" if name in parts["knobs"] else "constant"
-            short = sorted(name for name in reads if "__" not in name)
-            raise unknown(
-                what,
-                name,
-                reads,
-                f"the target reads {', '.join(short) or 'nothing'}, and no formula names it",
-            )
+    sides = (side for one in constraints for side in (one.sides.less, one.sides.more))
+    used = reads.union(*(one.names for one in (objective, *formulas.values(), *sides)))
+    _check_used({name: kinds[name] for name in ("knob", "constant")}, used, reads)
     if target is not None:
-        target.check(
-            extremes | {name: np.array([price.value]) for name, price in prices.items()},
-            {*givens, *before},
-        )
+        of_prices = {name: np.array([price.value]) for name, price in prices.items()}
+        target.check(extremes | of_prices, {*givens, *before})
     named = {name: price for name, price in prices.items() if name in used}
+    shadowed = tuple(
+        f"{name} is the spec's own, not the price of that name ({price.value:g} {price.unit})"
+        for name, price in every_price.items()
+        if name in own and name in used
+    )
     spec = SearchSpec(
         target=target,
         knobs=knobs,
@@ -251,29 +208,30 @@ def _spec(document: dict[str, Any], folder: Path) -> SearchSpec:
         objective=objective,
         maximise=maximise,
         method=_method(parts["method"]),
-        shadowed=tuple(
-            f"{name} is the spec's own, not the price of that name ({price.value:g} {price.unit})"
-            for name, price in every_price.items()
-            if name in own and name in used
-        ),
+        shadowed=shadowed,
     )
     if not spec.knobs_behind(objective.names):
-        raise InputError(
-            f"no knob changes the objective {objective.text!r}; name a knob in it, or something"
-            " that hangs on one"
-        )
+        mend = "name a knob in it, or something that depends on one"
+        raise InputError(f"no knob changes the objective {objective.text!r}; {mend}")
     for one in constraints:
         if not spec.knobs_behind(one.sides.less.names | one.sides.more.names) and _fails(one, spec):
-            raise InputError(
-                f"constraint {one.name}, {one.text!r}, fails and hangs on no knob; change its"
-                " constants or leave it out"
-            )
+            fails = "fails and depends on no knob; change its constants or leave it out"
+            raise InputError(f"constraint {one.name}, {one.text!r}, {fails}")
     ranges = {knob.name: (knob.least, knob.most) for knob in knobs}
-    formulas = {**before, **after}
-    check_not_contradictory(
-        [(one.text, one.sides) for one in constraints], ranges, spec.constants, formulas, results
-    )
+    comparisons = [(one.text, one.sides) for one in constraints]
+    check_not_contradictory(comparisons, ranges, spec.constants, formulas, results)
     return spec
+
+
+def _check_used(
+    given: Mapping[str, Collection[str]], used: Collection[str], reads: set[str]
+) -> None:
+    short = ", ".join(sorted(name for name in reads if "__" not in name)) or "nothing"
+    where = f"the target reads {short}, and no formula names it"
+    for what, names in given.items():
+        for name in names:
+            if name not in used:
+                raise unknown(what, name, reads, where)
 
 
 def _fails(one: Constraint, spec: SearchSpec) -> bool:
@@ -288,40 +246,27 @@ def _fails(one: Constraint, spec: SearchSpec) -> bool:
     return not (less == more if one.sides.equal else less <= more)
 
 
-def _knob(name: str, said: Any) -> Knob:
-    if not isinstance(said, Mapping) or not {"min", "max"} <= set(said):
-        raise InputError(f"knob {name} needs bounds {{ min = ..., max = ... }}, got {said!r}")
-    for key in said:
-        if key not in ("min", "max", "integer"):
-            raise unknown(
-                f"key of knob {name}",
-                key,
-                ("min", "max", "integer"),
-                "it takes min, max and integer",
-            )
-    least, most = (_number(f"{key} of knob {name}", said[key]) for key in ("min", "max"))
+def _knob(name: str, written: Any) -> SearchKnob:
+    what = f"knob {name}"
+    if not isinstance(written, Mapping) or not {"min", "max"} <= set(written):
+        raise InputError(f"{what} needs bounds {{ min = ..., max = ... }}, got {written!r}")
+    keys = ("min", "max", "integer")
+    check_keys(written, keys, f"key of {what}", "it takes min, max and integer")
+    least, most = (finite_number(f"{key} of {what}", written[key]) for key in ("min", "max"))
     if least <= 0:
-        raise InputError(
-            f"knob {name} is searched in log space and needs a min above zero, got {least:g}"
-        )
+        needs = "is searched in log space and needs a min above zero"
+        raise InputError(f"{what} {needs}, got {least:g}")
     if least > most:
-        raise InputError(f"knob {name} has min {least:g} above max {most:g}; exchange them")
+        raise InputError(f"{what} has min {least:g} above max {most:g}; exchange them")
     if least == most:
-        raise InputError(f"knob {name} can only be {least:g}; write it under [constants]")
-    integer = said.get("integer", False)
+        raise InputError(f"{what} can only be {least:g}; write it under [constants]")
+    integer = written.get("integer", False)
     if not isinstance(integer, bool):
-        raise InputError(f"knob {name}: integer is true or false, got {integer!r}")
+        raise InputError(f"{what}: integer is true or false, got {integer!r}")
     if integer and not (least.is_integer() and most.is_integer()):
-        raise InputError(
-            f"knob {name}: a range of whole numbers has whole ends, got {least:g} to {most:g}"
-        )
-    return Knob(name, least, most, integer)
-
-
-def _number(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{what} must be a finite number, got {value!r}")
-    return float(value)
+        rule = "a range of whole numbers has whole ends"
+        raise InputError(f"{what}: {rule}, got {least:g} to {most:g}")
+    return SearchKnob(name, least, most, integer)
 
 
 def _check_free(names: Mapping[str, Collection[str]]) -> None:
@@ -330,88 +275,42 @@ def _check_free(names: Mapping[str, Collection[str]]) -> None:
     for what, mine in names.items():
         for name in mine:
             if not name.isidentifier():
-                raise InputError(
-                    f"{name!r} cannot stand in a formula; names are letters, digits and underscores"
-                )
+                rule = "names are letters, digits and underscores"
+                raise InputError(f"{name!r} cannot stand in a formula; {rule}")
             if name in seen:
-                raise InputError(
-                    f"{name!r} is a {seen[name]} and a {what}; call one of them something else"
-                )
+                mend = "call one of them something else"
+                raise InputError(f"{name!r} is a {seen[name]} and a {what}; {mend}")
             seen[name] = what
 
 
-def _derived(
-    said: Mapping[str, Any], givens: Sequence[str], results: Sequence[str]
-) -> tuple[dict[str, Expression], dict[str, Expression]]:
-    before: dict[str, Expression] = {}
-    after: dict[str, Expression] = {}
-    for name, text in said.items():
-        formula = _formula(text, f"derived {name}", [*givens, *before, *results, *after], said)
-        (before if formula.names <= {*givens, *before} else after)[name] = formula
-    return before, after
-
-
-def _formula(
-    text: Any, where: str, known: Sequence[str], later: Collection[str] = ()
-) -> Expression:
-    formula = parse(text, where)
-    if formula.is_condition:
-        raise InputError(
-            f"{where} must be a number, got the condition {formula.text!r}; conditions go under"
-            " [constraints]"
-        )
-    check_names(formula, where, known, later)
-    return formula
-
-
 def _constraint(name: str, text: Any, known: Sequence[str]) -> list[Constraint]:
-    formula = parse(text, f"constraint {name}")
-    if not formula.is_condition:
-        raise InputError(
-            f"constraint {name} must be a condition such as a <= b, got the number {formula.text!r}"
-        )
-    check_names(formula, f"constraint {name}", known)
+    formula = condition(name, text, known)
     parts = formula.comparisons(f"constraint {name}")
     return [Constraint(name, one.text if len(parts) > 1 else formula.text, one) for one in parts]
 
 
-def _objective(said: Mapping[str, Any], known: Sequence[str]) -> tuple[Expression, bool]:
-    if len(said) != 1 or next(iter(said)) not in ("minimise", "maximise"):
-        raise InputError(
-            "[objective] needs minimise or maximise, a name or formula, got"
-            f" {', '.join(said) or 'nothing'}"
-        )
-    (sense, text), *_ = said.items()
+def _objective(written: Mapping[str, Any], known: Sequence[str]) -> tuple[Expression, bool]:
+    if len(written) != 1 or next(iter(written)) not in ("minimise", "maximise"):
+        got = ", ".join(written) or "nothing"
+        raise InputError(f"[objective] needs minimise or maximise, a name or formula, got {got}")
+    (sense, text), *_ = written.items()
     if text == "time_s" and "time_s" not in known:
-        raise InputError(
-            "time_s is a result of a [target], of which this search has none; add [target], or"
-            " derive time_s by a formula"
-        )
-    return _formula(text, f"[objective] {sense}", known), sense == "maximise"
+        mend = "add [target], or derive time_s by a formula"
+        raise InputError(f"time_s is a result of a [target], of which this search has none; {mend}")
+    return number_formula(text, f"[objective] {sense}", known), sense == "maximise"
 
 
 _WHOLE = {"starts": (1, 4096), "seed": (0, 2**32 - 1), "rounds": (1, 1000), "steps": (1, 10_000)}
 
 
-def _method(said: Mapping[str, Any]) -> Method:
-    for key, value in said.items():
-        if key == "smoothing":
-            if not 0 < _number("[method] smoothing", value) <= 1:
-                raise InputError(
-                    "[method] smoothing is a temperature in log seconds above 0, at most 1, got"
-                    f" {value}; leave it out for none"
-                )
-        elif key not in _WHOLE:
-            raise unknown(
-                "key of [method]",
-                key,
-                [*_WHOLE, "smoothing"],
-                f"it takes {', '.join(_WHOLE)} and smoothing",
-            )
-        else:
-            least, most = _WHOLE[key]
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise InputError(
-                    f"[method] {key} must be a whole number from {least} to {most}, got {value!r}"
-                )
-    return Method(**said)
+def _method(written: Mapping[str, Any]) -> SearchMethod:
+    known = (*_WHOLE, "smoothing")
+    check_keys(written, known, "key of [method]", f"it takes {', '.join(_WHOLE)} and smoothing")
+    for key, value in written.items():
+        what = f"[method] {key}"
+        if key in _WHOLE:
+            whole_number(value, what, *_WHOLE[key])
+        elif not 0 < finite_number(what, value) <= 1:
+            rule = "is a temperature in log seconds above 0, at most 1"
+            raise InputError(f"{what} {rule}, got {value}; leave it out for none")
+    return SearchMethod(**written)

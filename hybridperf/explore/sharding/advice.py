@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hybridperf.explore.sharding import greedy, local
-from hybridperf.explore.sharding.cost import Cost
-from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.cost import PlacementCost
+from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.splits import KINDS
 from hybridperf.io import InputError
 from hybridperf.ops.embedding import Table
@@ -20,16 +20,16 @@ _FINER = (2, 4)  # times as many pieces as now
 _WORTHWHILE = 0.98  # of the step as it is
 
 
-class Cut(NamedTuple):
+class SplitTables(NamedTuple):
     """Tables in pieces, and what placements of them cost."""
 
     pieces: Sequence[Table]
     owners: Sequence[str]
-    cost: Cost
-    fused: Fused
+    cost: PlacementCost
+    fused: KernelPricer
 
 
-class Advice(NamedTuple):
+class SplitAdvice(NamedTuple):
     """A split that makes the step shorter, as `--split` takes it."""
 
     how: str
@@ -37,16 +37,14 @@ class Advice(NamedTuple):
 
 
 def better_split(
-    cut: Callable[[Mapping[str, str]], Cut],
+    cut: Callable[[Mapping[str, str]], SplitTables],
     splits: Mapping[str, str],
     owner: str,
     pieces: int,
     batch: float,
     step_s: float,
-) -> Advice | None:
-    """The best of a few finer splits of a table that lies in some `pieces` now; None where none
-    shortens the step noticeably.
-    """
+) -> SplitAdvice | None:
+    """The best finer split of a table now in `pieces`; None where none helps noticeably."""
     found = []
     for kind in KINDS:
         for finer in _FINER:
@@ -56,17 +54,14 @@ def better_split(
             except InputError:  # more pieces than it has rows or columns
                 continue
             if step is not None and step < _WORTHWHILE * step_s:
-                found.append(Advice(f"{owner}={how}", step))
+                found.append(SplitAdvice(f"{owner}={how}", step))
     return min(found, key=lambda one: one.step_s, default=None)
 
 
-def _step_s(made: Cut, batch: float) -> float | None:
+def _step_s(made: SplitTables, batch: float) -> float | None:
     """Seconds of the best greedy placement, polished; None where none has room."""
-    starts = [
-        one
-        for rule in greedy.GREEDY
-        if (one := greedy.by_rule(rule, made.cost, made.pieces, batch)) is not None
-    ]
+    ruled = (greedy.by_rule(rule, made.cost, made.pieces, batch) for rule in greedy.GREEDY)
+    starts = [one for one in ruled if one is not None]
     if not starts:
         return None
     best = local.polish(made.cost, min(starts, key=made.cost.step_s))

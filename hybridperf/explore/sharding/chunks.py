@@ -1,8 +1,6 @@
-"""Dynamic programming: tables in a row, cut into one piece per rank so that the slowest piece is
-fastest.
+"""Dynamic programming: tables in a row, cut into a piece per rank so that the slowest is fastest.
 
-    worst(k, j) = min over i <= j of max( worst(k - 1, i), seconds of a rank with tables i ... j - 1
-    )
+    worst(k, j) = min over i <= j of max(worst(k - 1, i), seconds of tables i ... j - 1 on a rank)
 
 Exact among placements that keep an order, for the slowest rank: its lookups and the all-to-alls as
 if it were the one that sends most. Axes: T tables, R ranks, C columns.
@@ -12,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.explore.sharding.cost import SENT, Cost
+from hybridperf.explore.sharding.cost import SENT, PlacementCost
 
 
-def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
+def best_chunks(cost: PlacementCost, order: np.ndarray) -> np.ndarray | None:
     """Ranks [T] of tables taken in an order [T]; None where no cut fits into memory."""
     count = len(order)
     until = np.concatenate([np.zeros((1, cost.tables.shape[1])), np.cumsum(cost.tables[order], 0)])
@@ -39,7 +37,7 @@ def best_chunks(cost: Cost, order: np.ndarray) -> np.ndarray | None:
     return out
 
 
-def piece_seconds(cost: Cost, sums: np.ndarray) -> np.ndarray:
+def piece_seconds(cost: PlacementCost, sums: np.ndarray) -> np.ndarray:
     """Seconds of ranks [...] from what each holds [..., C], as if each sent the most."""
     forward_s, backward_s = cost.lookup_seconds(sums)
     sent = sums[..., SENT]

@@ -1,10 +1,10 @@
-"""Seconds of a placement, as far as it decides them: the slowest rank's lookups, and all-to-alls of
-unequal bytes.
+"""Seconds that a placement decides: the slowest rank's lookups, and all-to-alls of unequal bytes.
 
-    step = max_r forward_r + a2a + a2a + max_r backward_r          every rank leaves a collective
-                                                                   when the last one has come
-    forward_r = floor + pnorm(sum core, sum memory) + sum serial   sums over the tables of rank r,
-                                                                   looked up in one fused kernel
+    step = max_r forward_r + a2a + a2a + max_r backward_r
+    forward_r = floor + pnorm(sum core, sum memory) + sum serial
+
+Sums are over the tables of rank r, looked up in one fused kernel; every rank leaves a collective
+when the last one has come.
 
 Rank r sends the pooled rows of its tables for every other rank's share of the batch, s_r = sum_t
 dim_t x bytes x batch / R to each of them, and gets their gradients back the same way. In the words
@@ -30,30 +30,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hybridperf.collectives.unequal import AllToAll
-from hybridperf.explore.sharding.lookups import Lookups, lookups
+from hybridperf.explore.sharding.lookups import lookups
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel
 from hybridperf.ops.embedding import STATE_BYTES, Table, table_bytes
 
 COLUMNS = (
-    "forward_core_s",
-    "forward_memory_s",
-    "forward_serial_s",
-    "backward_core_s",
-    "backward_memory_s",
-    "backward_serial_s",
-    "sent_bytes",
-    "memory_bytes",
-)
+    "forward_core_s", "forward_memory_s", "forward_serial_s",
+    "backward_core_s", "backward_memory_s", "backward_serial_s", "sent_bytes", "memory_bytes",
+)  # fmt: skip
 SENT, MEMORY = COLUMNS.index("sent_bytes"), COLUMNS.index("memory_bytes")
 _BLOCK_NUMBERS = 1 << 22  # one-hot numbers at once: 16 MB
 Most = Callable[[Any], Any]  # [..., N] -> [...]: a maximum, sharp or smooth
 
 
-class Parts(NamedTuple):
+class PlacementParts(NamedTuple):
     """What a step's seconds are made of, [...] each."""
 
     forward_s: Any
@@ -71,7 +66,7 @@ class Parts(NamedTuple):
     meta_fields=["ranks", "nodes", "smoothing"],
 )
 @dataclasses.dataclass(frozen=True)
-class Cost:
+class PlacementCost:
     """All that scoring a placement needs, as arrays."""
 
     tables: Any  # [T, C] what each table adds to its rank
@@ -93,23 +88,19 @@ class Cost:
 
     def parts(
         self, forward_s: Any, backward_s: Any, sent: Any, node_sent: Any, xp: ModuleType = np
-    ) -> Parts:
-        """Of the four maxima [...]: lookup seconds, bytes a rank and bytes a node sends to each
-        rank.
-        """
+    ) -> PlacementParts:
+        """Parts of a step from maxima [...]: two lookups' seconds, bytes of a rank and a node."""
         if self.alltoall is None:
-            return Parts(forward_s, backward_s, 0.0 * forward_s)
+            return PlacementParts(forward_s, backward_s, 0.0 * forward_s)
         g = self.ranks // self.nodes
         talking = xp.clip(xp.where(sent > 0, node_sent, g) / xp.where(sent > 0, sent, 1), 1.0, g)
-        carried = self.alltoall.of_traffic(
-            (g - 1) * sent, (self.ranks - g) * node_sent, talking, xp=xp
+        inside, across = (g - 1) * sent, (self.ranks - g) * node_sent
+        return PlacementParts(
+            forward_s, backward_s, self.alltoall.of_traffic(inside, across, talking, xp=xp)
         )
-        return Parts(forward_s, backward_s, carried)
 
-    def of_ranks(self, sums: Any, most: Most | None = None, xp: ModuleType = np) -> Parts:
-        """Of what each rank holds, `sums` [..., R, C]; `most` [..., N] -> [...] instead of the
-        sharp maximum.
-        """
+    def of_ranks(self, sums: Any, most: Most | None = None, xp: ModuleType = np) -> PlacementParts:
+        """Parts of a step from `sums` [..., R, C] of ranks; `most` replaces the maximum."""
         most = most or (lambda values: values.max(-1))
         sent = sums[..., SENT]
         by_node = sent.reshape(*sent.shape[:-1], self.nodes, self.ranks // self.nodes).sum(-1)
@@ -123,9 +114,7 @@ class Cost:
         return out
 
     def over_bytes(self, sums: Any) -> Any:
-        """Bytes [...] by which ranks exceed their memory, from what each holds [..., C]; rounding
-        of a sum is none.
-        """
+        """Bytes [...] by which ranks exceed their memory, from what each holds [..., C]."""
         return np.maximum(sums[..., MEMORY] - self.limit_bytes * (1 + 1e-9), 0.0)
 
     def fits(self, placement: Sequence[int] | np.ndarray) -> bool:
@@ -137,26 +126,20 @@ class Cost:
         return float(self.of_ranks(self.sums(placement)).step_s)
 
     def bound_s(self) -> float:
-        """Seconds that no placement can beat: the largest table alone, or everything shared out
-        evenly (p-norms are convex).
-        """
+        """Lower bound: the largest table alone, or an even share (p-norms are convex)."""
         even = self.tables.sum(0) / self.ranks
         each = self.lookup_seconds(self.tables)
         shared = self.lookup_seconds(even)
         sent = max(self.tables[:, SENT].max(), even[SENT])
         by_node = max(self.tables[:, SENT].max(), even[SENT] * (self.ranks // self.nodes))
-        forward_s, backward_s = (
-            np.float64(max(one.max(), all_)) for one, all_ in zip(each, shared, strict=True)
-        )
-        return float(
-            self.parts(forward_s, backward_s, np.float64(sent), np.float64(by_node)).step_s
-        )
+        pairs = zip(each, shared, strict=True)
+        forward_s, backward_s = (np.float64(max(one.max(), even_s)) for one, even_s in pairs)
+        parts = self.parts(forward_s, backward_s, np.float64(sent), np.float64(by_node))
+        return float(parts.step_s)
 
 
-def placement_seconds(cost: Cost, placements: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds [B] of many placements [B, T] at once, compiled, and bytes [B] by which their fullest
-    rank exceeds its memory (or 0).
-    """
+def placement_seconds(cost: PlacementCost, placements: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds [B] of placements [B, T], compiled; bytes [B] beyond the fullest rank's memory."""
     placements = np.asarray(placements, np.int32)
     floats = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), cost)
     seconds, over = _scored(floats, placements)
@@ -164,13 +147,12 @@ def placement_seconds(cost: Cost, placements: Any) -> tuple[np.ndarray, np.ndarr
 
 
 @jax.jit
-def _scored(cost: Cost, placements: Any) -> tuple[Any, Any]:
+def _scored(cost: PlacementCost, placements: Any) -> tuple[Any, Any]:
     def one(placement: Any) -> tuple[Any, Any]:
         held = jax.nn.one_hot(placement, cost.ranks, dtype=cost.tables.dtype)  # [T, R]
         sums = jnp.matmul(held.T, cost.tables, precision=jax.lax.Precision.HIGHEST)
-        return cost.of_ranks(sums, xp=jnp).step_s, jnp.maximum(
-            sums[:, MEMORY].max() - cost.limit_bytes, 0
-        )
+        over = jnp.maximum(sums[:, MEMORY].max() - cost.limit_bytes, 0)
+        return cost.of_ranks(sums, xp=jnp).step_s, over
 
     block = max(1, min(len(placements), _BLOCK_NUMBERS // (cost.ranks * len(cost.tables))))
     return jax.lax.map(one, placements, batch_size=block)
@@ -179,11 +161,11 @@ def _scored(cost: Cost, placements: Any) -> tuple[Any, Any]:
 def cost_of(
     tables: Sequence[Table], ranks: int, *, model: PerfModel, batch: float, memory_bytes: float,
     nodes: int = 1, optimizer: str = "sgd", dtype: str | None = None,
-) -> Cost:  # fmt: skip
-    """The cost of placing tables on `ranks` of the model's devices, where each step looks up
-    `batch` bags (of all ranks together).
+) -> PlacementCost:  # fmt: skip
+    """The cost of placing tables on `ranks` of the model's devices.
 
-    `dtype`: what bags travel in; None: each table's own, as its rows.
+    `batch`: bags looked up in a step by all ranks together. `dtype`: number format in which bags
+    travel, default each table's own.
     """
     if optimizer not in STATE_BYTES:
         raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
@@ -196,34 +178,15 @@ def cost_of(
     forward, backward = (
         lookups(model, tables, batch, direction, optimizer) for direction in ("forward", "backward")
     )
-    return from_lookups(
-        tables, ranks, forward, backward, model, batch, memory_bytes, nodes, optimizer, dtype
-    )
-
-
-def from_lookups(
-    tables: Sequence[Table], ranks: int, forward: Lookups, backward: Lookups, model: PerfModel,
-    batch: float, memory_bytes: float, nodes: int, optimizer: str, dtype: str | None = None,
-) -> Cost:  # fmt: skip
-    """The same from lookups that are priced already."""
-    own = np.array(
-        [
-            [
-                t.dim * DTYPE_BYTES[canonical_dtype(dtype or t.dtype)] * batch / ranks,
-                table_bytes(t, optimizer),
-            ]
-            for t in tables
-        ]
-    )
-    return Cost(
+    widths = [DTYPE_BYTES[canonical_dtype(dtype or table.dtype)] for table in tables]
+    sent = [table.dim * width * batch / ranks for table, width in zip(tables, widths, strict=True)]
+    own = np.array([sent, [table_bytes(table, optimizer) for table in tables]]).T
+    fabric = model.collectives
+    return PlacementCost(
         tables=np.concatenate([forward.parts, backward.parts, own], 1),
         floors=np.array([forward.floor_s, backward.floor_s]),
         limit_bytes=np.float64(memory_bytes),
-        alltoall=(
-            AllToAll.of(model.collectives, ranks, ranks // nodes)
-            if ranks > 1 and model.collectives
-            else None
-        ),
+        alltoall=AllToAll.of(fabric, ranks, ranks // nodes) if ranks > 1 and fabric else None,
         ranks=ranks,
         nodes=nodes,
         smoothing=(forward.smoothing, backward.smoothing),

@@ -1,4 +1,4 @@
-"""The best placement, proven: branch and bound, the dearest table first.
+"""The best placement, proven: branch and bound, the most expensive table first.
 
 A partial placement's step never falls as tables are added, so it is dropped as soon as it is no
 better than the best whole placement known. Ranks that are empty alike (in one node, or in nodes
@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost
+from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost
 
 MOST_NUMBERS = 4e6  # of what all ranks of all partial placements of a level hold; more: given up
 
 
 def prove(
-    cost: Cost, known: np.ndarray | None, tolerance: float = 1e-9
+    cost: PlacementCost, known: np.ndarray | None, tolerance: float = 1e-9
 ) -> tuple[np.ndarray | None, bool]:
-    """(the best placement [T], True), or (`known`, False) where there are too many; None: none fits
-    into memory.
-    """
+    """(best placement [T], True), or (`known`, False) if there are too many; None: none fits."""
     limit_s = cost.step_s(known) * (1 - tolerance) if known is not None else np.inf
     per_node = cost.ranks // cost.nodes
     order = np.argsort(-np.sum(cost.lookup_seconds(cost.tables), 0), kind="stable")
@@ -32,21 +30,13 @@ def prove(
     for table in order:
         grown = sums + cost.tables[table]  # [N, R, C]
         forward, backward = cost.lookup_seconds(grown)
-        node = (
-            np.repeat(
-                sums[..., SENT].reshape(len(sums), cost.nodes, per_node).sum(-1), per_node, axis=1
-            )
-            + cost.tables[table, SENT]
-        )
-        new = np.maximum(
-            highest[:, None], np.stack([forward, backward, grown[..., SENT], node], -1)
-        )  # [N, R, 4]
-        step = cost.parts(*np.moveaxis(new, -1, 0)).step_s
-        use = (
-            (step < limit_s)
-            & (cost.over_bytes(grown) == 0)
-            & _first_of_its_kind(sums[..., MEMORY] > 0, per_node)
-        )
+        by_node = sums[..., SENT].reshape(len(sums), cost.nodes, per_node).sum(-1)
+        node = np.repeat(by_node, per_node, axis=1) + cost.tables[table, SENT]
+        maxima = np.stack([forward, backward, grown[..., SENT], node], -1)
+        new = np.maximum(highest[:, None], maxima)  # [N, R, 4]
+        use = cost.parts(*np.moveaxis(new, -1, 0)).step_s < limit_s
+        use &= cost.over_bytes(grown) == 0
+        use &= _first_of_its_kind(sums[..., MEMORY] > 0, per_node)
         parent, rank = np.nonzero(use)
         if len(parent) * sums[0].size > MOST_NUMBERS:
             return known, False
@@ -63,9 +53,7 @@ def prove(
 
 
 def _first_of_its_kind(used: np.ndarray, per_node: int) -> np.ndarray:
-    """Ranks [N, R] that hold a table, or are the first empty one of their node, which holds a table
-    or is the first empty node.
-    """
+    """Ranks [N, R] that hold a table, or are the first empty one of a node (used or first)."""
     by_node = used.reshape(len(used), -1, per_node)
     empties = np.cumsum(~by_node, -1)
     node_used = by_node.any(-1)

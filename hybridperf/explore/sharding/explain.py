@@ -9,26 +9,25 @@ import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
 from hybridperf.explore.sharding import greedy
-from hybridperf.explore.sharding.advice import Advice
-from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost, Parts
-from hybridperf.explore.sharding.fused import Fused
-from hybridperf.explore.sharding.result import Candidate, ShardResult
+from hybridperf.explore.sharding.advice import SplitAdvice
+from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost, PlacementParts
+from hybridperf.explore.sharding.fused import KernelPricer
+from hybridperf.explore.sharding.result import CANDIDATE_COLUMNS, Candidate, ShardResult
 from hybridperf.ops.embedding import Table
 
 _NOTABLE = 0.01  # of a step, from which on a difference is worth a sentence
 
 
 def result(
-    cost: Cost, fused: Fused, tables: Sequence[Table], owners: Sequence[str],
+    cost: PlacementCost, fused: KernelPricer, tables: Sequence[Table], owners: Sequence[str],
     found: Sequence[Candidate], few: Sequence[Candidate], best: Candidate, proven: bool,
-    split_helps: Callable[[str, float], Advice | None], predicted: Prediction,
+    split_helps: Callable[[str, float], SplitAdvice | None], predicted: Prediction,
     remarks: Sequence[str],
 ) -> ShardResult:  # fmt: skip
     """Everything about the best of some candidates, of which `few` were priced kernel by kernel.
 
-    `split_helps`: what splitting a table (by name) further would bring, against a step's seconds.
-    `predicted`: the best one as a step of its own, for how sure it is. `remarks`: what else is to
-    be known.
+    `split_helps`: seconds saved by splitting each table further. `predicted`: the best one as a
+    step, for its interval. `remarks`: further notes.
     """
     placement = tuple(int(rank) for rank in best.placement)
     owner_of = {table.name: owner for table, owner in zip(tables, owners, strict=True)}
@@ -37,9 +36,23 @@ def result(
     parts = fused.parts(placement)
     alone = cost.lookup_seconds(cost.tables)
     apart = cost.step_s(placement) / cost.bound_s() - 1
-    proven = proven and cost.step_s(placement) <= float(
-        listed.loc[listed["fits"], "sums_s"].min()
-    ) * (1 + 1e-9)
+    best_sums_s = float(listed.loc[listed["fits"], "sums_s"].min())
+    proven = proven and cost.step_s(placement) <= best_sums_s * (1 + 1e-9)
+    per_table = {
+        "table": [table.name for table in tables],
+        "of": list(owners),
+        "rank": placement,
+        "rows": [table.rows for table in tables],
+        "dim": [table.dim for table in tables],
+        "pooling": [table.pooling for table in tables],
+        "forward_s": alone[0],
+        "backward_s": alone[1],
+        "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1),
+        "memory_bytes": cost.tables[:, MEMORY],
+    }
+    sentences = _sentences(
+        cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps
+    )
     return ShardResult(
         tables=tuple(table.name for table in tables),
         placement=placement,
@@ -54,48 +67,27 @@ def result(
         bound_s=cost.bound_s(),
         proven=proven,
         per_rank=per_rank,
-        per_table=pd.DataFrame(
-            {
-                "table": [table.name for table in tables],
-                "of": list(owners),
-                "rank": placement,
-                "rows": [table.rows for table in tables],
-                "dim": [table.dim for table in tables],
-                "pooling": [table.pooling for table in tables],
-                "forward_s": alone[0],
-                "backward_s": alone[1],
-                "sent_bytes": cost.tables[:, SENT] * (cost.ranks - 1),
-                "memory_bytes": cost.tables[:, MEMORY],
-            }
-        ),
+        per_table=pd.DataFrame(per_table),
         candidates=listed,
-        explanation=tuple(
-            _sentences(
-                cost, per_rank, parts, listed, best.method, proven, apart, owner_of, split_helps
-            )
-        ),
+        explanation=tuple(sentences),
         notes=(*remarks, *predicted.notes),
         cost=cost,
     )
 
 
 def _per_rank(
-    cost: Cost, fused: Fused, tables: Sequence[Table], placement: Sequence[int]
+    cost: PlacementCost, fused: KernelPricer, tables: Sequence[Table], placement: Sequence[int]
 ) -> pd.DataFrame:
-    sums, at = cost.sums(placement), np.asarray(placement)
+    sums = cost.sums(placement)
     forward_s, backward_s = fused.lookup_seconds(placement)
     slowest = np.full(cost.ranks, "", object)
-    for word, values in (
-        ("forward", forward_s),
-        ("backward", backward_s),
-        ("all-to-all", sums[:, SENT]),
-    ):
+    by_part = {"forward": forward_s, "backward": backward_s, "all-to-all": sums[:, SENT]}
+    for word, values in by_part.items():
         rank = int(values.argmax())
         slowest[rank] = ", ".join(filter(None, (slowest[rank], word)))
-    held = [
-        [table for table, where in zip(tables, at, strict=True) if where == rank]
-        for rank in range(cost.ranks)
-    ]
+    held: list[list[Table]] = [[] for _ in range(cost.ranks)]
+    for table, rank in zip(tables, placement, strict=True):
+        held[rank].append(table)
     return pd.DataFrame({
         "rank": np.arange(cost.ranks), "node": np.arange(cost.ranks) // (cost.ranks // cost.nodes),
         "tables": list(map(len, held)),
@@ -107,15 +99,14 @@ def _per_rank(
 
 
 def _candidates(
-    cost: Cost, fused: Fused, found: Sequence[Candidate], few: Sequence[Candidate]
+    cost: PlacementCost, fused: KernelPricer, found: Sequence[Candidate], few: Sequence[Candidate]
 ) -> pd.DataFrame:
     rows = []
     priced = {tuple(one.placement) for one in few}
     for one in found:
         if one.placement is None:
-            rows.append(
-                {"method": one.method, "fits": False, "note": "found no rank with room for a table"}
-            )
+            note = "found no rank with room for a table"
+            rows.append({"method": one.method, "fits": False, "note": note})
             continue
         sums, fits = cost.sums(one.placement), cost.fits(one.placement)
         by_sums = cost.of_ranks(sums)
@@ -128,36 +119,22 @@ def _candidates(
             "fused": tuple(one.placement) in priced,
             "note": "" if fits else "exceeds the memory of a rank",
         })  # fmt: skip
-    columns = [
-        "method",
-        "step_s",
-        "forward_s",
-        "backward_s",
-        "alltoall_s",
-        "sums_s",
-        "fullest_bytes",
-        "fits",
-        "fused",
-        "note",
-    ]
-    frame = pd.DataFrame(rows).reindex(columns=columns)
+    frame = pd.DataFrame(rows).reindex(columns=CANDIDATE_COLUMNS)
     frame["fits"], frame["fused"] = frame["fits"].astype(bool), frame["fused"].eq(True)
-    return frame.sort_values(
-        ["fits", "fused", "step_s"], ascending=[False, False, True], kind="stable"
-    ).reset_index(drop=True)
+    order, ascending = ["fits", "fused", "step_s"], [False, False, True]
+    return frame.sort_values(order, ascending=ascending, kind="stable").reset_index(drop=True)
 
 
 def _sentences(
-    cost: Cost, per_rank: pd.DataFrame, parts: Parts, listed: pd.DataFrame, method: str,
-    proven: bool, apart: float, owner_of: Mapping[str, str],
-    split_helps: Callable[[str, float], Advice | None],
+    cost: PlacementCost, per_rank: pd.DataFrame, parts: PlacementParts, listed: pd.DataFrame,
+    method: str, proven: bool, apart: float, owner_of: Mapping[str, str],
+    split_helps: Callable[[str, float], SplitAdvice | None],
 ) -> list[str]:  # fmt: skip
     step_s = float(parts.step_s)
     chosen = {name: float(value) for name, value in parts._asdict().items()}
-    forward, backward, sender = (
-        per_rank.loc[per_rank[name].idxmax()] for name in ("forward_s", "backward_s", "sent_bytes")
-    )
-    said = [
+    columns = ("forward_s", "backward_s", "sent_bytes")
+    forward, backward, sender = (per_rank.loc[per_rank[name].idxmax()] for name in columns)
+    sentences = [
         f"What placement decides of a step takes {_time(step_s)}: the slowest lookup forward"
         f" {_time(forward['forward_s'])} (rank {forward['rank']}), backward"
         f" {_time(backward['backward_s'])} (rank {backward['rank']}), and two all-to-alls of"
@@ -174,23 +151,12 @@ def _sentences(
         }
         most = max(later, key=lambda name: later[name])
         gain = other["step_s"] / step_s - 1
-        said.append(
-            f"The best greedy rule, {other['method']}, takes {_time(other['step_s'])}, "
-            + (
-                f"{gain:.1%} more, most of it by {most} (+{_time(later[most])})."
-                if gain > 1e-4
-                else "as long."
-            )
-        )
-    said.append(
-        "By the sums of tables' lookups no placement of whole tables is faster: proven by branch"
-        " and bound."
-        if proven
-        else (
-            "By the sums of tables' lookups no placement of whole tables takes less than"
-            f" {_time(cost.bound_s())}; this one is within {apart:.1%} of that."
-        )
-    )
+        rule = f"The best greedy rule, {other['method']}, takes {_time(other['step_s'])}"
+        more = f"{gain:.1%} more, most of it by {most} (+{_time(later[most])})"
+        sentences.append(f"{rule}, {more if gain > 1e-4 else 'as long'}.")
+    by_sums = "By the sums of tables' lookups no placement of whole tables"
+    bound = f"takes less than {_time(cost.bound_s())}; this one is within {apart:.1%} of that"
+    sentences.append(f"{by_sums} {'is faster: proven by branch and bound' if proven else bound}.")
     apart_s = forward["forward_s"] - per_rank["forward_s"].mean()
     if (
         forward["tables"] == 1
@@ -198,23 +164,20 @@ def _sentences(
         and apart_s > max(0.05 * per_rank["forward_s"].mean(), _NOTABLE * step_s)
     ):
         advice = split_helps(owner_of[forward["names"]], step_s)
-        said.append(
-            f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
-            + (
-                f": --split {advice.how} takes {_time(advice.step_s)},"
-                f" {1 - advice.step_s / step_s:.0%} less."
-                if advice
-                else ", and splitting it further does not help."
-            )
-        )
+        alone = f"Table {forward['names']} alone makes rank {forward['rank']} the slowest"
+        effect = ", and splitting it further does not help."
+        if advice:
+            less = f"{1 - advice.step_s / step_s:.0%} less"
+            effect = f": --split {advice.how} takes {_time(advice.step_s)}, {less}."
+        sentences.append(alone + effect)
     if empty := int((per_rank["tables"] == 0).sum()):
-        said.append(f"{empty} of {cost.ranks} ranks hold no table.")
+        sentences.append(f"{empty} of {cost.ranks} ranks hold no table.")
     fullest = per_rank.loc[per_rank["memory_bytes"].idxmax()]
-    said.append(
+    sentences.append(
         f"Rank {fullest['rank']} is the fullest, {fullest['memory_bytes'] / 1e9:.4g} GB of"
         f" {float(cost.limit_bytes) / 1e9:.4g} ({fullest['memory_share']:.0%})."
     )
-    return said
+    return sentences
 
 
 def _time(seconds: float) -> str:

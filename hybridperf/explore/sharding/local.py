@@ -19,7 +19,7 @@ import dataclasses
 
 import numpy as np
 
-from hybridperf.explore.sharding.cost import MEMORY, SENT, Cost
+from hybridperf.explore.sharding.cost import MEMORY, SENT, PlacementCost
 
 _HEAVY = 10.0  # of memory beyond the limit, in shares of the limit
 _EVEN, _POWER = 0.01, 8
@@ -31,7 +31,7 @@ _NEAR_BOUND = 1e-3  # of what no placement can beat: good enough
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
+class LocalOptimum:
     """A placement that no single move or swap makes better."""
 
     placement: np.ndarray  # [T]
@@ -39,12 +39,12 @@ class Local:
     over_bytes: float  # beyond memory, over all ranks
 
 
-def better(one: Local, other: Local | None) -> bool:
+def better(one: LocalOptimum, other: LocalOptimum | None) -> bool:
     """Whether it is the better one: first memory, then seconds."""
     return other is None or (one.over_bytes, one.step_s) < (other.over_bytes, other.step_s)
 
 
-def polish(cost: Cost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> Local:
+def polish(cost: PlacementCost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> LocalOptimum:
     """The best found from a placement [T]: never worse than it, unless it exceeded memory."""
     rng = np.random.default_rng(seed)
     best, enough_s = _down(cost, start), cost.bound_s() * (1 + _NEAR_BOUND)
@@ -60,7 +60,7 @@ def polish(cost: Cost, start: np.ndarray, kicks: int = 0, seed: int = 0) -> Loca
     return best
 
 
-def _down(cost: Cost, start: np.ndarray) -> Local:
+def _down(cost: PlacementCost, start: np.ndarray) -> LocalOptimum:
     placement = np.array(start, int)
     scale = _Scale.of(cost, placement)
     best = _seen(cost, placement)
@@ -86,14 +86,13 @@ def _down(cost: Cost, start: np.ndarray) -> Local:
     return best
 
 
-def _seen(cost: Cost, placement: np.ndarray) -> Local:
+def _seen(cost: PlacementCost, placement: np.ndarray) -> LocalOptimum:
     sums = cost.sums(placement)
-    return Local(
-        placement.copy(), float(cost.of_ranks(sums).step_s), float(cost.over_bytes(sums).sum())
-    )
+    step_s, over_bytes = cost.of_ranks(sums).step_s, cost.over_bytes(sums).sum()
+    return LocalOptimum(placement.copy(), float(step_s), float(over_bytes))
 
 
-def _matters(cost: Cost, sums: np.ndarray) -> np.ndarray:
+def _matters(cost: PlacementCost, sums: np.ndarray) -> np.ndarray:
     """Ranks [R] that are a maximum of the cost, or beyond their memory."""
     forward, backward = cost.lookup_seconds(sums)
     by_node = np.repeat(_by_node(cost, sums[:, SENT]), cost.ranks // cost.nodes)
@@ -103,7 +102,7 @@ def _matters(cost: Cost, sums: np.ndarray) -> np.ndarray:
     return out
 
 
-def _by_node(cost: Cost, sent: np.ndarray) -> np.ndarray:
+def _by_node(cost: PlacementCost, sent: np.ndarray) -> np.ndarray:
     return sent.reshape(cost.nodes, -1).sum(-1)
 
 
@@ -116,29 +115,26 @@ class _Scale:
     sent: float
 
     @staticmethod
-    def of(cost: Cost, placement: np.ndarray) -> _Scale:
+    def of(cost: PlacementCost, placement: np.ndarray) -> _Scale:
         sums = cost.sums(placement)
-        load = sum(cost.lookup_seconds(sums))
-        return _Scale(
-            float(cost.of_ranks(sums).step_s), float(np.max(load)), float(sums[:, SENT].max())
-        )
+        load_s = np.max(sum(cost.lookup_seconds(sums)))
+        return _Scale(float(cost.of_ranks(sums).step_s), float(load_s), float(sums[:, SENT].max()))
 
     def own(
-        self, cost: Cost, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]
+        self, cost: PlacementCost, sums: np.ndarray, lookups: tuple[np.ndarray, np.ndarray]
     ) -> np.ndarray:
         """What ranks [...] add to the merit by themselves, in steps, from their sums [..., C]."""
         over = np.maximum(sums[..., MEMORY] / cost.limit_bytes - 1, 0)
-        even = ((lookups[0] + lookups[1]) / self.load_s) ** _POWER + (
-            sums[..., SENT] / self.sent
-        ) ** _POWER
+        by_load = ((lookups[0] + lookups[1]) / self.load_s) ** _POWER
+        even = by_load + (sums[..., SENT] / self.sent) ** _POWER
         return _HEAVY * over + _EVEN * even / cost.ranks
 
-    def merit(self, cost: Cost, sums: np.ndarray) -> float:
+    def merit(self, cost: PlacementCost, sums: np.ndarray) -> float:
         own = self.own(cost, sums, cost.lookup_seconds(sums))
         return float(cost.of_ranks(sums).step_s + self.step_s * own.sum())
 
 
-class _Others:
+class _MaximumWithout:
     """The maximum of numbers [N] without two of them."""
 
     def __init__(self, values: np.ndarray):
@@ -153,99 +149,78 @@ class _Others:
 
 
 def _moves(
-    cost: Cost, scale: _Scale, placement: np.ndarray, sums: np.ndarray, some: np.ndarray, now: float
+    cost: PlacementCost,
+    scale: _Scale,
+    placement: np.ndarray,
+    sums: np.ndarray,
+    some: np.ndarray,
+    now: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Merit of each of `some` tables on each rank [I, R], and swapped with each table [I, T];
-    infinite where that is no better than `now`.
-    """
-    tables, here = cost.tables, placement[some]
-    lookups = cost.lookup_seconds(sums)
-    own = scale.own(cost, sums, lookups)
-    left = np.maximum(sums[here] - tables[some], 0)  # rounding may leave less than nothing
-    left_lookups = cost.lookup_seconds(left)
-    merit = _Merit(cost, scale, sums, lookups, own, now)
-    ranks = np.arange(cost.ranks)
+    """Merit of `some` tables on each rank [I, R] and swapped [I, T]; inf unless below `now`."""
+    tables, here, ranks = cost.tables, placement[some][:, None], np.arange(cost.ranks)[None]
+    # rounding may leave less than nothing
+    left = np.maximum(sums[here[:, 0]] - tables[some], 0)[:, None]
+    merit = _Merit(cost, scale, sums, now)
     grown = sums[None] + tables[some][:, None]
-    moved = merit.of(
-        here[:, None],
-        ranks[None],
-        _Changed(left[:, None], tuple(x[:, None] for x in left_lookups)),
-        _Changed(grown, cost.lookup_seconds(grown)),
-    )
-    moved[here[:, None] == ranks[None]] = np.inf
-    there = left[:, None] + tables[None]  # I's ranks with another table instead
+    moved = merit.of(here, ranks, _ChangedRank.of(cost, left), _ChangedRank.of(cost, grown))
+    moved[here == ranks] = np.inf
+    there = left + tables[None]  # I's ranks with another table instead
     back = np.maximum(sums[placement] - tables, 0)[None] + tables[some][:, None]
     swapped = merit.of(
-        here[:, None],
-        placement[None],
-        _Changed(there, cost.lookup_seconds(there)),
-        _Changed(back, cost.lookup_seconds(back)),
+        here, placement[None], _ChangedRank.of(cost, there), _ChangedRank.of(cost, back)
     )
-    swapped[here[:, None] == placement[None]] = np.inf
+    swapped[here == placement[None]] = np.inf
     return moved, swapped
 
 
 @dataclasses.dataclass(frozen=True)
-class _Changed:
+class _ChangedRank:
     """Ranks as they would be: sums [..., C], lookup seconds [...] forward and backward."""
 
     sums: np.ndarray
-    lookups: tuple[np.ndarray, ...]
+    lookups: tuple[np.ndarray, np.ndarray]
+
+    @staticmethod
+    def of(cost: PlacementCost, sums: np.ndarray) -> _ChangedRank:
+        return _ChangedRank(sums, cost.lookup_seconds(sums))
 
 
 class _Merit:
-    """Merit of changing two ranks, from what all ranks are now; infinite where it is no better than
-    `now`.
-    """
+    """Merit of changing two ranks of the present placement; infinite unless better than `now`."""
 
-    def __init__(
-        self,
-        cost: Cost,
-        scale: _Scale,
-        sums: np.ndarray,
-        lookups: tuple[np.ndarray, np.ndarray],
-        own: np.ndarray,
-        now: float,
-    ):
-        self._now = now
-        self._cost, self._scale, self._own, self._total = cost, scale, own, own.sum()
-        self._forward, self._backward, self._sent = (
-            _Others(values) for values in (*lookups, sums[:, SENT])
+    def __init__(self, cost: PlacementCost, scale: _Scale, sums: np.ndarray, now: float):
+        self._cost, self._scale, self._sums, self._now = cost, scale, sums, now
+        lookups = cost.lookup_seconds(sums)
+        self._own = scale.own(cost, sums, lookups)
+        self._total = self._own.sum()
+        self._lookups, self._sent = (
+            [_MaximumWithout(each) for each in lookups],
+            _MaximumWithout(sums[:, SENT]),
         )
         self._by_node = _by_node(cost, sums[:, SENT])
-        self._nodes = _Others(self._by_node)
-        self._sums = sums
+        self._nodes = _MaximumWithout(self._by_node)
 
     def of(
-        self, one: np.ndarray, other: np.ndarray, new_one: _Changed, new_other: _Changed
+        self, one: np.ndarray, other: np.ndarray, new_one: _ChangedRank, new_other: _ChangedRank
     ) -> np.ndarray:
         """Of ranks `one` and `other` [...] as they would be."""
         cost, per_node = self._cost, self._cost.ranks // self._cost.nodes
-        highest = [
-            np.maximum(
-                others.without(one, other), np.maximum(new_one.lookups[at], new_other.lookups[at])
-            )
-            for at, others in enumerate((self._forward, self._backward))
-        ]
-        sent = np.maximum(
-            self._sent.without(one, other),
-            np.maximum(new_one.sums[..., SENT], new_other.sums[..., SENT]),
-        )
+        pairs = zip(self._lookups, new_one.lookups, new_other.lookups, strict=True)
+        highest = [np.maximum(o.without(one, other), np.maximum(a, b)) for o, a, b in pairs]
+        new_sent = np.maximum(new_one.sums[..., SENT], new_other.sums[..., SENT])
+        sent = np.maximum(self._sent.without(one, other), new_sent)
         nodes = one // per_node, other // per_node
-        apart = np.where(
-            nodes[0] == nodes[1], 0.0, new_other.sums[..., SENT] - self._sums[other, SENT]
-        )  # what goes from node to node
-        changed = np.maximum(self._by_node[nodes[0]] - apart, self._by_node[nodes[1]] + apart)
+        moved = new_other.sums[..., SENT] - self._sums[other, SENT]
+        between = np.where(nodes[0] == nodes[1], 0.0, moved)  # what goes from node to node
+        changed = np.maximum(self._by_node[nodes[0]] - between, self._by_node[nodes[1]] + between)
         node_sent = np.maximum(self._nodes.without(*nodes), changed)
         own = self._total - self._own[one] - self._own[other]
         for new in (new_one, new_other):
-            own = own + self._scale.own(cost, new.sums, (new.lookups[0], new.lookups[1]))
-        forward_s, backward_s, sent, node_sent, own = np.broadcast_arrays(
-            *highest, sent, node_sent, own
-        )
-        merit = (
-            forward_s + backward_s + self._scale.step_s * own
-        )  # so far: an all-to-all is dear to price, and most are out without it
+            own = own + self._scale.own(cost, new.sums, new.lookups)
+        every = np.broadcast_arrays(*highest, sent, node_sent, own)
+        forward_s, backward_s, sent, node_sent, own = every
+        # so far: an all-to-all is expensive to price, and most are out without it
+        merit = forward_s + backward_s + self._scale.step_s * own
         least = cost.parts(np.zeros(()), np.zeros(()), sent.min(), node_sent.min()).step_s
         near = merit + least < self._now
         out = np.full(merit.shape, np.inf)

@@ -1,5 +1,4 @@
-"""What a model says of each table's lookup, in the parts that add up when a rank looks up all its
-tables in one fused kernel.
+"""Each table's lookup in parts that add up when a rank looks up all its tables in one fused kernel.
 
 The calibrated form of `roofline.py` prices a kernel by floor + pnorm(core, memory) + serial. Core
 (compute, scattered lines), memory (bytes at the level their reuse finds them) and serial seconds of
@@ -28,7 +27,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookups:
+class LookupParts:
     """One direction's lookups of some tables."""
 
     parts: np.ndarray  # [T, 3] core, memory and serial seconds
@@ -38,28 +37,23 @@ class Lookups:
 
 def lookups(
     model: PerfModel, tables: Sequence[Table], batch: float, direction: Direction, optimizer: str
-) -> Lookups:
+) -> LookupParts:
     """Each table's lookup of `batch` bags on the model's device."""
-    calls = [
-        lookup_calls(
-            [table], batch, direction, in_step=True, **options(model, direction, optimizer)
-        )
-        for table in tables
-    ]
+    of = options(model, direction, optimizer)
+    calls = [lookup_calls([table], batch, direction, in_step=True, **of) for table in tables]
     table, platform = model.table(calls), model.platform()
     parts = np.stack(_parts(canonical(table), canonical(platform)), -1).astype(np.float64)
     parts *= np.exp(table.correction)[:, None]
     group = int(table.group[0])
-    return Lookups(
-        parts, float(platform.knobs.floor_s[group]), float(platform.knobs.smoothing[group])
-    )
+    knobs = platform.knobs
+    return LookupParts(parts, float(knobs.floor_s[group]), float(knobs.smoothing[group]))
 
 
 def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str, Any]:
-    """What a call of `lookup_calls` is told besides.
+    """Further arguments of `lookup_calls`.
 
-    XLA on a CPU adds every lookup's gradient where it falls; fused GPU kernels merge those of a row
-    first.
+    XLA on a CPU adds every lookup's gradient separately; fused GPU kernels first merge those of a
+    row.
     """
     duplicates = "each" if model.device.kind == "cpu" and optimizer == "sgd" else "merged"
     return {"optimizer": optimizer, "duplicates": duplicates} if direction == "backward" else {}
@@ -67,20 +61,13 @@ def options(model: PerfModel, direction: Direction, optimizer: str) -> dict[str,
 
 @jax.jit
 def _parts(table: OpTable, platform: Platform) -> Any:
-    """Core, memory and serial seconds of each row, [U] each, without what was learned beyond the
-    closed form.
-    """
+    """Core, memory and serial seconds of each row, [U] each, by the closed form alone."""
 
     def one(work: Work, peak: Any, group: Any) -> Any:
-        knobs = dataclasses.replace(
-            platform.knobs, **{name: getattr(platform.knobs, name)[group] for name in GROUP_KNOBS}
-        )
-        return op_parts(
-            work,
-            Device(
-                peak * platform.peak_flops_scale, platform.memory_bytes_per_s, platform.level_bytes
-            ),
-            knobs,
-        )
+        of_group = {name: getattr(platform.knobs, name)[group] for name in GROUP_KNOBS}
+        knobs = dataclasses.replace(platform.knobs, **of_group)
+        peak = peak * platform.peak_flops_scale
+        device = Device(peak, platform.memory_bytes_per_s, platform.level_bytes)
+        return op_parts(work, device, knobs)
 
     return jax.vmap(one)(table.work, table.peak_flops_per_s, table.group)

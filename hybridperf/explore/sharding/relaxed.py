@@ -1,8 +1,7 @@
-"""A placement as numbers that have a gradient: each table spread over ranks by a softmax, cooled
-until it stands on one.
+"""A placement that has a gradient: each table spread over ranks by a softmax, cooled down to one.
 
-    w_t = softmax(z_t / temperature)     sums_r = sum_t w_tr table_t     loss = log step(sums) +
-                                         excess of memory
+    w_t = softmax(z_t / temperature)     sums_r = sum_t w_tr table_t
+    loss = log step(sums) + excess of memory
 
 The sums a rank's cost is made of are linear in w, so every placement between placements has a cost.
 Maxima are p-norms whose p grows while the temperature falls: at first every rank counts, at the end
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybridperf.explore.sharding.cost import MEMORY, Cost
+from hybridperf.explore.sharding.cost import MEMORY, PlacementCost
 from hybridperf.io.namespace import fresh_views
 
 STEPS = 250
@@ -34,10 +33,10 @@ _SPREAD = 0.3  # of first logits
 _LEAN = 1.0  # towards a placement to start from
 
 
-def descend(cost: Cost, starts: int, near: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
-    """Rounded placements [S, T] of `starts` descents, half of them leaning towards the placement
-    `near` [T], the others from nowhere.
-    """
+def descend(
+    cost: PlacementCost, starts: int, near: np.ndarray | None = None, seed: int = 0
+) -> np.ndarray:
+    """Rounded placements [S, T] of `starts` descents, half of which begin close to `near` [T]."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, _SPREAD, (starts, len(cost.tables), cost.ranks))
     if near is not None:
@@ -47,7 +46,7 @@ def descend(cost: Cost, starts: int, near: np.ndarray | None = None, seed: int =
     return np.asarray(ended).argmax(-1)
 
 
-def loss(cost: Cost, logits: Any, temperature: Any, power: Any) -> Any:
+def loss(cost: PlacementCost, logits: Any, temperature: Any, power: Any) -> Any:
     """Of one start, logits [T, R]."""
     cost = fresh_views(cost)
     weights = jax.nn.softmax(logits / temperature, -1)
@@ -63,7 +62,7 @@ def loss(cost: Cost, logits: Any, temperature: Any, power: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames="steps")
-def _descended(cost: Cost, logits: Any, steps: int = STEPS) -> Any:
+def _descended(cost: PlacementCost, logits: Any, steps: int = STEPS) -> Any:
     adam = optax.adam(_RATE)
     slope = jax.vmap(jax.grad(loss, argnums=1), in_axes=(None, 0, None, None))
 
@@ -76,7 +75,6 @@ def _descended(cost: Cost, logits: Any, steps: int = STEPS) -> Any:
         change, state = adam.update(slope(cost, here, temperature, power), state)
         return (optax.apply_updates(here, change), state), None
 
-    (ended, _), _ = jax.lax.scan(
-        step, (logits, adam.init(logits)), jnp.arange(steps, dtype=logits.dtype)
-    )
+    numbers = jnp.arange(steps, dtype=logits.dtype)
+    (ended, _), _ = jax.lax.scan(step, (logits, adam.init(logits)), numbers)
     return ended

@@ -1,6 +1,4 @@
-"""What sharding found: where every table goes, what each rank then does, what the other candidates
-would take, and why.
-"""
+"""What sharding found: where every table goes, what each rank does, other candidates, and why."""
 
 from __future__ import annotations
 
@@ -10,11 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.explore.sharding.cost import Cost, Parts
+from hybridperf.explore.sharding.cost import PlacementCost, PlacementParts
 from hybridperf.io import write_json, write_table
 
 SCHEMA_VERSION = 1
 FILES = ("shard.json", "placement.csv", "ranks.csv", "candidates.csv")
+CANDIDATE_COLUMNS = [
+    "method", "step_s", "forward_s", "backward_s", "alltoall_s", "sums_s", "fullest_bytes", "fits",
+    "fused", "note",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,33 +38,27 @@ class ShardResult:
     nodes: int
     method: str  # that found it
     step_s: float  # what placement decides of a step: lookups and all-to-alls
-    low_s: (
-        float | None
-    )  # its 90 % interval; None where the error of its ops or collectives is not known
+    # its 90 % interval; None where the error of its ops or collectives is not known
+    low_s: float | None
     high_s: float | None
-    parts: Parts
+    parts: PlacementParts
     bound_s: float  # by the sums of tables' lookups no placement takes less
     proven: bool  # that none is better, by branch and bound
     # `rank, node, tables, lookups, forward_s, backward_s, sent_bytes, memory_bytes, memory_share,
     # slowest, names`
     per_rank: pd.DataFrame
-    # `table, of, rank, rows, dim, pooling, forward_s, backward_s, sent_bytes, memory_bytes`, alone
-    # each
+    # `table, of, rank, rows, dim, pooling, forward_s, backward_s, sent_bytes, memory_bytes`
     per_table: pd.DataFrame
-    # `method, step_s, forward_s, backward_s, alltoall_s, sums_s, fullest_bytes, fits, fused, note`,
-    # the best first; `fused`: priced kernel by kernel, else by the sums of tables' lookups as in
-    # `sums_s`
+    # CANDIDATE_COLUMNS, the best first; `fused`: priced kernel by kernel, else by `sums_s`, the
+    # sums of tables' lookups
     candidates: pd.DataFrame
     explanation: tuple[str, ...]  # sentences
-    notes: tuple[
-        str, ...
-    ]  # what was assumed, and what the model has not measured, as `predict` says it
-    cost: Cost
+    # what was assumed, and what the model has not measured, as in `Prediction.notes`
+    notes: tuple[str, ...]
+    cost: PlacementCost
 
     def save(self, folder: str | Path) -> Path:
-        """Write `shard.json`, `placement.csv`, `ranks.csv` and `candidates.csv` into a folder,
-        atomically each; the first's path.
-        """
+        """Write `FILES` into a folder; the path of `shard.json`."""
         folder = Path(folder)
         write_table(self.per_table, folder / "placement.csv")
         write_table(self.per_rank, folder / "ranks.csv")

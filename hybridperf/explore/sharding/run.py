@@ -1,6 +1,4 @@
-"""Sharding from tables to a result: check, split, price, try every candidate, improve the best,
-explain.
-"""
+"""Sharding: check tables, split, price, try every candidate, improve the best, explain."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ import numpy as np
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
 from hybridperf.explore.sharding import chunks, exact, explain, greedy, local, relaxed
-from hybridperf.explore.sharding.advice import Advice, Cut, better_split
-from hybridperf.explore.sharding.cost import Cost, cost_of
-from hybridperf.explore.sharding.fused import Fused
+from hybridperf.explore.sharding.advice import SplitAdvice, SplitTables, better_split
+from hybridperf.explore.sharding.cost import PlacementCost, cost_of
+from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.result import Candidate, ShardResult
 from hybridperf.explore.sharding.splits import least_pieces, split
 from hybridperf.explore.sharding.tables import read_embedding_tables
@@ -25,19 +23,16 @@ from hybridperf.io import InputError, unknown
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops.embedding import STATE_BYTES, Table, check_names, table_bytes
 
-CHUNKS, RELAXED, EXACT, AGAIN = "chunks", "relaxed", "exact", "relaxed, scaled"
+CHUNKS, RELAXED, EXACT, SCALED = "chunks", "relaxed", "exact", "relaxed, scaled"
 METHODS = ("best", *greedy.RULES, CHUNKS, RELAXED, EXACT)
-# of a device that tables may take where nothing else is said: Lin's tasks leave a fifth for the
-# rest
+# of a device that tables may take by default: Lin's tasks leave a fifth for the rest
 MEMORY_SHARE = 0.8
 _STARTS = 8  # descents
 _MOST_NUMBERS = 4e6  # of all descents' logits together
 _GREEDY_PRICED = 2
 _ALIKE = 0.01  # ranks whose kernels take so nearly the same share of the sums
 _POLISHED = 4  # placements improved by moves
-_MOST_SAMPLES = (
-    1e15  # of a batch: whole numbers of them, and of their lookups, are still told apart
-)
+_MOST_SAMPLES = 1e15  # of a batch: float64 still counts their lookups exactly
 _MOST_ADVISED = 1e5  # ranks
 _KICKS_WORK, _MOST_KICKS = 3e5, 40  # of the best one: moves times swaps looked at
 
@@ -59,61 +54,26 @@ def shard(
 ) -> ShardResult:
     """The best placement of embedding tables on ranks, by predicted seconds under a memory limit.
 
-    `tables`: or a file of them, see `sharding.tables`. `batch`: samples of a step over all ranks
-    together. `memory_bytes`: what tables may take of a rank, four fifths of the device if not
-    given. `nodes`: as many as the ranks take if not given, by accelerators of a node. `method`: one
-    of METHODS; `best` tries all. `splits`: tables to be cut, `row`, `column` or `row:4`. `dtype`:
-    what bags travel in, each table's own if not given (as `hp.dlrm`). `InputError` in one sentence
-    for what cannot be, naming the table.
+    Args:
+        tables: embedding tables, or a file of them (`sharding.tables`).
+        model: a calibrated machine with collectives.
+        ranks: how many devices share the tables.
+        batch: samples of a step over all ranks together.
+        memory_bytes: bytes a rank that tables may take, default four fifths of the device.
+        nodes: default as many as the ranks fill.
+        method: one of METHODS; `best` tries all.
+        splits: tables to be cut, by name: `row`, `column` or `row:4`.
+        dtype: number format in which bags travel, default each table's own.
+
+    Raises:
+        InputError: naming the table, for what cannot be placed.
     """
-    if method not in METHODS:
-        raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
-    if optimizer not in tuple(STATE_BYTES):
-        raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
-    for name, what, kinds in (
-        ("model", model, str | Path | PerfModel),
-        ("system", system or "", str | Path),
-    ):
-        if not isinstance(what, kinds):
-            raise InputError(f"{name} must be a name or a folder, got {what!r}")
-    for name, number, least in (
-        ("ranks", ranks, 1),
-        ("nodes", 1 if nodes is None else nodes, 1),
-        ("seed", seed, 0),
-    ):
-        if (
-            not isinstance(number, int | np.integer)
-            or isinstance(number, bool)
-            or (name == "seed" and number < least)
-        ):
-            raise InputError(f"{name} must be a whole number of {least} or more, got {number!r}")
-    for name, value in (("batch", batch), ("memory_bytes", memory_bytes)):
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number | None):
-            raise InputError(f"{name} must be a number, got {value!r}")
-    if batch is None or not 1 <= batch <= _MOST_SAMPLES:
-        raise InputError(
-            f"expected a batch of one sample or more, up to {_MOST_SAMPLES:g}, got {batch}"
-        )
-    if splits is not None and not (
-        isinstance(splits, Mapping) and all(isinstance(how, str) for how in splits.values())
-    ):
-        raise InputError(f"splits must be like {{'name': 'row:4'}}, got {splits!r}")
-    if dtype is not None and canonical_dtype(dtype) not in FLOAT_DTYPES:
-        raise InputError(
-            f"dtype must be a floating-point format ({', '.join(FLOAT_DTYPES)}), got {dtype!r}"
-        )
-    if ranks < 1 or (nodes is not None and (nodes < 1 or ranks % nodes)):
-        raise InputError(
-            "expected ranks and nodes of 1 or more, and ranks that divide into nodes evenly, got"
-            f" {ranks} ranks" + ("" if nodes is None else f" on {nodes} nodes")
-        )
-    if batch % ranks:
-        raise InputError(
-            f"expected a batch of whole samples for each of {ranks} ranks, got {batch:g}"
-        )
-    given, unread = (
-        read_embedding_tables(tables) if isinstance(tables, str | Path) else (tables, [])
-    )
+    _check_choices(method, optimizer, dtype, splits, model, system)
+    _check_numbers(ranks, nodes, seed, batch, memory_bytes)
+    if isinstance(tables, str | Path):
+        given, unread = read_embedding_tables(tables)
+    else:
+        given, unread = list(tables), []
     check_names(given)
     priced = model if isinstance(model, PerfModel) else model_or_datasheet(model)
     if system:
@@ -121,28 +81,22 @@ def shard(
     on_nodes, remarks = _nodes(priced, ranks, nodes)
     if unread:
         remarks.append(f"columns of {tables} that are not read: {', '.join(map(str, unread))}")
-    limit = (
-        MEMORY_SHARE * priced.device.memory_bytes if memory_bytes is None else float(memory_bytes)
-    )
+    default = MEMORY_SHARE * priced.device.memory_bytes
+    limit = default if memory_bytes is None else float(memory_bytes)
     if not limit > 0:
         raise InputError(f"expected memory of more than zero bytes for each rank, got {limit:g}")
 
-    def cut(splits: Mapping[str, str]) -> Cut:
+    def cut(splits: Mapping[str, str]) -> SplitTables:
         pieces, owners = split(given, splits, limit, optimizer)
         _check_room(given, pieces, owners, ranks, limit, optimizer)
         cost = cost_of(
-            pieces,
-            ranks,
-            model=priced,
-            batch=batch,
-            memory_bytes=limit,
-            nodes=on_nodes,
-            optimizer=optimizer,
-            dtype=dtype,
-        )
-        return Cut(pieces, owners, cost, Fused(cost, pieces, priced, batch, optimizer))
+            pieces, ranks, model=priced, batch=batch, memory_bytes=limit, nodes=on_nodes,
+            optimizer=optimizer, dtype=dtype,
+        )  # fmt: skip
+        pricer = KernelPricer(cost, pieces, priced, batch, optimizer)
+        return SplitTables(pieces, owners, cost, pricer)
 
-    def split_helps(owner: str, step_s: float) -> Advice | None:
+    def split_helps(owner: str, step_s: float) -> SplitAdvice | None:
         return better_split(cut, splits or {}, owner, owners.count(owner), batch, step_s)
 
     pieces, owners, cost, fused = cut(splits or {})
@@ -150,65 +104,93 @@ def shard(
     few = final_few(cost, found)
     if not few:
         raise _fits_nowhere(pieces, ranks, limit, optimizer, method, proven)
-    if (
-        method in ("best", RELAXED)
-        and ranks > 1
-        and (again := _again(cost, fused, few[0], seed)) is not None
-    ):
-        found, few = [*found, again], [*few, again]
+    if method in ("best", RELAXED) and ranks > 1:
+        scaled = _scaled(cost, fused, few[0], seed)
+        found, few = [*found, *scaled], [*few, *scaled]
     best = min(few, key=lambda one: float(fused.parts(one.placement).step_s))
+    step = predict(priced, fused.workload(best.placement))
     return explain.result(
-        cost,
-        fused,
-        pieces,
-        owners,
-        found,
-        few,
-        best,
-        proven,
-        split_helps,
-        predict(priced, fused.workload(best.placement)),
-        remarks,
+        cost, fused, pieces, owners, found, few, best, proven, split_helps, step, remarks
     )
 
 
-def final_few(cost: Cost, found: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates that fit and are worth pricing kernel by kernel: the best, and the two best greedy
-    rules; each placement once.
-    """
+def _check_choices(
+    method: str, optimizer: str, dtype: str | None, splits: Mapping[str, str] | None,
+    model: PerfModel | str | Path, system: str,
+) -> None:  # fmt: skip
+    if method not in METHODS:
+        raise unknown("method", method, METHODS, f"known are {', '.join(METHODS)}")
+    if optimizer not in tuple(STATE_BYTES):
+        raise unknown("optimizer", optimizer, STATE_BYTES, f"known are {', '.join(STATE_BYTES)}")
+    for name, what, right in (
+        ("model", model, isinstance(model, str | Path | PerfModel)),
+        ("system", system, isinstance(system or "", str | Path)),
+    ):
+        if not right:
+            raise InputError(f"{name} must be a name or a folder, got {what!r}")
+    is_mapping = splits is None or isinstance(splits, Mapping)
+    if not is_mapping or not all(isinstance(how, str) for how in (splits or {}).values()):
+        raise InputError(f"splits must be like {{'name': 'row:4'}}, got {splits!r}")
+    if dtype is not None and canonical_dtype(dtype) not in FLOAT_DTYPES:
+        formats = ", ".join(FLOAT_DTYPES)
+        raise InputError(f"dtype must be a floating-point format ({formats}), got {dtype!r}")
+
+
+def _check_numbers(
+    ranks: int, nodes: int | None, seed: int, batch: float, memory_bytes: float | None
+) -> None:
+    whole = (("ranks", ranks, 1), ("nodes", 1 if nodes is None else nodes, 1), ("seed", seed, 0))
+    for name, number, least in whole:
+        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not is_whole or (name == "seed" and number < least):
+            raise InputError(f"{name} must be a whole number of {least} or more, got {number!r}")
+    for name, value in (("batch", batch), ("memory_bytes", memory_bytes)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number | None):
+            raise InputError(f"{name} must be a number, got {value!r}")
+    if batch is None or not 1 <= batch <= _MOST_SAMPLES:
+        most = f"{_MOST_SAMPLES:g}"
+        raise InputError(f"expected a batch of one sample or more, up to {most}, got {batch}")
+    if ranks < 1 or (nodes is not None and (nodes < 1 or ranks % nodes)):
+        raise InputError(
+            "expected ranks and nodes of 1 or more, and ranks that divide into nodes evenly, got"
+            f" {ranks} ranks" + ("" if nodes is None else f" on {nodes} nodes")
+        )
+    if batch % ranks:
+        expected = f"expected a batch of whole samples for each of {ranks} ranks"
+        raise InputError(f"{expected}, got {batch:g}")
+
+
+def final_few(cost: PlacementCost, found: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates to price kernel by kernel: the best that fit and the two best greedy ones."""
     fitting = [one for one in found if one.placement is not None and cost.fits(one.placement)]
     fitting.sort(key=lambda one: cost.step_s(one.placement))
-    chosen = [
-        *fitting[:1],
-        *[one for one in fitting if one.method in greedy.GREEDY][:_GREEDY_PRICED],
-    ]
+    ruled = [one for one in fitting if one.method in greedy.GREEDY]
+    chosen = [*fitting[:1], *ruled[:_GREEDY_PRICED]]
     return list({tuple(one.placement): one for one in reversed(chosen)}.values())[::-1]
 
 
-def _again(cost: Cost, fused: Fused, best: Candidate, seed: int) -> Candidate | None:
-    """The best one improved once more with each table's parts scaled by what its rank's fused
-    kernel takes of their sum; None: as good.
-    """
-    ratio = fused.lookup_seconds(best.placement) / np.maximum(
-        cost.lookup_seconds(cost.sums(best.placement)), 1e-30
-    )
+def _scaled(
+    cost: PlacementCost, fused: KernelPricer, best: Candidate, seed: int
+) -> list[Candidate]:
+    """The best one improved with parts scaled to its ranks' fused kernels; none if no better."""
+    by_sums = np.maximum(cost.lookup_seconds(cost.sums(best.placement)), 1e-30)
+    ratio = fused.lookup_seconds(best.placement) / by_sums
     if np.ptp(ratio[ratio > 0]) < _ALIKE:
-        return None
+        return []
     tables = cost.tables.copy()
     tables[:, :3] *= ratio[0][best.placement][:, None]
     tables[:, 3:6] *= ratio[1][best.placement][:, None]
     scaled = dataclasses.replace(cost, tables=tables)
     found = local.polish(scaled, best.placement, seed=seed)
-    return Candidate(AGAIN, found.placement) if cost.fits(found.placement) else None
+    return [Candidate(SCALED, found.placement)] if cost.fits(found.placement) else []
 
 
 def candidates(
-    cost: Cost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0
+    cost: PlacementCost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0
 ) -> tuple[list[Candidate], bool]:
     """What each method comes to, and whether the last is proven to be the best there is."""
-    rules = [
-        Candidate(rule, greedy.by_rule(rule, cost, tables, batch, seed)) for rule in greedy.RULES
-    ]
+    placed = {rule: greedy.by_rule(rule, cost, tables, batch, seed) for rule in greedy.RULES}
+    rules = [Candidate(rule, placement) for rule, placement in placed.items()]
     if method in greedy.RULES:
         return [one for one in rules if one.method == method], False
     order = np.arange(len(tables))
@@ -236,16 +218,19 @@ def candidates(
     return (found[-1:] if method == EXACT else found), proven
 
 
-def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0) -> local.Local:
-    """Gradient through relaxed placements, rounded, polished by moves and swaps; never worse than
-    any of `starts`, placements [T].
+def relaxed_and_polished(
+    cost: PlacementCost, starts: Sequence[np.ndarray], seed: int = 0
+) -> local.LocalOptimum:
+    """Gradient descent on relaxed placements, rounded, polished by moves and swaps.
 
-    Half of the descents lean towards the best start, which is polished too.
+    Never worse than any of `starts`, placements [T]; half the descents begin near the best of them,
+    which is polished too.
     """
     rules = [
-        local.Local(one, cost.step_s(one), 0.0 if cost.fits(one) else np.inf) for one in starts
+        local.LocalOptimum(one, cost.step_s(one), 0.0 if cost.fits(one) else np.inf)
+        for one in starts
     ]
-    near: local.Local | None = None
+    near: local.LocalOptimum | None = None
     for one in rules:
         near = one if local.better(one, near) else near
     size = len(cost.tables) * cost.ranks
@@ -255,7 +240,7 @@ def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0
         ended.append(near.placement)
     ended = [np.asarray(one) for one in dict.fromkeys(map(tuple, ended))]
     ended = sorted(ended, key=lambda one: (not cost.fits(one), cost.step_s(one)))[:_POLISHED]
-    best: local.Local | None = None
+    best: local.LocalOptimum | None = None
     for at, one in enumerate(ended):
         found = local.polish(cost, one, seed=seed + at)
         best = found if local.better(found, best) else best
@@ -263,15 +248,12 @@ def relaxed_and_polished(cost: Cost, starts: Sequence[np.ndarray], seed: int = 0
     if best.step_s <= cost.bound_s() * (1 + 1e-9) and best.over_bytes == 0:
         return best
     work = len(cost.tables) * (len(cost.tables) + cost.ranks)
-    return local.polish(
-        cost, best.placement, kicks=int(np.clip(_KICKS_WORK / work, 2, _MOST_KICKS)), seed=seed
-    )
+    kicks = int(np.clip(_KICKS_WORK / work, 2, _MOST_KICKS))
+    return local.polish(cost, best.placement, kicks=kicks, seed=seed)
 
 
 def _nodes(model: PerfModel, ranks: int, nodes: int | None) -> tuple[int, list[str]]:
-    """(nodes over which the ranks stand, what is to be said of it). Ranks on a CPU are processes,
-    of which a machine runs any number.
-    """
+    """(nodes under the ranks, a note). Ranks on a CPU are processes, any number to a machine."""
     if nodes is not None or ranks == 1 or model.collectives is None or model.device.kind == "cpu":
         return nodes or 1, []  # more ranks on a node than it has `predict` remarks on
     system, each = model.collectives.system.id, model.collectives.system.accelerators_per_node
@@ -281,11 +263,8 @@ def _nodes(model: PerfModel, ranks: int, nodes: int | None) -> tuple[int, list[s
             f"expected ranks that divide evenly into nodes of up to {each}, which {system} has, got"
             f" {ranks}; take {ranks // each * each} or {least * each}, or name --nodes"
         )
-    return least, (
-        [f"{ranks} ranks are taken to stand on {least} nodes of {system}, {ranks // least} on each"]
-        if least > 1
-        else []
-    )
+    note = f"{ranks} ranks are assumed on {least} nodes of {system}, {ranks // least} on each"
+    return least, [note] if least > 1 else []
 
 
 def _check_room(
@@ -298,51 +277,31 @@ def _check_room(
     if needs.max() > limit:
         whole = next(table for table in given if table.name == owners[int(needs.argmax())])
         count = least_pieces(whole, limit, optimizer)
-        ways = [
-            f"{whole.name}={kind}:{count}"
-            for kind, parts in (("row", whole.rows), ("column", whole.dim))
-            if count <= parts
-        ]
+        kinds = {"row": whole.rows, "column": whole.dim}
+        ways = [f"{whole.name}={kind}:{count}" for kind, parts in kinds.items() if count <= parts]
+    split_it = f"(--split {' or '.join(ways)})"
     if needs.sum() > ranks * limit:
         count = math.ceil(needs.sum() / limit)
-        mend = (
-            f"use at least {count} ranks"
-            if count <= _MOST_ADVISED
-            else f"check the rows and columns of {largest.name}"
-        )
-        mend += (
-            f" and split it (--split {' or '.join(ways)})"
-            if ways and count <= _MOST_ADVISED
-            else ""
-        )
+        mend = f"use at least {count} ranks" + (f" and split it {split_it}" if ways else "")
+        if count > _MOST_ADVISED:
+            mend = f"check the rows and columns of {largest.name}"
         raise InputError(
             f"{len(tables)} tables need {_gb(needs.sum())} together, {ranks} ranks of {_gb(limit)}"
             f" hold {_gb(ranks * limit)} (the largest is {largest.name} with {most}); {mend}"
         )
     if needs.max() > limit:
-        mend = (
-            f"split it by rows or by columns (--split {' or '.join(ways)})"
-            if ways
-            else "give more memory"
-        )
-        raise InputError(
-            f"table {largest.name} needs {most}, more than the {_gb(limit)} of any rank; {mend}"
-        )
+        mend = f"split it by rows or by columns {split_it}" if ways else "give more memory"
+        more = f"more than the {_gb(limit)} of any rank"
+        raise InputError(f"table {largest.name} needs {most}, {more}; {mend}")
     if ranks > len(tables):
-        count, tell = (
-            ranks - len(tables) + 1,
-            "1 table" if len(tables) == 1 else f"{len(tables)} tables",
-        )
-        ways = [
-            kind for kind, most in (("column", largest.dim), ("row", largest.rows)) if count <= most
-        ][:1]
-        mend = "".join(
-            f"split the largest (--split {largest.name}={kind}:{count}) or " for kind in ways
-        )
-        at_most = "1 rank" if len(tables) == 1 else f"{len(tables)} ranks"
+        count, few = ranks - len(tables) + 1, len(tables)
+        s = "" if few == 1 else "s"
+        kinds = {"column": largest.dim, "row": largest.rows}
+        ways = [f"{largest.name}={kind}:{count}" for kind, parts in kinds.items() if count <= parts]
+        mend = f"split the largest (--split {ways[0]}) or " if ways else ""
         raise InputError(
-            f"{ranks} ranks are more than the {tell}, so {ranks - len(tables)} would hold none;"
-            f" {mend}use {at_most}"
+            f"{ranks} ranks are more than the {few} table{s}, so {ranks - few} would hold none;"
+            f" {mend}use {few} rank{s}"
         )
 
 

@@ -1,6 +1,6 @@
 """A table in pieces that are placed like tables: by rows or by columns.
 
-row      k pieces of rows / k each, dealt out as `embedding/pieces.py` says: each row keeps its
+row      k pieces of rows / k each, dealt out as in `embedding/pieces.py`: each row keeps its
          lookups, the first piece has the hottest rows and so the most lookups; every piece makes
          partial sums of all columns, so k times the bytes go all-to-all
 column   k pieces of dim / k each, all lookups in each: indices are read k times, bytes of pooled
@@ -20,9 +20,7 @@ KINDS = ("row", "column")
 
 
 def pieces(table: Table, kind: str, count: int) -> list[Table]:
-    """`count` pieces of a table by one of `KINDS`; columns are dealt out as evenly as whole numbers
-    allow.
-    """
+    """`count` pieces of a table by one of `KINDS`; columns are dealt out as evenly as possible."""
     if kind not in KINDS:
         raise unknown(f"split of table {table.name}", kind, KINDS, f"known are {', '.join(KINDS)}")
     most = int(table.rows if kind == "row" else table.dim)
@@ -33,15 +31,11 @@ def pieces(table: Table, kind: str, count: int) -> list[Table]:
         )
     names = [f"{table.name}/{kind}{at + 1}of{count}" for at in range(count)]
     if kind == "row":
-        return [
-            dataclasses.replace(piece, name=name)
-            for name, piece in zip(names, row_pieces(table, count), strict=True)
-        ]
-    widths = [most // count + (at < most % count) for at in range(count)]
-    return [
-        dataclasses.replace(table, name=name, dim=float(width))
-        for name, width in zip(names, widths, strict=True)
-    ]
+        parts = zip(names, row_pieces(table, count), strict=True)
+        return [dataclasses.replace(piece, name=name) for name, piece in parts]
+    widths = [float(most // count + (at < most % count)) for at in range(count)]
+    columns = zip(names, widths, strict=True)
+    return [dataclasses.replace(table, name=name, dim=width) for name, width in columns]
 
 
 def least_pieces(table: Table, limit_bytes: float, optimizer: str) -> int:
@@ -52,31 +46,23 @@ def least_pieces(table: Table, limit_bytes: float, optimizer: str) -> int:
 def split(
     tables: Sequence[Table], splits: Mapping[str, str], limit_bytes: float, optimizer: str
 ) -> tuple[list[Table], list[str]]:
-    """(tables and pieces, the table each is of). `splits`: `row`, `column`, or `row:4` with a
-    number of pieces, by table.
-    """
+    """(pieces and whole tables, the table each is of); `splits` by table: `row` or `row:4`."""
     names = [table.name for table in tables]
     for name in splits:
         if name not in names:
-            raise unknown(
-                "table",
-                name,
-                names,
-                f"there are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}",
-            )
+            more = ", ..." if len(names) > 8 else ""
+            raise unknown("table", name, names, f"there are {', '.join(names[:8])}{more}")
     out, owners = [], []
     for table in tables:
         made = [table]
         if table.name in splits:
-            kind, _, number = splits[table.name].partition(":")
+            how = splits[table.name]
+            kind, _, number = how.partition(":")
             if number and not number.isdecimal():
-                raise InputError(
-                    f"table {table.name}: expected a split such as row:4, got"
-                    f" {splits[table.name]!r}"
-                )
-            made = pieces(
-                table, kind, int(number) if number else least_pieces(table, limit_bytes, optimizer)
-            )
+                expected = "expected a split such as row:4"
+                raise InputError(f"table {table.name}: {expected}, got {how!r}")
+            count = int(number) if number else least_pieces(table, limit_bytes, optimizer)
+            made = pieces(table, kind, count)
         out += made
         owners += [table.name] * len(made)
     for name, owner in zip((table.name for table in out), owners, strict=True):

@@ -7,8 +7,8 @@ rf_0 ... rf_16, mean_reuse          or the reuse histogram of a batch, see `embe
                                     `counted`: lookups it was counted over uniform access where
                                     neither is given
 
-Other columns are people's own: they are named and not read. One that says the exponent under
-another name is refused.
+Other columns are the user's own: they are named and not read. An exponent under another name is
+refused.
 """
 
 from __future__ import annotations
@@ -32,36 +32,27 @@ _EXPONENTS = frozenset(
 
 
 def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
-    """(tables, columns that are not read) of a file, see module docstring; `InputError` names what
-    is wrong and with which table.
-    """
+    """(tables, columns not read) of a file, see module docstring; `InputError` names the table."""
     frame = read_table(path)
-    frame = with_own_text(
-        frame, path, [column for column in frame if column != "name"]
-    )  # a table may be called NA
+    # a table may be called NA
+    frame = with_own_text(frame, path, [column for column in frame if column != "name"])
     require_columns(frame, _SIZES, f"{path}, a table of embedding tables,")
     others = [column for column in frame if column not in (*_KNOWN, *_BINS)]
     for column in others:
         if plain(column) in _EXPONENTS:
-            raise InputError(
-                f"{path}: column {column!r} is not read, the exponent of Zipf access is called"
-                " 'exponent'; rename or drop it"
-            )
+            called = "the exponent of Zipf access is called 'exponent'"
+            raise InputError(f"{path}: column {column!r} is not read, {called}; rename or drop it")
         if near := closest(column, (*_KNOWN, *_BINS)):
             raise InputError(f"{path}: unknown column {column!r}{near}; rename or drop it")
-    names = (
-        frame["name"].astype(object).fillna("").astype(str)
-        if "name" in frame
-        else pd.Series([f"table{at}" for at in range(len(frame))])
-    )
+    names = [f"table{at}" for at in range(len(frame))]
+    if "name" in frame:
+        names = frame["name"].astype(object).fillna("").astype(str).tolist()
     for at, name in enumerate(names):
         if not name.strip():
-            raise InputError(
-                f"expected a name of each embedding table, got a blank in row {at + 1}; fill it in"
-            )
-    tables = [
-        _table(str(name), row) for name, (_, row) in zip(names, frame.iterrows(), strict=True)
-    ]
+            expected = "expected a name of each embedding table"
+            raise InputError(f"{expected}, got a blank in row {at + 1}; fill it in")
+    rows = (row for _, row in frame.iterrows())
+    tables = [_table(name, row) for name, row in zip(names, rows, strict=True)]
     check_names(tables)
     return tables, others
 
@@ -71,51 +62,34 @@ def _table(name: str, row: pd.Series) -> Table:
     for size, value in sizes.items():
         if math.isnan(value):
             raise InputError(f"table {name}: expected a number as {size}, got nothing; fill it in")
-    return Table(
-        name,
-        **sizes,
-        dtype=str(row["dtype"]) if _given(row, "dtype") else "fp32",
-        access=_access(name, row),
-    )
+    dtype = str(row["dtype"]) if _given(row, "dtype") else "fp32"
+    return Table(name, **sizes, dtype=dtype, access=_access(name, row))
 
 
 def _access(name: str, row: pd.Series) -> Access:
     bins = [column for column in _BINS if _given(row, column)]
-    if bins and _given(row, "exponent"):
-        raise InputError(
-            f"table {name}: expected either an exponent or a reuse histogram, got both; leave"
-            " one out"
-        )
-    if _given(row, "shift") and not _given(row, "exponent"):
-        raise InputError(
-            f"table {name}: expected an exponent beside the shift, got none; give it or leave the"
-            " shift out"
-        )
+    exponent, shift = _given(row, "exponent"), _given(row, "shift")
+    what = f"table {name}: expected"
+    if bins and exponent:
+        mend = "leave one out"
+        raise InputError(f"{what} either an exponent or a reuse histogram, got both; {mend}")
+    if shift and not exponent:
+        mend = "give it or leave the shift out"
+        raise InputError(f"{what} an exponent with the shift, got none; {mend}")
     if bins and len(bins) < len(_BINS):
         lacking = next(column for column in _BINS if column not in bins)
-        raise InputError(
-            f"table {name}: expected all of rf_0 to rf_16, got {len(bins)} of {len(_BINS)};"
-            f" {lacking} is missing"
-        )
-    if not bins and (
-        alone := [column for column in ("mean_reuse", "counted") if _given(row, column)]
-    ):
-        raise InputError(
-            f"table {name}: expected rf_0 to rf_16 beside {alone[0]}, got none; give them or leave"
-            " it out"
-        )
+        got = f"got {len(bins)} of {len(_BINS)}"
+        raise InputError(f"{what} all of rf_0 to rf_16, {got}; {lacking} is missing")
+    extra = [column for column in ("mean_reuse", "counted") if _given(row, column)]
+    if extra and not bins:
+        mend = "give them or leave it out"
+        raise InputError(f"{what} rf_0 to rf_16 with {extra[0]}, got none; {mend}")
     if bins:
         shares = [_number(name, row, column) for column in _BINS]
-        mean, counted = (
-            _number(name, row, column) if _given(row, column) else None
-            for column in ("mean_reuse", "counted")
-        )
-        return Histogram(shares, mean, counted)
-    if _given(row, "exponent"):
-        return Zipf(
-            _number(name, row, "exponent"),
-            _number(name, row, "shift") if _given(row, "shift") else 0.0,
-        )
+        of = {column: _number(name, row, column) for column in extra}
+        return Histogram(shares, of.get("mean_reuse"), of.get("counted"))
+    if exponent:
+        return Zipf(_number(name, row, "exponent"), _number(name, row, "shift") if shift else 0.0)
     return Uniform()
 
 
@@ -127,6 +101,5 @@ def _number(name: str, row: pd.Series, column: str) -> float:
     try:
         return float(row[column])
     except (KeyError, TypeError, ValueError):
-        raise InputError(
-            f"table {name}: expected a number as {column}, got {row.get(column)!r}; mend it"
-        ) from None
+        got = f"got {row.get(column)!r}; mend it"
+        raise InputError(f"table {name}: expected a number as {column}, {got}") from None

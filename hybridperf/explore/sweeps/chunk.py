@@ -1,6 +1,4 @@
-"""One chunk of a sweep, from the index of its first point to a table of its results: a pure
-function of spec and number.
-"""
+"""One chunk of a sweep as a table of results: a pure function of spec and chunk number."""
 
 from __future__ import annotations
 
@@ -11,31 +9,30 @@ import numpy as np
 import pyarrow as pa
 
 from hybridperf.explore.sweeps.expression import Expression
-from hybridperf.explore.sweeps.progress import Progress
-from hybridperf.explore.sweeps.spec import INDEX, Spec
+from hybridperf.explore.sweeps.progress import SweepProgress
+from hybridperf.explore.sweeps.spec import INDEX, SweepSpec
 from hybridperf.io import InputError
 
 # of a part's metadata: how many of its points meet each constraint on results
 MET = b"hybridperf/met"
 
+_ARROW = {"O": pa.string(), "U": pa.string(), "b": pa.bool_(), "i": pa.int64(), "f": pa.float64()}
 _WINDOWS, _WINDOW = 16, 64  # points looked at for divisors
 _LARGEST_SAMPLED = 10**6
 
 
-def chunks(spec: Spec) -> int:
+def chunks(spec: SweepSpec) -> int:
     """How many chunks a sweep has."""
     return -(-spec.design.size // spec.chunk)
 
 
-def bounds(spec: Spec, chunk: int) -> tuple[int, int]:
+def bounds(spec: SweepSpec, chunk: int) -> tuple[int, int]:
     """Index of a chunk's first point, and of the first behind it."""
     return chunk * spec.chunk, min((chunk + 1) * spec.chunk, spec.design.size)
 
 
-def points(spec: Spec, chunk: int) -> dict[str, np.ndarray]:
-    """The points of a chunk that no constraint leaves out, with derived columns; those that need
-    results come later.
-    """
+def points(spec: SweepSpec, chunk: int) -> dict[str, np.ndarray]:
+    """Points of a chunk that meet the constraints, with derived columns that need no results."""
     start, stop = bounds(spec, chunk)
     columns = {INDEX: np.arange(start, stop, dtype=np.int64), **spec.design.points(start, stop)}
     for name, formula in spec.before.items():
@@ -46,39 +43,32 @@ def points(spec: Spec, chunk: int) -> dict[str, np.ndarray]:
     return columns if keep.all() else {name: values[keep] for name, values in columns.items()}
 
 
-def check_not_empty(spec: Spec, *, quiet: bool = True) -> None:
-    """`InputError` if the constraints leave no point of the whole design: by intervals at once,
-    else by looking for one, said.
-    """
+def check_not_empty(spec: SweepSpec, *, quiet: bool = True) -> None:
+    """`InputError` if constraints leave no point: by intervals, else by looking for one."""
     if not spec.keep:
         return
+    none = f"the constraints leave none of {spec.design.size:,} points"
     for condition in spec.keep:
         if _cannot_hold(condition, spec):
-            raise InputError(
-                f"the constraints leave none of {spec.design.size:,} points: {condition.text} holds"
-                " nowhere between the parameters' least and largest values; loosen it or widen a"
-                " parameter"
-            )
-    progress = Progress(
-        spec.design.size, quiet=quiet, doing="looked through for one that meets the constraints"
-    )
+            nowhere = "holds nowhere between the parameters' least and largest values"
+            mend = "loosen it or widen a parameter"
+            raise InputError(f"{none}: {condition.text} {nowhere}; {mend}")
+    doing = "looked through for one that meets the constraints"
+    progress = SweepProgress(spec.design.size, quiet=quiet, doing=doing)
     for chunk in range(chunks(spec)):
         if len(points(spec, chunk)[INDEX]):
-            break
-        start, stop = bounds(spec, chunk)
-        progress.add(stop - start)
-    else:
-        texts = "; ".join(condition.text for condition in spec.keep)
-        raise InputError(
-            f"the constraints leave none of {spec.design.size:,} points: {texts}; loosen one or"
-            " widen a parameter"
-        )
+            return
+        progress.add(_length(bounds(spec, chunk)))
+    texts = "; ".join(condition.text for condition in spec.keep)
+    raise InputError(f"{none}: {texts}; loosen one or widen a parameter")
 
 
-def check_divisors(spec: Spec) -> None:
-    """`InputError` for a derived column that divides by what is zero at points all over the design;
-    nothing is said of huge ones.
-    """
+def _length(ends: tuple[int, int]) -> int:
+    return ends[1] - ends[0]
+
+
+def check_divisors(spec: SweepSpec) -> None:
+    """`InputError` for a derived column that divides by zero at points all over the design."""
     formulas = [formula for formula in spec.before.values() if formula.divisors()]
     if not formulas or spec.design.size > _LARGEST_SAMPLED:
         return
@@ -92,13 +82,12 @@ def check_divisors(spec: Spec) -> None:
     for name, formula in spec.before.items():
         for divisor in formula.divisors():
             if not divisor(columns, rows).any():
-                raise InputError(
-                    f"derived {name}: {formula.text!r} divides by {divisor.text!r}, which is zero"
-                )
+                divides = f"divides by {divisor.text!r}, which is zero"
+                raise InputError(f"derived {name}: {formula.text!r} {divides}")
         columns[name] = formula(columns, rows)
 
 
-def _cannot_hold(condition: Expression, spec: Spec) -> bool:
+def _cannot_hold(condition: Expression, spec: SweepSpec) -> bool:
     """Whether it is proved that a condition fails at every point."""
     ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, values in spec.design.extremes().items():
@@ -119,7 +108,7 @@ def _cannot_hold(condition: Expression, spec: Spec) -> bool:
     return False
 
 
-def evaluate(spec: Spec, chunk: int) -> pa.Table:
+def evaluate(spec: SweepSpec, chunk: int) -> pa.Table:
     """Results of a chunk, one row per point that the constraints leave."""
     columns = points(spec, chunk)
     rows = len(columns[INDEX])
@@ -134,35 +123,22 @@ def evaluate(spec: Spec, chunk: int) -> pa.Table:
         columns[name] = formula(columns, rows)
     met = [condition(columns, rows) for condition in spec.accept]
     accept = np.logical_and.reduce(met) if met else np.ones(rows, bool)
-    table = _table(
-        columns if accept.all() else {name: values[accept] for name, values in columns.items()}
-    )
-    return table.replace_schema_metadata({MET: json.dumps([int(one.sum()) for one in met])})
+    if not accept.all():
+        columns = {name: values[accept] for name, values in columns.items()}
+    counts = json.dumps([int(one.sum()) for one in met])
+    return _table(columns).replace_schema_metadata({MET: counts})
 
 
 def _table(columns: Mapping[str, np.ndarray]) -> pa.Table:
-    kinds = {
-        "O": pa.string(),
-        "U": pa.string(),
-        "b": pa.bool_(),
-        "i": pa.int64(),
-        "f": pa.float64(),
-    }
-    return pa.table(
-        {
-            name: pa.array(np.asarray(values), kinds[np.asarray(values).dtype.kind])
-            for name, values in columns.items()
-        }
-    )
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    return pa.table({name: pa.array(a, _ARROW[a.dtype.kind]) for name, a in arrays.items()})
 
 
-def _empty(spec: Spec) -> pa.Table:
+def _empty(spec: SweepSpec) -> pa.Table:
     """A table without rows, of the same columns as any other part."""
     one = {INDEX: np.zeros(1, np.int64), **spec.design.points(0, 1)}
     one |= {name: np.zeros(1) for name in spec.before}
-    one |= {
-        name: np.array([kind()], object if kind is str else kind)
-        for name, kind in spec.target.results.items()
-    }
+    for name, kind in spec.target.results.items():
+        one[name] = np.array([kind()], object if kind is str else kind)
     one |= {name: np.zeros(1) for name in spec.after}
     return _table(one).slice(0, 0)

@@ -1,5 +1,4 @@
-"""A sweep on Dask: what is sent is the number of a chunk and the spec, what comes back is the
-finished part.
+"""A sweep on Dask: chunk numbers and the spec are sent, finished parts come back.
 
 A worker that dies costs the chunk it was at, which another does again. Workers read the model and
 the tables of the spec by the same paths as we do, and refuse to work if what they read is not the
@@ -20,7 +19,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from hybridperf.explore.sweeps.chunk import evaluate
-from hybridperf.explore.sweeps.spec import Spec, read_spec
+from hybridperf.explore.sweeps.spec import SweepSpec, read_spec
 from hybridperf.explore.sweeps.store import parquet_bytes, sweep_identity
 from hybridperf.io import InputError
 
@@ -34,13 +33,12 @@ def check_installed() -> None:
     try:
         import distributed  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            "--workers and --scheduler need Dask: pip install 'hybridperf[distributed]'"
-        ) from error
+        install = "pip install 'hybridperf[distributed]'"
+        raise InputError(f"--workers and --scheduler need Dask: {install}") from error
 
 
 def parts(
-    spec: Spec, todo: Collection[int], workers: int | None, scheduler: str | None
+    spec: SweepSpec, todo: Collection[int], workers: int | None, scheduler: str | None
 ) -> Iterator[tuple[int, bytes]]:
     """Finished parts as they come, in any order."""
     from distributed import KilledWorker, as_completed
@@ -52,15 +50,8 @@ def parts(
         waiting = iter(sorted(todo))
 
         def send(chunk: int) -> Any:
-            return client.submit(
-                _part,
-                *asked,
-                chunk,
-                cores,
-                key=f"sweep-{ours}-{chunk}",
-                retries=_RETRIES,
-                pure=False,
-            )
+            options = {"key": f"sweep-{ours}-{chunk}", "retries": _RETRIES, "pure": False}
+            return client.submit(_part, *asked, chunk, cores, **options)
 
         sent = {send(chunk): chunk for chunk in itertools.islice(waiting, several)}
         coming = as_completed(list(sent), loop=client.loop)
@@ -69,11 +60,9 @@ def parts(
             try:
                 part = future.result()
             except KilledWorker as error:
-                died = error.allowed_failures + 1
-                raise InputError(
-                    f"{died} workers ended at chunk {chunk}, perhaps for want of memory; take a"
-                    " smaller chunk"
-                ) from error
+                died = f"{error.allowed_failures + 1} workers ended at chunk {chunk}"
+                mend = "perhaps for want of memory; take a smaller chunk"
+                raise InputError(f"{died}, {mend}") from error
             future.release()  # or the cluster would hold every part until the end
             more = next(waiting, None)
             if more is not None:
@@ -89,23 +78,19 @@ def _part(document: str, folder: str, expected: str, chunk: int, cores: list[int
     if cores:
         _pin(cores)
     if identity != expected:
-        raise InputError(
-            "a worker has another model, table or version than this machine; install and copy the"
-            " same to both"
-        )
+        differs = "another model, table or version than this machine"
+        raise InputError(f"a worker has {differs}; install and copy the same to both")
     return parquet_bytes(evaluate(spec, chunk))
 
 
 @functools.lru_cache(maxsize=4)
-def _read_once(document: str, folder: str) -> tuple[Spec, str]:
+def _read_once(document: str, folder: str) -> tuple[SweepSpec, str]:
     spec = read_spec(json.loads(document), folder)
     return spec, sweep_identity(spec.identity())["hash"]  # hashes all weights: not for every chunk
 
 
 def _pin(cores: list[int]) -> None:
-    """Keep this worker on its own core: the threads it has, and with them those that JAX will
-    start.
-    """
+    """Keep this worker on its own core: the threads it has and those that JAX will start."""
     from distributed import get_worker
 
     name = str(get_worker().name)
@@ -117,23 +102,23 @@ def _pin(cores: list[int]) -> None:
 
 
 def _check_answers(scheduler: str) -> None:
-    """`InputError` where nobody listens: found out before Dask's client is made, which complains
-    again when it is thrown away.
-    """
+    """`InputError` where no scheduler listens, before Dask's client complains of it."""
     scheme, _, rest = scheduler.rpartition("://")
-    if scheme not in ("", "tcp", "tls"):  # others Dask knows best
+    if scheme not in ("", "tcp", "tls"):  # Dask checks the others
         return
     host, _, port = rest.rpartition(":")
     if not host or not port.isdecimal():
-        raise InputError(
-            f"expected --scheduler HOST:PORT, such as tcp://10.0.0.1:8786, got {scheduler!r}"
-        )
+        expected = "expected --scheduler HOST:PORT, such as tcp://10.0.0.1:8786"
+        raise InputError(f"{expected}, got {scheduler!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"no Dask scheduler answers at {scheduler} ({type(error).__name__}); check the address"
-        ) from error
+        raise _no_answer(scheduler, error) from error
+
+
+def _no_answer(scheduler: str, error: Exception) -> InputError:
+    why = type(error).__name__
+    return InputError(f"no Dask scheduler answers at {scheduler} ({why}); check the address")
 
 
 @contextlib.contextmanager
@@ -148,18 +133,14 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any, l
         try:
             client = Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
-            raise InputError(
-                f"no Dask scheduler answers at {scheduler} ({type(error).__name__}); check the"
-                " address"
-            ) from error
+            raise _no_answer(scheduler, error) from error
         with client:
             try:
                 client.wait_for_workers(1, timeout=_PATIENCE_S)
             except TimeoutError as error:
-                raise InputError(
-                    f"the Dask scheduler at {scheduler} has no workers; start one with `dask worker"
-                    f" {scheduler}`"
-                ) from error
+                mend = f"start one with `dask worker {scheduler}`"
+                none = f"the Dask scheduler at {scheduler} has no workers"
+                raise InputError(f"{none}; {mend}") from error
             yield client, None
         return
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from typing import Any
 
 _STAGES = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration", "backend_compile_duration")
-_running: list[Compiling] = []
+_running: list[CompileTime] = []
 
 
 @dataclasses.dataclass
-class Compiling:
+class CompileTime:
     """Counts while its context is open."""
 
     seconds: float = 0.0
 
 
 @contextlib.contextmanager
-def compiling_time() -> Iterator[Compiling]:
+def compiling_time() -> Iterator[CompileTime]:
     """What is compiled within."""
     _listen()
-    counted = Compiling()
+    counted = CompileTime()
     _running.append(counted)
     try:
         yield counted

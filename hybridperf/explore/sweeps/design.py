@@ -1,5 +1,4 @@
-"""Which points a sweep asks about, each determined by its index alone, so that any part of a design
-can be made anywhere at any time.
+"""Which points a sweep asks about: each is determined by its index alone, so any part can be made.
 
 A design is a product of axes, the last of which varies fastest: point i has place `i // stride %
 size` on each axis (mixed radix). An axis is the values of one parameter, the rows of a table file
@@ -47,7 +46,7 @@ class Axis(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Values(Axis):
+class ListAxis(Axis):
     """The columns of a list or of a table, one place after the other."""
 
     held: Mapping[str, np.ndarray]  # [size] each
@@ -64,14 +63,13 @@ class Values(Axis):
         return {name: values[place] for name, values in self.held.items()}
 
     def extremes(self) -> dict[str, np.ndarray]:
-        return {
-            name: values.astype(bool) if self.flags else values
-            for name, values in self.held.items()
-        }
+        if not self.flags:
+            return dict(self.held)
+        return {name: values.astype(bool) for name, values in self.held.items()}
 
 
 @dataclasses.dataclass(frozen=True)
-class Range:
+class SampledRange:
     """Where a random or Sobol parameter lies."""
 
     low: float
@@ -81,48 +79,38 @@ class Range:
 
     def of(self, uniform: np.ndarray) -> np.ndarray:
         """Numbers of the range from numbers in [0, 1)."""
-        low, high = (
-            self.low,
-            self.high + (1 if self.integer else 0),
-        )  # each whole number owns the interval up to the next
+        # each whole number owns the interval up to the next
+        low, high = (self.low, self.high + (1 if self.integer else 0))
         value = low * (high / low) ** uniform if self.log else low + (high - low) * uniform
-        return (
-            np.clip(np.floor(value), self.low, self.high).astype(np.int64)
-            if self.integer
-            else np.clip(value, low, high)
-        )
+        if self.integer:
+            return np.clip(np.floor(value), self.low, self.high).astype(np.int64)
+        return np.clip(value, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
-class Joint(Axis):
+class JointAxis(Axis):
     """Random and Sobol parameters: `size` points in all of them together."""
 
     size: int
     seed: int
-    random: Mapping[str, Range]
-    sobol: Mapping[str, Range]
+    random: Mapping[str, SampledRange]
+    sobol: Mapping[str, SampledRange]
 
     def names(self) -> list[str]:
         return [*self.random, *self.sobol]
 
     def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
-        out = {
-            name: range_.of(_random(self.seed, name, place)) for name, range_ in self.random.items()
-        }
+        out = {name: one.of(_random(self.seed, name, place)) for name, one in self.random.items()}
         if self.sobol:
             at, back = np.unique(place, return_inverse=True)
             points = _sobol(self.seed, len(self.sobol), at)
-            out |= {
-                name: range_.of(points[back, d])
-                for d, (name, range_) in enumerate(self.sobol.items())
-            }
+            for d, (name, one) in enumerate(self.sobol.items()):
+                out[name] = one.of(points[back, d])
         return out
 
     def extremes(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.array([r.low, r.high])
-            for name, r in (*self.random.items(), *self.sobol.items())
-        }
+        ranges = (*self.random.items(), *self.sobol.items())
+        return {name: np.array([one.low, one.high]) for name, one in ranges}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +149,8 @@ def checked(design: Design) -> Design:
         if axis.size < 1:
             raise InputError(f"parameter {axis.names()[0]} has no values; expected at least one")
     if design.size > LARGEST_DESIGN:
-        raise InputError(
-            f"the design has {design.size:.3g} points, at most {LARGEST_DESIGN:.3g} can be counted;"
-            " take coarser grids"
-        )
+        limit = f"at most {LARGEST_DESIGN:.3g} can be counted; take coarser grids"
+        raise InputError(f"the design has {design.size:.3g} points, {limit}")
     return design
 
 
@@ -179,9 +165,7 @@ def _random(seed: int, name: str, place: np.ndarray) -> np.ndarray:
 
 
 def _sobol(seed: int, dimensions: int, place: np.ndarray) -> np.ndarray:
-    """Points [n, dimensions] of the scrambled Sobol sequence at sorted places, which are runs of
-    neighbours.
-    """
+    """Points [n, dimensions] of the scrambled Sobol sequence at sorted, mostly adjacent places."""
     from scipy.stats import qmc
 
     runs = np.split(place, np.flatnonzero(np.diff(place) != 1) + 1)
@@ -191,8 +175,7 @@ def _sobol(seed: int, dimensions: int, place: np.ndarray) -> np.ndarray:
         if run[0] > 0:
             sampler.fast_forward(int(run[0]))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # numbers of points other than powers of two balance less: the user's choice
+            # numbers of points other than powers of two balance less: the user's choice
+            warnings.simplefilter("ignore", UserWarning)
             made.append(sampler.random(len(run)))
     return np.concatenate(made)

@@ -1,4 +1,4 @@
-"""Arithmetic that people write into a spec: `tp*pp*dp == gpus`, `bytes / n_gpus >= 1024`.
+"""Arithmetic that users write into a spec: `tp*pp*dp == gpus`, `bytes / n_gpus >= 1024`.
 
 Text is parsed by Python's own parser and read by a short list of what may stand in it; nothing of
 it is ever run as code. All numbers are float64, so nothing overflows into another number; what has
@@ -32,23 +32,17 @@ _COMPARISONS: dict[type, Callable] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_FUNCTIONS: dict[
-    str, tuple[str, int, int]
-] = {  # of an array module; how many arguments at least, at most
-    "min": ("minimum", 2, 9),
-    "max": ("maximum", 2, 9),
-    "log2": ("log2", 1, 1),
-    "ceil": ("ceil", 1, 1),
-    "floor": ("floor", 1, 1),
-}
+# name in an array module, the fewest and the most arguments
+_FUNCTIONS = {
+    "min": ("minimum", 2, 9), "max": ("maximum", 2, 9),
+    "log2": ("log2", 1, 1), "ceil": ("ceil", 1, 1), "floor": ("floor", 1, 1),
+}  # fmt: skip
 _MAY_HOLD = "names, numbers, + - * / // % **, comparisons, and, or, not, " + ", ".join(_FUNCTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One side not above another: what a search makes of `a <= b`, `b >= a` and, with `equal`, of
-    `a == b`.
-    """
+    """One side not above another: what a search makes of `a <= b` or, with `equal`, of `a == b`."""
 
     less: Expression
     more: Expression
@@ -70,50 +64,36 @@ class Expression:
     _tree: ast.expr = dataclasses.field(repr=False, compare=False)
 
     def numbers(self) -> set[str]:
-        """Names that must be numbers: all but those that are compared with words or with each other
-        by == and !=.
-        """
-        free = {
-            id(side)
-            for node in ast.walk(self._tree)
-            if isinstance(node, ast.Compare)
-            for side in (node.left, *node.comparators)
-            if all(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops)
-        }
-        return {
-            node.id
-            for node in ast.walk(self._tree)
-            if isinstance(node, ast.Name) and node.id in self.names and id(node) not in free
-        }
+        """Names that must be numbers: all but those that are only compared by == and !=."""
+        nodes = list(ast.walk(self._tree))
+        free: set[int] = set()
+        for node in nodes:
+            if isinstance(node, ast.Compare) and all(map(_is_equality, node.ops)):
+                free |= {id(side) for side in (node.left, *node.comparators)}
+        names = (node for node in nodes if isinstance(node, ast.Name) and id(node) not in free)
+        return {node.id for node in names if node.id in self.names}
 
     def __call__(self, columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """Its value for each of some rows [rows]: bool for a condition, else float64."""
         columns = {name: _column(columns[name]) for name in self.names}
-        with np.errstate(all="ignore"):  # divisions by zero say NaN and no more
+        with np.errstate(all="ignore"):  # divisions by zero give NaN
             value = _value(self._tree, columns, np)
-        return np.broadcast_to(
-            np.asarray(value, bool if self.is_condition else np.float64), (rows,)
-        )
+        kind = bool if self.is_condition else np.float64
+        return np.broadcast_to(np.asarray(value, kind), (rows,))
 
     def traced(self, values: Mapping[str, Any], xp: Any) -> Any:
-        """Its value from numbers of any kind: `xp` is `jax.numpy`, or whatever has its functions by
-        the same names.
-        """
+        """Its value from numbers of any kind; `xp` is `jax.numpy` or has its functions by name."""
         return _value(self._tree, values, xp)
 
     def interval(
         self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the most that it can be where each name lies between two numbers; never
-        narrower than the truth.
-        """
-        value = _value(
-            self._tree, {name: intervals.Interval(*boxes[name]) for name in self.names}, intervals
-        )
-        low, high = (
-            (value.low, value.high) if isinstance(value, intervals.Interval) else (value, value)
-        )
-        return np.asarray(low, np.float64), np.asarray(high, np.float64)
+        """Bounds of its value from bounds of each name; never narrower than the truth."""
+        ranges = {name: intervals.Bounds(*boxes[name]) for name in self.names}
+        value = _value(self._tree, ranges, intervals)
+        if not isinstance(value, intervals.Bounds):
+            return np.asarray(value, np.float64), np.asarray(value, np.float64)
+        return np.asarray(value.low, np.float64), np.asarray(value.high, np.float64)
 
     def divisors(self) -> list[Expression]:
         """What it divides by, the innermost last."""
@@ -125,45 +105,39 @@ class Expression:
         ]
 
     def comparisons(self, where: str) -> list[Comparison]:
-        """A condition as sides that must not be above others, all of them; `InputError` for what
-        has no distance (or, not, !=).
-        """
+        """A condition as sides not above others; not for what has no distance (or, not, !=)."""
         return _comparisons(self._tree, where)
 
 
 def parse(text: Any, where: str) -> Expression:
     """A formula from a spec; `InputError` for anything but a formula."""
     if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST:
-        raise InputError(
-            f"{where} must be a formula as text of at most {_LONGEST} characters, got"
-            f" {str(text)[:60]!r}"
-        )
+        expected = f"must be a formula as text of at most {_LONGEST} characters"
+        raise InputError(f"{where} {expected}, got {str(text)[:60]!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         is_condition = _check(tree, where)
+    except InputError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{where}: {text!r} is not a formula ({getattr(error, 'msg', 'nested too deeply')})"
-        ) from error
-    functions = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    names = frozenset(
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in functions
-    )
-    return Expression(text, names, is_condition, tree)
+        why = getattr(error, "msg", "nested too deeply")
+        raise InputError(f"{where}: {text!r} is not a formula ({why})") from error
+    nodes = list(ast.walk(tree))
+    functions = {node.func for node in nodes if isinstance(node, ast.Call)}
+    names = (node for node in nodes if isinstance(node, ast.Name) and node not in functions)
+    return Expression(text, frozenset(node.id for node in names), is_condition, tree)
+
+
+def _is_equality(op: ast.cmpop) -> bool:
+    return isinstance(op, ast.Eq | ast.NotEq)
 
 
 def _check(node: ast.expr, where: str) -> bool:
-    """Whether a part of a formula is a condition; `InputError` where it is neither that nor a
-    number.
-    """
+    """Whether a part of a formula is a condition; `InputError` where it is no number either."""
     match node:
-        case ast.Constant(value=value) if isinstance(value, int | float) and not isinstance(
-            value, bool
-        ):
-            return False
-        case ast.Name():
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() | float()) | ast.Name():
             return False
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
             return _numbers((left, right), where)
@@ -176,46 +150,40 @@ def _check(node: ast.expr, where: str) -> bool:
         case ast.Compare(left=left, ops=ops, comparators=others) if all(
             type(op) in _COMPARISONS for op in ops
         ):
-            words = [
-                isinstance(side, ast.Constant) and isinstance(side.value, str)
-                for side in (left, *others)
-            ]
-            if any(words) and not all(isinstance(op, ast.Eq | ast.NotEq) for op in ops):
-                raise InputError(
-                    f"{where}: words can be compared by == and != only, got {ast.unparse(node)}"
-                )
-            _numbers(
-                [side for side, word in zip((left, *others), words, strict=True) if not word], where
-            )
+            sides = [left, *others]
+            numbers = [side for side in sides if not _is_word(side)]
+            if len(numbers) < len(sides) and not all(map(_is_equality, ops)):
+                rule = "words can be compared by == and != only"
+                raise InputError(f"{where}: {rule}, got {ast.unparse(node)}")
+            _numbers(numbers, where)
             return True
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             _, least, most = _FUNCTIONS[name]
             if not least <= len(args) <= most:
-                raise InputError(
-                    f"{where}: {name} takes {least if least == most else f'{least} to {most}'}"
-                    f" numbers, got {len(args)}"
-                )
+                takes = least if least == most else f"{least} to {most}"
+                raise InputError(f"{where}: {name} takes {takes} numbers, got {len(args)}")
             return _numbers(args, where)
-    raise InputError(
-        f"{where}: {ast.unparse(node)[:60]!r} cannot stand in a formula, which may hold {_MAY_HOLD}"
-    )
+    short = ast.unparse(node)[:60]
+    raise InputError(f"{where}: {short!r} cannot stand in a formula, which may hold {_MAY_HOLD}")
+
+
+def _is_word(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _numbers(nodes: Any, where: str) -> bool:
     for node in nodes:
         if _check(node, where):
-            raise InputError(
-                f"{where}: expected a number, got the condition {ast.unparse(node)[:60]!r}"
-            )
+            short = ast.unparse(node)[:60]
+            raise InputError(f"{where}: expected a number, got the condition {short!r}")
     return False
 
 
 def _conditions(nodes: Any, where: str) -> bool:
     for node in nodes:
         if not _check(node, where):
-            raise InputError(
-                f"{where}: expected a condition such as a == b, got {ast.unparse(node)[:60]!r}"
-            )
+            short = ast.unparse(node)[:60]
+            raise InputError(f"{where}: expected a condition such as a == b, got {short!r}")
     return True
 
 
@@ -230,21 +198,16 @@ def _value(node: ast.expr, columns: Mapping[str, Any], xp: ModuleType | Any) -> 
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return xp.logical_not(_value(operand, columns, xp))
         case ast.UnaryOp(op=op, operand=operand):
-            return (
-                -_value(operand, columns, xp)
-                if isinstance(op, ast.USub)
-                else _value(operand, columns, xp)
-            )
+            value = _value(operand, columns, xp)
+            return -value if isinstance(op, ast.USub) else value
         case ast.BoolOp(op=op, values=values):
             join = xp.logical_and if isinstance(op, ast.And) else xp.logical_or
             return functools.reduce(join, [_value(v, columns, xp) for v in values])
         case ast.Compare(left=left, ops=ops, comparators=others):
             sides = [_value(side, columns, xp) for side in (left, *others)]
-            held = [
-                _COMPARISONS[type(op)](a, b)
-                for op, a, b in zip(ops, sides[:-1], sides[1:], strict=True)
-            ]
-            return functools.reduce(xp.logical_and, held) if len(held) > 1 else held[0]
+            pairs = zip(ops, sides[:-1], sides[1:], strict=True)
+            hold = [_COMPARISONS[type(op)](a, b) for op, a, b in pairs]
+            return functools.reduce(xp.logical_and, hold) if len(hold) > 1 else hold[0]
         case ast.Call(func=ast.Name(id=name), args=args):
             function = getattr(xp, _FUNCTIONS[name][0])
             given = [_value(arg, columns, xp) for arg in args]
@@ -261,18 +224,16 @@ def _comparisons(node: ast.expr, where: str) -> list[Comparison]:
     match node:
         case ast.BoolOp(op=ast.And(), values=values):
             return [one for value in values for one in _comparisons(value, where)]
-        case ast.Compare(left=left, ops=ops, comparators=others) if not any(
-            isinstance(op, ast.NotEq) for op in ops
-        ):
-            out = []
-            for op, a, b in zip(ops, [left, *others][:-1], others, strict=True):
-                less, more = (b, a) if isinstance(op, ast.Gt | ast.GtE) else (a, b)
-                out.append(Comparison(_side(less), _side(more), isinstance(op, ast.Eq)))
-            return out
-    raise InputError(
-        f"{where}: {ast.unparse(node)[:60]!r} says not how far it is from true; a search takes <=,"
-        " >=, == and their `and`"
-    )
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            if not any(isinstance(op, ast.NotEq) for op in ops):
+                out = []
+                for op, a, b in zip(ops, [left, *others][:-1], others, strict=True):
+                    less, more = (b, a) if isinstance(op, ast.Gt | ast.GtE) else (a, b)
+                    out.append(Comparison(_side(less), _side(more), isinstance(op, ast.Eq)))
+                return out
+    short = ast.unparse(node)[:60]
+    rule = "a search takes <=, >=, == and their `and`"
+    raise InputError(f"{where}: {short!r} has no distance from being true; {rule}")
 
 
 def _side(node: ast.expr) -> Expression:

@@ -1,5 +1,4 @@
-"""The best of many points, kept while they pass: the K least by one column, and those that no other
-beats in all of several.
+"""The best of many points, kept while they pass: the top K by one column, and the Pareto front.
 
 Both are the same however the points are cut into parts: of equal points the one with the lowest
 index is kept.
@@ -18,10 +17,8 @@ _ORDER = "point"  # column of a point's index
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
-    """What is to be kept: `count` points by a column (0: none), the front of columns to minimise
-    and to maximise (none: no front).
-    """
+class BestRule:
+    """What to keep: `count` points by a column (0: none), and the front of some columns."""
 
     count: int
     by: str
@@ -30,54 +27,41 @@ class Best:
 
     def columns(self) -> list[str]:
         """Those that decide."""
-        return list(
-            dict.fromkeys(
-                [_ORDER, *([self.by] if self.count else []), *self.minimise, *self.maximise]
-            )
-        )
+        by = [self.by] if self.count else []
+        return list(dict.fromkeys([_ORDER, *by, *self.minimise, *self.maximise]))
 
     def top(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The `count` rows with the least of a column, least first; rows without a number are no
-        candidates.
-        """
+        """The `count` rows with the smallest numbers of a column, smallest first."""
         values = frame[self.by].to_numpy(np.float64)
         candidate = np.isfinite(values)
-        if (
-            candidate.sum() > self.count
-        ):  # all are sorted through for the last that counts, those up to it put in order
+        # all are sorted through for the last that counts, those up to it put in order
+        if candidate.sum() > self.count:
             candidate &= values <= np.partition(values[candidate], self.count - 1)[self.count - 1]
         return frame[candidate].sort_values([self.by, _ORDER], kind="stable").head(self.count)
 
     def front(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows that no other is at least as good as, by their first objective."""
-        signs = [*(1.0 for _ in self.minimise), *(-1.0 for _ in self.maximise)]
-        values = np.stack(
-            [
-                s * frame[c].to_numpy(np.float64)
-                for s, c in zip(signs, (*self.minimise, *self.maximise), strict=True)
-            ],
-            1,
-        )
+        """The rows that no other dominates, by their first objective."""
+        least = [1.0 * frame[column].to_numpy(np.float64) for column in self.minimise]
+        most = [-1.0 * frame[column].to_numpy(np.float64) for column in self.maximise]
+        values = np.stack([*least, *most], 1)
         rows = np.flatnonzero(np.isfinite(values).all(axis=1))
         return frame.iloc[rows[undominated(values[rows], frame[_ORDER].to_numpy()[rows])]]
 
 
 @dataclasses.dataclass
-class Kept:
+class BestPoints:
     """The best of what was seen so far."""
 
-    best: Best
+    best: BestRule
     top: pd.DataFrame | None = None
     front: pd.DataFrame | None = None
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """In a few words, for a person who waits."""
         words = []
         if self.top is not None and len(self.top):
-            words.append(
-                f"least {self.best.by} {self.top[self.best.by].iloc[0]:.4g} at point"
-                f" {self.top[_ORDER].iloc[0]:,}"
-            )
+            by, first = self.best.by, self.top.iloc[0]
+            words.append(f"least {by} {first[by]:.4g} at point {first[_ORDER]:,}")
         if self.front is not None:
             words.append(f"{len(self.front):,} on the front")
         return ", ".join(words)
@@ -92,20 +76,19 @@ class Kept:
 
     def see(self, frame: pd.DataFrame) -> None:
         """More points."""
-        if self.best.count:
-            self.top = self.best.top(frame if self.top is None else pd.concat([self.top, frame]))
-        if self.best.minimise or self.best.maximise:
-            self.front = self.best.front(
-                frame if self.front is None else pd.concat([self.front, frame])
-            )
+        best = self.best
+        if best.count:
+            self.top = best.top(frame if self.top is None else pd.concat([self.top, frame]))
+        if best.minimise or best.maximise:
+            front = frame if self.front is None else pd.concat([self.front, frame])
+            self.front = best.front(front)
 
 
 def undominated(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Positions of the rows of `values` [n, objectives], less is better, that no other row is at
-    least as good as in all, least first.
+    """Positions of rows of `values` [n, objectives] that no other row dominates, smallest first.
 
-    Of equal rows the one lowest in `order` [n] stays. Sorted, a row can be beaten by an earlier one
-    only.
+    Smaller is better. Of equal rows the one lowest in `order` [n] stays. Once sorted, a row can
+    only be dominated by an earlier one.
     """
     rows = np.lexsort((order, *values.T[::-1]))
     if values.shape[1] <= 2:  # the least second objective so far tells
@@ -122,9 +105,10 @@ def undominated(values: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _stairs(values: np.ndarray) -> list[int]:
-    """Rows of sorted `values` [n, 3] that no earlier one beats. The second and third objectives of
-    those so far form a staircase, down which the third falls as the second grows: the step left of
-    a point tells. n log n, where comparing all with all takes minutes.
+    """Rows of sorted `values` [n, 3] that no earlier one dominates, in n log n.
+
+    The second and third objectives of those so far form a staircase: the third falls as the second
+    grows, and the stair left of a point decides.
     """
     seconds, thirds, kept = [-np.inf], [np.inf], []
     for row, (_, second, third) in enumerate(values.tolist()):

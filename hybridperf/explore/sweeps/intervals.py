@@ -15,7 +15,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Interval:
+class Bounds:
     """Numbers from `low` to `high` [n], one pair for each box."""
 
     low: Any
@@ -23,100 +23,100 @@ class Interval:
 
     __array_ufunc__ = None  # a NumPy number on the left leaves the operation to us
 
-    def __neg__(self) -> Interval:
-        return Interval(-self.high, -self.low)
+    def __neg__(self) -> Bounds:
+        return Bounds(-self.high, -self.low)
 
-    def __add__(self, other: Any) -> Interval:
+    def __add__(self, other: Any) -> Bounds:
         other = _interval(other)
-        return Interval(self.low + other.low, self.high + other.high)
+        return Bounds(self.low + other.low, self.high + other.high)
 
-    def __sub__(self, other: Any) -> Interval:
+    def __sub__(self, other: Any) -> Bounds:
         return self + -_interval(other)
 
-    def __mul__(self, other: Any) -> Interval:
+    def __mul__(self, other: Any) -> Bounds:
         return _corners(np.multiply, self, _interval(other))
 
-    def __truediv__(self, other: Any) -> Interval:
+    def __truediv__(self, other: Any) -> Bounds:
         other = _interval(other)
         return _unless((other.low <= 0) & (other.high >= 0), _corners(np.divide, self, other))
 
-    def __floordiv__(self, other: Any) -> Interval:
+    def __floordiv__(self, other: Any) -> Bounds:
         return floor(self / other)
 
-    def __mod__(self, other: Any) -> Interval:
+    def __mod__(self, other: Any) -> Bounds:
         del other
         return _unless(np.ones(np.shape(self.low), bool), self)
 
-    def __pow__(self, other: Any) -> Interval:
+    def __pow__(self, other: Any) -> Bounds:
         """Monotonous in each of both for a base above zero, so that corners hold the extremes."""
         return _unless(np.asarray(self.low) <= 0, _corners(np.power, self, _interval(other)))
 
-    def __radd__(self, other: Any) -> Interval:
+    def __radd__(self, other: Any) -> Bounds:
         return self + other
 
-    def __rsub__(self, other: Any) -> Interval:
+    def __rsub__(self, other: Any) -> Bounds:
         return _interval(other) - self
 
-    def __rmul__(self, other: Any) -> Interval:
+    def __rmul__(self, other: Any) -> Bounds:
         return self * other
 
-    def __rtruediv__(self, other: Any) -> Interval:
+    def __rtruediv__(self, other: Any) -> Bounds:
         return _interval(other) / self
 
-    def __rfloordiv__(self, other: Any) -> Interval:
+    def __rfloordiv__(self, other: Any) -> Bounds:
         return _interval(other) // self
 
-    def __rmod__(self, other: Any) -> Interval:
+    def __rmod__(self, other: Any) -> Bounds:
         return self % other
 
-    def __rpow__(self, other: Any) -> Interval:
+    def __rpow__(self, other: Any) -> Bounds:
         return _interval(other) ** self
 
 
-def minimum(a: Any, b: Any) -> Interval:
+def minimum(a: Any, b: Any) -> Bounds:
     """The lesser of two."""
     return _each(np.minimum, a, b)
 
 
-def maximum(a: Any, b: Any) -> Interval:
+def maximum(a: Any, b: Any) -> Bounds:
     """The greater of two."""
     return _each(np.maximum, a, b)
 
 
-def log2(a: Any) -> Interval:
+def log2(a: Any) -> Bounds:
     """The logarithm; nothing is known of it where numbers may be zero or less."""
     of = _interval(a)
     return _unless(np.asarray(of.low) <= 0, _each(np.log2, of))
 
 
-def ceil(a: Any) -> Interval:
+def ceil(a: Any) -> Bounds:
     """The whole number above."""
     return _each(np.ceil, a)
 
 
-def floor(a: Any) -> Interval:
+def floor(a: Any) -> Bounds:
     """The whole number below."""
     return _each(np.floor, a)
 
 
-def _interval(value: Any) -> Interval:
-    return value if isinstance(value, Interval) else Interval(value, value)
+def _interval(value: Any) -> Bounds:
+    return value if isinstance(value, Bounds) else Bounds(value, value)
 
 
-def _each(rising: Callable, *given: Any) -> Interval:
+def _each(rising: Callable, *given: Any) -> Bounds:
     """A function that rises in all it is given."""
     of = [_interval(one) for one in given]
     with np.errstate(all="ignore"):
-        return Interval(rising(*(one.low for one in of)), rising(*(one.high for one in of)))
+        return Bounds(rising(*(one.low for one in of)), rising(*(one.high for one in of)))
 
 
-def _corners(function: Callable, a: Interval, b: Interval) -> Interval:
+def _corners(function: Callable, a: Bounds, b: Bounds) -> Bounds:
     with np.errstate(all="ignore"):
         corners = [function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
     stacked = np.stack(np.broadcast_arrays(*corners))
     low, high = stacked.min(0), stacked.max(0)
-    return Interval(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
+    return Bounds(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
 
 
-def _unless(unknown: Any, known: Interval) -> Interval:
-    return Interval(np.where(unknown, -np.inf, known.low), np.where(unknown, np.inf, known.high))
+def _unless(unknown: Any, known: Bounds) -> Bounds:
+    return Bounds(np.where(unknown, -np.inf, known.low), np.where(unknown, np.inf, known.high))

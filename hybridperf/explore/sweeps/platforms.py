@@ -1,6 +1,4 @@
-"""A platform with some of its numbers replaced by traced ones: the knobs of `predict_batch`, one
-point at a time.
-"""
+"""A platform with some numbers replaced by traced ones: `predict_batch`'s knobs at one point."""
 
 from __future__ import annotations
 
@@ -20,26 +18,21 @@ LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 
 
 def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
-    """Knobs by the names of `prediction.knob_names()`: a group's own value, or for all groups a
-    factor on each one's.
-    """
+    """Knobs by the names of `knob_names()`: a group's own value, or a factor on every group's."""
     platform = jax.tree.map(jnp.asarray, fresh_views(platform))  # traced groups pick from them
     fields: dict[str, Any] = {}
     knobs: dict[str, Any] = {}
     links: dict[str, Any] = {}
-    for name in sorted(
-        values, key=lambda name: "__" in name
-    ):  # a group's own value is the last word
+    # a group's own value is the last word
+    for name in sorted(values, key=lambda name: "__" in name):
         group, _, knob = name.rpartition("__")
         if hasattr(platform.knobs, knob):
             base = knobs.get(knob, getattr(platform.knobs, knob))
-            knobs[knob] = (
-                base.at[GROUPS.index(group)].set(values[name]) if group else base * values[name]
-            )
+            at = GROUPS.index(group) if group else None
+            knobs[knob] = base * values[name] if at is None else base.at[at].set(values[name])
         else:
             (links if name in LINK_KNOBS else fields)[name] = values[name]
     if links and platform.links is not None:
         fields["links"] = dataclasses.replace(platform.links, **links)
-    return dataclasses.replace(
-        platform, knobs=dataclasses.replace(platform.knobs, **knobs), **fields
-    )
+    fields["knobs"] = dataclasses.replace(platform.knobs, **knobs)
+    return dataclasses.replace(platform, **fields)

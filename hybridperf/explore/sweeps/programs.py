@@ -1,5 +1,6 @@
-"""A saved program on variations of the platform: any of the model's knobs is a parameter, the
-step's seconds are the result, and, asked for by `outputs` of `[target]`, what they consist of.
+"""A saved program on variations of the platform, whose knobs are the parameters of the sweep.
+
+The step's seconds are the result and, asked for by `outputs` of `[target]`, what they consist of.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from hybridperf.engine.prediction import Prediction, check_backend, predict
 from hybridperf.engine.step_table import step_table
 from hybridperf.engine.workload import KINDS, Workload, kind_of
 from hybridperf.explore.sweeps import trust
+from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.platforms import with_knobs
 from hybridperf.explore.sweeps.target import Target, check_positive, place, register
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.workloads.jax.program import load_program
 
@@ -41,19 +43,16 @@ class ProgramTarget(Target):
         check_backend(model, workload)
         self._model, self._workload, self._content = model, workload, content
         self._outputs = ["time_s", *outputs] if outputs else None
-        groups = [KINDS[kind_of(call)] for call in workload.calls]
-        columns = (
-            outputs_of(lower(workload.graph), groups, self._outputs).columns
-            if self._outputs
-            else ("time_s",)
-        )
+        columns: Sequence[str] = ("time_s",)
+        if self._outputs:
+            groups = [KINDS[kind_of(call)] for call in workload.calls]
+            columns = outputs_of(lower(workload.graph), groups, self._outputs).columns
         self.results = {**dict.fromkeys(columns, float), "in_range": bool, "note": str}
 
     @functools.cached_property
     def _predictor(self) -> BatchPredictor:
-        return BatchPredictor(
-            self._model, self._workload, self._outputs
-        )  # compiles: not before the whole spec is known to be right
+        # compiles: not before the whole spec is known to be right
+        return BatchPredictor(self._model, self._workload, self._outputs)
 
     @classmethod
     def read(
@@ -64,11 +63,8 @@ class ProgramTarget(Target):
         workload = load_program(path, ignore=given.get("ignore", []))
         model = model_or_datasheet(place(given["model"], folder))
         outputs = given.get("outputs", [])
-        for name in outputs:
-            if name not in OUTPUTS:
-                raise unknown(
-                    "output", str(name), OUTPUTS, f"[target] outputs takes {', '.join(OUTPUTS)}"
-                )
+        takes = f"[target] outputs takes {', '.join(OUTPUTS)}"
+        check_keys(map(str, outputs), OUTPUTS, "output", takes)
         return cls(model, workload, hashlib.sha256(path.read_bytes()).hexdigest()[:12], outputs)
 
     def known(self) -> set[str]:
@@ -76,38 +72,30 @@ class ProgramTarget(Target):
 
     def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
         if not given & self.known():
-            raise InputError(
-                "a sweep of a program needs a knob among its parameters, such as memory_bytes_per_s"
-            )
+            needs = "needs a knob among its parameters, such as memory_bytes_per_s"
+            raise InputError(f"a sweep of a program {needs}")
         for name in self.known() & set(extremes):
             check_positive(name, extremes[name])
 
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        knobs = {
-            name: np.asarray(columns[name], np.float64)
-            for name in sorted(self.known() & set(columns))
-        }
+        names = sorted(self.known() & set(columns))
+        knobs = {name: np.asarray(columns[name], np.float64) for name in names}
         rows = len(next(iter(knobs.values())))
-        padding = batch_size(rows) - rows
-        answers = self._predictor(
-            **{name: np.pad(v, (0, padding), mode="edge") for name, v in knobs.items()}
-        )
+        padding = (0, batch_size(rows) - rows)
+        answers = self._predictor(**{n: np.pad(v, padding, mode="edge") for n, v in knobs.items()})
         columns = answers if isinstance(answers, dict) else {"time_s": answers}
-        in_range, note, _ = self._believed(knobs, rows)
-        return {
-            **{name: values[:rows] for name, values in columns.items()},
-            "in_range": in_range,
-            "note": note,
-        }
+        in_range, note, _ = self._coverage(knobs, rows)
+        results = {name: values[:rows] for name, values in columns.items()}
+        return {**results, "in_range": in_range, "note": note}
 
     def remarks(self) -> list[str]:
         return self._model.shortcomings()
 
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         rows = len(next(iter(columns.values())))
-        in_range, note, same = self._believed(columns, rows)
-        said, out = self._as_calibrated, {"in_range": in_range, "note": note}
-        for name, value in (("low_s", said.low_s), ("high_s", said.high_s)):
+        in_range, note, same = self._coverage(columns, rows)
+        calibrated, out = self._as_calibrated, {"in_range": in_range, "note": note}
+        for name, value in (("low_s", calibrated.low_s), ("high_s", calibrated.high_s)):
             out[name] = np.where(same, np.nan if value is None else value, np.nan)
         return out
 
@@ -115,29 +103,22 @@ class ProgramTarget(Target):
     def _as_calibrated(self) -> Prediction:
         return predict(self._model, self._workload)
 
-    def _believed(
+    def _coverage(
         self, columns: Mapping[str, np.ndarray], rows: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Whether each point lies within what was measured, what to say of it, and whether its
-        machine is the measured one.
-        """
-        same, moved = trust.of_platform(self._model, None, columns, rows)
+        """Whether each point lies within what was measured, notes, and whether its machine does."""
+        same, changed = trust.of_platform(self._model, None, columns, rows)
         always = np.full(rows, "; ".join(self._as_calibrated.notes), object)
-        return same & self._as_calibrated.in_range, trust.joined([moved, always], rows), same
+        return same & self._as_calibrated.in_range, trust.joined([changed, always], rows), same
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        program, table = (
-            lower(self._workload.graph).program,
-            step_table(self._model, self._workload.calls),
-        )
+        program = lower(self._workload.graph).program
+        table = step_table(self._model, self._workload.calls)
         platform, mine = self._model.platform(), sorted(self.known() & set(names))
 
         def results(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {
-                "time_s": step_seconds(
-                    program, table, with_knobs(platform, {name: values[name] for name in mine})
-                )
-            }
+            varied = with_knobs(platform, {name: values[name] for name in mine})
+            return {"time_s": step_seconds(program, table, varied)}
 
         return results
 
@@ -146,8 +127,6 @@ class ProgramTarget(Target):
 
 
 def batch_size(rows: int) -> int:
-    """The next of four sizes in each octave: what constraints leave of chunks then meets few
-    compiled functions.
-    """
+    """The next of four sizes an octave: chunks of any length then meet few compiled functions."""
     step = max(_SMALLEST_BATCH, (1 << (rows - 1).bit_length()) // 8)
     return -(-rows // step) * step

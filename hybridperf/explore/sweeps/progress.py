@@ -12,14 +12,14 @@ _EVERY_S = {True: 0.5, False: 10.0}  # by whether a person looks on
 _WIDTH = 130  # covers a longer line that was there before
 
 
-class Progress:
-    """Counts points as they are done. `quiet` says nothing."""
+class SweepProgress:
+    """Counts points as they are done. `quiet` prints nothing."""
 
     def __init__(self, points: int, *, already: int = 0, quiet: bool = False, doing: str = ""):
         self._points, self._already, self._done, self._quiet = points, already, 0, quiet
         self._best, self._doing = "", doing
         self._on_terminal = sys.stderr.isatty()
-        self._start_s = self._said_s = time.monotonic()
+        self._start_s = self._shown_s = time.monotonic()
         if already and not quiet:
             print(f"{already:,} of {points:,} points were done before", file=sys.stderr)
 
@@ -32,35 +32,27 @@ class Progress:
         self._done += points
         self._best = best
         now = time.monotonic()
-        if not self._quiet and now - self._said_s >= _EVERY_S[self._on_terminal]:
-            self._said_s = now
-            end = "\r" if self._on_terminal else "\n"
-            print(
-                self.line().ljust(_WIDTH) if self._on_terminal else self.line(),
-                end=end,
-                file=sys.stderr,
-                flush=True,
-            )
+        if not self._quiet and now - self._shown_s >= _EVERY_S[self._on_terminal]:
+            self._shown_s = now
+            self._show("\r" if self._on_terminal else "\n")
+
+    def _show(self, end: str) -> None:
+        line = self.line().ljust(_WIDTH) if self._on_terminal else self.line()
+        print(line, end=end, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """The last word."""
         if not self._quiet and self._done:
-            print(
-                self.line().ljust(_WIDTH) if self._on_terminal else self.line(),
-                file=sys.stderr,
-                flush=True,
-            )
+            self._show("\n")
 
     def line(self) -> str:
         total = self._already + self._done
         rate = self._done / max(self.seconds, 1e-9)
-        left = (self._points - total) / rate if rate else 0.0
-        doing = f" {self._doing}" if self._doing else ""
-        said = (
-            f"{total:,} of {self._points:,} points{doing} ({total / self._points:.0%}), {rate:,.0f}"
-            f" points/s, {_duration(left)} left"
-        )
-        return f"{said}; {self._best}" if self._best else said
+        left = _duration((self._points - total) / rate if rate else 0.0)
+        doing = f"points {self._doing}" if self._doing else "points"
+        part = f"{total:,} of {self._points:,} {doing} ({total / self._points:.0%})"
+        line = f"{part}, {rate:,.0f} points/s, {left} left"
+        return f"{line}; {self._best}" if self._best else line
 
 
 def _duration(seconds: float) -> str:

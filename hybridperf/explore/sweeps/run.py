@@ -1,6 +1,4 @@
-"""A whole sweep: the chunks that are not done yet, here or on workers; then all of them in one
-file, and the best beside it.
-"""
+"""A whole sweep: missing chunks, here or on workers; one file of all; the best next to it."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ from hybridperf.explore.sweeps.chunk import (
     evaluate,
 )
 from hybridperf.explore.sweeps.compiling import compiling_time
-from hybridperf.explore.sweeps.front import Best, Kept
-from hybridperf.explore.sweeps.progress import Progress
-from hybridperf.explore.sweeps.spec import Spec, read_spec, with_top
-from hybridperf.explore.sweeps.store import Store, parquet_bytes, read_part, sweep_identity
+from hybridperf.explore.sweeps.front import BestPoints, BestRule
+from hybridperf.explore.sweeps.progress import SweepProgress
+from hybridperf.explore.sweeps.spec import SweepSpec, read_spec, with_top
+from hybridperf.explore.sweeps.store import SweepStore, parquet_bytes, read_part, sweep_identity
 from hybridperf.io import InputError, write_table
 
 
@@ -42,7 +40,7 @@ class SweepResult:
     unpredicted: int  # rows without a time
     computed: int  # points done by this run; the others were done before
     seconds: float
-    top: Path | None  # tables beside `out`
+    top: Path | None  # tables next to `out`
     front: Path | None
     compiling_s: float = 0.0  # of `seconds`, in this process
     empty_because: str = ""  # which constraints on results left no row
@@ -61,15 +59,12 @@ def sweep(
 ) -> SweepResult:
     """Evaluate every point of a spec (a TOML file, or the same as a dict) into a Parquet file.
 
-    Stopped at any moment, the same call goes on where it was. `workers` local Dask processes or
-    those of a `scheduler` share the chunks. `top` points with the least of column `by` are written
-    beside it.
+    A run that was stopped continues when called again. `workers` local Dask processes, or those of
+    a `scheduler`, share the chunks. `top` points with the smallest `by` are written next to `out`.
     """
     if not isinstance(spec, str | os.PathLike | Mapping):
-        raise InputError(
-            "a sweep needs a spec: a .toml file, the name of a shipped one, or a dict; got"
-            f" {type(spec).__name__}"
-        )
+        needs = "a .toml file, the name of a shipped one, or a dict"
+        raise InputError(f"a sweep needs a spec: {needs}; got {type(spec).__name__}")
     if workers is not None and scheduler is not None:
         raise InputError("expected one of --workers and --scheduler, got both")
     if workers is not None and workers < 1:
@@ -77,87 +72,70 @@ def sweep(
     distributed = workers is not None or scheduler is not None
     if distributed:
         cluster.check_installed()
-    asked = with_top(read_spec(spec if isinstance(spec, Mapping) else Path(spec)), top, by)
-    store = Store(out, sweep_identity(asked.identity()))
+    given = with_top(read_spec(spec if isinstance(spec, Mapping) else Path(spec)), top, by)
+    store = SweepStore(out, sweep_identity(given.identity()))
     start_s = time.monotonic()
-    kept, computed, rows, unpredicted = Kept(asked.best), 0, 0, 0
-    check_divisors(asked)
-    check_not_empty(asked, quiet=quiet)
-    met = np.zeros(len(asked.accept), int)
+    kept, computed, rows, unpredicted = BestPoints(given.best), 0, 0, 0
+    check_divisors(given)
+    check_not_empty(given, quiet=quiet)
+    met = np.zeros(len(given.accept), int)
     with store.open(restart=restart), compiling_time() as compiling:
-        for remark in () if quiet else asked.target.remarks():
+        for remark in () if quiet else given.target.remarks():
             print(f"sweep: {remark}", file=sys.stderr, flush=True)
         if store.is_complete():
             tables = store.read()
         else:
-            computed = _do(asked, store, workers, scheduler, quiet=quiet)
-            tables = store.merge(chunks(asked))
+            computed = _do(given, store, workers, scheduler, quiet=quiet)
+            tables = store.merge(chunks(given))
         for table in tables:
             met += json.loads((table.schema.metadata or {}).get(MET, b"[]")) or 0
             rows += table.num_rows
             if "time_s" in table.column_names:
-                times = table["time_s"]
-                unpredicted += times.null_count + sum(int(value) for value in [_not_numbers(times)])
+                unpredicted += table["time_s"].null_count + _not_numbers(table["time_s"])
             if table.num_rows:
                 kept.see_table(table)
-    written = {
-        kind: _beside(store.out, kind, frame)
-        for kind, frame in (("top", kept.top), ("front", kept.front))
-        if frame is not None
-    }
+    why = "" if rows else _why_empty(given, met, counted=computed == given.design.size)
     return SweepResult(
         out=store.out,
-        points=asked.design.size,
+        points=given.design.size,
         rows=rows,
         unpredicted=unpredicted,
         computed=computed,
         seconds=time.monotonic() - start_s,
-        top=written.get("top"),
-        front=written.get("front"),
+        top=_write_best(store.out, "top", kept.top),
+        front=_write_best(store.out, "front", kept.front),
         compiling_s=compiling.seconds,
-        empty_because=(
-            _why_empty(asked, met, counted=computed == asked.design.size) if not rows else ""
-        ),
+        empty_because=why,
     )
 
 
-def _why_empty(spec: Spec, met: np.ndarray, *, counted: bool) -> str:
-    """Which constraints on results left no row; `counted`: `met` is of all points, not of none as
-    where all was done before.
-    """
-    alone = [
-        condition.text
-        for condition, count in zip(spec.accept, met, strict=True)
-        if counted and not count
-    ]
-    if alone:
-        return f"no point meets {', nor any '.join(alone)}"
-    some = ", though some meet each" if counted and len(spec.accept) > 1 else ""
-    return f"no point meets {' and '.join(condition.text for condition in spec.accept)}{some}"
+def _why_empty(spec: SweepSpec, met: np.ndarray, *, counted: bool) -> str:
+    """Which constraints on results left no row; `counted`: `met` covers all points."""
+    texts = [condition.text for condition in spec.accept]
+    never = [text for text, count in zip(texts, met, strict=True) if counted and not count]
+    if never:
+        return f"no point meets {', nor any '.join(never)}"
+    some = ", though some meet each" if counted and len(texts) > 1 else ""
+    return f"no point meets {' and '.join(texts)}{some}"
 
 
 def _do(
-    spec: Spec, store: Store, workers: int | None, scheduler: str | None, *, quiet: bool
+    spec: SweepSpec, store: SweepStore, workers: int | None, scheduler: str | None, *, quiet: bool
 ) -> int:
     """Every chunk that has no part yet; how many points those are."""
     total = chunks(spec)
     done = store.done(total)
     todo = [chunk for chunk in range(total) if chunk not in done]
-    progress = Progress(
-        spec.design.size, already=sum(_size(spec, chunk) for chunk in done), quiet=quiet
-    )
+    already = sum(_size(spec, chunk) for chunk in done)
+    progress = SweepProgress(spec.design.size, already=already, quiet=quiet)
     computed = 0
     if not todo:
         return computed
     leading = _Leading(spec)
     for chunk in sorted(done) if not quiet else ():
         leading.see(store.part(chunk))
-    made = (
-        _here(spec, todo)
-        if workers is None and scheduler is None
-        else cluster.parts(spec, todo, workers, scheduler)
-    )
-    for chunk, part in made:
+    here = workers is None and scheduler is None
+    for chunk, part in _here(spec, todo) if here else cluster.parts(spec, todo, workers, scheduler):
         store.write(chunk, part)
         computed += _size(spec, chunk)
         progress.add(_size(spec, chunk), "" if quiet else leading.see(part))
@@ -166,15 +144,13 @@ def _do(
 
 
 class _Leading:
-    """The best points so far, by the columns that decide alone: what is written in the end comes
-    from whole rows.
-    """
+    """The best points so far, by the deciding columns alone; whole rows are read at the end."""
 
-    def __init__(self, spec: Spec):
+    def __init__(self, spec: SweepSpec):
         best = spec.best
         if not best.columns()[1:] and spec.target.results.get("time_s") is float:
-            best = Best(1, "time_s", (), ())
-        self._kept = Kept(dataclasses.replace(best, count=min(best.count, 1)))
+            best = BestRule(1, "time_s", (), ())
+        self._kept = BestPoints(dataclasses.replace(best, count=min(best.count, 1)))
 
     def see(self, part: bytes) -> str:
         """The best in words, after one more finished chunk."""
@@ -183,15 +159,15 @@ class _Leading:
             frame = read_part(part, columns).to_pandas()
             if len(frame):
                 self._kept.see(frame)
-        return self._kept.said()
+        return self._kept.summary()
 
 
-def _here(spec: Spec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:
+def _here(spec: SweepSpec, todo: Collection[int]) -> Iterator[tuple[int, bytes]]:
     for chunk in todo:
         yield chunk, parquet_bytes(evaluate(spec, chunk))
 
 
-def _size(spec: Spec, chunk: int) -> int:
+def _size(spec: SweepSpec, chunk: int) -> int:
     start, stop = bounds(spec, chunk)
     return stop - start
 
@@ -202,7 +178,9 @@ def _not_numbers(column: Any) -> int:
     return int(pc.sum(pc.is_nan(column)).as_py() or 0)
 
 
-def _beside(out: Path, kind: str, frame: Any) -> Path:
+def _write_best(out: Path, kind: str, frame: Any) -> Path | None:
+    if frame is None:
+        return None
     path = out.with_name(f"{out.name.removesuffix('.parquet')}.{kind}.csv")
     write_table(frame, path)
     return path

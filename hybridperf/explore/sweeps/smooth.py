@@ -1,8 +1,7 @@
 """Maxima without corners, for searches that ask for them: a softmax whose temperature is in the log
 of what is compared.
 
-    max_T(a, b) = (a^(1/T) + b^(1/T))^T        a factor 2^T too large where a = b, the exact maximum
-                                               as T -> 0
+    max_T(a, b) = (a^(1/T) + b^(1/T))^T     2^T times too large where a = b, exact as T -> 0
 
 With T = 0.1 two streams that end together count as 7 % later than either. A search anneals T and
 ends on the exact maximum.
@@ -37,9 +36,7 @@ def soft_minimum(a: Any, b: Any, temperature: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SoftModule:
-    """What `Expression.traced` takes for `jax.numpy` where `min` and `max` of a formula are to be
-    softened too.
-    """
+    """What `Expression.traced` takes for `jax.numpy` to soften `min` and `max` of a formula too."""
 
     temperature: Any
 
@@ -54,8 +51,7 @@ class SoftModule:
 
 
 def soft_end(graph: Graph, durations: Any, temperature: Any) -> Any:
-    """Seconds until the last node of a graph of one rank without launches ends, its waits softened;
-    `durations` [U].
+    """Softened seconds until the last node of a one-rank graph ends; no launches, `durations` [U].
 
     Unrolled, unlike `evaluate.makespan`: for steps that people write down.
     """
@@ -65,9 +61,8 @@ def soft_end(graph: Graph, durations: Any, temperature: Any) -> Any:
         stream = int(graph.stream[node])
         waits = [ends[int(other)] for other in graph.waits_for(node)]
         waits += [last_of_stream[stream]] if stream in last_of_stream else []
-        end = durations[int(graph.row[node]) - 1] + (
-            _soft_last(waits, temperature) if waits else 0.0
-        )
+        start = _soft_last(waits, temperature) if waits else 0.0
+        end = durations[int(graph.row[node]) - 1] + start
         ends.append(end)
         last_of_stream[stream] = end
     return _soft_last(list(last_of_stream.values()), temperature)

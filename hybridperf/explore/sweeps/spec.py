@@ -6,29 +6,23 @@ chunk = 65536                                   # points done together; optional
 
 [target]
 kind = "collectives"                            # or "ops", "program"
-model = "dgx_a100"                              # a model's folder or name, or a device's or
-                                                system's for its datasheet
-# outputs = ["busy_s", "critical_s"]            # of a program: more columns than time_s, see
-                                                `outputs`
+model = "dgx_a100"                              # a model's folder or name, or a datasheet's
+# outputs = ["busy_s", "critical_s"]            # of a program: columns besides time_s
 
 [parameters]                                    # grids multiply; the last varies fastest
 collective = ["all_reduce", "all_gather"]       # a list of numbers or words
 n_nodes = 1                                     # a constant
 n_gpus = { powers_of_two = [2, 8] }             # 2, 4, 8
-bytes = { log = [1e3, 1e9], count = 100 }       # or { lin = [...], count = n }, each with integer =
-                                                true
-x = { random = [1, 9], scale = "log" }          # random and Sobol parameters come together as one
-                                                design of `count` points
+bytes = { log = [1e3, 1e9], count = 100 }       # or lin; both also take integer = true
+x = { random = [1, 9], scale = "log" }          # all random and Sobol parameters are one design
 y = { sobol = [1, 9], integer = true }
-tp = { table = "layouts.csv", column = "tp" }   # a column of a file; columns of one file vary
-                                                together
+tp = { table = "layouts.csv", column = "tp" }   # a column of a file; its columns vary together
 
 [design]                                        # of random and Sobol parameters
 count = 1024
 seed = 0
 
-[derived]                                       # more columns; those that need results are worked
-                                                out after them
+[derived]                                       # more columns, from parameters and results
 bytes_per_gpu = "bytes / n_gpus"
 [constraints]                                   # points where one fails are left out
 large_enough = "bytes_per_gpu >= 1024"
@@ -51,10 +45,25 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.explore.sweeps.design import Axis, Design, Joint, Range, Values, checked
-from hybridperf.explore.sweeps.document import check_names, check_plain, read_document, section
-from hybridperf.explore.sweeps.expression import Expression, parse
-from hybridperf.explore.sweeps.front import Best
+from hybridperf.explore.sweeps.design import (
+    Axis,
+    Design,
+    JointAxis,
+    ListAxis,
+    SampledRange,
+    checked,
+)
+from hybridperf.explore.sweeps.document import (
+    check_keys,
+    check_plain,
+    condition,
+    derived_columns,
+    read_document,
+    section,
+    whole_number,
+)
+from hybridperf.explore.sweeps.expression import Expression
+from hybridperf.explore.sweeps.front import BestRule
 from hybridperf.explore.sweeps.target import Target, read_target
 from hybridperf.io import InputError, closest, read_table, require_columns, unknown
 
@@ -64,25 +73,10 @@ DEFAULT_CHUNK = 65536
 INDEX = "point"  # the column that holds a point's index
 _LARGEST_CHUNK = 2**22
 _LONGEST_GRID = 10**7  # values of one parameter
-_SECTIONS = (
-    "schema",
-    "schema_version",
-    "chunk",
-    "target",
-    "parameters",
-    "design",
-    "derived",
-    "constraints",
-    "top",
-    "front",
-)
-_NO_MATTER = (
-    "schema",
-    "schema_version",
-    "chunk",
-    "top",
-    "front",
-)  # to the results; chunks are named beside the spec
+_TABLES = ("target", "parameters", "design", "derived", "constraints", "top", "front")
+_SECTIONS = ("schema", "schema_version", "chunk", *_TABLES)
+# results do not depend on these; the size of chunks is part of the identity on its own
+_NO_MATTER = ("schema", "schema_version", "chunk", "top", "front")
 _KINDS = ("lin", "log", "powers_of_two", "random", "sobol", "table")
 _ALSO = {
     "lin": ("count", "integer"), "log": ("count", "integer"), "powers_of_two": (),
@@ -91,10 +85,8 @@ _ALSO = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
-    """A sweep whose every name is known and whose design is not empty.
-    Nothing was compiled for it.
-    """
+class SweepSpec:
+    """A sweep with all names known and a design that is not empty, before any compilation."""
 
     document: Mapping[str, Any]  # as it was written
     folder: Path  # where its files are looked for
@@ -105,26 +97,18 @@ class Spec:
     keep: Sequence[Expression]  # constraints that need no result
     accept: Sequence[Expression]  # those that do
     chunk: int
-    best: Best
+    best: BestRule
     inputs: str  # hash of the contents of its tables
 
     def identity(self) -> dict[str, Any]:
         """What its results depend on, versions aside. Which of them are shown is not part of it."""
         asked = {key: value for key, value in self.document.items() if key not in _NO_MATTER}
-        return {
-            "spec": asked,
-            "chunk": self.chunk,
-            "tables": self.inputs,
-            "target": self.target.fingerprint(),
-        }
+        target = self.target.fingerprint()
+        return {"spec": asked, "chunk": self.chunk, "tables": self.inputs, "target": target}
 
 
-def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> Spec:
-    """A spec from a file or by the name of one that is shipped, or from a dict whose files are
-    looked for in `folder`.
-
-    `InputError` says what is wrong with it.
-    """
+def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") -> SweepSpec:
+    """A spec from a file, the name of a shipped one, or a dict (its files are in `folder`)."""
     if isinstance(source, Mapping):
         return _spec(dict(source), Path(folder))
     path = Path(source)
@@ -132,13 +116,11 @@ def read_spec(source: str | Path | Mapping[str, Any], folder: str | Path = ".") 
         path = _SHIPPED / f"{source}.toml"
     if not path.exists():
         shipped = shipped_specs()
-        said = (
+        raise InputError(
             f"expected a spec at {path}, found none; check the path or take a shipped one:"
-            f" {', '.join(shipped)}"
+            f" {', '.join(shipped)}{closest(str(path), shipped)}"
         )
-        raise InputError(said + closest(str(path), shipped))
-    document = read_document(path, "sweep", SCHEMA_VERSION)
-    return _spec(document, path.parent)
+    return _spec(read_document(path, "sweep", SCHEMA_VERSION), path.parent)
 
 
 def shipped_specs() -> list[str]:
@@ -146,15 +128,10 @@ def shipped_specs() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
 
 
-def _spec(document: dict[str, Any], folder: Path) -> Spec:
-    for name in document:
-        if name not in _SECTIONS:
-            raise unknown("section", name, _SECTIONS, f"a spec has {', '.join(_SECTIONS)}")
+def _spec(document: dict[str, Any], folder: Path) -> SweepSpec:
+    check_keys(document, _SECTIONS, "section", f"a spec has {', '.join(_SECTIONS)}")
     check_plain(document)
-    parts = {
-        name: section(document, name)
-        for name in ("target", "parameters", "design", "derived", "constraints", "top", "front")
-    }
+    parts = {name: section(document, name) for name in _TABLES}
     tables: dict[str, Any] = {}
     design = _design(parts["parameters"], parts["design"], folder, tables)
     extremes = design.extremes()
@@ -163,21 +140,25 @@ def _spec(document: dict[str, Any], folder: Path) -> Spec:
     results = [*target.results]
     for name in (*parameters, *parts["derived"]):
         if name in (*results, INDEX):
-            raise InputError(
-                f"{name!r} is a column of results; call the parameter or derived column something"
-                " else"
-            )
+            mend = "call the parameter or derived column something else"
+            raise InputError(f"{name!r} is a column of results; {mend}")
         if not name.isidentifier():
-            raise InputError(
-                f"{name!r} cannot be a column; names are letters, digits and underscores"
-            )
-    before, after = _derived(parts["derived"], parameters, results)
+            rule = "names are letters, digits and underscores"
+            raise InputError(f"{name!r} cannot be a column; {rule}")
+    for name in parts["derived"]:
+        if name in parameters:
+            mend = "call one of them something else"
+            raise InputError(f"{name!r} is a parameter and a derived column; {mend}")
+    before, after = derived_columns(parts["derived"], parameters, results)
     given = {*parameters, *before}
-    conditions = _conditions(parts["constraints"], [*given, *results, *after])
-    _check_parameters(target, parameters, before, after, conditions)
+    known = [*given, *results, *after]
+    conditions = [condition(name, text, known) for name, text in parts["constraints"].items()]
+    formulas = [*before.values(), *after.values(), *conditions]
+    _check_parameters(target, parameters, formulas)
     target.check(extremes, given)
-    _check_words([*before.values(), *after.values(), *conditions], extremes)
-    return Spec(
+    _check_words(formulas, extremes)
+    columns = [*parameters, *before, *results, *after]
+    return SweepSpec(
         document=document,
         folder=folder,
         target=target,
@@ -186,260 +167,166 @@ def _spec(document: dict[str, Any], folder: Path) -> Spec:
         after=after,
         keep=[c for c in conditions if c.names <= given],
         accept=[c for c in conditions if not c.names <= given],
-        chunk=_whole(document.get("chunk", DEFAULT_CHUNK), "chunk", 1, _LARGEST_CHUNK),
-        best=_best(
-            parts["top"],
-            parts["front"],
-            [*parameters, *before, *results, *after],
-            _words(extremes, target),
-        ),
+        chunk=whole_number(document.get("chunk", DEFAULT_CHUNK), "chunk", 1, _LARGEST_CHUNK),
+        best=_best(parts["top"], parts["front"], columns, _words(extremes, target)),
         inputs=hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:12],
     )
 
 
-def with_top(spec: Spec, count: int | None, by: str | None) -> Spec:
+def with_top(spec: SweepSpec, count: int | None, by: str | None) -> SweepSpec:
     """The spec with another `[top]`."""
-    if count is None and by is None:
+    given = {key: value for key, value in (("count", count), ("by", by)) if value is not None}
+    if not given:
         return spec
-    top = {
-        **section(dict(spec.document), "top"),
-        **({} if count is None else {"count": count}),
-        **({} if by is None else {"by": by}),
-    }
-    known = [*spec.design.names(), *spec.before, *spec.target.results, *spec.after]
+    document = dict(spec.document)
+    columns = [*spec.design.names(), *spec.before, *spec.target.results, *spec.after]
     words = _words(spec.design.extremes(), spec.target)
-    return dataclasses.replace(
-        spec, best=_best(top, section(dict(spec.document), "front"), known, words)
-    )
+    top, front = section(document, "top") | given, section(document, "front")
+    return dataclasses.replace(spec, best=_best(top, front, columns, words))
 
 
 def _words(extremes: Mapping[str, np.ndarray], target: Target) -> set[str]:
     """Columns of words."""
-    said = {name for name, values in extremes.items() if values.dtype.kind == "O"}
-    return said | {name for name, kind in target.results.items() if kind is str}
+    given = {name for name, values in extremes.items() if values.dtype.kind == "O"}
+    return given | {name for name, kind in target.results.items() if kind is str}
 
 
 def _design(
     parameters: Mapping[str, Any], joint: Mapping[str, Any], folder: Path, tables: dict[str, Any]
 ) -> Design:
     """Axes in the order of their first parameter; contents of tables are noted in `tables`."""
-    for key in joint:
-        if key not in ("count", "seed"):
-            raise unknown("key of [design]", key, ("count", "seed"), "it takes count and seed")
-    ranges: dict[str, dict[str, Range]] = {"random": {}, "sobol": {}}
+    check_keys(joint, ("count", "seed"), "key of [design]", "it takes count and seed")
+    ranges: dict[str, dict[str, SampledRange]] = {"random": {}, "sobol": {}}
     axes: dict[str, Axis | None] = {}
     columns: dict[str, dict[str, np.ndarray]] = {}
-    for name, said in parameters.items():
-        kind = _kind(name, said)
+    for name, written in parameters.items():
+        kind = _kind(name, written)
         if kind in ("random", "sobol"):
-            ranges[kind][name] = _range(name, said, kind)
+            ranges[kind][name] = _range(name, written, kind)
             axes.setdefault("joint", None)
         elif kind == "table":
-            path = folder / str(said["table"])
-            column = str(said.get("column", name))
+            path = folder / str(written["table"])
+            column = str(written.get("column", name))
             frame = read_table(path)
             require_columns(frame, [column], f"parameter {name}")
-            values = frame[column].to_numpy()
-            columns.setdefault(f"table {path}", {})[name] = _plain(
-                name, values.tolist(), f"in row {{}} of {path}"
-            )
-            axes[f"table {path}"] = Values(columns[f"table {path}"])
-            tables[name] = hashlib.sha256(repr(values.tolist()).encode()).hexdigest()[:16]
+            values = frame[column].tolist()
+            of_table = columns.setdefault(f"table {path}", {})
+            of_table[name] = _plain(name, values, f"in row {{}} of {path}")
+            axes[f"table {path}"] = ListAxis(of_table)
+            tables[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
         else:
-            flags = isinstance(said, list | bool) and all(
-                isinstance(value, bool) for value in np.atleast_1d(np.array(said, object))
-            )
-            axes[f"grid {name}"] = Values({name: _grid(name, said, kind)}, flags)
+            each = np.atleast_1d(np.array(written, object))
+            flags = isinstance(written, list | bool) and all(isinstance(v, bool) for v in each)
+            axes[f"grid {name}"] = ListAxis({name: _grid(name, written, kind)}, flags)
     if "joint" in axes:
         if "count" not in joint:
-            raise InputError(
-                "random and Sobol parameters need a [design] with count, the number of their points"
-            )
-        count = _whole(joint["count"], "[design] count", 1, 2**30 if ranges["sobol"] else 2**53)
-        axes["joint"] = Joint(
-            count,
-            _whole(joint.get("seed", 0), "[design] seed", 0, 2**63),
-            ranges["random"],
-            ranges["sobol"],
-        )
+            needs = "need a [design] with count, the number of their points"
+            raise InputError(f"random and Sobol parameters {needs}")
+        most = 2**30 if ranges["sobol"] else 2**53
+        count = whole_number(joint["count"], "[design] count", 1, most)
+        seed = whole_number(joint.get("seed", 0), "[design] seed", 0, 2**63)
+        axes["joint"] = JointAxis(count, seed, ranges["random"], ranges["sobol"])
     elif joint:
         raise InputError("[design] is for random and Sobol parameters, of which there are none")
     return checked(Design([axis for axis in axes.values() if axis is not None]))
 
 
-def _kind(name: str, said: Any) -> str:
-    """Which way a parameter is given; `InputError` for none, two, or keys
-    that do not go with it.
-    """
-    if not isinstance(said, Mapping):
+def _kind(name: str, written: Any) -> str:
+    """Which way a parameter is given; `InputError` for none, two, or keys that do not belong."""
+    if not isinstance(written, Mapping):
         return "list"
-    kinds = [key for key in said if key in _KINDS]
+    kinds = [key for key in written if key in _KINDS]
+    what = f"key of parameter {name}"
     if len(kinds) != 1:
-        strange = next(
-            (
-                key
-                for key in said
-                if key not in _KINDS and key not in ("count", "integer", "scale", "column")
-            ),
-            None,
-        )
-        if strange:
-            raise unknown(
-                f"key of parameter {name}", strange, _KINDS, f"known are {', '.join(_KINDS)}"
-            )
-        raise InputError(
-            f"parameter {name} needs one of {', '.join(_KINDS)}, got {', '.join(kinds) or 'none'}"
-        )
-    for key in said:
-        if key != kinds[0] and key not in _ALSO[kinds[0]]:
-            raise unknown(
-                f"key of parameter {name}",
-                key,
-                _ALSO[kinds[0]],
-                f"{kinds[0]} goes with {', '.join(_ALSO[kinds[0]]) or 'no other'}",
-            )
-    return kinds[0]
+        known = (*_KINDS, "count", "integer", "scale", "column")
+        if strange := next((key for key in written if key not in known), None):
+            raise unknown(what, strange, _KINDS, f"known are {', '.join(_KINDS)}")
+        got = ", ".join(kinds) or "none"
+        raise InputError(f"parameter {name} needs one of {', '.join(_KINDS)}, got {got}")
+    (kind,) = kinds
+    others = ", ".join(_ALSO[kind]) or "no other"
+    check_keys((k for k in written if k != kind), _ALSO[kind], what, f"{kind} goes with {others}")
+    return kind
 
 
-def _grid(name: str, said: Any, kind: str) -> np.ndarray:
+def _grid(name: str, written: Any, kind: str) -> np.ndarray:
     if kind == "list":
-        return _plain(name, said if isinstance(said, list) else [said])
-    low, high = _ends(name, said[kind])
+        return _plain(name, written if isinstance(written, list) else [written])
+    low, high = _ends(name, written[kind])
     if kind == "powers_of_two":
         first, last = np.log2([low, high]) if low > 0 else (np.nan, np.nan)
         if first != np.floor(first) or last != np.floor(last) or first < 0:
-            raise InputError(
-                f"parameter {name}: powers_of_two goes from one power of two to another, got"
-                f" {said[kind]}"
-            )
+            rule = "powers_of_two goes from one power of two to another"
+            raise InputError(f"parameter {name}: {rule}, got {written[kind]}")
         return 2 ** np.arange(int(first), int(last) + 1)
-    if "count" not in said:
+    if "count" not in written:
         raise InputError(f"parameter {name} needs a count, the number of its values")
-    count = _whole(said["count"], f"count of parameter {name}", 1, _LONGEST_GRID)
-    if kind == "log" and low <= 0:
-        raise InputError(
-            f"parameter {name}: a log range goes from a number above zero, got {said[kind]}"
-        )
+    count = whole_number(written["count"], f"count of parameter {name}", 1, _LONGEST_GRID)
+    _check_log(name, kind, low, written[kind])
     values = np.geomspace(low, high, count) if kind == "log" else np.linspace(low, high, count)
-    return np.unique(np.rint(values).astype(np.int64)) if _flag(name, said) else values
+    return np.unique(np.rint(values).astype(np.int64)) if _flag(name, written) else values
 
 
-def _range(name: str, said: Mapping[str, Any], kind: str) -> Range:
-    low, high = _ends(name, said[kind])
-    scale = said.get("scale", "lin")
-    if scale not in ("lin", "log"):
-        raise unknown(
-            f"scale of parameter {name}", str(scale), ("lin", "log"), "known are lin and log"
-        )
+def _check_log(name: str, scale: str, low: float, written: Any) -> None:
     if scale == "log" and low <= 0:
-        raise InputError(
-            f"parameter {name}: a log range goes from a number above zero, got {said[kind]}"
-        )
-    integer = _flag(name, said)
+        rule = "a log range goes from a number above zero"
+        raise InputError(f"parameter {name}: {rule}, got {written}")
+
+
+def _range(name: str, written: Mapping[str, Any], kind: str) -> SampledRange:
+    low, high = _ends(name, written[kind])
+    scale = written.get("scale", "lin")
+    check_keys([str(scale)], ("lin", "log"), f"scale of parameter {name}", "known are lin and log")
+    _check_log(name, scale, low, written[kind])
+    integer = _flag(name, written)
     if integer and not (float(low).is_integer() and float(high).is_integer()):
-        raise InputError(
-            f"parameter {name}: a range of whole numbers has whole ends, got {said[kind]}"
-        )
-    return Range(low, high, scale == "log", integer)
+        rule = "a range of whole numbers has whole ends"
+        raise InputError(f"parameter {name}: {rule}, got {written[kind]}")
+    return SampledRange(low, high, scale == "log", integer)
 
 
-def _ends(name: str, said: Any) -> tuple[float, float]:
-    pair = (
-        isinstance(said, list | tuple) and len(said) == 2 and all(_is_number(end) for end in said)
-    )
-    if pair and said[0] > said[1]:
-        raise InputError(
-            f"parameter {name}: the range {said} goes from the greater to the lesser number;"
-            " exchange them"
-        )
-    if not pair:
-        raise InputError(f"parameter {name} needs a range [least, most] of two numbers, got {said}")
-    return float(said[0]), float(said[1])
+def _ends(name: str, pair: Any) -> tuple[float, float]:
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_number, pair)):
+        raise InputError(f"parameter {name} needs a range [least, most] of two numbers, got {pair}")
+    if pair[0] > pair[1]:
+        falls = "goes from the greater to the lesser number; exchange them"
+        raise InputError(f"parameter {name}: the range {pair} {falls}")
+    return float(pair[0]), float(pair[1])
 
 
 def _plain(name: str, values: list[Any], place: str = "at place {} of its list") -> np.ndarray:
-    """Numbers or words as an array; `InputError` for anything else or a mixture, `place` saying
-    where.
-    """
+    """Numbers or words as an array; `InputError` naming `place` for anything else or a mixture."""
     values = [int(value) if isinstance(value, bool) else value for value in values]
     if values and all(isinstance(value, str) for value in values):
         return np.array(values, object)
+    what = f"parameter {name}"
     for at, value in enumerate(values, 1):
         if isinstance(value, float) and not np.isfinite(value):
-            raise InputError(
-                f"parameter {name} must be finite numbers, got {value} {place.format(at)}"
-            )
-    if not all(_is_number(value) for value in values):
-        odd = next(value for value in values if not _is_number(value))
-        raise InputError(f"parameter {name} must be numbers or words, all of one kind, got {odd!r}")
+            raise InputError(f"{what} must be finite numbers, got {value} {place.format(at)}")
+    for value in values:
+        if not _is_number(value):
+            raise InputError(f"{what} must be numbers or words, all of one kind, got {value!r}")
     if any(isinstance(value, int) and abs(value) > 2**62 for value in values):
-        raise InputError(
-            f"parameter {name} has a whole number beyond 2**62; write it as a fraction"
-        )
-    return np.array(
-        values, np.int64 if all(isinstance(value, int) for value in values) else np.float64
-    )
+        raise InputError(f"{what} has a whole number beyond 2**62; write it as a fraction")
+    whole = all(isinstance(value, int) for value in values)
+    return np.array(values, np.int64 if whole else np.float64)
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-    )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return bool(np.isfinite(value))
 
 
-def _flag(name: str, said: Mapping[str, Any]) -> bool:
-    value = said.get("integer", False)
+def _flag(name: str, written: Mapping[str, Any]) -> bool:
+    value = written.get("integer", False)
     if not isinstance(value, bool):
         raise InputError(f"parameter {name}: integer is true or false, got {value!r}")
     return value
 
 
-def _whole(value: Any, what: str, least: int, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InputError(f"{what} must be a whole number from {least} to {most}, got {value!r}")
-    return value
-
-
-def _derived(
-    said: Mapping[str, Any], parameters: Sequence[str], results: Sequence[str]
-) -> tuple[dict[str, Expression], dict[str, Expression]]:
-    """Derived columns apart by whether they need results."""
-    before: dict[str, Expression] = {}
-    after: dict[str, Expression] = {}
-    for name, text in said.items():
-        if name in parameters:
-            raise InputError(
-                f"{name!r} is a parameter and a derived column; call one of them something else"
-            )
-        formula = parse(text, f"derived {name}")
-        if formula.is_condition:
-            raise InputError(
-                f"derived {name} must be a number, got the condition {formula.text!r}; conditions"
-                " go under [constraints]"
-            )
-        check_names(formula, f"derived {name}", [*parameters, *before, *results, *after], said)
-        (before if formula.names <= {*parameters, *before} else after)[name] = formula
-    return before, after
-
-
-def _conditions(said: Mapping[str, Any], known: Sequence[str]) -> list[Expression]:
-    out = []
-    for name, text in said.items():
-        formula = parse(text, f"constraint {name}")
-        if not formula.is_condition:
-            raise InputError(
-                f"constraint {name} must be a condition such as a == b, got the number"
-                f" {formula.text!r}"
-            )
-        check_names(formula, f"constraint {name}", known)
-        out.append(formula)
-    return out
-
-
 def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarray]) -> None:
-    """`InputError` where a formula counts with a parameter of words, which only comparisons with
-    words may name.
-    """
+    """`InputError` where a formula calculates with a parameter of words."""
     for formula in formulas:
         for name in formula.numbers() & set(extremes):
             if extremes[name].dtype.kind == "O":
@@ -447,40 +334,29 @@ def _check_words(formulas: Sequence[Expression], extremes: Mapping[str, np.ndarr
 
 
 def _check_parameters(
-    target: Target,
-    parameters: Sequence[str],
-    before: Mapping[str, Expression],
-    after: Mapping[str, Expression],
-    rules: list[Expression],
+    target: Target, parameters: Sequence[str], formulas: Sequence[Expression]
 ) -> None:
-    used = set().union(*(formula.names for formula in (*before.values(), *after.values(), *rules)))
     known = target.known()
+    used = known.union(*(formula.names for formula in formulas))
+    short = ", ".join(sorted(name for name in known if "__" not in name))
     for name in parameters:
-        if name not in known and name not in used:
-            short = sorted(name for name in known if "__" not in name)
-            raise unknown(
-                "parameter",
-                name,
-                known,
-                f"the target reads {', '.join(short)}, and no formula names it",
-            )
+        if name not in used:
+            reads = f"the target reads {short}, and no formula names it"
+            raise unknown("parameter", name, known, reads)
 
 
 def _best(
     top: Mapping[str, Any], front: Mapping[str, Any], columns: Sequence[str], words: Collection[str]
-) -> Best:
-    for where, said, keys in (
-        ("top", top, ("count", "by")),
-        ("front", front, ("minimise", "maximise")),
-    ):
-        for key in said:
-            if key not in keys:
-                raise unknown(f"key of [{where}]", key, keys, f"it takes {' and '.join(keys)}")
-    count = _whole(top["count"], "the number of top points", 1, 10**6) if "count" in top else 0
+) -> BestRule:
+    check_keys(top, ("count", "by"), "key of [top]", "it takes count and by")
+    senses = ("minimise", "maximise")
+    check_keys(front, senses, "key of [front]", f"it takes {' and '.join(senses)}")
+    most = 10**6
+    count = whole_number(top["count"], "the number of top points", 1, most) if "count" in top else 0
     by = top.get("by", "time_s")
     if top and not count:
         raise InputError("[top] needs a count, or --top K")
-    minimise, maximise = (front.get(key, []) for key in ("minimise", "maximise"))
+    minimise, maximise = (front.get(sense, []) for sense in senses)
     for names in (minimise, maximise, [by]):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InputError(f"[front] and [top] name columns, got {names!r}")
@@ -489,9 +365,8 @@ def _best(
                 raise unknown("column", name, columns, f"there are {', '.join(columns)}")
             if name in words:
                 numbers = ", ".join(column for column in columns if column not in words)
-                raise InputError(
-                    f"column {name!r} holds words, which have no least; choose one of {numbers}"
-                )
+                mend = f"choose one of {numbers}"
+                raise InputError(f"column {name!r} holds words, which have no least; {mend}")
     if front and not (minimise or maximise):
         raise InputError("[front] needs minimise or maximise, lists of columns")
-    return Best(count, by, tuple(minimise), tuple(maximise))
+    return BestRule(count, by, tuple(minimise), tuple(maximise))

@@ -1,6 +1,4 @@
-"""The ops of a written step, read from `[[target.ops]]`: each knows its formulas, whom it waits for
-and what it costs.
-"""
+"""The ops of a written step, read from `[[target.ops]]`: formulas, waits and price of each."""
 
 from __future__ import annotations
 
@@ -13,8 +11,10 @@ import numpy as np
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.graph import Graph, GraphBuilder
+from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.io import InputError, closest, unknown
+from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.pricing import CollectivePricer, OpPricer
 from hybridperf.ops import op_by_name
@@ -44,46 +44,39 @@ class StepOp:
         return set().union(*(formula.names for formula in (self.times, *self.sizes.values())))
 
     def check(self, given: set[str]) -> None:
-        """`InputError` for a name in a formula that nobody gives."""
-        for name in sorted(self.names() - given):
-            raise unknown(
-                f"name in the formulas of {self.name!r}:",
-                name,
-                given,
-                f"there are {', '.join(sorted(given))}",
-            )
+        """`InputError` for an unknown name in a formula."""
+        where, known = f"there are {', '.join(sorted(given))}", sorted(given)
+        check_keys(sorted(self.names()), known, f"name in the formulas of {self.name!r}:", where)
 
-    def sizes_at(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def sizes_at(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """Its sizes from numbers that may be traced."""
-        return {
-            name: jnp.asarray(formula.traced(values, jnp), float)
-            for name, formula in self.sizes.items()
-        }
+        traced = {name: formula.traced(values, jnp) for name, formula in self.sizes.items()}
+        return {name: jnp.asarray(value, float) for name, value in traced.items()}
 
 
 def read_ops(
     given: Sequence[Any], model: PerfModel, system: CollectiveModel | None
 ) -> tuple[StepOp, ...]:
-    """The entries of `[[target.ops]]` in order; `InputError` says which is wrong and why."""
+    """The entries of `[[target.ops]]` in order; `InputError` names the wrong one."""
     if not given:
         raise InputError("a step needs at least one [[target.ops]]")
     ops: list[StepOp] = []
     for number, entry in enumerate(given, 1):
         if not isinstance(entry, Mapping):
-            raise InputError(
-                f"[[target.ops]] number {number} must be a section of keys and values, got"
-                f" {entry!r}"
-            )
+            expected = "must be a section of keys and values"
+            raise InputError(f"[[target.ops]] number {number} {expected}, got {entry!r}")
         name = entry.get("name", f"op{number}")
         where = f"[[target.ops]] {name!r}"
         if ("op" in entry) == ("collective" in entry):
-            raise InputError(
-                f"{where} needs either op or collective, got"
-                f" {'both' if 'op' in entry else 'neither'}"
-            )
+            got = "both" if "op" in entry else "neither"
+            raise InputError(f"{where} needs either op or collective, got {got}")
         _check_place(entry, where, [op.name for op in ops])
-        read = _op if "op" in entry else _collective
-        ops.append(read(str(name), where, entry, model, system))
+        common: dict[str, Any] = {"name": str(name), "after": tuple(entry.get("after", []))}
+        common["times"] = _formula(entry.get("times", 1), f"times of {where}")
+        is_op = "op" in entry
+        ops.append(
+            _op(where, entry, common, model) if is_op else _collective(where, entry, common, system)
+        )
     return tuple(ops)
 
 
@@ -91,9 +84,8 @@ def graph_of(ops: Sequence[StepOp]) -> Graph:
     """One node each, in order; node i takes row i + 1 of the durations."""
     builder, nodes = GraphBuilder(), dict[str, int]()
     for row, op in enumerate(ops, 1):
-        nodes[op.name] = builder.op(
-            row, label=op.name, stream=op.stream, after=[nodes[other] for other in op.after]
-        )
+        after = [nodes[other] for other in op.after]
+        nodes[op.name] = builder.op(row, label=op.name, stream=op.stream, after=after)
     return builder.build()
 
 
@@ -116,138 +108,81 @@ def _check_place(entry: Mapping[str, Any], where: str, earlier: Sequence[str]) -
         raise InputError(f"{where}: after must be a list of names, got {after!r}")
     for other in after:
         if other not in earlier:
-            raise InputError(
-                f"{where} waits for {other!r}{closest(str(other), earlier)}, which is no op"
-                " before it"
-            )
+            near = closest(str(other), earlier)
+            raise InputError(f"{where} waits for {other!r}{near}, which is no op before it")
 
 
 def _op(
-    name: str,
-    where: str,
-    entry: Mapping[str, Any],
-    model: PerfModel,
-    system: CollectiveModel | None,
+    where: str, entry: Mapping[str, Any], common: Mapping[str, Any], model: PerfModel
 ) -> StepOp:
-    del system
-    cls, _ = op_by_name(str(entry["op"]))
+    op = str(entry["op"])
+    cls, _ = op_by_name(op)
     text, labels = (
         {key: str(entry[key]) for key in entry if key in known} for known in (cls.text, LABELS)
     )
     if "dtype" not in entry:
         raise InputError(f'{where} needs a dtype, such as dtype = "bf16"')
-    pricer = OpPricer.of(
-        model, str(entry["op"]), dtype=str(entry["dtype"]), text=text, labels=labels
-    )
-    given = {
-        key: entry[key] for key in entry if key not in (*_PLACE, *text, *labels, "op", "dtype")
-    }
-    for key in given:
+    dtype = str(entry["dtype"])
+    pricer = OpPricer.of(model, op, dtype=dtype, text=text, labels=labels)
+    no_sizes = (*_PLACE, *text, *labels, "op", "dtype")
+    sizes = {key: value for key, value in entry.items() if key not in no_sizes}
+    takes = f"{op} takes {', '.join(pricer.dimensions)}"
+    for key in sizes:
         if key not in pricer.dimensions:
-            raise unknown(
-                f"key of {where}",
-                key,
-                [*pricer.dimensions, *_PLACE],
-                f"{entry['op']} takes {', '.join(pricer.dimensions)}",
-            )
+            raise unknown(f"key of {where}", key, [*pricer.dimensions, *_PLACE], takes)
     for key in pricer.required:
-        if key not in given:
-            raise InputError(f"{where} needs a dimension {key!r}{closest(key, given)}")
-    kind = (
-        str(entry["op"]),
-        str(entry["dtype"]),
-        *sorted({**text, **labels}.items()),
-        *sorted(given),
+        if key not in sizes:
+            raise InputError(f"{where} needs a dimension {key!r}{closest(key, sizes)}")
+    return StepOp(
+        **common,
+        stream=entry.get("stream", "compute"),
+        sizes={key: _formula(value, f"{key} of {where}") for key, value in sizes.items()},
+        is_collective=False,
+        kind=(op, dtype, *sorted({**text, **labels}.items()), *sorted(sizes)),
+        words={"op": op, "dtype": dtype, **text, **labels},
+        price=pricer,
     )
-    words = {"op": str(entry["op"]), "dtype": str(entry["dtype"]), **text, **labels}
-    return _entry(name, where, entry, given, "compute", pricer, kind, words, is_collective=False)
 
 
 def _collective(
-    name: str,
-    where: str,
-    entry: Mapping[str, Any],
-    model: PerfModel,
-    system: CollectiveModel | None,
+    where: str, entry: Mapping[str, Any], common: Mapping[str, Any], system: CollectiveModel | None
 ) -> StepOp:
-    del model
     if system is None:
-        raise InputError(
-            f"{where} is a collective, for which [target] needs a system, such as system ="
-            ' "dgx_h100"'
-        )
+        needs = 'for which [target] needs a system, such as system = "dgx_h100"'
+        raise InputError(f"{where} is a collective, {needs}")
     known = ("collective", "bytes", *_GROUP, *_COLLECTIVE_WORDS, *_PLACE)
-    for key in entry:
-        if key not in known:
-            raise unknown(f"key of {where}", key, known, f"a collective takes {', '.join(known)}")
+    check_keys(entry, known, f"key of {where}", f"a collective takes {', '.join(known)}")
     if "bytes" not in entry or "n_gpus" not in entry:
         raise InputError(f"{where} needs bytes and n_gpus, got {', '.join(entry)}")
     for key in _GROUP:
-        if (
-            not isinstance(entry.get(key, 1), int)
-            or isinstance(entry.get(key), bool)
-            or entry.get(key, 1) < 1
-        ):
-            raise InputError(
-                f"{where}: {key} is the group's structure, a whole number above zero, got"
-                f" {entry[key]!r}"
-            )
+        value = entry.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            what = "is the group's structure, a whole number above zero"
+            raise InputError(f"{where}: {key} {what}, got {value!r}")
+    collective, n_nodes = str(entry["collective"]), entry.get("n_nodes", 1)
     words = {key: str(entry[key]) for key in _COLLECTIVE_WORDS if key in entry}
     group = {key: entry[key] for key in _GROUP if key in entry}
     pricer = CollectivePricer.of(
-        system,
-        str(entry["collective"]),
-        n_gpus=entry["n_gpus"],
-        n_nodes=entry.get("n_nodes", 1),
-        **words,
+        system, collective, n_gpus=entry["n_gpus"], n_nodes=n_nodes, **words
     )
-    kind = (str(entry["collective"]), *sorted(group.items()), *sorted(words.items()))
-    columns = {"collective": str(entry["collective"]), "n_nodes": 1, **group, **words}
-    return _entry(
-        name,
-        where,
-        entry,
-        {"bytes": entry["bytes"]},
-        "comm",
-        pricer,
-        kind,
-        columns,
-        is_collective=True,
-    )
-
-
-def _entry(
-    name: str,
-    where: str,
-    entry: Mapping[str, Any],
-    sizes: Mapping[str, Any],
-    stream: str,
-    price: Callable[..., Any],
-    kind: tuple[Any, ...],
-    words: Mapping[str, Any],
-    *,
-    is_collective: bool,
-) -> StepOp:
     return StepOp(
-        name=name,
-        stream=entry.get("stream", stream),
-        after=tuple(entry.get("after", [])),
-        times=_formula(entry.get("times", 1), f"times of {where}"),
-        sizes={key: _formula(value, f"{key} of {where}") for key, value in sizes.items()},
-        is_collective=is_collective,
-        kind=kind,
-        words=words,
-        price=price,
+        **common,
+        stream=entry.get("stream", "comm"),
+        sizes={"bytes": _formula(entry["bytes"], f"bytes of {where}")},
+        is_collective=True,
+        kind=(collective, *sorted(group.items()), *sorted(words.items())),
+        words={"collective": collective, "n_nodes": 1, **group, **words},
+        price=pricer,
     )
 
 
-def _formula(said: Any, where: str) -> Expression:
+def _formula(written: Any, where: str) -> Expression:
     """A number or a formula; `InputError` for anything else, and for a number that is no size."""
-    if isinstance(said, int | float) and not isinstance(said, bool):
-        if not np.isfinite(said) or said < 0:
-            raise InputError(f"{where} must be a number of at least zero, got {said}")
-        return parse(repr(said), where)
-    formula = parse(said, where)
+    if isinstance(written, int | float) and not isinstance(written, bool):
+        if not np.isfinite(written) or written < 0:
+            raise InputError(f"{where} must be a number of at least zero, got {written}")
+        return parse(repr(written), where)
+    formula = parse(written, where)
     if formula.is_condition:
         raise InputError(f"{where} must be a number, got the condition {formula.text!r}")
     return formula

@@ -16,16 +16,16 @@ times = 24                   # in a row on its stream; a number or a formula
 collective = "all_reduce"
 bytes = "2 * 4096 * 16384"
 n_gpus = 8                   # a group of that many ranks
-after = ["op1"]              # waits for these, wherever they run; each is called by its `name`, or
-                             op1, op2, ... in order
+after = ["op1"]              # waits for these names; without `name` they are op1, op2, ... in order
 
-Ops stand on stream "compute" and collectives on "comm" unless `stream` says otherwise. The step is
+Ops stand on stream "compute" and collectives on "comm" unless `stream` names another. The step is
 one rank's: what others do shows in the collectives. Parameters are the names in the formulas, the
 knobs of the platform and the rates of links (`Links`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -36,7 +36,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
-from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.batches import knob_names
 from hybridperf.engine.evaluate import makespan
@@ -48,6 +47,7 @@ from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.smooth import soft_end
 from hybridperf.explore.sweeps.step_ops import StepOp, alike_ops, graph_of, read_ops
 from hybridperf.explore.sweeps.target import Target, check_positive, place, register
+from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel, model_or_datasheet
 
 _UNKNOWN_SHARE = 0.05  # of a step, with no interval of its own
@@ -92,86 +92,69 @@ class StepTarget(Target):
             check_positive(name, extremes[name])
 
     def remarks(self) -> list[str]:
-        ops = any(not op.is_collective for op in self._ops)
-        collectives = self._system is not None and any(op.is_collective for op in self._ops)
-        return [
-            *(self._model.shortcomings() if ops else []),
-            *(self._system.shortcomings() if collectives and self._system else []),
-        ]
+        remarks: list[str] = []
+        if any(not op.is_collective for op in self._ops):
+            remarks += self._model.shortcomings()
+        if self._system is not None and any(op.is_collective for op in self._ops):
+            remarks += self._system.shortcomings()
+        return remarks
 
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        rows = len(next(iter(columns.values())))
-        values = {
-            name: np.asarray(columns[name], np.float64)
-            for name in sorted(self.known() & set(columns))
-        }
+        rows, values = len(next(iter(columns.values()))), self._values(columns)
         time_s = self._times(values, rows)
-        in_range, note, _ = self._believed(values, rows)
+        in_range, note, _ = self._coverage(values, rows)
         return {"time_s": time_s, "in_range": in_range, "note": note}
 
+    def _values(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = sorted(self.known() & set(columns))
+        return {name: np.asarray(columns[name], np.float64) for name in names}
+
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        rows = len(next(iter(columns.values())))
-        values = {
-            name: np.asarray(columns[name], np.float64)
-            for name in sorted(self.known() & set(columns))
-        }
-        in_range, note, seconds = self._believed(values, rows)
+        rows, values = len(next(iter(columns.values()))), self._values(columns)
+        in_range, note, seconds = self._coverage(values, rows)
         same, _ = trust.of_platform(self._model, self._system, values, rows)
         times = np.stack([op.times(values, rows) for op in self._ops], 1)
-        # what no one knows the width of may be little, never much
+        # an interval allows for a small share of unknown width only
         unknown = np.isnan(seconds["low_s"])
-        share = np.where(unknown, seconds["predicted_s"] * times, 0).sum(1) / (
-            seconds["predicted_s"] * times
-        ).sum(1)
-        told = same & (share <= _UNKNOWN_SHARE)
+        run_s = seconds["predicted_s"] * times
+        share = np.where(unknown, run_s, 0).sum(1) / run_s.sum(1)
+        has_interval = same & (share <= _UNKNOWN_SHARE)
         program, out = lower(self._graph).program, {"in_range": in_range, "note": note}
         with jax.enable_x64(True):
             for name in ("low_s", "high_s"):
                 each = np.where(unknown, seconds["predicted_s"], seconds[name]) * times
-                out[name] = np.where(
-                    told, np.asarray(makespan(program, jnp.asarray(each.T))), np.nan
-                )
+                step_s = np.asarray(makespan(program, jnp.asarray(each.T)))
+                out[name] = np.where(has_interval, step_s, np.nan)
         return out
 
-    def _believed(
+    def _coverage(
         self, values: Mapping[str, np.ndarray], rows: int
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Whether each point lies within what was measured, what to say of it, and seconds of its
-        ops [points, ops] by name.
-        """
-        sizes = {
-            name: value
-            for name, value in values.items()
-            if name in set().union(*(op.names() for op in self._ops))
-        }
+        """Whether each point lies within what was measured, notes, seconds of ops by name."""
+        in_formulas = set().union(*(op.names() for op in self._ops))
+        sizes = {name: value for name, value in values.items() if name in in_formulas}
         distinct, which = trust.distinct(sizes, rows)  # many points differ in knobs alone
         count = len(next(iter(distinct.values()))) if distinct else 1
-        ops = {
-            name: found[which]
-            for name, found in trust.of_ops(
-                self._ops, self._model, self._system, distinct, count
-            ).items()
-        }
-        same, moved = trust.of_platform(self._model, self._system, values, rows)
-        return same & ops.pop("in_range").all(1), trust.joined([moved, ops.pop("note")], rows), ops
+        of_distinct = trust.of_ops(self._ops, self._model, self._system, distinct, count)
+        ops = {name: column[which] for name, column in of_distinct.items()}
+        same, changed = trust.of_platform(self._model, self._system, values, rows)
+        note = trust.joined([changed, ops.pop("note")], rows)
+        return same & ops.pop("in_range").all(1), note, ops
 
     def _times(self, values: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         # what is the same at all points is priced once: most sizes of a step are
         same = {name: value[0] for name, value in values.items() if (value == value[0]).all()}
         varied = {name: value for name, value in values.items() if name not in same}
+        seconds = []
         with jax.enable_x64(True):
+            batched = self._batched(tuple(varied), tuple(same))
             if not varied:
-                return np.repeat(
-                    np.asarray(self._batched((), tuple(same))({}, same), np.float64), rows
-                )
-            batched, seconds = self._batched(tuple(varied), tuple(same)), []
+                return np.repeat(np.asarray(batched({}, same), np.float64), rows)
             for start in range(0, rows, _LARGEST_BATCH):
                 size = min(_LARGEST_BATCH, rows - start)
-                padding = min(batch_size(size), _LARGEST_BATCH) - size
+                padding = (0, min(batch_size(size), _LARGEST_BATCH) - size)
                 some = {name: value[start : start + size] for name, value in varied.items()}
-                padded = {
-                    name: np.pad(value, (0, padding), mode="edge") for name, value in some.items()
-                }
+                padded = {name: np.pad(value, padding, mode="edge") for name, value in some.items()}
                 seconds.append(np.asarray(batched(padded, same))[:size])
         return np.concatenate(seconds)
 
@@ -180,12 +163,10 @@ class StepTarget(Target):
         durations = self._durations([*varied, *same])
         program = lower(self._graph).program
 
-        def seconds(varied: Mapping[str, Any], same: Mapping[str, Any]) -> Any:
-            priced = (
-                jax.vmap(lambda varied: durations({**varied, **same}))(varied)
-                if varied
-                else durations(same)[None]
-            )
+        def seconds(varied: Mapping[str, Array], same: Mapping[str, Array]) -> Array:
+            if not varied:
+                return makespan(program, durations(same)[None].T)
+            priced = jax.vmap(lambda varied: durations({**varied, **same}))(varied)
             return makespan(program, priced.T)
 
         return jax.jit(seconds)
@@ -198,45 +179,33 @@ class StepTarget(Target):
     def softened(
         self, names: Collection[str]
     ) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
-        durations = self._durations(names)
-        return lambda values, temperature: {
-            "time_s": soft_end(self._graph, durations(values), temperature)
-        }
+        durations, graph = self._durations(names), self._graph
+        return lambda values, heat: {"time_s": soft_end(graph, durations(values), heat)}
 
     def fingerprint(self) -> str:
-        return "-".join(
-            model.fingerprint() for model in (self._model, self._system) if model is not None
-        )
+        models = (self._model, self._system)
+        return "-".join(model.fingerprint() for model in models if model is not None)
 
-    def _durations(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], Any]:
+    def _durations(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], Array]:
         """Seconds [U] of the ops of one point."""
         knobs = sorted(set(knob_names()) & set(names))
         rates = sorted(set(LINK_KNOBS) & set(names))
         groups = alike_ops(self._ops)
         base = self._model.platform()
-        links = self._system.links() if self._system is not None else None
+        base_links = self._system.links() if self._system is not None else None
 
-        def durations(values: Mapping[str, Any]) -> Any:
+        def durations(values: Mapping[str, Any]) -> Array:
             platform = with_knobs(base, {name: values[name] for name in knobs})
-            here = (
-                None
-                if links is None
-                else Links(
-                    **{
-                        name: values[name] if name in rates else getattr(links, name)
-                        for name in LINK_KNOBS
-                    }
-                )
-            )
-            seconds: list[Any] = [None] * len(self._ops)
+            links = base_links
+            if links is not None:
+                links = dataclasses.replace(links, **{name: values[name] for name in rates})
+            seconds: list[Array] = [None] * len(self._ops)
             for alike in groups:  # ops that differ in sizes only are one op to the compiler
                 first = self._ops[alike[0]]
                 sizes = [self._ops[at].sizes_at(values) for at in alike]
                 stacked = {name: jnp.stack([each[name] for each in sizes]) for name in first.sizes}
-                machine = here if first.is_collective else platform
-                each = jax.vmap(
-                    lambda given, first=first, machine=machine: first.price(machine, **given)
-                )(stacked)
+                price = functools.partial(first.price, links if first.is_collective else platform)
+                each = jax.vmap(lambda given, price=price: price(**given))(stacked)
                 for number, at in enumerate(alike):
                     seconds[at] = each[number] * self._ops[at].times.traced(values, jnp)
             return jnp.stack(seconds)

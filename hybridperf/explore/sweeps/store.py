@@ -1,11 +1,9 @@
-"""Where a sweep keeps what is done, so that it can be stopped at any moment and goes on where it
-was.
+"""Where a sweep keeps finished chunks, so that it can be stopped and continued at any moment.
 
     OUT.parts/sweep.json                 which sweep the parts are of
-    OUT.parts/part-00000012-HASH.parquet one finished chunk; written under another name, moved into
-    place when it is whole
-    OUT                                  all parts in order, one row group each, its metadata naming
-                                         the sweep; then the parts go
+    OUT.parts/part-00000012-HASH.parquet one finished chunk, moved into place when it is whole
+    OUT                                  all parts in order, a row group each, with the sweep as
+                                         metadata; then the parts are removed
 
 HASH is of the spec, the model and the versions: parts of another sweep are never taken for ours.
 """
@@ -32,9 +30,8 @@ from hybridperf.io import InputError, read_json, replacing, write_json
 
 _SCHEMA_VERSION = 1
 _KEY = b"hybridperf/sweep"  # of the metadata of OUT
-_COMPRESSION = (  # zstd makes the file a tenth smaller and takes twice as long to write and to read
-    "lz4"
-)
+_COMPRESSION = "lz4"  # zstd: a tenth smaller, twice as long to write and to read
+_NEW_OUT = "choose another --out, or give --restart to"
 
 
 def sweep_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,47 +40,38 @@ def sweep_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
     versions = {"hybridperf": hybridperf.__version__, "python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in packages}
     whole = {**identity, "versions": versions}
-    return {
-        **whole,
-        "hash": hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16],
-    }
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return {**whole, "hash": digest[:16]}
 
 
-class Store:
+class SweepStore:
     """The files of one sweep. `open` first; one run at a time."""
 
     def __init__(self, out: str | os.PathLike, identity: Mapping[str, Any]):
         self.out, self.identity, self.hash = Path(out), identity, str(identity["hash"])
         self.folder = self.out.with_name(f"{self.out.name}.parts")
         if not self.out.name.endswith(".parquet"):
-            raise InputError(
-                f"expected an output name ending in .parquet, got {self.out.name}; rename it"
-            )
+            expected = "expected an output name ending in .parquet"
+            raise InputError(f"{expected}, got {self.out.name}; rename it")
         if self.out.is_dir():
             raise InputError(f"{self.out} is a folder; give the name of a file for the output")
 
     @contextlib.contextmanager
     def open(self, *, restart: bool = False) -> Iterator[None]:
-        """Take the folder of parts for this run; `InputError` if it, or OUT, is of another sweep,
-        unless all is to begin anew.
-        """
+        """Take the folder of parts for this run; `InputError` if it or OUT is of another sweep."""
         self._refuse_others(restart)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"cannot write {self.folder}: {error.strerror or error}; choose another place for"
-                " the output"
-            ) from error
+            raise _cannot_write(self.folder, error) from error
         with self._alone():
             if restart:
                 self.out.unlink(missing_ok=True)
                 for path in self.folder.glob("*.parquet"):
                     path.unlink()
             if not self.is_complete() and not self._describes_us():
-                write_json(
-                    self.folder / "sweep.json", "sweep-parts", _SCHEMA_VERSION, dict(self.identity)
-                )
+                path = self.folder / "sweep.json"
+                write_json(path, "sweep-parts", _SCHEMA_VERSION, dict(self.identity))
             for path in self.folder.glob(".*"):  # begun when an earlier run was killed
                 if path.name != ".lock":
                     path.unlink()
@@ -125,18 +113,14 @@ class Store:
             with _writer(handle, first) as writer:
                 for chunk in range(chunks):
                     table = read_part(self.part(chunk))
-                    if table.num_rows:
-                        writer.write_table(
-                            table.replace_schema_metadata(described), row_group_size=table.num_rows
-                        )
+                    if rows := table.num_rows:
+                        named = table.replace_schema_metadata(described)
+                        writer.write_table(named, row_group_size=rows)
                     yield table
         try:
             os.replace(whole, self.out)
         except OSError as error:
-            raise InputError(
-                f"cannot write {self.out}: {error.strerror or error}; choose another place for the"
-                " output"
-            ) from error
+            raise _cannot_write(self.out, error) from error
 
     def read(self) -> Iterator[pa.Table]:
         """OUT by row groups."""
@@ -148,40 +132,26 @@ class Store:
         return self.folder / f"part-{chunk:08d}-{self.hash}.parquet"
 
     def _refuse_others(self, restart: bool) -> None:
-        if restart:
+        if restart or self.is_complete():
             return
-        if self.out.exists() and _hash_in(self.out) != self.hash:
+        another = "another sweep: spec, model or versions differ"
+        if self.out.exists():
             if _hash_in(self.out) is None:
-                raise InputError(
-                    f"{self.out} is there already and is no sweep; choose another --out, or give"
-                    " --restart to replace it"
-                )
-            raise InputError(
-                f"{self.out} holds another sweep: spec, model or versions differ; choose another"
-                " --out, or give --restart to replace it"
-            )
-        if (
-            (self.folder / "sweep.json").exists()
-            and not self.is_complete()
-            and not self._describes_us()
-        ):
-            raise InputError(
-                f"{self.folder} holds parts of another sweep: spec, model or versions differ;"
-                " choose another --out, or give --restart to begin anew"
-            )
+                what = "is there already and is no sweep"
+                raise InputError(f"{self.out} {what}; {_NEW_OUT} replace it")
+            raise InputError(f"{self.out} holds {another}; {_NEW_OUT} replace it")
+        if (self.folder / "sweep.json").exists() and not self._describes_us():
+            raise InputError(f"{self.folder} holds parts of {another}; {_NEW_OUT} begin again")
 
     def _describes_us(self) -> bool:
         path = self.folder / "sweep.json"
-        return (
-            path.exists()
-            and read_json(path, "sweep-parts", _SCHEMA_VERSION).get("hash") == self.hash
-        )
+        if not path.exists():
+            return False
+        return read_json(path, "sweep-parts", _SCHEMA_VERSION).get("hash") == self.hash
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the folder's lock, which the system lets go of when the process ends, however it
-        ends.
-        """
+        """Hold the folder's lock, which the system releases however the process ends."""
         try:
             import fcntl
         except ImportError:  # not on Windows, where nothing stops a second run
@@ -191,21 +161,23 @@ class Store:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise InputError(
-                    f"another run is writing {self.out}; wait for it or choose another --out"
-                ) from error
+                mend = "wait for it or choose another --out"
+                raise InputError(f"another run is writing {self.out}; {mend}") from error
             yield
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """What goes wrong in writing says that what was done is not lost."""
+        """Errors in writing add that finished chunks are kept."""
         try:
             yield
         except InputError as error:
-            raise InputError(
-                f"{error}; what is done is kept in {self.folder} and the same command goes on from"
-                " there"
-            ) from error
+            kept = f"what is done is kept in {self.folder} and the same command goes on from there"
+            raise InputError(f"{error}; {kept}") from error
+
+
+def _cannot_write(path: Path, error: OSError) -> InputError:
+    mend = "choose another place for the output"
+    return InputError(f"cannot write {path}: {error.strerror or error}; {mend}")
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -217,9 +189,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def read_part(part: bytes, columns: list[str] | None = None) -> pa.Table:
-    """A part from the bytes of its file; all columns or some. In this thread: others have the other
-    cores.
-    """
+    """All or some columns of a part from its file's bytes; one thread, others use other cores."""
     with pq.ParquetFile(pa.BufferReader(part)) as file:
         return file.read(columns=columns, use_threads=False)
 

@@ -1,6 +1,4 @@
-"""Ops and collectives as rows of a table: their columns are the parameters, what the model says of
-a row are the results.
-"""
+"""Ops and collectives as rows of a table: columns are parameters, predictions are results."""
 
 from __future__ import annotations
 
@@ -21,12 +19,9 @@ from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import Op, op_by_name
 from hybridperf.ops.table import LABELS
 
-_ANSWERS = {
-    "predicted_s": "time_s",
-    "low_s": "low_s",
-    "high_s": "high_s",
-    "roofline_s": "roofline_s",
-}  # ours -> a sweep's
+_ANSWERS = {  # column of a prediction -> column of a sweep
+    "predicted_s": "time_s", "low_s": "low_s", "high_s": "high_s", "roofline_s": "roofline_s",
+}  # fmt: skip
 _MARKS: dict[str, type] = {"in_range": bool, "note": str}
 _SECONDS: dict[str, type] = dict.fromkeys(_ANSWERS.values(), float)
 _COLLECTIVE_SIZES = ("bytes", "n_gpus", "n_nodes", "gpus_per_node")
@@ -49,10 +44,8 @@ class OpsTarget(Target):
         cls, given: Mapping[str, Any], folder: Path, extremes: Mapping[str, np.ndarray]
     ) -> OpsTarget:
         if "op" not in extremes:
-            raise InputError(
-                'a sweep of ops needs a parameter op, such as op = "gemm"; `hybridperf show ops`'
-                " lists them"
-            )
+            needs = 'needs a parameter op, such as op = "gemm"; `hybridperf show ops` lists them'
+            raise InputError(f"a sweep of ops {needs}")
         ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
         return cls(model_or_datasheet(place(given["model"], folder)), ops)
 
@@ -70,18 +63,14 @@ class OpsTarget(Target):
             canonical_dtype(str(dtype))
         for op, (cls, fixed) in self._ops.items():
             for dimension in cls.dimensions():
-                spoken = [
-                    dimension,
-                    *(theirs for theirs, ours in cls.synonyms.items() if ours == dimension),
-                ]
                 if dimension in fixed:
                     continue
-                if not given & set(spoken) and dimension not in cls.optional:
-                    raise InputError(
-                        f"a sweep of {op} needs a parameter"
-                        f" {dimension!r}{closest(dimension, given)}"
-                    )
-                for name in spoken:
+                synonyms = [theirs for theirs, ours in cls.synonyms.items() if ours == dimension]
+                names = [dimension, *synonyms]
+                if not given & set(names) and dimension not in cls.optional:
+                    near = closest(dimension, given)
+                    raise InputError(f"a sweep of {op} needs a parameter {dimension!r}{near}")
+                for name in names:
                     if name in extremes and extremes[name].dtype.kind in "iuf":
                         check_positive(name, extremes[name], zero=dimension in cls.zero_allowed)
                     elif name in extremes and not cls.words:
@@ -121,9 +110,8 @@ class CollectivesTarget(Target):
     def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
         for name in ("collective", "bytes", "n_gpus"):
             if name not in given:
-                raise InputError(
-                    f"a sweep of collectives needs a parameter {name!r}{closest(name, given)}"
-                )
+                near = closest(name, given)
+                raise InputError(f"a sweep of collectives needs a parameter {name!r}{near}")
         for collective in dict.fromkeys(extremes.get("collective", ())):
             canonical_collective(str(collective))
         for name in set(_COLLECTIVE_SIZES) & set(extremes):

@@ -1,8 +1,8 @@
 """What a sweep asks at each point: a target takes columns of parameters and gives columns of
 results, a chunk of points at a time.
 
-A new kind is a subclass, registered under the word that `[target] kind` says. It is read before any
-point is made, so that everything wrong with a spec is said before anything is compiled.
+A new kind is a subclass, registered under the word of `[target] kind`. It is read before any point
+is made, so that everything wrong with a spec is reported before anything is compiled.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from hybridperf.io import InputError, unknown
 class Target(abc.ABC):
     """One thing to ask of many points."""
 
-    keys: ClassVar[Mapping[str, type]]  # of `[target]` beside `kind`, with the type of each
+    keys: ClassVar[Mapping[str, type]]  # of `[target]` besides `kind`, with the type of each
     required: ClassVar[tuple[str, ...]]  # those of the keys that must be there
-    results: Mapping[
-        str, type
-    ]  # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
+    # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
+    results: Mapping[str, type]
 
     @classmethod
     @abc.abstractmethod
@@ -33,8 +32,7 @@ class Target(abc.ABC):
     ) -> Target:
         """From the keys of `[target]`; files are looked for from `folder`.
 
-        `extremes` are values of each parameter among which its least and largest are (of words,
-        all): what they say decides which parameters there may be.
+        `extremes`: values of each parameter that include its smallest and largest (of words, all).
         """
 
     @abc.abstractmethod
@@ -43,50 +41,39 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def check(self, extremes: Mapping[str, np.ndarray], given: set[str]) -> None:
-        """`InputError` for values of parameters that cannot be, or for a parameter missing among
-        `given`, formulas' names included.
-        """
+        """`InputError` for impossible values, or for a parameter missing among `given`."""
 
     @abc.abstractmethod
     def evaluate(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Results [n] by name at n points; `columns` may hold more than it reads."""
 
     def remarks(self) -> list[str]:
-        """What is to be known before any result is read, in sentences: that a datasheet stands in
-        for measurements, for instance.
-        """
+        """Notes before any result is read, such as that a datasheet stands in for measurements."""
         return []
 
     def trust(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """`low_s, high_s, in_range, note` [n] at a few points; it may take its time. NaN where
-        nothing measured says how wide it is.
-        """
-        said = self.evaluate(columns)
-        return {name: said[name] for name in ("low_s", "high_s", "in_range", "note")}
+        """`low_s, high_s, in_range, note` [n] at a few points, slowly; NaN where unknown."""
+        results = self.evaluate(columns)
+        return {name: results[name] for name in ("low_s", "high_s", "in_range", "note")}
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """Changes with whatever could change a result."""
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Results of ONE point as a function of the numbers of parameters `names` (at least what it
-        reads), pure JAX: what searches descend. `InputError` for a kind that has no such function.
+        """Results of ONE point as a pure JAX function of the parameters `names`, for gradients.
+
+        `InputError` for a kind that has no such function.
         """
-        raise InputError(
-            f"a target of this kind ({type(self).__name__}) can be swept and not searched; kinds"
-            " step and program can"
-        )
+        kind, mend = type(self).__name__, "kinds step and program can"
+        raise InputError(f"a target of this kind ({kind}) can be swept and not searched; {mend}")
 
     def softened(
         self, names: Collection[str]
     ) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
-        """`traced` with a second argument, the temperature of its maxima in log seconds;
-        `InputError` for a kind without them.
-        """
-        raise InputError(
-            f"a target of this kind ({type(self).__name__}) cannot be smoothed; leave out [method]"
-            " smoothing"
-        )
+        """`traced` with a second argument, the temperature of its maxima in log seconds."""
+        kind, mend = type(self).__name__, "leave out [method] smoothing"
+        raise InputError(f"a target of this kind ({kind}) cannot be smoothed; {mend}")
 
 
 _KINDS: dict[str, type[Target]] = {}
@@ -112,21 +99,15 @@ def read_target(
     if kind not in _KINDS:
         raise unknown("kind of target", str(kind), _KINDS, f"known are {', '.join(_KINDS)}")
     cls = _KINDS[kind]
+    takes = f"a target of kind {kind} takes {', '.join(cls.keys)}"
     for key, value in given.items():
         if key == "kind":
             continue
         if key not in cls.keys:
-            raise unknown(
-                "key of [target]",
-                key,
-                cls.keys,
-                f"a target of kind {kind} takes {', '.join(cls.keys)}",
-            )
+            raise unknown("key of [target]", key, cls.keys, takes)
         if not isinstance(value, cls.keys[key]):
-            raise InputError(
-                f"[target] {key} must be {'text' if cls.keys[key] is str else 'a list'}, got"
-                f" {value!r}"
-            )
+            expected = "text" if cls.keys[key] is str else "a list"
+            raise InputError(f"[target] {key} must be {expected}, got {value!r}")
     for key in cls.required:
         if key not in given:
             raise InputError(f"[target] of kind {kind} needs a key {key!r}")
@@ -134,27 +115,18 @@ def read_target(
 
 
 def place(name: str, folder: Path) -> str:
-    """A file or folder beside the spec by its whole path; any other name as it is."""
-    beside = folder / name
-    return str(beside.resolve()) if beside.exists() else name
+    """A file or folder next to the spec by its whole path; any other name as it is."""
+    path = folder / name
+    return str(path.resolve()) if path.exists() else name
 
 
 def check_positive(name: str, values: np.ndarray, *, zero: bool = False) -> None:
-    """`InputError` unless all values are finite numbers above zero (or zero,
-    if that is allowed).
-    """
+    """`InputError` unless all values are finite numbers above zero (at least zero with `zero`)."""
+    rule = f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero"
     if values.dtype.kind == "b":
-        raise InputError(
-            f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got true"
-            " or false"
-        )
-    wrong = (
-        values
-        if values.dtype.kind not in "iuf"
-        else values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
-    )
+        raise InputError(f"{rule}, got true or false")
+    wrong = values
+    if values.dtype.kind in "iuf":
+        wrong = values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
     if len(wrong):
-        raise InputError(
-            f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero, got"
-            f" {wrong[0]!s}"
-        )
+        raise InputError(f"{rule}, got {wrong[0]!s}")

@@ -1,8 +1,7 @@
-"""How far to believe a step's seconds at each point: which ops lie outside what was measured, which
-knobs are not the measured machine's.
+"""How far to trust a step's seconds at each point of a sweep.
 
-A knob that is moved away from the machine that was measured is a what-if: its result may be right
-and nothing that was measured says so. Such points are not in range, their note says how far away
+Ops can lie outside the measured range. A knob moved away from the measured machine is a what-if:
+nothing measured supports its result, so such points are not in range, their note says how far away
 they are, and they have no interval.
 """
 
@@ -22,16 +21,14 @@ from hybridperf.model import PerfModel
 from hybridperf.ops import GROUPS
 
 _SAME = 0.01  # nearer than that a knob is the measured machine's
-_ANSWERS = ("predicted_s", "low_s", "high_s", "in_range", "note")
+_ANSWERS = {"predicted_s": float, "low_s": float, "high_s": float, "in_range": bool, "note": object}
 
 
 def of_platform(
     model: PerfModel, system: CollectiveModel | None, columns: Mapping[str, Any], rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the machine of each point is the one that was measured, bool [rows], and what to say
-    where it is not, words [rows].
-    """
-    same, said = np.ones(rows, bool), []
+    """Whether each point's machine is the measured one, bool [rows], and notes where not [rows]."""
+    same, notes = np.ones(rows, bool), []
     for name in sorted({*knob_names(), *LINK_KNOBS} & set(columns)):
         base = _measured(model, system, name)
         if base is None:
@@ -44,34 +41,30 @@ def of_platform(
         same &= near
         with np.errstate(all="ignore"):
             scale = 10.0 ** (2 - np.floor(np.log10(ratio)))
-        short = np.where(
-            np.isfinite(scale) & np.isfinite(ratio), np.round(ratio * scale) / scale, ratio
-        )
+        rounds = np.isfinite(scale) & np.isfinite(ratio)
+        short = np.where(rounds, np.round(ratio * scale) / scale, ratio)
         values, which = np.unique(np.where(near, 1.0, short), return_inverse=True)
-        words = [
-            ""
-            if value == 1
-            else f"{name} is {value:.3g} of the calibrated"
-            if np.isfinite(value)
-            else f"{name} is 0 where calibrated"
-            for value in values
-        ]
-        said.append(np.array(words, object)[which])
-    return same, joined(said, rows)
+        notes.append(np.array([_ratio_note(name, value) for value in values], object)[which])
+    return same, joined(notes, rows)
+
+
+def _ratio_note(name: str, ratio: float) -> str:
+    if ratio == 1:
+        return ""
+    if not np.isfinite(ratio):
+        return f"{name} is 0 where calibrated"
+    return f"{name} is {ratio:.3g} of the calibrated"
 
 
 def distinct(
     columns: Mapping[str, np.ndarray], rows: int
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Columns of the points that differ in some of them, and which of these each of all points is
-    [rows].
-    """
-    varied = {name: values for name, values in columns.items() if not (values == values[0]).all()}
+    """Points that differ in some columns, and which of these each of all points is [rows]."""
+    varied = [values for values in columns.values() if not (values == values[0]).all()]
     if not varied:
         return {name: values[:1] for name, values in columns.items()}, np.zeros(rows, int)
-    _, first, which = np.unique(
-        np.stack(list(varied.values()), 1), axis=0, return_index=True, return_inverse=True
-    )
+    stacked = np.stack(varied, 1)
+    _, first, which = np.unique(stacked, axis=0, return_index=True, return_inverse=True)
     return {name: values[first] for name, values in columns.items()}, np.ravel(which)
 
 
@@ -82,39 +75,32 @@ def of_ops(
     columns: Mapping[str, Any],
     rows: int,
 ) -> dict[str, np.ndarray]:
-    """What the model says of each op alone at each point: `predicted_s, low_s, high_s, in_range`
-    [points, ops], and one `note` [points].
+    """What the model predicts of each op alone at each point; equal ops are priced once.
 
-    Sizes are rounded to whole numbers, and what is the same is asked once.
+    `predicted_s, low_s, high_s, in_range` [points, ops], and one `note` [points]. Sizes are rounded
+    to whole numbers.
     """
-    out = {
-        name: np.empty(
-            (rows, len(ops)), object if name == "note" else bool if name == "in_range" else float
-        )
-        for name in _ANSWERS
-    }
+    shape = (rows, len(ops))
+    out = {name: np.empty(shape, kind) for name, kind in _ANSWERS.items()}
     for at, op in enumerate(ops):
         sizes = np.stack([np.rint(formula(columns, rows)) for formula in op.sizes.values()], 1)
-        distinct, which = (
-            (sizes[:1], np.zeros(rows, int))
-            if (sizes == sizes[0]).all()
-            else np.unique(sizes, axis=0, return_inverse=True)
-        )
-        frame = pd.DataFrame(dict(zip(op.sizes, distinct.T, strict=True))).assign(**op.words)
-        asked = system.predict if op.is_collective and system is not None else model.predict_ops
-        answer = asked(frame)
+        if (sizes == sizes[0]).all():
+            different, which = sizes[:1], np.zeros(rows, int)
+        else:
+            different, which = np.unique(sizes, axis=0, return_inverse=True)
+        frame = pd.DataFrame(dict(zip(op.sizes, different.T, strict=True))).assign(**op.words)
+        price = system.predict if op.is_collective and system is not None else model.predict_ops
+        answer = price(frame)
         for name in _ANSWERS:
             out[name][:, at] = answer[name].to_numpy()[np.ravel(which)]
     return {**out, "note": notes_of(ops, out["note"])}
 
 
 def notes_of(ops: Sequence[StepOp], note: np.ndarray) -> np.ndarray:
-    """One note per point from those of its ops [points, ops]: words [points]. Ops of which the same
-    is said share a sentence.
-    """
+    """One note per point from those of its ops [points, ops]; equal notes share a sentence."""
     words, code = np.unique(note.astype(str), return_inverse=True)
     combinations, which = np.unique(code.reshape(note.shape), axis=0, return_inverse=True)
-    told = []
+    notes = []
     for combination in combinations:
         alike: dict[str, list[str]] = {}
         for op, at in zip(ops, combination, strict=True):
@@ -123,8 +109,8 @@ def notes_of(ops: Sequence[StepOp], note: np.ndarray) -> np.ndarray:
         by_ops: dict[str, list[str]] = {}
         for text, names in alike.items():
             by_ops.setdefault(", ".join(names), []).append(text)
-        told.append("; ".join(f"{names}: {'; '.join(texts)}" for names, texts in by_ops.items()))
-    return np.array(told, object)[np.ravel(which)]
+        notes.append("; ".join(f"{names}: {'; '.join(texts)}" for names, texts in by_ops.items()))
+    return np.array(notes, object)[np.ravel(which)]
 
 
 def joined(parts: Sequence[np.ndarray], rows: int) -> np.ndarray:

@@ -21,7 +21,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from hybridperf.explore.searches.prices import Price, read_prices
+from hybridperf.explore.searches.prices import UnitPrice, read_prices
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
@@ -89,7 +89,7 @@ def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
     """
     shipped = read_prices({}, Path())
     prices = shipped if file is None else read_prices({"file": str(file.absolute())}, Path())
-    used: dict[str, Price] = {}
+    used: dict[str, UnitPrice] = {}
 
     def take(name: str) -> float:
         used[name] = prices[name]
@@ -133,7 +133,7 @@ def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
     )  # fmt: skip
 
 
-def _sentence(name: str, price: Price) -> str:
+def _sentence(name: str, price: UnitPrice) -> str:
     """A rate with its unit, source and date, once each."""
     when = "" if price.date in price.source else f", {price.date}"
     return f"{name} {price.value:g} ({price.unit}; {price.source}{when})"

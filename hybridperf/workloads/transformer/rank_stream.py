@@ -5,7 +5,7 @@ parallelism) on another, in turns: its rank stream. Reductions of gradients and 
 weights run next to it (`comm`), as does one stream per direction of what is sent to other stages.
 
 A run of steps is either a node per kernel, or composed where the graph would be large: one node for
-all its ops and one for all its exchanges (`Chain`), the same seconds, as a rank stream has no gaps.
+all its ops and one for all its exchanges (`CallChain`), the same seconds, as a rank stream has no gaps.
 With a host, a composed run ends in a node that is launched when all its kernels are, so that the
 later of host and device ends it.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.outputs import COMPUTE
-from hybridperf.engine.workload import Call, Chain, Seconds
+from hybridperf.engine.workload import Call, CallChain, GivenSeconds
 from hybridperf.hardware import Host
 from hybridperf.ops import OpCall
 from hybridperf.workloads.transformer.launching import launch_s
@@ -128,7 +128,7 @@ class RankStreams:
                     for step in run.steps:
                         if step.is_op == ops:
                             times[self._row(step)] += run.count
-                chain = Chain(tuple(times.items()), label.split()[0])
+                chain = CallChain(tuple(times.items()), label.split()[0])
                 found.append(self._known(chain) if times else 0)
             host, host_s = self.host, 0.0
             if host is not None:
@@ -153,4 +153,4 @@ class RankStreams:
         return self.calls.setdefault(call, len(self.calls) + 1)
 
     def _seconds(self, value: float) -> int:
-        return self._known(Seconds(round(value, 12))) if value > 0 else 0
+        return self._known(GivenSeconds(round(value, 12))) if value > 0 else 0
