@@ -15,7 +15,8 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.rows import implementations
 from hybridperf.collectives.table import checked
 from hybridperf.collectives.traffic import bus_bytes_per_s
-from hybridperf.io import InputError, replacing
+from hybridperf.io import InputError
+from hybridperf.report.plots import new_figure, save_figure
 
 _MOST_PANELS = 12  # the ones with the most rows
 _COLUMNS = 4
@@ -57,7 +58,7 @@ def bus_bandwidth_plot(
         .index[:_MOST_PANELS]
     )
     columns = min(_COLUMNS, len(panels))
-    figure, grid = _figure(
+    figure, grid = new_figure(
         max(3.6 * columns + 0.4, 6.5),
         3.2 * -(-len(panels) // columns) + 0.6,
         columns,
@@ -76,8 +77,7 @@ def bus_bandwidth_plot(
         figure.suptitle(title, fontsize=10)
     figure.supxlabel("message size", fontsize=9)
     figure.supylabel("bus bandwidth, GB/s", fontsize=9)
-    with replacing(path, "wb") as handle:
-        figure.savefig(handle, format="png", dpi=120)
+    save_figure(figure, path, dpi=120)
 
 
 def curves(measured: pd.DataFrame) -> pd.DataFrame:
@@ -122,26 +122,13 @@ def _panel(axes: Any, points: pd.DataFrame, lines: pd.DataFrame) -> None:
         colour = f"C{number % 10}"
         n, nodes = (int(value) for value in ranks)
         label = f"{n} ranks" + (f", {nodes} nodes" if nodes > 1 else "")
-        axes.scatter(
-            rows["bytes"],
-            _gb_per_s(rows, "time_s"),
-            s=size,
-            alpha=alpha,
-            lw=0,
-            color=colour,
-            zorder=3,
-        )
+        style = {"s": size, "alpha": alpha, "lw": 0, "color": colour, "zorder": 3}
+        axes.scatter(rows["bytes"], _gb_per_s(rows, "time_s"), **style)
         line = lines[(lines["n_gpus"] == n) & (lines["n_nodes"] == nodes)].sort_values("bytes")
         axes.plot(line["bytes"], _gb_per_s(line, "predicted_s"), color=colour, lw=1.2, label=label)
         if line["low_s"].notna().any():
-            axes.fill_between(
-                line["bytes"],
-                _gb_per_s(line, "high_s"),
-                _gb_per_s(line, "low_s"),
-                color=colour,
-                alpha=0.15,
-                lw=0,
-            )
+            slow, fast = _gb_per_s(line, "high_s"), _gb_per_s(line, "low_s")
+            axes.fill_between(line["bytes"], slow, fast, color=colour, alpha=0.15, lw=0)
     axes.set(xscale="log", yscale="log")
     _ticks(axes, points["bytes"])
     axes.grid(alpha=0.2)
@@ -176,12 +163,3 @@ def _ticks(axes: Any, sizes: pd.Series) -> None:
 def _bytes(size: float) -> str:
     scale, unit = next(((scale, unit) for scale, unit in _BINARY if size >= scale), (1, "B"))
     return f"{size / scale:.3g} {unit}"
-
-
-def _figure(width: float, height: float, columns: int, lines: int) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only plots need it
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(lines, columns)

@@ -1,6 +1,4 @@
-"""Pictures of the claim about GPUs nobody measured yet: error against rows of the new device, ours
-beside the null models'.
-"""
+"""Plots of the claim about unmeasured GPUs: error against rows fitted, ours and the baselines'."""
 
 from __future__ import annotations
 
@@ -10,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import replacing
+from hybridperf.report.plots import new_figure, save_figure
 
 _COLUMNS = 4
 _ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
-_NULLS = {
+_BASELINES = {
     "null_roofline": ("datasheet roofline", "0.6", ":"),
     "null_floor_and_rates": ("floor and two efficiencies", "C1", ":"),
     "null_trees": ("trees on time", "C2", "--"),
@@ -34,7 +32,7 @@ def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
         return
     columns = min(_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
-    figure, grid = _figure(max(3.1 * columns + 0.6, 8.0), 2.6 * lines + 0.9, columns, lines)
+    figure, grid = new_figure(max(3.1 * columns + 0.6, 8.0), 2.6 * lines + 0.9, columns, lines)
     drawn = np.atleast_1d(grid).ravel()
     for axes, ((line, device, split), rows) in zip(drawn, panels, strict=False):
         _panel(axes, rows.sort_values("fitted", kind="stable"))
@@ -51,15 +49,14 @@ def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
     figure.legend(
         list(handles.values()), list(handles), fontsize=8, loc="outside upper center", ncols=4
     )
-    with replacing(path, "wb") as handle:
-        figure.savefig(handle, format="png", dpi=130)
+    save_figure(figure, path)
 
 
 def _panel(axes: Any, rows: pd.DataFrame) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     at = np.where(rows["fitted"] > 0, rows["fitted"], _ZERO_AT).astype(float)
-    for column, (label, colour, dashes) in _NULLS.items():
+    for column, (label, colour, dashes) in _BASELINES.items():
         if column in rows.columns and rows[column].notna().any():
             axes.plot(
                 at, 100 * rows[column].astype(float), color=colour, lw=1, ls=dashes, label=label
@@ -84,12 +81,3 @@ def _panel(axes: Any, rows: pd.DataFrame) -> None:
         axis.set_minor_locator(NullLocator())
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.2)
-
-
-def _figure(width: float, height: float, columns: int, lines: int) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only plots need it
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(lines, columns)

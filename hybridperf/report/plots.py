@@ -36,19 +36,11 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
     if "unreliable" in rows.columns:
         rows = rows[rows["unreliable"] != 1].reset_index(drop=True)
     intensity, rate, group = _points(model, rows)
-    figure, axes = _figure(8.5, 5)
+    figure, axes = new_figure(8.5, 5)
     for number, at in enumerate(np.unique(group)):
         here = group == at
-        marker = _MARKERS[number // 10 % len(_MARKERS)]
-        axes.scatter(
-            intensity[here],
-            rate[here],
-            s=18,
-            alpha=0.8,
-            color=f"C{number % 10}",
-            marker=marker,
-            label=GROUPS[at],
-        )
+        style = {"s": 18, "alpha": 0.8, **_mark(number)}
+        axes.scatter(intensity[here], rate[here], label=GROUPS[at], **style)
     x = np.geomspace(
         min(intensity.min(initial=1.0), 0.05) / 2, max(intensity.max(initial=1.0), 100.0) * 2, 200
     )
@@ -57,21 +49,11 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
     if "gemm" in model.groups:
         fitted_peak = peak * float(model.knobs.compute_efficiency[GROUPS.index("gemm")])
         fitted_bandwidth = bandwidth * float(np.max(model.knobs.level_speedup))
-        label = "calibrated: gemm rate, nearest cache"
-        axes.plot(
-            x,
-            np.minimum(fitted_peak, x * fitted_bandwidth),
-            color="black",
-            lw=1,
-            ls="--",
-            label=label,
-        )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="flops per byte of compulsory traffic",
-        ylabel="FLOP/s reached",
-    )
+        roof = np.minimum(fitted_peak, x * fitted_bandwidth)
+        style = {"color": "black", "lw": 1, "ls": "--"}
+        axes.plot(x, roof, label="calibrated: gemm rate, nearest cache", **style)
+    axes.set(xscale="log", yscale="log", ylabel="FLOP/s reached")
+    axes.set_xlabel("flops per byte of compulsory traffic")
     axes.set_title(
         f"{model.device.name}; {len(rows) - len(rate)} of {len(rows)} measured ops without"
         " arithmetic not shown",
@@ -80,7 +62,16 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
     axes.set_ylim(rate.min(initial=peak) / 3, peak * 3)
     axes.grid(alpha=0.2)
     figure.legend(fontsize=7, loc="outside right upper")
-    _save(figure, path)
+    save_figure(figure, path)
+
+
+def _mark(number: int) -> dict[str, str]:
+    return {"color": f"C{number % 10}", "marker": _MARKERS[number // 10 % len(_MARKERS)]}
+
+
+def _log_seconds(axes: Any, ends: np.ndarray) -> None:
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="measured seconds", ylabel="predicted seconds")
 
 
 def _points(model: PerfModel, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -108,48 +99,27 @@ def measured_plot(
     """Predicted against measured seconds, with the band of 25 % error and, where there are any, the
     intervals (low, high) as bars.
     """
-    figure, axes = _figure(8.5, 5)
+    figure, axes = new_figure(8.5, 5)
     ends = [end for interval in intervals_s or () for end in interval if end is not None]
-    low, high = (
-        min(*measured_s, *predicted_s, *ends) / 1.6,
-        max(*measured_s, *predicted_s, *ends) * 1.6,
-    )
-    line = np.array([low, high])
+    every = [*measured_s, *predicted_s, *ends]
+    line = np.array([min(every) / 1.6, max(every) * 1.6])
     axes.plot(line, line, color="black", lw=1)
-    axes.fill_between(
-        line, line * 0.75, line * 1.25, color="black", alpha=0.08, label="within 25 %"
-    )
+    band = {"color": "black", "alpha": 0.08, "label": "within 25 %"}
+    axes.fill_between(line, line * 0.75, line * 1.25, **band)
     for number, (label, x, y) in enumerate(zip(labels, measured_s, predicted_s, strict=True)):
-        marker, colour = _MARKERS[number // 10 % len(_MARKERS)], f"C{number % 10}"
-        axes.scatter(
-            [x], [y], s=30, marker=marker, color=colour, label=f"{label} ({y / x - 1:+.0%})"
-        )
+        axes.scatter([x], [y], s=30, label=f"{label} ({y / x - 1:+.0%})", **_mark(number))
         below, above = intervals_s[number] if intervals_s else (None, None)
         if below is not None and above is not None:
-            axes.errorbar(
-                [x],
-                [y],
-                yerr=[[y - below], [above - y]],
-                fmt="none",
-                ecolor=colour,
-                elinewidth=1,
-                capsize=3,
-            )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=(low, high),
-        ylim=(low, high),
-        xlabel="measured seconds",
-        ylabel="predicted seconds",
-    )
+            whisker = {"fmt": "none", "elinewidth": 1, "capsize": 3}
+            colour = _mark(number)["color"]
+            axes.errorbar([x], [y], [[y - below], [above - y]], ecolor=colour, **whisker)
+    _log_seconds(axes, line)
     figure.legend(fontsize=8, loc="outside right upper")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
-    """Held-out rows: predicted against measured seconds, and log2(predicted / measured) against
-    measured seconds, by op kind.
+    """Held-out rows by op kind: predicted against measured seconds, and log2 of their ratio.
 
     Lines on the right are running medians, ours and those of the knobs alone.
     """
@@ -159,42 +129,23 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     )
     kinds = held_out["op"].to_numpy(str)
     errors = np.log2(predicted / measured)
-    figure, (left, right) = _figure(14, 5.6, columns=2)
-    ends = np.array(
-        [min(measured.min(), predicted.min()) / 1.6, max(measured.max(), predicted.max()) * 1.6]
-    )
+    figure, (left, right) = new_figure(14, 5.6, columns=2)
+    both = np.concatenate([measured, predicted])
+    ends = np.array([both.min() / 1.6, both.max() * 1.6])
     size = 22 if len(measured) < 600 else 10
     table = report.table.set_index("op")
     for number, kind in enumerate(sorted(set(kinds))):
         here = kinds == kind
-        style = {
-            "s": size,
-            "alpha": 0.6,
-            "lw": 0,
-            "marker": _MARKERS[number // 10 % len(_MARKERS)],
-            "color": f"C{number % 10}",
-        }
-        left.scatter(measured[here], predicted[here], **style)
-        right.scatter(
-            measured[here], np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN), **style
-        )
-        left.scatter(
-            [],
-            [],
-            **{**style, "s": 22, "alpha": 1.0},
-            label=f"{kind} ({here.sum()}, {table.loc[kind, 'median_ape']:.0%})",
-        )
+        style = {"lw": 0, **_mark(number)}
+        shown = np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN)
+        left.scatter(measured[here], predicted[here], s=size, alpha=0.6, **style)
+        right.scatter(measured[here], shown, s=size, alpha=0.6, **style)
+        label = f"{kind} ({here.sum()}, {table.loc[kind, 'median_ape']:.0%})"
+        left.scatter([], [], s=22, alpha=1.0, label=label, **style)
     left.plot(ends, ends, color="black", lw=1)
-    for factor, dashes in ((0.5, "--"), (2.0, "--")):
-        left.plot(ends, factor * ends, color="black", lw=0.8, ls=dashes)
-    left.set(
-        xscale="log",
-        yscale="log",
-        xlim=ends,
-        ylim=ends,
-        xlabel="measured seconds",
-        ylabel="predicted seconds",
-    )
+    for factor in (0.5, 2.0):
+        left.plot(ends, factor * ends, color="black", lw=0.8, ls="--")
+    _log_seconds(left, ends)
     left.set_title(
         f"{len(measured)} rows, each predicted by a fit that has not seen it; dashed: a factor"
         " of 2",
@@ -206,13 +157,8 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     right.plot(at, ours, color="black", lw=2.5, label="running median")
     right.plot(at, alone, color="crimson", lw=1, label="of knobs alone")
     limit = min(_LOG2_ERRORS_SHOWN, max(1.2, 1.1 * float(np.abs(errors).max())))
-    right.set(
-        xscale="log",
-        xlim=ends,
-        ylim=(-1.03 * limit, 1.03 * limit),
-        xlabel="measured seconds",
-        ylabel="log2(predicted / measured)",
-    )
+    right.set(xscale="log", xlim=ends, ylim=(-1.03 * limit, 1.03 * limit))
+    right.set(xlabel="measured seconds", ylabel="log2(predicted / measured)")
     beyond = int((np.abs(errors) > _LOG2_ERRORS_SHOWN).sum())
     right.set_title(
         "above zero: predicted too slow"
@@ -229,13 +175,11 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
         title="op kind (rows, median error)",
         title_fontsize=8,
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Medians of `values` [N] in windows of equally many rows along `x` [N]; the first array is
-    where the windows lie.
-    """
+    """Medians of x [N] and of `values` [N] in windows of equally many rows along x."""
     order = np.argsort(x)
     windows = np.array_split(order, max(1, min(_MEDIAN_WINDOWS, len(x) // _LEAST_IN_WINDOW)))
     return tuple(
@@ -257,31 +201,20 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
     curve = curve[curve["op"].isin(kinds)]
     lines = -(-len(kinds) // _CURVE_COLUMNS)
     columns = -(-len(kinds) // lines)
-    figure, panels = _figure(2.5 * columns + 0.5, 2.1 * lines + 0.7, columns=columns, lines=lines)
+    figure, panels = new_figure(
+        2.5 * columns + 0.5, 2.1 * lines + 0.7, columns=columns, lines=lines
+    )
     panels = np.atleast_1d(panels).ravel()
     percent = 100 * curve[["median_ape", "knobs_ape", "noise"]]
     low, high = max(0.5, np.nanmin(percent) / 1.3), np.nanmax(percent) * 1.3
     for axes, kind in zip(panels, kinds, strict=False):
         here = curve["op"] == kind
         rows = curve.loc[here, "rows"]
-        axes.plot(
-            rows,
-            percent.loc[here, "knobs_ape"],
-            color="crimson",
-            lw=1,
-            marker="o",
-            ms=3,
-            label="knobs alone",
-        )
-        axes.plot(
-            rows,
-            percent.loc[here, "median_ape"],
-            color="black",
-            lw=2,
-            marker="o",
-            ms=4,
-            label="with learned corrections",
-        )
+        thin = {"color": "crimson", "lw": 1, "marker": "o", "ms": 3}
+        thick = {"color": "black", "lw": 2, "marker": "o", "ms": 4}
+        axes.plot(rows, percent.loc[here, "knobs_ape"], label="knobs alone", **thin)
+        learned = percent.loc[here, "median_ape"]
+        axes.plot(rows, learned, label="with learned corrections", **thick)
         noise = percent.loc[here, "noise"].median()
         if np.isfinite(noise) and noise > 0:
             axes.axhline(noise, color="black", lw=1, ls="--", label="noise of the held-out rows")
@@ -305,13 +238,11 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
     figure.legend(
         list(handles.values()), list(handles), fontsize=9, loc="outside upper center", ncols=3
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _plain_numbers(axes: Any, rows: pd.Series) -> None:
-    """Ticks of a panel a few octaves wide: the least and the most rows,
-    round numbers of percent.
-    """
+    """Ticks of a panel: the fewest, middle and most rows, and round numbers of percent."""
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     axes.xaxis.set_major_locator(
@@ -324,7 +255,8 @@ def _plain_numbers(axes: Any, rows: pd.Series) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _figure(width: float, height: float, *, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, columns: int = 1, lines: int = 1) -> tuple[Any, Any]:
+    """A matplotlib figure of this size [inches] and its panels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only plots need it
     from matplotlib.figure import Figure
 
@@ -333,6 +265,7 @@ def _figure(width: float, height: float, *, columns: int = 1, lines: int = 1) ->
     return figure, figure.subplots(lines, columns)
 
 
-def _save(figure: Any, path: str | os.PathLike) -> None:
+def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 130) -> None:
+    """Write a figure as PNG, whole or not at all."""
     with replacing(path, "wb") as handle:
-        figure.savefig(handle, format="png", dpi=130)
+        figure.savefig(handle, format="png", dpi=dpi)

@@ -9,7 +9,7 @@ import os
 import numpy as np
 
 from hybridperf.explore.searches.result import ActiveConstraint, BlockingConstraint, SearchResult
-from hybridperf.report.plots import _figure, _save
+from hybridperf.report.plots import new_figure, save_figure
 from hybridperf.report.text import table
 
 _PHASES = {"descent": "C0", "polish": "C1", "whole numbers": "C2"}
@@ -74,7 +74,7 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
     """Best objective so far that meets the constraints, and how far it is from the optimum, against
     evaluations.
     """
-    figure, (above, below) = _figure(7, 5.5, lines=2)
+    figure, (above, below) = new_figure(7, 5.5, lines=2)
     frame = result.convergence
     for phase, part in frame.groupby("phase", sort=False):
         colour = _PHASES[str(phase)]
@@ -105,7 +105,7 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
     above.legend(fontsize=8)
     for axes in (above, below):
         axes.grid(alpha=0.2)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _trusted(result: SearchResult) -> list[list[str]]:
@@ -125,10 +125,9 @@ def _trusted(result: SearchResult) -> list[list[str]]:
 def _held_back(result: SearchResult) -> str:
     if not result.active:
         bounds = ", ".join(f"{one.name} at its {one.at}" for one in result.knobs if one.at)
-        return (
-            "no constraint is active:"
-            f" {f'the bounds hold the optimum, {bounds}' if bounds else 'the optimum lies within the bounds'}"
-        )
+        if bounds:
+            return f"no constraint is active: the bounds hold the optimum, {bounds}"
+        return "no constraint is active: the optimum lies within the bounds"
     rows = [
         [
             one.name,

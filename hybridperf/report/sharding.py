@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridperf.explore.sharding import greedy
 from hybridperf.explore.sharding.result import ShardResult
-from hybridperf.report.plots import _figure, _save
+from hybridperf.report.plots import new_figure, save_figure
 from hybridperf.report.text import percent, quantity, seconds, table
 
 _MOST_RANKS, _MOST_NAMES = 64, 40  # shown
@@ -91,7 +91,7 @@ def shard_report(result: ShardResult) -> str:
 
 def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     """Lookup seconds, bytes sent and memory of each rank; step seconds of every candidate."""
-    figure, ((above, right), (below, last)) = _figure(10, 6, lines=2, columns=2)
+    figure, ((above, right), (below, last)) = new_figure(10, 6, lines=2, columns=2)
     frame = result.per_rank
     rank = frame["rank"]
     above.bar(rank, frame["forward_s"] * 1e3, label="forward", color="C0")
@@ -145,7 +145,7 @@ def shard_plot(result: ShardResult, path: str | os.PathLike) -> None:
     for axes in (above, right, below, last):
         axes.grid(alpha=0.2)
     figure.supxlabel("\n".join(textwrap.fill(note, _LINE) for note in result.notes), fontsize=7)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _short(names: str) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def seconds(value: float | None) -> str:
     """`12.3 ms`."""
     if value is None or not math.isfinite(value):
         return "-"
-    scale, unit = next(((s, u) for s, u in _TIMES if abs(value) >= s), _TIMES[-1])
+    scale, unit = next(((s, u) for s, u in TIMES if abs(value) >= s), TIMES[-1])
     return f"{value:,.0f} s" if abs(value) >= 1e3 else f"{value / scale:.3g} {unit}"
 
 
@@ -21,7 +21,7 @@ def quantity(value: float | None, unit: str) -> str:
     """`1.56 TB/s`: decimal prefixes."""
     if value is None or not math.isfinite(value):
         return "-"
-    scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(value) >= s), _PREFIXES[-1])
+    scale, prefix = next(((s, p) for s, p in PREFIXES if abs(value) >= s), PREFIXES[-1])
     return f"{value / scale:.4g} {prefix}{unit}"
 
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.made_traces import made_trace
+from support.made_traces import REDUCE, two_ranks
 
 from hybridperf.engine.prediction import predict
 from hybridperf.hardware import load_device
@@ -22,7 +22,6 @@ from hybridperf.traces.replay import replay, replay_step
 from hybridperf.traces.steps import steps
 from hybridperf.workloads.jax.program import compile_program, from_program
 
-REDUCE = "ncclKernel_AllReduce"
 _REQUIRED = {
     "X": {"name", "cat", "pid", "tid", "ts", "dur"},
     "M": {"name", "pid", "args"},
@@ -116,29 +115,6 @@ def of_phase(document, phase, category=None):
         for event in document["traceEvents"]
         if event["ph"] == phase and category in (None, event.get("cat"))
     ]
-
-
-def two_ranks():
-    """Two ranks that meet once; the second comes last."""
-    ranks = []
-    for number, came in ((0, 100), (1, 300)):
-        host = [
-            ("mark", "ProfilerStep#1", 0, 420),
-            ("op", "aten::mm", came - 60, came - 40),
-            ("call", "k", came - 55, came - 50),
-        ]
-        host += [
-            ("call", "r", came - 30, came - 25),
-            ("call", "cudaStreamWaitEvent", 320, 321),
-            ("call", "z", 330, 335),
-        ]
-        device = [
-            ("gemm", 7, came - 48, came - 2, "k"),
-            (REDUCE, 20, came, 400, "r"),
-            ("after", 7, 402, 500, "z"),
-        ]
-        ranks.append(made_trace(host, device, rank=number, world=2, origin_us=1e15))
-    return ranks
 
 
 @pytest.mark.parametrize(

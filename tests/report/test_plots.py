@@ -50,7 +50,7 @@ def curve() -> pd.DataFrame:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
     """The figures that are saved, in order."""
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
     return figures
 
 

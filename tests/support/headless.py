@@ -158,10 +158,7 @@ class Tab:
             uploadThroughput=-1,
         )
         self.resize(width, height)
-        self.call(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-        )
+        self.dark(dark)
         self.call("Page.navigate", url=file.resolve().as_uri())
         browser.wait_for("Page.loadEventFired")
         self.settle()
@@ -179,6 +176,11 @@ class Tab:
             deviceScaleFactor=1,
             mobile=False,
         )
+
+    def dark(self, dark: bool) -> None:
+        """Another theme of the reader's system."""
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[theme])
 
     def settle(self) -> None:
         """Two frames drawn, where the page is in front."""

@@ -14,6 +14,7 @@ from hybridperf.traces.events import (
 )
 from hybridperf.traces.nesting import nesting_order, parents
 
+REDUCE = "ncclKernel_AllReduce"
 KINDS = {"op": OP, "call": CALL, "mark": MARK}
 
 
@@ -58,3 +59,26 @@ def made_trace(host, device, rank=0, world=1, shapes=("",), origin_us=0.0) -> Ra
             np.array(["nccl" in event[0] for event in device], bool),
         ),
     )
+
+
+def two_ranks():
+    """Two ranks that meet once; the second comes last."""
+    ranks = []
+    for number, came in ((0, 100), (1, 300)):
+        host = [
+            ("mark", "ProfilerStep#1", 0, 420),
+            ("op", "aten::mm", came - 60, came - 40),
+            ("call", "k", came - 55, came - 50),
+        ]
+        host += [
+            ("call", "r", came - 30, came - 25),
+            ("call", "cudaStreamWaitEvent", 320, 321),
+            ("call", "z", 330, 335),
+        ]
+        device = [
+            ("gemm", 7, came - 48, came - 2, "k"),
+            (REDUCE, 20, came, 400, "r"),
+            ("after", 7, 402, 500, "z"),
+        ]
+        ranks.append(made_trace(host, device, rank=number, world=2, origin_us=1e15))
+    return ranks

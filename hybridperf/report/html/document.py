@@ -1,55 +1,61 @@
-"""What a page may hold, whatever it is about: values only, no HTML.
+"""What a page may hold, as plain values: the templates turn them into HTML and escape all text.
 
-All text is plain text from anywhere; what writes the page escapes it. A `colour` is a number from 0
-to `COLOURS - 1`, the same hue wherever it appears on a page, or `OTHER`, a grey. Seconds inside;
-words such as `12.3 ms` are the caller's (`report/text.py`).
+A `colour` is a number from 0 to `COLOURS - 1`, the same hue wherever it appears on a page, or
+`OTHER`, a grey. A block names the macro of `templates/blocks.html.j2` that writes it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
+
+from hybridperf.report.text import seconds
 
 COLOURS = 7
 OTHER = COLOURS
-FIRST_ROWS, MOST_ROWS = (
-    15,
-    500,
-)  # of a table: seen before the reader asks for all; in the page at all, the rest is counted
+MOST_ROWS = 500  # of a table in a page; the rest is counted
+
+# control characters, lone surrogates, and what turns text around
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
+)
 
 
 @dataclass(frozen=True)
 class Text:
     """A paragraph."""
 
+    macro: ClassVar = "text"
     text: str
 
 
 @dataclass(frozen=True)
 class Notes:
-    """Sentences, one below the other."""
+    """A list of sentences, or the sentence that there are none."""
 
+    macro: ClassVar = "notes"
     items: Sequence[str]
-    none: str = "None."  # what stands there where there are none
+    none: str = "None."
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Figures that come first: (what, figure, remark)."""
+    """Key figures as cards: (name, figure, remark)."""
 
+    macro: ClassVar = "facts"
     items: Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell. `value` is what its column is sorted by; `share` (0 to 1) draws a bar behind
-    the text.
-    """
+    """A table's cell. Its column is sorted by `value`; `share` (0 to 1) draws a bar."""
 
     text: str
     value: float | None = None
@@ -57,189 +63,108 @@ class Cell:
     colour: int = 0
 
 
-Rows = list[list[Cell | str]]
-
-
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells or of plain text. The first `words` columns stand to the left and may break,
-    the others are numbers.
-    """
+    """Rows of cells. The first `words` columns are left-aligned text, the others are numbers."""
 
+    macro: ClassVar = "table"
     headers: Sequence[str]
-    rows: Sequence[Sequence[Cell | str]]
+    rows: Sequence[Sequence[Cell]]
     caption: str = ""
     words: int = 1
-    first: int = FIRST_ROWS
-    most: int = MOST_ROWS
-    best: int | None = None  # a row to stand out
+    best: int | None = None  # the row to highlight
     sortable: bool = True
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One bar of segments put end to end: (seconds or another amount, index into the legend, words
-    for it).
-    """
-
-    label: str
-    segments: Sequence[tuple[float, int, str]]
-    text: str  # at its end
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars from a common zero. `legend`: name and colour of each kind of segment."""
-
-    bars: Sequence[Bar]
-    legend: Sequence[tuple[str, int]]
-    caption: str = ""
-    most: int = 64  # bars shown
-
-
-@dataclass(frozen=True)
-class Range:
-    """A value with its interval, where one is known, and other values to compare: (name, value,
-    words).
-    """
-
-    label: str
-    value: float
-    text: str
-    low: float | None = None
-    high: float | None = None
-    marks: Sequence[tuple[str, float, str]] = ()
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Intervals one below the other on one axis from zero: whether they overlap is seen."""
-
-    ranges: Sequence[Range]
-    axis: Callable[[float], str]  # words for a number on the axis
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points or a line of a plot, N of them. `share` [N] (0 to 1) sets the area of points; `labels`
-    [N] are shown on pointing at them.
-    """
-
-    name: str
-    x: Sequence[float] | np.ndarray
-    y: Sequence[float] | np.ndarray
-    colour: int = 0
-    line: bool = False
-    dashed: bool = False
-    labels: Sequence[str] = ()
-    share: Sequence[float] | np.ndarray | None = None
-    mark: bool = False  # a ring around each point: what the page speaks of
-    at_end: bool = False  # the name stands at the line's end, not in the legend
-
-
-@dataclass(frozen=True)
-class Plot:
-    """Points and lines over two axes. What is not finite, or not above zero on a logarithmic axis,
-    is left out and counted.
-    """
-
-    series: Sequence[Series]
-    x: str  # what the axis says
-    y: str
-    x_words: Callable[[float], str]  # for a number on the axis
-    y_words: Callable[[float], str]
-    x_log: bool = False
-    y_log: bool = False
-    caption: str = ""
-
-
 @dataclass(frozen=True, eq=False)
-class Track:
-    """Slices on one line of a timeline, N of them; where some overlap the line becomes several."""
+class Figure:
+    """A Bokeh figure. `legend`: symbol, colour and name of what it shows."""
 
-    name: str
-    start_s: np.ndarray  # [N]
-    end_s: np.ndarray  # [N]
-    label: np.ndarray  # int [N] index into the timeline's labels
-    kind: np.ndarray  # int [N] index into its kinds
-    marked: np.ndarray  # bool [N] on the critical path
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds of all its slices."""
-        return float(np.sum(self.end_s - self.start_s))
-
-
-@dataclass(frozen=True, eq=False)
-class Timeline:
-    """Tracks on one clock, to zoom into. What is too small to be seen is merged where there is a
-    lot, and the page says so.
-    """
-
-    tracks: Sequence[Track]
-    labels: Sequence[str]
-    kinds: Sequence[tuple[str, int]]  # name and colour
-    marked: str = "critical path"  # what `Track.marked` means; empty: nothing is marked
-    more: str = ""  # where every slice is, for the sentence on what was merged
-    most_slices: int = 20_000
-    most_tracks: int = 96
-
-
-Block = Text | Notes | Facts | Table | Bars | Ranges | Plot | Timeline
+    macro: ClassVar = "figure"
+    model: Any
+    caption: str
+    legend: Sequence[tuple[str, int | str, str]] = ()
 
 
 @dataclass(frozen=True)
 class Folded:
     """Blocks behind a line that opens them."""
 
+    macro: ClassVar = "folded"
+    title: str
+    blocks: Sequence[Block]
+
+
+Block = Text | Notes | Facts | Table | Figure | Folded
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and the blocks under it."""
+
     title: str
     blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it."""
-
-    title: str
-    blocks: Sequence[Block | Folded]
-
-
-@dataclass(frozen=True)
 class Page:
-    """A whole page."""
+    """A whole page; `facts` are short ones in the footer."""
 
     title: str
     sections: Sequence[Section]
-    lead: str = ""  # one sentence below the title
-    facts: Sequence[str] = field(default=())  # short ones at the foot, beside who made the page
+    lead: str = ""
+    facts: Sequence[str] = field(default=())
 
 
-def frame_table(
-    frame: pd.DataFrame,
-    columns: Mapping[str, tuple[str, Callable[[Any], str]]],
-    *,
-    bars: Mapping[str, int] | None = None,
-    **kwargs: Any,
-) -> Table:
-    """A table of a frame's columns: by name, what the header says and how a value is written;
-    `bars`: columns of shares, with a colour.
-    """
-    bars = bars or {}
-    rows = [
-        [
-            _cell(value, write, bars.get(name))
-            for value, (name, (_, write)) in zip(row, columns.items(), strict=True)
-        ]
-        for row in frame[list(columns)].itertuples(index=False)
-    ]
-    return Table([header for header, _ in columns.values()], rows, **kwargs)
+class Column(NamedTuple):
+    """A column of a frame in a table; `bar`: a bar's colour, or the frame's column of colours."""
+
+    name: str
+    header: str
+    write: Callable[[Any], str] = str
+    bar: int | str | None = None
 
 
-def _cell(value: Any, write: Callable[[Any], str], bar: int | None) -> Cell:
-    number = (
-        float(value)
-        if isinstance(value, int | float | np.number) and math.isfinite(value)
-        else None
-    )
-    return Cell(write(value), number, None if bar is None else number, bar or 0)
+def frame_table(frame: pd.DataFrame, columns: Sequence[Column], **options: Any) -> Table:
+    """A table of some columns of a frame; `options` are further fields of `Table`."""
+    records = frame.to_dict("records")
+    rows = [[_cell(row, column) for column in columns] for row in records]
+    return Table([column.header for column in columns], rows, **options)
+
+
+def pairs_table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
+    """Names and what stands for each."""
+    rows = [[Cell(name), Cell(str(value))] for name, value in pairs]
+    return Table([title, ""], rows, words=2, sortable=False)
+
+
+def _cell(row: dict[str, Any], column: Column) -> Cell:
+    value = row[column.name]
+    known = isinstance(value, int | float | np.number) and math.isfinite(value)
+    number = float(value) if known else None
+    text = "-" if value is None or value != value else column.write(value)
+    if column.bar is None:
+        return Cell(text, number)
+    colour = row[column.bar] if isinstance(column.bar, str) else column.bar
+    return Cell(text, number, number, int(colour))
+
+
+def time_words(value: float | None) -> str:
+    """Seconds in words; nothing takes `0 s`."""
+    return "0 s" if value == 0 else seconds(value)
+
+
+def count_words(value: float) -> str:
+    """A number of things."""
+    return f"{value:,.0f}"
+
+
+def yes_or_no(value: object) -> str:
+    """A flag in words."""
+    return "yes" if value else "no"
+
+
+def clean(text: Any) -> Any:
+    """Text without the characters that no page may hold; HTML of our own as it is."""
+    plain = isinstance(text, str) and not isinstance(text, Markup)
+    return _UNSAFE.sub("\ufffd", text) if plain else text

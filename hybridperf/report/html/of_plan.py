@@ -1,33 +1,32 @@
-"""A plan as a page: the best layout and how sure it is, what it takes beside others, all layouts
-that fit, what would move the optimum.
+"""A plan as a page: the best layout and how sure it is, how it compares with others, all layouts
+that fit, and what would move the optimum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     OTHER,
-    Bar,
-    Bars,
     Block,
-    Cell,
+    Column,
     Facts,
-    Folded,
+    Figure,
     Notes,
     Page,
-    Plot,
-    Range,
-    Ranges,
-    Rows,
     Section,
-    Series,
     Table,
     Text,
+    count_words,
+    frame_table,
+    pairs_table,
+    time_words,
 )
+from hybridperf.report.html.figures import Axis, Interval, Series, bars, intervals, plot
 from hybridperf.report.html.of_model import device_rows, system_rows
 from hybridperf.report.plan import (
     PARTS,
@@ -47,7 +46,6 @@ from hybridperf.training.plans.run import Plan
 from hybridperf.training.plans.sensitivity import LeverEffect, lever_effects
 from hybridperf.training.plans.table import top
 from hybridperf.training.steps.step_features import StepParts
-from hybridperf.workloads.transformer.layout import Layout
 
 _LISTED = 100  # best layouts
 _POINTS = 200_000  # layouts drawn: beyond it every n-th by rank
@@ -55,117 +53,93 @@ _PART_COLOURS = (0, 1, 5, 4)
 _AXES = {
     "memory": ("memory of the fullest GPU", "B"),
     "energy": ("energy of a {}", "J"),
-    "cost": ("rent of a {}, USD", ""),
+    "cost": ("rent of a {}", "USD"),
 }
 
 
 def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None = None) -> Page:
-    """The page of a plan; `moved`: what `lever_effects` said of it, which takes seconds, if it was asked
-    before.
-    """
-    beside = compared(plan)
+    """The page of a plan; `moved` is the answer of `lever_effects`, which takes seconds, if known."""
+    candidates = compared(plan)
     shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
+    devices = f"{case.space.gpus:,} x {plan.setup.device.name}"
     lead = (
-        f"{shape.name} on {case.space.gpus:,} x {plan.setup.device.name}, batch"
-        f" {case.space.global_batch:,}: {layout_words(plan.best)}."
+        f"{shape.name} on {devices}, batch {case.space.global_batch:,}: {layout_words(plan.best)}."
     )
+    layouts: list[Block] = [_best(plan), *(Text(line) for line in LEGEND)]
+    fronts: list[Block] = [
+        _front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)
+    ]
+    assumed: list[Block] = [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.notes)]
     sections = [
-        Section("The best layout", _summary(plan, beside)),
-        Section("How sure", _sure(plan, beside)),
-        Section("Why", _why(plan, beside)),
-        Section("Layouts", [_best(plan), *map(Text, LEGEND)]),
-        Section(
-            "What is traded for what",
-            [_front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)],
-        ),
-        Section("What would move it", _levers(plan, moved)),
-        Section(
-            "Notes and assumptions",
-            [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.notes)],
-        ),
+        Section("The best layout", _summary(plan, candidates[0])),
+        Section("How sure", _sure(plan, candidates)),
+        Section("Why", _why(plan, candidates)),
+        Section("Layouts", layouts),
+        Section("What is traded for what", fronts),
+        Section("What would move it", _levers(plan, lever_effects(plan) if moved is None else moved)),
+        Section("Notes and assumptions", assumed),
         Section("Provenance", _provenance(plan)),
     ]
-    return Page(
-        title or f"How to train {shape.name} on {counted(case.space.gpus, 'GPU')}", sections, lead
-    )
+    title = title or f"How to train {shape.name} on {counted(case.space.gpus, 'GPU')}"
+    return Page(title, sections, lead)
 
 
-def _summary(plan: Plan, beside: list[ComparedLayout]) -> list[Block | Folded]:
+def _summary(plan: Plan, first: ComparedLayout) -> list[Block]:
     row = top(plan, 1).iloc[0]
-    first = beside[0]
+    speed = f"{row['tokens_per_s']:,.0f} tokens/s"
+    mfu = f"MFU {percent(row['mfu'])}, of the {plan.setup.mfu_format} peak"
+    memory, capacity = row["memory_bytes"], f"of {quantity(plan.setup.capacity_bytes, 'B')}"
     facts = [
         ("time of a step", step_words(row["time_s"]), _span(first)),
-        (
-            "speed",
-            f"{row['tokens_per_s']:,.0f} tokens/s",
-            f"MFU {percent(row['mfu'])}, of the {plan.setup.mfu_format} peak",
-        ),
-        (
-            "memory of the fullest GPU",
-            quantity(row["memory_bytes"], "B"),
-            f"of {quantity(plan.setup.capacity_bytes, 'B')}",
-        ),
+        ("speed", speed, mfu),
+        ("memory of the fullest GPU", quantity(memory, "B"), capacity),
         ("energy of a step", quantity(row["energy_j"], "J"), _paid(plan, row["usd"])),
     ]
     if plan.tokens is not None:
-        facts.append(
-            (
-                f"{amount(plan.tokens)} tokens",
-                f"{row['days']:.1f} days",
-                _paid(plan, row["total_usd"]),
-            )
-        )
-    said = (
+        paid = _paid(plan, row["total_usd"])
+        facts.append((f"{amount(plan.tokens)} tokens", f"{row['days']:.1f} days", paid))
+    searched = (
         f"Best of {len(plan):,} that fit, of {counted(plan.legal, 'legal layout')}, found in"
         f" {time_words(plan.seconds)}."
     )
-    return [Facts(facts), Text(said)]
+    return [Facts(facts), Text(searched)]
 
 
 def _paid(plan: Plan, usd: float) -> str:
-    return (
-        f"{dollars(usd)} of {plan.economy.money}"
-        if np.isfinite(usd)
-        else f"{plan.economy.money} not known, see the notes"
-    )
+    if np.isfinite(usd):
+        return f"{dollars(usd)} of {plan.economy.money}"
+    return f"{plan.economy.money} not known, see the notes"
 
 
-def _sure(plan: Plan, beside: list[ComparedLayout]) -> list[Block | Folded]:
+def _sure(plan: Plan, candidates: list[ComparedLayout]) -> list[Block]:
+    step_s = [part(plan, one.choice, "step_s") for one in candidates]
     ranges = [
-        Range(
-            one.what,
-            step_s := part(plan, one.choice, "step_s"),
-            f"{step_words(step_s)} ({_span(one)})",
-            one.low_s,
-            one.high_s,
-        )
-        for one in beside
+        Interval(one.what, took, one.low_s, one.high_s)
+        for one, took in zip(candidates, step_s, strict=True)
     ]
-    rows: Rows = [
-        [
-            one.what,
-            differences(plan.best, plan.layout(one.choice)),
-            Cell(chance_words(one.chance), one.chance),
-            share_cell(one.overlap),
-        ]
-        for one in beside[1:]
+    blocks: list[Block] = [
+        intervals(ranges, "Time of a step; nine of ten measurements should lie inside.")
     ]
-    blocks: list[Block | Folded] = [
-        Ranges(ranges, time_words, "Steps with what nine of ten measurements would lie in.")
-    ]
-    if rows:
-        said = (
-            "Most of what is unsure is shared, so intervals that overlap can still leave the order"
+    if len(candidates) > 1:
+        explained = (
+            "Most of the uncertainty is shared, so intervals that overlap can still leave the order"
             " nearly certain."
         )
-        headers = [
-            "beside the winner",
-            "differs in",
-            "chance that the winner is faster",
-            "intervals overlap by",
+        if any(one.what == "naive" for one in candidates):
+            explained += f" The naive layout is {NAIVE}."
+        frame = pd.DataFrame(candidates)
+        frame["step_s"], frame["span"] = step_s, [_span(one) for one in candidates]
+        frame["differs"] = [differences(plan.best, plan.layout(one.choice)) for one in candidates]
+        frame["chance_words"] = [chance_words(one.chance) for one in candidates]
+        columns = [
+            Column("what", "compared with the winner"),
+            Column("differs", "differs in"),
+            Column("step_s", "step", step_words),
+            Column("span", "interval"),
+            Column("chance", "chance that the winner is faster", chance_words),
+            Column("overlap", "intervals overlap by", percent),
         ]
-        said += f" The naive layout is {NAIVE}." * any(one.what == "naive" for one in beside)
-        blocks += [Text(said), Table(headers, rows, words=2)]
+        blocks += [Text(explained), frame_table(frame[1:], columns, words=2)]
     return [*blocks, *(Text(f"{line[0].upper()}{line[1:]}.") for line in memory_lines(plan))]
 
 
@@ -173,130 +147,101 @@ def _span(one: ComparedLayout) -> str:
     return f"90 %: {time_words(one.low_s)} to {time_words(one.high_s)}"
 
 
-def _why(plan: Plan, beside: list[ComparedLayout]) -> list[Block | Folded]:
-    legend = [(name, colour) for (name, _), colour in zip(PARTS, _PART_COLOURS, strict=True)]
-    bars = []
-    rows: Rows = []
-    for one in beside:
-        seconds = [part(plan, one.choice, field) for _, field in PARTS]
-        step_s = part(plan, one.choice, "step_s")
-        segments = [(took, at, time_words(took)) for at, took in enumerate(seconds)]
-        bars.append(
-            Bar(
-                f"{one.what}: {layout_words(plan.layout(one.choice))}", segments, step_words(step_s)
-            )
-        )
-        rows.append([one.what, *map(time_cell, seconds), time_cell(step_s)])
-    table = Table(["", *(name for name, _ in legend), "step"], rows, best=0, sortable=False)
-    return [Bars(bars, legend, "What a step is made of."), Folded("The same as a table", [table])]
+def _why(plan: Plan, candidates: list[ComparedLayout]) -> list[Block]:
+    fields = [field for _, field in PARTS]
+    frame = pd.DataFrame([
+        {"what": one.what, "layout": layout_words(plan.layout(one.choice))}
+        | {field: part(plan, one.choice, field) for field in [*fields, "step_s"]}
+        for one in candidates
+    ])  # fmt: skip
+    amounts = frame[fields].to_numpy().tolist()
+    steps = map(step_words, frame["step_s"])
+    parts = [(name, colour) for (name, _), colour in zip(PARTS, _PART_COLOURS, strict=True)]
+    drawn = bars(
+        list(zip(frame["what"], amounts, steps, strict=True)), parts, "What a step consists of."
+    )
+    columns = [
+        Column("what", ""),
+        Column("layout", "layout"),
+        *(Column(field, name, time_words) for name, field in PARTS),
+        Column("step_s", "step", time_words),
+    ]
+    return [drawn, frame_table(frame, columns, words=2, best=0, sortable=False)]
 
 
 def _best(plan: Plan) -> Table:
-    rows: Rows = []
-    several = len(plan.cases) > 1
-    for rank, row in top(plan, _LISTED).to_dict("index").items():
-        layout = plan.layout(plan.choice(rank))
-        of = [count_cell(int(row["gpus"])), count_cell(int(row["global_batch"]))] if several else []
-        rows.append([
-            layout_words(layout), _order(layout), count_cell(rank + 1), *of,
-            Cell(step_words(row["time_s"]), row["time_s"]),
-            Cell(f"{row['tokens_per_s']:,.0f}", row["tokens_per_s"]), share_cell(row["mfu"]),
-            rate_cell(row["memory_bytes"], "B"), rate_cell(row["energy_j"], "J"),
-            _money(row["usd"]),
-        ])  # fmt: skip
-    of_cases = ["GPUs", "batch"] if several else []
-    headers = [
-        "layout",
-        "fastest first",
-        "rank",
-        *of_cases,
-        "step",
-        "tokens/s",
-        "MFU",
-        "memory",
-        "energy",
-        f"{plan.economy.money}, USD",
+    frame = top(plan, _LISTED)
+    layouts = [plan.layout(plan.choice(int(rank))) for rank in frame.index]
+    frame["layout"] = list(map(layout_words, layouts))
+    frame["order"] = [
+        " ".join(name for name in one.order if getattr(one, name) > 1) for one in layouts
     ]
-    return Table(
-        headers,
-        rows,
-        f"The best {len(rows)} of {len(plan):,} that fit, without copies of better ones (their"
-        " ranks are missing)",
-        words=2,
-        best=0,
+    frame["rank"] = frame.index + 1
+    several = [Column("gpus", "GPUs", count_words), Column("global_batch", "batch", count_words)]
+    columns = [
+        Column("layout", "layout"),
+        Column("order", "fastest first"),
+        Column("rank", "rank", count_words),
+        *(several if len(plan.cases) > 1 else []),
+        Column("time_s", "step", step_words),
+        Column("tokens_per_s", "tokens/s", count_words),
+        Column("mfu", "MFU", percent),
+        Column("memory_bytes", "memory", lambda size: quantity(size, "B")),
+        Column("energy_j", "energy", lambda energy: quantity(energy, "J")),
+        Column("usd", f"{plan.economy.money}, USD", lambda usd: dollars(usd).removesuffix(" USD")),
+    ]
+    caption = (
+        f"The best {len(frame)} of {len(plan):,} that fit, without copies of better ones (their"
+        " ranks are missing)"
     )
-
-
-def _order(layout: Layout) -> str:
-    return " ".join(name for name in layout.order if getattr(layout, name) > 1)
-
-
-def _money(usd: float) -> Cell:
-    return Cell(dollars(usd).removesuffix(" USD"), float(usd) if np.isfinite(usd) else None)
+    return frame_table(frame, columns, caption=caption, words=2, best=0)
 
 
 def _differs(plan: Plan, other: str) -> bool:
     """Whether a front is more than one point: rent is time on so many devices."""
-    return other != "cost" or (
-        bool(plan.economy.usd_per_hour) and len({case.space.gpus for case in plan.cases}) > 1
-    )
+    several = len({case.space.gpus for case in plan.cases}) > 1
+    return other != "cost" or (bool(plan.economy.usd_per_hour) and several)
 
 
-def _front_plot(plan: Plan, one: str, other: str) -> Plot:
+def _front_plot(plan: Plan, one: str, other: str) -> Figure:
     every = max(1, -(-len(plan) // _POINTS))
     ranks, on_front = np.arange(0, len(plan), every), plan_front(plan, one, other)
-    step_s, amount = _amounts(plan, ranks, other)
-    front_s, front = _amounts(plan, on_front, other)
-    best_s, best = _amounts(plan, np.zeros(1, int), other)
-    words = [
-        f"#{rank + 1}: {layout_words(plan.layout(plan.choice(int(rank))))}" for rank in on_front
+
+    def series(name: str, these: np.ndarray, colour: int, **options: Any) -> Series:
+        step_s, taken = _amounts(plan, these, other)
+        return Series(
+            name, step_s, taken, colour, words=lambda at: _words(plan, int(these[at])), **options
+        )
+
+    drawn = [
+        series("layouts that fit", ranks, OTHER),
+        series("front: no other is better in both", on_front, 1, line=True),
+        series("on the front", on_front, 1),
     ]
+    if other == "memory":
+        ends = drawn[0].x[[drawn[0].x.argmin(), drawn[0].x.argmax()]]
+        limit = np.full(2, plan.setup.capacity_bytes)
+        drawn.append(Series("memory that may be used", ends, limit, 3, line=True))
+    drawn.append(series("the best", np.zeros(1, int), 2, best=True))
     name, unit = _AXES[other]
     of = "sample" if _batches_differ(plan) else "step"
-    drawn = (
-        f"all {len(plan):,} layouts that fit"
-        if every == 1
-        else f"every {every}th of {len(plan):,} layouts that fit"
+    shown = "all" if every == 1 else f"every {every}th of"
+    caption = (
+        f"{one.capitalize()} against {other}: {shown} {len(plan):,} layouts that fit; what falls on"
+        " one spot is drawn once."
     )
-    return Plot(
-        [
-            Series("layouts that fit", step_s, amount, colour=OTHER),
-            Series("front: no other is better in both", front_s, front, colour=1, line=True),
-            Series("on the front", front_s, front, colour=1, labels=words),
-            *_limit(plan, step_s, other),
-            Series("the best", best_s, best, colour=2, labels=[layout_words(plan.best)], mark=True),
-        ],
-        f"time of a {of}",
-        name.format(of),
-        time_words,
-        lambda at: quantity(at, unit).strip(),
-        x_log=True,
-        y_log=True,
-        caption=(
-            f"{one.capitalize()} against {other}: {drawn}; what falls on one spot is drawn once."
-        ),
-    )
+    x, y = Axis(f"time of a {of}", "s", log=True), Axis(name.format(of), unit, log=True)
+    return plot(drawn, x, y, caption)
 
 
-def _limit(plan: Plan, step_s: np.ndarray, other: str) -> list[Series]:
-    """The memory that layouts may use, as a line."""
-    if other != "memory":
-        return []
-    ends = np.array([step_s.min(), step_s.max()])
-    return [
-        Series(
-            "memory that may be used",
-            ends,
-            np.full(2, plan.setup.capacity_bytes),
-            colour=3,
-            line=True,
-        )
-    ]
+def _words(plan: Plan, rank: int) -> str:
+    choice = plan.choice(rank)
+    return f"#{rank + 1}: {layout_words(plan.layout(choice))}; {step_words(plan.step_s(choice))}"
 
 
 def _amounts(plan: Plan, ranks: np.ndarray, other: str) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds, memory, energy or rent) of layouts by rank: of a step, or of a sample where batches
-    differ, as fronts have it.
+    """Seconds, and memory, energy or rent, of layouts by rank: of a step, or of a sample where
+    batches differ, as fronts have it.
     """
     step_s, taken = np.empty(len(ranks)), np.empty(len(ranks))
     for number, case in enumerate(plan.cases):
@@ -318,43 +263,42 @@ def _batches_differ(plan: Plan) -> bool:
     return len({case.space.global_batch for case in plan.cases}) > 1
 
 
-def _levers(plan: Plan, moved: Sequence[LeverEffect] | None) -> list[Block | Folded]:
-    rows: Rows = []
-    for one in lever_effects(plan) if moved is None else moved:
-        then = "the same layout" if one.same else differences(plan.best, one.best)
-        rows.append(
-            [
-                one.lever,
-                then,
-                Cell(elasticity_words(one), one.elasticity),
-                f"{one.factor:g} times",
-                Cell(step_words(one.best_s), one.best_s),
-            ]
-        )
-    headers = [
-        "more of",
-        "the best layout then differs in",
-        "elasticity",
-        "as much",
-        "best step then",
+def _levers(plan: Plan, moved: Sequence[LeverEffect]) -> list[Block]:
+    frame = pd.DataFrame([
+        {
+            "lever": one.lever,
+            "then": "the same layout" if one.same else differences(plan.best, one.best),
+            "elasticity": elasticity_words(one),
+            "factor": f"{one.factor:g} times",
+            "best_s": one.best_s,
+        }
+        for one in moved
+    ])  # fmt: skip
+    columns = [
+        Column("lever", "more of"),
+        Column("then", "the best layout then differs in"),
+        Column("elasticity", "elasticity"),
+        Column("factor", "as much"),
+        Column("best_s", "best step then", step_words),
     ]
-    said = (
+    explained = (
         f"{REST[0].upper()}{REST[1:]}. The step with much more is of the layout that is best then."
     )
-    return [Text(said), Table(headers, rows, words=2)]
+    return [Text(explained), frame_table(frame, columns, words=2)]
 
 
-def _provenance(plan: Plan) -> list[Block | Folded]:
-    setup = plan.setup
-    shape = setup.shape
-    sizes = [
-        ("model", shape.name), ("parameters", f"{shape.parameters:,.0f}"),
+def _provenance(plan: Plan) -> list[Block]:
+    setting = plan.setup
+    shape = setting.shape
+    run = [
+        ("model", shape.name),
+        ("parameters", f"{shape.parameters:,.0f}"),
         ("layers x hidden", f"{shape.layers} x {shape.hidden}"),
-        ("tokens of a sequence", f"{shape.seq:,}"), ("ranked by", plan.objective),
-    ]  # fmt: skip
-    tables = (
-        ("the run", sizes),
-        ("device", device_rows(setup.device)),
-        ("system", system_rows(setup.machine.system)),
-    )
-    return [Table([what, ""], rows, words=2, sortable=False) for what, rows in tables]
+        ("tokens of a sequence", f"{shape.seq:,}"),
+        ("ranked by", plan.objective),
+    ]
+    return [
+        pairs_table("the run", run),
+        pairs_table("device", device_rows(setting.device)),
+        pairs_table("system", system_rows(setting.machine.system)),
+    ]

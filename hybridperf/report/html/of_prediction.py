@@ -1,4 +1,4 @@
-"""A prediction as a page: how long a step takes and how sure that is, what it goes into, what its
+"""A prediction as a page: how long a step takes and how sure that is, what it consists of, what its
 ops reach and when they run, and what was assumed.
 """
 
@@ -13,311 +13,213 @@ import pandas as pd
 from hybridperf.engine.prediction import Prediction
 from hybridperf.engine.step_table import split, step_table
 from hybridperf.engine.workload import KINDS, call_columns
-from hybridperf.report.html.cells import count_cell, rate_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     COLOURS,
     OTHER,
     Block,
-    Cell,
+    Column,
     Facts,
     Folded,
     Notes,
     Page,
-    Plot,
-    Range,
-    Ranges,
-    Rows,
     Section,
-    Series,
     Table,
     Text,
-    Timeline,
-    Track,
+    count_words,
+    frame_table,
+    pairs_table,
+    time_words,
+    yes_or_no,
 )
+from hybridperf.report.html.figures import Axis, Interval, Series, intervals, plot
 from hybridperf.report.html.of_model import model_facts
+from hybridperf.report.html.tracks import Track, timeline
 from hybridperf.report.text import percent, quantity, seconds
 
 _LONGEST = 20  # rows of the step listed
 _MOST_POINTS = 600  # on the roofline
 _LAUNCHES = "host: launches"
 _WHERE = "hybridperf predict --timeline FILE writes every one of them, for https://ui.perfetto.dev."
+_OP = [
+    Column("label", "what (its first label)"),
+    Column("group", "group"),
+    Column("sizes", "sizes"),
+]
 
 
 def prediction_page(prediction: Prediction, title: str = "") -> Page:
     """The page of one predicted step."""
     workload, device = prediction.workload, prediction.model.device
-    rows = _rows(prediction)
     colours = _colours(prediction)
+    rows = _rows(prediction)
+    rows["colour"] = rows["group"].map(colours)
+    rows["share"] = rows["total_s"] / (float(rows["total_s"].sum()) or 1.0)
+    none = "None: every op lies within what was measured."
     sections = [
         Section("Summary", _summary(prediction, rows)),
         Section("Breakdown", _breakdown(prediction, rows, colours)),
         Section("Roofline", _roofline(prediction, rows, colours)),
-        Section("Timeline", [_timeline(prediction, colours)]),
-        Section(
-            "Notes and assumptions",
-            [Notes(prediction.notes, "None: every op lies within what was measured.")],
-        ),
+        Section("Timeline", _timeline(prediction, colours)),
+        Section("Notes and assumptions", [Notes(prediction.notes, none)]),
         Section("Provenance", _provenance(prediction)),
     ]
-    return Page(
-        title or workload.name,
-        sections,
-        f"One step on {device.name}, predicted.",
-        facts=[f"model of {device.id}"],
-    )
+    lead = f"One step on {device.name}, predicted."
+    return Page(title or workload.name, sections, lead, [f"model of {device.id}"])
 
 
-def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[Block | Folded]:
+def _summary(prediction: Prediction, rows: pd.DataFrame) -> list[Block]:
     time_s, low_s, high_s = prediction.time_s, prediction.low_s, prediction.high_s
     known = low_s is not None and high_s is not None
-    interval = (
-        f"90 %: {seconds(low_s)} to {seconds(high_s)}"
-        if known
-        else "no interval: too little of it was measured"
-    )
+    interval = "no interval: too little of it was measured"
+    if known:
+        interval = f"90 %: {seconds(low_s)} to {seconds(high_s)}"
     total_s = float(rows["total_s"].sum())
     inside = float(rows.loc[rows["in_range"], "total_s"].sum()) / total_s if total_s else 1.0
+    of_it = f"{prediction.roofline_s / time_s:.0%} of the prediction" if time_s else ""
     facts = [
         ("time of a step", seconds(time_s), interval),
-        (
-            "datasheet roofline",
-            seconds(prediction.roofline_s),
-            f"{prediction.roofline_s / time_s:.0%} of the prediction" if time_s else "",
-        ),
+        ("datasheet roofline", seconds(prediction.roofline_s), of_it),
     ]
-    if prediction.workload.flops > 0 and time_s > 0:
-        facts.append(
-            (
-                "arithmetic",
-                quantity(prediction.workload.flops, "FLOP"),
-                quantity(prediction.workload.flops / time_s, "FLOP/s") + " reached",
-            )
-        )
+    flops = prediction.workload.flops
+    if flops > 0 and time_s > 0:
+        reached = quantity(flops / time_s, "FLOP/s") + " reached"
+        facts.append(("arithmetic", quantity(flops, "FLOP"), reached))
     facts.append(("within the measured range", percent(inside), "of the seconds of all ops"))
-    roofline = ("datasheet roofline", prediction.roofline_s, seconds(prediction.roofline_s))
-    said = f"{seconds(time_s)}{f' ({interval})' if known else ''}"
-    return [
-        Facts(facts),
-        Ranges([Range("predicted", time_s, said, low_s, high_s, [roofline])], time_words),
-    ]
+    predicted = Interval("predicted", time_s, low_s, high_s)
+    roofline = Interval("datasheet roofline", prediction.roofline_s)
+    caption = "The prediction with its 90 % interval, and the datasheet roofline."
+    return [Facts(facts), intervals([predicted, roofline], caption)]
 
 
 def _breakdown(
     prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, int]
-) -> list[Block | Folded]:
+) -> list[Block]:
     critical_s, launches_s = _critical_s(prediction)
-    groups: Rows = []
-    for one in prediction.breakdown().itertuples():
-        on_path_s = critical_s.get(str(one.group), 0.0)
-        groups.append([
-            str(one.group), time_cell(one.seconds), share_cell(one.share, colours[str(one.group)]),
-            time_cell(on_path_s),
-            share_cell(on_path_s / prediction.time_s if prediction.time_s else 0.0),
-            time_cell(one.roofline_s), count_cell(one.ops), "yes" if one.in_range else "no",
-        ])  # fmt: skip
+    groups = prediction.breakdown()
+    groups["path_s"] = [critical_s.get(str(group), 0.0) for group in groups["group"]]
+    groups["colour"] = groups["group"].map(colours)
     if launches_s > 0:
-        groups.append(
-            [
-                _LAUNCHES,
-                "-",
-                "-",
-                time_cell(launches_s),
-                share_cell(launches_s / prediction.time_s),
-                "-",
-                "-",
-                "-",
-            ]
-        )
-    headers = [
-        "group",
-        "seconds",
-        "share",
-        "on the critical path",
-        "of the step",
-        "datasheet roofline",
-        "ops",
-        "in measured range",
+        launches = {"group": _LAUNCHES, "path_s": launches_s, "colour": OTHER}
+        groups = pd.concat([groups, pd.DataFrame([launches])], ignore_index=True)
+    groups["of_step"] = groups["path_s"] / (prediction.time_s or 1.0)
+    in_range = Column("in_range", "in measured range", yes_or_no)
+    columns = [
+        Column("group", "group"),
+        Column("seconds", "seconds", time_words),
+        Column("share", "share", percent, "colour"),
+        Column("path_s", "on the critical path", time_words),
+        Column("of_step", "of the step", percent),
+        Column("roofline_s", "datasheet roofline", time_words),
+        Column("ops", "ops", count_words),
+        in_range,
     ]
-    several = len(prediction.workload.graph.stream_names) > 1 or bool(
-        prediction.workload.graph.rank.any()
-    )
-    said = "Seconds and shares are of all ops"
-    said += (
-        ", those of all ranks and streams added up, whether they run side by side or not"
-        if several
-        else ""
-    )
-    said += (
-        ". What lies on the critical path adds up to the time of the step: it is what holds the"
-        " step up."
+    graph = prediction.workload.graph
+    several = len(graph.stream_names) > 1 or bool(graph.rank.any())
+    overlapped = ", added up over ranks and streams, whether they overlap or not" if several else ""
+    explained = (
+        f"Seconds and shares are of all ops{overlapped}. What lies on the critical path adds up to"
+        " the time of the step: it decides when the step ends."
     )
     longest = rows.sort_values("total_s", ascending=False, kind="stable").head(_LONGEST)
-    total_s = float(rows["total_s"].sum()) or 1.0
-    table: Rows = [
-        [
-            one.label,
-            one.group,
-            one.sizes,
-            count_cell(one.nodes),
-            time_cell(one.seconds),
-            time_cell(one.total_s),
-            share_cell(one.total_s / total_s, colours[one.group]),
-            time_cell(one.roofline_s),
-            "yes" if one.in_range else "no",
-        ]
-        for one in longest.itertuples()
+    op_columns = [
+        *_OP,
+        Column("nodes", "times", count_words),
+        Column("seconds", "once", time_words),
+        Column("total_s", "all together", time_words),
+        Column("share", "share", percent, "colour"),
+        Column("roofline_s", "datasheet roofline, once", time_words),
+        in_range,
     ]
-    names = [
-        "what (its first label)",
-        "group",
-        "sizes",
-        "times",
-        "once",
-        "all together",
-        "share",
-        "datasheet roofline, once",
-        "in measured range",
-    ]
-    return [
-        Text(said),
-        Table(["group", *headers[1:]], groups),
-        Folded(
-            f"The longest {len(table)} of {len(rows):,} kinds of op", [Table(names, table, words=3)]
-        ),
-    ]
+    title = f"The longest {len(longest)} of {len(rows):,} kinds of op"
+    table = frame_table(longest, op_columns, words=3)
+    return [Text(explained), frame_table(groups, columns), Folded(title, [table])]
 
 
 def _roofline(
     prediction: Prediction, rows: pd.DataFrame, colours: Mapping[str, int]
-) -> list[Block | Folded]:
-    placed = rows[
-        (rows["intensity"] > 0) & (rows["flops_per_s"] > 0) & np.isfinite(rows["intensity"])
-    ]
+) -> list[Block]:
+    known = (rows["intensity"] > 0) & (rows["flops_per_s"] > 0) & np.isfinite(rows["intensity"])
+    placed, without = rows[known], rows[~known]
     if placed.empty:
-        return [
-            Text(
-                "No op of this step does arithmetic that is known: there is nothing to place under"
-                " a roofline."
-            )
-        ]
-    without = rows.drop(placed.index)
-    total_s = float(rows["total_s"].sum()) or 1.0
+        return [Text("No op of this step does known arithmetic: there is no roofline to draw.")]
     drawn = placed.sort_values("total_s", ascending=False, kind="stable").head(_MOST_POINTS)
     bandwidth = prediction.model.device.memory_bytes_per_s
     low, high = float(drawn["intensity"].min()), float(drawn["intensity"].max())
     peaks = sorted(set(drawn["peak_flops_per_s"]))
-    span = np.geomspace(
-        min(low, 0.5 * peaks[0] / bandwidth) / 2, max(high, 4 * peaks[-1] / bandwidth) * 2, 120
-    )
+    first = min(low, 0.5 * peaks[0] / bandwidth) / 2
+    span = np.geomspace(first, max(high, 4 * peaks[-1] / bandwidth) * 2, 120)
     series = [_roof(peak, bandwidth, span, drawn) for peak in peaks]
-    for group in _by_seconds(drawn):
+    for group in map(str, drawn.groupby("group")["total_s"].sum().sort_values()[::-1].index):
         some = drawn[drawn["group"] == group]
-        labels = [
+        words = [
             f"{r.label} ({r.group}; {r.sizes}): {quantity(r.flops_per_s, 'FLOP/s')} at"
             f" {r.intensity:.3g} flops per byte, {seconds(r.total_s)} all together"
             for r in some.itertuples()
         ]
-        points = (some["intensity"].to_numpy(), some["flops_per_s"].to_numpy())
-        series.append(
-            Series(
-                group,
-                *points,
-                colour=colours[group],
-                labels=labels,
-                share=some["total_s"].to_numpy() / total_s,
-            )
-        )
+        x, y, share = (some[name].to_numpy() for name in ("intensity", "flops_per_s", "share"))
+        series.append(Series(group, x, y, colours[group], words=words.__getitem__, share=share))
     caption = (
-        "Each kind of op by its arithmetic per byte of compulsory traffic and by the rate predicted"
-        " for it; areas are shares of seconds, lines are the datasheet's. Above a line: its data"
-        " come from a cache."
+        "Each kind of op by its arithmetic per byte of compulsory traffic and its predicted rate;"
+        " areas are shares of seconds, lines are the datasheet's. Ops above a line read from a"
+        " cache."
     )
     if len(drawn) < len(placed):
         caption += f" The {len(drawn)} longest of {len(placed):,} are drawn."
     if len(without):
-        caption += (
-            f" {percent(float(without['total_s'].sum()) / total_s)} of all seconds have no"
-            " arithmetic (copies, lookups, collectives)."
-        )
-    plot = Plot(
-        series,
-        "flops per byte",
-        "FLOP/s",
-        lambda at: f"{at:g}",
-        lambda at: quantity(at, "FLOP/s"),
-        x_log=True,
-        y_log=True,
-        caption=caption,
-    )
-    return [plot, Folded("The plot as a table", [_roofline_table(drawn, bandwidth)])]
+        share_without = percent(float(without["share"].sum()))
+        caption += f" {share_without} of all seconds have no arithmetic (copies, collectives)."
+    x, y = Axis("flops per byte", log=True), Axis("rate", "FLOP/s", log=True)
+    table = _roofline_table(drawn, bandwidth)
+    return [plot(series, x, y, caption), Folded("The plot as a table", [table])]
 
 
 def _roofline_table(drawn: pd.DataFrame, bandwidth: float) -> Table:
-    rows: Rows = []
-    for r in drawn.itertuples():
-        roof = min(float(r.peak_flops_per_s), float(r.intensity) * bandwidth)
-        rows.append([
-            r.label, r.group, r.sizes, Cell(f"{r.intensity:.3g}", r.intensity),
-            rate_cell(r.flops_per_s, "FLOP/s"), rate_cell(roof, "FLOP/s"),
-            share_cell(r.flops_per_s / roof), time_cell(r.total_s),
-        ])  # fmt: skip
-    headers = [
-        "what (its first label)",
-        "group",
-        "sizes",
-        "flops per byte",
-        "predicted rate",
-        "roof there",
-        "of the roof",
-        "all together",
+    roof = np.minimum(drawn["peak_flops_per_s"], drawn["intensity"] * bandwidth)
+    columns = [
+        *_OP,
+        Column("intensity", "flops per byte", "{:.3g}".format),
+        Column("flops_per_s", "predicted rate", lambda rate: quantity(rate, "FLOP/s")),
+        Column("roof", "roof there", lambda rate: quantity(rate, "FLOP/s")),
+        Column("of_roof", "of the roof", percent),
+        Column("total_s", "all together", time_words),
     ]
-    return Table(headers, rows, words=3)
+    frame = drawn.assign(roof=roof, of_roof=drawn["flops_per_s"] / roof)
+    return frame_table(frame, columns, words=3)
 
 
 def _roof(peak: float, bandwidth: float, span: np.ndarray, drawn: pd.DataFrame) -> Series:
-    corner = np.unique(np.append(span, peak / bandwidth))
+    x = np.unique(np.append(span, peak / bandwidth))
     kinds = sorted(set(drawn.loc[drawn["peak_flops_per_s"] == peak, "peak_of"]))
-    return Series(
-        f"{', '.join(kinds)}: {quantity(peak, 'FLOP/s')}",
-        corner,
-        np.minimum(peak, corner * bandwidth),
-        colour=OTHER,
-        line=True,
-        at_end=True,
-    )
+    name = f"{', '.join(kinds)}: {quantity(peak, 'FLOP/s')}"
+    return Series(name, x, np.minimum(peak, x * bandwidth), OTHER, line=True)
 
 
-def _timeline(prediction: Prediction, colours: Mapping[str, int]) -> Timeline:
+def _timeline(prediction: Prediction, colours: Mapping[str, int]) -> list[Block]:
     graph, times = prediction.workload.graph, prediction.timeline
-    labels, label = _numbered([graph.labels[at] or "unnamed" for at in range(len(graph))])
+    label, labels = pd.factorize(np.array([name or "unnamed" for name in graph.labels], object))
     groups = list(colours)
     kind = np.array([groups.index(KINDS[g]) for g in prediction.op_group], int)
-    kind_of_node = np.where(
-        graph.row > 0, kind[np.maximum(graph.row, 1) - 1] if len(kind) else 0, 0
-    )
+    kind_of_node = np.zeros(len(graph), int)
+    runs = graph.row > 0
+    kind_of_node[runs] = kind[graph.row[runs] - 1]
     several = bool((graph.rank != graph.rank[0]).any())
     launches = np.flatnonzero((graph.launch_row > 0) & (times.launch_end_s > times.launch_start_s))
     taking = np.flatnonzero(times.end_s > times.start_s)
     streams = len(graph.stream_names) + 1  # a rank's host first
+    host_line = graph.rank[launches] * streams
+    line = graph.rank[taking] * streams + graph.stream[taking] + 1
     tracks = []
-    for line, host, at in _by_line(
-        graph.rank[launches] * streams,
-        launches,
-        graph.rank[taking] * streams + graph.stream[taking] + 1,
-        taking,
-    ):
-        rank, stream = divmod(line, streams)
-        name = f"{f'rank {rank} ' if several else ''}{graph.stream_names[stream - 1] if stream else 'host'}"
-        edges = (
-            (times.launch_start_s[at], times.launch_end_s[at])
-            if host
-            else (times.start_s[at], times.end_s[at])
-        )
-        kinds = np.full(len(at), len(groups)) if host else kind_of_node[at]
-        tracks.append(
-            Track(name, *edges, label[at], kinds, prediction.on_critical_path[at] & (not host))
-        )
-    return Timeline(tracks, labels, [*colours.items(), (_LAUNCHES, OTHER)], more=_WHERE)
+    for number, on_host, at in _by_line(host_line, launches, line, taking):
+        rank, stream = divmod(number, streams)
+        where = graph.stream_names[stream - 1] if stream else "host"
+        start, end = times.start_s[at], times.end_s[at]
+        if on_host:
+            start, end = times.launch_start_s[at], times.launch_end_s[at]
+        kinds = np.full(len(at), len(groups)) if on_host else kind_of_node[at]
+        marked = prediction.on_critical_path[at] & (not on_host)
+        name = f"rank {rank} {where}" if several else where
+        tracks.append(Track(name, start, end, label[at], kinds, marked))
+    return timeline(tracks, list(labels), [*colours.items(), (_LAUNCHES, OTHER)], _WHERE)
 
 
 def _by_line(
@@ -326,27 +228,22 @@ def _by_line(
     """(line, whether it is a host's, its nodes), lines in order."""
     lines, nodes = np.concatenate([host_line, line]), np.concatenate([host, node])
     order = np.argsort(lines, kind="stable")
-    found, first = np.unique(lines[order], return_index=True)
+    numbers, first = np.unique(lines[order], return_index=True)
     hosts = set(host_line.tolist())
-    for which, part in zip(found.tolist(), np.split(nodes[order], first[1:]), strict=True):
-        yield which, which in hosts, part
+    for number, part in zip(numbers.tolist(), np.split(nodes[order], first[1:]), strict=True):
+        yield number, number in hosts, part
 
 
-def _provenance(prediction: Prediction) -> list[Block | Folded]:
+def _provenance(prediction: Prediction) -> list[Block]:
     graph, workload = prediction.workload.graph, prediction.workload
     ranks = len(np.unique(graph.rank))
+    size = f"{len(graph):,} nodes, {len(workload.calls):,} of them different; {ranks}"
     step = [
         ("step", workload.name),
         ("compiled for", workload.backend or "any device"),
-        (
-            "graph",
-            (
-                f"{len(graph):,} nodes, {len(workload.calls):,} of them different; {ranks}"
-                f" {'rank' if ranks == 1 else 'ranks'}"
-            ),
-        ),
+        ("graph", f"{size} {'rank' if ranks == 1 else 'ranks'}"),
     ]
-    return [Table(["the step", ""], step, words=2, sortable=False), *model_facts(prediction.model)]
+    return [pairs_table("the step", step), *model_facts(prediction.model)]
 
 
 def _rows(prediction: Prediction) -> pd.DataFrame:
@@ -383,11 +280,7 @@ def _rows(prediction: Prediction) -> pd.DataFrame:
 
 
 def _sizes(columns: Mapping[str, Any]) -> str:
-    known = {
-        name: value
-        for name, value in columns.items()
-        if value == value and value not in (None, 0.0, "")
-    }
+    known = {k: v for k, v in columns.items() if v == v and v not in (None, 0.0, "")}
     return ", ".join(
         str(value) if name in ("op", "dtype") else f"{name} {_number(value)}"
         for name, value in known.items()
@@ -403,13 +296,11 @@ def _critical_s(prediction: Prediction) -> tuple[dict[str, float], float]:
     graph = prediction.workload.graph
     on_path = np.flatnonzero(prediction.on_critical_path & (graph.row > 0))
     row = graph.row[on_path] - 1
-    by_kind = np.bincount(
-        prediction.op_group[row], weights=prediction.op_s[row], minlength=len(KINDS)
-    )
+    group, op_s = prediction.op_group[row], prediction.op_s[row]
+    by_kind = np.bincount(group, weights=op_s, minlength=len(KINDS))
     left_s = prediction.time_s - float(by_kind.sum())
-    return {KINDS[g]: float(by_kind[g]) for g in np.flatnonzero(by_kind)}, (
-        left_s if left_s > 1e-6 * prediction.time_s else 0.0
-    )
+    launches_s = left_s if left_s > 1e-6 * prediction.time_s else 0.0
+    return {KINDS[g]: float(by_kind[g]) for g in np.flatnonzero(by_kind)}, launches_s
 
 
 def _colours(prediction: Prediction) -> dict[str, int]:
@@ -417,15 +308,3 @@ def _colours(prediction: Prediction) -> dict[str, int]:
     groups = list(map(str, prediction.breakdown()["group"]))
     there = dict.fromkeys([*groups, *(KINDS[g] for g in np.unique(prediction.op_group))])
     return {group: min(at, COLOURS) for at, group in enumerate(there)}
-
-
-def _by_seconds(frame: pd.DataFrame) -> list[str]:
-    return list(
-        map(str, frame.groupby("group")["total_s"].sum().sort_values(ascending=False).index)
-    )
-
-
-def _numbered(words: list[str]) -> tuple[list[str], np.ndarray]:
-    place: dict[str, int] = {}
-    at = np.array([place.setdefault(word, len(place)) for word in words], int)
-    return list(place), at

@@ -1,34 +1,32 @@
-"""Recorded steps as a page: what each rank's time went into, what was lost and why, which ops take
-the longest, when everything ran.
+"""Recorded steps as a page: where each rank's time went, what was lost and why, which ops take the
+longest, and when everything ran.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.report.html.cells import count_cell, share_cell, time_cell, time_words
 from hybridperf.report.html.document import (
     OTHER,
-    Bar,
-    Bars,
     Block,
     Cell,
+    Column,
     Facts,
     Folded,
     Notes,
     Page,
-    Rows,
     Section,
     Table,
-    Timeline,
-    Track,
+    count_words,
     frame_table,
+    time_words,
 )
+from hybridperf.report.html.figures import bars
+from hybridperf.report.html.tracks import Track, timeline
 from hybridperf.report.text import percent, seconds
 from hybridperf.report.trace_tables import REASONS
 from hybridperf.traces.events import COPY, FILL, NONE, OP, RankTrace
@@ -36,11 +34,8 @@ from hybridperf.traces.steps import CommonStep
 from hybridperf.traces.summary import Loss, Row, StepSummary, top_kernels, top_ops, worst
 
 _TOP = 30  # ops and kernels listed
-_PARTS = [
-    ("computation", 0),
-    ("communication, exposed", 1),
-    ("waiting for another rank, exposed", 3),
-]
+_MOST_BARS = 64
+_PARTS = [("computation", 0), ("communication, exposed", 1), ("waiting for a rank, exposed", 3)]
 _IDLE = {
     "launch_bound": 5,
     "synchronisation": 4,
@@ -49,6 +44,17 @@ _IDLE = {
     "unrecorded": OTHER,
     "other_step": OTHER,
 }
+_TIMES = {
+    "step_cpu_s": "host",
+    "gpu_span_s": "device",
+    "gpu_busy_s": "busy",
+    "compute_s": "computation",
+    "comm_s": "communication",
+    "exposed_comm_s": "exposed",
+    "waiting_s": "of it waiting",
+    "idle_s": "idle",
+}
+_COUNTS = {"n_kernels": "kernels", "n_comm": "of collectives", "n_cpu_ops": "host ops"}
 _KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)
 _KINDS = [("computation", 0), ("communication", 1), ("copies and fills", 2), ("host: ops", 4)]
 _WHERE = "hybridperf trace export --out FILE writes every one of them, for https://ui.perfetto.dev."
@@ -57,202 +63,132 @@ _WHERE = "hybridperf trace export --out FILE writes every one of them, for https
 def trace_page(
     traces: Sequence[RankTrace],
     chosen: Sequence[CommonStep],
-    found: Sequence[StepSummary],
+    summaries: Sequence[StepSummary],
     notes: Iterable[str] = (),
     title: str = "",
 ) -> Page:
-    """The page of `chosen` steps of traces of one run, `found` being what
-    `summaries` says of them.
+    """The page of some steps of the traces of one run.
+
+    Args:
+        traces: of the ranks.
+        chosen: the steps.
+        summaries: of the chosen steps.
+        notes: sentences to list.
+        title: of the page.
     """
-    rows = [row for said in found for row in said.rows]
-    every_trace, every_step = (
-        [*traces] * len(chosen),
-        [one for step in chosen for one in step.steps],
-    )
+    rows = [row for summary in summaries for row in summary.rows]
+    all_traces = [*traces] * len(chosen)
+    all_steps = [one for step in chosen for one in step.steps]
     devices = ", ".join(dict.fromkeys(trace.device or "unnamed device" for trace in traces))
-    count = (
-        f"{len(chosen)} {'step' if len(chosen) == 1 else 'steps'} of {len(traces)}"
-        f" {'rank' if len(traces) == 1 else 'ranks'}"
-    )
+    steps_word = "step" if len(chosen) == 1 else "steps"
+    ranks_word = "rank" if len(traces) == 1 else "ranks"
+    count = f"{len(chosen)} {steps_word} of {len(traces)} {ranks_word}"
+    ranks_known = traces[0].rank is not None
+    longest = [
+        _top("op", top_ops(all_traces, all_steps, _TOP), 0),
+        _top("kernel", top_kernels(all_traces, all_steps, _TOP), 2),
+    ]
     sections = [
-        Section("Summary", _summary(rows, len(traces))),
+        Section("Summary", [_summary(rows, len(traces))]),
         Section("Steps", _steps(rows)),
-        Section("Time lost", [_losses(worst(found), ranks_known=traces[0].rank is not None)]),
-        Section(
-            "Longest ops and kernels",
-            [
-                _top("op", top_ops(every_trace, every_step, _TOP), 0),
-                _top("kernel", top_kernels(every_trace, every_step, _TOP), 2),
-            ],
-        ),
-        Section("Timeline", [_timeline(traces, chosen)]),
+        Section("Time lost", [_losses(worst(summaries), ranks_known)]),
+        Section("Longest ops and kernels", longest),
+        Section("Timeline", _timeline(traces, chosen)),
         Section("Notes", [Notes(list(dict.fromkeys(filter(None, notes))))]),
         Section("Provenance", [_sources(traces)]),
     ]
-    return Page(title or f"Recorded: {count}", sections, f"{count} on {devices}, as recorded.")
+    lead = f"{count} on {devices}, as recorded."
+    return Page(title or f"Recorded: {count}", sections, lead)
 
 
-def _summary(rows: Sequence[Row], ranks: int) -> list[Block | Folded]:
-    span_s = sum(row.gpu_span_s for row in rows)
-
-    def part(name: str) -> tuple[str, str]:
-        total_s = sum(getattr(row, name) for row in rows)
-        return (
-            percent(total_s / span_s if span_s else 0.0),
-            f"{seconds(total_s / max(len(rows), 1))} per step and rank",
-        )
-
+def _summary(rows: Sequence[Row], ranks: int) -> Facts:
     spans = sorted(row.gpu_span_s for row in rows)
-    between = (
-        f"{seconds(spans[0])} to {seconds(spans[-1])}"
-        if len(spans) > 1
-        else "first start to last end"
-    )
+    span_s = sum(spans) or 1.0
+    remark = "first start to last end"
+    if len(spans) > 1:
+        remark = f"median of {len(spans)}; {seconds(spans[0])} to {seconds(spans[-1])}"
     middle = seconds(float(np.median(spans)) if spans else None)
-    facts = [
-        (
-            "time of a step on the device",
-            middle,
-            f"median of {len(spans)}; {between}" if len(spans) > 1 else between,
-        )
-    ]
-    names = (
+    facts = [("time of a step on the device", middle, remark)]
+    for name, field in (
         ("computation", "compute_s"),
         ("exposed communication", "exposed_comm_s"),
         ("idle", "idle_s"),
+    ):
+        total_s = sum(getattr(row, field) for row in rows)
+        each = f"{seconds(total_s / max(len(rows), 1))} per step and rank"
+        facts.append((name, percent(total_s / span_s), each))
+    known = [row.waiting_s for row in rows if math.isfinite(row.waiting_s)]
+    if ranks > 1 and known:
+        share = percent(sum(known) / span_s)
+        facts.append(("waiting for another rank", share, "part of exposed communication"))
+    return Facts(facts)
+
+
+def _steps(rows: Sequence[Row]) -> list[Block]:
+    frame = pd.DataFrame(rows, columns=[*Row.__dataclass_fields__])
+    reasons = [reason for reason in _IDLE if (frame[f"{reason}_s"] > 0).any()]
+    waiting_s = frame["waiting_s"].fillna(0.0)
+    idle = [frame[f"{reason}_s"] for reason in reasons]
+    amounts = zip(
+        frame["compute_s"], frame["exposed_comm_s"] - waiting_s, waiting_s, *idle, strict=True
     )
-    facts += [(said, *part(name)) for said, name in names]
-    if ranks > 1 and (known := [row.waiting_s for row in rows if math.isfinite(row.waiting_s)]):
-        facts.append(
-            (
-                "waiting for another rank",
-                percent(sum(known) / span_s if span_s else 0.0),
-                "part of exposed communication",
-            )
+    drawn = [
+        (
+            row.step if row.rank is None else f"{row.step}, rank {row.rank}",
+            some,
+            seconds(row.gpu_span_s),
         )
-    return [Facts(facts)]
-
-
-def _steps(rows: Sequence[Row]) -> list[Block | Folded]:
-    reasons = [reason for reason in _IDLE if any(getattr(row, f"{reason}_s") > 0 for row in rows)]
-    legend = [*_PARTS, *((f"idle: {REASONS[reason]}", _IDLE[reason]) for reason in reasons)]
-    bars = []
-    for row in rows:
-        waiting_s = row.waiting_s if math.isfinite(row.waiting_s) else 0.0
-        parts = [
-            row.compute_s,
-            row.exposed_comm_s - waiting_s,
-            waiting_s,
-            *(getattr(row, f"{reason}_s") for reason in reasons),
-        ]
-        name = row.step if row.rank is None else f"{row.step}, rank {row.rank}"
-        bars.append(
-            Bar(
-                name,
-                [(amount, at, seconds(amount)) for at, amount in enumerate(parts)],
-                seconds(row.gpu_span_s),
-            )
-        )
-    headers = [
-        "step",
-        "rank",
-        "host",
-        "device",
-        "busy",
-        "computation",
-        "communication",
-        "exposed",
-        "of it waiting",
-        "idle",
-        "idle share",
+        for row, some in zip(rows, amounts, strict=True)
     ]
-    table: Rows = []
-    for row in rows:
-        times = (
-            row.step_cpu_s,
-            row.gpu_span_s,
-            row.gpu_busy_s,
-            row.compute_s,
-            row.comm_s,
-            row.exposed_comm_s,
-            row.waiting_s,
-            row.idle_s,
-        )
-        idle = row.idle_s / row.gpu_span_s if row.gpu_span_s else 0.0
-        counts = [count_cell(count) for count in (row.n_kernels, row.n_comm, row.n_cpu_ops)]
-        rank = Cell("-" if row.rank is None else str(row.rank), row.rank)
-        table.append([row.step, rank, *map(time_cell, times), share_cell(idle), *counts])
-    idle_rows: Rows = [
-        [
-            row.step,
-            "-" if row.rank is None else str(row.rank),
-            time_cell(row.idle_s),
-            *(time_cell(getattr(row, f"{r}_s")) for r in reasons),
-        ]
-        for row in rows
-    ]
-    blocks: list[Block | Folded] = [
-        Bars(
-            bars, legend, "What the device's time went into, from its first start to its last end."
-        ),
-        Table([*headers, "kernels", "of collectives", "host ops"], table),
-    ]
+    parts = [*_PARTS, *((f"idle: {REASONS[reason]}", _IDLE[reason]) for reason in reasons)]
+    caption = "What the device's time went into, from its first start to its last end."
+    if len(drawn) > _MOST_BARS:
+        caption += f" The first {_MOST_BARS} of {len(drawn):,} are drawn."
+    frame["idle"] = (frame["idle_s"] / frame["gpu_span_s"]).fillna(0.0)
+    where = [Column("step", "step"), Column("rank", "rank", lambda rank: f"{rank:.0f}")]
+    times = [Column(name, header, time_words) for name, header in _TIMES.items()]
+    counts = [Column(name, header, count_words) for name, header in _COUNTS.items()]
+    columns = [*where, *times, Column("idle", "idle share", percent), *counts]
+    blocks: list[Block] = [bars(drawn[:_MOST_BARS], parts, caption), frame_table(frame, columns)]
     if reasons:
-        blocks.append(
-            Folded(
-                "Why idle",
-                [
-                    Table(
-                        ["step", "rank", "idle", *(REASONS[reason] for reason in reasons)],
-                        idle_rows,
-                    )
-                ],
-            )
-        )
+        why = [Column(f"{reason}_s", REASONS[reason], time_words) for reason in reasons]
+        table = frame_table(frame, [*where, Column("idle_s", "idle", time_words), *why])
+        blocks.append(Folded("Why idle", [table]))
     return blocks
 
 
-def _losses(found: Sequence[Loss], ranks_known: bool) -> Block:
-    if not found:
+def _losses(losses: Sequence[Loss], ranks_known: bool) -> Block:
+    if not losses:
         return Notes([], "No time was lost.")
-    largest = found[0].seconds or 1.0
-    rows: Rows = [
+    largest_s = losses[0].seconds or 1.0
+    rows = [
         [
-            REASONS[loss.reason],
-            "" if loss.reason == "other_step" else loss.detail,
-            str(loss.rank) if ranks_known else "-",
-            Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest, 3),
-            count_cell(loss.times),
+            Cell(REASONS[loss.reason]),
+            Cell("" if loss.reason == "other_step" else loss.detail),
+            Cell(str(loss.rank) if ranks_known else "-"),
+            Cell(seconds(loss.seconds), loss.seconds, loss.seconds / largest_s, 3),
+            Cell(count_words(loss.times), loss.times),
         ]
-        for loss in found
+        for loss in losses
     ]
-    return Table(
-        ["why", "where", "rank", "time", "times"],
-        rows,
-        "Seconds in which a device did nothing useful",
-        words=2,
-    )
+    caption = "Seconds in which a device did nothing useful"
+    return Table(["why", "where", "rank", "time", "times"], rows, caption, words=2)
 
 
 def _top(what: str, frame: pd.DataFrame, colour: int) -> Table:
-    columns: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "name": (what, str),
-        "device_s": ("device time", time_words),
-        "share": ("share", percent),
-        "events": ("events", "{:,}".format),
-    }
+    columns = [
+        Column("name", what),
+        Column("device_s", "device time", time_words),
+        Column("share", "share", percent, colour),
+        Column("events", "events", count_words),
+    ]
     return frame_table(
-        frame,
-        columns,
-        bars={"share": colour},
-        caption=f"By {what}: the {len(frame)} with the most device time",
+        frame, columns, caption=f"By {what}: the {len(frame)} with the most device time"
     )
 
 
-def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> Timeline:
-    """Streams and host threads of every rank within the steps, all on one clock; of a thread the
-    outermost ops.
-    """
+def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> list[Block]:
+    """Host threads (their outermost ops) and streams of every rank, on one clock."""
     names: dict[str, int] = {}
     tracks = []
     first_us = min(trace.origin_us for trace in traces)
@@ -261,41 +197,27 @@ def _timeline(traces: Sequence[RankTrace], chosen: Sequence[CommonStep]) -> Time
         label = np.array([names.setdefault(name, len(names)) for name in trace.names], int)
         before = f"rank {trace.rank if trace.rank is not None else at} " if len(traces) > 1 else ""
         host, device = trace.host, trace.device_events
-        calls = np.concatenate(
-            [np.zeros(0, int), *(step.steps[at].host for step in chosen)]
-        ).astype(int)
+        calls = _together([step.steps[at].host for step in chosen])
         calls = calls[_outermost(trace)[calls]]
-        for thread in np.unique(host.thread[calls]).tolist():
-            some = calls[host.thread[calls] == thread]
-            edges = (zero_s + host.start_s[some], zero_s + host.end_s[some])
-            kinds, marked = np.full(len(some), _HOST), np.zeros(len(some), bool)
-            tracks.append(
-                Track(
-                    f"{before}thread {trace.threads[thread]}",
-                    *edges,
-                    label[host.name[some]],
-                    kinds,
-                    marked,
-                )
-            )
-        events = np.concatenate(
-            [np.zeros(0, int), *(step.steps[at].device for step in chosen)]
-        ).astype(int)
-        for stream in np.unique(device.stream[events]).tolist():
-            some = events[device.stream[events] == stream]
-            copies = np.where(np.isin(device.kind[some], (COPY, FILL)), _COPY, _KERNEL)
-            kinds = np.where(device.communicates[some], _COMMUNICATION, copies)
-            edges = (zero_s + device.start_s[some], zero_s + device.end_s[some])
-            tracks.append(
-                Track(
-                    f"{before}stream {stream}",
-                    *edges,
-                    label[device.name[some]],
-                    kinds,
-                    np.zeros(len(some), bool),
-                )
-            )
-    return Timeline(tracks, list(names), _KINDS, marked="", more=_WHERE)
+        events = _together([step.steps[at].device for step in chosen])
+        copies = np.where(np.isin(device.kind, (COPY, FILL)), _COPY, _KERNEL)
+        kinds = np.where(device.communicates, _COMMUNICATION, copies)
+        sides = (
+            ("thread", host, host.thread, trace.threads, np.full(len(host), _HOST), calls),
+            ("stream", device, device.stream, None, kinds, events),
+        )
+        for what, recorded, row, row_names, kind, these in sides:
+            for number in np.unique(row[these]).tolist():
+                some = these[row[these] == number]
+                name = f"{before}{what} {row_names[number] if row_names is not None else number}"
+                edges = (zero_s + recorded.start_s[some], zero_s + recorded.end_s[some])
+                unmarked = np.zeros(len(some), bool)
+                tracks.append(Track(name, *edges, label[recorded.name[some]], kind[some], unmarked))
+    return timeline(tracks, list(names), _KINDS, _WHERE)
+
+
+def _together(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, int), *parts]).astype(int)
 
 
 def _outermost(trace: RankTrace) -> np.ndarray:
@@ -311,17 +233,16 @@ def _outermost(trace: RankTrace) -> np.ndarray:
 
 
 def _sources(traces: Sequence[RankTrace]) -> Table:
-    rows: Rows = [
+    rows = [
         [
-            trace.source,
+            Cell(trace.source),
             Cell("-" if trace.rank is None else str(trace.rank), trace.rank),
-            "-" if trace.world is None else str(trace.world),
-            count_cell(len(trace.host)),
-            count_cell(len(trace.device_events)),
-            trace.device or "-",
+            Cell("-" if trace.world is None else str(trace.world)),
+            Cell(count_words(len(trace.host)), len(trace.host)),
+            Cell(count_words(len(trace.device_events)), len(trace.device_events)),
+            Cell(trace.device or "-"),
         ]
         for trace in traces
     ]
-    return Table(
-        ["recorded in", "rank", "of ranks", "host events", "device events", "device"], rows
-    )
+    headers = ["recorded in", "rank", "of ranks", "host events", "device events", "device"]
+    return Table(headers, rows)

@@ -1,8 +1,7 @@
-"""A page as one file: styles, drawings and the little script stand in it, and its own policy
-forbids it to fetch anything.
+"""A page as one file: styles, figures and scripts stand in it, and its policy forbids all fetching.
 
-The policy names the script by its hash, so that nothing else in the page can run, whatever text it
-was given.
+The policy names each script by its hash, so that nothing else in the page can run, whatever text
+it was given.
 """
 
 from __future__ import annotations
@@ -12,31 +11,27 @@ import datetime
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
-from importlib import resources
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bokeh.core.types import ID
+from bokeh.embed import json_item
+from bokeh.resources import Resources
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
 
 import hybridperf
 from hybridperf.io import replacing
-from hybridperf.report.html.bars import bars_html, ranges_html
-from hybridperf.report.html.blocks import facts_html, notes_html, table_html, text_html
-from hybridperf.report.html.document import (
-    Bars,
-    Block,
-    Facts,
-    Folded,
-    Notes,
-    Page,
-    Plot,
-    Ranges,
-    Table,
-    Text,
-    Timeline,
-)
-from hybridperf.report.html.plot import plot_html
-from hybridperf.report.html.tracks import timeline_html
-from hybridperf.report.html.words import escaped
+from hybridperf.report.html.document import MOST_ROWS, Figure, Folded, Page, clean
+from hybridperf.report.html.figures import DARK, LIGHT
 
-PAGE_SCHEMA_VERSION = 1
+PAGE_SCHEMA_VERSION = 2
+_BEFORE_UNIT = re.compile(r"([0-9]) (?=(?:[a-zA-Zµ]{0,2}(?:s|B|J|W|B/s|FLOP/s)|%)(?![a-zA-Z]))")
+_REPEATED = 50  # a longer list of strings is packed: each string once
 
 
 def write_page(page: Page, path: str | os.PathLike) -> None:
@@ -48,82 +43,72 @@ def write_page(page: Page, path: str | os.PathLike) -> None:
 
 def render(page: Page) -> str:
     """The page's HTML."""
-    script = _resource("page.js")
-    policy = (
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src"
-        f" 'sha256-{_sha256(script)}'; base-uri 'none'"
-    )
-    sections = "\n".join(
-        f'<section id="s{at}"><h2>{escaped(one.title)}</h2>\n{_blocks(one.blocks)}\n</section>'
-        for at, one in enumerate(page.sections)
-    )
-    links = "".join(
-        f'<a href="#s{at}">{escaped(one.title)}</a>' for at, one in enumerate(page.sections)
-    )
-    lead = f'<p class="lead">{escaped(page.lead)}</p>\n' if page.lead else ""
-    menu = f'<nav aria-label="sections">{links}</nav>\n' if len(page.sections) > 1 else ""
-    facts = [
-        f"made by hybridperf {hybridperf.__version__} on {datetime.date.today().isoformat()}",
-        *page.facts,
-    ]
-    foot = " · ".join(map(escaped, facts))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="hybridperf {escaped(hybridperf.__version__)}">
-<meta name="schema" content="hybridperf/page {PAGE_SCHEMA_VERSION}">
-<link rel="icon" href="data:,">
-<title>{escaped(page.title)}</title>
-<style>
-{_resource("page.css")}</style>
-</head>
-<body>
-<header>
-<h1>{escaped(page.title)}</h1>
-{lead}{menu}</header>
-<main>
-{sections}
-</main>
-<footer>{foot}</footer>
-<script>{script}</script>
-</body>
-</html>
-"""
+    figures = [block for section in page.sections for block in _figures(section.blocks)]
+    environment = _environment()
+    facts = [*page.facts, *_command()]
+    scripts = [_bokeh(), _script()] if figures else [_script()]
+    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+    return environment.get_template("page.html.j2").render(
+        page=page, facts=facts, schema=PAGE_SCHEMA_VERSION, version=hybridperf.__version__,
+        today=datetime.date.today().isoformat(), light=LIGHT, dark=DARK,
+        scripts=[Markup(script) for script in scripts], hashes=hashes,
+        numbers={figure: at for at, figure in enumerate(figures)},
+        items=[_packed(json_item(figure.model, ID(f"f{at}"))) for at, figure in enumerate(figures)],
+        hues={LIGHT[name]: DARK[name] for name in LIGHT}, most_rows=MOST_ROWS,
+    )  # fmt: skip
 
 
-def _blocks(blocks: Sequence[Block | Folded]) -> str:
-    return "\n".join(_block(block) for block in blocks)
+def _command() -> list[str]:
+    """The command line, where the command makes the page."""
+    program, *arguments = sys.argv
+    return [shlex.join(["hybridperf", *arguments])] if Path(program).stem == "hybridperf" else []
 
 
-def _block(block: Block | Folded) -> str:
-    match block:
-        case Folded():
-            return f"<details><summary>{escaped(block.title)}</summary>\n{_blocks(block.blocks)}\n</details>"
-        case Text():
-            return text_html(block)
-        case Notes():
-            return notes_html(block)
-        case Facts():
-            return facts_html(block)
-        case Table():
-            return table_html(block)
-        case Bars():
-            return bars_html(block)
-        case Ranges():
-            return ranges_html(block)
-        case Plot():
-            return plot_html(block)
-        case Timeline():
-            return timeline_html(block)
+def _figures(blocks: Any) -> Iterator[Figure]:
+    for block in blocks:
+        if isinstance(block, Figure):
+            yield block
+        elif isinstance(block, Folded):
+            yield from _figures(block.blocks)
+
+
+def whole_figures(text: str) -> Markup:
+    """Escaped text without line breaks between a number and its unit (`5.76 s`)."""
+    return Markup(_BEFORE_UNIT.sub("\\1\u00a0", str(escape(clean(text)))))
+
+
+def _packed(value: Any) -> Any:
+    """A figure's JSON with clean text, without TeX, and with repeated strings once."""
+    if isinstance(value, str):
+        return clean(value).replace("$$", "$ $")
+    if isinstance(value, dict):
+        return {key: _packed(one) for key, one in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) > _REPEATED and all(isinstance(one, str) for one in value):
+        place: dict[str, int] = {}
+        pick = [place.setdefault(_packed(one), len(place)) for one in value]
+        return {"pick": pick, "of": list(place)}
+    return [_packed(one) for one in value]
 
 
 @functools.cache
-def _resource(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+def _environment() -> Environment:
+    loader = PackageLoader("hybridperf.report.html")
+    found = Environment(loader=loader, autoescape=True, finalize=clean, trim_blocks=True,
+                        lstrip_blocks=True)  # fmt: skip
+    found.filters["whole_figures"] = whole_figures
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # in order: Bokeh refers back
+    return found
+
+
+@functools.cache
+def _bokeh() -> str:
+    return "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw[:1])
+
+
+def _script() -> str:
+    return _environment().get_template("page.js.j2").render()
 
 
 def _sha256(script: str) -> str:

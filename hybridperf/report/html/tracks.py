@@ -1,33 +1,52 @@
-"""Timelines: slices packed for the page's script, which draws them and zooms; merged where there
-are more than a page should hold.
+"""Timelines: slices of tracks on one clock, merged where there are more than a page should hold.
 
 Slices shorter than a resolution `r` that follow each other on one track within a cell of length `r`
-become one, which says how many it stands for. `r` is zero where all slices fit, else the least
-power of two times a millionth of the whole with which they do.
-
-Times are packed as whole ticks, each slice as the gap before it and its length: small numbers,
-exact sums.
+become one, which says how many it stands for. `r` is zero where all slices fit, otherwise the
+smallest power of two times a millionth of the whole with which they do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
+from bokeh.models import ColumnDataSource
 
-from hybridperf.report.html.bars import legend_html
-from hybridperf.report.html.blocks import table_html
-from hybridperf.report.html.cells import count_cell, share_cell, time_cell
-from hybridperf.report.html.document import OTHER, Rows, Table, Timeline, Track
-from hybridperf.report.html.words import clean, escaped, json_in_script
-from hybridperf.report.text import seconds
+from hybridperf.report.html.document import (
+    OTHER,
+    Block,
+    Column,
+    Figure,
+    Folded,
+    Text,
+    clean,
+    count_words,
+    frame_table,
+    time_words,
+)
+from hybridperf.report.html.figures import HUES, LIGHT, hover, row_axis, timeline_figure
+from hybridperf.report.text import percent, seconds
 
 _FINEST = 1e-6  # of the whole: the first resolution tried
-_TICKS = 1e9  # in the whole
 _NO_LABEL = -1
 _CLOCK_S = 2e-6  # recorded slices that cross by less do so because of the clock's resolution
 _LONGEST = 12  # labels listed beneath
+_MOST_SLICES, _MOST_TRACKS = 20_000, 96
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """Slices in one row of a timeline, N of them; where some overlap, the row becomes several."""
+
+    name: str
+    start_s: np.ndarray  # [N]
+    end_s: np.ndarray  # [N]
+    label: np.ndarray  # int [N] index into the timeline's labels
+    kind: np.ndarray  # int [N] index into its kinds
+    marked: np.ndarray  # bool [N] on the critical path
 
 
 class Merged(NamedTuple):
@@ -35,7 +54,7 @@ class Merged(NamedTuple):
 
     start_s: np.ndarray
     end_s: np.ndarray
-    label: np.ndarray  # _NO_LABEL where several slices with different labels are one
+    label: np.ndarray  # _NO_LABEL where slices with different labels are one
     kind: np.ndarray  # the one with the most seconds
     marked: np.ndarray  # any of them
     members: np.ndarray  # how many slices it stands for
@@ -57,24 +76,16 @@ def lanes(track: Track) -> list[Track]:
         free = next((i for i, until in enumerate(ends) if until <= begins), len(ends))
         ends[free:] = [stops, *ends[free + 1 :]]
         lane[at] = free
-    parts = [np.flatnonzero(lane == i) for i in range(len(ends))]
-    names = [track.name, *(f"{track.name} ({i + 1})" for i in range(1, len(parts)))]
     return [
-        Track(name, *(column[part] for column in columns))
-        for name, part in zip(names, parts, strict=True)
+        Track(f"{track.name} ({i + 1})" if i else track.name, *(c[lane == i] for c in columns))
+        for i in range(len(ends))
     ]
 
 
 def merged(track: Track, resolution_s: float) -> Merged:
-    """Slices shorter than the resolution merged with their like."""
-    order = np.argsort(track.start_s, kind="stable")
-    start, end, label, kind, marked = (
-        getattr(track, name)[order] for name in ("start_s", "end_s", "label", "kind", "marked")
-    )
-    n = len(start)
-    if not n:
-        return Merged(start, end, label, kind, marked, np.zeros(0, int), start)
-    length = end - start
+    """A track in order of start with slices shorter than the resolution merged."""
+    start, end, label, kind = track.start_s, track.end_s, track.label, track.kind
+    n, length = len(start), end - start
     small = length < resolution_s
     cell = np.floor(start / resolution_s) if resolution_s > 0 else np.arange(n)
     apart = np.ones(n, bool)
@@ -82,19 +93,17 @@ def merged(track: Track, resolution_s: float) -> Merged:
     first = np.flatnonzero(apart)
     count = np.diff(np.append(first, n))
     if len(first) == n:
-        return Merged(start, end, label, kind, marked, count, length)
-    group = np.repeat(np.arange(len(first)), count)
-    kinds = int(kind.max()) + 1
-    by_kind = np.bincount(
-        group * kinds + kind, weights=length, minlength=len(first) * kinds
-    ).reshape(-1, kinds)
+        return Merged(start, end, label, kind, track.marked, count, length)
+    group, kinds = np.repeat(np.arange(len(first)), count), int(kind.max()) + 1
+    by_kind = np.bincount(group * kinds + kind, weights=length, minlength=len(first) * kinds)
+    most = by_kind.reshape(-1, kinds).argmax(axis=1)
     same = np.minimum.reduceat(label, first) == np.maximum.reduceat(label, first)
     return Merged(
         start[first],
         np.maximum.reduceat(end, first),
         np.where(same, label[first], _NO_LABEL),
-        np.where(count > 1, by_kind.argmax(axis=1), kind[first]),
-        np.logical_or.reduceat(marked, first),
+        np.where(count > 1, most, kind[first]),
+        np.logical_or.reduceat(track.marked, first),
         count,
         np.add.reduceat(length, first),
     )
@@ -112,146 +121,143 @@ def merge_all(tracks: Sequence[Track], whole_s: float, most: int) -> tuple[list[
     return done, resolution_s
 
 
-def timeline_html(block: Timeline) -> str:
-    """The drawing, its buttons, what was merged, and what of it can be read as a table."""
-    tracks = [lane for track in block.tracks if len(track.start_s) for lane in lanes(track)]
-    if not tracks:
-        return '<p class="quiet">Nothing takes any time.</p>'
-    shown = tracks[: block.most_tracks]
+def timeline(
+    tracks: Sequence[Track],
+    labels: Sequence[str],
+    kinds: Sequence[tuple[str, int]],
+    more: str = "",
+    most_slices: int = _MOST_SLICES,
+    most_tracks: int = _MOST_TRACKS,
+) -> list[Block]:
+    """The figure of a timeline and its tables.
+
+    Args:
+        tracks: rows, the first on top; `label` and `kind` are indices into the next two.
+        labels: names of slices.
+        kinds: name and colour.
+        more: a sentence that names where every slice is, for a page that merges some.
+        most_slices: the figure holds at most so many.
+        most_tracks: the figure holds at most so many.
+    """
+    all_lanes = [lane for track in tracks if len(track.start_s) for lane in lanes(track)]
+    if not all_lanes:
+        return [Text("Nothing takes any time.")]
+    shown = all_lanes[:most_tracks]
     zero_s = min(float(track.start_s.min()) for track in shown)
     whole_s = max(float(track.end_s.max()) for track in shown) - zero_s
-    moved = [
-        Track(t.name, t.start_s - zero_s, t.end_s - zero_s, t.label, t.kind, t.marked)
-        for t in shown
-    ]
-    done, resolution_s = merge_all(moved, whole_s, block.most_slices)
-    any_marked = bool(block.marked) and any(one.marked.any() for one in done)
-    used = sorted({int(kind) for one in done for kind in np.unique(one.kind)})
-    data = _packed(block, moved, done, whole_s)
-    choice = (
-        f'<label><input type="checkbox" class="only"> {escaped(block.marked)} only</label>'
-        if any_marked
-        else ""
+    shown = [replace(t, start_s=t.start_s - zero_s, end_s=t.end_s - zero_s) for t in shown]
+    done, resolution_s = merge_all(shown, whole_s, most_slices)
+    slices = pd.concat(
+        [pd.DataFrame(one._asdict()).assign(row=row) for row, one in enumerate(done)],
+        ignore_index=True,
     )
-    named = f"timeline of {len(shown)} tracks"
-    keys = (
-        "Drag to move; Ctrl and wheel, the buttons or + and - to zoom; arrow keys move; 0 shows"
-        " all; click a slice to keep its words."
-    )
-    return (
-        f"<figure><figcaption>{escaped(_said(tracks, shown, done, resolution_s, block))}</figcaption>"
-        f"{legend_html([block.kinds[kind] for kind in used])}"
-        '<div class="timeline"><div class="controls" hidden>'
-        '<button type="button" data-do="in">zoom in</button><button type="button"'
-        ' data-do="out">zoom out</button>'
-        '<button type="button" data-do="left" aria-label="earlier">◀</button>'
-        '<button type="button" data-do="right" aria-label="later">▶</button>'
-        f'<button type="button" data-do="all">all</button>{choice}</div>'
-        f'<div class="canvas"><canvas tabindex="0" role="img" aria-label="{named};'
-        f' {escaped(keys)}"></canvas></div>'
-        f'<output class="detail" aria-live="polite">{escaped(keys)}</output>'
-        '<noscript><p class="quiet">Drawing it takes JavaScript; the tables below need'
-        " none.</p></noscript>"
-        f'<script type="application/json">{json_in_script(data)}</script></div></figure>'
-        f"{_tables(block, moved, whole_s)}"
-    )
-
-
-def _packed(
-    block: Timeline, tracks: Sequence[Track], done: Sequence[Merged], whole_s: float
-) -> dict[str, Any]:
-    tick_s = (whole_s or 1.0) / _TICKS
-    used = sorted({int(at) for one in done for at in np.unique(one.label)} - {_NO_LABEL})
-    place = {at: i for i, at in enumerate(used)} | {_NO_LABEL: _NO_LABEL}
-    packed = []
-    for track, one in zip(tracks, done, strict=True):
-        start, end = (np.rint(edge / tick_s).astype(np.int64) for edge in (one.start_s, one.end_s))
-        gap = start - np.concatenate([[0], end[:-1]])
-        several = np.flatnonzero(one.members > 1)
-        packed.append(
-            {
-                "name": clean(track.name),
-                "gap": gap.tolist(),
-                "length": (end - start).tolist(),
-                "kind": one.kind.tolist(),
-                "label": [place[int(at)] for at in one.label],
-                "marked": np.flatnonzero(one.marked).tolist(),
-                "several": [
-                    [int(i), int(one.members[i]), round(float(one.busy_s[i]) / tick_s)]
-                    for i in several
-                ],
-            }
-        )
-    kinds = [[clean(name), colour] for name, colour in block.kinds]
-    labels = [clean(block.labels[at]) for at in used]
-    return {
-        "tick": tick_s,
-        "whole": int(_TICKS),
-        "kinds": kinds,
-        "labels": labels,
-        "marked": clean(block.marked),
-        "tracks": packed,
+    drawn, scale, unit = timeline_figure(len(shown), whole_s)
+    names = [clean(track.name) for track in shown]
+    row_axis(drawn, names)
+    labels = [clean(label) for label in labels]
+    words = [*labels, "different slices"]
+    columns = {
+        "left": slices["start_s"] / scale,
+        "right": slices["end_s"] / scale,
+        "y": slices["row"],
+        "words": [words[at] for at in slices["label"]],
+        "track": [names[at] for at in slices["row"]],
+        "kind": [kinds[at][0] for at in slices["kind"]],
+        "colour": [HUES[kinds[at][1]] for at in slices["kind"]],
+        "took": [
+            _took(one.end_s - one.start_s, one.members, one.busy_s) for one in slices.itertuples()
+        ],
+        "path": np.where(slices["marked"], ", critical path", ""),
     }
+    columns = {name: np.asarray(column) for name, column in columns.items()}
+    several = slices["members"].to_numpy() > 1
+    renderers = []
+    for some, hatch in ((~several, None), (several, "right_diagonal_line")):
+        source = ColumnDataSource(_chosen(columns, some))
+        renderers.append(
+            drawn.hbar(
+                "y",
+                left="left",
+                right="right",
+                height=0.75,
+                source=source,
+                hatch_scale=6,
+                fill_color="colour",
+                line_color=LIGHT["page"],
+                line_width=0.5,
+                hatch_pattern=hatch,
+                hatch_color=LIGHT["page"],
+            )
+        )
+    legend = [("■", *kinds[at][::-1]) for at in np.unique(slices["kind"])]
+    if slices["marked"].any():
+        some = slices["marked"].to_numpy()
+        source = ColumnDataSource(
+            {k: columns[k][some] for k in ("left", "right")} | {"y": columns["y"][some] + 0.42}
+        )
+        drawn.hbar("y", left="left", right="right", height=0.12, source=source, color=LIGHT["mark"])
+        legend.append(("▁", "m", "critical path"))
+    hover(
+        drawn, renderers, f"@words: @took, from @left{{0,0.[000000]}} {unit} (@track; @kind@path)"
+    )
+    caption = _caption(all_lanes, shown, done, resolution_s, more)
+    return [
+        Figure(drawn, caption, legend),
+        Folded("The timeline as tables", _tables(shown, labels, whole_s)),
+    ]
 
 
-def _said(
-    tracks: Sequence[Track],
+def _chosen(columns: dict[str, np.ndarray], some: np.ndarray) -> dict[str, np.ndarray | list[str]]:
+    chosen = {name: column[some] for name, column in columns.items()}
+    return {n: c.tolist() if c.dtype.kind in "OU" else c for n, c in chosen.items()}
+
+
+def _took(length_s: float, members: int, busy_s: float) -> str:
+    if members == 1:
+        return time_words(length_s)
+    return f"{members} slices, busy for {time_words(busy_s)} of {time_words(length_s)}"
+
+
+def _caption(
+    every: Sequence[Track],
     shown: Sequence[Track],
     done: Sequence[Merged],
     resolution_s: float,
-    block: Timeline,
+    more: str,
 ) -> str:
-    all_slices, drawn = (
-        sum(len(track.start_s) for track in shown),
-        sum(len(one.start_s) for one in done),
-    )
+    all_slices = sum(len(track.start_s) for track in shown)
     several = sum(int(one.members[one.members > 1].sum()) for one in done)
-    said = [
-        f"{all_slices:,} {'slice' if all_slices == 1 else 'slices'} on {len(shown)}"
-        f" {'track' if len(shown) == 1 else 'tracks'}."
-    ]
-    if len(tracks) > len(shown):
-        said.append(f"The first {len(shown)} of {len(tracks):,} tracks are shown.")
+    parts = [f"Slices: {all_slices:,}; tracks: {len(shown):,}. Ctrl and wheel or a box zoom."]
+    if len(every) > len(shown):
+        parts.append(f"The first {len(shown)} of {len(every):,} tracks are shown.")
     if several:
-        said.append(
+        drawn = sum(len(one.start_s) for one in done)
+        parts.append(
             f"{several:,} slices shorter than {seconds(resolution_s)} are merged with their"
-            f" neighbours, which leaves {drawn:,} to draw (hatched; each says how many it stands"
-            " for)."
+            f" neighbours, which leaves {drawn:,} to draw (hatched; each tells its number)."
         )
-    if block.more and (several or len(tracks) > len(shown)):
-        said.append(block.more)
-    return " ".join(said)
+    if more and (several or len(every) > len(shown)):
+        parts.append(more)
+    return " ".join(parts)
 
 
-def _tables(block: Timeline, tracks: Sequence[Track], whole_s: float) -> str:
-    """What the drawing shows, for those who read it: how busy each track is, which labels take the
-    longest.
-    """
-    rows: Rows = [
+def _tables(tracks: Sequence[Track], labels: Sequence[str], whole_s: float) -> list[Block]:
+    """How busy each track is, and which labels take the longest."""
+    slices = pd.concat(
         [
-            track.name,
-            time_cell(track.busy_s),
-            share_cell(track.busy_s / whole_s if whole_s else 0.0, OTHER),
-            count_cell(len(track.start_s)),
+            pd.DataFrame({"track": at, "label": t.label, "s": t.end_s - t.start_s})
+            for at, t in enumerate(tracks)
         ]
-        for track in tracks
-    ]
-    together = np.zeros(len(block.labels))
-    times = np.zeros(len(block.labels), int)
-    for track in tracks:
-        together += np.bincount(
-            track.label, weights=track.end_s - track.start_s, minlength=len(block.labels)
-        )
-        times += np.bincount(track.label, minlength=len(block.labels))
-    longest = [
-        at for at in np.argsort(-together, kind="stable")[:_LONGEST].tolist() if together[at] > 0
-    ]
-    names: Rows = [
-        [block.labels[at], time_cell(float(together[at])), count_cell(int(times[at]))]
-        for at in longest
-    ]
-    busy = table_html(Table(["track", "busy", "share of the whole", "slices"], rows))
-    taking = table_html(
-        Table(["what takes the longest, all tracks together", "seconds", "slices"], names)
     )
-    return f"<details><summary>The timeline as tables</summary>{busy}{taking}</details>"
+    busy = slices.groupby("track")["s"].agg(["sum", "count"]).reset_index()
+    busy["share"] = busy["sum"] / whole_s if whole_s else 0.0
+    busy["name"] = [clean(tracks[at].name) for at in busy["track"]]
+    longest = slices.groupby("label")["s"].agg(["sum", "count"]).reset_index()
+    longest = longest.sort_values("sum", ascending=False, kind="stable").head(_LONGEST)
+    longest["name"] = [labels[at] for at in longest["label"]]
+    taken = [Column("sum", "seconds", time_words), Column("count", "slices", count_words)]
+    share = Column("share", "share of the whole", percent, OTHER)
+    return [
+        frame_table(busy, [Column("name", "track"), *taken, share]),
+        frame_table(longest, [Column("name", "longest, all tracks together"), *taken]),
+    ]
