@@ -48,11 +48,8 @@ if TYPE_CHECKING:
     from hybridperf_calibration.microbench.store import RowStore
 
 PASSES = {"quick": 1, "full": 2, "long": 3}
-BUDGET_S = {
-    "quick": 50.0,
-    "full": 330.0,
-    "long": None,
-}  # between two processes the sizes of `full` take less; starting takes seconds
+# between two processes the sizes of `full` take less; starting takes seconds
+BUDGET_S = {"quick": 50.0, "full": 330.0, "long": None}
 CORES_EACH = 2  # one for the caller, one for the library's thread
 
 
@@ -82,9 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned"
     )
-    parser.add_argument(
-        "--local-device", type=int, default=None, help=argparse.SUPPRESS
-    )  # how this program starts itself
+    # how this program starts itself
+    parser.add_argument("--local-device", type=int, default=None, help=argparse.SUPPRESS)
     return job.run(parser, arguments, _start_all, _measure)
 
 
@@ -112,18 +108,16 @@ def _start_all(options: argparse.Namespace) -> int:
             "expected --coordinator HOST:PORT, the machine of process 0, with --process-ids of a"
             " part of the job; got none"
         )
-    collective_cases(
-        options.processes, "cpu", _sizes(options), _names(options.only)
-    )  # refuses wrong names and sizes here, once
+    # refuses wrong names and sizes here, once
+    collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))
     logs = job.make_folders(Path(options.out), "collectives_logs")
     cores, remark = _cores(len(ranks), unpinned=options.unpinned, each=options.cores_each)
     job.say(remark, job.busy_remark("collectives"))
     budget_s = BUDGET_S[options.setting] if options.budget_s is None else options.budget_s
     start_s = time.perf_counter()
     passes = options.passes or PASSES[options.setting]
-    last = (
-        passes if options.coordinator else 1
-    )  # new processes for each pass; where other machines take part, they would all have to agree
+    # new processes for each pass; where other machines take part, they would all have to agree
+    last = passes if options.coordinator else 1
     while True:
         left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - start_s), 0.0)
         status = _job(options, ranks, cores, logs, last, left_s)

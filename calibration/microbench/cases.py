@@ -35,12 +35,8 @@ _MOST_COPIES = 12
 _RESULT_BYTES = (
     24e6  # of one call together: below what the allocator hands back to the operating system
 )
-_SPREADS = (
-    0.0,
-    16e6,
-    96e6,
-    250e6,
-)  # bytes that the sets of arguments take up together; zero: two sets, however small
+# bytes that the sets of arguments take up together; zero: two sets, however small
+_SPREADS = (0.0, 16e6, 96e6, 250e6)
 _LARGEST_SPREAD_BYTES = 2e9
 _COLD_TABLE_BYTES = 5e7
 _SHARED_BYTES = 2.4e8  # of the tables of one call together

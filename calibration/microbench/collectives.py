@@ -90,16 +90,14 @@ class Team:
                 " XLA_FLAGS or set JAX_PLATFORMS."
             )
         self.n, self.rank, self.platform = len(jax.devices()), rank, jax.devices()[0].platform
-        self._mesh = jax.sharding.Mesh(
-            np.array(jax.devices()), ("ranks",)
-        )  # in the order of the processes
+        # in the order of the processes
+        self._mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
         self._sharding = jax.NamedSharding(self._mesh, jax.P("ranks"))
         self._exchanges: dict[int, Callable[[Any], Any]] = {}
         self._one = self.place(np.ones(1, np.float32))
         self._barrier = self.compile(lambda one: jax.lax.psum(one, "ranks"), self._one)
-        self.dispatch_s = (
-            self._empty_call_s()
-        )  # what a call of a program takes in which ranks do not meet; the least over the ranks
+        # what a call of a program takes in which ranks do not meet; the least over the ranks
+        self.dispatch_s = self._empty_call_s()
 
     def place(self, part: np.ndarray) -> Any:
         """An array over all ranks of which this one holds `part` [items]."""
@@ -149,9 +147,8 @@ class Team:
         """
         import jax
 
-        length = max(
-            _SHORTEST_EXCHANGE, 2 ** math.ceil(math.log2(max(len(numbers), 1)))
-        )  # few lengths: each is compiled once
+        # few lengths: each is compiled once
+        length = max(_SHORTEST_EXCHANGE, 2 ** math.ceil(math.log2(max(len(numbers), 1))))
         mine = np.zeros(length, np.float32)
         mine[: len(numbers)] = numbers
         placed = self.place(mine)
@@ -184,9 +181,10 @@ class Team:
         equally many ranks each.
         """
         name = zlib.crc32((host or platform.node()).encode())
+        # halves: exact in float32
         _, counts = np.unique(
             self.exchange([name >> 16, name & 0xFFFF]), axis=0, return_counts=True
-        )  # halves: exact in float32
+        )
         if len(set(counts)) > 1:
             raise RuntimeError(
                 "expected equally many processes on every machine, found"

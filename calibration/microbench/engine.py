@@ -176,9 +176,8 @@ def slowness_of(rows: Sequence[Row]) -> np.ndarray:
     stretch = np.arange(len(rows)) // STRETCH_ROWS
     if len(rows) < 3 * STRETCH_ROWS:
         return np.zeros(len(rows))
-    stretch = np.minimum(
-        stretch, len(rows) // STRETCH_ROWS - 1
-    )  # what is left over belongs to the last one
+    # what is left over belongs to the last one
+    stretch = np.minimum(stretch, len(rows) // STRETCH_ROWS - 1)
     frame = pd.DataFrame(
         {
             "case": [row["key"] for row in rows],

@@ -109,11 +109,8 @@ def _gemm(u: np.ndarray) -> Program:
             (vocabulary, n // 2 + 8, k // 8 + 8),
         ][int(u[6] * 3)]
     while 2.0 * m * n * k > 1.5e9:
-        m, n, k = (
-            max(m // 2, 16),
-            max(n * 3 // 4, 8),
-            max(k * 3 // 4, 8),
-        )  # slowly, so that shapes stay like those of layers
+        # slowly, so that shapes stay like those of layers
+        m, n, k = (max(m // 2, 16), max(n * 3 // 4, 8), max(k * 3 // 4, 8))
     layout = _layout(u[6])
     a, b = _stored(layout, m, n, k)
     contracted = ((0 if layout[0] == "t" else 1,), (1 if layout[1] == "t" else 0,))

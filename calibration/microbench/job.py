@@ -117,9 +117,8 @@ def be_one(
     ends the process with another.
     """
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    progress = os.fdopen(
-        os.dup(1), "w"
-    )  # what we have to tell; gloo writes to the standard output, which joins the log
+    # what we have to tell; gloo writes to the standard output, which joins the log
+    progress = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     status = 1
     try:

@@ -97,9 +97,8 @@ def steady_cpu() -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # has no environment variable
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(
-            _M_MMAP_MAX, 0
-        )  # large blocks from the heap, too; the threshold for them cannot exceed 32 MiB
+        # large blocks from the heap, too; the threshold for them cannot exceed 32 MiB
+        libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # an int: up to 2 GiB of freed heap are kept
 
 
@@ -197,9 +196,8 @@ def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: facts[name] for name in same},
         "x64": bool(jax.config.jax_enable_x64),
-        "cpu_async_dispatch": bool(
-            jax.config.read("jax_cpu_enable_async_dispatch")
-        ),  # see steady_cpu
+        # see steady_cpu
+        "cpu_async_dispatch": bool(jax.config.read("jax_cpu_enable_async_dispatch")),
         "matmul_precision": str(jax.config.jax_default_matmul_precision),
         **{f"setting {name}": value for name, value in settings.items()},
     }

@@ -31,9 +31,8 @@ class Yardstick:
     """
 
     def __init__(self, allowance_s: float = 300.0) -> None:
-        threadpool_limits(
-            1, user_api="blas"
-        )  # on a pinned core several threads would wait for each other: 60 times slower
+        # on a pinned core several threads would wait for each other: 60 times slower
+        threadpool_limits(1, user_api="blas")
         self.allowance_s = allowance_s
         self.waited_s = 0.0
         self._a = np.full((_SIDE, _SIDE), 0.5, np.float32)

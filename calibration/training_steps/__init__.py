@@ -27,17 +27,15 @@ class Step:
     fn: Callable[..., tuple[Any, ...]]
     args: tuple[Any, ...]
     donate_argnums: tuple[int, ...]
-    batches: tuple[
-        tuple[Any, ...], ...
-    ]  # values of the arguments that are not donated; `args` holds the first
+    # values of the arguments that are not donated; `args` holds the first
+    batches: tuple[tuple[Any, ...], ...]
 
     def next_args(self, calls: int, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of the next call, after `calls` calls, the last of which returned
         `outputs`.
         """
-        renewed = dict(
-            zip(self.donate_argnums, outputs, strict=False)
-        )  # the loss comes after the last of them
+        # the loss comes after the last of them
+        renewed = dict(zip(self.donate_argnums, outputs, strict=False))
         batch = iter(self.batches[calls % len(self.batches)])
         return tuple(
             renewed[position] if position in renewed else next(batch)

@@ -43,11 +43,8 @@ class DlrmConfig:
     rows_per_table: int = 100_000
     embedding_dim: int = 32
     pooling: int = 4
-    bottom_mlp: tuple[int, ...] = (
-        128,
-        64,
-        32,
-    )  # the last width is embedding_dim: x is interacted with the bags
+    # the last width is embedding_dim: x is interacted with the bags
+    bottom_mlp: tuple[int, ...] = (128, 64, 32)
     top_mlp: tuple[int, ...] = (128, 64, 1)  # the last width is 1: the logit
     dtype: str = "float32"
 
@@ -145,9 +142,8 @@ def interact(x: jax.Array, bags: list[jax.Array]) -> jax.Array:
     """`x` [B, D] beside the dot products of all pairs among x and the bags."""
     vectors = jnp.stack([x, *bags], axis=1)
     products = jnp.einsum("bid,bjd->bij", vectors, vectors)
-    first, second = np.tril_indices(
-        len(bags) + 1, k=-1
-    )  # NumPy: constants of the program, nothing to compute
+    # NumPy: constants of the program, nothing to compute
+    first, second = np.tril_indices(len(bags) + 1, k=-1)
     return jnp.concatenate([x, products[:, first, second]], axis=1)
 
 

@@ -66,12 +66,10 @@ class StepMeasurement:
     preemptions: int  # of this process during the repeats
     # processor seconds of this process per second of the repeats: far below 1, others had the core
     cpu_share: float
-    op_s: Mapping[str, float] | None = field(
-        repr=False
-    )  # by instruction, see op_times.profile; None: not profiled
-    program: Mapping[str, Any] = field(
-        repr=False
-    )  # what was run, see hybridperf.workloads.jax.program.program
+    # by instruction, see op_times.profile; None: not profiled
+    op_s: Mapping[str, float] | None = field(repr=False)
+    # what was run, see hybridperf.workloads.jax.program.program
+    program: Mapping[str, Any] = field(repr=False)
 
 
 def measure_step(step: Step, *, repeats: int = 12, min_seconds: float = 0.5) -> StepMeasurement:

@@ -75,9 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=0.3, help="per turn")
     parser.add_argument("--no-profile", action="store_true", help="leave out what the phases take")
-    parser.add_argument(
-        "--coordinator", default="", help=argparse.SUPPRESS
-    )  # how this program starts itself
+    # how this program starts itself
+    parser.add_argument("--coordinator", default="", help=argparse.SUPPRESS)
     return job.run(parser, arguments, _start_all, _measure, steady=False)
 
 
@@ -216,9 +215,8 @@ def _measure_model(
         running.append(Running(task, team, options.out / "programs", watch, pass_no))
     for _ in range(options.rounds):
         for step in running:
-            yardstick.wait(
-                _LONGEST_WAIT_S
-            )  # each rank looks at its own core, and waits for the others in the next call
+            # each rank looks at its own core, and waits for the others in the next call
+            yardstick.wait(_LONGEST_WAIT_S)
             step.measure(options.seconds)
     return [step.result(profile=not options.no_profile) for step in running]
 

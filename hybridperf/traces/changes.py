@@ -39,9 +39,8 @@ class Change:
 
     said: str  # for people: what is changed
     factor: np.ndarray  # [U]
-    unknown: Mapping[str, float] = field(
-        default_factory=dict
-    )  # seconds by op of what keeps its measured time
+    # seconds by op of what keeps its measured time
+    unknown: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)  # of the unknown: why
 

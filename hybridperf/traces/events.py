@@ -32,9 +32,8 @@ class HostEvents:
     thread: np.ndarray  # index into `RankTrace.threads`; int32 [H]
     start_s: np.ndarray  # float64 [H]
     end_s: np.ndarray
-    parent: (
-        np.ndarray
-    )  # the innermost op or mark of the same thread around it, NONE for the outermost; int32 [H]
+    # the innermost op or mark of the same thread around it, NONE for the outermost; int32 [H]
+    parent: np.ndarray
     shapes: np.ndarray  # index into `RankTrace.shapes`, NONE where not recorded; int32 [H]
 
     def __len__(self) -> int:
@@ -53,9 +52,8 @@ class DeviceEvents:
     start_s: np.ndarray  # float64 [D]
     end_s: np.ndarray
     call: np.ndarray  # the host event that launched it, NONE where the trace lacks it; int32 [D]
-    bytes: (
-        np.ndarray
-    )  # of a copy or fill, of a collective's input; NaN where not recorded; float64 [D]
+    # of a copy or fill, of a collective's input; NaN where not recorded; float64 [D]
+    bytes: np.ndarray
     communicates: np.ndarray  # a kernel of a collective; bool [D]
 
     def __len__(self) -> int:
@@ -90,12 +88,10 @@ class RankTrace:
     host: HostEvents
     device_events: DeviceEvents
     notes: tuple[str, ...] = field(default=())  # what the trace lacks or was assumed
-    types: tuple[str, ...] = field(
-        default=()
-    )  # input types as JSON, "" where not recorded; indexed as `shapes`
-    messages: Mapping[int, Message] = field(
-        default_factory=dict
-    )  # by device event, of those that communicate and say anything
+    # input types as JSON, "" where not recorded; indexed as `shapes`
+    types: tuple[str, ...] = field(default=())
+    # by device event, of those that communicate and say anything
+    messages: Mapping[int, Message] = field(default_factory=dict)
 
     def with_notes(self, *notes: str) -> RankTrace:
         """The same trace with more notes."""

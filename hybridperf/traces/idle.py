@@ -48,9 +48,8 @@ class Gaps:
     end_s: np.ndarray
     event: np.ndarray  # device event that ended the gap
     reasons: np.ndarray  # seconds by reason [len(REASONS), N]
-    detail: (
-        np.ndarray
-    )  # the op whose launch was awaited, and the call the host had to come back from; str [N]
+    # the op whose launch was awaited, and the call the host had to come back from; str [N]
+    detail: np.ndarray
 
     def between(self, start_s: float, end_s: float) -> Gaps:
         """Those that lie between two times."""
@@ -180,9 +179,8 @@ def _details(
     call = trace.device_events.call[found_at]
     for thread in np.unique(host.thread[call[call != NONE]]):
         here = np.flatnonzero((call != NONE) & (host.thread[call] == thread))
-        held = np.flatnonzero(
-            waits & (host.thread == thread)
-        )  # ordered by start; calls of a thread do not overlap
+        # ordered by start; calls of a thread do not overlap
+        held = np.flatnonzero(waits & (host.thread == thread))
         last = np.searchsorted(host.start_s[held], dry[here], side="right") - 1
         marks = np.flatnonzero(
             (host.kind == MARK) & (host.thread == thread) & ~_named(trace, _FRAME)

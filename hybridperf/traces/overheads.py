@@ -104,9 +104,8 @@ def _between_ops(trace: RankTrace, step: Step, outermost: np.ndarray) -> np.ndar
     top = top[np.lexsort((host.start_s[top], host.thread[top]))]
     gap_s = host.start_s[top[1:]] - host.end_s[top[:-1]]
     same = host.thread[top[1:]] == host.thread[top[:-1]]
-    ticks = np.rint(
-        gap_s / _CLOCK_TICK_S
-    )  # whole ones, so that rounding of seconds decides nothing at the edges
+    # whole ones, so that rounding of seconds decides nothing at the edges
+    ticks = np.rint(gap_s / _CLOCK_TICK_S)
     least, most = (round(edge_s / _CLOCK_TICK_S) for edge_s in BETWEEN_OPS_S)
     return gap_s[same & (ticks >= least) & (ticks < most)]
 
@@ -128,9 +127,8 @@ def _in_ops(
     ]  # by op: itself, then what is in it
     top = outermost[event]
     waited_s = np.where((waits & ~launches)[event], host.end_s[event] - host.start_s[event], 0.0)
-    before = np.concatenate(
-        [[0.0], np.cumsum(profiler_s + waited_s)]
-    )  # what to take off for the records before each
+    # what to take off for the records before each
+    before = np.concatenate([[0.0], np.cumsum(profiler_s + waited_s)])
 
     def own_s(
         start_s: np.ndarray, end_s: np.ndarray, first: np.ndarray, last: np.ndarray
@@ -210,9 +208,8 @@ def _spread(seconds: np.ndarray) -> Spread | None:
     """Of what lies within 1.5 interquartile ranges of the quartiles; None of nothing."""
     if len(seconds) >= _LEAST_FOR_QUARTILES:
         low, high = np.quantile(seconds, [0.25, 0.75])
-        reach = (
-            max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2
-        )  # what lies at the edge is within, however it was rounded
+        # what lies at the edge is within, however it was rounded
+        reach = max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2
         seconds = seconds[(seconds >= low - reach) & (seconds <= high + reach)]
     if not len(seconds):
         return None

@@ -15,11 +15,8 @@ from typing import Any
 
 from hybridperf.traces.recorded_tensors import Argument, arguments, flat
 
-CPU, GPU, COMM = (
-    "cpu",
-    "gpu",
-    "comm",
-)  # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
+# kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
+CPU, GPU, COMM = ("cpu", "gpu", "comm")
 
 
 @dataclass(frozen=True)

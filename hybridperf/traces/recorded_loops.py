@@ -185,10 +185,8 @@ _COMPARES = frozenset(
         "isfinite",
     )
 )
-_EXTRA_WRITTEN = {
-    "native_dropout": 1.0,
-    "_fused_dropout": 1.0,
-}  # bytes per element beside the result: the mask
+# bytes per element beside the result: the mask
+_EXTRA_WRITTEN = {"native_dropout": 1.0, "_fused_dropout": 1.0}
 FILLS = frozenset(
     (
         "fill",
@@ -245,9 +243,10 @@ OPTIMIZERS = {
     "_fused_sgd": (2.0, 1.0, 2.0, 0.0),
 }
 _FOREACH = "_foreach_"
+# reads, flops, transcendentals
 _REGISTERED = frozenset(
     ((1, 1, 0), (2, 1, 0), (1, 0, 1), (2, 0, 1), (1, 2, 1), (1, 8, 1), (1, 0, 0))
-)  # reads, flops, transcendentals
+)
 _LAYER_NORM_BACKWARD_FLOPS = (
     10  # two sums of products (4), the difference of three terms scaled (6)
 )

@@ -85,9 +85,8 @@ def convolution(
     )
     if out is None:
         return None
-    ends = (
-        (out, x.shape) if turned else (x.shape, out)
-    )  # transposed: the gradient of a convolution from the result to the input
+    # transposed: the gradient of a convolution from the result to the input
+    ends = (out, x.shape) if turned else (x.shape, out)
     op = _convolution(ends[0], weight, ends[1], x.dtype, "bwd_inputs" if turned else "fwd")
     return None if op is None else (op,)
 

@@ -144,11 +144,12 @@ def _pooled_lookup(
         for one in (table, width_offsets, index, offsets)
     ):
         return None
+    # noqa: PT018
     assert (
         isinstance(table, Tensor)
         and isinstance(width_offsets, Tensor)
         and isinstance(index, Tensor)
-    )  # noqa: PT018
+    )
     tables = width_offsets.elements - 1
     written = flat(results)
     total = number(values[total_at]) if len(values) > total_at else None

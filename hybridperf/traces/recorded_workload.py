@@ -61,9 +61,8 @@ class _Found:
     unknown: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     on_host: int = 0
-    marks: Counter[str] = field(
-        default_factory=Counter
-    )  # with tensors, taken for what the ops inside them do
+    # with tensors, taken for what the ops inside them do
+    marks: Counter[str] = field(default_factory=Counter)
 
 
 def workload_from(
@@ -112,9 +111,8 @@ def workload_from(
         waits = [writer[storage] for storage in read(node) if storage in writer] + [
             last_of[one] for one in node.data if one in last_of
         ]
-        after = sorted(
-            {placed for placed, other in waits if other != stream}
-        )  # a stream's own order says the rest
+        # a stream's own order says the rest
+        after = sorted({placed for placed, other in waits if other != stream})
         placed = -1
         for call in found.ops[node.id]:
             if call not in rows:

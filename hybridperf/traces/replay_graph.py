@@ -28,9 +28,8 @@ from hybridperf.traces.stream_order import (
     with_hand_overs,
 )
 
-HOST, DEVICE, WIRE, IDLE = range(
-    4
-)  # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
+# what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
+HOST, DEVICE, WIRE, IDLE = range(4)
 HOST_STREAM, MEETING = "host", "meeting"
 
 
@@ -153,15 +152,12 @@ class StepGraph:
         self._row_of: dict[tuple, int] = {}  # what it is -> number: turns share rows
         self._nodes: list[tuple[int, int, bool, int]] = []  # event, row or 0, carried, turn
         self._turn = [0 for _ in ranks]
-        self._given: list[dict[int, list[int]]] = [
-            {} for _ in ranks
-        ]  # stream -> nodes of all it was given so far
-        self._node_of: list[dict[int, int]] = [
-            {} for _ in ranks
-        ]  # place -> node whose end is its end
-        self._met: list[dict[int, int]] = [
-            {} for _ in ranks
-        ]  # stream -> node of a meeting that its next event comes after
+        # stream -> nodes of all it was given so far
+        self._given: list[dict[int, list[int]]] = [{} for _ in ranks]
+        # place -> node whose end is its end
+        self._node_of: list[dict[int, int]] = [{} for _ in ranks]
+        # stream -> node of a meeting that its next event comes after
+        self._met: list[dict[int, int]] = [{} for _ in ranks]
 
     def run(self) -> None:
         """Add everything."""
@@ -322,9 +318,8 @@ class StepGraph:
             )
             offset_s = 0.0
             if entry.launches == NONE:
-                after = (
-                    [node_of[waited]] if waited in node_of else []
-                )  # nothing came before the first turn
+                # nothing came before the first turn
+                after = [node_of[waited]] if waited in node_of else []
                 self._op(rank, HOST_STREAM, launch_row=launch_row, after=after, blocking=True)
                 continue
             yield from self._launch(rank, entry, launch_row)

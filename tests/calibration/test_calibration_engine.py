@@ -71,9 +71,8 @@ def python(script: str, *arguments: object, **options) -> subprocess.CompletedPr
 
 
 def test_settled_by_hand() -> None:
-    assert is_settled(
-        [3.0, 2.0, 1.0, 1.0, 1.5, 1.2]
-    )  # the last third (1.5, 1.2) is no lower than 1.0
+    # the last third (1.5, 1.2) is no lower than 1.0
+    assert is_settled([3.0, 2.0, 1.0, 1.0, 1.5, 1.2])
     assert is_settled([2.0, 2.0, 1.0, 1.0, 0.995, 1.0])  # lower by half a per cent
     assert not is_settled([3.0, 2.0, 1.0, 1.0, 0.9, 1.2])
     assert not is_settled([1.0, 1.0])  # too few to tell
@@ -557,9 +556,8 @@ def test_kill_and_resume(tmp_path) -> None:
             not path.exists() or len(read_rows(path)) < len(kept) + 3
         ):
             time.sleep(0.003)
-        time.sleep(
-            moments.uniform(0, 0.1)
-        )  # in the middle of a line, of a measurement, between two
+        # in the middle of a line, of a measurement, between two
+        time.sleep(moments.uniform(0, 0.1))
         assert process.poll() is None, "it should still be measuring"
         process.kill()
         process.wait()
@@ -576,9 +574,8 @@ def test_kill_and_resume(tmp_path) -> None:
         (f"add {n}", pass_no): 1 for n in range(1, 51) for pass_no in (1, 2)
     }
     assert all("error" not in r for r in rows)
-    assert (
-        len(log.read_text().split()) <= 100 + 10
-    )  # only what was under way at a kill was begun again
+    # only what was under way at a kill was begun again
+    assert len(log.read_text().split()) <= 100 + 10
 
 
 # Pinning

@@ -121,9 +121,8 @@ def test_bytes_count_what_nccl_tests_count(n):
         assert (4 * case.items_in, 4 * case.items_out) == pytest.approx(
             [case.bytes * part for part in parts[case.collective]]
         )
-        assert (
-            min(abs(case.bytes - size) for size in (256, 100_000)) <= 4 * n
-        )  # a whole number of floats for every rank
+        # a whole number of floats for every rank
+        assert min(abs(case.bytes - size) for size in (256, 100_000)) <= 4 * n
 
 
 def test_a_collective_in_two_halves_counts_once():
@@ -331,9 +330,8 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
         jax.__version__,
     )
 
-    third = start(
-        command(tmp_path, "--sizes", "256", processes=3)
-    )  # the same folder for something else
+    # the same folder for something else
+    third = start(command(tmp_path, "--sizes", "256", processes=3))
     said = third.communicate(timeout=60)[1]
     assert third.returncode == 2
     assert "holds measurements of something else" in said.splitlines()[-1]

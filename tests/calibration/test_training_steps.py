@@ -69,9 +69,8 @@ def test_sparse_sgd_is_dense_sgd(pooling: int) -> None:
         (new_dense, new_tables),
         expected,
     )
-    assert any(
-        np.abs(new - old).max() > 1e-5 for new, old in zip(new_tables, tables, strict=True)
-    )  # not all zero
+    # not all zero
+    assert any(np.abs(new - old).max() > 1e-5 for new, old in zip(new_tables, tables, strict=True))
 
 
 def test_interaction_by_hand() -> None:

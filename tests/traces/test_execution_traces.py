@@ -295,9 +295,8 @@ def test_the_recorded_dlrm_becomes_a_step_of_one_rank(data_dir: Path) -> None:
         for call in [workload.calls[row - 1]]
         if isinstance(call.op, Gemm)
     ]
-    assert (
-        len(products) == 7 + 13
-    )  # of each of seven layers: forward, and two gradients but for the first
+    # of each of seven layers: forward, and two gradients but for the first
+    assert len(products) == 7 + 13
     kinds = {type(call.op) for call in workload.calls}
     assert {
         Gather,

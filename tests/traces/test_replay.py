@@ -65,9 +65,8 @@ def test_a_step_that_waits_for_its_host_ends_when_the_host_does():
 
 def test_a_step_that_waits_for_its_device_ends_when_the_last_kernel_does():
     starts = range(10, 110, 10)
-    device = [
-        (f"k{at}", 7, 100 * at / 10, 100 * at / 10 + 98, f"launch {at}") for at in starts
-    ]  # 2 µs between two
+    # 2 µs between two
+    device = [(f"k{at}", 7, 100 * at / 10, 100 * at / 10 + 98, f"launch {at}") for at in starts]
     found = step_of(launches(starts), device, end=120)
     assert found.measured_s == pytest.approx([1098e-6])
     assert found.replayed_s == pytest.approx(

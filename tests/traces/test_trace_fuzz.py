@@ -224,10 +224,8 @@ def test_mutations_of_trimmed_real_traces_are_imported_or_refused_in_one_sentenc
 ):
     texts = [trimmed(document) for _, document in documents(data_dir / "traces")]
     texts = sorted(texts, key=lambda text: "traceEvents" not in text)
-    texts = [
-        *texts,
-        *(text for text in texts if "traceEvents" in text),
-    ]  # these twice: other kinds have fewer ways to go wrong
+    # these twice: other kinds have fewer ways to go wrong
+    texts = [*texts, *(text for text in texts if "traceEvents" in text)]
     assert all(len(json.dumps(text)) < 200_000 for text in texts)
     whole = tmp_path / "whole.json"
     imports = 0

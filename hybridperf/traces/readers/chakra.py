@@ -144,9 +144,8 @@ def _json_node(node: Any, source: str) -> RecordedNode:
             f"{source}: expected nodes with names, found {str(node)[:_SAID]!r}; the file is"
             " damaged, convert the trace again"
         )
-    given = {
-        str(key).replace("_", "").lower(): value for key, value in node.items()
-    }  # Id, id; ctrlDeps, ctrl_deps
+    # Id, id; ctrlDeps, ctrl_deps
+    given = {str(key).replace("_", "").lower(): value for key, value in node.items()}
     identity, name = given.get("id"), given.get("name")
     if not _is_count(identity) or not isinstance(name, str):
         raise InputError(

@@ -146,9 +146,8 @@ def _communication(
     if _is_id(count) and dtype is not None:
         return kind, count * DTYPE_BYTES[dtype]
     tensors = flat(inputs.arguments)
-    return kind, (
-        tensors[-1].bytes if tensors else None
-    )  # of `all_to_all(output, input)` the last is what it gives
+    # of `all_to_all(output, input)` the last is what it gives
+    return kind, (tensors[-1].bytes if tensors else None)
 
 
 def _arguments(given: Any) -> Recorded:

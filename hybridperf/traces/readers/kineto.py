@@ -209,9 +209,8 @@ def _usable(
     """Events with sane times, their [start, end] in µs from the first one, and that one's time.
     Says how many are left out.
     """
-    times = np.array(
-        [(as_number(e.ts), as_number(e.dur)) for _, e in (*host, *device)], float
-    )  # None becomes NaN
+    # None becomes NaN
+    times = np.array([(as_number(e.ts), as_number(e.dur)) for _, e in (*host, *device)], float)
     with np.errstate(invalid="ignore", over="ignore"):
         good = np.isfinite(times).all(axis=1)
         if good.any():
@@ -341,9 +340,8 @@ def _calls(host: list, number: np.ndarray, device: list[Event], flows: list[Even
     for i, (kind, event) in enumerate(host):
         if kind == CALL and (of := correlation(event)) is not None:
             launched_by.setdefault(of, int(number[i]))
-    found = np.array(
-        [launched_by.get(correlation(event) or 0, NONE) for event in device], np.int32
-    )  # no call has 0  # type: ignore[arg-type]
+    # no call has 0  # type: ignore[arg-type]
+    found = np.array([launched_by.get(correlation(event) or 0, NONE) for event in device], np.int32)
     if flows and (found == NONE).any():
         begins = {_place(flow): flow.id for flow in flows if flow.ph == "s"}
         ends = {_place(flow): flow.id for flow in flows if flow.ph == "f"}
@@ -397,9 +395,8 @@ def _device_name(document: Document, events: list[Event]) -> str:
 
 def _stream(event: Event) -> int:
     stream = as_whole(event.args.stream) if event.args is not None else None
-    return (
-        stream if stream is not None else as_whole(event.tid) or 0
-    )  # the timeline's row is the stream
+    # the timeline's row is the stream
+    return stream if stream is not None else as_whole(event.tid) or 0
 
 
 def _place(event: Event) -> tuple[str, str, str]:

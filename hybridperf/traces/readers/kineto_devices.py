@@ -87,9 +87,8 @@ def parts(
 def device_number(event: Event) -> int:
     """The device an event ran on, as the trace counts them."""
     device = as_whole(event.args.device) if event.args is not None else None
-    return (
-        device if device is not None else as_whole(event.pid) or 0
-    )  # the timeline's process is the device
+    # the timeline's process is the device
+    return device if device is not None else as_whole(event.pid) or 0
 
 
 def correlation(event: Event) -> int | None:
@@ -121,9 +120,8 @@ def _processes(host: list, of_device: dict[int, list], source: str) -> dict[int,
                 if ts <= (as_number(event.ts) or 0.0)
             }
         ).most_common(2)
-        own = as_text(
-            those[0][1].pid
-        )  # a merged timeline may show a rank's host and device as one process
+        # a merged timeline may show a rank's host and device as one process
+        own = as_text(those[0][1].pid)
         if votes and (len(votes) == 1 or votes[0][1] > votes[1][1]):
             found[device] = votes[0][0]
         elif own in everyone:

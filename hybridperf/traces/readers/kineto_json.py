@@ -22,9 +22,8 @@ _NOT_JSON_NUMBERS = re.compile(
 _NO_ESCAPE = re.compile(rb'(\\\\)|\\(?!["/bfnrtu])')
 _NAME, _AFTER_NAME = b'"name": "', b'", "pid":'
 _BARE_QUOTE = re.compile(rb'((?<!\\)(?:\\\\)*)"')
-_NO_CONTROLS = bytes(
-    max(byte, 32) for byte in range(256)
-)  # a space instead: between values, where JSON allows some, no harm
+# a space instead: between values, where JSON allows some, no harm
+_NO_CONTROLS = bytes(max(byte, 32) for byte in range(256))
 
 
 class Args(msgspec.Struct, gc=False):
@@ -37,9 +36,8 @@ class Args(msgspec.Struct, gc=False):
     device: Any = None
     bytes: Any = None
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    dims_before: msgspec.Raw = msgspec.field(
-        default=msgspec.Raw(), name="Input dims"
-    )  # as PyTorch 1.8 and 1.9 spell it
+    # as PyTorch 1.8 and 1.9 spell it
+    dims_before: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     elements: Any = msgspec.field(default=None, name="In msg nelems")
     elements_type: Any = msgspec.field(default=None, name="dtype")
