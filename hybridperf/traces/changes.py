@@ -22,8 +22,8 @@ from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.events import NONE, Message, RankTrace
 from hybridperf.traces.kinds import kind_of, pair_of
 from hybridperf.traces.ranks import rank_numbers
-from hybridperf.traces.recorded_ops import recorded_op
-from hybridperf.traces.recorded_tensors import arguments, flat
+from hybridperf.traces.recorded.ops import recorded_op
+from hybridperf.traces.recorded.tensors import arguments, flat
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
 

@@ -15,8 +15,8 @@ from hybridperf.io import InputError
 from hybridperf.ops import Elementwise, Gather, Gemm, Reduction, ScatterAdd, Sort
 from hybridperf.traces.readers.files import TraceFile, trace_files
 from hybridperf.traces.readers.graphs import read_recorded, recorded_graph
-from hybridperf.traces.recorded_graph import RecordedGraph, read, written
-from hybridperf.traces.recorded_workload import recorded_work, workload_from
+from hybridperf.traces.recorded.graph import RecordedGraph, read, written
+from hybridperf.traces.recorded.workload import recorded_work, workload_from
 
 F = "Tensor(float)"
 TRIMMED_BYTES = 60_000

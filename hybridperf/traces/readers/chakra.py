@@ -31,7 +31,7 @@ from google.protobuf import (
 )
 
 from hybridperf.io import InputError
-from hybridperf.traces.recorded_graph import COMM, CPU, GPU, Recorded, RecordedGraph, RecordedNode
+from hybridperf.traces.recorded.graph import COMM, CPU, GPU, Recorded, RecordedGraph, RecordedNode
 
 _VALUES = (  # of an attribute: each a single value, then (but for what is odd) a list of it
     "double",

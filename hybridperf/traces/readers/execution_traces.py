@@ -22,8 +22,8 @@ from typing import Any, TypeGuard
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.traces.recorded_graph import CPU, Recorded, RecordedGraph, RecordedNode
-from hybridperf.traces.recorded_tensors import dtype_of, flat
+from hybridperf.traces.recorded.graph import CPU, Recorded, RecordedGraph, RecordedNode
+from hybridperf.traces.recorded.tensors import dtype_of, flat
 
 _SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\..*)?")
 _COMMUNICATES = ("record_param_comms", "nccl:", "rccl:", "c10d::", "gloo:", "mpi:", "ucc:")

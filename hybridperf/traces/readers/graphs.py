@@ -15,8 +15,8 @@ from hybridperf.io import InputError
 from hybridperf.traces.readers.chakra import chakra_json, chakra_protobuf
 from hybridperf.traces.readers.execution_traces import execution_trace
 from hybridperf.traces.readers.files import TraceFile, trace_files
-from hybridperf.traces.recorded_graph import RecordedGraph
-from hybridperf.traces.recorded_workload import workload_from
+from hybridperf.traces.recorded.graph import RecordedGraph
+from hybridperf.traces.recorded.workload import workload_from
 
 ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".tar", ".tar.gz", ".tgz", ".zip")
 _BRACKETS = (b"{", b"[")

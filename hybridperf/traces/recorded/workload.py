@@ -23,7 +23,7 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.traces.recorded_graph import (
+from hybridperf.traces.recorded.graph import (
     COMM,
     CPU,
     GPU,
@@ -32,8 +32,8 @@ from hybridperf.traces.recorded_graph import (
     read,
     written,
 )
-from hybridperf.traces.recorded_ops import answer, by_parts
-from hybridperf.traces.recorded_tensors import flat
+from hybridperf.traces.recorded.ops import answer, by_parts
+from hybridperf.traces.recorded.tensors import flat
 
 COLLECTIVES, HOST_COPIES = "collectives", "host copies"
 _STEP_MARK = "ProfilerStep#"

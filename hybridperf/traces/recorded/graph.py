@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hybridperf.traces.recorded_tensors import Argument, arguments, flat
+from hybridperf.traces.recorded.tensors import Argument, arguments, flat
 
 # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
 CPU, GPU, COMM = ("cpu", "gpu", "comm")
