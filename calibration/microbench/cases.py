@@ -25,7 +25,7 @@ from hybridperf_calibration.microbench.families import (
     FAMILIES,
     FLOAT_BYTES,
     Family,
-    Program,
+    OpProgram,
     points,
 )
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
@@ -49,9 +49,7 @@ _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
 def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
-    """Ops of a setting, or of the named families. Measured with a steady allocator: fresh memory is
-    a case of its own.
-    """
+    """Ops of a setting, or of the named families, for a process with a steady allocator."""
     known = [family.name for family in FAMILIES]
     for name in only:
         if name not in known:
@@ -66,9 +64,7 @@ def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case
 
 
 def host_cases() -> list[Case]:
-    """What a call costs besides its ops, and what fresh memory costs: measured in a process as
-    users have it.
-    """
+    """What a call and fresh memory cost besides ops, for a process as users have it."""
     return [*map(_call_case, _CALL_BUFFERS), *map(_allocation_case, _ALLOCATION_MB)]
 
 
@@ -110,7 +106,7 @@ def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhea
     return list(found.values())
 
 
-def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
+def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
     composite = program.columns is not None
     own_bytes = sum(program.own_bytes())
     result_bytes = max(program.result_bytes or 0.0, *program.own_bytes())
@@ -221,10 +217,9 @@ def row_bytes(columns: Mapping[str, Any]) -> float:
 
 
 def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
-    """The op that the compiled program consists of, `copies` times, as columns; ValueError where
-    there is no such op.
+    """The op that the compiled program consists of, `copies` times, as columns.
 
-    With a prelude its elementwise loops are passed over.
+    Raises: ValueError: there is no such op. With a prelude its elementwise loops are passed over.
     """
     from hybridperf.ops import Fused, columns
     from hybridperf.workloads.jax.program import from_hlo
@@ -284,9 +279,7 @@ def _call_case(buffers: int) -> Case:
 
 
 def _allocation_case(megabytes: int) -> Case:
-    """Fresh memory: a result too large for the allocator's free lists, against the same result
-    written in place.
-    """
+    """Fresh memory: a result too large for the free lists, against the same in place."""
     n = megabytes * 2**20 // FLOAT_BYTES
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:

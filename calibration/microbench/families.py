@@ -22,10 +22,8 @@ FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """One op of one shape. Arguments are described, not made: floats, indices or lookups of a
-    shape.
-    """
+class OpProgram:
+    """One op of one shape; arguments are described, not made: floats, indices or lookups."""
 
     name: str
     fn: Callable[..., Any]
@@ -58,20 +56,17 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """`build(u)` maps a point u of the unit cube [dimensions] to a Program; `quick` and `full` say
-    how many points to take.
-    """
+    """`build(u)` maps a point u of the unit cube to a program; `quick` and `full` count points."""
 
     name: str
     dimensions: int
     quick: int
     full: int
-    build: Callable[[np.ndarray], Program]
+    build: Callable[[np.ndarray], OpProgram]
 
 
 def size(u: float, low: float, high: float, snap: float) -> int:
-    """A log-uniform whole number in [low, high]; `snap` in [0, 1) decides power of two, multiple of
-    eight or odd.
+    """A log-uniform whole number in [low, high]: by `snap` a power of two, multiple of 8 or odd.
 
     Widths of real models are mostly of the first two kinds, batches and vocabularies of any.
     """
@@ -91,7 +86,7 @@ def indices(below: int, *shape: int) -> tuple:
     return ("index", shape, below)
 
 
-def _gemm(u: np.ndarray) -> Program:
+def _gemm(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     # rows of activations are many, widths fewer; the third layout is the weight gradient's,
@@ -114,7 +109,7 @@ def _gemm(u: np.ndarray) -> Program:
     layout = _layout(u[6])
     a, b = _stored(layout, m, n, k)
     contracted = ((0 if layout[0] == "t" else 1,), (1 if layout[1] == "t" else 0,))
-    return Program(
+    return OpProgram(
         f"gemm {layout} {m} {n} {k}",
         lambda x, y: lax.dot_general(x, y, (contracted, ((), ()))),
         [floats(*a), floats(*b)],
@@ -122,9 +117,7 @@ def _gemm(u: np.ndarray) -> Program:
 
 
 def _layout(u: float) -> str:
-    """How the two operands of a product are stored: a weight gradient contracts over rows (t n), an
-    input gradient over columns (n t).
-    """
+    """How a product's operands are stored: weight gradients contract rows (tn), inputs' columns."""
     return "nn" if u < 0.32 else "nt" if u < 0.61 else "tn" if u < 0.92 else "tt"
 
 
@@ -132,7 +125,7 @@ def _stored(layout: str, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple
     return ((k, m) if layout[0] == "t" else (m, k)), ((n, k) if layout[1] == "t" else (k, n))
 
 
-def _batched_gemm(u: np.ndarray) -> Program:
+def _batched_gemm(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     batch = size(u[0], 8, 2048, 0.9)
@@ -142,14 +135,14 @@ def _batched_gemm(u: np.ndarray) -> Program:
     layout = _layout(u[7])
     first, second = _stored(layout, m, n, k)
     letters = f"b{'ji' if layout[0] == 't' else 'ij'},b{'kj' if layout[1] == 't' else 'jk'}->bik"
-    return Program(
+    return OpProgram(
         f"bmm {layout} {batch} {m} {n} {k}",
         lambda x, y: jnp.einsum(letters, x, y),
         [floats(batch, *first), floats(batch, *second)],
     )
 
 
-def _elementwise(u: np.ndarray) -> Program:
+def _elementwise(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4])
     while rows * cols > 4e6:
         rows //= 2
@@ -160,15 +153,13 @@ def _elementwise(u: np.ndarray) -> Program:
     )
     fn = _chain(arithmetic, transcendental)
     arguments = [floats(rows, cols) if i % 3 != 2 else floats(cols) for i in range(inputs)]
-    return Program(
+    return OpProgram(
         f"elementwise {rows}x{cols} in{inputs} a{arithmetic} t{transcendental}", fn, arguments
     )
 
 
 def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
-    """An expression of so many multiplications and additions and, where positive, so many of the
-    usual transcendentals.
-    """
+    """An expression of so many multiplications and additions, and transcendentals if positive."""
     import jax.numpy as jnp
 
     functions = [jnp.tanh, jnp.exp, jnp.log, jnp.sqrt]
@@ -185,29 +176,29 @@ def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
     return expression
 
 
-def _fill(u: np.ndarray) -> Program:
+def _fill(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols = size(u[0], 8, 4096, u[2]), size(u[1], 8, 1024, 0.9)
-    return Program(f"fill {rows}x{cols}", lambda x: jnp.broadcast_to(x, (rows, cols)), [floats()])
+    return OpProgram(f"fill {rows}x{cols}", lambda x: jnp.broadcast_to(x, (rows, cols)), [floats()])
 
 
-def _update_in_place(u: np.ndarray) -> Program:
+def _update_in_place(u: np.ndarray) -> OpProgram:
     """Working sets up to and past the last-level cache, without fresh results."""
     n = size(u[0], 2**14, 2**25, 0.9)
-    return Program(f"in place {n}", lambda p, g: (p - 0.01 * g,), [floats(n), floats(n)], carry=1)
+    return OpProgram(f"in place {n}", lambda p, g: (p - 0.01 * g,), [floats(n), floats(n)], carry=1)
 
 
-def _strided(u: np.ndarray) -> Program:
+def _strided(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 16, 4096, u[3]), size(u[1], 16, 2048, u[4])
     while rows * cols > 3e6:
         rows //= 2
     heads = size(u[2], 2, 16, 0.1)
     if u[7] < 0.25:
-        return Program(f"transpose {rows}x{cols}", lambda x: x.T, [floats(rows, cols)])
+        return OpProgram(f"transpose {rows}x{cols}", lambda x: x.T, [floats(rows, cols)])
     if u[7] < 0.5:  # as attention swaps positions and heads
         batch, width = max(rows // 128, 1), max(cols // heads, 8)
-        return Program(
+        return OpProgram(
             f"swap {batch}x128x{heads}x{width}",
             lambda x: x.transpose(0, 3, 2, 1),
             [floats(batch, 128, heads, width)],
@@ -219,14 +210,14 @@ def _strided(u: np.ndarray) -> Program:
     )
     chain, name = _chain(arithmetic, transcendental), f"in{inputs} a{arithmetic} t{transcendental}"
     if u[7] < 0.8:
-        return Program(
+        return OpProgram(
             f"transposed {rows}x{cols} {name}",
             lambda *xs: chain(*xs).T,
             [floats(rows, cols)] * inputs,
             alone=True,
         )
     batch = max(rows // 64, 1)
-    return Program(
+    return OpProgram(
         f"transposed {batch}x64x{cols} {name}",
         lambda *xs: chain(*xs).transpose(2, 0, 1),
         [floats(batch, 64, cols)] * inputs,
@@ -234,26 +225,24 @@ def _strided(u: np.ndarray) -> Program:
     )
 
 
-def _reduction(u: np.ndarray) -> Program:
+def _reduction(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 8, 8192, u[2]), size(u[1], 33, 4096, u[3])
     while rows * cols > 4e6:
         rows //= 2
     which = int(u[4] * 3)
     fn = [lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.max(-1)][which]
-    return Program(f"reduction {which} {rows}x{cols}", fn, [floats(rows, cols)])
+    return OpProgram(f"reduction {which} {rows}x{cols}", fn, [floats(rows, cols)])
 
 
-def _window_reduction(u: np.ndarray) -> Program:
-    """Sums in windows of 32 and more, as XLA splits a sum whose operand comes out of a loop: the
-    loop is taken off.
-    """
+def _window_reduction(u: np.ndarray) -> OpProgram:
+    """Sums in windows of 32 and more, as XLA splits them, without the loop before."""
     rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3])
     while rows * cols > 2e6:
         rows //= 2
     axis = -1 if u[4] < 0.7 else 0
     if axis == 0:
         rows = max(rows, 64)
-    return Program(
+    return OpProgram(
         f"sum of squares {rows}x{cols} axis {axis}",
         lambda x: x.sum(axis),
         [floats(rows, cols)],
@@ -261,29 +250,27 @@ def _window_reduction(u: np.ndarray) -> Program:
     )
 
 
-def _loop_reduction(u: np.ndarray) -> Program:
-    """Reductions that XLA writes out as plain loops: short rows and matrix-vector products with a
-    fused operand.
-    """
+def _loop_reduction(u: np.ndarray) -> OpProgram:
+    """Reductions that XLA writes as loops: short rows, fused matrix-vector products."""
     import jax
 
     rows, cols = size(u[0], 16, 8192, u[2]), size(u[1], 4, 31, 0.9)
     if u[3] < 0.4:
-        return Program(
+        return OpProgram(
             f"short rows {rows}x{cols}", lambda x: (x * 2.0).sum(-1), [floats(rows, cols)]
         )
     if u[3] < 0.6:
-        return Program(
+        return OpProgram(
             f"short columns {cols}x{rows}", lambda x: (x * 2.0).sum(0), [floats(cols, rows)]
         )
     rows, cols = size(u[0], 32, 2048, u[2]), size(u[1], 16, 512, u[4])
     if u[3] < 0.8:
-        return Program(
+        return OpProgram(
             f"matrix vector {rows}x{cols}",
             lambda a, v: jax.nn.relu(a) @ v,
             [floats(rows, cols), floats(cols)],
         )
-    return Program(
+    return OpProgram(
         f"vector matrix {rows}x{cols}",
         lambda a, v: v @ jax.nn.relu(a),
         [floats(rows, cols), floats(rows)],
@@ -295,7 +282,7 @@ def _vocabulary(u: float) -> int:
     return size(u / 0.2, 20, 1000, 0.9) if u < 0.2 else size((u - 0.2) / 0.8, 2000, 600_000, 0.9)
 
 
-def _gather(u: np.ndarray) -> Program:
+def _gather(u: np.ndarray) -> OpProgram:
     vocab, width = _vocabulary(u[0]), size(u[1], 8, 512, u[4])
     bags, pooling = size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9)
     while vocab * width > 5e7:
@@ -304,14 +291,14 @@ def _gather(u: np.ndarray) -> Program:
         bags //= 2
     if u[6] < 0.5:
         n = bags * pooling
-        return Program(
+        return OpProgram(
             f"gather {vocab} {width} {n}",
             lambda t, i: t[i],
             [floats(vocab, width), indices(vocab, n)],
             shared=1,
             result_bytes=4.0 * n * width,
         )
-    return Program(
+    return OpProgram(
         f"bag {vocab} {width} {bags} {pooling}",
         lambda t, i: t[i].sum(1),
         [floats(vocab, width), indices(vocab, bags, pooling)],
@@ -320,11 +307,11 @@ def _gather(u: np.ndarray) -> Program:
     )
 
 
-def _scatter_add(u: np.ndarray) -> Program:
+def _scatter_add(u: np.ndarray) -> OpProgram:
     vocab, width, n = _vocabulary(u[0]), size(u[1], 4, 512, u[3]), size(u[2], 64, 30_000, u[4])
     while vocab * width > 5e7:
         vocab //= 2
-    return Program(
+    return OpProgram(
         f"scatter {vocab} {width} {n}",
         lambda t, i, g: (t.at[i].add(g),),
         [floats(vocab, width), indices(vocab, n), floats(n, width)],
@@ -334,9 +321,7 @@ def _scatter_add(u: np.ndarray) -> Program:
 
 
 def _lookups(u: np.ndarray, direction: str) -> Lookups:
-    """A quarter uniform; the others as skewed as tables of click models, a third of them with a
-    flat head.
-    """
+    """A quarter uniform, the others skewed as in click models, a third with a flat head."""
     rows, dim = size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5])
     most = 32 if direction == "forward" else 64  # XLA splits longer sums: then a bag is several ops
     bags, pooling = size(u[2], 32, 2048, u[6]), size(u[3], 1, most, 0.9)
@@ -353,9 +338,9 @@ def _name(kind: str, of: Lookups) -> str:
     return f"{kind} {of.rows} {of.dim} {of.bags} {of.pooling} zipf {of.exponent:g} {of.shift:g}"
 
 
-def _embedding_bag(u: np.ndarray) -> Program:
+def _embedding_bag(u: np.ndarray) -> OpProgram:
     of = _lookups(u, "forward")
-    return Program(
+    return OpProgram(
         _name("embedding_bag", of),
         lambda t, i: t[i].sum(1),
         [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of)],
@@ -365,7 +350,7 @@ def _embedding_bag(u: np.ndarray) -> Program:
     )
 
 
-def _embedding_bag_backward(u: np.ndarray) -> Program:
+def _embedding_bag_backward(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     of = _lookups(u, "backward")
@@ -375,7 +360,7 @@ def _embedding_bag_backward(u: np.ndarray) -> Program:
             t.at[i].add(-0.01 * jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))),
         )
 
-    return Program(
+    return OpProgram(
         _name("embedding_bag_backward", of),
         update,
         [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of), floats(of.bags, of.dim)],
@@ -385,34 +370,34 @@ def _embedding_bag_backward(u: np.ndarray) -> Program:
     )
 
 
-def _concatenate(u: np.ndarray) -> Program:
+def _concatenate(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols, parts = size(u[0], 8, 4096, u[3]), size(u[1], 8, 512, u[4]), 2 + int(u[2] * 10)
     while rows * cols * parts > 4e6:
         rows //= 2
-    return Program(
+    return OpProgram(
         f"concatenate {parts}x{rows}x{cols}",
         lambda *xs: jnp.concatenate(xs, 1),
         [floats(rows, cols)] * parts,
     )
 
 
-def _sort(u: np.ndarray) -> Program:
+def _sort(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols = size(u[0], 1, 256, 0.9), size(u[1], 16, 4096, u[2])
-    return Program(f"sort {rows}x{cols}", lambda x: jnp.sort(x, -1), [floats(rows, cols)])
+    return OpProgram(f"sort {rows}x{cols}", lambda x: jnp.sort(x, -1), [floats(rows, cols)])
 
 
-def _cumulative(u: np.ndarray) -> Program:
+def _cumulative(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols = size(u[0], 1, 512, 0.9), size(u[1], 16, 4096, u[2])
     return _composite("cumulative", rows, cols, lambda x: jnp.cumsum(x, -1))
 
 
-def _softmax(u: np.ndarray) -> Program:
+def _softmax(u: np.ndarray) -> OpProgram:
     import jax
 
     return _composite(
@@ -423,7 +408,7 @@ def _softmax(u: np.ndarray) -> Program:
     )
 
 
-def _layer_norm(u: np.ndarray) -> Program:
+def _layer_norm(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     def fn(x: Array) -> Array:
@@ -433,12 +418,12 @@ def _layer_norm(u: np.ndarray) -> Program:
     return _composite("layernorm", size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3]), fn)
 
 
-def _random(u: np.ndarray) -> Program:
+def _random(u: np.ndarray) -> OpProgram:
     import jax
 
     rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 8, 512, 0.9)
     columns = {"op": "random", "dtype": "fp32", "rows": rows, "cols": cols}
-    return Program(
+    return OpProgram(
         f"random {rows}x{cols}",
         lambda seed: jax.random.uniform(jax.random.key(seed[0]), (rows, cols)),
         [indices(1000, 1)],
@@ -446,12 +431,12 @@ def _random(u: np.ndarray) -> Program:
     )
 
 
-def _optimizer(u: np.ndarray) -> Program:
+def _optimizer(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     n = size(u[0], 2**10, 2**22, u[1])
     if u[2] < 0.4:
-        return Program(
+        return OpProgram(
             f"sgd {n}", lambda p, g: (p - 0.01 * g,), [floats(n)] * 2, carry=1,
             columns={"op": "sgd", "dtype": "fp32", "parameters": n},
         )  # fmt: skip
@@ -460,7 +445,7 @@ def _optimizer(u: np.ndarray) -> Program:
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         return p - 0.001 * m / (lax.sqrt(v) + 1e-8), m, v
 
-    return Program(
+    return OpProgram(
         f"adam {n}",
         adam,
         [floats(n)] * 4,
@@ -469,7 +454,7 @@ def _optimizer(u: np.ndarray) -> Program:
     )
 
 
-def _convolution(u: np.ndarray) -> Program:
+def _convolution(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
@@ -490,14 +475,14 @@ def _convolution(u: np.ndarray) -> Program:
     y = floats(batch, out, out, c_out)
     name = f"{batch} {image} {c_in} {c_out} {kernel} {stride}"
     if u[8] < 0.6:
-        return Program(f"convolution {name}", forward, [x, w])
+        return OpProgram(f"convolution {name}", forward, [x, w])
     if u[8] < 0.8:  # the transposed programs of a backward pass
-        return Program(
+        return OpProgram(
             f"convolution inputs {name}",
             lambda w, g: _transposed(lambda x: forward(x, w), x[1], g),
             [w, y],
         )
-    return Program(
+    return OpProgram(
         f"convolution weights {name}",
         lambda x, g: _transposed(lambda w: forward(x, w), w[1], g),
         [x, y],
@@ -510,7 +495,7 @@ def _transposed(linear: Callable[[Array], Array], shape: tuple[int, ...], gradie
     return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, gradient.dtype))(gradient)[0]
 
 
-def _grouped_convolution(u: np.ndarray) -> Program:
+def _grouped_convolution(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     batch, image = size(u[0], 1, 8, 0.9), size(u[1], 7, 32, 0.9)
@@ -527,19 +512,19 @@ def _grouped_convolution(u: np.ndarray) -> Program:
             feature_group_count=groups,
         )
 
-    return Program(
+    return OpProgram(
         f"grouped convolution {batch} {image} {channels} {groups} {kernel}",
         forward,
         [floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)],
     )
 
 
-def _loop_trip(u: np.ndarray) -> Program:
+def _loop_trip(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     trips = size(u[0], 50, 2000, 0.9)
     columns = {"op": "loop_trip", "dtype": "int32", "trips": trips}
-    return Program(
+    return OpProgram(
         f"loop {trips}",
         lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x),
         [floats()],
@@ -547,11 +532,11 @@ def _loop_trip(u: np.ndarray) -> Program:
     )
 
 
-def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> Program:
+def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> OpProgram:
     while rows * cols > 2e6:
         rows //= 2
     columns = {"op": op, "dtype": "fp32", "rows": rows, "cols": cols}
-    return Program(f"{op} {rows}x{cols}", fn, [floats(rows, cols)], columns=columns)
+    return OpProgram(f"{op} {rows}x{cols}", fn, [floats(rows, cols)], columns=columns)
 
 
 FAMILIES = (

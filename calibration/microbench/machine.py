@@ -42,9 +42,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def pin(cores: Iterable[int]) -> tuple[int, ...]:
-    """Bind this process to `cores`, before JAX is imported; returns them, or none where the system
-    cannot pin.
-    """
+    """Bind this process to `cores`, before JAX is imported; returns them, () if impossible here."""
     wanted = frozenset(cores)
     if "jax" in sys.modules:
         raise RuntimeError(
@@ -78,15 +76,12 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
 
 
 def steady_cpu() -> None:
-    """Make single ops on the CPU repeatable; after `pin`, before jax is imported; changes nothing
-    on other backends.
+    """Make single ops on the CPU repeatable; after `pin`, before jax is imported.
 
     Without this an op timed alone pays for two things that an op inside a program does not: XLA
-    hands all but the cheapest programs to another thread (3-4 us, and a median of 1.4 instead of
-    1.1 times the minimum on one core), and freed outputs go back to the system, so that each call
-    faults in its pages anew (64 MiB: 28 ms instead of 14). The second setting needs the first: the
-    other thread's memory is managed apart. It holds for most calls, not all (the heap may have to
-    grow once more), which a minimum does not mind.
+    hands all but the cheapest programs to another thread (3-4 us), and freed outputs go back to the
+    system, so that each call faults in its pages again (64 MiB: 28 ms instead of 14). The second
+    setting needs the first: the other thread's memory is managed apart.
     """
     if "jax" in sys.modules:
         raise RuntimeError(
@@ -103,14 +98,12 @@ def steady_cpu() -> None:
 
 
 def wake_in_turn() -> None:
-    """Let no thread of this process interrupt another when it wakes; before jax is imported, since
-    threads inherit it. Linux only.
+    """Let no thread of this process interrupt another when it wakes; before jax is imported.
 
-    gloo's own thread wakes for each message and asks for a lock that the thread which sends may
-    still hold. On one core it would interrupt that very thread and ask again and again until the
-    scheduler's next tick: steps of two processes, one core each, took multiples of 4 ms (12 instead
-    of 7.8, 8 instead of 2.8; 7 ms of a step's 12 were spent in that thread). Under SCHED_BATCH it
-    waits until the sender does.
+    Linux only. gloo's own thread wakes for each message and asks for a lock that the thread which
+    sends may still hold. On one core it would interrupt that thread and ask again until the
+    scheduler's next tick: steps of two processes, one core each, took multiples of 4 ms. Under
+    SCHED_BATCH it waits until the sender does.
     """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(
@@ -145,18 +138,12 @@ def memory_bytes() -> int | None:
 
 
 def load_1min() -> float | None:
-    """Runnable processes, averaged over the last minute: above the number of cores, somebody else
-    is computing, too.
-    """
+    """Runnable processes, averaged over the last minute; above the cores others compute, too."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def preemptions() -> int:
-    """How often this process was put aside so far although it wanted to run (involuntary context
-    switches).
-
-    Without `steady_cpu` on one core that is about once a call: XLA's own thread takes over.
-    """
+    """Involuntary context switches of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
@@ -183,11 +170,9 @@ def machine_facts() -> dict[str, Any]:
 
 
 def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What must agree for two runs to be measurements of the same thing: hardware, JAX, and the
-    run's own `settings`.
+    """What two runs must share to measure the same: hardware, JAX, and their `settings`.
 
-    The host's name is not part of it: a restarted container has a new one and may still resume its
-    measurements.
+    The host's name is not part of it: a restarted container has a new one.
     """
     import jax
 

@@ -1,5 +1,4 @@
-"""One rank's recorded events as columns: what its host threads called, what its device ran, which
-call launched what.
+"""One rank's recorded events as columns: host calls, device events, and which launched which.
 
 Importers make these; everything else about traces reads them. Times are seconds from the rank's
 `origin_us`, a clock shared by the ranks of a machine. Axes: H host events and D device events, each
@@ -15,11 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 NONE = -1
-OP, CALL, MARK = range(
-    3
-    # kinds of host events: an op of the framework, a call into the device's runtime, a mark people
-    # or tools set
-)
+# kinds of host events: op of the framework, call into the device's runtime, mark of people or tools
+OP, CALL, MARK = range(3)
 KERNEL, COPY, FILL = range(3)  # kinds of device events
 
 
@@ -42,9 +38,7 @@ class HostEvents:
 
 @dataclass(frozen=True, eq=False)
 class DeviceEvents:
-    """What the device did. Events of one stream do not overlap, but for what the clock's resolution
-    does to them.
-    """
+    """What the device did. Events of one stream overlap at most by the clock's resolution."""
 
     name: np.ndarray  # index into `RankTrace.names`; int32 [D]
     kind: np.ndarray  # KERNEL, COPY or FILL; int8 [D]
@@ -62,9 +56,7 @@ class DeviceEvents:
 
 @dataclass(frozen=True)
 class Message:
-    """What a trace says of a kernel that communicates, beside its input's bytes
-    (`DeviceEvents.bytes`).
-    """
+    """What a trace records of a collective's kernel besides its input's bytes."""
 
     kind: str = ""  # the collective as the framework calls it, "" where not recorded
     group: str = ""  # name of the process group, "" where not recorded
@@ -113,9 +105,7 @@ class RankTrace:
         return self.names[self.device_events.name[event]]
 
     def op_of_call(self, event: int) -> int:
-        """The innermost framework op around a host event, itself if it is one; NONE where there is
-        none.
-        """
+        """The innermost framework op around a host event, or itself; NONE without."""
         while event != NONE and self.host.kind[event] != OP:
             event = int(self.host.parent[event])
         return event

@@ -515,7 +515,7 @@ def test_why_ops_keep_their_time_is_said():
 
 
 def test_a_slower_op_is_called_slower():
-    assert faster(bound_by_device(), "aten::relu", 0.5).said == "aten::relu 2 times slower"
+    assert faster(bound_by_device(), "aten::relu", 0.5).description == "aten::relu 2 times slower"
 
 
 def test_without_launches_the_host_is_not_blamed():

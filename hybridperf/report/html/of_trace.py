@@ -33,7 +33,14 @@ from hybridperf.report.text import percent, seconds
 from hybridperf.report.trace_tables import REASONS
 from hybridperf.traces.events import COPY, FILL, NONE, OP, RankTrace
 from hybridperf.traces.steps import CommonStep
-from hybridperf.traces.summary import Loss, Row, StepSummary, top_kernels, top_ops, worst
+from hybridperf.traces.summary import (
+    LostTime,
+    StepSummary,
+    StepSummaryRow,
+    top_kernels,
+    top_ops,
+    worst,
+)
 
 _TOP = 30  # ops and kernels listed
 _PARTS = [
@@ -92,7 +99,7 @@ def trace_page(
     return Page(title or f"Recorded: {count}", sections, f"{count} on {devices}, as recorded.")
 
 
-def _summary(rows: Sequence[Row], ranks: int) -> list[Block | Folded]:
+def _summary(rows: Sequence[StepSummaryRow], ranks: int) -> list[Block | Folded]:
     span_s = sum(row.gpu_span_s for row in rows)
 
     def part(name: str) -> tuple[str, str]:
@@ -133,7 +140,7 @@ def _summary(rows: Sequence[Row], ranks: int) -> list[Block | Folded]:
     return [Facts(facts)]
 
 
-def _steps(rows: Sequence[Row]) -> list[Block | Folded]:
+def _steps(rows: Sequence[StepSummaryRow]) -> list[Block | Folded]:
     reasons = [reason for reason in _IDLE if any(getattr(row, f"{reason}_s") > 0 for row in rows)]
     legend = [*_PARTS, *((f"idle: {REASONS[reason]}", _IDLE[reason]) for reason in reasons)]
     bars = []
@@ -212,7 +219,7 @@ def _steps(rows: Sequence[Row]) -> list[Block | Folded]:
     return blocks
 
 
-def _losses(found: Sequence[Loss], ranks_known: bool) -> Block:
+def _losses(found: Sequence[LostTime], ranks_known: bool) -> Block:
     if not found:
         return Notes([], "No time was lost.")
     largest = found[0].seconds or 1.0

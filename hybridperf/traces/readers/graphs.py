@@ -25,16 +25,12 @@ _BRACKETS = (b"{", b"[")
 def read_recorded(
     paths: Sequence[str | os.PathLike] | str | os.PathLike,
 ) -> tuple[RecordedGraph, ...]:
-    """The graphs of files, archives and folders, in the order found; one sentence of `InputError`
-    for what cannot be used.
-    """
+    """The graphs of files, archives and folders, in the order found."""
     return tuple(recorded_graph(file) for file in trace_files(paths, ENDINGS))
 
 
 def recorded_step(path: str | os.PathLike, ignore: Collection[str] = ()) -> Workload:
-    """Workload of the step in a file; of several ranks in one archive, the first one's, which a
-    note says.
-    """
+    """Workload of the step in a file; of several ranks in an archive, of the first one."""
     files = trace_files(path, ENDINGS)
     graph = recorded_graph(next(files))
     workload = workload_from(graph, ignore)

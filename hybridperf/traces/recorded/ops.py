@@ -90,13 +90,18 @@ def recorded_op(
     output_shapes: Sequence[Any] = (),
     output_types: Sequence[Any] = (),
 ) -> tuple[OpCall, ...] | None:
-    """Our ops for one recorded op; NO_KERNEL where it launches none, None where it is not known.
-    See the head of this file.
+    """Our ops for one recorded op; NO_KERNEL if it launches none, None if it is unknown.
 
-    `shapes` and `types` are what PyTorch's execution traces call so, or `Input Dims` and `Input
-    type` of its profiler; `values` the arguments themselves (`Concrete Inputs`). Results help where
-    they are recorded. Only an execution trace's values say on which device a tensor lives: without
-    them a `copy_` counts as one within the device, also where a profiler saw a copy from the host.
+    Only an execution trace's values tell on which device a tensor lives: without them a `copy_`
+    counts as one within the device, also where a profiler saw a copy from the host.
+
+    Args:
+        name: as recorded, with its namespace.
+        shapes: of the inputs; `Input Dims` of PyTorch's profiler.
+        types: of the inputs; `Input type` of PyTorch's profiler.
+        values: the inputs themselves; `Concrete Inputs` of PyTorch's profiler.
+        output_shapes: of the results, where recorded.
+        output_types: of the results, where recorded.
     """
     given = arguments(shapes, types, values)
     results = arguments(output_shapes, output_types)
