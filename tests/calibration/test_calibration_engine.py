@@ -224,7 +224,7 @@ def test_foreign_fingerprint_is_refused(tmp_path, change: dict, says: str) -> No
 
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [(1, "measure anew into another --out"), (3, "update hybridperf or use another --out")],
+    [(1, "measure again into another --out"), (3, "update hybridperf or use another --out")],
 )
 def test_rows_of_another_schema_are_refused(tmp_path, version: int, advice: str) -> None:
     path = tmp_path / "rows.jsonl"
