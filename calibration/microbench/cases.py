@@ -116,11 +116,8 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
         _SHARED_BYTES / (program.shared_bytes() + 1),
     ]
     copies = 1 if program.alone else int(min(max(min(most), 1), _MOST_COPIES))
-    if (
-        program.shared and spread_bytes
-        # few tables and many batches of indices: their rows are out of the caches when they come
-        # again
-    ):
+    if program.shared and spread_bytes:
+        # few tables, many batches of indices: rows are out of the caches when they come again
         copies = min(copies, 2)
     call_bytes = copies * own_bytes
     if program.shared:
@@ -129,13 +126,8 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
         touched = FLOAT_BYTES * width * math.prod(looked_up)
         sets = int(min(max(math.ceil(spread_bytes / (copies * touched)), 2), _INDEX_SETS))
     else:
-        sets = int(
-            min(
-                max(math.ceil(spread_bytes / call_bytes), 2),
-                max(_LARGEST_SPREAD_BYTES / call_bytes, 2),
-                64,
-            )
-        )
+        wanted = max(math.ceil(spread_bytes / call_bytes), 2)
+        sets = int(min(wanted, max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
     per_copy = len(program.arguments)
     sets = max(min(sets, _MOST_ARRAYS // (copies * (per_copy - program.shared) or 1)), 2)
 
@@ -161,28 +153,20 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
 
     def describe(hlo: str) -> Mapping[str, Any]:
         if program.lookups is not None:
-            if (
-                not program.carry
-            ):  # of long sums XLA makes several ops, which a step's program is priced by
+            if not program.carry:  # refuses sums so long that XLA makes several ops
                 main_op(hlo, copies)
             return program.lookups.columns(sets, copies)
-        columns = (
-            dict(program.columns) if composite else main_op(hlo, copies, bool(program.prelude))
-        )
+        columns = dict(program.columns or {}) or main_op(hlo, copies, bool(program.prelude))
         footprint = sets * call_bytes
         if composite:
             columns["reuse_bytes"] = footprint
-        elif (
-            "vocab" in columns
-            # the rows that these indices name are touched again and again, the rest of the table
-            # never
-        ):
+        elif "vocab" in columns:
+            # the rows that these indices name are touched again, the rest of the table never
             touched = uniform_unique_rows(sets * columns["rows"], columns["vocab"])
             columns["reuse_bytes"] = float(copies * touched * row_bytes(columns))
         else:
-            columns["reuse_bytes"] = max(
-                columns["reuse_bytes"], min(columns["reuse_bytes"] * sets, footprint)
-            )
+            own = columns["reuse_bytes"]
+            columns["reuse_bytes"] = max(own, min(own * sets, footprint))
         return columns
 
     carried = tuple(i * per_copy + j for i in range(copies) for j in range(program.carry))
@@ -192,13 +176,9 @@ def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverh
         if program.prelude is None:
             return overhead(copies * per_copy + results)
         prelude = dataclasses.replace(program, fn=program.prelude, prelude=None)
-        return time_case(
-            dataclasses.replace(
-                _case(prelude, key, spread_bytes, overhead), subtract_s=0.0, describe=None
-            ),
-            Budget(cap_s=0.2),
-            np.random.default_rng(0),
-        ).call_s
+        case = _case(prelude, key, spread_bytes, overhead)
+        alone = dataclasses.replace(case, subtract_s=0.0, describe=None)
+        return time_case(alone, Budget(cap_s=0.2), np.random.default_rng(0)).call_s
 
     return Case(
         key=key,
@@ -255,8 +235,7 @@ def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
         return rng.integers(0, below[0], shape, dtype=np.int32)
     if kind == "lookups":
         return below[0].draw(rng, shape)
-    # the same numbers from another place on: drawing hundreds of megabytes anew would take longer
-    # than measuring with them
+    # the same numbers from another place on: drawing new ones would take longer than measuring
     start = int(rng.integers(_NUMBERS // 2))
     few = _numbers()[start : start + math.prod(shape)]  # np.resize would copy all of them first
     return few.reshape(shape).copy() if len(few) == math.prod(shape) else np.resize(few, shape)

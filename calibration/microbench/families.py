@@ -1,5 +1,4 @@
-"""The ops a training step is made of, as small JAX functions with arguments: one family per kind of
-op.
+"""The ops a training step is made of, as small JAX functions: one family per kind of op.
 
 A family turns a point of the unit cube into one function of a shape. Points come from a Sobol
 sequence (space-filling), sizes are log-uniform; some are powers of two, which hit caches
@@ -92,11 +91,8 @@ def _gemm(u: np.ndarray) -> OpProgram:
     # rows of activations are many, widths fewer; the third layout is the weight gradient's,
     # contracted over rows
     m, n, k = size(u[0], 16, 4096, u[3]), size(u[1], 8, 2048, u[4]), size(u[2], 8, 2048, u[5])
-    if (
-        u[7] < 0.12
-        # a vocabulary: columns of the output layer, summed over in its input gradient, rows of its
-        # weight gradient
-    ):
+    if u[7] < 0.12:
+        # columns of the output layer, summed over in its input gradient, rows of its weight one
         vocabulary = size(u[7] / 0.12, 2000, 24_000, u[3])
         m, n, k = [
             (m // 8 + 8, vocabulary, k // 2 + 8),
@@ -146,11 +142,8 @@ def _elementwise(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4])
     while rows * cols > 4e6:
         rows //= 2
-    inputs, arithmetic, transcendental = (
-        1 + int(u[2] * 5),
-        1 + int(18 * u[5] ** 2),
-        int(u[6] * 7) - 3,
-    )
+    inputs, arithmetic = 1 + int(u[2] * 5), 1 + int(18 * u[5] ** 2)
+    transcendental = int(u[6] * 7) - 3
     fn = _chain(arithmetic, transcendental)
     arguments = [floats(rows, cols) if i % 3 != 2 else floats(cols) for i in range(inputs)]
     return OpProgram(
@@ -203,11 +196,8 @@ def _strided(u: np.ndarray) -> OpProgram:
             lambda x: x.transpose(0, 3, 2, 1),
             [floats(batch, 128, heads, width)],
         )
-    inputs, arithmetic, transcendental = (
-        1 + int(u[2] * 4),
-        1 + int(12 * u[5] ** 2),
-        max(int(u[6] * 4) - 2, 0),
-    )
+    inputs, arithmetic = 1 + int(u[2] * 4), 1 + int(12 * u[5] ** 2)
+    transcendental = max(int(u[6] * 4) - 2, 0)
     chain, name = _chain(arithmetic, transcendental), f"in{inputs} a{arithmetic} t{transcendental}"
     if u[7] < 0.8:
         return OpProgram(
@@ -242,12 +232,8 @@ def _window_reduction(u: np.ndarray) -> OpProgram:
     axis = -1 if u[4] < 0.7 else 0
     if axis == 0:
         rows = max(rows, 64)
-    return OpProgram(
-        f"sum of squares {rows}x{cols} axis {axis}",
-        lambda x: x.sum(axis),
-        [floats(rows, cols)],
-        prelude=lambda x: x * x,
-    )
+    name = f"sum of squares {rows}x{cols} axis {axis}"
+    return OpProgram(name, lambda x: x.sum(axis), [floats(rows, cols)], prelude=lambda x: x * x)
 
 
 def _loop_reduction(u: np.ndarray) -> OpProgram:
@@ -256,25 +242,18 @@ def _loop_reduction(u: np.ndarray) -> OpProgram:
 
     rows, cols = size(u[0], 16, 8192, u[2]), size(u[1], 4, 31, 0.9)
     if u[3] < 0.4:
-        return OpProgram(
-            f"short rows {rows}x{cols}", lambda x: (x * 2.0).sum(-1), [floats(rows, cols)]
-        )
+        name = f"short rows {rows}x{cols}"
+        return OpProgram(name, lambda x: (x * 2.0).sum(-1), [floats(rows, cols)])
     if u[3] < 0.6:
-        return OpProgram(
-            f"short columns {cols}x{rows}", lambda x: (x * 2.0).sum(0), [floats(cols, rows)]
-        )
+        name = f"short columns {cols}x{rows}"
+        return OpProgram(name, lambda x: (x * 2.0).sum(0), [floats(cols, rows)])
     rows, cols = size(u[0], 32, 2048, u[2]), size(u[1], 16, 512, u[4])
     if u[3] < 0.8:
-        return OpProgram(
-            f"matrix vector {rows}x{cols}",
-            lambda a, v: jax.nn.relu(a) @ v,
-            [floats(rows, cols), floats(cols)],
-        )
-    return OpProgram(
-        f"vector matrix {rows}x{cols}",
-        lambda a, v: v @ jax.nn.relu(a),
-        [floats(rows, cols), floats(rows)],
-    )
+        arguments = [floats(rows, cols), floats(cols)]
+        name = f"matrix vector {rows}x{cols}"
+        return OpProgram(name, lambda a, v: jax.nn.relu(a) @ v, arguments)
+    arguments = [floats(rows, cols), floats(rows)]
+    return OpProgram(f"vector matrix {rows}x{cols}", lambda a, v: v @ jax.nn.relu(a), arguments)
 
 
 def _vocabulary(u: float) -> int:
@@ -292,32 +271,23 @@ def _gather(u: np.ndarray) -> OpProgram:
     if u[6] < 0.5:
         n = bags * pooling
         return OpProgram(
-            f"gather {vocab} {width} {n}",
-            lambda t, i: t[i],
-            [floats(vocab, width), indices(vocab, n)],
-            shared=1,
-            result_bytes=4.0 * n * width,
-        )
+            f"gather {vocab} {width} {n}", lambda t, i: t[i],
+            [floats(vocab, width), indices(vocab, n)], shared=1, result_bytes=4.0 * n * width,
+        )  # fmt: skip
     return OpProgram(
-        f"bag {vocab} {width} {bags} {pooling}",
-        lambda t, i: t[i].sum(1),
-        [floats(vocab, width), indices(vocab, bags, pooling)],
-        shared=1,
+        f"bag {vocab} {width} {bags} {pooling}", lambda t, i: t[i].sum(1),
+        [floats(vocab, width), indices(vocab, bags, pooling)], shared=1,
         result_bytes=4.0 * bags * width,
-    )
+    )  # fmt: skip
 
 
 def _scatter_add(u: np.ndarray) -> OpProgram:
     vocab, width, n = _vocabulary(u[0]), size(u[1], 4, 512, u[3]), size(u[2], 64, 30_000, u[4])
     while vocab * width > 5e7:
         vocab //= 2
-    return OpProgram(
-        f"scatter {vocab} {width} {n}",
-        lambda t, i, g: (t.at[i].add(g),),
-        [floats(vocab, width), indices(vocab, n), floats(n, width)],
-        carry=1,
-        shared=1,
-    )
+    arguments = [floats(vocab, width), indices(vocab, n), floats(n, width)]
+    name = f"scatter {vocab} {width} {n}"
+    return OpProgram(name, lambda t, i, g: (t.at[i].add(g),), arguments, carry=1, shared=1)
 
 
 def _lookups(u: np.ndarray, direction: str) -> Lookups:
@@ -340,14 +310,11 @@ def _name(kind: str, of: Lookups) -> str:
 
 def _embedding_bag(u: np.ndarray) -> OpProgram:
     of = _lookups(u, "forward")
+    arguments = [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of)]
     return OpProgram(
-        _name("embedding_bag", of),
-        lambda t, i: t[i].sum(1),
-        [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of)],
-        shared=1,
-        result_bytes=4.0 * of.bags * of.dim,
-        lookups=of,
-    )
+        _name("embedding_bag", of), lambda t, i: t[i].sum(1), arguments, shared=1,
+        result_bytes=4.0 * of.bags * of.dim, lookups=of,
+    )  # fmt: skip
 
 
 def _embedding_bag_backward(u: np.ndarray) -> OpProgram:
@@ -400,12 +367,8 @@ def _cumulative(u: np.ndarray) -> OpProgram:
 def _softmax(u: np.ndarray) -> OpProgram:
     import jax
 
-    return _composite(
-        "softmax",
-        size(u[0], 16, 4096, u[2]),
-        size(u[1], 16, 1024, u[3]),
-        lambda x: jax.nn.softmax(x, -1),
-    )
+    rows, cols = size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3])
+    return _composite("softmax", rows, cols, lambda x: jax.nn.softmax(x, -1))
 
 
 def _layer_norm(u: np.ndarray) -> OpProgram:
@@ -445,24 +408,16 @@ def _optimizer(u: np.ndarray) -> OpProgram:
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         return p - 0.001 * m / (lax.sqrt(v) + 1e-8), m, v
 
-    return OpProgram(
-        f"adam {n}",
-        adam,
-        [floats(n)] * 4,
-        carry=3,
-        columns={"op": "adam", "dtype": "fp32", "parameters": n},
-    )
+    columns = {"op": "adam", "dtype": "fp32", "parameters": n}
+    return OpProgram(f"adam {n}", adam, [floats(n)] * 4, carry=3, columns=columns)
 
 
 def _convolution(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
-    c_in, c_out, kernel = (
-        size(u[2], 3, 128, u[4]),
-        size(u[3], 8, 128, u[5]),
-        [1, 3, 3, 5][int(u[6] * 4)],
-    )
+    c_in, c_out = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5])
+    kernel = [1, 3, 3, 5][int(u[6] * 4)]
     stride = 1 + int(u[7] * 1.5)
 
     def forward(x: Array, w: Array) -> Array:
@@ -503,13 +458,9 @@ def _grouped_convolution(u: np.ndarray) -> OpProgram:
     kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
 
     def forward(x: Array, w: Array) -> Array:
+        layout = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(
-            x,
-            w,
-            (1, 1),
-            "SAME",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=groups,
+            x, w, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=groups
         )
 
     return OpProgram(
@@ -524,12 +475,8 @@ def _loop_trip(u: np.ndarray) -> OpProgram:
 
     trips = size(u[0], 50, 2000, 0.9)
     columns = {"op": "loop_trip", "dtype": "int32", "trips": trips}
-    return OpProgram(
-        f"loop {trips}",
-        lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x),
-        [floats()],
-        columns=columns,
-    )
+    loop = lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x)  # noqa: E731
+    return OpProgram(f"loop {trips}", loop, [floats()], columns=columns)
 
 
 def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> OpProgram:

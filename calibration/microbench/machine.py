@@ -31,11 +31,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
     cores: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if (
-            not first.isdecimal()
-            or (dash and not last.isdecimal())
-            or (dash and int(last) < int(first))
-        ):
+        whole = first.isdecimal() and (not dash or last.isdecimal())
+        if not whole or (dash and int(last) < int(first)):
             raise ValueError(f"expected cores like 0, 0,2 or 0-3, got {text!r}.")
         cores.extend(range(int(first), int(last or first) + 1))
     return tuple(cores)
@@ -61,11 +58,7 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
         pinned: set[int] = set()
     else:
         pinned = os.sched_getaffinity(0)
-    if (
-        pinned != wanted
-        # the kernel drops cores that do not exist (or that a container may not use) without an
-        # error
-    ):
+    if pinned != wanted:  # the kernel silently drops cores that we may not use
         os.sched_setaffinity(0, before)
         missing = ", ".join(str(core) for core in sorted(wanted - pinned)) or "(none)"
         raise ValueError(
@@ -106,9 +99,7 @@ def wake_in_turn() -> None:
     SCHED_BATCH it waits until the sender does.
     """
     if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(
-            OSError
-        ):  # a sandbox may forbid it, which costs quiet, nothing else
+        with contextlib.suppress(OSError):  # a sandbox may forbid it, which costs quiet only
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 

@@ -56,13 +56,8 @@ def build(task: ShardedTask, team: Team, batches: int) -> TrainingStep:
     data = []
     for batch in range(batches):
         features, labels = dense_batch(task, batch)
-        data.append(
-            (
-                [of_table[batch] for of_table in rows],
-                team.place(features[mine]),
-                team.place(labels[mine]),
-            )
-        )
+        looked = [of_table[batch] for of_table in rows]
+        data.append((looked, team.place(features[mine]), team.place(labels[mine])))
     return TrainingStep(
         name=task.key,
         fn=on_all(task, team),

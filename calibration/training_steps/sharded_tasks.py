@@ -59,8 +59,7 @@ class ShardedTask:
     top_mlp: tuple[int, ...]
     tables: tuple[ShardedTable, ...]
     placement: tuple[int, ...]  # the process of each table
-    # dot products of all pairs of vectors, or everything beside each other (cat), which widths may
-    # differ for
+    # dot products of all pairs of vectors, or all vectors joined (cat), whose widths may differ
     interaction: str = "dot"
     seed: int = 0
 
