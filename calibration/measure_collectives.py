@@ -1,5 +1,4 @@
-"""Measures collectives between processes: the program that `hybridperf calibrate --collectives`
-starts.
+"""Measures collectives between processes; `hybridperf calibrate --collectives` starts it.
 
     python -m hybridperf_calibration.measure_collectives --processes 2 --setting quick --out DIR
     python -m hybridperf_calibration.measure_collectives --processes 16 --process-ids 8-15
@@ -31,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import os
 import sys
 import time
@@ -39,7 +37,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridperf.io import InputError, write_json, write_table
+from hybridperf.io import InputError
 from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.collective_cases import SIZES, collective_cases
 
@@ -48,54 +46,36 @@ if TYPE_CHECKING:
     from hybridperf_calibration.microbench.store import RowStore
 
 PASSES = {"quick": 1, "full": 2, "long": 3}
-BUDGET_S = {
-    "quick": 50.0,
-    "full": 330.0,
-    "long": None,
-}  # between two processes the sizes of `full` take less; starting takes seconds
+# between two processes the sizes of `full` take less; starting takes seconds
+BUDGET_S = {"quick": 50.0, "full": 330.0, "long": None}
 CORES_EACH = 2  # one for the caller, one for the library's thread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; see the module docstring."""
     parser = argparse.ArgumentParser(prog="hybridperf_calibration.measure_collectives")
-    parser.add_argument(
-        "--out", required=True, help="folder for store, table, facts and logs, created or resumed"
-    )
-    parser.add_argument(
-        "--processes", type=int, required=True, help="of the whole job, one device each"
-    )
+    add = parser.add_argument
+    add("--out", required=True, help="folder for store, table, facts and logs, created or resumed")
+    add("--processes", type=int, required=True, help="of the whole job, one device each")
     parser.add_argument("--setting", default="quick", choices=list(PASSES))
     parser.add_argument("--passes", type=int, default=None)
     parser.add_argument("--budget-s", type=float, default=None)
     parser.add_argument("--only", default="", help="collectives, separated by commas")
-    parser.add_argument(
-        "--sizes", default="", help="bytes, separated by commas, instead of the setting's"
-    )
-    parser.add_argument(
-        "--coordinator", default="", help="host:port of process 0, for a job on several machines"
-    )
-    parser.add_argument(
-        "--process-ids", default="", help="those to start here, such as 8-15; all if not given"
-    )
-    parser.add_argument("--unpinned", action="store_true", help="let every process use all cores")
-    parser.add_argument(
-        "--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned"
-    )
-    parser.add_argument(
-        "--local-device", type=int, default=None, help=argparse.SUPPRESS
-    )  # how this program starts itself
+    add("--sizes", default="", help="bytes, separated by commas, instead of the setting's")
+    add("--coordinator", default="", help="host:port of process 0, for a job on several machines")
+    add("--process-ids", default="", help="those to start here, such as 8-15; all if not given")
+    add("--unpinned", action="store_true", help="let every process use all cores")
+    add("--cores-each", type=int, default=CORES_EACH, help="of every process, where it is pinned")
+    # how this program starts itself
+    parser.add_argument("--local-device", type=int, default=None, help=argparse.SUPPRESS)
     return job.run(parser, arguments, _start_all, _measure)
 
 
 def _start_all(options: argparse.Namespace) -> int:
     """Start this machine's processes and wait for them; returns their exit status."""
     try:
-        ranks = (
-            machine.parse_cores(options.process_ids)
-            if options.process_ids
-            else tuple(range(options.processes))
-        )
+        ids = options.process_ids
+        ranks = machine.parse_cores(ids) if ids else tuple(range(options.processes))
     except ValueError as error:
         raise InputError(
             f"expected --process-ids like 8-15, got {options.process_ids!r}"
@@ -112,64 +92,32 @@ def _start_all(options: argparse.Namespace) -> int:
             "expected --coordinator HOST:PORT, the machine of process 0, with --process-ids of a"
             " part of the job; got none"
         )
-    collective_cases(
-        options.processes, "cpu", _sizes(options), _names(options.only)
-    )  # refuses wrong names and sizes here, once
+    # refuses wrong names and sizes here, once
+    collective_cases(options.processes, "cpu", _sizes(options), _names(options.only))
     logs = job.make_folders(Path(options.out), "collectives_logs")
     cores, remark = _cores(len(ranks), unpinned=options.unpinned, each=options.cores_each)
     job.say(remark, job.busy_remark("collectives"))
     budget_s = BUDGET_S[options.setting] if options.budget_s is None else options.budget_s
     start_s = time.perf_counter()
     passes = options.passes or PASSES[options.setting]
-    last = (
-        passes if options.coordinator else 1
-    )  # new processes for each pass; where other machines take part, they would all have to agree
-    while True:
+
+    def measure(last: int) -> int:
         left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - start_s), 0.0)
-        status = _job(options, ranks, cores, logs, last, left_s)
-        if status == job.STALLED and not options.coordinator:
-            job.say(
-                "a collective did not return (its row says which); starting the processes again to"
-                " go on with the others"
-            )
-        elif status == 0 and last < passes:
-            last += 1
-        else:
-            return status
+        own = {
+            "--out": options.out, "--processes": options.processes, "--setting": options.setting,
+            "--only": options.only, "--sizes": options.sizes, "--passes": options.passes,
+            "--budget-s": left_s, "--last-pass": last,
+            "--coordinator": options.coordinator or f"127.0.0.1:{job.free_port()}",
+        }  # fmt: skip
+        commands = job.commands("hybridperf_calibration.measure_collectives", own, ranks, cores)
+        for local, command in enumerate(commands):
+            command += ["--local-device", str(local)]
+        return job.start(commands, ranks, logs, options.processes)
 
-
-def _job(
-    options: argparse.Namespace,
-    ranks: Sequence[int],
-    cores: Sequence[str],
-    logs: Path,
-    last: int,
-    budget_s: float | None,
-) -> int:
-    """Start the processes once, to measure up to pass `last`, and wait for them; returns their exit
-    status.
-    """
-    coordinator = options.coordinator or f"127.0.0.1:{job.free_port()}"
-    commands = []
-    for local, (rank, share) in enumerate(zip(ranks, cores, strict=True)):
-        command = [
-            sys.executable,
-            "-m",
-            "hybridperf_calibration.measure_collectives",
-            *_own_arguments(options, budget_s),
-        ]
-        command += [
-            "--coordinator",
-            coordinator,
-            "--last-pass",
-            str(last),
-            "--rank",
-            str(rank),
-            "--local-device",
-            str(local),
-        ]
-        commands.append([*command, "--cores", share] if share else command)
-    return job.start(commands, ranks, logs, options.processes)
+    # new processes for each pass; where other machines take part, they would all have to agree
+    if options.coordinator:
+        return job.in_passes(measure, passes, passes)
+    return job.in_passes(measure, 1, passes, "collective")
 
 
 def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -192,12 +140,8 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         if options.rank == 0:
             # neither the setting nor the list of cases is part of the fingerprint: a full run goes
             # on where a quick one stopped
-            settings = {
-                "part": "collectives",
-                "processes": team.n,
-                "nodes": nodes,
-                "pinned": bool(pinned),
-            }
+            settings = {"part": "collectives", "processes": team.n, "nodes": nodes}
+            settings["pinned"] = bool(pinned)
             store = stack.enter_context(
                 RowStore(Path(options.out) / "collectives.jsonl", machine.fingerprint(settings))
             )
@@ -206,103 +150,55 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
             cases, team, store, passes=passes, last=options.last_pass, budget_s=budget_s, say=say
         )
         if store is not None:
-            _leave(Path(options.out), store, team, nodes, pinned=bool(pinned))
+            _write(Path(options.out), store, team, nodes, pinned=bool(pinned))
             if report.stopped or options.last_pass == passes:
                 say(report.sentence())
     return job.BUDGET_RAN_OUT if report.stopped else 0
 
 
-def _leave(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: bool) -> None:
+def _write(folder: Path, store: RowStore, team: Team, nodes: int, *, pinned: bool) -> None:
     """Write the table and the machine's facts."""
     import jax
 
     from hybridperf_calibration.microbench.collectives import table
 
     common = {
-        "n_gpus": team.n,
-        "n_nodes": nodes,
-        "gpus_per_node": team.n // nodes,
-        "lib": team.library(),
-        "lib_version": jax.__version__,
-        "variant": "jax",
-        "system": "here",
+        "n_gpus": team.n, "n_nodes": nodes, "gpus_per_node": team.n // nodes,
+        "lib": team.library(), "lib_version": jax.__version__, "variant": "jax", "system": "here",
         "link": "intra" if nodes == 1 else "inter",
-    }
-    rows = table(store.rows, common)
-    if rows.empty:
-        raise RuntimeError(
-            f"none of the collectives could be measured; the rows in {store.path} say why."
-        )
-    write_table(rows, folder / "collectives.csv")
+    }  # fmt: skip
     facts = {
-        **machine.machine_facts(),
-        "processes": team.n,
-        "nodes": nodes,
-        "pinned": pinned,
-        "library": team.library(),
+        "processes": team.n, "nodes": nodes, "pinned": pinned, "library": team.library(),
         "dispatch_s": team.dispatch_s,
-    }
-    facts["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_json(folder / "collectives.machine.json", "machine", 1, facts)
+    }  # fmt: skip
+    job.write_results(folder, "collectives", table(store.rows, common), facts)
 
 
 def _cores(n: int, *, unpinned: bool, each: int = CORES_EACH) -> tuple[list[str], str]:
-    """Cores for each of this machine's `n` processes as `machine.parse_cores` reads them, "" for
-    all of them, and a sentence about that.
-    """
+    """Cores of each of `n` processes here, as `machine.parse_cores` reads them, and a remark."""
     if unpinned or not hasattr(os, "sched_getaffinity"):
         return [""] * n, "the processes are not pinned to cores"
     usable = sorted(os.sched_getaffinity(0))
+    crowded = f"{n} processes share {len(usable)} cores here"
     if n > len(usable):
-        return (
-            [""] * n,
-            (
-                f"{n} processes share {len(usable)} cores here: they wait for each other, which is"
-                " part of what is measured"
-            ),
-        )
+        return [""] * n, f"{crowded}: they wait for each other, which is part of what is measured"
     if each * n > len(usable):
-        return (
-            [""] * n,
-            (
-                f"{n} processes share {len(usable)} cores here and are not pinned: each would want"
-                f" {each} of its own"
-            ),
-        )
+        return [""] * n, f"{crowded} and are not pinned: each would want {each} of its own"
     return [",".join(map(str, usable[each * i : each * (i + 1)])) for i in range(n)], ""
 
 
 def _sizes(options: argparse.Namespace) -> tuple[int, ...]:
+    if not options.sizes:
+        return SIZES[options.setting]
     try:
-        return (
-            tuple(int(size) for size in options.sizes.split(","))
-            if options.sizes
-            else SIZES[options.setting]
-        )
+        return tuple(int(size) for size in options.sizes.split(","))
     except ValueError as error:
-        raise InputError(
-            f"expected --sizes in bytes like 256,65536, got {options.sizes!r}"
-        ) from error
+        wrong = f"expected --sizes in bytes like 256,65536, got {options.sizes!r}"
+        raise InputError(wrong) from error
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _own_arguments(options: argparse.Namespace, budget_s: float | None) -> list[str]:
-    """What a process of the job needs to know of our own command line."""
-    arguments = [
-        "--out",
-        options.out,
-        "--processes",
-        str(options.processes),
-        "--setting",
-        options.setting,
-    ]
-    arguments += ["--only", options.only, "--sizes", options.sizes]
-    arguments += ["--passes", str(options.passes)] if options.passes is not None else []
-    arguments += ["--budget-s", str(budget_s)] if budget_s is not None else []
-    return arguments
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from hybridperf_calibration.microbench.families import (
     FAMILIES,
     FLOAT_BYTES,
     Family,
-    Program,
+    OpProgram,
     points,
 )
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
@@ -35,12 +35,8 @@ _MOST_COPIES = 12
 _RESULT_BYTES = (
     24e6  # of one call together: below what the allocator hands back to the operating system
 )
-_SPREADS = (
-    0.0,
-    16e6,
-    96e6,
-    250e6,
-)  # bytes that the sets of arguments take up together; zero: two sets, however small
+# bytes that the sets of arguments take up together; zero: two sets, however small
+_SPREADS = (0.0, 16e6, 96e6, 250e6)
 _LARGEST_SPREAD_BYTES = 2e9
 _COLD_TABLE_BYTES = 5e7
 _SHARED_BYTES = 2.4e8  # of the tables of one call together
@@ -53,9 +49,7 @@ _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
 def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case]:
-    """Ops of a setting, or of the named families. Measured with a steady allocator: fresh memory is
-    a case of its own.
-    """
+    """Ops of a setting, or of the named families, for a process with a steady allocator."""
     known = [family.name for family in FAMILIES]
     for name in only:
         if name not in known:
@@ -70,9 +64,7 @@ def op_cases(setting: str, only: Sequence[str] = (), seed: int = 0) -> list[Case
 
 
 def host_cases() -> list[Case]:
-    """What a call costs besides its ops, and what fresh memory costs: measured in a process as
-    users have it.
-    """
+    """What a call and fresh memory cost besides ops, for a process as users have it."""
     return [*map(_call_case, _CALL_BUFFERS), *map(_allocation_case, _ALLOCATION_MB)]
 
 
@@ -114,7 +106,7 @@ def _family_cases(family: Family, setting: str, seed: int, overhead: CallOverhea
     return list(found.values())
 
 
-def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
+def _case(program: OpProgram, key: str, spread_bytes: float, overhead: CallOverhead) -> Case:
     composite = program.columns is not None
     own_bytes = sum(program.own_bytes())
     result_bytes = max(program.result_bytes or 0.0, *program.own_bytes())
@@ -124,11 +116,8 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
         _SHARED_BYTES / (program.shared_bytes() + 1),
     ]
     copies = 1 if program.alone else int(min(max(min(most), 1), _MOST_COPIES))
-    if (
-        program.shared and spread_bytes
-        # few tables and many batches of indices: their rows are out of the caches when they come
-        # again
-    ):
+    if program.shared and spread_bytes:
+        # few tables, many batches of indices: rows are out of the caches when they come again
         copies = min(copies, 2)
     call_bytes = copies * own_bytes
     if program.shared:
@@ -137,13 +126,8 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
         touched = FLOAT_BYTES * width * math.prod(looked_up)
         sets = int(min(max(math.ceil(spread_bytes / (copies * touched)), 2), _INDEX_SETS))
     else:
-        sets = int(
-            min(
-                max(math.ceil(spread_bytes / call_bytes), 2),
-                max(_LARGEST_SPREAD_BYTES / call_bytes, 2),
-                64,
-            )
-        )
+        wanted = max(math.ceil(spread_bytes / call_bytes), 2)
+        sets = int(min(wanted, max(_LARGEST_SPREAD_BYTES / call_bytes, 2), 64))
     per_copy = len(program.arguments)
     sets = max(min(sets, _MOST_ARRAYS // (copies * (per_copy - program.shared) or 1)), 2)
 
@@ -169,28 +153,20 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
 
     def describe(hlo: str) -> Mapping[str, Any]:
         if program.lookups is not None:
-            if (
-                not program.carry
-            ):  # of long sums XLA makes several ops, which a step's program is priced by
+            if not program.carry:  # refuses sums so long that XLA makes several ops
                 main_op(hlo, copies)
             return program.lookups.columns(sets, copies)
-        columns = (
-            dict(program.columns) if composite else main_op(hlo, copies, bool(program.prelude))
-        )
+        columns = dict(program.columns or {}) or main_op(hlo, copies, bool(program.prelude))
         footprint = sets * call_bytes
         if composite:
             columns["reuse_bytes"] = footprint
-        elif (
-            "vocab" in columns
-            # the rows that these indices name are touched again and again, the rest of the table
-            # never
-        ):
+        elif "vocab" in columns:
+            # the rows that these indices name are touched again, the rest of the table never
             touched = uniform_unique_rows(sets * columns["rows"], columns["vocab"])
             columns["reuse_bytes"] = float(copies * touched * row_bytes(columns))
         else:
-            columns["reuse_bytes"] = max(
-                columns["reuse_bytes"], min(columns["reuse_bytes"] * sets, footprint)
-            )
+            own = columns["reuse_bytes"]
+            columns["reuse_bytes"] = max(own, min(own * sets, footprint))
         return columns
 
     carried = tuple(i * per_copy + j for i in range(copies) for j in range(program.carry))
@@ -200,13 +176,9 @@ def _case(program: Program, key: str, spread_bytes: float, overhead: CallOverhea
         if program.prelude is None:
             return overhead(copies * per_copy + results)
         prelude = dataclasses.replace(program, fn=program.prelude, prelude=None)
-        return time_case(
-            dataclasses.replace(
-                _case(prelude, key, spread_bytes, overhead), subtract_s=0.0, describe=None
-            ),
-            Budget(cap_s=0.2),
-            np.random.default_rng(0),
-        ).call_s
+        case = _case(prelude, key, spread_bytes, overhead)
+        alone = dataclasses.replace(case, subtract_s=0.0, describe=None)
+        return time_case(alone, Budget(cap_s=0.2), np.random.default_rng(0)).call_s
 
     return Case(
         key=key,
@@ -225,10 +197,9 @@ def row_bytes(columns: Mapping[str, Any]) -> float:
 
 
 def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
-    """The op that the compiled program consists of, `copies` times, as columns; ValueError where
-    there is no such op.
+    """The op that the compiled program consists of, `copies` times, as columns.
 
-    With a prelude its elementwise loops are passed over.
+    Raises: ValueError: there is no such op. With a prelude its elementwise loops are passed over.
     """
     from hybridperf.ops import Fused, columns
     from hybridperf.workloads.jax.program import from_hlo
@@ -264,8 +235,7 @@ def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
         return rng.integers(0, below[0], shape, dtype=np.int32)
     if kind == "lookups":
         return below[0].draw(rng, shape)
-    # the same numbers from another place on: drawing hundreds of megabytes anew would take longer
-    # than measuring with them
+    # the same numbers from another place on: drawing new ones would take longer than measuring
     start = int(rng.integers(_NUMBERS // 2))
     few = _numbers()[start : start + math.prod(shape)]  # np.resize would copy all of them first
     return few.reshape(shape).copy() if len(few) == math.prod(shape) else np.resize(few, shape)
@@ -288,9 +258,7 @@ def _call_case(buffers: int) -> Case:
 
 
 def _allocation_case(megabytes: int) -> Case:
-    """Fresh memory: a result too large for the allocator's free lists, against the same result
-    written in place.
-    """
+    """Fresh memory: a result too large for the free lists, against the same in place."""
     n = megabytes * 2**20 // FLOAT_BYTES
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:

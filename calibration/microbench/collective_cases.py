@@ -59,9 +59,7 @@ CHAINED_BYTES = 2**22  # in one call; above, a collective is so long that the di
 
 @dataclass(frozen=True)
 class Collective:
-    """One kind of collective on a mesh axis named `ranks`; its program sees one rank's part,
-    float32 [items].
-    """
+    """One kind of collective on a mesh axis `ranks`; a program's part is float32 [items]."""
 
     run: Callable[[Any, int], Any]  # (x, number of ranks) -> y
     instruction: str  # its name in a compiled program
@@ -137,9 +135,7 @@ class CollectiveCase:
 def collective_cases(
     n: int, platform: str, sizes: Sequence[int], only: Sequence[str] = ()
 ) -> list[CollectiveCase]:
-    """All cases between `n` ranks on JAX' `platform`; sizes [bytes] are rounded to be divisible.
-    `only` names collectives.
-    """
+    """All cases between `n` ranks on JAX' `platform`; sizes [bytes] become divisible."""
     for name in only:
         if name not in COLLECTIVES:
             raise unknown("collective", name, COLLECTIVES, f"measured are {', '.join(COLLECTIVES)}")
@@ -153,9 +149,7 @@ def collective_cases(
 
 
 def chain(case: CollectiveCase) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """The program of one rank: (x [items_in], y [items_out]) -> the same, after `case.chained`
-    collectives; see the module docstring.
-    """
+    """One rank's program (x [items_in], y [items_out]) -> the same, with `chained` collectives."""
     collective = COLLECTIVES[case.collective]
 
     def run(x: Any, y: Any) -> tuple[Any, Any]:
@@ -170,9 +164,7 @@ def chain(case: CollectiveCase) -> Callable[[Any, Any], tuple[Any, Any]]:
 
 
 def count_collectives(case: CollectiveCase, program: str) -> int:
-    """How many of the case's collectives a compiled program's text holds; one that XLA splits in
-    start and end counts once.
-    """
+    """How many of the case's collectives a program's text has; start and end are one."""
     return len(re.findall(rf" {COLLECTIVES[case.collective].instruction}(?:-start)?\(", program))
 
 

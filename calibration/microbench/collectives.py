@@ -1,5 +1,4 @@
-"""Times collectives between the processes of a job: several programs that measure together, one
-device each.
+"""Times collectives between the processes of a job, one device each.
 
 Every rank runs the same cases in the same order. A repeat is a barrier (an all-reduce of one
 number), on a CPU some work that fills the caches, as the ops before a collective do, and one timed
@@ -66,23 +65,17 @@ _SHORTEST_EXCHANGE = 64  # numbers
 
 
 class Team:
-    """All processes of a job, seen from one of them, which has one device. A mesh with one axis,
-    `ranks`, lies over the devices.
-    """
+    """All processes of a job, seen from one of them, on a mesh with one axis, `ranks`."""
 
     def __init__(self, coordinator: str, processes: int, rank: int, local_device: int = 0) -> None:
-        """Join the job: waits for the other processes. `coordinator` is rank 0's "host:port",
-        `local_device` our accelerator's number.
-        """
+        """Join the job, when all are there; `coordinator` is rank 0's "host:port"."""
         import jax
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        timeout = {"initialization_timeout": INITIALIZE_S}
+        devices = [local_device]
         jax.distributed.initialize(
-            coordinator,
-            processes,
-            rank,
-            local_device_ids=[local_device],
-            initialization_timeout=INITIALIZE_S,
+            coordinator, processes, rank, local_device_ids=devices, **timeout
         )
         if jax.local_device_count() != 1:
             raise RuntimeError(
@@ -90,16 +83,14 @@ class Team:
                 " XLA_FLAGS or set JAX_PLATFORMS."
             )
         self.n, self.rank, self.platform = len(jax.devices()), rank, jax.devices()[0].platform
-        self._mesh = jax.sharding.Mesh(
-            np.array(jax.devices()), ("ranks",)
-        )  # in the order of the processes
+        # in the order of the processes
+        self._mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
         self._sharding = jax.NamedSharding(self._mesh, jax.P("ranks"))
         self._exchanges: dict[int, Callable[[Any], Any]] = {}
         self._one = self.place(np.ones(1, np.float32))
         self._barrier = self.compile(lambda one: jax.lax.psum(one, "ranks"), self._one)
-        self.dispatch_s = (
-            self._empty_call_s()
-        )  # what a call of a program takes in which ranks do not meet; the least over the ranks
+        # what a call of a program takes in which ranks do not meet; the least over the ranks
+        self.dispatch_s = self._empty_call_s()
 
     def place(self, part: np.ndarray) -> Any:
         """An array over all ranks of which this one holds `part` [items]."""
@@ -114,56 +105,38 @@ class Team:
     def compile(
         self, program: Callable[..., Any], *arrays: Any, donate: tuple[int, ...] = ()
     ) -> Any:
-        """A program of one rank's parts, compiled for arrays like these; `donate` numbers those
-        whose memory it may take.
-        """
+        """A program of one rank's parts, compiled for such arrays, donating those in `donate`."""
         import jax
 
-        return (
-            jax.jit(self.mapped(program), donate_argnums=donate, keep_unused=True)
-            .lower(*arrays)
-            .compile()
-        )
+        jitted = jax.jit(self.mapped(program), donate_argnums=donate, keep_unused=True)
+        return jitted.lower(*arrays).compile()
 
     def mapped(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """A program of one rank's parts as one of arrays over all ranks."""
         import jax
 
-        # check_vma: the parts of an all-gather's result are alike on all ranks and still count as
-        # this rank's own
-        return jax.shard_map(
-            program,
-            mesh=self._mesh,
-            in_specs=jax.P("ranks"),
-            out_specs=jax.P("ranks"),
-            check_vma=False,
-        )
+        # check_vma: parts of an all-gather's result are alike on all ranks, and each rank's own
+        specs = {"in_specs": jax.P("ranks"), "out_specs": jax.P("ranks")}
+        return jax.shard_map(program, mesh=self._mesh, **specs, check_vma=False)
 
     def barrier(self) -> None:
         """Return when all ranks are here; they leave within some 10 us of each other."""
         self._barrier(self._one).block_until_ready()
 
     def exchange(self, numbers: Sequence[float]) -> np.ndarray:
-        """Everybody's numbers [ranks, numbers], rounded to float32, the same on every rank; all
-        ranks give equally many.
-        """
+        """Everybody's numbers [ranks, numbers] in float32; all ranks give equally many."""
         import jax
 
-        length = max(
-            _SHORTEST_EXCHANGE, 2 ** math.ceil(math.log2(max(len(numbers), 1)))
-        )  # few lengths: each is compiled once
+        # few lengths: each is compiled once
+        length = max(_SHORTEST_EXCHANGE, 2 ** math.ceil(math.log2(max(len(numbers), 1))))
         mine = np.zeros(length, np.float32)
         mine[: len(numbers)] = numbers
         placed = self.place(mine)
         if length not in self._exchanges:
-            self._exchanges[length] = self.compile(
-                lambda x: jax.lax.all_gather(x, "ranks", tiled=True), placed
-            )
-        return (
-            self.part(self._exchanges[length](placed))
-            .reshape(self.n, length)[:, : len(numbers)]
-            .astype(np.float64)
-        )
+            gather = lambda x: jax.lax.all_gather(x, "ranks", tiled=True)  # noqa: E731
+            self._exchanges[length] = self.compile(gather, placed)
+        everyone = self.part(self._exchanges[length](placed)).reshape(self.n, length)
+        return everyone[:, : len(numbers)].astype(np.float64)
 
     def _empty_call_s(self) -> float:
         import jax
@@ -180,13 +153,10 @@ class Team:
         return float(self.exchange([np.median(calls_s)]).min())
 
     def nodes(self, host: str | None = None) -> int:
-        """How many machines the ranks run on, by their names; an error where they do not hold
-        equally many ranks each.
-        """
+        """How many machines the ranks run on, by name; all must have equally many ranks."""
         name = zlib.crc32((host or platform.node()).encode())
-        _, counts = np.unique(
-            self.exchange([name >> 16, name & 0xFFFF]), axis=0, return_counts=True
-        )  # halves: exact in float32
+        halves = self.exchange([name >> 16, name & 0xFFFF])  # exact in float32
+        _, counts = np.unique(halves, axis=0, return_counts=True)
         if len(set(counts)) > 1:
             raise RuntimeError(
                 "expected equally many processes on every machine, found"
@@ -200,11 +170,8 @@ class Team:
 
         if self.platform == "cpu":
             return "gloo(jax)"
-        return (
-            "rccl(jax)"
-            if "rocm" in jax.devices()[0].client.platform_version.lower()
-            else "nccl(jax)"
-        )
+        version = jax.devices()[0].client.platform_version.lower()
+        return "rccl(jax)" if "rocm" in version else "nccl(jax)"
 
 
 @dataclass(frozen=True)
@@ -228,9 +195,7 @@ class CollectiveReport:
 
 
 class Watch:
-    """Ends the process with status `STALLED` when a case does not come to its end; a row in the
-    store says so first.
-    """
+    """Ends the process with status `STALLED`, after a row on why, when a case does not end."""
 
     def __init__(self, store: RowStore, limit_s: float = STALLED_S) -> None:
         self._store, self._limit_s = store, limit_s
@@ -274,21 +239,24 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     seed: int = 0,
 ) -> CollectiveReport:
-    """Measure every case in every pass unless the store (rank 0's; None on the others) has it, for
-    about `budget_s` seconds at most.
+    """Measure every case in every pass unless rank 0's store has it.
 
-    `last` is the pass to stop after: other processes are to measure the later ones.
+    Args:
+        cases: the same on every rank.
+        team: the processes of the job.
+        store: rank 0's; None on the others.
+        passes: over all cases.
+        last: the pass to stop after; other processes measure the later ones.
+        budget_s: seconds after which no new case starts.
+        say: takes lines of progress.
+        seed: of the order of cases.
     """
     order = [one for pass_no in range(1, passes + 1) for one in _ordered(cases, pass_no, seed)]
     watch = Watch(store) if store is not None else None
-    stored = team.exchange(
-        [float(store is not None and store.has(case.key, pass_no)) for case, pass_no in order]
-    )[0]
-    todo = [
-        one
-        for one, there in zip(order, stored, strict=True)
-        if not there and one[1] <= (last or passes)
-    ]
+    has = [float(store is not None and store.has(case.key, pass_no)) for case, pass_no in order]
+    stored = team.exchange(has)[0]
+    missing = [one for one, there in zip(order, stored, strict=True) if not there]
+    todo = [(case, pass_no) for case, pass_no in missing if pass_no <= (last or passes)]
     earlier = int(stored.sum())
     ready: dict[str, _Ready] = {}  # by the first pass, for the later ones
     now = failed = 0
@@ -297,9 +265,8 @@ def run(
     start_s = last_line_s = time.perf_counter()
     for case, pass_no in todo:
         elapsed_s = time.perf_counter() - start_s
-        cap_s = _cap_s(
-            budget_s, elapsed_s, len(todo) - now, (elapsed_s - repeating_s) / max(now, 1)
-        )
+        overhead_s = (elapsed_s - repeating_s) / max(now, 1)
+        cap_s = _cap_s(budget_s, elapsed_s, len(todo) - now, overhead_s)
         cap_s = float(team.exchange([cap_s])[0, 0])  # rank 0's clock and budget count
         if cap_s <= 0:
             stopped = True
@@ -317,11 +284,8 @@ def run(
         if now == len(todo) or time.perf_counter() - last_line_s >= LINE_EVERY_S:
             last_line_s = time.perf_counter()
             left_s = (last_line_s - start_s) / now * (len(todo) - now)
-            left_s = (
-                left_s
-                if budget_s is None
-                else min(left_s, max(budget_s - (last_line_s - start_s), 0.0))
-            )
+            if budget_s is not None:
+                left_s = min(left_s, max(budget_s - (last_line_s - start_s), 0.0))
             say(f"measured {earlier + now} of {len(order)} collectives, {left_s:.0f} s left")
     return CollectiveReport(
         done=earlier + now, now=now, failed=failed, total=len(order), stopped=stopped
@@ -345,33 +309,20 @@ def table(rows: Sequence[Row], facts: Row) -> pd.DataFrame:
     """One row per collective and size, sorted; `facts` are columns that all have in common.
 
     Of several passes the one of the least median is the row. `noise` is (largest median / least
-    median) - 1 over the passes, not a number after a single one.
+    median) - 1 over the passes, NaN after one.
     """
     merged = []
     for repeats in measured_passes(rows):
         medians_s = [row["time_s"] for row in repeats]
-        quietest = {
-            name: value
-            for name, value in repeats[int(np.argmin(medians_s))].items()
-            if name not in ("key", "pass_no")
-        }
+        quietest = dict(repeats[int(np.argmin(medians_s))])
+        del quietest["key"], quietest["pass_no"]
         noise = max(medians_s) / min(medians_s) - 1 if len(repeats) > 1 else math.nan
         merged.append({**quietest, **facts, "passes": len(repeats), "noise": noise})
-    leading = [
-        "collective",
-        "bytes",
-        "n_gpus",
-        "n_nodes",
-        "gpus_per_node",
-        "time_s",
-        "time_min_s",
-        "time_mean_s",
-        "time_std_s",
-    ]
+    leading = ["collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node"]
+    leading += ["time_s", "time_min_s", "time_mean_s", "time_std_s"]
     frame = pd.DataFrame(merged, columns=None if merged else leading)
-    return frame[[*leading, *(name for name in frame.columns if name not in leading)]].sort_values(
-        ["collective", "bytes"], ignore_index=True
-    )
+    ordered = frame[[*leading, *(name for name in frame.columns if name not in leading)]]
+    return ordered.sort_values(["collective", "bytes"], ignore_index=True)
 
 
 def _measure(
@@ -381,10 +332,7 @@ def _measure(
     import jax
 
     columns = _columns(case)
-    x, y = (
-        team.place(np.ones(case.items_in, np.float32)),
-        team.place(np.ones(case.items_out, np.float32)),
-    )
+    x, y = (team.place(np.ones(items, np.float32)) for items in (case.items_in, case.items_out))
     if case.key not in ready:
         ready[case.key] = _compile(case, team, x, y)
     call = ready[case.key].call
@@ -416,34 +364,36 @@ def _measure(
 
 
 class _Work:
-    """What ops before a collective leave behind on a CPU: caches full of something else. Elsewhere
-    nothing: collectives do not use them.
-    """
+    """What ops before a collective leave behind on a CPU: caches full of something else."""
 
     def __init__(self, platform: str) -> None:
         self._numbers = np.ones(CACHE_BYTES // 8 if platform == "cpu" else 0)
 
     def run(self) -> None:
-        """Read and write all of them."""
+        """Measure every case in every pass unless rank 0's store has it.
+
+        Args:
+            cases: the same on every rank.
+            team: the processes of the job.
+            store: rank 0's; None on the others.
+            passes: over all cases.
+            last: the pass to stop after; other processes measure the later ones.
+            budget_s: seconds after which no new case starts.
+            say: takes lines of progress.
+            seed: of the order of cases.
+        """
         np.multiply(self._numbers, 1.0, out=self._numbers)
 
 
 def _columns(case: CollectiveCase) -> Row:
-    return {
-        "collective": case.collective,
-        "bytes": case.bytes,
-        "chained": case.chained,
-        "dtype": DTYPE,
-        "in_place": 0,
-    }
+    sizes = {"collective": case.collective, "bytes": case.bytes, "chained": case.chained}
+    return {**sizes, "dtype": DTYPE, "in_place": 0}
 
 
 def _ordered(
     cases: Sequence[CollectiveCase], pass_no: int, seed: int
 ) -> list[tuple[CollectiveCase, int]]:
-    """The pass's cases, the same on every rank: large ones first (see the module docstring),
-    equally large ones in an order of its own.
-    """
+    """The pass's cases, the same on every rank: large ones first (see the module docstring)."""
     shuffled = [cases[i] for i in np.random.default_rng([seed, pass_no]).permutation(len(cases))]
     return [(case, pass_no) for case in sorted(shuffled, key=lambda case: -case.bytes)]
 
@@ -464,6 +414,5 @@ def _cap_s(budget_s: float | None, elapsed_s: float, cases_left: int, overhead_s
         return LONGEST_CAP_S
     if elapsed_s >= budget_s:
         return 0.0
-    return float(
-        np.clip((budget_s - elapsed_s) / cases_left - overhead_s, SHORTEST_CAP_S, LONGEST_CAP_S)
-    )
+    share_s = (budget_s - elapsed_s) / cases_left - overhead_s
+    return float(np.clip(share_s, SHORTEST_CAP_S, LONGEST_CAP_S))

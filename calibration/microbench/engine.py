@@ -2,8 +2,7 @@
 
 Each pass measures every case once, in an order of its own. The two times of a case are then minutes
 apart and differ by what the machine did meanwhile: `merge_passes` frees them of what all cases
-shared for a while, and keeps their usual value as the target and their |log ratio| as the noise;
-`noise_floor` is what no model of these rows can beat.
+shared for a while, and keeps their usual value as the target and their |log ratio| as the noise.
 
 A run may end at any time (budget, full disk, kill -9): the store has what was measured, the same
 call goes on there.
@@ -61,9 +60,8 @@ class RunReport:
         """The report for a reader."""
         done = self.measured + self.resumed
         share = done / max(self.total, 1)
-        parts = [
-            f"{done} of {self.total} measurements done ({share:.0%}), {self.measured} of them now"
-        ]
+        done_share = f"{done} of {self.total} measurements done ({share:.0%})"
+        parts = [f"{done_share}, {self.measured} of them now"]
         if self.failed:
             parts.append(f"{self.failed} failed (their rows say why)")
         if self.dropped:
@@ -83,14 +81,19 @@ def run(
     seed: int = 0,
     yardstick: Yardstick | None = None,
 ) -> RunReport:
-    """Measure every case in every pass unless the store has it, for at most about `budget_s`
-    seconds.
+    """Measure every case in every pass unless the store has it.
 
-    With a `yardstick` each measurement waits a while for a disturbed machine to be quiet again.
     What is left of the budget is shared evenly among the measurements left; a case's share ends its
-    repeats early. Others' work can slow memory threefold for half a minute, which no repeats in a
-    row can see but two passes do: give the cases that came out noisy a third one, `run(noisy_cases,
-    store, passes=3)`.
+    repeats early.
+
+    Args:
+        cases: with different keys.
+        store: where rows go.
+        passes: over all cases.
+        budget_s: seconds after which no new case starts.
+        progress: show it on stderr.
+        seed: of inputs and of the order of cases.
+        yardstick: waits a while before each measurement until the machine is quiet.
     """
     _check_keys_unique(cases)
     todo = [
@@ -112,9 +115,9 @@ def run(
             # for the cases to come.
             overhead_s = (elapsed_s - spent_repeating_s) / max(measured, 1)
             cap_s = _cap_s(budget_s, elapsed_s, len(todo) - measured, overhead_s)
-            slowness = (
-                {} if yardstick is None else {"slowness": round(yardstick.wait(LONGEST_WAIT_S), 3)}
-            )
+            slowness = {}
+            if yardstick is not None:
+                slowness["slowness"] = round(yardstick.wait(LONGEST_WAIT_S), 3)
             row, repeating_s = _measure(case, pass_no, cap_s, seed, kept)
             store.append({**row, **slowness})
             measured += 1
@@ -133,14 +136,12 @@ def run(
 
 
 def merge_passes(rows: Sequence[Row]) -> list[Row]:
-    """One row per case as on the machine left alone, in the order first measured; `rows` in the
-    order measured.
+    """One row per case as on the machine left alone; `rows` in the order measured.
 
     Every time is freed of what all cases shared while it was measured (`slowness_of`). Of a case's
-    passes those within `ALIKE` of the least are alike and their (geometric) median is its `time_s`;
-    the others were disturbed. Adds `passes`, the number of passes that succeeded, and `noise`,
-    |log(one / the other)| of the lowest two, None after a single one. The row is otherwise that of
-    the least time. A case that never succeeded keeps a row with its `error`.
+    passes those within `ALIKE` of the least are alike and their geometric median is its `time_s`.
+    Adds `passes`, the number of passes that succeeded, and `noise`, the absolute log ratio of the
+    lowest two, None after one. A case that never succeeded keeps a row with its `error`.
     """
     slowness = slowness_of(rows)
     by_key: dict[str, list[Row]] = {}
@@ -149,9 +150,8 @@ def merge_passes(rows: Sequence[Row]) -> list[Row]:
         by_key.setdefault(row["key"], []).append(freed)
     merged = []
     for repeats in by_key.values():
-        timed = sorted(
-            (row for row in repeats if "error" not in row), key=lambda row: row["time_s"]
-        )
+        succeeded = [row for row in repeats if "error" not in row]
+        timed = sorted(succeeded, key=lambda row: row["time_s"])
         if not timed:
             merged.append({**repeats[0], "passes": 0, "noise": None})
             continue
@@ -163,75 +163,37 @@ def merge_passes(rows: Sequence[Row]) -> list[Row]:
 
 
 def slowness_of(rows: Sequence[Row]) -> np.ndarray:
-    """Log of how much slower the machine was when each row was measured than when it was left alone
-    [rows].
+    """Log of how much slower the machine was at each row than when it was left alone [rows].
 
-    Neighbours on a shared machine slow it for minutes. With log time = case + stretch of
-    `STRETCH_ROWS` rows in a row + noise, cases that were measured in several stretches tell the
-    stretches apart; medians in turns (Tukey's median polish) find both, whatever single rows do.
-    The quiet machine is the tenth percentile of the stretches. All zero for less than three
-    stretches.
+    With log time = case + stretch of `STRETCH_ROWS` rows in a row + noise, cases that were measured
+    in several stretches tell the stretches apart; Tukey's median polish finds both. The quiet
+    machine is the tenth percentile of the stretches. All zero for less than three stretches.
     """
     usable = np.array(["error" not in row and not row["unreliable"] for row in rows], bool)
     stretch = np.arange(len(rows)) // STRETCH_ROWS
     if len(rows) < 3 * STRETCH_ROWS:
         return np.zeros(len(rows))
-    stretch = np.minimum(
-        stretch, len(rows) // STRETCH_ROWS - 1
-    )  # what is left over belongs to the last one
-    frame = pd.DataFrame(
-        {
-            "case": [row["key"] for row in rows],
-            "stretch": stretch,
-            "log_s": [math.log(row["time_s"] or 1.0) for row in rows],
-        }
-    )
+    # what is left over belongs to the last one
+    stretch = np.minimum(stretch, len(rows) // STRETCH_ROWS - 1)
+    frame = pd.DataFrame({"case": [row["key"] for row in rows], "stretch": stretch})
+    frame["log_s"] = [math.log(row["time_s"] or 1.0) for row in rows]
     told = frame[usable]
     told = told[told.groupby("case")["log_s"].transform("size") > 1]
     effect = pd.Series(0.0, index=range(stretch[-1] + 1))
     for _ in range(_POLISHING_TURNS):
-        case = (
-            (told["log_s"] - told["stretch"].map(effect)).groupby(told["case"]).transform("median")
-        )
-        effect = effect.add(
-            (told["log_s"] - told["stretch"].map(effect) - case).groupby(told["stretch"]).median(),
-            fill_value=0.0,
-        )
+        left = told["log_s"] - told["stretch"].map(effect)
+        case = left.groupby(told["case"]).transform("median")
+        effect = effect.add((left - case).groupby(told["stretch"]).median(), fill_value=0.0)
     return np.asarray(frame["stretch"].map(effect - effect.quantile(_QUIET)), np.float64)
 
 
 def drift(rows: Sequence[Row]) -> list[float]:
-    """How slow the machine was for whoever keeps the quietest of a few minutes' measurements:
-    quantiles (least to largest) of log slowness.
-
-    Over all `DRIFT_STRETCHES` stretches in a row, the least of their slowness. Empty where there
-    were too few to tell.
-    """
+    """Quantiles of log slowness in the quietest of `DRIFT_STRETCHES` stretches in a row."""
     stretches = slowness_of(rows)[STRETCH_ROWS - 1 :: STRETCH_ROWS]
     if len(stretches) < DRIFT_STRETCHES:
         return []
     least = np.lib.stride_tricks.sliding_window_view(stretches, DRIFT_STRETCHES).min(1)
     return np.quantile(least, np.linspace(0, 1, _DRIFT_QUANTILES)).tolist()
-
-
-def noise_floor(merged: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Per op, how far two passes over the same cases disagree: number of cases, median and 90th
-    percentile of `noise`.
-
-    Rows marked unreliable are left out, as they are from fits.
-    """
-    by_op: dict[str, list[float]] = {}
-    for row in merged:
-        if row.get("noise") is not None and not row["unreliable"]:
-            by_op.setdefault(row["op"], []).append(row["noise"])
-    return {
-        op: {
-            "cases": len(noise),
-            "median": float(np.median(noise)),
-            "p90": float(np.quantile(noise, 0.9)),
-        }
-        for op, noise in sorted(by_op.items())
-    }
 
 
 def _measure(
@@ -244,31 +206,20 @@ def _measure(
     rng = np.random.default_rng([seed, pass_no, zlib.crc32(case.key.encode())])
     try:
         timing = time_case(case, Budget(cap_s=cap_s), rng, kept)
-    except (
-        Exception
-    ) as error:  # out of memory, an unsupported dtype...: other cases can still be measured
+    except Exception as error:  # out of memory, an unsupported dtype: the others can be measured
         first_line = (str(error).splitlines() or [""])[0]
-        return {
-            **case.columns,
-            **name,
-            "time_s": None,
-            "error": f"{type(error).__name__}: {first_line}"[:300],
-        }, 0.0
-    row = {
-        **_timing_columns(timing),
-        **(timing.described or case.columns),
-        **name,
-        "calls_ops": case.divisor,
-    }
+        why = f"{type(error).__name__}: {first_line}"[:300]
+        return {**case.columns, **name, "time_s": None, "error": why}, 0.0
+    columns = timing.described or case.columns
+    row = {**_timing_columns(timing), **columns, **name, "calls_ops": case.divisor}
     return row, timing.repeating_s
 
 
 def _timing_columns(timing: Timing) -> Row:
     """A timing as columns of a table: flags as 0 and 1."""
     values = {name: value for name, value in asdict(timing).items() if name != "described"}
-    return {
-        name: int(value) if isinstance(value, bool) else value for name, value in values.items()
-    }
+    flags = {name: int(value) for name, value in values.items() if isinstance(value, bool)}
+    return {**values, **flags}
 
 
 def _cap_s(
@@ -290,18 +241,14 @@ def _check_keys_unique(cases: Sequence[Case]) -> None:
 
 @contextlib.contextmanager
 def _progress_on_stderr(total: int, *, enabled: bool) -> Iterator[Callable[[int, str], None]]:
-    """A function to call after each case: it moves a bar on a terminal and prints a line now and
-    then elsewhere.
-    """
+    """A function to call after each case: moves a bar, or prints a line now and then."""
     start_s = last_line_s = time.perf_counter()
     console = Console(stderr=True)
 
     def status(done: int, key: str) -> str:
         rate_per_s = done / max(time.perf_counter() - start_s, 1e-9)
-        return (
-            f"{done}/{total} measured, {rate_per_s:.1f}/s, about {(total - done) / rate_per_s:.0f}"
-            f" s left ({key})"
-        )
+        left_s = f"about {(total - done) / rate_per_s:.0f} s left"
+        return f"{done}/{total} measured, {rate_per_s:.1f}/s, {left_s} ({key})"
 
     if not enabled or total == 0:
         yield lambda done, key: None

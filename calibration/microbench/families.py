@@ -1,5 +1,4 @@
-"""The ops a training step is made of, as small JAX functions with arguments: one family per kind of
-op.
+"""The ops a training step is made of, as small JAX functions: one family per kind of op.
 
 A family turns a point of the unit cube into one function of a shape. Points come from a Sobol
 sequence (space-filling), sizes are log-uniform; some are powers of two, which hit caches
@@ -22,10 +21,8 @@ FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """One op of one shape. Arguments are described, not made: floats, indices or lookups of a
-    shape.
-    """
+class OpProgram:
+    """One op of one shape; arguments are described, not made: floats, indices or lookups."""
 
     name: str
     fn: Callable[..., Any]
@@ -58,20 +55,17 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """`build(u)` maps a point u of the unit cube [dimensions] to a Program; `quick` and `full` say
-    how many points to take.
-    """
+    """`build(u)` maps a point u of the unit cube to a program; `quick` and `full` count points."""
 
     name: str
     dimensions: int
     quick: int
     full: int
-    build: Callable[[np.ndarray], Program]
+    build: Callable[[np.ndarray], OpProgram]
 
 
 def size(u: float, low: float, high: float, snap: float) -> int:
-    """A log-uniform whole number in [low, high]; `snap` in [0, 1) decides power of two, multiple of
-    eight or odd.
+    """A log-uniform whole number in [low, high]: by `snap` a power of two, multiple of 8 or odd.
 
     Widths of real models are mostly of the first two kinds, batches and vocabularies of any.
     """
@@ -91,17 +85,14 @@ def indices(below: int, *shape: int) -> tuple:
     return ("index", shape, below)
 
 
-def _gemm(u: np.ndarray) -> Program:
+def _gemm(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     # rows of activations are many, widths fewer; the third layout is the weight gradient's,
     # contracted over rows
     m, n, k = size(u[0], 16, 4096, u[3]), size(u[1], 8, 2048, u[4]), size(u[2], 8, 2048, u[5])
-    if (
-        u[7] < 0.12
-        # a vocabulary: columns of the output layer, summed over in its input gradient, rows of its
-        # weight gradient
-    ):
+    if u[7] < 0.12:
+        # columns of the output layer, summed over in its input gradient, rows of its weight one
         vocabulary = size(u[7] / 0.12, 2000, 24_000, u[3])
         m, n, k = [
             (m // 8 + 8, vocabulary, k // 2 + 8),
@@ -109,15 +100,12 @@ def _gemm(u: np.ndarray) -> Program:
             (vocabulary, n // 2 + 8, k // 8 + 8),
         ][int(u[6] * 3)]
     while 2.0 * m * n * k > 1.5e9:
-        m, n, k = (
-            max(m // 2, 16),
-            max(n * 3 // 4, 8),
-            max(k * 3 // 4, 8),
-        )  # slowly, so that shapes stay like those of layers
+        # slowly, so that shapes stay like those of layers
+        m, n, k = (max(m // 2, 16), max(n * 3 // 4, 8), max(k * 3 // 4, 8))
     layout = _layout(u[6])
     a, b = _stored(layout, m, n, k)
     contracted = ((0 if layout[0] == "t" else 1,), (1 if layout[1] == "t" else 0,))
-    return Program(
+    return OpProgram(
         f"gemm {layout} {m} {n} {k}",
         lambda x, y: lax.dot_general(x, y, (contracted, ((), ()))),
         [floats(*a), floats(*b)],
@@ -125,9 +113,7 @@ def _gemm(u: np.ndarray) -> Program:
 
 
 def _layout(u: float) -> str:
-    """How the two operands of a product are stored: a weight gradient contracts over rows (t n), an
-    input gradient over columns (n t).
-    """
+    """How a product's operands are stored: weight gradients contract rows (tn), inputs' columns."""
     return "nn" if u < 0.32 else "nt" if u < 0.61 else "tn" if u < 0.92 else "tt"
 
 
@@ -135,7 +121,7 @@ def _stored(layout: str, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple
     return ((k, m) if layout[0] == "t" else (m, k)), ((n, k) if layout[1] == "t" else (k, n))
 
 
-def _batched_gemm(u: np.ndarray) -> Program:
+def _batched_gemm(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     batch = size(u[0], 8, 2048, 0.9)
@@ -145,33 +131,28 @@ def _batched_gemm(u: np.ndarray) -> Program:
     layout = _layout(u[7])
     first, second = _stored(layout, m, n, k)
     letters = f"b{'ji' if layout[0] == 't' else 'ij'},b{'kj' if layout[1] == 't' else 'jk'}->bik"
-    return Program(
+    return OpProgram(
         f"bmm {layout} {batch} {m} {n} {k}",
         lambda x, y: jnp.einsum(letters, x, y),
         [floats(batch, *first), floats(batch, *second)],
     )
 
 
-def _elementwise(u: np.ndarray) -> Program:
+def _elementwise(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4])
     while rows * cols > 4e6:
         rows //= 2
-    inputs, arithmetic, transcendental = (
-        1 + int(u[2] * 5),
-        1 + int(18 * u[5] ** 2),
-        int(u[6] * 7) - 3,
-    )
+    inputs, arithmetic = 1 + int(u[2] * 5), 1 + int(18 * u[5] ** 2)
+    transcendental = int(u[6] * 7) - 3
     fn = _chain(arithmetic, transcendental)
     arguments = [floats(rows, cols) if i % 3 != 2 else floats(cols) for i in range(inputs)]
-    return Program(
+    return OpProgram(
         f"elementwise {rows}x{cols} in{inputs} a{arithmetic} t{transcendental}", fn, arguments
     )
 
 
 def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
-    """An expression of so many multiplications and additions and, where positive, so many of the
-    usual transcendentals.
-    """
+    """An expression of so many multiplications and additions, and transcendentals if positive."""
     import jax.numpy as jnp
 
     functions = [jnp.tanh, jnp.exp, jnp.log, jnp.sqrt]
@@ -188,48 +169,45 @@ def _chain(arithmetic: int, transcendental: int) -> Callable[..., Array]:
     return expression
 
 
-def _fill(u: np.ndarray) -> Program:
+def _fill(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols = size(u[0], 8, 4096, u[2]), size(u[1], 8, 1024, 0.9)
-    return Program(f"fill {rows}x{cols}", lambda x: jnp.broadcast_to(x, (rows, cols)), [floats()])
+    return OpProgram(f"fill {rows}x{cols}", lambda x: jnp.broadcast_to(x, (rows, cols)), [floats()])
 
 
-def _update_in_place(u: np.ndarray) -> Program:
+def _update_in_place(u: np.ndarray) -> OpProgram:
     """Working sets up to and past the last-level cache, without fresh results."""
     n = size(u[0], 2**14, 2**25, 0.9)
-    return Program(f"in place {n}", lambda p, g: (p - 0.01 * g,), [floats(n), floats(n)], carry=1)
+    return OpProgram(f"in place {n}", lambda p, g: (p - 0.01 * g,), [floats(n), floats(n)], carry=1)
 
 
-def _strided(u: np.ndarray) -> Program:
+def _strided(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 16, 4096, u[3]), size(u[1], 16, 2048, u[4])
     while rows * cols > 3e6:
         rows //= 2
     heads = size(u[2], 2, 16, 0.1)
     if u[7] < 0.25:
-        return Program(f"transpose {rows}x{cols}", lambda x: x.T, [floats(rows, cols)])
+        return OpProgram(f"transpose {rows}x{cols}", lambda x: x.T, [floats(rows, cols)])
     if u[7] < 0.5:  # as attention swaps positions and heads
         batch, width = max(rows // 128, 1), max(cols // heads, 8)
-        return Program(
+        return OpProgram(
             f"swap {batch}x128x{heads}x{width}",
             lambda x: x.transpose(0, 3, 2, 1),
             [floats(batch, 128, heads, width)],
         )
-    inputs, arithmetic, transcendental = (
-        1 + int(u[2] * 4),
-        1 + int(12 * u[5] ** 2),
-        max(int(u[6] * 4) - 2, 0),
-    )
+    inputs, arithmetic = 1 + int(u[2] * 4), 1 + int(12 * u[5] ** 2)
+    transcendental = max(int(u[6] * 4) - 2, 0)
     chain, name = _chain(arithmetic, transcendental), f"in{inputs} a{arithmetic} t{transcendental}"
     if u[7] < 0.8:
-        return Program(
+        return OpProgram(
             f"transposed {rows}x{cols} {name}",
             lambda *xs: chain(*xs).T,
             [floats(rows, cols)] * inputs,
             alone=True,
         )
     batch = max(rows // 64, 1)
-    return Program(
+    return OpProgram(
         f"transposed {batch}x64x{cols} {name}",
         lambda *xs: chain(*xs).transpose(2, 0, 1),
         [floats(batch, 64, cols)] * inputs,
@@ -237,60 +215,45 @@ def _strided(u: np.ndarray) -> Program:
     )
 
 
-def _reduction(u: np.ndarray) -> Program:
+def _reduction(u: np.ndarray) -> OpProgram:
     rows, cols = size(u[0], 8, 8192, u[2]), size(u[1], 33, 4096, u[3])
     while rows * cols > 4e6:
         rows //= 2
     which = int(u[4] * 3)
     fn = [lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.max(-1)][which]
-    return Program(f"reduction {which} {rows}x{cols}", fn, [floats(rows, cols)])
+    return OpProgram(f"reduction {which} {rows}x{cols}", fn, [floats(rows, cols)])
 
 
-def _window_reduction(u: np.ndarray) -> Program:
-    """Sums in windows of 32 and more, as XLA splits a sum whose operand comes out of a loop: the
-    loop is taken off.
-    """
+def _window_reduction(u: np.ndarray) -> OpProgram:
+    """Sums in windows of 32 and more, as XLA splits them, without the loop before."""
     rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3])
     while rows * cols > 2e6:
         rows //= 2
     axis = -1 if u[4] < 0.7 else 0
     if axis == 0:
         rows = max(rows, 64)
-    return Program(
-        f"sum of squares {rows}x{cols} axis {axis}",
-        lambda x: x.sum(axis),
-        [floats(rows, cols)],
-        prelude=lambda x: x * x,
-    )
+    name = f"sum of squares {rows}x{cols} axis {axis}"
+    return OpProgram(name, lambda x: x.sum(axis), [floats(rows, cols)], prelude=lambda x: x * x)
 
 
-def _loop_reduction(u: np.ndarray) -> Program:
-    """Reductions that XLA writes out as plain loops: short rows and matrix-vector products with a
-    fused operand.
-    """
+def _loop_reduction(u: np.ndarray) -> OpProgram:
+    """Reductions that XLA writes as loops: short rows, fused matrix-vector products."""
     import jax
 
     rows, cols = size(u[0], 16, 8192, u[2]), size(u[1], 4, 31, 0.9)
     if u[3] < 0.4:
-        return Program(
-            f"short rows {rows}x{cols}", lambda x: (x * 2.0).sum(-1), [floats(rows, cols)]
-        )
+        name = f"short rows {rows}x{cols}"
+        return OpProgram(name, lambda x: (x * 2.0).sum(-1), [floats(rows, cols)])
     if u[3] < 0.6:
-        return Program(
-            f"short columns {cols}x{rows}", lambda x: (x * 2.0).sum(0), [floats(cols, rows)]
-        )
+        name = f"short columns {cols}x{rows}"
+        return OpProgram(name, lambda x: (x * 2.0).sum(0), [floats(cols, rows)])
     rows, cols = size(u[0], 32, 2048, u[2]), size(u[1], 16, 512, u[4])
     if u[3] < 0.8:
-        return Program(
-            f"matrix vector {rows}x{cols}",
-            lambda a, v: jax.nn.relu(a) @ v,
-            [floats(rows, cols), floats(cols)],
-        )
-    return Program(
-        f"vector matrix {rows}x{cols}",
-        lambda a, v: v @ jax.nn.relu(a),
-        [floats(rows, cols), floats(rows)],
-    )
+        arguments = [floats(rows, cols), floats(cols)]
+        name = f"matrix vector {rows}x{cols}"
+        return OpProgram(name, lambda a, v: jax.nn.relu(a) @ v, arguments)
+    arguments = [floats(rows, cols), floats(rows)]
+    return OpProgram(f"vector matrix {rows}x{cols}", lambda a, v: v @ jax.nn.relu(a), arguments)
 
 
 def _vocabulary(u: float) -> int:
@@ -298,7 +261,7 @@ def _vocabulary(u: float) -> int:
     return size(u / 0.2, 20, 1000, 0.9) if u < 0.2 else size((u - 0.2) / 0.8, 2000, 600_000, 0.9)
 
 
-def _gather(u: np.ndarray) -> Program:
+def _gather(u: np.ndarray) -> OpProgram:
     vocab, width = _vocabulary(u[0]), size(u[1], 8, 512, u[4])
     bags, pooling = size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9)
     while vocab * width > 5e7:
@@ -307,39 +270,28 @@ def _gather(u: np.ndarray) -> Program:
         bags //= 2
     if u[6] < 0.5:
         n = bags * pooling
-        return Program(
-            f"gather {vocab} {width} {n}",
-            lambda t, i: t[i],
-            [floats(vocab, width), indices(vocab, n)],
-            shared=1,
-            result_bytes=4.0 * n * width,
-        )
-    return Program(
-        f"bag {vocab} {width} {bags} {pooling}",
-        lambda t, i: t[i].sum(1),
-        [floats(vocab, width), indices(vocab, bags, pooling)],
-        shared=1,
+        return OpProgram(
+            f"gather {vocab} {width} {n}", lambda t, i: t[i],
+            [floats(vocab, width), indices(vocab, n)], shared=1, result_bytes=4.0 * n * width,
+        )  # fmt: skip
+    return OpProgram(
+        f"bag {vocab} {width} {bags} {pooling}", lambda t, i: t[i].sum(1),
+        [floats(vocab, width), indices(vocab, bags, pooling)], shared=1,
         result_bytes=4.0 * bags * width,
-    )
+    )  # fmt: skip
 
 
-def _scatter_add(u: np.ndarray) -> Program:
+def _scatter_add(u: np.ndarray) -> OpProgram:
     vocab, width, n = _vocabulary(u[0]), size(u[1], 4, 512, u[3]), size(u[2], 64, 30_000, u[4])
     while vocab * width > 5e7:
         vocab //= 2
-    return Program(
-        f"scatter {vocab} {width} {n}",
-        lambda t, i, g: (t.at[i].add(g),),
-        [floats(vocab, width), indices(vocab, n), floats(n, width)],
-        carry=1,
-        shared=1,
-    )
+    arguments = [floats(vocab, width), indices(vocab, n), floats(n, width)]
+    name = f"scatter {vocab} {width} {n}"
+    return OpProgram(name, lambda t, i, g: (t.at[i].add(g),), arguments, carry=1, shared=1)
 
 
 def _lookups(u: np.ndarray, direction: str) -> Lookups:
-    """A quarter uniform; the others as skewed as tables of click models, a third of them with a
-    flat head.
-    """
+    """A quarter uniform, the others skewed as in click models, a third with a flat head."""
     rows, dim = size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5])
     most = 32 if direction == "forward" else 64  # XLA splits longer sums: then a bag is several ops
     bags, pooling = size(u[2], 32, 2048, u[6]), size(u[3], 1, most, 0.9)
@@ -356,19 +308,16 @@ def _name(kind: str, of: Lookups) -> str:
     return f"{kind} {of.rows} {of.dim} {of.bags} {of.pooling} zipf {of.exponent:g} {of.shift:g}"
 
 
-def _embedding_bag(u: np.ndarray) -> Program:
+def _embedding_bag(u: np.ndarray) -> OpProgram:
     of = _lookups(u, "forward")
-    return Program(
-        _name("embedding_bag", of),
-        lambda t, i: t[i].sum(1),
-        [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of)],
-        shared=1,
-        result_bytes=4.0 * of.bags * of.dim,
-        lookups=of,
-    )
+    arguments = [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of)]
+    return OpProgram(
+        _name("embedding_bag", of), lambda t, i: t[i].sum(1), arguments, shared=1,
+        result_bytes=4.0 * of.bags * of.dim, lookups=of,
+    )  # fmt: skip
 
 
-def _embedding_bag_backward(u: np.ndarray) -> Program:
+def _embedding_bag_backward(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     of = _lookups(u, "backward")
@@ -378,7 +327,7 @@ def _embedding_bag_backward(u: np.ndarray) -> Program:
             t.at[i].add(-0.01 * jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))),
         )
 
-    return Program(
+    return OpProgram(
         _name("embedding_bag_backward", of),
         update,
         [floats(of.rows, of.dim), ("lookups", (of.bags, of.pooling), of), floats(of.bags, of.dim)],
@@ -388,45 +337,41 @@ def _embedding_bag_backward(u: np.ndarray) -> Program:
     )
 
 
-def _concatenate(u: np.ndarray) -> Program:
+def _concatenate(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols, parts = size(u[0], 8, 4096, u[3]), size(u[1], 8, 512, u[4]), 2 + int(u[2] * 10)
     while rows * cols * parts > 4e6:
         rows //= 2
-    return Program(
+    return OpProgram(
         f"concatenate {parts}x{rows}x{cols}",
         lambda *xs: jnp.concatenate(xs, 1),
         [floats(rows, cols)] * parts,
     )
 
 
-def _sort(u: np.ndarray) -> Program:
+def _sort(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols = size(u[0], 1, 256, 0.9), size(u[1], 16, 4096, u[2])
-    return Program(f"sort {rows}x{cols}", lambda x: jnp.sort(x, -1), [floats(rows, cols)])
+    return OpProgram(f"sort {rows}x{cols}", lambda x: jnp.sort(x, -1), [floats(rows, cols)])
 
 
-def _cumulative(u: np.ndarray) -> Program:
+def _cumulative(u: np.ndarray) -> OpProgram:
     import jax.numpy as jnp
 
     rows, cols = size(u[0], 1, 512, 0.9), size(u[1], 16, 4096, u[2])
     return _composite("cumulative", rows, cols, lambda x: jnp.cumsum(x, -1))
 
 
-def _softmax(u: np.ndarray) -> Program:
+def _softmax(u: np.ndarray) -> OpProgram:
     import jax
 
-    return _composite(
-        "softmax",
-        size(u[0], 16, 4096, u[2]),
-        size(u[1], 16, 1024, u[3]),
-        lambda x: jax.nn.softmax(x, -1),
-    )
+    rows, cols = size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3])
+    return _composite("softmax", rows, cols, lambda x: jax.nn.softmax(x, -1))
 
 
-def _layer_norm(u: np.ndarray) -> Program:
+def _layer_norm(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     def fn(x: Array) -> Array:
@@ -436,12 +381,12 @@ def _layer_norm(u: np.ndarray) -> Program:
     return _composite("layernorm", size(u[0], 16, 4096, u[2]), size(u[1], 16, 1024, u[3]), fn)
 
 
-def _random(u: np.ndarray) -> Program:
+def _random(u: np.ndarray) -> OpProgram:
     import jax
 
     rows, cols = size(u[0], 8, 2048, u[2]), size(u[1], 8, 512, 0.9)
     columns = {"op": "random", "dtype": "fp32", "rows": rows, "cols": cols}
-    return Program(
+    return OpProgram(
         f"random {rows}x{cols}",
         lambda seed: jax.random.uniform(jax.random.key(seed[0]), (rows, cols)),
         [indices(1000, 1)],
@@ -449,12 +394,12 @@ def _random(u: np.ndarray) -> Program:
     )
 
 
-def _optimizer(u: np.ndarray) -> Program:
+def _optimizer(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     n = size(u[0], 2**10, 2**22, u[1])
     if u[2] < 0.4:
-        return Program(
+        return OpProgram(
             f"sgd {n}", lambda p, g: (p - 0.01 * g,), [floats(n)] * 2, carry=1,
             columns={"op": "sgd", "dtype": "fp32", "parameters": n},
         )  # fmt: skip
@@ -463,24 +408,16 @@ def _optimizer(u: np.ndarray) -> Program:
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         return p - 0.001 * m / (lax.sqrt(v) + 1e-8), m, v
 
-    return Program(
-        f"adam {n}",
-        adam,
-        [floats(n)] * 4,
-        carry=3,
-        columns={"op": "adam", "dtype": "fp32", "parameters": n},
-    )
+    columns = {"op": "adam", "dtype": "fp32", "parameters": n}
+    return OpProgram(f"adam {n}", adam, [floats(n)] * 4, carry=3, columns=columns)
 
 
-def _convolution(u: np.ndarray) -> Program:
+def _convolution(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
-    c_in, c_out, kernel = (
-        size(u[2], 3, 128, u[4]),
-        size(u[3], 8, 128, u[5]),
-        [1, 3, 3, 5][int(u[6] * 4)],
-    )
+    c_in, c_out = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5])
+    kernel = [1, 3, 3, 5][int(u[6] * 4)]
     stride = 1 + int(u[7] * 1.5)
 
     def forward(x: Array, w: Array) -> Array:
@@ -493,14 +430,14 @@ def _convolution(u: np.ndarray) -> Program:
     y = floats(batch, out, out, c_out)
     name = f"{batch} {image} {c_in} {c_out} {kernel} {stride}"
     if u[8] < 0.6:
-        return Program(f"convolution {name}", forward, [x, w])
+        return OpProgram(f"convolution {name}", forward, [x, w])
     if u[8] < 0.8:  # the transposed programs of a backward pass
-        return Program(
+        return OpProgram(
             f"convolution inputs {name}",
             lambda w, g: _transposed(lambda x: forward(x, w), x[1], g),
             [w, y],
         )
-    return Program(
+    return OpProgram(
         f"convolution weights {name}",
         lambda x, g: _transposed(lambda w: forward(x, w), w[1], g),
         [x, y],
@@ -513,7 +450,7 @@ def _transposed(linear: Callable[[Array], Array], shape: tuple[int, ...], gradie
     return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, gradient.dtype))(gradient)[0]
 
 
-def _grouped_convolution(u: np.ndarray) -> Program:
+def _grouped_convolution(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     batch, image = size(u[0], 1, 8, 0.9), size(u[1], 7, 32, 0.9)
@@ -521,40 +458,32 @@ def _grouped_convolution(u: np.ndarray) -> Program:
     kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
 
     def forward(x: Array, w: Array) -> Array:
+        layout = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(
-            x,
-            w,
-            (1, 1),
-            "SAME",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=groups,
+            x, w, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=groups
         )
 
-    return Program(
+    return OpProgram(
         f"grouped convolution {batch} {image} {channels} {groups} {kernel}",
         forward,
         [floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)],
     )
 
 
-def _loop_trip(u: np.ndarray) -> Program:
+def _loop_trip(u: np.ndarray) -> OpProgram:
     from jax import lax
 
     trips = size(u[0], 50, 2000, 0.9)
     columns = {"op": "loop_trip", "dtype": "int32", "trips": trips}
-    return Program(
-        f"loop {trips}",
-        lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x),
-        [floats()],
-        columns=columns,
-    )
+    loop = lambda x: lax.fori_loop(0, trips, lambda _, c: c + 1.0, x)  # noqa: E731
+    return OpProgram(f"loop {trips}", loop, [floats()], columns=columns)
 
 
-def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> Program:
+def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> OpProgram:
     while rows * cols > 2e6:
         rows //= 2
     columns = {"op": op, "dtype": "fp32", "rows": rows, "cols": cols}
-    return Program(f"{op} {rows}x{cols}", fn, [floats(rows, cols)], columns=columns)
+    return OpProgram(f"{op} {rows}x{cols}", fn, [floats(rows, cols)], columns=columns)
 
 
 FAMILIES = (

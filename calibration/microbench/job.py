@@ -1,11 +1,10 @@
-"""Processes that measure together: started by a program on one machine, watched, and none of them
-outlives it.
+"""Processes that measure together: a program starts and watches them, and none outlives it.
 
 `run` is the main of a program that starts itself: with `--rank` it is one of its processes, else it
-starts them.
+starts them, in `commands` of their own, `in_passes` until all is measured.
 
-`start` runs a module several times over, one process per rank, and waits until all ended well or
-the first one did not: that one's sentence is the program's. `be_one` is what such a process does
+`start` runs these commands, one process per rank, and waits until all ended well or the first one
+did not: that one's sentence is the program's. `be_one` is what such a process does
 around its measuring: pins itself, tells rank 0's progress from the chatter of the libraries, ends
 at once when the program that started it does (each has a pipe from it, whose other end closes
 then), and ends on its own error without waiting for the others, who would wait for it.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import os
 import signal
 import socket
@@ -22,21 +22,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hybridperf.io import InputError
+import pandas as pd
+
+from hybridperf.io import InputError, write_json, write_table
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.microbench.collectives import STALLED
 
 BUDGET_RAN_OUT = 4  # exit statuses
-SENTENCE_SAID = 2
+SENTENCE_PRINTED = 2
 BUSY = 0.3  # of a core; where others keep more of it busy, small collectives meet their time slices
 _DEATHS_EVERY_S = 0.02  # looked for
-# an error in one process is an error in the others a moment later: this long after it, the first is
-# found to be first
+# an error in one process is one in the others a moment later: so long after it, the first is known
 _AFTER_DEATH_S = 0.3
 _BUSY_SAMPLE_S = 0.3
 
@@ -51,18 +52,13 @@ class Process:
 
 
 def run(
-    parser: argparse.ArgumentParser,
-    arguments: Sequence[str] | None,
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None,
     start_all: Callable[[argparse.Namespace], int],
-    measure: Callable[[argparse.Namespace, Callable[[str], None]], int],
-    *,
-    steady: bool = True,
-) -> int:
-    """The exit status of a program that starts itself: `start_all(options)`, or `measure(options,
-    say)` as one of its processes.
+    measure: Callable[[argparse.Namespace, Callable[[str], None]], int], *, steady: bool = True,
+) -> int:  # fmt: skip
+    """Exit status of a program that starts itself: `start_all(options)`, or `measure` in a process.
 
-    The parser has `--processes`, and gets what such a process is told besides: `--rank`,
-    `--last-pass`, `--cores`.
+    The parser has `--processes`; processes are also told `--rank`, `--last-pass` and `--cores`.
     """
     for name in ("--rank", "--last-pass"):
         parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
@@ -72,40 +68,73 @@ def run(
         return be_one(lambda say: measure(options, say), options.cores, steady=steady)
     try:
         if options.processes < 2:
-            raise InputError(
-                f"expected --processes of at least 2, got {options.processes}; one alone has nobody"
-                " to talk to"
-            )
+            why = "one alone has nobody to talk to"
+            raise InputError(f"expected --processes of at least 2, got {options.processes}; {why}")
         return start_all(options)
     except (RuntimeError, ValueError) as error:
         print(f"hybridperf: {error}", file=sys.stderr)
-        return SENTENCE_SAID
+        return SENTENCE_PRINTED
     except KeyboardInterrupt:
         return 130  # the command that started this program says so
 
 
-def start(commands: Sequence[Sequence[str]], ranks: Sequence[int], logs: Path, n: int) -> int:
-    """Run one command for each of `ranks`, of a job of `n`; returns the highest of their exit
-    statuses, or `STALLED`.
+def commands(
+    module: str, options: Mapping[str, object], ranks: Sequence[int], cores: Sequence[str]
+) -> list[list[str]]:
+    """The command of each rank: the program's own module with `options` (None: left out)."""
+    common = [sys.executable, "-m", module]
+    for name, value in options.items():
+        common += [name] if value is True else [] if value is None else [name, str(value)]
+    pairs = zip(ranks, cores, strict=True)
+    own = [["--rank", str(rank), *(["--cores", of] if of else [])] for rank, of in pairs]
+    return [[*common, *rest] for rest in own]
 
-    RuntimeError, in a sentence, for the first process that ended otherwise. What each said is in
-    `logs`.
+
+def in_passes(measure: Callable[[int], int], first: int, passes: int, what: str = "") -> int:
+    """Start processes anew for each pass, `measure(last pass)`; returns their last exit status.
+
+    Where `what` they measure is named, they are started again after one that did not return.
+    """
+    last = first
+    while True:
+        status = measure(last)
+        if status == STALLED and what:
+            say(
+                f"a {what} did not return (its row says which); starting the processes again to go"
+                " on with the others"
+            )
+        elif status == 0 and last < passes:
+            last += 1
+        else:
+            return status
+
+
+def write_results(folder: Path, name: str, rows: pd.DataFrame, facts: Mapping[str, Any]) -> None:
+    """Write the table NAME.csv and the machine's facts, NAME.machine.json."""
+    if rows.empty:
+        store = folder / f"{name}.jsonl"
+        raise RuntimeError(f"none of the {name} could be measured; the rows in {store} say why.")
+    write_table(rows, folder / f"{name}.csv")
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    content = {**machine.machine_facts(), **facts, "date": date}
+    write_json(folder / f"{name}.machine.json", "machine", 1, content)
+
+
+def start(commands: Sequence[Sequence[str]], ranks: Sequence[int], logs: Path, n: int) -> int:
+    """Run one command per rank of a job of `n`; returns their highest status, or `STALLED`.
+
+    Raises: RuntimeError: a process ended otherwise. What each printed is in `logs`.
     """
     with _killed_in_the_end() as processes:
         for rank, command in zip(ranks, commands, strict=True):
             log = logs / f"process-{rank}.log"
             with log.open("wb") as handle:
-                # What rank 0 has to tell goes straight to our output; gloo's own lines, in its log,
-                # would not be understood.
+                # rank 0's progress goes straight to our output; gloo's own lines go into its log
                 output = sys.stderr if rank == 0 else handle
                 popen = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=handle,
-                    start_new_session=True,
-                    env=_quiet(),
-                )
+                    command, stdin=subprocess.PIPE, stdout=output, stderr=handle,
+                    start_new_session=True, env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
+                )  # fmt: skip
             processes.append(Process(rank, popen, log))
         return _wait(processes, n)
 
@@ -113,13 +142,10 @@ def start(commands: Sequence[Sequence[str]], ranks: Sequence[int], logs: Path, n
 def be_one(
     measure: Callable[[Callable[[str], None]], int], cores: str, *, steady: bool = True
 ) -> int:
-    """`measure(say)` as one process of a job, on `cores` (text; "" for all); returns its status, or
-    ends the process with another.
-    """
+    """`measure(say)` as one process of a job; returns its status, or ends the process."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    progress = os.fdopen(
-        os.dup(1), "w"
-    )  # what we have to tell; gloo writes to the standard output, which joins the log
+    # what we have to tell; gloo writes to the standard output, which joins the log
+    progress = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     status = 1
     try:
@@ -133,17 +159,11 @@ def be_one(
         # JAX raises subclasses of RuntimeError, some with several lines; what the user can mend
         # comes from us.
         text = " ".join(str(error).split())
-        ours = (
-            isinstance(error, InputError)
-            or type(error).__module__.startswith("hybridperf")
-            or type(error) is RuntimeError
-        )
-        status = SENTENCE_SAID if ours else 1
-        print(
-            f"hybridperf: {text}" if ours else f"{type(error).__name__}: {text}",
-            file=sys.stderr,
-            flush=True,
-        )
+        plain = isinstance(error, InputError) or type(error) is RuntimeError
+        ours = plain or type(error).__module__.startswith("hybridperf")
+        status = SENTENCE_PRINTED if ours else 1
+        who = "hybridperf" if ours else type(error).__name__
+        print(f"{who}: {text}", file=sys.stderr, flush=True)
     except Exception:
         import traceback
 
@@ -167,9 +187,7 @@ def free_port() -> int:
 
 
 def busy_remark(what: str) -> str:
-    """A sentence if other programs use the cores that `what` is to be measured on, or ""; empty
-    also off Linux.
-    """
+    """A sentence if other programs use the cores to measure `what` on, else "" (also off Linux)."""
     try:
         before = _idle_s()
         time.sleep(_BUSY_SAMPLE_S)
@@ -178,10 +196,8 @@ def busy_remark(what: str) -> str:
         return ""
     if busy <= BUSY:
         return ""
-    return (
-        f"other programs keep {busy:.1f} of {machine.cores_available()} cores busy: {what} can come"
-        " out many times too long"
-    )
+    others = f"other programs keep {busy:.1f} of {machine.cores_available()} cores busy"
+    return f"{others}: {what} can come out many times too long"
 
 
 def make_folders(folder: Path, logs: str) -> Path:
@@ -219,24 +235,19 @@ def _wait(processes: Sequence[Process], n: int) -> int:
 def _death(process: Process, status: int | None, n: int) -> str:
     lines = [line for line in process.log.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1].strip() if lines else "(nothing)"
-    if status == SENTENCE_SAID and last.startswith("hybridperf: "):
+    if status == SENTENCE_PRINTED and last.startswith("hybridperf: "):
         return last.removeprefix("hybridperf: ")
-    how = (
-        f"was killed by signal {-status}"
-        if status is not None and status < 0
-        else f"ended with status {status}"
-    )
+    killed = status is not None and status < 0
+    how = f"was killed by signal {-(status or 0)}" if killed else f"ended with status {status}"
     return (
         f"process {process.rank} of {n} {how}, its last line was: {last[:300]}; what was measured"
-        f" is kept, all it said is in {process.log}"
+        f" is kept, all it printed is in {process.log}"
     )
 
 
 @contextlib.contextmanager
 def _killed_in_the_end() -> Iterator[list[Process]]:
-    """A list of processes, none of which outlives the block. A request to terminate ends the block,
-    too.
-    """
+    """A list of processes that are killed when the block ends, also by SIGTERM."""
     processes: list[Process] = []
 
     def terminate(signal_no: int, frame: Any) -> NoReturn:
@@ -265,15 +276,8 @@ def _die_with_parent() -> None:
 
 
 def _idle_s() -> float:
-    """Seconds that the usable cores were idle since the machine started, together (proc(5):
-    /proc/stat, fifth and sixth word).
-    """
+    """Seconds that the usable cores were idle since the machine started (proc(5): /proc/stat)."""
     lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
-    idle = {
-        words[0]: float(words[4]) + float(words[5]) for words in lines if words[0].startswith("cpu")
-    }
+    cpus = (words for words in lines if words[0].startswith("cpu"))
+    idle = {words[0]: float(words[4]) + float(words[5]) for words in cpus}
     return sum(idle[f"cpu{core}"] for core in os.sched_getaffinity(0)) / os.sysconf("SC_CLK_TCK")
-
-
-def _quiet() -> dict[str, str]:
-    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}

@@ -45,9 +45,7 @@ class Lookups:
         return ((np.minimum(rank, self.rows - 1) * _stride(self.rows)) % self.rows).astype(np.int32)
 
     def columns(self, sets: int, copies: int) -> dict[str, Any]:
-        """The row of one of `copies` tables that are looked up in turn, each with `sets` batches
-        that rotate.
-        """
+        """The row of one of `copies` tables looked up in turn, with `sets` rotating batches."""
         table = Table(
             "looked up", self.rows, self.dim, self.pooling, access=Zipf(self.exponent, self.shift)
         )

@@ -31,20 +31,15 @@ def parse_cores(text: str) -> tuple[int, ...]:
     cores: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if (
-            not first.isdecimal()
-            or (dash and not last.isdecimal())
-            or (dash and int(last) < int(first))
-        ):
+        whole = first.isdecimal() and (not dash or last.isdecimal())
+        if not whole or (dash and int(last) < int(first)):
             raise ValueError(f"expected cores like 0, 0,2 or 0-3, got {text!r}.")
         cores.extend(range(int(first), int(last or first) + 1))
     return tuple(cores)
 
 
 def pin(cores: Iterable[int]) -> tuple[int, ...]:
-    """Bind this process to `cores`, before JAX is imported; returns them, or none where the system
-    cannot pin.
-    """
+    """Bind this process to `cores`, before JAX is imported; returns them, () if impossible here."""
     wanted = frozenset(cores)
     if "jax" in sys.modules:
         raise RuntimeError(
@@ -63,11 +58,7 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
         pinned: set[int] = set()
     else:
         pinned = os.sched_getaffinity(0)
-    if (
-        pinned != wanted
-        # the kernel drops cores that do not exist (or that a container may not use) without an
-        # error
-    ):
+    if pinned != wanted:  # the kernel silently drops cores that we may not use
         os.sched_setaffinity(0, before)
         missing = ", ".join(str(core) for core in sorted(wanted - pinned)) or "(none)"
         raise ValueError(
@@ -78,15 +69,12 @@ def pin(cores: Iterable[int]) -> tuple[int, ...]:
 
 
 def steady_cpu() -> None:
-    """Make single ops on the CPU repeatable; after `pin`, before jax is imported; changes nothing
-    on other backends.
+    """Make single ops on the CPU repeatable; after `pin`, before jax is imported.
 
     Without this an op timed alone pays for two things that an op inside a program does not: XLA
-    hands all but the cheapest programs to another thread (3-4 us, and a median of 1.4 instead of
-    1.1 times the minimum on one core), and freed outputs go back to the system, so that each call
-    faults in its pages anew (64 MiB: 28 ms instead of 14). The second setting needs the first: the
-    other thread's memory is managed apart. It holds for most calls, not all (the heap may have to
-    grow once more), which a minimum does not mind.
+    hands all but the cheapest programs to another thread (3-4 us), and freed outputs go back to the
+    system, so that each call faults in its pages again (64 MiB: 28 ms instead of 14). The second
+    setting needs the first: the other thread's memory is managed apart.
     """
     if "jax" in sys.modules:
         raise RuntimeError(
@@ -97,26 +85,21 @@ def steady_cpu() -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # has no environment variable
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(
-            _M_MMAP_MAX, 0
-        )  # large blocks from the heap, too; the threshold for them cannot exceed 32 MiB
+        # large blocks from the heap, too; the threshold for them cannot exceed 32 MiB
+        libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # an int: up to 2 GiB of freed heap are kept
 
 
 def wake_in_turn() -> None:
-    """Let no thread of this process interrupt another when it wakes; before jax is imported, since
-    threads inherit it. Linux only.
+    """Let no thread of this process interrupt another when it wakes; before jax is imported.
 
-    gloo's own thread wakes for each message and asks for a lock that the thread which sends may
-    still hold. On one core it would interrupt that very thread and ask again and again until the
-    scheduler's next tick: steps of two processes, one core each, took multiples of 4 ms (12 instead
-    of 7.8, 8 instead of 2.8; 7 ms of a step's 12 were spent in that thread). Under SCHED_BATCH it
-    waits until the sender does.
+    Linux only. gloo's own thread wakes for each message and asks for a lock that the thread which
+    sends may still hold. On one core it would interrupt that thread and ask again until the
+    scheduler's next tick: steps of two processes, one core each, took multiples of 4 ms. Under
+    SCHED_BATCH it waits until the sender does.
     """
     if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(
-            OSError
-        ):  # a sandbox may forbid it, which costs quiet, nothing else
+        with contextlib.suppress(OSError):  # a sandbox may forbid it, which costs quiet only
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
@@ -146,18 +129,12 @@ def memory_bytes() -> int | None:
 
 
 def load_1min() -> float | None:
-    """Runnable processes, averaged over the last minute: above the number of cores, somebody else
-    is computing, too.
-    """
+    """Runnable processes, averaged over the last minute; above the cores others compute, too."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def preemptions() -> int:
-    """How often this process was put aside so far although it wanted to run (involuntary context
-    switches).
-
-    Without `steady_cpu` on one core that is about once a call: XLA's own thread takes over.
-    """
+    """Involuntary context switches of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
@@ -184,11 +161,9 @@ def machine_facts() -> dict[str, Any]:
 
 
 def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What must agree for two runs to be measurements of the same thing: hardware, JAX, and the
-    run's own `settings`.
+    """What two runs must share to measure the same: hardware, JAX, and their `settings`.
 
-    The host's name is not part of it: a restarted container has a new one and may still resume its
-    measurements.
+    The host's name is not part of it: a restarted container has a new one.
     """
     import jax
 
@@ -197,9 +172,8 @@ def fingerprint(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: facts[name] for name in same},
         "x64": bool(jax.config.jax_enable_x64),
-        "cpu_async_dispatch": bool(
-            jax.config.read("jax_cpu_enable_async_dispatch")
-        ),  # see steady_cpu
+        # see steady_cpu
+        "cpu_async_dispatch": bool(jax.config.read("jax_cpu_enable_async_dispatch")),
         "matmul_precision": str(jax.config.jax_default_matmul_precision),
         **{f"setting {name}": value for name, value in settings.items()},
     }

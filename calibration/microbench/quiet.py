@@ -26,14 +26,11 @@ _REMEMBERED = 2000  # readings
 
 
 class Yardstick:
-    """The machine's speed against the good times it has shown; `allowance_s` is how long it may
-    make us wait in all.
-    """
+    """The machine's speed against its good times; it makes us wait for `allowance_s` in all."""
 
     def __init__(self, allowance_s: float = 300.0) -> None:
-        threadpool_limits(
-            1, user_api="blas"
-        )  # on a pinned core several threads would wait for each other: 60 times slower
+        # on a pinned core several threads would wait for each other: 60 times slower
+        threadpool_limits(1, user_api="blas")
         self.allowance_s = allowance_s
         self.waited_s = 0.0
         self._a = np.full((_SIDE, _SIDE), 0.5, np.float32)
@@ -45,18 +42,14 @@ class Yardstick:
             self.slowness()
 
     def slowness(self) -> float:
-        """How much longer the slower of the two takes now than at good
-        times, as a share of those.
-        """
+        """How much longer the slower of the two takes now than at good times, as a share."""
         self._seen_s.append(
             [min(times) for times in zip(*(self._once_s() for _ in range(_TRIES)), strict=True)]
         )
         return float(np.max(self._seen_s[-1] / self._good_s())) - 1.0
 
     def wait(self, limit_s: float) -> float:
-        """Wait for at most `limit_s` (and what is left of the allowance) until the machine is
-        quiet; returns the slowness then.
-        """
+        """Wait at most `limit_s` until the machine is quiet; returns the slowness then."""
         limit_s = min(limit_s, self.allowance_s - self.waited_s)
         start_s = time.perf_counter()
         slowness = self.slowness()
@@ -67,9 +60,7 @@ class Yardstick:
         return slowness
 
     def facts(self) -> dict[str, float]:
-        """Good times of the yardstick [s], for the record: measurements of two days can be told
-        apart by them.
-        """
+        """Good times of the yardstick [s], by which measurements of two days can be told apart."""
         product_s, copy_s = self._good_s()
         return {
             "yardstick_product_s": float(product_s),

@@ -29,9 +29,7 @@ try:
 except ImportError:  # Windows: two runs on one file are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-SCHEMA_VERSION = (
-    2  # from 2 on time_s is a median; the minima of version 1 are not to be mixed with them
-)
+SCHEMA_VERSION = 2  # from 2 on time_s is a median, not a minimum
 Row = dict[str, Any]
 
 _VERSION_FIELD = "hybridperf_rows"
@@ -53,10 +51,9 @@ class StoreError(RuntimeError):
 
 
 class RowStore:
-    """An open store: `rows` as they stand in the file, `has` and `append` for the engine.
+    """An open store, created or resumed: `rows` as in the file, `has` and `append`.
 
-    Opening creates the file or resumes it. `dropped` is the text of an incomplete last line that
-    was cut off, or "".
+    `dropped` is the text of an incomplete last line that was cut off, or "".
     """
 
     def __init__(self, path: str | Path, fingerprint: Mapping[str, Any]) -> None:
@@ -64,13 +61,11 @@ class RowStore:
         self.rows: list[Row] = []
         self.dropped = ""
         try:
-            self._file = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644
-            )
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            self._file = os.open(self.path, flags, 0o644)
         except OSError as error:
-            raise StoreError(
-                f"cannot open {self.path} for measurements: {error.strerror}."
-            ) from error
+            why = f"cannot open {self.path} for measurements: {error.strerror}."
+            raise StoreError(why) from error
         try:
             self._resume(_plain(fingerprint))
         except BaseException:
@@ -152,52 +147,23 @@ class RowStore:
         self._size_bytes += len(line)
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a store, also of one that is being written or that was cut off in the middle of a
-    line.
-    """
-    return _parse(Path(path), _read(path))[1]
-
-
-def read_fingerprint(path: str | Path) -> dict[str, Any]:
-    """What the rows of a store were measured on: the provenance to copy into a model."""
-    header = _parse(Path(path), _read(path))[0]
-    if header is None:
-        raise StoreError(f"{path} holds no measurements yet.")
-    return header["fingerprint"]
-
-
-def _read(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}.") from error
-
-
 def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row], int]:
-    """Header (None in a new file), rows, and the number of bytes up to the end of the last whole
-    line.
-    """
-    *lines, tail = content.split(
-        b"\n"
-    )  # a whole line ends in a newline, so what is left over is not one
+    """Header (None in a new file), rows, and bytes up to the end of the last whole line."""
+    *lines, tail = content.split(b"\n")  # a whole line ends in a newline: what is left over is none
+    other = StoreError(f"{path} is not a file of hybridperf measurements; use another --out.")
     if not lines:
         start = f'{{"{_VERSION_FIELD}"'.encode()
-        if not (
-            tail.startswith(start) or start.startswith(tail)
-        ):  # neither a cut-off header nor an empty file
-            raise StoreError(f"{path} is not a file of hybridperf measurements; use another --out.")
+        if not (tail.startswith(start) or start.startswith(tail)):
+            raise other  # neither a cut-off header nor an empty file
         return None, [], 0
     header = _json_object(lines[0])
     version = header.get(_VERSION_FIELD)
     if not isinstance(version, int) or not isinstance(header.get("fingerprint"), dict):
-        raise StoreError(f"{path} is not a file of hybridperf measurements; use another --out.")
+        raise other
     if version != SCHEMA_VERSION:
-        advice = (
-            "update hybridperf or use another --out"
-            if version > SCHEMA_VERSION
-            else "measure anew into another --out"
-        )
+        newer = version > SCHEMA_VERSION
+        advice = "update hybridperf" if newer else "measure again"
+        advice += " or use another --out" if newer else " into another --out"
         raise StoreError(
             f"{path} has rows of schema version {version} and this hybridperf reads version"
             f" {SCHEMA_VERSION}; {advice}."
@@ -241,6 +207,5 @@ def _plain_number(value: Any) -> Any:
 
 def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     differing = [name for name in {**stored, **now} if stored.get(name) != now.get(name)]
-    return ", ".join(
-        f"{name}: {stored.get(name)!r} there, {now.get(name)!r} here" for name in differing
-    )
+    pairs = [f"{one}: {stored.get(one)!r} there, {now.get(one)!r} here" for one in differing]
+    return ", ".join(pairs)

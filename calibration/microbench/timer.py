@@ -75,9 +75,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to repeat: at least `min_repeats` and `min_s`, until settled; `cap_s` ends it after
-    `floor_repeats`.
-    """
+    """How long to repeat: until settled, or `cap_s` after `floor_repeats`."""
 
     cap_s: float = 0.5
     min_s: float = (
@@ -108,9 +106,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A case ready to run: a later pass over the same case need not trace, compile and describe it
-    again.
-    """
+    """A case ready to run, kept for later passes."""
 
     call: Callable[..., Any]
     compile_s: float
@@ -130,9 +126,7 @@ def compile_case(case: Case, fn: Callable[..., Any], arguments: tuple[Any, ...])
 def time_case(
     case: Case, budget: Budget, rng: np.random.Generator, kept: dict[str, Compiled] | None = None
 ) -> Timing:
-    """Compile the case once, warm it up, and repeat it until its minimum has settled. `kept`
-    remembers what was compiled, by key.
-    """
+    """Compile the case, warm it up, repeat it until settled; `kept` has compiled cases by key."""
     import jax
 
     fn, argument_tuples = case.make(rng)
@@ -177,8 +171,7 @@ def time_case(
 
 
 def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
-    """A call that computes next to nothing: what it costs is what every call costs before and after
-    its op.
+    """A call that computes next to nothing: what every call costs besides its op.
 
     Outputs are computed (from one element), because JAX hands unchanged arguments back without a
     call.
@@ -201,9 +194,7 @@ def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
 
 
 class Rotation:
-    """Calls of a compiled function, each on the next tuple of arguments; those updated in place
-    come back for the next turn.
-    """
+    """Calls of a compiled function, each on the next arguments; results of in-place ones return."""
 
     def __init__(
         self,
@@ -237,9 +228,7 @@ class Rotation:
 
 
 def warm_up(rotation: Rotation, cap_s: float) -> None:
-    """Call it a few times (kernels loaded, results' memory found again); the arguments' pages were
-    touched when they were placed.
-    """
+    """Call it a few times: kernels are loaded, results' memory is found again."""
     start_s = time.perf_counter()
     for _ in range(WARM_UP_CALLS):
         rotation.call_s()
@@ -266,9 +255,7 @@ def repeat_until_settled(rotation: Rotation, budget: Budget) -> list[float]:
 
 
 def is_settled(calls_s: Sequence[float]) -> bool:
-    """Whether the last third of the repeats left the minimum of the earlier ones as it was, within
-    SETTLED.
-    """
+    """Whether the last third of the repeats left the earlier minimum as it was."""
     earlier = len(calls_s) - len(calls_s) // 3
     if earlier == len(calls_s):
         return False

@@ -1,5 +1,4 @@
-"""Real JAX training steps, measured against their prediction: `dlrm`, `gpt`, and `run`, the program
-that times them.
+"""Real JAX training steps, and the programs that time them: `run` and `sharded_dlrm`.
 
 Nothing here imports JAX by itself, so that `run` can pin the process first.
 """
@@ -13,31 +12,25 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
-    """A training step ready to be jitted: `fn(*args)` returns the new values of the donated
-    arguments, then the loss.
+class TrainingStep:
+    """A training step to be jitted: `fn(*args)` returns the new donated arguments, then the loss.
 
-    The donated arguments (parameters, optimizer state) are updated in place: a call uses them up,
-    and its outputs take their places in the next call. The other arguments are a batch of data;
-    repeating one batch would find its embedding rows in the caches each time, as training never
-    does, so a step may bring more `batches` for the calls to rotate through.
+    The donated arguments (parameters, optimizer state) are updated in place. The other arguments
+    are a batch of data; one batch repeated would find its embedding rows in the caches, as training
+    never does, so a step may bring more `batches` to rotate through.
     """
 
     name: str
     fn: Callable[..., tuple[Any, ...]]
     args: tuple[Any, ...]
     donate_argnums: tuple[int, ...]
-    batches: tuple[
-        tuple[Any, ...], ...
-    ]  # values of the arguments that are not donated; `args` holds the first
+    # values of the arguments that are not donated; `args` holds the first
+    batches: tuple[tuple[Any, ...], ...]
 
     def next_args(self, calls: int, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of the next call, after `calls` calls, the last of which returned
-        `outputs`.
-        """
-        renewed = dict(
-            zip(self.donate_argnums, outputs, strict=False)
-        )  # the loss comes after the last of them
+        """The arguments of the next call, after `calls` calls; `outputs` are the last one's."""
+        # the loss comes after the last of them
+        renewed = dict(zip(self.donate_argnums, outputs, strict=False))
         batch = iter(self.batches[calls % len(self.batches)])
         return tuple(
             renewed[position] if position in renewed else next(batch)
@@ -46,9 +39,7 @@ class Step:
 
 
 def check_sizes(config: Any) -> None:
-    """Refuse sizes that are not positive whole numbers, naming the field; text (a dtype) is the
-    workload's matter.
-    """
+    """Refuse sizes that are not positive whole numbers, naming the field; texts pass."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.type == "str":
@@ -66,20 +57,13 @@ def config_from(config_type: type, values: Mapping[str, Any]) -> Any:
     unknown = sorted(set(values) - set(fields))
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}; expected some of {', '.join(fields)}.")
-    missing = [
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and name not in values
-    ]
+    needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    missing = [name for name in needed if name not in values]
     if missing:
         raise ValueError(f"field {missing[0]!r} is missing.")
     for name, value in values.items():
         if isinstance(value, list) != (str(fields[name].type).startswith("tuple")):
             expected = "one value" if isinstance(value, list) else "a list of widths"
             raise ValueError(f"{name} must be {expected}, got {value!r}.")
-    return config_type(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-    )
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return config_type(**{**values, **lists})

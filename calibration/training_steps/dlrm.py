@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybridperf_calibration.training_steps import Step, check_sizes
+from hybridperf_calibration.training_steps import TrainingStep, check_sizes
 
 LEARNING_RATE = 0.05
 DTYPES = ("float32", "bfloat16", "float16")
@@ -43,11 +43,8 @@ class DlrmConfig:
     rows_per_table: int = 100_000
     embedding_dim: int = 32
     pooling: int = 4
-    bottom_mlp: tuple[int, ...] = (
-        128,
-        64,
-        32,
-    )  # the last width is embedding_dim: x is interacted with the bags
+    # the last width is embedding_dim: x is interacted with the bags
+    bottom_mlp: tuple[int, ...] = (128, 64, 32)
     top_mlp: tuple[int, ...] = (128, 64, 1)  # the last width is 1: the logit
     dtype: str = "float32"
 
@@ -65,16 +62,12 @@ class DlrmConfig:
 
     @property
     def interaction_width(self) -> int:
-        """Width of the top MLP's input: x and one dot product for each pair
-        of the T + 1 vectors.
-        """
+        """Width of the top MLP's input: x and a dot product per pair of T + 1 vectors."""
         return self.embedding_dim + (self.tables + 1) * self.tables // 2
 
 
-def build(config: DlrmConfig, seed: int = 0, batches: int = 1) -> Step:
-    """The step, its state (dense parameters, tables) and random batches of (dense features, row
-    indices, labels).
-    """
+def build(config: DlrmConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
+    """The step, its parameters and tables, and batches of (dense features, row indices, labels)."""
     rng = np.random.default_rng(seed)
     dense = {
         "bottom": _mlp_parameters(rng, (config.dense_features, *config.bottom_mlp), config.dtype),
@@ -86,7 +79,7 @@ def build(config: DlrmConfig, seed: int = 0, batches: int = 1) -> Step:
         for _ in range(config.tables)
     ]
     data = tuple(_random_batch(rng, config) for _ in range(batches))
-    return Step(
+    return TrainingStep(
         name=(
             f"dlrm batch {config.batch}, {config.tables} tables of {config.rows_per_table} x"
             f" {config.embedding_dim}"
@@ -124,9 +117,7 @@ def embedding_bag(table: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def sparse_sgd(table: jax.Array, rows: jax.Array, bag_gradient: jax.Array) -> jax.Array:
-    """The table after SGD on the looked-up `rows` [B, P], each with its bag's gradient [B, D];
-    repeated rows add up.
-    """
+    """The table after SGD on looked-up `rows` [B, P] with their bags' gradients [B, D]."""
     batch, pooling = rows.shape
     per_lookup = jnp.broadcast_to(bag_gradient[:, None, :], (batch, pooling, table.shape[1]))
     return table.at[rows].add(-LEARNING_RATE * per_lookup)
@@ -145,9 +136,8 @@ def interact(x: jax.Array, bags: list[jax.Array]) -> jax.Array:
     """`x` [B, D] beside the dot products of all pairs among x and the bags."""
     vectors = jnp.stack([x, *bags], axis=1)
     products = jnp.einsum("bid,bjd->bij", vectors, vectors)
-    first, second = np.tril_indices(
-        len(bags) + 1, k=-1
-    )  # NumPy: constants of the program, nothing to compute
+    # NumPy: constants of the program, nothing to compute
+    first, second = np.tril_indices(len(bags) + 1, k=-1)
     return jnp.concatenate([x, products[:, first, second]], axis=1)
 
 
@@ -177,9 +167,7 @@ def _mlp(
 def _mlp_parameters(
     rng: np.random.Generator, widths: tuple[int, ...], dtype: str
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """He initialisation: standard deviation sqrt(2 / inputs) keeps the size of activations from
-    layer to layer.
-    """
+    """He initialisation: deviation sqrt(2 / inputs) keeps the size of activations."""
     return [
         (
             jnp.asarray(

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybridperf_calibration.training_steps import Step, check_sizes
+from hybridperf_calibration.training_steps import TrainingStep, check_sizes
 
 LEARNING_RATE = 1e-3
 INITIAL_SCALE = 0.02  # standard deviation of weights, as in GPT-2
@@ -95,7 +95,7 @@ class Mlp(nn.Module):
         return nn.Dense(x.shape[-1], name="down")(hidden)
 
 
-def build(config: GptConfig, seed: int = 0, batches: int = 1) -> Step:
+def build(config: GptConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
     """The step, its state (parameters, Adam's) and batches of random tokens [B, S + 1]."""
     rng = np.random.default_rng(seed)
     model = Gpt(config)
@@ -118,7 +118,7 @@ def build(config: GptConfig, seed: int = 0, batches: int = 1) -> Step:
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
         return optax.apply_updates(params, updates), optimizer_state, loss
 
-    return Step(
+    return TrainingStep(
         name=(
             f"gpt batch {config.batch} x {config.seq}, {config.layers} layers of width"
             f" {config.width}"
@@ -131,9 +131,7 @@ def build(config: GptConfig, seed: int = 0, batches: int = 1) -> Step:
 
 
 def initial_parameters(model: Gpt, rng: np.random.Generator) -> Any:
-    """The "params" of the model, filled by NumPy: compiling Flax's own initialisation takes longer
-    than many steps.
-    """
+    """The model's "params", filled by NumPy: Flax's own initialisation compiles long."""
     one_sequence = jax.ShapeDtypeStruct((1, model.config.seq), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), one_sequence)["params"]
 

@@ -26,17 +26,13 @@ def profile(call: Callable[[], object], calls: int) -> dict[str, float]:
     import jax
 
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = (
-        0  # Python's own events would make the trace large and the calls slow
-    )
+    options.python_tracer_level = 0  # Python's own events would make calls slow
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             for _ in range(calls):
                 call()
-        traces = [
-            jax.profiler.ProfileData.from_file(str(path))
-            for path in sorted(Path(folder).rglob("*.xplane.pb"))
-        ]
+        files = sorted(Path(folder).rglob("*.xplane.pb"))
+        traces = [jax.profiler.ProfileData.from_file(str(path)) for path in files]
     taken: dict[str, dict[str, float]] = {}
     for trace in traces:
         for plane in trace.planes:
@@ -70,12 +66,7 @@ def _events(line: object) -> list[Event]:
     for event in line.events:  # type: ignore[attr-defined]
         facts = dict(event.stats)
         if "hlo_op" in facts:  # the others are the runtime's own
-            events.append(
-                (
-                    event.start_ns,
-                    event.start_ns + event.duration_ns,
-                    str(facts["hlo_op"]),
-                    str(facts.get("run_id", "")),
-                )
-            )
+            end_ns = event.start_ns + event.duration_ns
+            instruction, run = str(facts["hlo_op"]), str(facts.get("run_id", ""))
+            events.append((event.start_ns, end_ns, instruction, run))
     return events

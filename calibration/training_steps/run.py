@@ -1,4 +1,4 @@
-"""Times whole training steps on this machine, as a library call and as a program.
+"""Times whole training steps on this machine.
 
     python -m hybridperf_calibration.training_steps.run SPEC.json --out STEPS.json --cores 0
 
@@ -30,15 +30,13 @@ from typing import Any
 
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.microbench.quiet import Yardstick
-from hybridperf_calibration.training_steps import Step, config_from, op_times
+from hybridperf_calibration.training_steps import TrainingStep, config_from, op_times
 
 # JAX is imported inside functions: the program has to pin itself first.
 
 SCHEMA_VERSION = 2  # from 2 on time_s is a median, not the least of all calls
 BATCHES = 16  # of data, for the calls to rotate through
-_LONGEST_WAIT_S = (
-    5.0  # for a disturbed machine, before one round of one step; so long per step in all
-)
+_LONGEST_WAIT_S = 5.0  # for a disturbed machine, before a round of a step, and per step in all
 _PROFILE_S = 0.3  # of calls of one step, roughly
 WORKLOADS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder -> its config class
 
@@ -47,9 +45,8 @@ WORKLOADS = {"dlrm": "DlrmConfig", "gpt": "GptConfig"}  # module of this folder 
 class StepMeasurement:
     """Seconds of one training step, from calling it until its outputs are there.
 
-    The noise floor asks how far apart two measurements of the same step would be: each round is
-    one, and `noise` is the median over the rounds of (time of the round) / time_s - 1. One round
-    alone cannot tell.
+    `noise` is how far apart two measurements of the step would be: the median over the rounds of
+    (time of the round) / time_s - 1.
     """
 
     time_s: float  # least of round_s
@@ -59,32 +56,19 @@ class StepMeasurement:
     median_s: float
     repeats: int
     first_call_s: float  # tracing and compilation included
-    last_loss: (
-        float  # not finite: the step did not train, and its time may not be that of real numbers
-    )
+    last_loss: float  # not finite: the step did not train, its time may not be that of real numbers
     load: float | None  # of the machine, see machine.load_1min
     preemptions: int  # of this process during the repeats
     # processor seconds of this process per second of the repeats: far below 1, others had the core
     cpu_share: float
-    op_s: Mapping[str, float] | None = field(
-        repr=False
-    )  # by instruction, see op_times.profile; None: not profiled
-    program: Mapping[str, Any] = field(
-        repr=False
-    )  # what was run, see hybridperf.workloads.jax.program.program
-
-
-def measure_step(step: Step, *, repeats: int = 12, min_seconds: float = 0.5) -> StepMeasurement:
-    """Repeat one step, at least `repeats` times and `min_seconds` long. Uses up the step's donated
-    arguments.
-    """
-    running = RunningStep(step)
-    running.measure(repeats, min_seconds)
-    return running.result()
+    # by instruction, see op_times.profile; None: not profiled
+    op_s: Mapping[str, float] | None = field(repr=False)
+    # what was run, see hybridperf.workloads.jax.program.program
+    program: Mapping[str, Any] = field(repr=False)
 
 
 def measure_steps(
-    steps: Sequence[Step],
+    steps: Sequence[TrainingStep],
     *,
     rounds: int = 4,
     repeats: int = 5,
@@ -93,11 +77,16 @@ def measure_steps(
     yardstick: Yardstick | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[StepMeasurement]:
-    """Repeat several steps in turn: `rounds` times each at least `repeats` times and `min_seconds`
-    long.
+    """Repeat several steps in turn, several rounds of each.
 
-    Each round of a step waits a while for a disturbed machine (`yardstick`) to be quiet. `profile`:
-    also what each instruction takes, asked after the last round so that tracing disturbs no timing.
+    Args:
+        steps: what to measure; their donated arguments are used up.
+        rounds: turns of each step.
+        repeats: calls of a turn, at least.
+        min_seconds: of a turn, at least.
+        profile: also what each instruction takes, asked after the last round.
+        yardstick: waits a while before each turn until the machine is quiet.
+        report: takes lines of progress.
     """
     running = []
     for step in steps:
@@ -116,14 +105,9 @@ def measure_steps(
 
 
 class RunningStep:
-    """A compiled step between two calls: the arguments of the next one, and the times of those
-    made.
+    """A compiled step between two calls: its next arguments, and the times so far."""
 
-    It changes with each call, as what it stands for does: parameters that are updated in place
-    exist only once.
-    """
-
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrainingStep) -> None:
         import jax
 
         from hybridperf.workloads.jax.program import program
@@ -137,18 +121,15 @@ class RunningStep:
         self._cpu_s = self._wall_s = 0.0
         self._calls = 0
         start_s = time.perf_counter()
-        self._compiled = (
-            jax.jit(step.fn, donate_argnums=step.donate_argnums).lower(*step.args).compile()
-        )
+        jitted = jax.jit(step.fn, donate_argnums=step.donate_argnums)
+        self._compiled = jitted.lower(*step.args).compile()
         self._call()
         self.first_call_s = time.perf_counter() - start_s
         self._program = program(self._compiled, step.name)
         self._call()  # the first call also touched the memory for the first time
 
     def measure(self, repeats: int, min_seconds: float) -> float:
-        """One round: at least `repeats` timed calls, for at least `min_seconds`; returns its median
-        in seconds.
-        """
+        """One round of timed calls; returns its median in seconds."""
         preemptions_before = machine.preemptions()
         start_s, cpu_before_s = time.perf_counter(), time.process_time()
         calls_s: list[float] = []
@@ -161,13 +142,10 @@ class RunningStep:
         return statistics.median(calls_s)
 
     def profile(self) -> None:
-        """Make a few calls more and keep what each instruction took; more of a short step, whose
-        least times are rarer.
-        """
+        """Make a few calls more (more of a short step) and keep what each instruction took."""
         typical_s = statistics.median(self._rounds_s[-1])
-        self._op_s = op_times.profile(
-            self._call, calls=min(max(round(_PROFILE_S / typical_s), 5), 40)
-        )
+        calls = min(max(round(_PROFILE_S / typical_s), 5), 40)
+        self._op_s = op_times.profile(self._call, calls)
 
     def result(self) -> StepMeasurement:
         """The measurement so far."""
@@ -206,9 +184,7 @@ class SpecError(ValueError):
 
 
 def read_spec(path: Path) -> list[dict[str, Any]]:
-    """The list of steps in a spec file, with workloads that exist; their configs are checked by
-    `build_steps`.
-    """
+    """The list of steps in a spec file, with workloads that exist; configs are unchecked."""
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -216,48 +192,35 @@ def read_spec(path: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise SpecError(f"{path} is not JSON: {error}.") from error
     if not isinstance(spec, list) or not spec or not all(isinstance(entry, dict) for entry in spec):
-        raise SpecError(
-            f'{path} must be a list of steps like [{{"workload": "dlrm", "config": {{"batch":'
-            " 512}}]."
-        )
+        example = '[{"workload": "dlrm", "config": {"batch": 512}}]'
+        raise SpecError(f"{path} must be a list of steps like {example}.")
     for number, entry in enumerate(spec, start=1):
-        if entry.get("workload") not in WORKLOADS:
-            raise SpecError(
-                f"step {number} of {path}: unknown workload {entry.get('workload')!r}; expected one"
-                f" of {', '.join(WORKLOADS)}."
-            )
+        where, workload, seed = f"step {number} of {path}", entry.get("workload"), entry.get("seed")
+        if workload not in WORKLOADS:
+            known = ", ".join(WORKLOADS)
+            raise SpecError(f"{where}: unknown workload {workload!r}; expected one of {known}.")
         unknown = sorted(set(entry) - {"workload", "config", "seed"})
         if unknown:
-            raise SpecError(
-                f"step {number} of {path}: unknown field {unknown[0]!r}; expected workload, config,"
-                " seed."
-            )
+            known = "workload, config, seed"
+            raise SpecError(f"{where}: unknown field {unknown[0]!r}; expected {known}.")
         if not isinstance(entry.get("config", {}), dict):
-            raise SpecError(
-                f"step {number} of {path}: config must be an object of sizes, got"
-                f" {entry['config']!r}."
-            )
-        seed = entry.get("seed", 0)
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise SpecError(
-                f"step {number} of {path}: seed must be a whole number from 0 on, got {seed!r}."
-            )
+            got = repr(entry["config"])
+            raise SpecError(f"{where}: config must be an object of sizes, got {got}.")
+        if "seed" in entry and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
+            raise SpecError(f"{where}: seed must be a whole number from 0 on, got {seed!r}.")
     return spec
 
 
-def build_steps(spec: Sequence[dict[str, Any]], path: Path) -> list[tuple[Any, Step]]:
+def build_steps(spec: Sequence[dict[str, Any]], path: Path) -> list[tuple[Any, TrainingStep]]:
     """Config and step of each entry; all configs are checked before the first array is made."""
     configs = []
     for number, entry in enumerate(spec, start=1):
-        module = importlib.import_module(
-            f"hybridperf_calibration.training_steps.{entry['workload']}"
-        )
+        name = entry["workload"]
+        module = importlib.import_module(f"hybridperf_calibration.training_steps.{name}")
         try:
-            config = config_from(
-                getattr(module, WORKLOADS[entry["workload"]]), entry.get("config", {})
-            )
+            config = config_from(getattr(module, WORKLOADS[name]), entry.get("config", {}))
         except ValueError as error:
-            raise SpecError(f"step {number} of {path} ({entry['workload']}): {error}") from error
+            raise SpecError(f"step {number} of {path} ({name}): {error}") from error
         configs.append((module, config, entry.get("seed", 0)))
     return [(config, module.build(config, seed, BATCHES)) for module, config, seed in configs]
 
@@ -294,10 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if not options.out.parent.is_dir():  # before minutes of measuring, not after
-        raise SpecError(
-            f"cannot write {options.out}: the folder {options.out.parent} does not exist."
-        )
+    folder = options.out.parent
+    if not folder.is_dir():  # before minutes of measuring, not after
+        raise SpecError(f"cannot write {options.out}: the folder {folder} does not exist.")
     spec = read_spec(options.spec)
     if options.cores is not None:
         machine.pin(machine.parse_cores(options.cores))
@@ -306,41 +268,27 @@ def _run(options: argparse.Namespace) -> None:
     configs, steps = zip(*build_steps(spec, options.spec), strict=True)
     yardstick = Yardstick(allowance_s=_LONGEST_WAIT_S * len(steps))
     measured = measure_steps(
-        steps,
-        yardstick=yardstick,
-        rounds=options.rounds,
-        repeats=options.repeats,
-        min_seconds=options.seconds,
-        profile=options.profile,
-        report=_print_progress,
-    )
+        steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds,
+        profile=options.profile, yardstick=yardstick, report=_print_progress,
+    )  # fmt: skip
     from hybridperf.io import write_json
     from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
 
     results = []
-    for number, (entry, config, step, measurement) in enumerate(
-        zip(spec, configs, steps, measured, strict=True)
-    ):
-        values = {
-            f.name: getattr(measurement, f.name)
-            for f in dataclasses.fields(measurement)
-            if f.name != "program"
-        }
+    every = zip(spec, configs, steps, measured, strict=True)
+    for number, (entry, config, step, measurement) in enumerate(every):
+        columns = [field.name for field in dataclasses.fields(measurement)]
         result = {
             "workload": entry["workload"],
             "config": dataclasses.asdict(config),
             "seed": entry.get("seed", 0),
             "name": step.name,
-            **_finite(values),
+            **_finite({at: getattr(measurement, at) for at in columns if at != "program"}),
         }
         if options.programs:
             result["program"] = f"step{number}.json"
-            write_json(
-                options.programs / result["program"],
-                "program",
-                PROGRAM_SCHEMA_VERSION,
-                dict(measurement.program),
-            )
+            file, content = options.programs / result["program"], dict(measurement.program)
+            write_json(file, "program", PROGRAM_SCHEMA_VERSION, content)
         results.append(result)
     facts = {**machine.machine_facts(), **yardstick.facts(), "steady": options.steady}
     write_json(options.out, "steps", SCHEMA_VERSION, {"machine": facts, "steps": results})

@@ -1,5 +1,6 @@
-"""Times training steps of recommendation models whose tables lie on several processes of this
-machine, one process on each core.
+"""Times training steps of recommendation models whose tables lie on several processes here.
+
+One process runs on each core.
 
     python -m hybridperf_calibration.training_steps.sharded_dlrm --tasks TASKS.json --processes 2
     --out DIR
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import os
 import re
 import statistics
@@ -32,19 +32,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, write_json, write_table
+from hybridperf.io import InputError, write_json
 from hybridperf_calibration.microbench import job, machine
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import Row, RowStore, measured_passes
-from hybridperf_calibration.training_steps.sharded_tasks import Task, read_tasks
+from hybridperf_calibration.training_steps.sharded_tasks import ShardedTask, read_tasks
 
 if TYPE_CHECKING:
-    from hybridperf_calibration.microbench.collectives import Team
+    from hybridperf_calibration.microbench.collectives import Team, Watch
 
 BATCHES = 8  # of data, for the calls to rotate through
 FEWEST_CALLS, MOST_CALLS = 6, 200
@@ -61,23 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m hybridperf_calibration.training_steps.sharded_dlrm", description=__doc__
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--tasks", type=Path, required=True, metavar="FILE", help="JSON or CSV, see sharded_tasks"
-    )
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="created or resumed")
-    parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=4,
-        help="times that every placement of a model has its turn, in each pass",
-    )
-    parser.add_argument("--seconds", type=float, default=0.3, help="per turn")
-    parser.add_argument("--no-profile", action="store_true", help="leave out what the phases take")
-    parser.add_argument(
-        "--coordinator", default="", help=argparse.SUPPRESS
-    )  # how this program starts itself
+    add = parser.add_argument
+    add("--tasks", type=Path, required=True, metavar="FILE", help="JSON or CSV, see sharded_tasks")
+    add("--processes", type=int, default=2)
+    add("--out", type=Path, required=True, metavar="DIR", help="created or resumed")
+    add("--passes", type=int, default=2)
+    add("--rounds", type=int, default=4, help="turns of every placement of a model in each pass")
+    add("--seconds", type=float, default=0.3, help="per turn")
+    add("--no-profile", action="store_true", help="leave out what the phases take")
+    # how this program starts itself
+    parser.add_argument("--coordinator", default="", help=argparse.SUPPRESS)
     return job.run(parser, arguments, _start_all, _measure, steady=False)
 
 
@@ -90,68 +83,33 @@ def _start_all(options: argparse.Namespace) -> int:
     _check_memory(tasks)
     logs = job.make_folders(options.out, "logs")
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    cores = usable[: options.processes] if len(usable) >= options.processes else []
-    crowded = (
-        f"{options.processes} processes share {len(usable)} cores: they wait for each other, which"
-        " is part of what is measured"
-    )
-    job.say(job.busy_remark("steps"), "" if cores else crowded)
-    last = 1
-    while True:
-        coordinator = f"127.0.0.1:{job.free_port()}"
-        commands = []
-        for rank in range(options.processes):
-            command = [
-                sys.executable,
-                "-m",
-                "hybridperf_calibration.training_steps.sharded_dlrm",
-                "--tasks",
-                str(options.tasks),
-            ]
-            command += [
-                "--processes",
-                str(options.processes),
-                "--out",
-                str(options.out),
-                "--passes",
-                str(options.passes),
-            ]
-            command += [
-                "--rounds",
-                str(options.rounds),
-                "--seconds",
-                str(options.seconds),
-                "--rank",
-                str(rank),
-            ]
-            command += [
-                "--last-pass",
-                str(last),
-                "--coordinator",
-                coordinator,
-                *(["--no-profile"] if options.no_profile else []),
-            ]
-            commands.append([*command, "--cores", str(cores[rank])] if cores else command)
-        status = job.start(commands, range(options.processes), logs, options.processes)
-        if status == job.STALLED:
-            job.say(
-                "a step did not return (its row says which); starting the processes again to go on"
-                " with the others"
-            )
-        elif status or last == options.passes:
-            return status
-        else:
-            last += 1
+    ranks = range(options.processes)
+    crowded = len(usable) < len(ranks)
+    cores = [""] * len(ranks) if crowded else [str(core) for core in usable[: len(ranks)]]
+    remark = f"{len(ranks)} processes share {len(usable)} cores: they wait for each other, which is"
+    remark += " part of what is measured"
+    job.say(job.busy_remark("steps"), remark if crowded else "")
+
+    def measure(last: int) -> int:
+        own = {
+            "--tasks": options.tasks, "--processes": options.processes, "--out": options.out,
+            "--passes": options.passes, "--rounds": options.rounds, "--seconds": options.seconds,
+            "--no-profile": options.no_profile or None, "--last-pass": last,
+            "--coordinator": f"127.0.0.1:{job.free_port()}",
+        }  # fmt: skip
+        module = "hybridperf_calibration.training_steps.sharded_dlrm"
+        return job.start(job.commands(module, own, ranks, cores), ranks, logs, len(ranks))
+
+    return job.in_passes(measure, 1, options.passes, "step")
 
 
-def _check_memory(tasks: Sequence[Task]) -> None:
+def _check_memory(tasks: Sequence[ShardedTask]) -> None:
     """Refuse a model whose placements do not fit together; all are held at once."""
     memory = machine.memory_bytes()
     for name in dict.fromkeys(task.name for task in tasks):
         same = [task for task in tasks if task.name == name]
-        needed = 3 * sum(
-            table.bytes for task in same for table in task.tables
-        )  # while made: NumPy's, JAX', one on its way
+        # while made: NumPy's, JAX', one on its way
+        needed = 3 * sum(table.bytes for task in same for table in task.tables)
         if memory and needed > memory:
             raise InputError(
                 f"task {name}: tables of {len(same)} placements need about {needed / 2**30:.1f} GiB"
@@ -169,20 +127,14 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     with contextlib.ExitStack() as stack:
         store: RowStore | None = None
         if options.rank == 0:
-            settings = {
-                "part": "sharded",
-                "processes": team.n,
-                "pinned": bool(options.cores),
-                "batches": BATCHES,
-            }
-            store = stack.enter_context(
-                RowStore(options.out / "steps.jsonl", machine.fingerprint(settings))
-            )
+            pinned = bool(options.cores)
+            settings = {"part": "sharded", "processes": team.n, "pinned": pinned}
+            fingerprint = machine.fingerprint({**settings, "batches": BATCHES})
+            store = stack.enter_context(RowStore(options.out / "steps.jsonl", fingerprint))
         watch = Watch(store, STALLED_S) if store is not None else None
         order = [(task, pass_no) for pass_no in range(1, options.last_pass + 1) for task in tasks]
-        stored = team.exchange(
-            [float(store is not None and store.has(task.key, pass_no)) for task, pass_no in order]
-        )[0]
+        has = [float(store is not None and store.has(task.key, at)) for task, at in order]
+        stored = team.exchange(has)[0]
         todo = [one for one, there in zip(order, stored, strict=True) if not there]
         yardstick = Yardstick(allowance_s=_WAITED_PER_STEP_S * len(todo))
         groups = list(dict.fromkeys((task.name, pass_no) for task, pass_no in todo))
@@ -198,37 +150,32 @@ def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> int:
                 f" {len(groups)}, {left_s:.0f} s of this pass left"
             )
         if store is not None:
-            _leave(options.out, store.rows, team, yardstick)
+            facts = {**yardstick.facts(), "processes": team.n, "library": team.library()}
+            job.write_results(options.out, "steps", table(store.rows), facts)
     return 0
 
 
 def _measure_model(
-    same: Sequence[Task],
-    team: Team,
-    options: argparse.Namespace,
-    watch: Any,
-    pass_no: int,
-    yardstick: Yardstick,
-) -> list[Row]:
+    same: Sequence[ShardedTask], team: Team, options: argparse.Namespace, watch: Watch | None,
+    pass_no: int, yardstick: Yardstick,
+) -> list[Row]:  # fmt: skip
     """Rows of one model's placements, in turns."""
-    running = []
-    for task in same:
-        running.append(Running(task, team, options.out / "programs", watch, pass_no))
+    programs = options.out / "programs"
+    running = [RunningShardedStep(task, team, programs, watch, pass_no) for task in same]
     for _ in range(options.rounds):
         for step in running:
-            yardstick.wait(
-                _LONGEST_WAIT_S
-            )  # each rank looks at its own core, and waits for the others in the next call
+            # each rank looks at its own core, and waits for the others in the next call
+            yardstick.wait(_LONGEST_WAIT_S)
             step.measure(options.seconds)
     return [step.result(profile=not options.no_profile) for step in running]
 
 
-class Running:
-    """This process' part of a compiled step between two calls: its arguments, and the times of the
-    calls made.
-    """
+class RunningShardedStep:
+    """This process' part of a compiled step between two calls: its arguments and times."""
 
-    def __init__(self, task: Task, team: Team, programs: Path, watch: Any, pass_no: int) -> None:
+    def __init__(
+        self, task: ShardedTask, team: Team, programs: Path, watch: Watch | None, pass_no: int
+    ) -> None:
         import jax
 
         from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, program
@@ -238,11 +185,8 @@ class Running:
         self._step = sharded_step.build(task, team, BATCHES)
         self._args = self._step.args
         start_s = time.perf_counter()
-        self._compiled = (
-            jax.jit(self._step.fn, donate_argnums=self._step.donate_argnums)
-            .lower(*self._args)
-            .compile()
-        )
+        jitted = jax.jit(self._step.fn, donate_argnums=self._step.donate_argnums)
+        self._compiled = jitted.lower(*self._args).compile()
         self._compile_s = time.perf_counter() - start_s
         content = program(self._compiled, f"{task.key} rank {team.rank}")
         content["phases"] = sharded_step.phase_of(content["hlo"])
@@ -260,27 +204,19 @@ class Running:
             )
         self._phase_of = content["phases"]
         self.program = re.sub(r"[^\w.,-]", "_", task.key)
-        write_json(
-            programs / f"{self.program}-rank{team.rank}.json",
-            "program",
-            PROGRAM_SCHEMA_VERSION,
-            content,
-        )
+        file = programs / f"{self.program}-rank{team.rank}.json"
+        write_json(file, "program", PROGRAM_SCHEMA_VERSION, content)
         self._calls = 0
         self._rounds_s: list[float] = []  # median call of each
-        self._all_rounds_s: list[list[float]] = []
         self._wall_s = self._cpu_s = 0.0
         self.losses: list[float] = []
         self._begin()
         calls_s = [self._call() for _ in range(LOSSES)]
         self._end()
-        usual_s = float(team.exchange([min(calls_s[1:])]).max())
-        self._usual_s = usual_s
+        self._usual_s = float(team.exchange([min(calls_s[1:])]).max())
 
     def measure(self, seconds: float) -> None:
-        """One round: about `seconds` of timed calls, as many on every rank. The first is not
-        counted: another step ran before it.
-        """
+        """One round: about `seconds` of calls, as many on every rank; the first is dropped."""
         calls = int(np.clip(seconds / self._usual_s, FEWEST_CALLS, MOST_CALLS)) + 1
         self._begin()
         cpu_s, wall_s = time.process_time(), time.perf_counter()
@@ -344,9 +280,10 @@ class Running:
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """One row per task and placement: of several passes the quietest; `noise` is how far the others
-    lie above it (empty after one), `rounds_noise` how far a usual round of that pass lies above its
-    quietest.
+    """One row per task and placement: of several passes the quietest.
+
+    `noise` is how far the other passes lie above it (empty after one), `rounds_noise` how far a
+    usual round of that pass lies above its quietest.
     """
     merged = []
     for passes in measured_passes(rows):
@@ -356,39 +293,11 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
         out["noise"] = max(times_s) / min(times_s) - 1 if len(passes) > 1 else np.nan
         out["rounds_noise"] = statistics.median(best["round_s"]) / min(best["round_s"]) - 1
         out |= {f"rank{rank}_s": seconds for rank, seconds in enumerate(best["rank_s"])}
-        out |= {
-            f"{phase}_s_rank{rank}": s
-            for phase, of_rank in best.get("phases_s", {}).items()
-            for rank, s in enumerate(of_rank)
-        }
-        out |= {
-            "passes": len(passes),
-            "cpu_share": min(best["cpu_share"]),
-            "load": best["load"],
-            "loss": best["losses"][-1],
-            "program": best["program"],
-        }
-        merged.append(out)
+        for phase, of_rank in best.get("phases_s", {}).items():
+            out |= {f"{phase}_s_rank{rank}": s for rank, s in enumerate(of_rank)}
+        out |= {"passes": len(passes), "cpu_share": min(best["cpu_share"]), "load": best["load"]}
+        merged.append({**out, "loss": best["losses"][-1], "program": best["program"]})
     return pd.DataFrame(merged)
-
-
-def _leave(folder: Path, rows: Sequence[Row], team: Team, yardstick: Yardstick) -> None:
-    """Write the table and the machine's facts."""
-    found = table(rows)
-    if found.empty:
-        raise RuntimeError(
-            f"none of the steps could be measured; the rows in {folder / 'steps.jsonl'} say why."
-        )
-    write_table(found, folder / "steps.csv")
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    facts = {
-        **machine.machine_facts(),
-        **yardstick.facts(),
-        "processes": team.n,
-        "library": team.library(),
-        "date": date,
-    }
-    write_json(folder / "steps.machine.json", "machine", 1, facts)
 
 
 if __name__ == "__main__":

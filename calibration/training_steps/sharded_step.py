@@ -34,8 +34,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from hybridperf_calibration.microbench.collectives import Team
-from hybridperf_calibration.training_steps import Step
-from hybridperf_calibration.training_steps.sharded_tasks import Table, Task
+from hybridperf_calibration.training_steps import TrainingStep
+from hybridperf_calibration.training_steps.sharded_tasks import ShardedTable, ShardedTask
 
 LEARNING_RATE = 0.05
 PHASES = ("lookup", "all_to_all", "mlp", "backward", "all_to_all_backward", "all_reduce", "update")
@@ -45,7 +45,7 @@ COLLECTIVES = ("all-to-all", "all-to-all", "all-reduce")  # of one step
 _SCATTERER = 2_654_435_761
 
 
-def build(task: Task, team: Team, batches: int) -> Step:
+def build(task: ShardedTask, team: Team, batches: int) -> TrainingStep:
     """This process' step, with its tables and its share of `batches` batches of data."""
     share = task.batch // team.n
     numbers = task.of(team.rank)
@@ -56,14 +56,9 @@ def build(task: Task, team: Team, batches: int) -> Step:
     data = []
     for batch in range(batches):
         features, labels = dense_batch(task, batch)
-        data.append(
-            (
-                [of_table[batch] for of_table in rows],
-                team.place(features[mine]),
-                team.place(labels[mine]),
-            )
-        )
-    return Step(
+        looked = [of_table[batch] for of_table in rows]
+        data.append((looked, team.place(features[mine]), team.place(labels[mine])))
+    return TrainingStep(
         name=task.key,
         fn=on_all(task, team),
         args=(dense, tables, *data[0]),
@@ -72,7 +67,7 @@ def build(task: Task, team: Team, batches: int) -> Step:
     )
 
 
-def on_all(task: Task, team: Team) -> Any:
+def on_all(task: ShardedTask, team: Team) -> Any:
     """The step as a function of arrays of which each process holds a part."""
     return team.mapped(
         lambda dense, tables, rows, features, labels: train_step(
@@ -82,7 +77,7 @@ def on_all(task: Task, team: Team) -> Any:
 
 
 def train_step(
-    task: Task,
+    task: ShardedTask,
     n: int,
     rank: int,
     dense: list[Any],
@@ -129,10 +124,8 @@ def train_step(
     return dense, tables, loss[None]
 
 
-def unpacked(task: Task, received: Any) -> list[Any]:
-    """Bags [B / n, dim] of every table in order, from `received` [n, B / n, W]: those of each
-    process beside each other.
-    """
+def unpacked(task: ShardedTask, received: Any) -> list[Any]:
+    """Bags [B / n, dim] of every table in order, from `received` [n, B / n, W]."""
     bags: dict[int, Any] = {}
     for rank, of_rank in enumerate(received):
         start = 0
@@ -142,7 +135,7 @@ def unpacked(task: Task, received: Any) -> list[Any]:
     return [bags[number] for number in range(len(task.tables))]
 
 
-def packed(task: Task, bags: list[Any], n: int) -> Any:
+def packed(task: ShardedTask, bags: list[Any], n: int) -> Any:
     """The reverse, processes below each other [B, W]."""
     widest = max(task.width(rank) for rank in range(n))
     fill = [jnp.zeros((len(bags[0]), widest - task.width(rank)), jnp.float32) for rank in range(n)]
@@ -153,7 +146,7 @@ def packed(task: Task, bags: list[Any], n: int) -> Any:
     return jnp.concatenate(beside)
 
 
-def _loss(task: Task, dense: list[Any], bags: list[Any], features: Any, labels: Any) -> Any:
+def _loss(task: ShardedTask, dense: list[Any], bags: list[Any], features: Any, labels: Any) -> Any:
     """This share's part of the batch's mean binary cross-entropy."""
     with jax.named_scope("mlp"):
         split = 2 * len(task.bottom_mlp)
@@ -162,10 +155,8 @@ def _loss(task: Task, dense: list[Any], bags: list[Any], features: Any, labels: 
         return (jnp.logaddexp(0.0, logits) - logits * labels).sum() / task.batch
 
 
-def interact(task: Task, x: Any, bags: list[Any]) -> Any:
-    """The top MLP's input: `x` beside the dot products of all pairs among x and the bags, or beside
-    the bags.
-    """
+def interact(task: ShardedTask, x: Any, bags: list[Any]) -> Any:
+    """The top MLP's input: `x` next to the bags, or to dot products of all pairs of vectors."""
     if task.interaction == "cat":
         return jnp.concatenate([x, *bags], axis=1)
     vectors = jnp.stack([x, *bags], axis=1)
@@ -183,10 +174,8 @@ def _mlp(layers: list[Any], x: Any, *, relu_at_end: bool) -> Any:
     return x
 
 
-def dense_parameters(task: Task) -> list[np.ndarray]:
-    """Weight [in, out] and bias [out] of each layer, bottom MLP first: the
-    same on every process.
-    """
+def dense_parameters(task: ShardedTask) -> list[np.ndarray]:
+    """Weight [in, out] and bias [out] of each layer, bottom MLP first; on all processes."""
     rng = np.random.default_rng([task.seed, 0])
     parameters: list[np.ndarray] = []
     for widths in (
@@ -202,7 +191,7 @@ def dense_parameters(task: Task) -> list[np.ndarray]:
     return parameters
 
 
-def table_values(task: Task, number: int) -> np.ndarray:
+def table_values(task: ShardedTask, number: int) -> np.ndarray:
     """A table as it starts, float32 [rows, dim]: bags of unit variance, whatever is looked up."""
     table = task.tables[number]
     values = np.random.default_rng([task.seed, 1, number]).random(
@@ -214,7 +203,7 @@ def table_values(task: Task, number: int) -> np.ndarray:
     return values
 
 
-def dense_batch(task: Task, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def dense_batch(task: ShardedTask, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Features [B, dense] and labels [B] of a batch of data."""
     rng = np.random.default_rng([task.seed, 2, batch])
     return rng.standard_normal((task.batch, task.dense_features), dtype=np.float32), rng.integers(
@@ -222,13 +211,13 @@ def dense_batch(task: Task, batch: int) -> tuple[np.ndarray, np.ndarray]:
     ).astype(np.float32)
 
 
-def looked_up(task: Task, number: int, batches: int) -> list[np.ndarray]:
+def looked_up(task: ShardedTask, number: int, batches: int) -> list[np.ndarray]:
     """Rows of a table that each of `batches` batches of data looks up, int32 [B, pooling]."""
     return list(_drawn(task.tables[number], task.batch, task.seed, number, batches))
 
 
 @functools.lru_cache(maxsize=64)  # placements of one model look up the same rows
-def _drawn(table: Table, batch: int, seed: int, number: int, batches: int) -> np.ndarray:
+def _drawn(table: ShardedTable, batch: int, seed: int, number: int, batches: int) -> np.ndarray:
     """[batches, B, pooling]."""
     rng = np.random.default_rng([seed, 3, number])
     shape = (batches, batch, table.pooling)
@@ -247,9 +236,7 @@ def collectives_in(hlo: str) -> list[str]:
 
 
 def phase_of(hlo: str) -> dict[str, str]:
-    """The phase of each instruction of a compiled program, by the scopes that its name in the
-    source lies in; others are left out.
-    """
+    """The phase of each instruction of a compiled program, by its named scope; others left out."""
     found = {}
     for name, scope in re.findall(
         r'^\s*(?:ROOT )?%?([\w.\-]+) = .*op_name="([^"]*)"', hlo, re.MULTILINE

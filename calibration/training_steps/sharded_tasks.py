@@ -33,7 +33,7 @@ _OF_A_TABLE = ("rows", "dim", "pooling", "skew")
 
 
 @dataclass(frozen=True)
-class Table:
+class ShardedTable:
     """An embedding table and how it is looked up."""
 
     name: str
@@ -49,7 +49,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Task:
+class ShardedTask:
     """One model on one placement of its tables."""
 
     name: str
@@ -57,10 +57,9 @@ class Task:
     dense_features: int
     bottom_mlp: tuple[int, ...]
     top_mlp: tuple[int, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[ShardedTable, ...]
     placement: tuple[int, ...]  # the process of each table
-    # dot products of all pairs of vectors, or everything beside each other (cat), which widths may
-    # differ for
+    # dot products of all pairs of vectors, or all vectors joined (cat), whose widths may differ
     interaction: str = "dot"
     seed: int = 0
 
@@ -88,9 +87,10 @@ class Task:
         )
 
 
-def read_tasks(path: Path, processes: int) -> list[Task]:
-    """The tasks of a file, checked; `InputError` in a sentence that names
-    the task and the table.
+def read_tasks(path: Path, processes: int) -> list[ShardedTask]:
+    """The tasks of a file, checked.
+
+    Raises: InputError: names the task and the table.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -182,9 +182,9 @@ def _of_csv(text: str, path: Path) -> list[Mapping[str, Any]]:
     return entries
 
 
-def _tasks(entry: Mapping[str, Any], where: str, processes: int) -> list[Task]:
+def _tasks(entry: Mapping[str, Any], where: str, processes: int) -> list[ShardedTask]:
     """One task for each of an entry's placements."""
-    fields = [field.name for field in dataclasses.fields(Task) if field.name != "placement"]
+    fields = [field.name for field in dataclasses.fields(ShardedTask) if field.name != "placement"]
     for name in entry:
         if name not in (*fields, "placements"):
             raise unknown("field", name, fields, f"{where} has it")
@@ -242,7 +242,7 @@ def _tasks(entry: Mapping[str, Any], where: str, processes: int) -> list[Task]:
                 " from 0 on; mend it"
             )
         tasks.append(
-            Task(
+            ShardedTask(
                 str(entry["name"]),
                 **sizes,
                 **widths,
@@ -255,14 +255,14 @@ def _tasks(entry: Mapping[str, Any], where: str, processes: int) -> list[Task]:
     return tasks
 
 
-def _table(entry: Any, number: int, where: str) -> Table:
+def _table(entry: Any, number: int, where: str) -> ShardedTable:
     if not isinstance(entry, dict):
         raise InputError(
             f"{where}: table {number} must be an object with rows, dim, pooling and skew, got"
             f" {entry!r}"
         )
     name = str(entry.get("name", f"t{number}"))
-    known = [field.name for field in dataclasses.fields(Table)]
+    known = [field.name for field in dataclasses.fields(ShardedTable)]
     for field in entry:
         if field not in known:
             raise unknown("field", field, known, f"table {name} of {where}")
@@ -276,7 +276,7 @@ def _table(entry: Any, number: int, where: str) -> Table:
             raise InputError(
                 f"{where}: {field} of table {name} must be a number from 0 on, got {value!r}"
             )
-    return Table(name, **sizes, **{field: float(value) for field, value in numbers.items()})
+    return ShardedTable(name, **sizes, **{field: float(value) for field, value in numbers.items()})
 
 
 def _whole(value: Any, name: str, where: str, least: int = 1) -> int:

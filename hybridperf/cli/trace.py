@@ -227,11 +227,11 @@ def replay(
         changed(steady.in_a_row(one) if steady.has_backlog(one) else one) for one in measured
     ]
     notes = [note for one in results for note in (*one.before.notes, *one.notes)]
-    notes += [steady.said(one) for one in measured if steady.has_backlog(one)]
+    notes += [steady.backlog_note(one) for one in measured if steady.has_backlog(one)]
     notes += [_NO_LAUNCHES for one in measured if not one.launched]
     for note in dict.fromkeys(notes):
         print(f"hybridperf: {note}", file=sys.stderr)
-    said = [change.said for change in results[0].changes]
+    said = [change.description for change in results[0].changes]
     said += [f"x{overlap_slowdown:g} under collectives"] if overlap_slowdown != 1.0 else []
     screen = console()
     screen.print(replay_tables.steps(results, ", ".join(said), measured))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.report.text import percent, seconds
-from hybridperf.traces.summary import Loss, Row
+from hybridperf.traces.summary import LostTime, StepSummaryRow
 
 _WIDE = 160  # columns where the output is a file or a pipe
 REASONS = {
@@ -31,7 +31,7 @@ def console() -> Console:
     return plain if plain.is_terminal else Console(width=_WIDE, highlight=False)
 
 
-def steps(rows: Sequence[Row]) -> Table:
+def steps(rows: Sequence[StepSummaryRow]) -> Table:
     """A row per step and rank."""
     headers = [
         "step",
@@ -71,7 +71,7 @@ def steps(rows: Sequence[Row]) -> Table:
     return table
 
 
-def idle(rows: Sequence[Row]) -> Table:
+def idle(rows: Sequence[StepSummaryRow]) -> Table:
     """Why devices stood idle, seconds by reason."""
     reasons = [
         reason
@@ -92,7 +92,7 @@ def idle(rows: Sequence[Row]) -> Table:
     return table
 
 
-def losses(found: Iterable[Loss], most: int = 12, ranks_known: bool = True) -> Table:
+def losses(found: Iterable[LostTime], most: int = 12, ranks_known: bool = True) -> Table:
     """Where devices did nothing useful, the longest first."""
     table = column_table("most time lost", ["why", "rank", "time", "times"])
     for loss in list(found)[:most]:

@@ -1,3 +1,1 @@
-"""What happened in a real run: events of the host and of the device, of one rank or several,
-whoever wrote them down.
-"""
+"""What happened in a real run: events of hosts and devices, as profilers recorded them."""

@@ -1,5 +1,4 @@
-"""Changes to a recorded step, each a factor on what its kernels or collectives take: an op, the
-links, the device.
+"""Changes to a recorded step: factors on what its kernels or collectives take.
 
 Axes: U rows of the replay.
 """
@@ -22,8 +21,8 @@ from hybridperf.ops import GROUPS, OpCall
 from hybridperf.traces.events import NONE, Message, RankTrace
 from hybridperf.traces.kinds import kind_of, pair_of
 from hybridperf.traces.ranks import rank_numbers
-from hybridperf.traces.recorded_ops import recorded_op
-from hybridperf.traces.recorded_tensors import arguments, flat
+from hybridperf.traces.recorded.ops import recorded_op
+from hybridperf.traces.recorded.tensors import arguments, flat
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE, HOST, WIRE
 
@@ -37,21 +36,19 @@ KERNEL_S = 2e-6  # no kernel takes less, whatever a datasheet's rates make of fe
 class Change:
     """A factor on what each row's kernel or collective takes, and what could not be changed."""
 
-    said: str  # for people: what is changed
+    description: str  # for people: what is changed
     factor: np.ndarray  # [U]
-    unknown: Mapping[str, float] = field(
-        default_factory=dict
-    )  # seconds by op of what keeps its measured time
+    # seconds by op of what keeps its measured time
+    unknown: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)  # of the unknown: why
 
 
 def faster(replay: Replay, pattern: str, times: float) -> Change:
-    """Kernels of the ops that a pattern (`aten::addmm`, `aten::*norm*`) names made `times` faster;
-    kernels go by their own names, too.
+    """Kernels of the ops that a pattern (`aten::*norm*`) names, made `times` faster.
 
-    An op's kernels are all that were launched within it, so `aten::linear` stands for the
-    `aten::addmm` inside. `host` is the host's work.
+    Kernels go by their own names, too. An op's kernels are all that were launched within it, so
+    `aten::linear` stands for the `aten::addmm` inside. `host` is the host's work.
     """
     if not (np.isfinite(times) and times > 0):
         raise InputError(
@@ -60,35 +57,25 @@ def faster(replay: Replay, pattern: str, times: float) -> Change:
         )
     rows, names = replay.rows, _Names(replay)
     kinds = rows.kind.tolist()
-    hit = np.array(
-        [
-            kind in (DEVICE, WIRE) and names.any_matches(row, pattern)
-            for row, kind in enumerate(kinds)
-        ]
-    )
-    hit |= np.array(
-        [
-            kind == HOST and pattern == "host" == replay.op_of_row(row)
-            for row, kind in enumerate(kinds)
-        ]
-    )
+    runs = [row for row, kind in enumerate(kinds) if kind in (DEVICE, WIRE)]
+    hit = np.zeros(len(rows), bool)
+    hit[[row for row in runs if names.any_matches(row, pattern)]] = True
+    if pattern == "host":
+        hit |= [kind == HOST and replay.op_of_row(row) == "host" for row, kind in enumerate(kinds)]
     if not hit.any():
-        known = sorted(
-            {replay.op_of_row(row) for row in range(len(rows)) if rows.kind[row] in (DEVICE, WIRE)}
-        )
+        known = sorted({replay.op_of_row(row) for row in runs})
         raise InputError(
             f"no op or kernel of this step is called {pattern!r}{closest(pattern, known)}; `*`"
             " stands for any letters"
         )
-    said = f"{times:g} times faster" if times >= 1 else f"{1 / times:g} times slower"
-    return Change(f"{pattern} {said}", np.where(hit, 1 / times, 1.0))
+    speed = f"{times:g} times faster" if times >= 1 else f"{1 / times:g} times slower"
+    return Change(f"{pattern} {speed}", np.where(hit, 1 / times, 1.0))
 
 
 def links_scaled(replay: Replay, times: float) -> Change:
-    """Collectives over links of `times` the bandwidth: what depends on size shrinks, the latency
-    stays.
+    """Collectives over links of `times` the bandwidth; their latency stays.
 
-    The latency is the least that any collective of the step takes, at most `LATENCY_S`.
+    The latency is the shortest collective of the step, at most `LATENCY_S`.
     """
     if not (np.isfinite(times) and times > 0):
         raise InputError(
@@ -104,11 +91,9 @@ def links_scaled(replay: Replay, times: float) -> Change:
 
 
 def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> Change:
-    """Collectives of known kind and size as long as `new` predicts, relative to what `old` does;
-    the others keep their time.
+    """Collectives of known kind and size times predicted new over predicted old.
 
-    They run over the ranks of their group, which sit on the nodes of each system as they are
-    numbered.
+    They run over the ranks of their group, which fill the nodes of each system in order.
     """
     rows = replay.rows
     wire = [_OnWire.of(replay, int(row)) for row in np.flatnonzero(rows.kind == WIRE)]
@@ -136,9 +121,7 @@ def other_links(replay: Replay, old: CollectiveModel, new: CollectiveModel) -> C
 
 
 def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
-    """Each op's kernels times predicted new over predicted old, where recorded shapes say what it
-    computes; the others keep their time.
-    """
+    """Kernels of ops with recorded shapes times predicted new over predicted old."""
     rows = replay.rows
     keys: dict[tuple[str, str, str], list[int]] = {}
     kept: dict[str, dict[str, float]] = {}  # op -> why -> seconds
@@ -151,9 +134,8 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
     for row in device_rows:
         key = _recorded(replay, row)
         if key is None:
-            keep(
-                replay.op_of_row(row), _NO_SHAPES if _op_of(replay, row) != NONE else _NO_OP, [row]
-            )
+            why = _NO_SHAPES if _op_of(replay, row) != NONE else _NO_OP
+            keep(replay.op_of_row(row), why, [row])
         else:
             keys.setdefault(key, []).append(row)
     calls = {key: _calls(*key) for key in keys}
@@ -175,32 +157,19 @@ def other_device(replay: Replay, old: PerfModel, new: PerfModel) -> Change:
             "no op has shapes in this trace, so no op can be told: record with record_shapes=True"
         )
     notes.append("kernels change with the device, what the host takes stays as measured")
-    why = {
-        op: ", ".join(sorted(reasons, key=lambda one: -reasons[one]))
-        for op, reasons in kept.items()
-    }
-    return Change(f"{new.device.name} for {old.device.name}", factor, unknown, tuple(notes), why)
+    whys = {op: ", ".join(sorted(of, key=lambda one: -of[one])) for op, of in kept.items()}
+    return Change(f"{new.device.name} for {old.device.name}", factor, unknown, tuple(notes), whys)
 
 
 def _of_links(replay: Replay) -> tuple[str, ...]:
     met = {int(event) for meeting in replay.meetings for event in meeting.collective.event}
-    alone = bool(((replay.rows.kind == WIRE) & ~np.isin(replay.rows.event, list(met))).any())
-    return (
-        (
-            (
-                "collectives of one rank include waiting for the others, so what links save is at"
-                " most this"
-            ),
-        )
-        if alone
-        else ()
-    )
+    alone = (replay.rows.kind == WIRE) & ~np.isin(replay.rows.event, list(met))
+    note = "collectives of one rank include waiting for the others: links save at most this"
+    return (note,) if alone.any() else ()
 
 
 class _Names:
-    """Names that a pattern may mean for a row: its kernel's and those of all ops and marks around
-    its launch.
-    """
+    """Names that a pattern may mean for a row: its kernel's, and those around its launch."""
 
     def __init__(self, replay: Replay):
         self._replay = replay
@@ -214,15 +183,11 @@ class _Names:
         trace = replay.traces[at]
         if (at, call) not in self._around:
             self._around[at, call] = _around(trace, call)
-        names = (
-            trace.device_name(int(replay.rows.event[row])),
-            replay.op_of_row(row),
-            *self._around[at, call],
-        )
+        kernel = trace.device_name(int(replay.rows.event[row]))
+        names = (kernel, replay.op_of_row(row), *self._around[at, call])
         if (pattern, names) not in self._matches:
-            self._matches[pattern, names] = any(
-                fnmatch.fnmatchcase(name, pattern) for name in names
-            )
+            matches = any(fnmatch.fnmatchcase(name, pattern) for name in names)
+            self._matches[pattern, names] = matches
         return self._matches[pattern, names]
 
 
@@ -242,18 +207,13 @@ def _op_of(replay: Replay, row: int) -> int:
 
 
 def _recorded(replay: Replay, row: int) -> tuple[str, str, str] | None:
-    """Name, shapes and types (JSON) of the op that launched a row's kernel; None where they were
-    not recorded.
-    """
+    """Name, shapes and types (JSON) of the op that launched a row's kernel; None without."""
     trace, op = replay.traces[replay.rows.trace[row]], _op_of(replay, row)
     shape = int(trace.host.shapes[op]) if op != NONE else NONE
     if shape == NONE:
         return None
-    return (
-        trace.host_name(op),
-        trace.shapes[shape],
-        trace.types[shape] if shape < len(trace.types) else "",
-    )
+    types = trace.types[shape] if shape < len(trace.types) else ""
+    return trace.host_name(op), trace.shapes[shape], types
 
 
 def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
@@ -266,7 +226,7 @@ def _calls(name: str, shapes: str, types: str) -> tuple[OpCall, ...] | None:
 def _ratios(
     calls: Mapping[Any, Sequence[OpCall]], old: PerfModel, new: PerfModel
 ) -> dict[Any, float]:
-    """Predicted new over old seconds of each list of ops; left out where a device cannot run one.
+    """Predicted new over old seconds of each list of ops, where both devices can run it.
 
     An op that only one of the models has measurements of goes by both datasheets: the two would not
     err alike.
@@ -311,21 +271,17 @@ class _OnWire:
     @classmethod
     def of(cls, replay: Replay, row: int) -> _OnWire:
         rows = replay.rows
-        trace, event, call = (
-            replay.traces[rows.trace[row]],
-            int(rows.event[row]),
-            int(rows.call[row]),
-        )
-        kind, said = kind_of(trace, np.array([event]))[0], trace.messages.get(event, Message())
-        ranks, members = said.size or trace.world or len(replay.traces), said.ranks
+        trace, event, call = replay.traces[rows.trace[row]], int(rows.event[row]), rows.call[row]
+        kind, message = kind_of(trace, np.array([event]))[0], trace.messages.get(event, Message())
+        ranks, members = message.size or trace.world or len(replay.traces), message.ranks
         if kind in ("send", "recv"):
             members = pair_of(trace, event, int(rank_numbers(replay.traces)[rows.trace[row]])) or ()
-            ranks, kind = 2, "sendrecv" if members else None  # between whom says over which links
+            ranks, kind = 2, "sendrecv" if members else None  # unknown ranks: unknown links
         size = float(trace.device_events.bytes[event])
         if not np.isfinite(size):
-            size = _input_bytes(trace, call)
+            size = _input_bytes(trace, int(call))
         if kind == "all_gather":  # tables count the whole output
-            size = said.out_bytes if np.isfinite(said.out_bytes) else size * ranks
+            size = message.out_bytes if np.isfinite(message.out_bytes) else size * ranks
         return cls(row, kind, size, ranks, members)
 
     def nodes(self, per_node: int) -> int:
@@ -336,19 +292,17 @@ class _OnWire:
 
 
 def _input_bytes(trace: RankTrace, call: int) -> float:
-    """Bytes of the tensors given to the innermost op or mark around a call whose shapes were
-    recorded; NaN without.
-    """
+    """Bytes of the tensors given to the innermost op around a call with shapes, else NaN."""
     around = int(trace.host.parent[call]) if call != NONE else NONE
     while around != NONE:
         shape = int(trace.host.shapes[around])
         if shape != NONE and shape < len(trace.types):
             try:
-                tensors = flat(
-                    arguments(
-                        json.loads(trace.shapes[shape]), json.loads(trace.types[shape] or "[]")
-                    )
+                dims, types = (
+                    json.loads(trace.shapes[shape]),
+                    json.loads(trace.types[shape] or "[]"),
                 )
+                tensors = flat(arguments(dims, types))
             except (ValueError, TypeError):
                 tensors = []
             if tensors:

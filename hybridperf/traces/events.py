@@ -1,5 +1,4 @@
-"""One rank's recorded events as columns: what its host threads called, what its device ran, which
-call launched what.
+"""One rank's recorded events as columns: host calls, device events, and which launched which.
 
 Importers make these; everything else about traces reads them. Times are seconds from the rank's
 `origin_us`, a clock shared by the ranks of a machine. Axes: H host events and D device events, each
@@ -15,11 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 NONE = -1
-OP, CALL, MARK = range(
-    3
-    # kinds of host events: an op of the framework, a call into the device's runtime, a mark people
-    # or tools set
-)
+# kinds of host events: op of the framework, call into the device's runtime, mark of people or tools
+OP, CALL, MARK = range(3)
 KERNEL, COPY, FILL = range(3)  # kinds of device events
 
 
@@ -32,9 +28,8 @@ class HostEvents:
     thread: np.ndarray  # index into `RankTrace.threads`; int32 [H]
     start_s: np.ndarray  # float64 [H]
     end_s: np.ndarray
-    parent: (
-        np.ndarray
-    )  # the innermost op or mark of the same thread around it, NONE for the outermost; int32 [H]
+    # the innermost op or mark of the same thread around it, NONE for the outermost; int32 [H]
+    parent: np.ndarray
     shapes: np.ndarray  # index into `RankTrace.shapes`, NONE where not recorded; int32 [H]
 
     def __len__(self) -> int:
@@ -43,9 +38,7 @@ class HostEvents:
 
 @dataclass(frozen=True, eq=False)
 class DeviceEvents:
-    """What the device did. Events of one stream do not overlap, but for what the clock's resolution
-    does to them.
-    """
+    """What the device did. Events of one stream overlap at most by the clock's resolution."""
 
     name: np.ndarray  # index into `RankTrace.names`; int32 [D]
     kind: np.ndarray  # KERNEL, COPY or FILL; int8 [D]
@@ -53,9 +46,8 @@ class DeviceEvents:
     start_s: np.ndarray  # float64 [D]
     end_s: np.ndarray
     call: np.ndarray  # the host event that launched it, NONE where the trace lacks it; int32 [D]
-    bytes: (
-        np.ndarray
-    )  # of a copy or fill, of a collective's input; NaN where not recorded; float64 [D]
+    # of a copy or fill, of a collective's input; NaN where not recorded; float64 [D]
+    bytes: np.ndarray
     communicates: np.ndarray  # a kernel of a collective; bool [D]
 
     def __len__(self) -> int:
@@ -64,9 +56,7 @@ class DeviceEvents:
 
 @dataclass(frozen=True)
 class Message:
-    """What a trace says of a kernel that communicates, beside its input's bytes
-    (`DeviceEvents.bytes`).
-    """
+    """What a trace records of a collective's kernel besides its input's bytes."""
 
     kind: str = ""  # the collective as the framework calls it, "" where not recorded
     group: str = ""  # name of the process group, "" where not recorded
@@ -90,12 +80,10 @@ class RankTrace:
     host: HostEvents
     device_events: DeviceEvents
     notes: tuple[str, ...] = field(default=())  # what the trace lacks or was assumed
-    types: tuple[str, ...] = field(
-        default=()
-    )  # input types as JSON, "" where not recorded; indexed as `shapes`
-    messages: Mapping[int, Message] = field(
-        default_factory=dict
-    )  # by device event, of those that communicate and say anything
+    # input types as JSON, "" where not recorded; indexed as `shapes`
+    types: tuple[str, ...] = field(default=())
+    # by device event, of those that communicate and say anything
+    messages: Mapping[int, Message] = field(default_factory=dict)
 
     def with_notes(self, *notes: str) -> RankTrace:
         """The same trace with more notes."""
@@ -117,9 +105,7 @@ class RankTrace:
         return self.names[self.device_events.name[event]]
 
     def op_of_call(self, event: int) -> int:
-        """The innermost framework op around a host event, itself if it is one; NONE where there is
-        none.
-        """
+        """The innermost framework op around a host event, or itself; NONE without."""
         while event != NONE and self.host.kind[event] != OP:
             event = int(self.host.parent[event])
         return event

@@ -1,12 +1,11 @@
-"""What the host of one rank did in a step, as one line: launches, waits, and the host's seconds
-between them.
+"""What the host of one rank did in a step, as one sequence: launches, waits, and its own seconds.
 
-The main thread and the autograd thread take turns, so their calls are merged by time into one line.
+The main thread and the autograd thread take turns, so their calls are merged by time into one.
 Each entry has the host seconds since the entry before it was done, so nothing that two threads did
 at once counts twice.
 
 A launch is done a constant after its call returned, when its event may start
-(`stream_order.Delays`). An entry that waits holds up the line until a device event has ended; what
+(`StreamDelays`). An entry that waits holds up the sequence until a device event has ended; what
 its call took beyond that belongs to the next entry's seconds. Who waits for what is decided by what
 was observed:
 
@@ -29,54 +28,46 @@ from hybridperf.traces.stream_order import CLOCK_S, LaunchedEvents
 
 QUEUE = 1022  # launches that a stream holds before the next call waits, as a V100's trace shows
 _ANY_STREAM = {
-    "cudaStreamSynchronize",
-    "cudaEventSynchronize",
-    "cudaMemcpy",
-    "hipStreamSynchronize",
-    "hipEventSynchronize",
-    "hipMemcpy",
-}
+    "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "hipStreamSynchronize",
+    "hipEventSynchronize", "hipMemcpy",
+}  # fmt: skip
 _WHOLE_DEVICE = {
-    "cudaDeviceSynchronize",
-    "cudaFree",
-    "cudaFreeHost",
-    "cuCtxSynchronize",
-    "hipDeviceSynchronize",
-    "hipFree",
-}
+    "cudaDeviceSynchronize", "cudaFree", "cudaFreeHost", "cuCtxSynchronize",
+    "hipDeviceSynchronize", "hipFree",
+}  # fmt: skip
 SYNCHRONISES = frozenset(_ANY_STREAM | _WHOLE_DEVICE)
 _USUAL_COPY_LATENCY_S = 10e-6
 _LAST_PIECE_S, _LAST_PIECE = 5e-6, 0.05  # seconds, and share of the copy
 
 
-class Entry(NamedTuple):
-    """One entry of a host's line."""
+class HostEntry(NamedTuple):
+    """One entry of a host's sequence."""
 
     host_s: float  # the host's own seconds since the entry before was done
     launches: int  # place among the launched events, NONE for a wait
-    # place of the event that holds up the line, the launched one itself for a blocking copy; NONE
-    # if nothing does
+    # place of the event that holds up the host, itself for a blocking copy, NONE without one
     waits_for: int
     call: int  # host event, NONE where the trace lacks it
 
 
-class HostLine(NamedTuple):
+class HostSequence(NamedTuple):
     """A step's entries in order."""
 
-    entries: list[Entry]
+    entries: list[HostEntry]
     rest_s: float  # host seconds after the last entry until the step's mark ends
 
 
-def host_line(
-    launched: LaunchedEvents,
-    latency_s: np.ndarray,
-    gap_s: np.ndarray,
-    start_s: float,
-    end_s: float,
-    carried: np.ndarray,
-) -> HostLine:
-    """The line of a step that begins and ends on the host at these times. `carried` [L]: launched
-    before the step.
+def host_sequence(
+    launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray, start_s: float,
+    end_s: float, carried: np.ndarray,
+) -> HostSequence:  # fmt: skip
+    """The host's sequence in a step from `start_s` to `end_s`.
+
+    Args:
+        launched: device events of the step and those still running, in order of launch [L].
+        latency_s: from the launching call's end to the start on an idle stream [L].
+        gap_s: least time the stream stands idle after the event [L].
+        carried: launched before the step [L].
     """
     blocking, pageable = _copies(launched)
     copy_latency_s = _copy_latency_s(launched, blocking)
@@ -107,9 +98,8 @@ def host_line(
             if target == NONE:
                 done_s = float(launched.return_s[what] + latency_s[what])
             else:
-                done_s = min(
-                    float(launched.begin_s[what] + copy_latency_s), float(launched.start_s[what])
-                )
+                copied_s = float(launched.begin_s[what] + copy_latency_s)
+                done_s = min(copied_s, float(launched.start_s[what]))
             place = what
         else:
             call = what if order == 3 else int(launched.call[at])
@@ -118,14 +108,12 @@ def host_line(
         now_s = max(now_s, done_s)
         if target != NONE:
             now_s = max(now_s, float(launched.end_s[target] + gap_s[target]))
-        entries.append(Entry(host_s, place, target, call))
-    return HostLine(entries, max(0.0, end_s - now_s))
+        entries.append(HostEntry(host_s, place, target, call))
+    return HostSequence(entries, max(0.0, end_s - now_s))
 
 
 def _copies(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each event is a copy that held up its call until its end, and whether one of pageable
-    memory [L] each.
-    """
+    """Which copies held up their call until they ended, and which use pageable memory [L] each."""
     copies = (launched.kind == COPY) & (launched.call != NONE)
     names = launched.trace.names
     pageable_name = np.array(["pageable" in name.lower() for name in names], bool)
@@ -134,30 +122,20 @@ def _copies(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray]:
     # the host hands over the last piece of a copy of pageable memory and returns, so such a copy
     # may end a little later
     late_s = np.where(pageable, np.maximum(_LAST_PIECE_S, _LAST_PIECE * copy_s), 0.0)
-    return (
-        copies
-        & (launched.start_s < launched.return_s)
-        & (launched.end_s <= launched.return_s + late_s),
-        pageable,
-    )
+    within = launched.start_s < launched.return_s
+    return copies & within & (launched.end_s <= launched.return_s + late_s), pageable
 
 
 def _copy_latency_s(launched: LaunchedEvents, blocking: np.ndarray) -> float:
-    """Seconds from the start of a blocking copy's call to the copy on an
-    idle stream, the median.
-    """
+    """Median seconds from a blocking copy's call to the copy on an idle stream."""
     idle = blocking & (launched.stream_free_s < launched.begin_s)
-    return (
-        float(np.median((launched.start_s - launched.begin_s)[idle]))
-        if idle.any()
-        else _USUAL_COPY_LATENCY_S
-    )
+    if not idle.any():
+        return _USUAL_COPY_LATENCY_S
+    return float(np.median((launched.start_s - launched.begin_s)[idle]))
 
 
 def _queue(launched: LaunchedEvents) -> tuple[list[int], int]:
-    """How many events each one's stream was given before it [L], and how many a stream's queue
-    holds: never fewer than were seen.
-    """
+    """Events that each one's stream was given before it [L], and how many a queue holds."""
     number = np.zeros(len(launched), np.int64)
     most = QUEUE
     for stream in np.unique(launched.stream):
@@ -171,27 +149,22 @@ def _queue(launched: LaunchedEvents) -> tuple[list[int], int]:
 def _synchronising(
     launched: LaunchedEvents, start_s: float, end_s: float
 ) -> list[tuple[int, float, int]]:
-    """Calls of the step that wait: host event, when in the line, and the place waited for."""
+    """Calls of the step that wait: host event, its time in the sequence, the place waited for."""
     trace: RankTrace = launched.trace
     host = trace.host
     names = [index for index, name in enumerate(trace.names) if name in SYNCHRONISES]
     whole = {index for index in names if trace.names[index] in _WHOLE_DEVICE}
     launching = set(launched.call.tolist())
     found = []
-    inside = (
-        (host.kind == CALL)
-        & np.isin(host.name, names)
-        & (host.start_s >= start_s)
-        & (host.start_s < end_s)
-    )
-    for call in np.flatnonzero(inside).tolist():
+    waits = (host.kind == CALL) & np.isin(host.name, names)
+    inside = (host.start_s >= start_s) & (host.start_s < end_s)
+    for call in np.flatnonzero(waits & inside).tolist():
         if call in launching:
             continue
         begin_s, return_s = float(host.start_s[call]), float(host.end_s[call])
         before = int(np.searchsorted(launched.begin_s, begin_s))
         target = _waited_for(launched, before, return_s, int(host.name[call]) in whole)
-        # a thread that launches while another waits: the line goes on, and stands where the wait
-        # ends
+        # one thread launches while another waits: the sequence goes on, and waits at the end
         until = int(np.searchsorted(launched.begin_s, return_s))
         others = (launched.thread[before:until] != host.thread[call]).any()
         if target != NONE:
@@ -210,9 +183,8 @@ def _waited_for(launched: LaunchedEvents, before: int, return_s: float, whole: b
         if not ended:
             continue
         last = places[ended - 1]
-        if ended == given and (
-            best == NONE or launched.end_s[last] > launched.end_s[best]
-        ):  # all the stream had been given
+        all_ended = ended == given  # all that the stream had been given
+        if all_ended and (best == NONE or launched.end_s[last] > launched.end_s[best]):
             best = last
         if passed == NONE or launched.end_s[last] > launched.end_s[passed]:
             passed = last

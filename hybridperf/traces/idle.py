@@ -28,14 +28,11 @@ from hybridperf.traces.intervals import between, covered_s, merged
 
 REASONS = ("launch_bound", "synchronisation", "host_copy", "dependency", "unrecorded")
 _SYNCHRONISES = re.compile(
-    r"synchroni[sz]e|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy(?!.*Async)|stream sync|device"
-    r" sync|event sync",
+    r"synchroni[sz]e|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy(?!.*Async)|(stream|device|event) sync",
     re.I,
 )
 _COPIES = re.compile(r"memcpy", re.I)
-_FRAME = re.compile(
-    r"^(?:ProfilerStep#|nccl:)"
-)  # marks that say nothing about what the host was busy with
+_FRAME = re.compile(r"^(?:ProfilerStep#|nccl:)")  # marks that tell nothing of the host's work
 _LONG_S = 1e-4  # a gap worth saying what the host did in it
 _USUAL_LATENCY_S = 1e-5  # of a launch, where no launch of the trace met an idle device
 
@@ -48,23 +45,15 @@ class Gaps:
     end_s: np.ndarray
     event: np.ndarray  # device event that ended the gap
     reasons: np.ndarray  # seconds by reason [len(REASONS), N]
-    detail: (
-        np.ndarray
-    )  # the op whose launch was awaited, and the call the host had to come back from; str [N]
+    # the op whose launch was awaited, and the call the host had to come back from; str [N]
+    detail: np.ndarray
 
     def between(self, start_s: float, end_s: float) -> Gaps:
         """Those that lie between two times."""
-        keep = slice(
-            int(np.searchsorted(self.start_s, start_s)),
-            int(np.searchsorted(self.end_s, end_s, side="right")),
-        )
-        return Gaps(
-            self.start_s[keep],
-            self.end_s[keep],
-            self.event[keep],
-            self.reasons[:, keep],
-            self.detail[keep],
-        )
+        first = int(np.searchsorted(self.start_s, start_s))
+        keep = slice(first, int(np.searchsorted(self.end_s, end_s, side="right")))
+        columns = (self.start_s, self.end_s, self.event, self.reasons, self.detail)
+        return Gaps(*(column[..., keep] for column in columns))
 
 
 def gaps(trace: RankTrace) -> Gaps:
@@ -102,15 +91,11 @@ def by_cause(found: Gaps) -> list[tuple[str, str, float, int]]:
         seconds[key] = seconds.get(key, 0.0) + float(found.reasons[row, at])
         count[key] += 1
     most_first = sorted(seconds.items(), key=lambda one: -one[1])
-    return [
-        (reason, detail, total, count[reason, detail]) for (reason, detail), total in most_first
-    ]
+    return [(*key, total, count[key]) for key, total in most_first]
 
 
 def launch_latency_s(trace: RankTrace) -> float:
-    """From a call to the start of what it launched, median over launches
-    that met an idle device.
-    """
+    """Median seconds from a call to the start of what it launched on an idle device."""
     device = trace.device_events
     called_s = call_start_s(trace, np.arange(len(device)))
     busy_until = np.append(-np.inf, np.maximum.accumulate(device.end_s))[:-1]
@@ -127,9 +112,7 @@ def call_start_s(trace: RankTrace, event: np.ndarray) -> np.ndarray:
 
 
 def device_waits(trace: RankTrace) -> np.ndarray:
-    """Which host events are calls that return when the device has done something [H]: by name, and
-    copies seen to end within them.
-    """
+    """Which host events wait for the device [H]: by name, and copies that end within them."""
     waits = _named(trace, _SYNCHRONISES) & (trace.host.kind == CALL)
     device = trace.device_events
     copies = (device.kind == COPY) & (device.call != NONE)
@@ -139,27 +122,20 @@ def device_waits(trace: RankTrace) -> np.ndarray:
 
 
 def op_around(trace: RankTrace, event: np.ndarray) -> np.ndarray:
-    """The innermost framework op, or mark of a collective, around host events [N]; NONE where there
-    is none.
-    """
+    """Innermost framework op, or mark of a collective, around host events [N]; NONE without."""
     collective_mark = np.array([name.startswith("nccl:") for name in trace.names] or [False])
     here = np.array(event, int)
     while True:
         kind = trace.host.kind[here]
-        go = (
-            (here != NONE)
-            & (kind != OP)
-            & ~((kind == MARK) & collective_mark[trace.host.name[here]])
-        )
+        marked = (kind == MARK) & collective_mark[trace.host.name[here]]
+        go = (here != NONE) & (kind != OP) & ~marked
         if not go.any():
             return here
         here[go] = trace.host.parent[here[go]]
 
 
 def launching_op(trace: RankTrace, event: np.ndarray) -> list[str]:
-    """Name of the framework op that launched device events [N]; of the event itself where no op is
-    around its launch.
-    """
+    """Name of the op that launched each device event [N], or of the event where there is none."""
     call = trace.device_events.call[event]
     op = np.full(len(call), NONE)
     op[call != NONE] = op_around(trace, call[call != NONE])
@@ -172,37 +148,29 @@ def launching_op(trace: RankTrace, event: np.ndarray) -> list[str]:
 def _details(
     trace: RankTrace, found_at: np.ndarray, dry: np.ndarray, called_s: np.ndarray, waits: np.ndarray
 ) -> np.ndarray:
-    """What each gap waited for: the op that launched what came next, the call the host came back
-    from, the mark it spent a long gap in.
-    """
+    """What each gap waited for: the op launched next, the call that held the host, the mark."""
     host = trace.host
     details = launching_op(trace, found_at)
     call = trace.device_events.call[found_at]
     for thread in np.unique(host.thread[call[call != NONE]]):
         here = np.flatnonzero((call != NONE) & (host.thread[call] == thread))
-        held = np.flatnonzero(
-            waits & (host.thread == thread)
-        )  # ordered by start; calls of a thread do not overlap
+        # ordered by start; calls of a thread do not overlap
+        held = np.flatnonzero(waits & (host.thread == thread))
         last = np.searchsorted(host.start_s[held], dry[here], side="right") - 1
-        marks = np.flatnonzero(
-            (host.kind == MARK) & (host.thread == thread) & ~_named(trace, _FRAME)
-        )
+        told = (host.kind == MARK) & ~_named(trace, _FRAME)
+        marks = np.flatnonzero(told & (host.thread == thread))
         for gap, at in zip(here, last, strict=True):
             if at >= 0 and host.end_s[held[at]] > dry[gap]:
                 details[gap] = f"{details[gap]} after {trace.host_name(held[at])}"
             if called_s[gap] - dry[gap] > _LONG_S:
                 middle_s = (called_s[gap] + dry[gap]) / 2
                 around = marks[(host.start_s[marks] <= middle_s) & (host.end_s[marks] > middle_s)]
-                details[gap] = (
-                    f"{details[gap]} (host in {trace.host_name(around[-1])})"
-                    if len(around)
-                    else details[gap]
-                )
+                if len(around):
+                    details[gap] = f"{details[gap]} (host in {trace.host_name(around[-1])})"
     return np.array(details, object)
 
 
 def _named(trace: RankTrace, pattern: re.Pattern[str]) -> np.ndarray:
     """Which host events have a name that matches [H]."""
-    return np.array([bool(pattern.search(name)) for name in trace.names] or [False])[
-        trace.host.name
-    ]
+    matches = np.array([bool(pattern.search(name)) for name in trace.names] or [False])
+    return matches[trace.host.name]

@@ -12,9 +12,7 @@ Intervals = tuple[np.ndarray, np.ndarray]
 
 
 def merged(start_s: np.ndarray, end_s: np.ndarray) -> Intervals:
-    """The union of intervals as disjoint ones in order. Touching intervals become one, empty ones
-    vanish.
-    """
+    """The union of intervals as disjoint ones in order; touching ones join, empty ones vanish."""
     real = end_s > start_s
     start_s, end_s = start_s[real], end_s[real]
     order = np.argsort(start_s, kind="stable")

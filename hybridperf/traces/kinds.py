@@ -1,6 +1,4 @@
-"""Which collective a kernel runs: by the framework's mark around its launch, by what was recorded
-with it, or by its name.
-"""
+"""Which collective a kernel runs: by the mark around its launch, its record, or its name."""
 
 from __future__ import annotations
 
@@ -27,56 +25,49 @@ _UNNAMED = "collective"  # what its kernel's name does not tell
 
 
 def kind_of(trace: RankTrace, event: np.ndarray) -> list[str | None]:
-    """Which collective device events run [N]: by the framework's mark around the launch, by what
-    the kernel says of itself, by its name.
+    """Which collective each device event runs [N]; None where it runs none.
 
-    None: they run none.
+    The framework's mark around the launch decides, then the kernel's record, then its name.
     """
     kinds: list[str | None] = []
     for one, mark in zip(np.asarray(event).tolist(), marks(trace, event).tolist(), strict=True):
-        said = (
-            trace.host_name(mark).removeprefix("nccl:") if mark != NONE else "",
-            trace.messages.get(one, Message()).kind,
-        )
-        kind = next((kind for text in said if (kind := _spoken(text))), None)
+        mark_name = trace.host_name(mark).removeprefix("nccl:") if mark != NONE else ""
+        recorded = (mark_name, trace.messages.get(one, Message()).kind)
+        kind = next((kind for text in recorded if (kind := _spoken(text))), None)
         if kind is None:
             named = _KERNEL.search(_plain(trace.device_name(one)))
             kind = _KERNEL_KINDS[named[0]] if named else _UNNAMED
-            if named and named[0] == "sendrecv" and any(_TOGETHER in text for text in said):
+            if named and named[0] == "sendrecv" and any(_TOGETHER in text for text in recorded):
                 kind = MESSAGES
         kinds.append(kind if trace.device_events.communicates[one] else None)
     return kinds
 
 
 def pair_of(trace: RankTrace, event: int, own: int) -> tuple[int, int] | None:
-    """(sender, receiver) of a message, as ranks of the run, `own` the trace's; None where the trace
-    does not tell.
-    """
+    """(sender, receiver) of a message as ranks of the run, `own` the trace's; None if unknown."""
     mark = int(marks(trace, np.array([event]))[0])
-    if mark == NONE or (said := _PAIR.fullmatch(trace.host_name(mark))) is None:
+    named = _PAIR.fullmatch(trace.host_name(mark)) if mark != NONE else None
+    if named is None:
         return None
     ranks = trace.messages.get(event, Message()).ranks
-    mine, other = int(said[2]), int(said[3])
+    mine, other = int(named[2]), int(named[3])
     if ranks:
         if max(mine, other) >= len(ranks):
             return None
         mine, other = ranks[mine], ranks[other]
     if mine != own:  # counted within a group that nobody knows
         return None
-    return (mine, other) if said[1] == "send" else (other, mine)
+    return (mine, other) if named[1] == "send" else (other, mine)
 
 
 def marks(trace: RankTrace, event: np.ndarray) -> np.ndarray:
-    """The `nccl:...` mark around the launch of device events that communicate [N], NONE where there
-    is none.
-    """
+    """The `nccl:...` mark around the launch of communicating device events [N], else NONE."""
     device = trace.device_events
     mark = np.full(len(event), NONE)
     known = (device.call[event] != NONE) & device.communicates[event]
     around = op_around(trace, device.call[event[known]])
-    mark[known] = [
-        at if at != NONE and trace.host_name(at).startswith("nccl:") else NONE for at in around
-    ]
+    is_mark = [at != NONE and trace.host_name(at).startswith("nccl:") for at in around]
+    mark[known] = np.where(is_mark, around, NONE)
     return mark
 
 
@@ -85,9 +76,7 @@ def _plain(name: str) -> str:
 
 
 def _spoken(name: str) -> str | None:
-    """Our word for a collective as frameworks call it (`_allgather_base`,
-    `all_gather_into_tensor_coalesced`); None for none.
-    """
+    """Our word for a collective as frameworks spell it (`_allgather_base`); None for none."""
     if not name or _plain(name).startswith(_TOGETHER):
         return None
     found = _SPOKEN.match(_plain(name))

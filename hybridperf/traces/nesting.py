@@ -17,9 +17,7 @@ _STICKS_OUT_S = 2e-6  # start and length are each cut by less than a microsecond
 def nesting_order(
     thread: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, kind: np.ndarray
 ) -> np.ndarray:
-    """Order by start in which, within a thread, what encloses stands before what it encloses; ties
-    as they came.
-    """
+    """Order by start in which what encloses stands before what it encloses; stable."""
     return np.lexsort((kind == CALL, -end_s, start_s))
 
 
@@ -40,16 +38,13 @@ def parents(
         zip(thread.tolist(), starts, ends, calls, strict=True)
     ):
         around = open_by_thread.setdefault(of, [])
-        while (
-            around
-            and ends[around[-1]] <= start
-            and not (is_call and starts[around[-1]] == start == end)
-        ):
+        while around and ends[around[-1]] <= start:
+            if is_call and starts[around[-1]] == start == end:
+                break
             around.pop()
         for candidate in reversed(around):
-            if ends[candidate] + _STICKS_OUT_S >= end and (
-                ends[candidate] > start or starts[candidate] == start
-            ):
+            begun = ends[candidate] > start or starts[candidate] == start
+            if begun and ends[candidate] + _STICKS_OUT_S >= end:
                 found[event] = candidate
                 break
         if not is_call:

@@ -28,7 +28,7 @@ from hybridperf.hardware import Host, Overhead, Spread
 from hybridperf.io import InputError
 from hybridperf.traces.events import CALL, NONE, OP, RankTrace
 from hybridperf.traces.idle import device_waits
-from hybridperf.traces.steps import Step
+from hybridperf.traces.steps import RecordedStep
 
 PROFILER_S = 2e-6  # of each record, as Lin et al. take it
 BETWEEN_OPS_S = (2e-6, 200e-6)  # what counts as the gap between two ops
@@ -43,22 +43,24 @@ Samples = dict[str, list[np.ndarray]]  # seconds by kind of op or call
 
 
 def fit_host(
-    traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]], profiler_s: float = PROFILER_S
+    traces: Sequence[RankTrace],
+    steps: Sequence[Sequence[RecordedStep]],
+    profiler_s: float = PROFILER_S,
 ) -> Host:
-    """The overheads of the host that made the traces, `steps` giving the steps of each;
-    `InputError` where it launches nothing.
+    """Overheads of the host that made the traces; `steps` are the steps of each trace.
+
+    Raises: InputError: the host launches nothing.
     """
     between: list[np.ndarray] = []
-    samples: dict[str, Samples] = {
-        name: {} for name in ("before", "after", "call", "launches", "without")
-    }
+    kinds = ("before", "after", "call", "launches", "without")
+    samples: dict[str, Samples] = {name: {} for name in kinds}
     for trace, of_trace in zip(traces, steps, strict=True):
         top, waits = outermost_op(trace), device_waits(trace)
         launches = np.zeros(len(trace.host), bool)
         launches[trace.device_events.call[trace.device_events.call != NONE]] = True
         for step in of_trace:
             between.append(_between_ops(trace, step, top))
-            _in_ops(trace, step, top, launches, waits, profiler_s, samples)
+            _add_ops(samples, trace, step, top, launches, waits, profiler_s)
     if not samples["call"]:
         raise InputError(
             "expected traces in which the host launches work for a device, got none that does;"
@@ -77,16 +79,12 @@ def fit_host(
 
 
 def op_kind(name: str) -> str:
-    """The name an op's overheads are kept under: of a step of the backward
-    pass, what it computes.
-    """
+    """Name that an op's overheads are kept under: of a backward node, what it computes."""
     return name.removeprefix(_BACKWARD)
 
 
 def outermost_op(trace: RankTrace) -> np.ndarray:
-    """The framework op around each host event that is in no other op, itself for such an op; NONE
-    outside of ops [H].
-    """
+    """The outermost framework op around each host event, itself if so; NONE outside ops [H]."""
     kind, parent = trace.host.kind, trace.host.parent
     found = np.full(len(trace.host), NONE)
     here = np.arange(len(trace.host))
@@ -97,48 +95,41 @@ def outermost_op(trace: RankTrace) -> np.ndarray:
     return found
 
 
-def _between_ops(trace: RankTrace, step: Step, outermost: np.ndarray) -> np.ndarray:
+def _between_ops(trace: RankTrace, step: RecordedStep, outermost: np.ndarray) -> np.ndarray:
     """Gaps between an outermost op and the next of its thread."""
     host = trace.host
     top = step.host[outermost[step.host] == step.host]
     top = top[np.lexsort((host.start_s[top], host.thread[top]))]
     gap_s = host.start_s[top[1:]] - host.end_s[top[:-1]]
     same = host.thread[top[1:]] == host.thread[top[:-1]]
-    ticks = np.rint(
-        gap_s / _CLOCK_TICK_S
-    )  # whole ones, so that rounding of seconds decides nothing at the edges
+    # whole ones, so that rounding of seconds decides nothing at the edges
+    ticks = np.rint(gap_s / _CLOCK_TICK_S)
     least, most = (round(edge_s / _CLOCK_TICK_S) for edge_s in BETWEEN_OPS_S)
     return gap_s[same & (ticks >= least) & (ticks < most)]
 
 
-def _in_ops(
-    trace: RankTrace,
-    step: Step,
-    outermost: np.ndarray,
-    launches: np.ndarray,
-    waits: np.ndarray,
-    profiler_s: float,
-    samples: dict[str, Samples],
-) -> None:
+def _add_ops(
+    samples: dict[str, Samples], trace: RankTrace, step: RecordedStep, outermost: np.ndarray,
+    launches: np.ndarray, waits: np.ndarray, profiler_s: float,
+) -> None:  # fmt: skip
     """Add what each op of a step shows."""
     host = trace.host
     event = step.host[np.isin(outermost[step.host], step.host)]  # in an op of this step
-    event = event[
-        np.lexsort((host.start_s[event], event != outermost[event], outermost[event]))
-    ]  # by op: itself, then what is in it
+    # by op: itself, then what is in it
+    order = np.lexsort((host.start_s[event], event != outermost[event], outermost[event]))
+    event = event[order]
     top = outermost[event]
     waited_s = np.where((waits & ~launches)[event], host.end_s[event] - host.start_s[event], 0.0)
-    before = np.concatenate(
-        [[0.0], np.cumsum(profiler_s + waited_s)]
-    )  # what to take off for the records before each
+    # what to take off for the records before each
+    before = np.concatenate([[0.0], np.cumsum(profiler_s + waited_s)])
 
-    def own_s(
-        start_s: np.ndarray, end_s: np.ndarray, first: np.ndarray, last: np.ndarray
-    ) -> np.ndarray:
-        """Seconds between two times, less the records `first` up to and without `last` between
-        them.
-        """
-        return np.maximum(end_s - start_s - (before[last] - before[first]), 0.0)
+    def add(
+        name: str, which: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, first: np.ndarray,
+        last: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Add seconds between two times, without those of the records `first` up to `last`."""
+        own_s = np.maximum(end_s - start_s - (before[last] - before[first]), 0.0)
+        _add(samples[name], kinds, which, own_s)
 
     begin = np.flatnonzero(event == top)
     until = np.append(begin[1:], len(event))
@@ -149,41 +140,18 @@ def _in_ops(
     kinds = [op_kind(trace.host_name(one)) for one in op]
     one, last = launch[first[with_launch]], launch[(first + count - 1)[with_launch]]
     of = np.flatnonzero(with_launch)
-    _add(
-        samples["before"],
-        kinds,
-        of,
-        own_s(host.start_s[op[of]], host.start_s[event[one]], begin[of] + 1, one),
-    )
-    _add(
-        samples["after"],
-        kinds,
-        of,
-        own_s(host.end_s[event[last]], host.end_s[op[of]], last + 1, until[of]),
-    )
+    add("before", of, host.start_s[op[of]], host.start_s[event[one]], begin[of] + 1, one)
+    add("after", of, host.end_s[event[last]], host.end_s[op[of]], last + 1, until[of])
     none = np.flatnonzero(~with_launch)
-    _add(
-        samples["without"],
-        kinds,
-        none,
-        own_s(host.start_s[op[none]], host.end_s[op[none]], begin[none] + 1, until[none]),
-    )
+    add("without", none, host.start_s[op[none]], host.end_s[op[none]], begin[none] + 1, until[none])
     pair = np.flatnonzero(top[launch[1:]] == top[launch[:-1]]) if len(launch) else launch
     a, b = launch[:-1][pair], launch[1:][pair]
     of_pair = np.searchsorted(begin, a, side="right") - 1
-    _add(
-        samples["launches"],
-        kinds,
-        of_pair,
-        own_s(host.end_s[event[a]], host.start_s[event[b]], a + 1, b),
-    )
+    add("launches", of_pair, host.end_s[event[a]], host.start_s[event[b]], a + 1, b)
     call = event[launch[~waits[event[launch]]]]
-    _add(
-        samples["call"],
-        [trace.host_name(at) for at in call],
-        np.arange(len(call)),
-        np.maximum(host.end_s[call] - host.start_s[call] - profiler_s, 0.0),
-    )
+    call_s = np.maximum(host.end_s[call] - host.start_s[call] - profiler_s, 0.0)
+    names = [trace.host_name(at) for at in call]
+    _add(samples["call"], names, np.arange(len(call)), call_s)
 
 
 def _add(samples: Samples, kinds: Sequence[str], which: np.ndarray, seconds: np.ndarray) -> None:
@@ -196,29 +164,20 @@ def _add(samples: Samples, kinds: Sequence[str], which: np.ndarray, seconds: np.
 
 def _overhead(samples: Samples) -> Overhead:
     pooled = {kind: np.concatenate(parts) for kind, parts in sorted(samples.items())}
-    return Overhead(
-        shared=_spread(np.concatenate([*pooled.values()]) if pooled else np.zeros(0)),
-        by_kind={
-            kind: spread
-            for kind, seconds in pooled.items()
-            if (spread := _spread(seconds)) is not None
-        },
-    )
+    spreads = {kind: _spread(seconds) for kind, seconds in pooled.items()}
+    by_kind = {kind: spread for kind, spread in spreads.items() if spread is not None}
+    shared = _spread(np.concatenate([*pooled.values(), np.zeros(0)]))
+    return Overhead(shared=shared, by_kind=by_kind)
 
 
 def _spread(seconds: np.ndarray) -> Spread | None:
     """Of what lies within 1.5 interquartile ranges of the quartiles; None of nothing."""
     if len(seconds) >= _LEAST_FOR_QUARTILES:
         low, high = np.quantile(seconds, [0.25, 0.75])
-        reach = (
-            max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2
-        )  # what lies at the edge is within, however it was rounded
+        # what lies at the edge is within, however it was rounded
+        reach = max(OUTSIDE * (high - low), _TICK_S) + _CLOCK_TICK_S / 2
         seconds = seconds[(seconds >= low - reach) & (seconds <= high + reach)]
     if not len(seconds):
         return None
-    return Spread(
-        mean_s=float(seconds.mean()),
-        std_s=float(seconds.std()),
-        median_s=float(np.median(seconds)),
-        count=len(seconds),
-    )
+    mean_s, std_s, median_s = map(float, (seconds.mean(), seconds.std(), np.median(seconds)))
+    return Spread(mean_s=mean_s, std_s=std_s, median_s=median_s, count=len(seconds))

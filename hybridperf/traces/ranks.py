@@ -30,14 +30,14 @@ import numpy as np
 from hybridperf.traces.events import NONE, Message, RankTrace
 from hybridperf.traces.idle import call_start_s
 from hybridperf.traces.kinds import MESSAGES, kind_of, marks, pair_of
-from hybridperf.traces.steps import Step
+from hybridperf.traces.steps import RecordedStep
 
 _NAMED = 8  # ranks that a sentence names
 _APART_S = 1e-3  # ranks of one group end a collective within microseconds of each other
 
 
 @dataclass(frozen=True, eq=False)
-class Collective:
+class RecordedCollective:
     """One collective as the given ranks ran it. R ranks took part of which there are traces."""
 
     kind: str  # all_reduce, all_to_all, ...
@@ -73,17 +73,15 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Matched:
+class MatchedCollectives:
     """Collectives of several ranks, and what could not be matched."""
 
-    collectives: tuple[Collective, ...]
+    collectives: tuple[RecordedCollective, ...]
     notes: tuple[str, ...]
 
 
-class _Key(NamedTuple):
-    """Whom a collective is of, as one rank's trace says it; two ranks ran it together where theirs
-    are equal.
-    """
+class _GroupKey(NamedTuple):
+    """Which group a collective belongs to; ranks whose keys are equal ran it together."""
 
     by: str  # "ranks", "pair", "name", "stream", or "alone": nobody knows
     ranks: tuple[int, ...] = ()  # of a pair sender and receiver, of one alone itself
@@ -94,15 +92,10 @@ class _Key(NamedTuple):
     @property
     def where(self) -> str:
         """For people."""
-        if self.by == "ranks":
-            return (
-                f"group {self.name}"
-                if self.name and not self.name.isdecimal()
-                else _ranks(self.ranks)
-            )
-        return (
-            f"group {self.name}" if self.by == "name" else f"communication stream {self.stream + 1}"
-        )
+        if self.by == "ranks" and (not self.name or self.name.isdecimal()):
+            return _ranks(self.ranks)
+        named = self.by in ("ranks", "name")
+        return f"group {self.name}" if named else f"communication stream {self.stream + 1}"
 
     def ranks_in_all(self, world: int) -> int | None:
         """Ranks of the group, where that is known."""
@@ -112,7 +105,7 @@ class _Key(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _GroupRun:
     """What one rank ran of one group, in order of launch."""
 
     kinds: tuple[str, ...]
@@ -120,34 +113,24 @@ class _Run:
     place: np.ndarray  # among all that the rank ran
 
     @classmethod
-    def joined(cls, runs: Sequence[_Run]) -> _Run:
+    def joined(cls, runs: Sequence[_GroupRun]) -> _GroupRun:
         """Several as one, in order of launch."""
         place = np.concatenate([run.place for run in runs])
         order = np.argsort(place)
         kinds = [kind for run in runs for kind in run.kinds]
-        return cls(
-            tuple(kinds[at] for at in order),
-            np.concatenate([run.event for run in runs])[order],
-            place[order],
-        )
+        events = np.concatenate([run.event for run in runs])
+        return cls(tuple(kinds[at] for at in order), events[order], place[order])
 
 
-def collectives(traces: Sequence[RankTrace], steps: Sequence[Step]) -> list[Collective]:
-    """Collectives of one step, `steps` giving each trace's, in order of launch; those of a single
-    rank have no waits.
-    """
-    return list(match(traces, steps).collectives)
-
-
-def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
-    """The same with what is missing, in sentences."""
+def match(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> MatchedCollectives:
+    """Collectives of one step (`steps` has each trace's) in order of launch; notes on the rest."""
     ranks = rank_numbers(traces)
     world = max((trace.world or 0 for trace in traces), default=0)
-    by_key: dict[_Key, dict[int, _Run]] = {}
+    by_key: dict[_GroupKey, dict[int, _GroupRun]] = {}
     for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
         for key, run in _runs(trace, step, int(ranks[at])).items():
             by_key.setdefault(key, {})[at] = run
-    found: list[tuple[float, Collective]] = []
+    found: list[tuple[float, RecordedCollective]] = []
     notes: list[str] = []
     for key, members in _by_name_where_all_agree(by_key).items():
         size = key.ranks_in_all(world)
@@ -157,19 +140,18 @@ def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
         for at, run in members.items():
             alike.setdefault((at,) if ambiguous else run.kinds, []).append(at)
         if ambiguous and len(members) > 1 and key.by != "alone":
+            who = _ranks(ranks[list(members)].tolist())
             notes.append(
-                f"{_ranks(ranks[list(members)].tolist())} ran collectives of groups of {size} ranks"
-                " without saying which: what they waited is not known"
+                f"{who} ran collectives of groups of {size} ranks without saying which: what they"
+                " waited is not known"
             )
         elif len(alike) > 1:
-            parts = "; ".join(
+            parts = [
                 f"{_ranks(ranks[those].tolist())} ran {_counted(members[those[0]].kinds)}"
                 for those in alike.values()
-            )
-            notes.append(
-                "only ranks that ran the same collectives in the same order are matched: in"
-                f" {key.where} {parts}"
-            )
+            ]
+            rule = "only ranks that ran the same collectives in the same order are matched"
+            notes.append(f"{rule}: in {key.where} {'; '.join(parts)}")
         for those in alike.values():
             events = np.array([members[at].event for at in those])
             matched = [
@@ -186,7 +168,7 @@ def match(traces: Sequence[RankTrace], steps: Sequence[Step]) -> Matched:
             found += matched
     found.sort(key=lambda one: one[0])
     numbered = tuple(_numbered(one for _, one in found))
-    return Matched(numbered, (*_missing(traces, ranks, world, by_key, numbered), *notes))
+    return MatchedCollectives(numbered, (*_missing(traces, ranks, world, by_key, numbered), *notes))
 
 
 def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
@@ -196,94 +178,82 @@ def rank_numbers(traces: Sequence[RankTrace]) -> np.ndarray:
     )
 
 
-def _runs(trace: RankTrace, step: Step, rank: int) -> dict[_Key, _Run]:
+def _runs(trace: RankTrace, step: RecordedStep, rank: int) -> dict[_GroupKey, _GroupRun]:
     """What one rank ran, by group."""
     device = trace.device_events
     event = np.asarray(step.device)[device.communicates[step.device]]
     called_s = call_start_s(trace, event)
-    event = event[
-        np.argsort(np.where(np.isnan(called_s), device.start_s[event], called_s), kind="stable")
-    ]
+    begin_s = np.where(np.isnan(called_s), device.start_s[event], called_s)
+    event = event[np.argsort(begin_s, kind="stable")]
     streams: dict[int, int] = {}
-    parts: dict[_Key, list[tuple[str, int, int]]] = {}
+    parts: dict[_GroupKey, list[tuple[str, int, int]]] = {}
     for place, (one, kind) in enumerate(zip(event.tolist(), kind_of(trace, event), strict=True)):
-        said = trace.messages.get(one, Message())
+        message = trace.messages.get(one, Message())
         if kind in ("send", "recv", MESSAGES):
             pair = pair_of(trace, one, rank)
-            key = _Key("pair", pair, said.group) if pair else _Key("alone", (rank,))
+            key = _GroupKey("pair", pair, message.group) if pair else _GroupKey("alone", (rank,))
             kind = "send {}->{}".format(*pair) if pair else kind
-        elif said.ranks:
-            key = _Key("ranks", tuple(sorted(said.ranks)), said.group)
-        elif said.group:
-            key = _Key("name", name=said.group, size=said.size)
+        elif message.ranks:
+            key = _GroupKey("ranks", tuple(sorted(message.ranks)), message.group)
+        elif message.group:
+            key = _GroupKey("name", name=message.group, size=message.size)
         else:
-            key = _Key(
-                "stream",
-                stream=streams.setdefault(int(device.stream[one]), len(streams)),
-                size=said.size,
-            )
+            stream = streams.setdefault(int(device.stream[one]), len(streams))
+            key = _GroupKey("stream", stream=stream, size=message.size)
         parts.setdefault(key, []).append((str(kind), one, place))
     columns = {key: tuple(zip(*those, strict=True)) for key, those in parts.items()}
     return {
-        key: _Run(kinds, np.array(events), np.array(places))
+        key: _GroupRun(kinds, np.array(events), np.array(places))
         for key, (kinds, events, places) in columns.items()
     }
 
 
-def _by_name_where_all_agree(by_key: dict[_Key, dict[int, _Run]]) -> dict[_Key, dict[int, _Run]]:
-    """Groups of the same ranks (or pairs) apart by name only where all members have the same names:
-    else the order alone tells.
-    """
-    same: dict[_Key, list[_Key]] = {}
+def _by_name_where_all_agree(
+    by_key: dict[_GroupKey, dict[int, _GroupRun]],
+) -> dict[_GroupKey, dict[int, _GroupRun]]:
+    """Groups of the same ranks joined, unless all members name them alike."""
+    same: dict[_GroupKey, list[_GroupKey]] = {}
     for key in by_key:
         same.setdefault(key._replace(name="") if key.ranks else key, []).append(key)
-    found: dict[_Key, dict[int, _Run]] = {}
+    found: dict[_GroupKey, dict[int, _GroupRun]] = {}
     for keys in same.values():
         if len(keys) == 1 or len({frozenset(by_key[key]) for key in keys}) == 1:
             found.update((key, by_key[key]) for key in keys)
             continue
-        joined: dict[int, list[_Run]] = {}
+        joined: dict[int, list[_GroupRun]] = {}
         for key in keys:
             for at, run in by_key[key].items():
                 joined.setdefault(at, []).append(run)
-        found[keys[0]] = {at: _Run.joined(those) for at, those in joined.items()}
+        found[keys[0]] = {at: _GroupRun.joined(those) for at, those in joined.items()}
     return found
 
 
 def _collective(
-    traces: Sequence[RankTrace],
-    ranks: np.ndarray,
-    members: Sequence[int],
-    kind: str,
-    event: np.ndarray,
-    size: int | None,
-    group: str,
-) -> tuple[float, Collective]:
+    traces: Sequence[RankTrace], ranks: np.ndarray, members: Sequence[int], kind: str,
+    event: np.ndarray, size: int | None, group: str,
+) -> tuple[float, RecordedCollective]:  # fmt: skip
     of = [traces[at] for at in members]
-    start_s, end_s = (
-        np.array(
-            [getattr(trace.device_events, side)[one] for trace, one in zip(of, event, strict=True)]
-        )
-        for side in ("start_s", "end_s")
-    )
+    events = [(trace.device_events, one) for trace, one in zip(of, event, strict=True)]
+    start_s = np.array([device.start_s[one] for device, one in events])
+    end_s = np.array([device.end_s[one] for device, one in events])
     called_s = float(call_start_s(of[0], event[:1])[0])
     mark = int(marks(of[0], event[:1])[0])
     shape = of[0].host.shapes[mark] if mark != NONE else NONE
     dims = of[0].shapes[shape] if shape != NONE else ""
     when = start_s[0] if np.isnan(called_s) else called_s
-    found = Collective(
+    found = RecordedCollective(
         kind, 0, np.array(members), ranks[list(members)], event, start_s, end_s, dims, size, group
     )
     return of[0].origin_us * 1e-6 + float(when), found
 
 
-def _end_spread_s(traces: Sequence[RankTrace], one: Collective) -> float:
+def _end_spread_s(traces: Sequence[RankTrace], one: RecordedCollective) -> float:
     """How far apart the ranks end it by their clocks."""
     origin_us = np.array([traces[at].origin_us for at in one.trace])
     return float(np.ptp(one.end_s + (origin_us - origin_us[0]) * 1e-6))
 
 
-def _numbered(found: Iterable[Collective]) -> list[Collective]:
+def _numbered(found: Iterable[RecordedCollective]) -> list[RecordedCollective]:
     count: dict[tuple[int, ...], int] = {}
     out = []
     for one in found:
@@ -297,8 +267,8 @@ def _missing(
     traces: Sequence[RankTrace],
     ranks: np.ndarray,
     world: int,
-    groups: Iterable[_Key],
-    found: Sequence[Collective],
+    groups: Iterable[_GroupKey],
+    found: Sequence[RecordedCollective],
 ) -> list[str]:
     """Ranks without a trace and what that means for the collectives: one sentence."""
     given = set(ranks.tolist())
@@ -308,21 +278,15 @@ def _missing(
     if not absent or world == 1 or all(trace.rank is None for trace in traces):
         return []
     if len(traces) == 1:
-        return [
-            f"one rank of {world or len(absent) + 1} is given: its collectives are wire time and"
-            " waiting together"
-        ]
+        given_of = f"one rank of {world or len(absent) + 1} is given"
+        return [f"{given_of}: its collectives are wire time and waiting together"]
     unknown = any(np.isnan(one.wait_s).any() for one in found)
-    partly = any(
-        len(one.trace) > 1 and one.size is not None and len(one.trace) < one.size for one in found
-    )
+    partly = any(1 < len(one.trace) < (one.size or 0) for one in found)
     means = ["waiting for them counts as wire time"] if partly else []
     means += ["what others waited in collectives with only them is not known"] if unknown else []
     of = f" of {world}" if world else ""
-    return [
-        f"no traces of {_ranks(sorted(absent))}{of}"
-        + (f": {', and '.join(means)}" if means else "")
-    ]
+    effect = f": {', and '.join(means)}" if means else ""
+    return [f"no traces of {_ranks(sorted(absent))}{of}{effect}"]
 
 
 def _counted(kinds: Sequence[str]) -> str:
@@ -330,7 +294,6 @@ def _counted(kinds: Sequence[str]) -> str:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    listed = ", ".join(map(str, numbers[:_NAMED])) + (
-        f", ... ({len(numbers)} in all)" if len(numbers) > _NAMED else ""
-    )
-    return f"rank{'s' if len(numbers) > 1 else ''} {listed}"
+    more = f", ... ({len(numbers)} in all)" if len(numbers) > _NAMED else ""
+    listed = ", ".join(map(str, numbers[:_NAMED]))
+    return f"rank{'s' if len(numbers) > 1 else ''} {listed}{more}"

@@ -4,8 +4,8 @@ measured step again.
 What the evaluator adds to durations is the order of things, and that is what a what-if changes
 times within:
 
-    host of a rank     its line of launches and waits (`host_line`), with the host's own seconds
-                       between them
+    host of a rank     its launches and waits in order (`host_sequence`), with the host's own
+                       seconds between them
     device event       starts when launched, when its stream is free, and when what it waits for on
                        other streams has ended (`stream_order`)
     collective         of several ranks: all start when the last has come, and take the wire time,
@@ -35,19 +35,19 @@ from hybridperf.engine.lower import Lowered, lower
 from hybridperf.io import InputError
 from hybridperf.traces.events import NONE, RankTrace
 from hybridperf.traces.kinds import kind_of
-from hybridperf.traces.ranks import Collective, match
+from hybridperf.traces.ranks import RecordedCollective, match
 from hybridperf.traces.replay_graph import (
     DEVICE,
     HOST,
     WIRE,
-    Meeting,
-    Nodes,
+    DurationRows,
+    JointCollective,
     RankStep,
-    Rows,
+    ReplayNodes,
     StepGraph,
 )
-from hybridperf.traces.steps import Step, common_steps, typical
-from hybridperf.traces.stream_order import Delays, usual_hand_overs_s
+from hybridperf.traces.steps import RecordedStep, common_steps, typical
+from hybridperf.traces.stream_order import StreamDelays, usual_hand_overs_s
 
 UNRECORDED = "launch not recorded"
 _PAIR_WEIGHT = 1e-6  # of a message against a collective in telling clocks
@@ -56,17 +56,15 @@ _CLOCKS_S = 20e-6  # clocks further apart are worth a note
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """One step of one or several ranks as a graph with its measured durations, or, after a what-if,
-    others.
-    """
+    """One step of one or several ranks as a graph, with measured or changed durations."""
 
     traces: tuple[RankTrace, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     graph: Graph
     lowered: Lowered
-    rows: Rows
-    nodes: Nodes
-    meetings: tuple[Meeting, ...]
+    rows: DurationRows
+    nodes: ReplayNodes
+    meetings: tuple[JointCollective, ...]
     seconds: np.ndarray  # of each row [U]
     start_s: np.ndarray  # of each rank's step on its host, from the earliest [R]
     measured_s: np.ndarray  # from there to the later end of host and device [R]
@@ -99,25 +97,26 @@ class Replay:
 
     @property
     def launched(self) -> bool:
-        """Whether the trace has the launch of any device event; without, each starts when it did,
-        whatever changes.
-        """
-        return bool(
-            (self.rows.call[(self.rows.kind == DEVICE) | (self.rows.kind == WIRE)] != NONE).any()
-        )
+        """Whether any launch was recorded; without one, events keep their measured starts."""
+        return bool((self.rows.call[self._runs] != NONE).any())
+
+    @property
+    def device_s(self) -> float:
+        """Seconds of all that devices ran, collectives of several ranks once."""
+        return float(self.rows.busy_s[self._runs].sum())
+
+    @property
+    def _runs(self) -> np.ndarray:
+        return (self.rows.kind == DEVICE) | (self.rows.kind == WIRE)
 
     @property
     def backlog_s(self) -> np.ndarray:
-        """Seconds of each rank's measured step in which its device still had work of the step
-        before [R].
-        """
+        """Seconds of each rank's step in which its device still worked on the step before [R]."""
         return np.array([rank.backlog_s for rank in self.ranks])
 
     @property
     def step_s(self) -> np.ndarray:
-        """Seconds that each rank's step takes: of several turns in a row, by how much the last turn
-        ends after the one before [R].
-        """
+        """Seconds of each rank's step [R]; of several turns in a row, what the last one adds."""
         if self.shorter is None:
             return self.replayed_s
         last_s = np.zeros((2, len(self.traces)))
@@ -128,16 +127,11 @@ class Replay:
         return last_s[1] - last_s[0]
 
     @property
-    def device_s(self) -> float:
-        """Seconds of all that devices ran, collectives of several ranks once."""
-        return float(self.rows.busy_s[(self.rows.kind == DEVICE) | (self.rows.kind == WIRE)].sum())
-
-    @property
     def error(self) -> np.ndarray:
         """How far the replay is off, as a share of the measured step [R]."""
         return self.replayed_s / self.measured_s - 1
 
-    def waits_s(self) -> list[tuple[Collective, np.ndarray, np.ndarray]]:
+    def waits_s(self) -> list[tuple[RecordedCollective, np.ndarray, np.ndarray]]:
         """Each collective of several ranks with measured and replayed waits of its ranks."""
         found = []
         for meeting in self.meetings:
@@ -148,21 +142,19 @@ class Replay:
         return found
 
     def op_of_row(self, row: int) -> str:
-        """The framework's op that a row belongs to; of an event launched outside of any, its own
-        name.
+        """Name of the framework op that launched a row's event, else of the event itself.
 
-        "host" for what the host adds, `UNRECORDED` for when events start whose launches the trace
-        lacks, "nccl:..." for collectives.
+        "host" is what the host adds, `UNRECORDED` when events start whose launches the trace lacks,
+        "nccl:..." a collective.
         """
         trace = self.traces[self.rows.trace[row]]
         call, event = int(self.rows.call[row]), int(self.rows.event[row])
         if self.rows.kind[row] == HOST:
             return "host" if call != NONE or event == NONE else UNRECORDED
-        if (
-            self.rows.kind[row] == WIRE
-            and (kind := kind_of(trace, np.array([event]))[0]) is not None
-        ):
-            return f"nccl:{kind}"
+        if self.rows.kind[row] == WIRE:
+            kind = kind_of(trace, np.array([event]))[0]
+            if kind is not None:
+                return f"nccl:{kind}"
         op = trace.op_of_call(call) if call != NONE else NONE
         return trace.host_name(op) if op != NONE else trace.device_name(event)
 
@@ -172,8 +164,9 @@ class Replay:
 
 
 def replay(traces: Sequence[RankTrace], step: str | None = None) -> Replay:
-    """Replay of a step that all traces have, by its name; without one the typical step.
-    `InputError` where there is none of that name.
+    """Replay of a step that all traces have: the one named `step`, else the typical one.
+
+    Raises: InputError: no step has that name.
     """
     traces = tuple(traces)
     common = common_steps(traces)
@@ -195,7 +188,7 @@ def replay(traces: Sequence[RankTrace], step: str | None = None) -> Replay:
 
 
 def replay_step(
-    traces: Sequence[RankTrace], steps: Sequence[Step], notes: Sequence[str] = ()
+    traces: Sequence[RankTrace], steps: Sequence[RecordedStep], notes: Sequence[str] = ()
 ) -> Replay:
     """Replay of the given step of each trace."""
     if not any(len(step.device) for step in steps):
@@ -218,15 +211,14 @@ def replay_step(
     ]
     for device in dict.fromkeys(trace.device for trace in traces):
         alike = [rank for rank in ranks if rank.trace.device == device]
-        delays = Delays.of([rank.launched for rank in alike])
+        delays = StreamDelays.of([rank.launched for rank in alike])
         taken = [one for rank in alike for one in rank.order(delays)]
         for rank in alike:
-            rank.line_up(usual_hand_overs_s(taken))
+            rank.order_host(usual_hand_overs_s(taken))
     builder = StepGraph(ranks, together)
     builder.run()
-    graph = builder.graph.build()
-    measured_s = np.array([rank.measured_s for rank in ranks])
-    rows = builder.rows()
+    graph, rows = builder.graph.build(), builder.rows()
+    every_note = (*notes, *matched.notes, *_clock_notes(late_s), *builder.notes)
     return Replay(
         traces=tuple(traces),
         steps=tuple(steps),
@@ -237,22 +229,14 @@ def replay_step(
         meetings=tuple(builder.meetings),
         seconds=rows.busy_s + rows.fixed_s,
         start_s=start_s,
-        measured_s=measured_s,
-        notes=tuple(
-            dict.fromkeys(
-                note
-                for note in (*notes, *matched.notes, *_said_late(late_s), *builder.notes)
-                if note
-            )
-        ),
+        measured_s=np.array([rank.measured_s for rank in ranks]),
+        notes=tuple(dict.fromkeys(filter(None, every_note))),
         ranks=tuple(ranks),
     )
 
 
-def _first_s(begin_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
-    """The first beginning among the ranks that each rank meets, if only by way of others [R]:
-    nothing else says whose clock is whose.
-    """
+def _first_s(begin_s: np.ndarray, together: Sequence[RecordedCollective]) -> np.ndarray:
+    """First start [R] among the ranks that each rank meets, directly or by way of others."""
     meets = np.arange(len(begin_s))
     for one in together:
         joined = np.isin(meets, meets[one.trace])
@@ -260,7 +244,7 @@ def _first_s(begin_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
     return np.array([begin_s[meets == those].min() for those in meets])
 
 
-def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.ndarray:
+def _clocks_late_s(zero_s: np.ndarray, together: Sequence[RecordedCollective]) -> np.ndarray:
     """How late each rank's clock is [R]: all ranks leave a collective at once.
 
     In each set of ranks that meet, the median over their collectives; where sets overlap, least
@@ -272,27 +256,18 @@ def _clocks_late_s(zero_s: np.ndarray, together: Sequence[Collective]) -> np.nda
     for one in together:
         end_s = one.end_s + zero_s[one.trace]
         order = np.argsort(one.trace)
-        sets.setdefault((one.kind.startswith("send "), *one.trace[order].tolist()), []).append(
-            (end_s - np.median(end_s))[order]
-        )
+        members = (one.kind.startswith("send "), *one.trace[order].tolist())
+        sets.setdefault(members, []).append((end_s - np.median(end_s))[order])
     coefficients, off_s = np.zeros((len(zero_s), len(zero_s))), np.zeros(len(zero_s))
     for (pair, *at), apart_s in sets.items():
         weight = len(apart_s) * (_PAIR_WEIGHT if pair else 1)
-        centred = (
-            np.eye(len(at)) - 1 / len(at)
-        ) * weight  # each set knows its own differences only
+        centred = (np.eye(len(at)) - 1 / len(at)) * weight  # a set knows its own differences only
         coefficients[np.ix_(at, at)] += centred
         off_s[at] += centred @ np.median(apart_s, axis=0)
     return np.asarray(np.linalg.lstsq(coefficients, off_s, rcond=1e-9)[0])
 
 
-def _said_late(late_s: np.ndarray) -> list[str]:
+def _clock_notes(late_s: np.ndarray) -> list[str]:
     widest_s = float(np.ptp(late_s))
-    return (
-        [
-            f"clocks of ranks up to {1e6 * widest_s:.0f} us apart, set by the ends of their"
-            " collectives"
-        ]
-        if widest_s > _CLOCKS_S
-        else []
-    )
+    apart = f"clocks of ranks up to {1e6 * widest_s:.0f} us apart"
+    return [f"{apart}, set by the ends of their collectives"] if widest_s > _CLOCKS_S else []

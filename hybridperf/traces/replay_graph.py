@@ -1,5 +1,4 @@
-"""The graph of a recorded step: nodes in issue order and rows of seconds, from what each rank's
-host and device did.
+"""The graph of a recorded step: nodes in issue order, and rows of seconds.
 
 A device event is a node whose launch holds the host's seconds before it; a wait of the host is a
 blocking node without a row. A collective of several ranks is a node per rank where they meet, after
@@ -11,44 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.host_thread import Entry, HostLine, host_line
-from hybridperf.traces.ranks import Collective
-from hybridperf.traces.steps import Step
+from hybridperf.traces.host_thread import HostEntry, HostSequence, host_sequence
+from hybridperf.traces.ranks import RecordedCollective
+from hybridperf.traces.steps import RecordedStep
 from hybridperf.traces.stream_order import (
-    Delays,
     LaunchedEvents,
+    StreamDelays,
     hand_overs,
     stream_waits,
     with_hand_overs,
 )
 
-HOST, DEVICE, WIRE, IDLE = range(
-    4
-)  # what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
+# what the seconds of a row are of; IDLE: of a stream, before an event launched before the step
+HOST, DEVICE, WIRE, IDLE = range(4)
 HOST_STREAM, MEETING = "host", "meeting"
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """What each row of the duration table is. Seconds of a row = `busy_s` + `fixed_s`; only the
-    first is what a kernel takes.
-    """
+class DurationRows:
+    """What each row of the duration table is; its seconds are `busy_s` + `fixed_s`."""
 
     kind: np.ndarray  # HOST, DEVICE, WIRE or IDLE; [U]
     trace: np.ndarray  # which rank's, of a collective the first of its ranks; [U]
-    # device event; of host seconds the event launched or waited for, NONE for the rest of the step;
-    # [U]
+    # device event, of host seconds the one launched or waited for, NONE for a step's rest; [U]
     event: np.ndarray
     call: np.ndarray  # host event that launched it, NONE where the trace lacks it; [U]
     busy_s: np.ndarray
-    # the gap after an event on its stream; of a rank's first host seconds, how long after the first
-    # rank it begins
+    # the gap after an event on its stream; of first host seconds, the rank's start after the first
     fixed_s: np.ndarray
 
     def __len__(self) -> int:
@@ -56,7 +49,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class ReplayNodes:
     """What each node of the graph is [N]."""
 
     event: np.ndarray  # device event it runs, NONE for waits and other marks in time
@@ -66,10 +59,10 @@ class Nodes:
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
+class JointCollective:
     """A collective that several ranks of the replay took part in."""
 
-    collective: Collective
+    collective: RecordedCollective
     arrival: dict[int, int]  # by trace, the node whose end is the rank's coming
     node: dict[int, int]  # by trace, the node of the collective
 
@@ -77,7 +70,7 @@ class Meeting:
 class RankStep:
     """One rank's step, ready to become nodes."""
 
-    def __init__(self, at: int, trace: RankTrace, step: Step, zero_s: float):
+    def __init__(self, at: int, trace: RankTrace, step: RecordedStep, zero_s: float):
         device = trace.device_events
         call = device.call
         launched_s = device.start_s.copy()
@@ -86,60 +79,47 @@ class RankStep:
         carried = np.setdiff1d(carried, step.device)
         self.at, self.trace, self.step = at, trace, step
         self.shift_s = zero_s  # of the trace's clock, to that of all ranks
-        self.launched = LaunchedEvents(
-            trace, np.concatenate([carried, np.asarray(step.device, np.int64)])
-        )
+        events = np.concatenate([carried, np.asarray(step.device, np.int64)])
+        self.launched = LaunchedEvents(trace, events)
         inside = np.zeros(len(device), bool)
         inside[step.device] = True
-        # an event whose launch the trace lacks may run in this step and have been launched before
-        # it
+        # an event without a recorded launch may run in this step and have been launched before it
         self.carried = ~inside[self.launched.event] | (self.launched.begin_s < step.start_s)
         last_s = float(device.end_s[step.device].max(initial=step.end_s))
         self.measured_s = max(step.end_s, last_s) - step.start_s
         before = self.launched.event[self.carried & (self.launched.start_s < step.end_s)]
         # seconds of the step in which its device still had work of the step before
-        self.backlog_s = max(
-            0.0, float(device.end_s[before].max(initial=step.start_s)) - step.start_s
-        )
+        until_s = float(device.end_s[before].max(initial=step.start_s))
+        self.backlog_s = max(0.0, until_s - step.start_s)
 
-    def order(self, delays: Delays) -> list[tuple[int, float]]:
-        """Decide what waits for what on the device; returns how long streams took to take over from
-        each other (`hand_overs`).
-        """
+    def order(self, delays: StreamDelays) -> list[tuple[int, float]]:
+        """Decide what waits for what on the device; returns how long streams took to hand over."""
         self.latency_s, self.gap_s = delays.latency_s(self.launched), delays.gap_s(self.launched)
         self.waits = stream_waits(self.launched, self.latency_s, self.gap_s)
         return hand_overs(self.launched, self.waits, self.latency_s, self.gap_s)
 
-    def line_up(self, hand_over_s: np.ndarray) -> None:
-        """Decide what the host waits for. Streams take over from each other in `hand_over_s` [4],
-        by kind of event.
-        """
+    def order_host(self, hand_over_s: np.ndarray) -> None:
+        """Decide what the host waits for; `hand_over_s` [4] is by kind of event."""
         self.gap_s = with_hand_overs(self.launched, self.waits, self.gap_s, hand_over_s)
-        self.line: HostLine = host_line(
-            self.launched,
-            self.latency_s,
-            self.gap_s,
-            self.step.start_s,
-            self.step.end_s,
-            self.carried,
+        span = self.step.start_s, self.step.end_s
+        self.host: HostSequence = host_sequence(
+            self.launched, self.latency_s, self.gap_s, *span, self.carried
         )
 
 
 class StepGraph:
-    """Puts ranks into one graph. Ranks go on in turn, each until it comes to a collective that not
-    all have come to.
-    """
+    """Puts ranks into one graph, each until it comes to a collective that not all have reached."""
 
     def __init__(
         self,
         ranks: Sequence[RankStep],
-        together: Sequence[Collective],
+        together: Sequence[RecordedCollective],
         turns: int = 1,
         between_s: Sequence[float] = (),
     ):
         """`turns` of the step, with `between_s` on each rank's host between two."""
         self.graph = GraphBuilder()
-        self.meetings: list[Meeting] = []
+        self.meetings: list[JointCollective] = []
         self.notes: list[str] = []
         self._ranks = ranks
         self._turns, self._between_s = turns, between_s
@@ -153,15 +133,12 @@ class StepGraph:
         self._row_of: dict[tuple, int] = {}  # what it is -> number: turns share rows
         self._nodes: list[tuple[int, int, bool, int]] = []  # event, row or 0, carried, turn
         self._turn = [0 for _ in ranks]
-        self._given: list[dict[int, list[int]]] = [
-            {} for _ in ranks
-        ]  # stream -> nodes of all it was given so far
-        self._node_of: list[dict[int, int]] = [
-            {} for _ in ranks
-        ]  # place -> node whose end is its end
-        self._met: list[dict[int, int]] = [
-            {} for _ in ranks
-        ]  # stream -> node of a meeting that its next event comes after
+        # stream -> nodes of all it was given so far
+        self._given: list[dict[int, list[int]]] = [{} for _ in ranks]
+        # place -> node whose end is its end
+        self._node_of: list[dict[int, int]] = [{} for _ in ranks]
+        # stream -> node of a meeting that its next event comes after
+        self._met: list[dict[int, int]] = [{} for _ in ranks]
 
     def run(self) -> None:
         """Add everything."""
@@ -178,16 +155,11 @@ class StepGraph:
                 else:
                     waiting.setdefault(arrived[0], {})[at] = arrived[1]
             ready = []
-            for number in [
-                number
-                for number, arrivals in waiting.items()
-                if len(arrivals) == len(self._together[number].trace)
-            ]:
-                self._meet(number, waiting[number])
-                ready += waiting.pop(number)
-            if (
-                not ready and goes_on
-            ):  # ranks came to collectives in different orders: none can be the first
+            for number, arrivals in list(waiting.items()):
+                if len(arrivals) == len(self._together[number].trace):
+                    self._meet(number, arrivals)
+                    ready += waiting.pop(number)
+            if not ready and goes_on:  # ranks came to collectives in different orders
                 number = min(waiting)
                 self.notes.append(
                     f"{self._together[number]} was not in the same order on all ranks: each goes by"
@@ -196,30 +168,25 @@ class StepGraph:
                 for at, arrival in waiting[number].items():
                     self._alone(number, at, arrival)
                 ready += waiting.pop(number)
-                self._collective_of = {
-                    key: one for key, one in self._collective_of.items() if one != number
-                }
+                left = ((key, one) for key, one in self._collective_of.items() if one != number)
+                self._collective_of = dict(left)
 
-    def rows(self) -> Rows:
+    def rows(self) -> DurationRows:
         """The rows so far."""
         kind, trace, event, call, busy_s, fixed_s = map(np.array, zip(*self._rows, strict=True))
-        return Rows(kind, trace, event, call, busy_s.astype(np.float64), fixed_s.astype(np.float64))
+        return DurationRows(
+            kind, trace, event, call, busy_s.astype(np.float64), fixed_s.astype(np.float64)
+        )
 
-    def nodes(self) -> Nodes:
+    def nodes(self) -> ReplayNodes:
         """What each node is."""
         event, row, carried, turn = map(np.array, zip(*self._nodes, strict=True))
-        return Nodes(event, row - 1, carried, turn)
+        return ReplayNodes(event, row - 1, carried, turn)
 
     def _row(
-        self,
-        what: tuple,
-        kind: int,
-        rank: RankStep,
-        event: int,
-        call: int,
-        busy_s: float,
+        self, what: tuple, kind: int, rank: RankStep, event: int, call: int, busy_s: float,
         fixed_s: float = 0.0,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Number of the row of something, from 1; 0 for one that takes no time."""
         if busy_s <= 0 and fixed_s <= 0:
             return 0
@@ -229,56 +196,39 @@ class StepGraph:
         return self._row_of[what]
 
     def _op(
-        self,
-        rank: RankStep,
-        stream: str,
-        row: int = 0,
-        launch_row: int = 0,
-        event: int = NONE,
-        **more: Any,
-    ) -> int:
+        self, rank: RankStep, stream: str, row: int = 0, launch_row: int = 0, event: int = NONE,
+        after: Sequence[int] = (), blocking: bool = False, carried: bool = False,
+    ) -> int:  # fmt: skip
         label = rank.trace.device_name(event) if event != NONE else ""
-        self._nodes.append((event, row, bool(more.pop("carried", False)), self._turn[rank.at]))
+        self._nodes.append((event, row, carried, self._turn[rank.at]))
         return self.graph.op(
-            row, label=label, rank=rank.at, stream=stream, launch_row=launch_row, **more
-        )
+            row, label=label, rank=rank.at, stream=stream, launch_row=launch_row, after=after,
+            blocking=blocking,
+        )  # fmt: skip
 
     def _carry(self, rank: RankStep) -> None:
         """Events launched before the step, back to back as they ran."""
         launched = rank.launched
         free_s: dict[int, float] = {}
         for place in np.flatnonzero(rank.carried).tolist():
-            stream, event, call = (
-                int(launched.stream[place]),
-                int(launched.event[place]),
-                int(launched.call[place]),
-            )
+            stream, event = int(launched.stream[place]), int(launched.event[place])
+            call = int(launched.call[place])
             begin_s = max(free_s.get(stream, rank.step.start_s), rank.step.start_s)
             idle_s = max(0.0, float(launched.start_s[place]) - begin_s)
             busy_s = max(0.0, float(launched.end_s[place]) - begin_s - idle_s)
-            if stream not in free_s:
-                idle_s += (
-                    rank.step.start_s + rank.shift_s
-                )  # this rank's step begins after the first rank's
+            if stream not in free_s:  # this rank's step begins after the first rank's
+                idle_s += rank.step.start_s + rank.shift_s
             if idle := self._row(("idle", place), IDLE, rank, event, call, 0.0, idle_s):
                 self._op(rank, f"stream {stream}", idle)
-            row = self._row(
-                ("event", place),
-                WIRE if launched.communicates[place] else DEVICE,
-                rank,
-                event,
-                call,
-                busy_s,
-            )
+            kind = WIRE if launched.communicates[place] else DEVICE
+            row = self._row(("event", place), kind, rank, event, call, busy_s)
             self._node_of[rank.at][place] = self._op(
                 rank, f"stream {stream}", row, event=event, carried=True
             )
             free_s[stream] = float(launched.end_s[place])
 
     def _all_turns(self, rank: RankStep) -> Iterator[tuple[int, int]]:
-        """Adds a rank's nodes; yields (collective, arrival) at each that others take part in and
-        goes on when it has been added.
-        """
+        """Adds a rank's nodes; yields (collective, arrival) where others take part, and goes on."""
         offset_s = rank.step.start_s + rank.shift_s
         if self._turns == 1:
             yield from self._entries(rank, offset_s)
@@ -286,23 +236,17 @@ class StepGraph:
         for turn in range(self._turns):
             self._turn[rank.at] = turn
             own_s, fixed_s = (0.0, offset_s) if turn == 0 else (self._between_s[rank.at], 0.0)
-            self._op(
-                rank,
-                HOST_STREAM,
-                launch_row=self._row(("before", turn == 0), HOST, rank, NONE, NONE, own_s, fixed_s),
-            )
+            row = self._row(("before", turn == 0), HOST, rank, NONE, NONE, own_s, fixed_s)
+            self._op(rank, HOST_STREAM, launch_row=row)
             self._node_of[rank.at] = self._last_given(rank)
             yield from self._entries(rank, 0.0)
+            given = self._given[rank.at]
             for place, node in self._node_of[rank.at].items():
                 if not rank.carried[place]:
-                    self._given[rank.at].setdefault(int(rank.launched.stream[place]), []).append(
-                        node
-                    )
+                    given.setdefault(int(rank.launched.stream[place]), []).append(node)
 
     def _last_given(self, rank: RankStep) -> dict[int, int]:
-        """For what the step before had launched, the nodes of the turn before that take its place:
-        the last of each stream.
-        """
+        """ReplayNodes of the turn before that stand for what the step before had launched."""
         found: dict[int, int] = {}
         carried = np.flatnonzero(rank.carried)
         for stream, given in self._given[rank.at].items():
@@ -314,31 +258,27 @@ class StepGraph:
 
     def _entries(self, rank: RankStep, offset_s: float) -> Iterator[tuple[int, int]]:
         launched, node_of = rank.launched, self._node_of[rank.at]
-        for nth, entry in enumerate(rank.line.entries):
+        for nth, entry in enumerate(rank.host.entries):
             waited = entry.launches if entry.launches != NONE else entry.waits_for
             event = int(launched.event[waited])
-            launch_row = self._row(
-                ("host", nth), HOST, rank, event, entry.call, entry.host_s, offset_s
-            )
+            own_s = entry.host_s, offset_s
+            launch_row = self._row(("host", nth), HOST, rank, event, entry.call, *own_s)
             offset_s = 0.0
             if entry.launches == NONE:
-                after = (
-                    [node_of[waited]] if waited in node_of else []
-                )  # nothing came before the first turn
+                # nothing came before the first turn
+                after = [node_of[waited]] if waited in node_of else []
                 self._op(rank, HOST_STREAM, launch_row=launch_row, after=after, blocking=True)
                 continue
             yield from self._launch(rank, entry, launch_row)
-        rest = self._row(("rest",), HOST, rank, NONE, NONE, rank.line.rest_s, offset_s)
+        rest = self._row(("rest",), HOST, rank, NONE, NONE, rank.host.rest_s, offset_s)
         self._op(rank, HOST_STREAM, launch_row=rest)
 
-    def _launch(self, rank: RankStep, entry: Entry, launch_row: int) -> Iterator[tuple[int, int]]:
-        place, launched = entry.launches, rank.launched
+    def _launch(
+        self, rank: RankStep, entry: HostEntry, launch_row: int
+    ) -> Iterator[tuple[int, int]]:
+        place, launched, node_of = entry.launches, rank.launched, self._node_of[rank.at]
         event, stream = int(launched.event[place]), int(launched.stream[place])
-        after = [
-            self._node_of[rank.at][one]
-            for one in rank.waits[place]
-            if one in self._node_of[rank.at]
-        ]
+        after = [node_of[one] for one in rank.waits[place] if one in node_of]
         met = self._met[rank.at].pop(stream, NONE)
         after += [met] if met != NONE else []
         number = self._collective_of.get((rank.at, event))
@@ -346,24 +286,14 @@ class StepGraph:
             arrival = self._op(rank, f"stream {stream}", launch_row=launch_row, after=after)
             self._met[rank.at][stream] = NONE
             yield number, arrival
-            self._node_of[rank.at][place] = self._met[rank.at][stream]
+            node_of[place] = self._met[rank.at][stream]
             return
         busy_s = float(launched.end_s[place] - launched.start_s[place])
         kind = WIRE if launched.communicates[place] else DEVICE
-        row = self._row(
-            ("event", place),
-            kind,
-            rank,
-            event,
-            int(launched.call[place]),
-            busy_s,
-            float(rank.gap_s[place]),
-        )
-        blocking = entry.waits_for != NONE
-        node = self._op(
-            rank, f"stream {stream}", row, launch_row, event, after=after, blocking=blocking
-        )
-        self._node_of[rank.at][place] = node
+        call, gap_s = int(launched.call[place]), float(rank.gap_s[place])
+        row = self._row(("event", place), kind, rank, event, call, busy_s, gap_s)
+        blocks = entry.waits_for != NONE
+        node_of[place] = self._op(rank, f"stream {stream}", row, launch_row, event, after, blocks)
 
     def _meet(self, number: int, arrivals: dict[int, int]) -> None:
         one = self._together[number]
@@ -374,21 +304,19 @@ class StepGraph:
             trace: int(np.flatnonzero(rank.launched.event == events[trace])[0])
             for trace, rank in ranks.items()
         }
+        streams = {trace: int(ranks[trace].launched.stream[at]) for trace, at in places.items()}
         first = ranks[members[0]]
         call = int(first.launched.call[places[first.at]])
         gap_s = float(np.mean([rank.gap_s[places[trace]] for trace, rank in ranks.items()]))
         row = self._row(("meeting", number), WIRE, first, events[first.at], call, one.wire_s, gap_s)
         # a lane of their own: the numbers of streams need not agree between ranks
-        lane = (
-            f"{MEETING}"
-            f" {sorted((trace, int(rank.launched.stream[places[trace]])) for trace, rank in ranks.items())}"
-        )
+        lane = f"{MEETING} {sorted(streams.items())}"
         after = [arrivals[trace] for trace in members]
         node = self.graph.collective(row, label=str(one), ranks=members, stream=lane, after=after)
         self._nodes += [(events[trace], row, False, self._turn[trace]) for trace in members]
-        for trace, rank in ranks.items():
-            self._met[trace][int(rank.launched.stream[places[trace]])] = node[trace]
-        self.meetings.append(Meeting(one, dict(arrivals), node))
+        for trace, stream in streams.items():
+            self._met[trace][stream] = node[trace]
+        self.meetings.append(JointCollective(one, dict(arrivals), node))
 
     def _alone(self, number: int, at: int, arrival: int) -> None:
         one, rank = self._together[number], self._ranks[at]
@@ -397,6 +325,5 @@ class StepGraph:
         stream, call = int(rank.launched.stream[place]), int(rank.launched.call[place])
         busy_s = float(rank.launched.end_s[place] - rank.launched.start_s[place])
         row = self._row(("event", place), WIRE, rank, event, call, busy_s, float(rank.gap_s[place]))
-        self._met[at][stream] = self._op(
-            rank, f"stream {stream}", row, event=event, after=[arrival]
-        )
+        node = self._op(rank, f"stream {stream}", row, event=event, after=[arrival])
+        self._met[at][stream] = node

@@ -1,5 +1,4 @@
-"""A recorded step several times in a row, which tells what the step itself takes where hosts run
-ahead of devices.
+"""A recorded step several times in a row: its own time where hosts run ahead of devices.
 
 When the host launches a step while the device still works on the one before, the time from the
 step's first call to its last kernel holds both. What a step costs, and what a change saves, is how
@@ -19,7 +18,7 @@ from hybridperf.engine.lower import lower
 from hybridperf.traces.events import RankTrace
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import StepGraph
-from hybridperf.traces.steps import Step, steps
+from hybridperf.traces.steps import RecordedStep, steps
 
 TURNS = 4  # so many until what fills and empties between host and device repeats
 MATTERS = 0.01  # share of the step that work of the step before must take to be told apart
@@ -30,8 +29,8 @@ def has_backlog(replay: Replay) -> bool:
     return bool((replay.backlog_s > MATTERS * replay.measured_s).any())
 
 
-def said(replay: Replay) -> str:
-    """For people: what is in the measured step that is not of the step."""
+def backlog_note(replay: Replay) -> str:
+    """For people: how long the measured step works on the step before."""
     at = int(replay.backlog_s.argmax())
     trace, step = replay.traces[at], replay.steps[at]
     of = f" of rank {trace.rank}" if len(replay.traces) > 1 else ""
@@ -48,9 +47,8 @@ def in_a_row(replay: Replay) -> Replay:
     ranks = replay.ranks
     together = [meeting.collective for meeting in replay.meetings]
     between_s = [_between_s(rank.trace, rank.step) for rank in ranks]
-    builder, shorter = (
-        StepGraph(ranks, together, turns, between_s) for turns in (TURNS, TURNS - 1)
-    )
+    builder = StepGraph(ranks, together, TURNS, between_s)
+    shorter = StepGraph(ranks, together, TURNS - 1, between_s)
     builder.run()
     shorter.run()
     graph, rows = builder.graph.build(), builder.rows()
@@ -66,10 +64,8 @@ def in_a_row(replay: Replay) -> Replay:
     )
 
 
-def _between_s(trace: RankTrace, step: Step) -> float:
-    """The host's seconds from the end of a step's mark to the next, the median; pauses of the
-    profiler do not count.
-    """
+def _between_s(trace: RankTrace, step: RecordedStep) -> float:
+    """Median host seconds from the end of a step's mark to the next, without long pauses."""
     found = steps(trace)
     gaps_s = np.array([after.start_s - before.end_s for before, after in pairwise(found)])
     gaps_s = gaps_s[gaps_s < step.end_s - step.start_s]

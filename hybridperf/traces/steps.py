@@ -1,5 +1,4 @@
-"""Training steps within a recorded trace: what the host did in each, and what that made the device
-do.
+"""Training steps within a recorded trace: what host and device did in each.
 
 A step is the host's mark `ProfilerStep#N`, an interval on the host's clock that holds its start and
 not its end. A host event is of the step in which it starts, whichever thread it runs on: the
@@ -26,10 +25,8 @@ _NAMED = 3  # ranks or steps that a sentence names
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """One step of one rank, seconds on the rank's clock. `host` and `device` are indices of events,
-    in order of start.
-    """
+class RecordedStep:
+    """One step of one rank, seconds on its clock; `host` and `device` index events by start."""
 
     name: str
     start_s: float
@@ -44,40 +41,26 @@ class CommonStep:
     """One step as several ranks recorded it; `steps` in the order of the traces."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     note: str = ""  # steps that only some ranks have
 
 
-def steps(trace: RankTrace) -> tuple[Step, ...]:
-    """The steps of a trace in order; without any mark the whole trace as one
-    step called "whole".
-    """
+def steps(trace: RankTrace) -> tuple[RecordedStep, ...]:
+    """The steps of a trace in order; without any mark the whole trace is one step, "whole"."""
     host, device = trace.host, trace.device_events
     is_step = np.array([_STEP.fullmatch(name) is not None for name in trace.names], bool)
-    marks = (
-        np.flatnonzero((host.kind == MARK) & is_step[host.name]) if len(host) else np.zeros(0, int)
-    )
+    marks = np.flatnonzero((host.kind == MARK) & is_step[host.name])
     marks = marks[host.end_s[marks] > host.start_s[marks]]  # a mark without length holds nothing
     if not len(marks):
-        starts, ends = (
-            np.concatenate([getattr(host, edge), getattr(device, edge)])
-            for edge in ("start_s", "end_s")
-        )
-        end_s = float(host.end_s.max() if len(host) else ends.max(initial=0.0))
-        return (
-            Step(
-                WHOLE,
-                float(starts.min(initial=end_s)),
-                end_s,
-                np.arange(len(host)),
-                np.arange(len(device)),
-            ),
-        )
+        end_s = float(host.end_s.max() if len(host) else device.end_s.max(initial=0.0))
+        start_s = float(np.concatenate([host.start_s, device.start_s]).min(initial=end_s))
+        everything = np.arange(len(host)), np.arange(len(device))
+        return (RecordedStep(WHOLE, start_s, end_s, *everything),)
     launched_s = np.where(device.call == NONE, device.start_s, host.start_s[device.call])
-    found: list[Step] = []
+    found: list[RecordedStep] = []
     seen: dict[str, int] = {}
     until_s = -np.inf
-    for mark in marks:
+    for mark in marks.tolist():
         start_s, end_s = max(float(host.start_s[mark]), until_s), float(host.end_s[mark])
         if end_s <= start_s:
             continue  # within the mark before: a damaged or doubled mark
@@ -85,28 +68,21 @@ def steps(trace: RankTrace) -> tuple[Step, ...]:
         name = trace.host_name(mark)
         seen[name] = seen.get(name, 0) + 1
         first, last = np.searchsorted(host.start_s, [start_s, end_s])
-        found.append(
-            Step(
-                name if seen[name] == 1 else f"{name} ({seen[name]})",
-                start_s,
-                end_s,
-                np.arange(first, last),
-                np.flatnonzero((launched_s >= start_s) & (launched_s < end_s)),
-            )
-        )
+        name = name if seen[name] == 1 else f"{name} ({seen[name]})"
+        launched = np.flatnonzero((launched_s >= start_s) & (launched_s < end_s))
+        found.append(RecordedStep(name, start_s, end_s, np.arange(first, last), launched))
     return tuple(found)
 
 
-def typical(trace: RankTrace, steps: Sequence[Step]) -> Step:
-    """One step for all that repeat: of those with the same device events in the same order on each
-    stream, the one of median duration.
+def typical(trace: RankTrace, steps: Sequence[RecordedStep]) -> RecordedStep:
+    """One step for all that repeat: of the largest group of alike steps the one of median duration.
 
-    The largest such group counts (the first of equals); where no two steps are alike, all do. The
-    step's note says what was left aside.
+    Steps are alike if each stream ran the same events in the same order; if no two are, all count.
+    The note tells what was left aside.
     """
     if not steps:
         raise ValueError("expected at least one step, got none")
-    groups: dict[bytes, list[Step]] = {}
+    groups: dict[bytes, list[RecordedStep]] = {}
     for step in steps:
         groups.setdefault(_signature(trace, step), []).append(step)
     alike = max(groups.values(), key=len)
@@ -117,45 +93,32 @@ def typical(trace: RankTrace, steps: Sequence[Step]) -> Step:
         return chosen
     others = [step.name for step in steps if step not in alike]
     if len(groups) == len(steps):
-        note = (
-            f"no two of {len(steps)} steps ran the same kernels; {chosen.name} is the one of median"
-            " duration"
-        )
-    else:
-        note = (
-            f"{chosen.name} stands for {len(alike)} steps with the same kernels, the one of median"
-            " duration"
-        )
-        note += f"; other kernels ran in {_listed(others)}" if others else ""
+        alone = f"no two of {len(steps)} steps ran the same kernels"
+        return replace(chosen, note=f"{alone}; {chosen.name} is the one of median duration")
+    note = f"{chosen.name} stands for {len(alike)} steps with the same kernels, the one of median"
+    note += f" duration; other kernels ran in {_listed(others)}" if others else " duration"
     return replace(chosen, note=note)
 
 
 def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
-    """The steps that all ranks recorded, in order. One trace may be without a rank, several may
-    not.
+    """The steps that all ranks recorded, in order; each note names those that only some have.
 
-    Steps that only some have are said in each note. `InputError`: two traces of one rank, ranks of
-    runs of different sizes, ranks that have no step in common.
+    Raises: InputError: two traces of one rank, several without one, of several runs, or without a
+        common step.
     """
     if not traces:
         raise InputError("expected the trace of at least one rank, got none; check the files")
     by_rank: dict[int | None, RankTrace] = {}
     for trace in traces:
         if trace.rank in by_rank:
-            which = (
-                "both do not say their rank"
-                if trace.rank is None
-                else f"both are of rank {trace.rank}"
-            )
-            raise InputError(
-                f"expected one trace per rank, but {by_rank[trace.rank].source} and {trace.source}"
-                f" {which}; give one of them"
-            )
+            pair = f"{by_rank[trace.rank].source} and {trace.source}"
+            which = "name no rank" if trace.rank is None else f"are both of rank {trace.rank}"
+            raise InputError(f"expected one trace per rank, but {pair} {which}; give one of them")
         by_rank[trace.rank] = trace
     if len(by_rank) > 1 and None in by_rank:
         raise InputError(
-            f"expected the rank of each of {len(traces)} traces, {by_rank[None].source} does not"
-            " say it; name the file ..._rank3"
+            f"expected the rank of each of {len(traces)} traces, {by_rank[None].source} names none;"
+            " name the file ..._rank3"
         )
     worlds = sorted({trace.world for trace in traces if trace.world is not None})
     if len(worlds) > 1:
@@ -173,16 +136,13 @@ def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
                 f" {traces[0].source} and {_listed(found)} in {trace.source}; give traces of the"
                 " same steps"
             )
-    partly = [
-        name
-        for name in dict.fromkeys(name for found in per_trace for name in found)
-        if name not in shared
-    ]
+    every = dict.fromkeys(name for found in per_trace for name in found)
+    partly = [name for name in every if name not in shared]
     note = f"left out for not being in every rank: {_listed(partly)}" if partly else ""
     return [CommonStep(name, tuple(found[name] for found in per_trace), note) for name in shared]
 
 
-def _signature(trace: RankTrace, step: Step) -> bytes:
+def _signature(trace: RankTrace, step: RecordedStep) -> bytes:
     device = trace.device_events
     ordered = step.device[np.argsort(device.stream[step.device], kind="stable")]
     return np.stack([device.stream[ordered], device.name[ordered]]).tobytes()

@@ -31,9 +31,7 @@ CLOCK_S = 2e-6  # two stamps of whole microseconds may contradict each other by 
 _UNEXPLAINED_S = 20e-6  # later than this is no jitter
 _RIGHT_AFTER_S = 10e-6  # an event's end reaches a waiting stream within this
 _LAST_BLOCKS = 0.05  # of a kernel's time: it leaves a device that it filled within this
-_BUSY_S = (
-    5e-6  # launched so long before its stream was free: the gap between the two is the device's
-)
+_BUSY_S = 5e-6  # launched so long before its stream was free: the gap between is the device's
 _KINDS = FILL + 2
 _FEW = 3  # with fewer, a median is chance
 _CALL_S = 10e-6  # a launching call takes about so long
@@ -42,10 +40,9 @@ _USUAL_GAP_S = 1e-6
 
 
 class LaunchedEvents:
-    """Device events of a step in order of launch. L of them.
+    """Device events of a step in order of launch, L of them.
 
-    Of two launches of one stream that seem to overtake each other, the order on the device is
-    taken.
+    Where two launches of one stream seem to overtake each other, the device's order counts.
     """
 
     def __init__(self, trace: RankTrace, events: np.ndarray):
@@ -56,17 +53,13 @@ class LaunchedEvents:
         # of its stream was, if that is sooner
         begin, end = device.start_s[events].copy(), device.start_s[events].copy()
         thread = np.full(len(events), NONE)
-        begin[known], end[known], thread[known] = (
-            host.start_s[call[known]],
-            host.end_s[call[known]],
-            host.thread[call[known]],
-        )
+        begin[known], end[known] = host.start_s[call[known]], host.end_s[call[known]]
+        thread[known] = host.thread[call[known]]
         for stream in np.unique(device.stream[events]):
             here = np.flatnonzero(device.stream[events] == stream)
             here = here[np.lexsort([events[here], device.start_s[events][here]])]
-            next_known = np.minimum.accumulate(np.where(known[here], begin[here], np.inf)[::-1])[
-                ::-1
-            ]
+            backwards = np.where(known[here], begin[here], np.inf)[::-1]
+            next_known = np.minimum.accumulate(backwards)[::-1]
             unknown = here[~known[here]]
             begin[unknown] = end[unknown] = np.minimum(begin[here], next_known)[~known[here]]
             begin[here] = np.maximum.accumulate(begin[here])
@@ -97,9 +90,7 @@ class LaunchedEvents:
         return self._of_stream
 
     def on_same_stream(self, place: int, number: int) -> int:
-        """Place of the `number`th event, from 0, of the stream that the
-        event at `place` runs on.
-        """
+        """Place of the `number`th event, from 0, of the stream that `place` runs on."""
         return self._of_stream[int(self.stream[place])][number]
 
     @property
@@ -109,39 +100,32 @@ class LaunchedEvents:
 
 
 @dataclass(frozen=True)
-class Delays:
-    """The two constants of a device, by kind of event (kernel, copy, fill, kernel of a collective),
-    from what several ranks recorded.
+class StreamDelays:
+    """A device's two delays, by kind of event (kernel, copy, fill, kernel of a collective).
 
-    Latency: from the end of a launching call to the start of its event on an idle stream. Counted
-    from the call's end, not its start: a call that takes long (a full queue, code loaded at first
-    use) starts its event only when it is done, while from its end events start within 0-3 us. Gap:
-    how long a stream stands idle between an event and one that was launched long before, by the
-    kinds of both.
-
-    Both are means of the middle half: a median would move in whole microseconds, the clock of many
-    traces, and they are as long.
+    Latency: from the end of a launching call to the event's start on an idle stream. A call that
+    takes long (a full queue, code loaded at first use) starts its event only when it is done, so
+    its start would not do. Gap: how long a stream stands idle between an event and one that was
+    launched long before, by the kinds of both. Both are means of the middle half: a median would
+    move in whole microseconds, the clock of many traces.
     """
 
     latency_by_kind_s: tuple[float, ...]  # [4]
     gap_by_pair_s: tuple[float, ...]  # [16], kind of the first times 4 + kind of the second
 
     @staticmethod
-    def of(ranks: Sequence[LaunchedEvents]) -> Delays:
+    def of(ranks: Sequence[LaunchedEvents]) -> StreamDelays:
         """The constants that fit the events of these ranks."""
-        kind, late_s, pair, gap_s = (
-            np.concatenate(columns) for columns in zip(*map(_delays, ranks), strict=True)
-        )
+        columns = zip(*map(_delays, ranks), strict=True)
+        kind, late_s, pair, gap_s = map(np.concatenate, columns)
         usual_late_s = _middle(late_s, _USUAL_LATENCY_S)
         latency_s = [_middle(late_s[kind == one], usual_late_s) for one in range(_KINDS)]
         usual_gap_s = _middle(gap_s, _USUAL_GAP_S)
         gaps_s = [_middle(gap_s[pair == one], usual_gap_s) for one in range(_KINDS**2)]
-        return Delays(tuple(latency_s), tuple(gaps_s))
+        return StreamDelays(tuple(latency_s), tuple(gaps_s))
 
     def latency_s(self, launched: LaunchedEvents) -> np.ndarray:
-        """Seconds from the end of each event's launching call to its start
-        on an idle stream [L].
-        """
+        """Seconds from each launching call's end to the event's start on an idle stream [L]."""
         latency_s = np.array(self.latency_by_kind_s)[_kind(launched)]
         return np.where(launched.call == NONE, 0.0, latency_s)
 
@@ -159,9 +143,7 @@ def _kind(launched: LaunchedEvents) -> np.ndarray:
 
 
 def _delays(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Kinds and seconds of launches that found their stream idle; pairs of kinds and seconds of
-    gaps between those that did not.
-    """
+    """Kinds and seconds of launches on idle streams; pairs of kinds and seconds of other gaps."""
     kind, follows = _kind(launched), launched.before != NONE
     idle = follows & (launched.stream_free_s < launched.begin_s) & (launched.call != NONE)
     ready_s = _ready_s(launched)
@@ -183,9 +165,7 @@ def _middle(values: np.ndarray, otherwise: float) -> float:
 def stream_waits(
     launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndarray
 ) -> list[list[int]]:
-    """For each launched event those, as places in `launched`, that it waits for on other streams
-    [L].
-    """
+    """Events on other streams, as places in `launched`, that each event waits for [L]."""
     waits: list[set[int]] = [set() for _ in range(len(launched))]
     places = launched.streams()
     if len(places) > 1:
@@ -201,9 +181,7 @@ def hand_overs(
     latency_s: np.ndarray,
     gap_s: np.ndarray,
 ) -> list[tuple[int, float]]:
-    """(kind, seconds) from the end of an event to the start of one on another stream that waited
-    for it, and for nothing else so long.
-    """
+    """(kind, seconds) from an event's end to the start of one on another stream that waited."""
     kind, explained_s = _kind(launched), _explained_s(launched, latency_s, gap_s)
     ends_s = [launched.end_s[list(those)].max(initial=-np.inf) for those in waits]
     found = [
@@ -215,9 +193,7 @@ def hand_overs(
 
 
 def usual_hand_overs_s(taken: Sequence[tuple[int, float]]) -> np.ndarray:
-    """The median of many hand-overs to each kind of event [4], none where there are few. Copies of
-    pageable memory take longest.
-    """
+    """Median hand-over to each kind of event [4]; 0 where there are few."""
     of_kind = [[taken_s for kind, taken_s in taken if kind == one] for one in range(_KINDS)]
     return np.array(
         [max(0.0, float(np.median(those))) if len(those) >= _FEW else 0.0 for those in of_kind]
@@ -230,9 +206,7 @@ def with_hand_overs(
     gap_s: np.ndarray,
     hand_over_s: np.ndarray,
 ) -> np.ndarray:
-    """Gaps [L] after events: those that another stream takes over from last as long as that takes,
-    where their own stream stood idle.
-    """
+    """Gaps [L], longer where another stream takes over and the own one stood idle."""
     kind, gap_s = _kind(launched), gap_s.copy()
     idle_s = np.full(len(launched), np.inf)
     follows = np.flatnonzero(launched.before != NONE)
@@ -245,9 +219,7 @@ def with_hand_overs(
 
 
 def _ready_s(launched: LaunchedEvents) -> np.ndarray:
-    """When each launch had been made [L]: a copy may start within its call, and then what counts is
-    that the call had begun.
-    """
+    """When each launch was made [L]; a copy may start within its call."""
     return np.where(
         launched.start_s < launched.return_s, launched.begin_s + _CALL_S, launched.return_s
     )
@@ -261,9 +233,7 @@ def _explained_s(launched: LaunchedEvents, latency_s: np.ndarray, gap_s: np.ndar
 
 
 def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_s: float) -> int:
-    """The last of `places` launched before place `before` that had ended when another started; NONE
-    if none of the last 64 had.
-    """
+    """Last of `places` before place `before` that had ended by `start_s`; 64 are looked at."""
     at = bisect_left(places, before)
     for place in reversed(places[max(0, at - 64) : at]):
         if launched.end_s[place] <= start_s + CLOCK_S:
@@ -290,22 +260,13 @@ def _add_calls(
 ) -> None:
     trace = launched.trace
     host = trace.host
+    begin = launched.begin_s  # of at least two, since there are several streams
     names = [index for index, name in enumerate(trace.names) if name in STREAM_WAITS]
-    calls = np.flatnonzero((host.kind == CALL) & np.isin(host.name, names))
-    calls = (
-        calls[
-            (host.start_s[calls] >= launched.begin_s[0])
-            & (host.start_s[calls] <= launched.begin_s[-1])
-        ]
-        if len(launched)
-        else calls
-    )
-    of_thread = {
-        thread: np.flatnonzero(launched.thread == thread)
-        for thread in np.unique(launched.thread).tolist()
-    }
-    begin = launched.begin_s
-    for call in calls.tolist():
+    calls = (host.kind == CALL) & np.isin(host.name, names)
+    within = (host.start_s >= begin[0]) & (host.start_s <= begin[-1])
+    threads = np.unique(launched.thread).tolist()
+    of_thread = {thread: np.flatnonzero(launched.thread == thread) for thread in threads}
+    for call in np.flatnonzero(calls & within).tolist():
         mine = of_thread.get(int(host.thread[call]))
         if mine is None:
             continue
@@ -333,16 +294,10 @@ def _add_unexplained(
         earlier = earlier[launched.stream[earlier] != launched.stream[at]]
         ended = launched.end_s[earlier]
         near = earlier[(ended > start_s - _RIGHT_AFTER_S) & (ended <= start_s + CLOCK_S)]
-        if not len(
-            near
-        ):  # or a kernel that filled the device all the while makes room as its last blocks leave
-            leaving_s = np.maximum(
-                _RIGHT_AFTER_S, _LAST_BLOCKS * (ended - launched.start_s[earlier])
-            )
-            near = earlier[
-                (ended > start_s)
-                & (ended <= start_s + leaving_s)
-                & (launched.start_s[earlier] <= explained[at])
-            ]
+        if not len(near):  # a kernel that filled the device makes room as its last blocks leave
+            began = launched.start_s[earlier]
+            leaving_s = np.maximum(_RIGHT_AFTER_S, _LAST_BLOCKS * (ended - began))
+            leaves = (ended > start_s) & (ended <= start_s + leaving_s)
+            near = earlier[leaves & (began <= explained[at])]
         if len(near):
             waits[at].add(int(near[np.argmax(launched.end_s[near])]))

@@ -1,11 +1,10 @@
-"""What each rank's time went into, step by step: host, device, computation, communication, and
-where the device stood idle.
+"""What each rank's time went into, step by step, and why its device stood idle.
 
 Times of a device are unions over its streams, of the events that the step's host launched:
 
     gpu_span_s   first start to last end            gpu_busy_s = compute_s + exposed_comm_s
     compute_s    kernels, copies, fills              comm_s     kernels of collectives
-    exposed_comm_s   communication with no computation beside it
+    exposed_comm_s   communication while nothing is computed
     idle_s = gpu_span_s - gpu_busy_s = launch_bound_s + synchronisation_s + host_copy_s +
     dependency_s + unrecorded_s + other_step_s
 
@@ -17,7 +16,7 @@ are traces of the ranks that it ran collectives with.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -26,14 +25,14 @@ import pandas as pd
 from hybridperf.traces.events import CALL, OP, RankTrace
 from hybridperf.traces.idle import REASONS, Gaps, by_cause, gaps, launching_op
 from hybridperf.traces.intervals import covered_s, length_s, merged
-from hybridperf.traces.ranks import Matched, match, rank_numbers
-from hybridperf.traces.steps import Step
+from hybridperf.traces.ranks import MatchedCollectives, match, rank_numbers
+from hybridperf.traces.steps import RecordedStep
 
 _TOP = 10  # ops, kernels and reasons listed
 
 
 @dataclass(frozen=True)
-class Row:
+class StepSummaryRow:
     """One step of one rank, seconds."""
 
     trace: str  # where it was recorded
@@ -63,7 +62,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostTime:
     """Seconds in which a rank's device did nothing useful in one step, and why."""
 
     rank: int
@@ -77,24 +76,26 @@ class Loss:
 class StepSummary:
     """One step of the given ranks."""
 
-    rows: tuple[Row, ...]
-    losses: tuple[Loss, ...]  # most seconds first
-    matched: Matched
+    rows: tuple[StepSummaryRow, ...]
+    losses: tuple[LostTime, ...]  # most seconds first
+    matched: MatchedCollectives
 
 
-def summarise(traces: Sequence[RankTrace], steps: Sequence[Step]) -> StepSummary:
+def summarise(traces: Sequence[RankTrace], steps: Sequence[RecordedStep]) -> StepSummary:
     """One step of several ranks, `steps` giving each trace's."""
     return summaries(traces, [steps])[0]
 
 
-def summaries(traces: Sequence[RankTrace], steps: Sequence[Sequence[Step]]) -> list[StepSummary]:
+def summaries(
+    traces: Sequence[RankTrace], steps: Sequence[Sequence[RecordedStep]]
+) -> list[StepSummary]:
     """Several steps of several ranks, `steps` giving each trace's of each step."""
     idle = [gaps(trace) for trace in traces]
     return [_summary(traces, one, idle) for one in steps]
 
 
 def _summary(
-    traces: Sequence[RankTrace], steps: Sequence[Step], gaps_of: Sequence[Gaps]
+    traces: Sequence[RankTrace], steps: Sequence[RecordedStep], gaps_of: Sequence[Gaps]
 ) -> StepSummary:
     matched = match(traces, steps)
     ranks = rank_numbers(traces)
@@ -103,65 +104,51 @@ def _summary(
     for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
         waits = [loss for loss in waiting if loss.rank == ranks[at]]
         known = _waits_known(traces, at, matched)
-        row, idle = _row(
-            trace,
-            step,
-            gaps_of[at],
-            float(sum(loss.seconds for loss in waits)) if known else float("nan"),
-        )
+        waiting_s = float(sum(loss.seconds for loss in waits)) if known else float("nan")
+        row, idle = _row(trace, step, gaps_of[at], waiting_s)
         rows.append(row)
-        losses += waits
-        losses += [Loss(int(ranks[at]), *said) for said in by_cause(idle)]
+        causes = by_cause(idle)
         if row.other_step_s > 0:
-            losses.append(
-                Loss(
-                    int(ranks[at]),
-                    "other_step",
-                    "events launched in another step",
-                    row.other_step_s,
-                    1,
-                )
-            )
+            detail = "events launched in another step"
+            causes.append(("other_step", detail, row.other_step_s, 1))
+        losses += [*waits, *(LostTime(int(ranks[at]), *cause) for cause in causes)]
     return StepSummary(tuple(rows), tuple(sorted(losses, key=lambda loss: -loss.seconds)), matched)
 
 
 def table(summaries: Sequence[StepSummary]) -> pd.DataFrame:
     """All columns of all rows."""
-    return pd.DataFrame(
-        [asdict(row) for summary in summaries for row in summary.rows],
-        columns=list(Row.__dataclass_fields__),
-    )
+    rows = [asdict(row) for summary in summaries for row in summary.rows]
+    return pd.DataFrame(rows, columns=list(StepSummaryRow.__dataclass_fields__))
 
 
-def worst(summaries: Sequence[StepSummary]) -> list[Loss]:
+def worst(summaries: Sequence[StepSummary]) -> list[LostTime]:
     """Losses of all steps: those of one rank with the same cause as one, most seconds first."""
     together: dict[tuple[int, str, str], tuple[float, int]] = {}
     for loss in (loss for summary in summaries for loss in summary.losses):
         key = loss.rank, loss.reason, loss.detail
         lost_s, times = together.get(key, (0.0, 0))
         together[key] = lost_s + loss.seconds, times + loss.times
-    return sorted(
-        (Loss(*key, *lost) for key, lost in together.items()), key=lambda loss: -loss.seconds
-    )
+    losses = (LostTime(*key, *lost) for key, lost in together.items())
+    return sorted(losses, key=lambda loss: -loss.seconds)
 
 
-def top_ops(traces: Sequence[RankTrace], steps: Sequence[Step], most: int = _TOP) -> pd.DataFrame:
-    """`name, device_s, share, events` by framework op, the innermost around the launch; most device
-    time first.
-    """
+def top_ops(
+    traces: Sequence[RankTrace], steps: Sequence[RecordedStep], most: int = _TOP
+) -> pd.DataFrame:
+    """`name, device_s, share, events` of the ops that launched most device time."""
     return _by_name(traces, steps, most, lambda trace, step: launching_op(trace, step.device))
 
 
 def top_kernels(
-    traces: Sequence[RankTrace], steps: Sequence[Step], most: int = _TOP
+    traces: Sequence[RankTrace], steps: Sequence[RecordedStep], most: int = _TOP
 ) -> pd.DataFrame:
-    """The same by device event."""
-    return _by_name(
-        traces, steps, most, lambda trace, step: [trace.device_name(event) for event in step.device]
-    )
+    """`name, device_s, share, events` of the device events that took most time."""
+    return _by_name(traces, steps, most, lambda one, step: map(one.device_name, step.device))
 
 
-def _row(trace: RankTrace, step: Step, every_gap: Gaps, waiting_s: float) -> tuple[Row, Gaps]:
+def _row(
+    trace: RankTrace, step: RecordedStep, every_gap: Gaps, waiting_s: float
+) -> tuple[StepSummaryRow, Gaps]:
     """The row, and its gaps."""
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
@@ -171,16 +158,11 @@ def _row(trace: RankTrace, step: Step, every_gap: Gaps, waiting_s: float) -> tup
     )
     first_s, last_s = (float(start_s.min()), float(end_s.max())) if len(of) else (0.0, 0.0)
     found = every_gap.between(first_s, last_s)
-    by_reason = dict(
-        zip(
-            (f"{reason}_s" for reason in REASONS),
-            map(float, found.reasons.sum(axis=1)),
-            strict=True,
-        )
-    )
+    totals_s = found.reasons.sum(axis=1).tolist()
+    by_reason = {f"{reason}_s": total for reason, total in zip(REASONS, totals_s, strict=True)}
     idle_s = last_s - first_s - busy
     kind = trace.host.kind[step.host]
-    row = Row(
+    row = StepSummaryRow(
         trace=trace.source,
         rank=trace.rank,
         world=trace.world,
@@ -209,20 +191,18 @@ def _no_less_than_zero(seconds: float) -> float:
     return seconds if seconds > 1e-9 else 0.0  # rounding of sums of times
 
 
-def _waits_known(traces: Sequence[RankTrace], at: int, matched: Matched) -> bool:
-    """Whether all collectives of one rank have known waits; a lone rank without any is as little
-    known as its run.
-    """
+def _waits_known(traces: Sequence[RankTrace], at: int, matched: MatchedCollectives) -> bool:
+    """Whether all collectives of one rank have known waits."""
     mine = [one for one in matched.collectives if at in one.trace]
     if not mine:
         return len(traces) > 1 or traces[at].world == 1
     return not any(np.isnan(one.wait_s).any() for one in mine)
 
 
-def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matched) -> list[Loss]:
-    """Exposed waiting of each rank at each collective: the kernel runs, nothing is computed beside
-    it, and a later rank is awaited.
-    """
+def _waiting(
+    traces: Sequence[RankTrace], steps: Sequence[RecordedStep], matched: MatchedCollectives
+) -> list[LostTime]:
+    """Exposed waits of each rank for later ones at each collective, while nothing computes."""
     computing = []
     for trace, step in zip(traces, steps, strict=True):
         device, of = trace.device_events, np.asarray(step.device, int)
@@ -236,30 +216,26 @@ def _waiting(traces: Sequence[RankTrace], steps: Sequence[Step], matched: Matche
         for at, rank, start_s, end_s in zip(one.trace, one.rank, one.start_s, until_s, strict=True):
             exposed_s = float(end_s - start_s - covered_s(computing[at], start_s, end_s))
             if exposed_s > 0:
-                losses.append(
-                    Loss(int(rank), "waiting", f"for rank {one.late_rank} at {one}", exposed_s, 1)
-                )
+                detail = f"for rank {one.late_rank} at {one}"
+                losses.append(LostTime(int(rank), "waiting", detail, exposed_s, 1))
     return losses
 
 
 def _by_name(
     traces: Sequence[RankTrace],
-    steps: Sequence[Step],
+    steps: Sequence[RecordedStep],
     most: int,
-    names: Callable[[RankTrace, Step], Sequence[str]],
+    names: Callable[[RankTrace, RecordedStep], Iterable[str]],
 ) -> pd.DataFrame:
     seconds: dict[str, float] = {}
     count: Counter[str] = Counter()
     for trace, step in zip(traces, steps, strict=True):
         device, of = trace.device_events, step.device
-        for name, took_s in zip(
-            names(trace, step), (device.end_s[of] - device.start_s[of]).tolist(), strict=True
-        ):
+        all_took_s = (device.end_s[of] - device.start_s[of]).tolist()
+        for name, took_s in zip(names(trace, step), all_took_s, strict=True):
             seconds[name] = seconds.get(name, 0.0) + took_s
             count[name] += 1
-    total = sum(seconds.values())
+    total = sum(seconds.values()) or 1.0
     longest = sorted(seconds.items(), key=lambda one: -one[1])[:most]
-    rows = [
-        (name, took_s, took_s / total if total else 0.0, count[name]) for name, took_s in longest
-    ]
+    rows = [(name, took_s, took_s / total, count[name]) for name, took_s in longest]
     return pd.DataFrame(rows, columns=["name", "device_s", "share", "events"])

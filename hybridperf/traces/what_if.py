@@ -1,5 +1,4 @@
-"""What a recorded step would take on another device, over other links, or with an op made faster;
-and what would not help.
+"""What a recorded step would take on another device, over other links, or with faster ops.
 
 A replay is a graph and seconds for its rows; a change (`changes`) is a factor on the seconds of
 some rows, and the graph says what becomes of them. Only what kernels and collectives take is
@@ -43,10 +42,10 @@ class WhatIf:
 def what_if(
     replay: Replay, changes: Sequence[Change] = (), overlap_slowdown: float = 1.0
 ) -> WhatIf:
-    """The replay with all changes, and with computation that collectives slow down while both run.
+    """The replay with all changes, and with computation slowed down under collectives.
 
-    `overlap_slowdown`: how much longer computation takes under a collective of its rank, on top of
-    what the measured times hold already.
+    `overlap_slowdown`: how much longer computation takes while a collective of its rank runs, on
+    top of what the measured times hold.
     """
     factor = np.prod([np.ones(len(replay.rows)), *(change.factor for change in changes)], axis=0)
     after = replay.with_seconds(replay.seconds + replay.rows.busy_s * (factor - 1))
@@ -58,27 +57,16 @@ def what_if(
 
 
 def best_savings(replay: Replay) -> pd.DataFrame:
-    """What each op could save at best, were its time nought: `op, seconds, critical_s, saves_s,
-    helps`, most first; `helps`: at least 1 %.
+    """What each op could save if it took no time: `op, seconds, critical_s, saves_s, helps`.
 
-    `seconds` over all ranks; `critical_s` on the critical path. All ops are evaluated in one batch;
-    beyond the 120 with most time, ops are left out, since none saves more than its own seconds.
+    `seconds` over all ranks; `critical_s` on the critical path; `helps`: at least 1 %. The 120 ops
+    with most time are evaluated in one batch; an op saves no more than its own seconds.
     """
-    rows, names = (
-        replay.rows,
-        [
-            replay.op_of_row(row) if kind != IDLE else ""
-            for row, kind in enumerate(replay.rows.kind.tolist())
-        ],
-    )
-    changeable_s = replay.seconds - rows.fixed_s
-    by_op = (
-        pd.Series(changeable_s)
-        .groupby(pd.Series(names))
-        .sum()
-        .drop(["", UNRECORDED], errors="ignore")
-        .nlargest(_GROUPS)
-    )
+    kinds = enumerate(replay.rows.kind.tolist())
+    names = [replay.op_of_row(row) if kind != IDLE else "" for row, kind in kinds]
+    changeable_s = replay.seconds - replay.rows.fixed_s
+    by_op = pd.Series(changeable_s).groupby(pd.Series(names)).sum()
+    by_op = by_op.drop(["", UNRECORDED], errors="ignore").nlargest(_GROUPS)
     place = {name: at for at, name in enumerate(by_op.index)}
     which = np.array([place.get(name, NONE) for name in names])
     table = np.repeat(replay.seconds[:, None], len(by_op) + 1, axis=1)
@@ -101,9 +89,7 @@ def best_savings(replay: Replay) -> pd.DataFrame:
 
 
 def critical_by_op(replay: Replay) -> pd.DataFrame:
-    """The critical path by op, `op, seconds, share, times`, longest first; the seconds add up to
-    its length.
-    """
+    """The critical path by op, `op, seconds, share, times`, longest first."""
     graph, path = replay.graph, replay.critical
     row = np.where(path.is_launch, graph.launch_row[path.node], graph.row[path.node]) - 1
     row = row[row >= 0]
@@ -118,46 +104,38 @@ def critical_by_op(replay: Replay) -> pd.DataFrame:
         for one in row.tolist()
     ]
     frame = pd.DataFrame({"op": names, "seconds": seconds})
-    out = (
-        frame.groupby("op").agg(seconds=("seconds", "sum"), times=("seconds", "size")).reset_index()
-    )
+    summed = frame.groupby("op").agg(seconds=("seconds", "sum"), times=("seconds", "size"))
+    out = summed.reset_index()
     out.insert(2, "share", out["seconds"] / max(out["seconds"].sum(), 1e-30))
     return out.sort_values("seconds", ascending=False, ignore_index=True)
 
 
 def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay, str]:
-    """Computation that runs under a collective of its rank takes `slowdown` times as long there:
-    what overlaps depends on the result.
+    """Computation that runs under a collective of its rank takes `slowdown` times as long there.
 
     With d seconds of its own and o of its new length under a collective: length = d + o (1 - 1 /
-    slowdown), to a fixed point.
+    slowdown), to a fixed point, since what overlaps depends on the result.
     """
     if not (np.isfinite(slowdown) and slowdown >= 1):
-        raise InputError(
-            f"expected an overlap slow-down of 1 or more, got {slowdown}; 1.2 adds a fifth"
-        )
+        wanted = "expected an overlap slow-down of 1 or more"
+        raise InputError(f"{wanted}, got {slowdown}; 1.2 adds a fifth")
     rows = replay.rows
-    own = np.flatnonzero(
-        (replay.nodes.row != NONE)
-        & ~replay.nodes.carried
-        & (replay.nodes.turn == replay.nodes.turn.max())
-    )
-    computes = own[rows.kind[replay.nodes.row[own]] == DEVICE]
+    nodes = replay.nodes
+    last_turn = nodes.turn == nodes.turn.max()
+    own = np.flatnonzero((nodes.row != NONE) & ~nodes.carried & last_turn)
+    computes = own[rows.kind[nodes.row[own]] == DEVICE]
     at, extra_s = replay, np.zeros(len(rows))
     for turn in range(_ROUNDS):
         wanted_s = np.zeros(len(rows))
-        wanted_s[replay.nodes.row[computes]] = _under_collectives(at, computes) * (1 - 1 / slowdown)
+        wanted_s[nodes.row[computes]] = _under_collectives(at, computes) * (1 - 1 / slowdown)
         change_s = float(np.abs(wanted_s - extra_s).max(initial=0.0))
         if change_s < _SETTLED_S:
             return at, ""
-        extra_s += (wanted_s - extra_s) * (
-            1.0 if turn < _ROUNDS // 4 else 0.5
-        )  # half a step where whole ones swing to and fro
+        # half a step where whole ones swing to and fro
+        extra_s += (wanted_s - extra_s) * (1.0 if turn < _ROUNDS // 4 else 0.5)
         at = replay.with_seconds(replay.rows.fixed_s + busy_s + extra_s)
-    return (
-        at,
-        f"what overlaps did not settle: computation is off by up to {1e6 * change_s:.1f} us an op",
-    )
+    off_us = f"{1e6 * change_s:.1f} us an op"
+    return at, f"what overlaps did not settle: computation is off by up to {off_us}"
 
 
 def _under_collectives(replay: Replay, nodes: np.ndarray) -> np.ndarray:
@@ -176,7 +154,6 @@ def _under_collectives(replay: Replay, nodes: np.ndarray) -> np.ndarray:
         length = np.maximum(until - begin, 0.0)
         times = np.stack([np.minimum(begin, until), until], 1).ravel()
         covered = np.stack([np.cumsum(length) - length, np.cumsum(length)], 1).ravel()
-        out[mine] = np.interp(ends_s[nodes[mine]], times, covered) - np.interp(
-            starts_s[nodes[mine]], times, covered
-        )
+        until_end_s = np.interp(ends_s[nodes[mine]], times, covered)
+        out[mine] = until_end_s - np.interp(starts_s[nodes[mine]], times, covered)
     return out

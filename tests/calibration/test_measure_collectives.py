@@ -34,7 +34,8 @@ REQUIRED = ["collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s
 CHECK = """
 import sys
 import numpy as np
-from hybridperf_calibration.microbench.collective_cases import COLLECTIVES, chain, collective_cases, count_collectives
+from hybridperf_calibration.microbench.collective_cases import COLLECTIVES, chain
+from hybridperf_calibration.microbench.collective_cases import collective_cases, count_collectives
 from hybridperf_calibration.microbench.collectives import Team
 
 rank = int(sys.argv[2])
@@ -56,7 +57,8 @@ for case in collective_cases(2, "cpu", [64]):
 for case in collective_cases(2, "gpu", [1024]):
     x, y = (team.place(np.ones(n, np.float32)) for n in (case.items_in, case.items_out))
     text = team.compile(chain(case), x, y, donate=(0, 1)).as_text()
-    assert case.chained == count_collectives(case, text) == 16, (case, count_collectives(case, text))
+    found = count_collectives(case, text)
+    assert case.chained == found == 16, (case, found)
     assert team.nodes("host") == 1 and team.nodes(f"host{rank}") == 2
 print("all right")
 """
@@ -121,9 +123,8 @@ def test_bytes_count_what_nccl_tests_count(n):
         assert (4 * case.items_in, 4 * case.items_out) == pytest.approx(
             [case.bytes * part for part in parts[case.collective]]
         )
-        assert (
-            min(abs(case.bytes - size) for size in (256, 100_000)) <= 4 * n
-        )  # a whole number of floats for every rank
+        # a whole number of floats for every rank
+        assert min(abs(case.bytes - size) for size in (256, 100_000)) <= 4 * n
 
 
 def test_a_collective_in_two_halves_counts_once():
@@ -250,15 +251,14 @@ def test_the_job_is_started_again_after_a_collective_that_did_not_return(
     tmp_path, monkeypatch, capfd
 ):
     statuses, budgets_s = [job.STALLED, 0], []
-    monkeypatch.setattr(
-        measure_collectives,
-        "_job",
-        lambda *arguments: budgets_s.append(arguments[-1]) or statuses.pop(0),
-    )
-    assert (
-        measure_collectives.main(["--out", str(tmp_path), "--processes", "2", "--budget-s", "50"])
-        == 0
-    )
+
+    def start(commands, ranks, logs, n):
+        budgets_s.append(float(commands[0][commands[0].index("--budget-s") + 1]))
+        return statuses.pop(0)
+
+    monkeypatch.setattr(job, "start", start)
+    asked = ["--out", str(tmp_path), "--processes", "2", "--budget-s", "50"]
+    assert measure_collectives.main(asked) == 0
     assert 50 >= budgets_s[0] > budgets_s[1] > 0  # the time budget is that of all starts together
     assert "did not return" in capfd.readouterr().err
 
@@ -331,9 +331,8 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
         jax.__version__,
     )
 
-    third = start(
-        command(tmp_path, "--sizes", "256", processes=3)
-    )  # the same folder for something else
+    # the same folder for something else
+    third = start(command(tmp_path, "--sizes", "256", processes=3))
     said = third.communicate(timeout=60)[1]
     assert third.returncode == 2
     assert "holds measurements of something else" in said.splitlines()[-1]

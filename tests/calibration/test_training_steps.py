@@ -69,9 +69,8 @@ def test_sparse_sgd_is_dense_sgd(pooling: int) -> None:
         (new_dense, new_tables),
         expected,
     )
-    assert any(
-        np.abs(new - old).max() > 1e-5 for new, old in zip(new_tables, tables, strict=True)
-    )  # not all zero
+    # not all zero
+    assert any(np.abs(new - old).max() > 1e-5 for new, old in zip(new_tables, tables, strict=True))
 
 
 def test_interaction_by_hand() -> None:
@@ -146,7 +145,8 @@ def test_batches_rotate() -> None:
 
 
 def test_measure_step() -> None:
-    measured = run.measure_step(dlrm.build(SMALL_DLRM), repeats=15, min_seconds=0.0)
+    steps = [dlrm.build(SMALL_DLRM)]
+    measured = run.measure_steps(steps, rounds=1, repeats=15, min_seconds=0.0)[0]
     assert measured.repeats == 15
     assert 0 < measured.least_s <= measured.time_s <= measured.median_s < measured.first_call_s
     assert np.isfinite(measured.last_loss)

@@ -15,8 +15,8 @@ from hybridperf.ops import Convolution, Elementwise
 from hybridperf.traces.readers.chakra import chakra_protobuf
 from hybridperf.traces.readers.files import TraceFile, trace_files
 from hybridperf.traces.readers.graphs import read_recorded, recorded_graph
-from hybridperf.traces.recorded_graph import COMM, CPU, GPU, RecordedGraph
-from hybridperf.traces.recorded_workload import recorded_work, workload_from
+from hybridperf.traces.recorded.graph import COMM, CPU, GPU, RecordedGraph
+from hybridperf.traces.recorded.workload import recorded_work, workload_from
 
 MESSAGES = 60  # of a real trace that mutations start from
 

@@ -34,9 +34,8 @@ def host_events(ops, profiler=0.0, thread=0, gap=GAP, start=0.0):
             now += VIEW
         else:
             now += MM["before"]
-            events.append(
-                ("op", "aten::empty", begin + 1, begin + 1 + profiler, thread)
-            )  # a record within the op
+            # a record within the op
+            events.append(("op", "aten::empty", begin + 1, begin + 1 + profiler, thread))
             now += profiler
             for nth in range(launches):
                 now += MM["between"] if nth else 0.0
@@ -135,9 +134,8 @@ def test_outliers_are_dropped_and_spread_is_kept():
     rng = np.random.default_rng(0)
     gaps = rng.normal(10, 1, 400)
     ops = host_events([("aten::mm", 1)] * 401, gap=0.0)
-    late = np.concatenate(
-        [[0.0], np.cumsum(np.where(np.arange(400) % 40, gaps, 150.0))]
-    )  # ten long ones
+    # ten long ones
+    late = np.concatenate([[0.0], np.cumsum(np.where(np.arange(400) % 40, gaps, 150.0))])
     events = [
         (kind, name, a + late[i // 3], b + late[i // 3], at)
         for i, (kind, name, a, b, at) in enumerate(ops)

@@ -25,7 +25,7 @@ from hybridperf.ops import (
     columns,
 )
 from hybridperf.ops.base import Op
-from hybridperf.traces.recorded_ops import NO_KERNEL, RULES, by_parts, recorded_op
+from hybridperf.traces.recorded.ops import NO_KERNEL, RULES, by_parts, recorded_op
 
 F = "Tensor(float)"
 I64 = "Tensor(long int)"

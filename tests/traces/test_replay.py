@@ -8,12 +8,12 @@ from support.made_traces import made_trace
 
 from hybridperf.io import InputError
 from hybridperf.traces.events import COPY, Message
-from hybridperf.traces.host_thread import QUEUE, host_line
+from hybridperf.traces.host_thread import QUEUE, host_sequence
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, HOST, IDLE, WIRE
 from hybridperf.traces.steps import common_steps, steps
-from hybridperf.traces.stream_order import Delays, LaunchedEvents, stream_waits
+from hybridperf.traces.stream_order import LaunchedEvents, StreamDelays, stream_waits
 
 FILES = [
     "hta_df_index_resolver_V100_rank1of2.json.gz", "hta_ns_resolution_V100_1gpu.json.gz",
@@ -65,9 +65,8 @@ def test_a_step_that_waits_for_its_host_ends_when_the_host_does():
 
 def test_a_step_that_waits_for_its_device_ends_when_the_last_kernel_does():
     starts = range(10, 110, 10)
-    device = [
-        (f"k{at}", 7, 100 * at / 10, 100 * at / 10 + 98, f"launch {at}") for at in starts
-    ]  # 2 µs between two
+    # 2 µs between two
+    device = [(f"k{at}", 7, 100 * at / 10, 100 * at / 10 + 98, f"launch {at}") for at in starts]
     found = step_of(launches(starts), device, end=120)
     assert found.measured_s == pytest.approx([1098e-6])
     assert found.replayed_s == pytest.approx(
@@ -173,7 +172,7 @@ def test_no_event_waits_for_one_that_ended_after_it_started():
     host = [*launches([10]), ("call", "cudaStreamWaitEvent", 20, 21), *launches([30])]
     trace = made_trace(host, [("long", 7, 17, 500, "launch 10"), ("apart", 8, 37, 60, "launch 30")])
     launched = LaunchedEvents(trace, np.arange(2))
-    delays = Delays.of([launched])
+    delays = StreamDelays.of([launched])
     assert stream_waits(launched, delays.latency_s(launched), delays.gap_s(launched)) == [[], []]
 
 
@@ -317,14 +316,14 @@ def test_collectives_in_different_orders_go_by_their_own_times():
     assert found.replayed_s == pytest.approx([900e-6, 900e-6], rel=0.03)
 
 
-def test_seconds_of_the_host_line_add_up_to_the_step():
+def test_seconds_of_the_host_sequence_add_up_to_the_step():
     trace = made_trace(
         launches([10, 50, 90]),
         [(f"k{at}", 7, at + 7, at + 20, f"launch {at}") for at in (10, 50, 90)],
     )
     launched = LaunchedEvents(trace, np.arange(3))
-    delays = Delays.of([launched])
-    line = host_line(
+    delays = StreamDelays.of([launched])
+    line = host_sequence(
         launched, delays.latency_s(launched), delays.gap_s(launched), 0.0, 200e-6, np.zeros(3, bool)
     )
     assert sum(entry.host_s for entry in line.entries) + line.rest_s == pytest.approx(200e-6)

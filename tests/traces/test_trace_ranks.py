@@ -11,7 +11,7 @@ from support.made_traces import made_trace
 
 from hybridperf.traces.events import Message
 from hybridperf.traces.kinds import kind_of
-from hybridperf.traces.ranks import collectives, match
+from hybridperf.traces.ranks import match
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.steps import steps
 from hybridperf.traces.summary import summarise
@@ -262,7 +262,7 @@ def test_eight_real_ranks(data_dir):
     """
     expected = pd.read_csv(data_dir / "lin" / "param_dlrm_8xv100" / "collectives.csv")
     traces = read_traces([data_dir / "traces" / "param_dlrm_8xV100_kineto.tar.gz"])
-    found = collectives(traces, [steps(trace)[0] for trace in traces])
+    found = match(traces, [steps(trace)[0] for trace in traces]).collectives
     assert len(found) == expected["index"].nunique() == 8
     for at, one in enumerate(found):
         rows = expected[expected["index"] == at].set_index("rank")

@@ -142,9 +142,9 @@ def test_steps_of_several_ranks_are_matched_and_what_is_missing_is_said():
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        ([(1, 2, 0), (1, 2, 0)], "r0 and r1 both are of rank 1"),
-        ([(None, None, 0), (None, None, 0)], "both do not say their rank"),
-        ([(0, 2, 0), (None, None, 0)], "r1 does not say it"),
+        ([(1, 2, 0), (1, 2, 0)], "r0 and r1 are both of rank 1"),
+        ([(None, None, 0), (None, None, 0)], "name no rank"),
+        ([(0, 2, 0), (None, None, 0)], "r1 names none"),
         ([(0, 2, 0), (1, 4, 0)], "ranks of runs of 2, 4 ranks"),
         (
             [(0, 2, 0), (1, 2, 5)],

@@ -9,8 +9,8 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from support.damaged_traces import documents, mutated_document, trimmed
 from support.made_traces import made_trace
-from test_trace_fuzz import documents, mutated_document, trimmed
 
 from hybridperf.io import InputError
 from hybridperf.traces.events import COPY

@@ -244,11 +244,8 @@ def test_other_links_by_models_of_both_systems():
     ("kind", "said", "row"),
     [
         ("allreduce", {"ranks": tuple(range(8)), "size": 8}, ("all_reduce", 1e8, 8, 1)),
-        (
-            "allreduce",
-            {"ranks": (0, 8, 16, 24), "size": 4},
-            ("all_reduce", 1e8, 4, 4),
-        ),  # a rank on each node
+        # a rank on each node
+        ("allreduce", {"ranks": (0, 8, 16, 24), "size": 4}, ("all_reduce", 1e8, 4, 4)),
         ("all_reduce_barrier", {"size": 16}, ("all_reduce", 1e8, 16, 2)),
         ("_allgather_base", {"size": 8}, ("all_gather", 8e8, 8, 1)),
         (
@@ -257,11 +254,8 @@ def test_other_links_by_models_of_both_systems():
             ("all_gather", 7e8, 8, 1),
         ),
         ("reduce_scatter_tensor_coalesced", {"size": 8}, ("reduce_scatter", 1e8, 8, 1)),
-        (
-            "allreduce",
-            {},
-            ("all_reduce", 1e8, 64, 8),
-        ),  # the run's ranks, where no group is recorded
+        # the run's ranks, where no group is recorded
+        ("allreduce", {}, ("all_reduce", 1e8, 64, 8)),
     ],
 )
 def test_other_links_go_by_the_group(kind, said, row):
@@ -521,7 +515,7 @@ def test_why_ops_keep_their_time_is_said():
 
 
 def test_a_slower_op_is_called_slower():
-    assert faster(bound_by_device(), "aten::relu", 0.5).said == "aten::relu 2 times slower"
+    assert faster(bound_by_device(), "aten::relu", 0.5).description == "aten::relu 2 times slower"
 
 
 def test_without_launches_the_host_is_not_blamed():

@@ -225,11 +225,8 @@ def test_rounds_report_their_own_median_and_profiling_comes_last(monkeypatch) ->
 
 
 def test_one_round_cannot_tell_its_noise() -> None:
-    once = workload_run.measure_step(
-        dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30)),
-        repeats=3,
-        min_seconds=0.0,
-    )
+    step = dlrm.build(dlrm.DlrmConfig(batch=8, tables=2, rows_per_table=30))
+    once = workload_run.measure_steps([step], rounds=1, repeats=3, min_seconds=0.0)[0]
     assert once.noise is None
     assert once.op_s is None
 

@@ -31,7 +31,14 @@ from hybridperf.report.text import percent, seconds
 from hybridperf.report.trace_tables import REASONS
 from hybridperf.traces.events import COPY, FILL, NONE, OP, RankTrace
 from hybridperf.traces.steps import CommonStep
-from hybridperf.traces.summary import Loss, Row, StepSummary, top_kernels, top_ops, worst
+from hybridperf.traces.summary import (
+    LostTime,
+    StepSummary,
+    StepSummaryRow,
+    top_kernels,
+    top_ops,
+    worst,
+)
 
 _TOP = 30  # ops and kernels listed
 _MOST_BARS = 64
@@ -101,7 +108,7 @@ def trace_page(
     return Page(title or f"Recorded: {count}", sections, lead)
 
 
-def _summary(rows: Sequence[Row], ranks: int) -> Facts:
+def _summary(rows: Sequence[StepSummaryRow], ranks: int) -> Facts:
     spans = sorted(row.gpu_span_s for row in rows)
     span_s = sum(spans) or 1.0
     remark = "first start to last end"
@@ -124,8 +131,8 @@ def _summary(rows: Sequence[Row], ranks: int) -> Facts:
     return Facts(facts)
 
 
-def _steps(rows: Sequence[Row]) -> list[Block]:
-    frame = pd.DataFrame(rows, columns=[*Row.__dataclass_fields__])
+def _steps(rows: Sequence[StepSummaryRow]) -> list[Block]:
+    frame = pd.DataFrame(rows, columns=[*StepSummaryRow.__dataclass_fields__])
     reasons = [reason for reason in _IDLE if (frame[f"{reason}_s"] > 0).any()]
     waiting_s = frame["waiting_s"].fillna(0.0)
     idle = [frame[f"{reason}_s"] for reason in reasons]
@@ -157,7 +164,7 @@ def _steps(rows: Sequence[Row]) -> list[Block]:
     return blocks
 
 
-def _losses(losses: Sequence[Loss], ranks_known: bool) -> Block:
+def _losses(losses: Sequence[LostTime], ranks_known: bool) -> Block:
     if not losses:
         return Notes([], "No time was lost.")
     largest_s = losses[0].seconds or 1.0

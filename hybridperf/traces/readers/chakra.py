@@ -31,7 +31,14 @@ from google.protobuf import (
 )
 
 from hybridperf.io import InputError
-from hybridperf.traces.recorded_graph import COMM, CPU, GPU, Recorded, RecordedGraph, RecordedNode
+from hybridperf.traces.recorded.graph import (
+    COMM,
+    CPU,
+    GPU,
+    RecordedArguments,
+    RecordedGraph,
+    RecordedNode,
+)
 
 _VALUES = (  # of an attribute: each a single value, then (but for what is odd) a list of it
     "double",
@@ -144,9 +151,8 @@ def _json_node(node: Any, source: str) -> RecordedNode:
             f"{source}: expected nodes with names, found {str(node)[:_SAID]!r}; the file is"
             " damaged, convert the trace again"
         )
-    given = {
-        str(key).replace("_", "").lower(): value for key, value in node.items()
-    }  # Id, id; ctrlDeps, ctrl_deps
+    # Id, id; ctrlDeps, ctrl_deps
+    given = {str(key).replace("_", "").lower(): value for key, value in node.items()}
     identity, name = given.get("id"), given.get("name")
     if not _is_count(identity) or not isinstance(name, str):
         raise InputError(
@@ -184,12 +190,10 @@ def _protobuf_node(node: Any) -> RecordedNode:
 def _made(
     identity: int, name: str, kind: int, on_host: bool | None, *, control: tuple[int, ...],
     data: tuple[int, ...], micros: float, comm_type: Any, comm_bytes: Any, thread: Any = None,
-    sequence: Any = None, part_of: Any = None, inputs: Recorded | None = None,
-    outputs: Recorded | None = None,
+    sequence: Any = None, part_of: Any = None, inputs: RecordedArguments | None = None,
+    outputs: RecordedArguments | None = None,
 ) -> RecordedNode:  # fmt: skip
-    """A node from what either form says of it. Without a word on where it runs, an op with a
-    namespace (`aten::`) ran on the host.
-    """
+    """A node of either form; if nothing tells where it ran, a name with `::` ran on the host."""
     communicates = kind in (_SEND, _RECEIVE, _COLLECTIVE)
     on_host = bool(re.match(r"\w+::\w", name)) if on_host is None else on_host
     collective = ""
@@ -207,8 +211,8 @@ def _made(
         control=control,
         data=data,
         thread=thread if _is_count(thread) else None,
-        inputs=inputs or Recorded(),
-        outputs=outputs or Recorded(),
+        inputs=inputs or RecordedArguments(),
+        outputs=outputs or RecordedArguments(),
         comm_type=collective,
         comm_bytes=float(comm_bytes) if _is_count(comm_bytes) else None,
         runtime_s=micros * _MICROSECOND_S if 0 < micros < _LONGEST_US else None,
@@ -241,9 +245,7 @@ def _messages(content: bytes, source: str) -> Iterator[bytes]:
 
 
 def _metadata(raw: bytes) -> str | None:
-    """The schema that a file's first message names, empty if it names none; None where the message
-    is a node.
-    """
+    """Schema that a first message names, "" if it names none; None where it is a node."""
     if raw[:1] == b"\x08":  # field 1 holds a number: a node's id
         return None
     metadata = _CLASSES["GlobalMetadata"].FromString(raw)
@@ -274,8 +276,8 @@ def _value(attribute: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _recorded(info: Any) -> Recorded:
-    return Recorded(_literal(info.shapes), _literal(info.types), _literal(info.values))
+def _recorded(info: Any) -> RecordedArguments:
+    return RecordedArguments(_literal(info.shapes), _literal(info.types), _literal(info.values))
 
 
 @functools.lru_cache(maxsize=4096)  # the parts of an op say the same

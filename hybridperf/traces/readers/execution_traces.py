@@ -22,8 +22,8 @@ from typing import Any, TypeGuard
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
-from hybridperf.traces.recorded_graph import CPU, Recorded, RecordedGraph, RecordedNode
-from hybridperf.traces.recorded_tensors import dtype_of, flat
+from hybridperf.traces.recorded.graph import CPU, RecordedArguments, RecordedGraph, RecordedNode
+from hybridperf.traces.recorded.tensors import dtype_of, flat
 
 _SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\..*)?")
 _COMMUNICATES = ("record_param_comms", "nccl:", "rccl:", "c10d::", "gloo:", "mpi:", "ucc:")
@@ -31,9 +31,7 @@ _SAID = 60  # characters of a strange value that an error repeats
 
 
 def execution_trace(document: Mapping[str, Any], source: str) -> RecordedGraph:
-    """The graph of a trace that has been read from JSON; `InputError` for a schema or a node that
-    cannot be used.
-    """
+    """Graph of a trace read from JSON; `InputError` for an unusable schema or node."""
     schema = document.get("schema")
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise InputError(
@@ -99,10 +97,10 @@ def _node(node: Any, source: str) -> RecordedNode:
         inputs, outputs = _arguments(node.get("inputs")), _arguments(node.get("outputs"))
     else:
         attributes, parent = node, node.get("parent")
-        inputs = Recorded(
+        inputs = RecordedArguments(
             *(tuple(_listed(node.get(key))) for key in ("input_shapes", "input_types", "inputs"))
         )
-        outputs = Recorded(
+        outputs = RecordedArguments(
             *(tuple(_listed(node.get(key))) for key in ("output_shapes", "output_types", "outputs"))
         )
     if isinstance(parent, list):
@@ -125,11 +123,9 @@ def _node(node: Any, source: str) -> RecordedNode:
 
 
 def _communication(
-    name: str, inputs: Recorded, attributes: Mapping[str, Any]
+    name: str, inputs: RecordedArguments, attributes: Mapping[str, Any]
 ) -> tuple[str, float | None]:
-    """Kind of a collective and the bytes that this rank gives to it; an empty kind for anything
-    else, a wait included.
-    """
+    """Kind of a collective and the bytes that this rank gives; "" for anything else."""
     if not name.startswith(_COMMUNICATES):
         return "", None
     kind = attributes.get("collective_name")
@@ -146,15 +142,16 @@ def _communication(
     if _is_id(count) and dtype is not None:
         return kind, count * DTYPE_BYTES[dtype]
     tensors = flat(inputs.arguments)
-    return kind, (
-        tensors[-1].bytes if tensors else None
-    )  # of `all_to_all(output, input)` the last is what it gives
+    # of `all_to_all(output, input)` the last is what it gives
+    return kind, (tensors[-1].bytes if tensors else None)
 
 
-def _arguments(given: Any) -> Recorded:
+def _arguments(given: Any) -> RecordedArguments:
     if not isinstance(given, dict):
-        return Recorded()
-    return Recorded(*(tuple(_listed(given.get(key))) for key in ("shapes", "types", "values")))
+        return RecordedArguments()
+    return RecordedArguments(
+        *(tuple(_listed(given.get(key))) for key in ("shapes", "types", "values"))
+    )
 
 
 def _listed(value: Any) -> list[Any]:

@@ -40,9 +40,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class TraceFile:
-    """One trace's text: where it came from, and whether it was one of several in a folder or an
-    archive.
-    """
+    """One trace's text, its source, and whether a folder or archive had others."""
 
     source: str
     text: bytes
@@ -54,11 +52,14 @@ def trace_files(
     endings: Sequence[str] = _OPENED,
     left_out: list[InputError] | None = None,
 ) -> Iterator[TraceFile]:
-    """The traces of files, archives and folders, one after the other, so that only one is in
-    memory.
+    """The traces of files, archives and folders, one at a time.
 
-    `endings` (lower case) choose what is opened within folders and archives. `InputError`: nothing
-    there, nothing in it, or damaged.
+    Args:
+        paths: files, archives and folders.
+        endings: lower-case endings of what is opened within folders and archives.
+        left_out: takes the error of an archive without traces among other files.
+
+    Raises: InputError: nothing there, nothing in it, or damaged.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]

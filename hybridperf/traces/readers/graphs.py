@@ -15,8 +15,8 @@ from hybridperf.io import InputError
 from hybridperf.traces.readers.chakra import chakra_json, chakra_protobuf
 from hybridperf.traces.readers.execution_traces import execution_trace
 from hybridperf.traces.readers.files import TraceFile, trace_files
-from hybridperf.traces.recorded_graph import RecordedGraph
-from hybridperf.traces.recorded_workload import workload_from
+from hybridperf.traces.recorded.graph import RecordedGraph
+from hybridperf.traces.recorded.workload import workload_from
 
 ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".tar", ".tar.gz", ".tgz", ".zip")
 _BRACKETS = (b"{", b"[")
@@ -25,16 +25,12 @@ _BRACKETS = (b"{", b"[")
 def read_recorded(
     paths: Sequence[str | os.PathLike] | str | os.PathLike,
 ) -> tuple[RecordedGraph, ...]:
-    """The graphs of files, archives and folders, in the order found; one sentence of `InputError`
-    for what cannot be used.
-    """
+    """The graphs of files, archives and folders, in the order found."""
     return tuple(recorded_graph(file) for file in trace_files(paths, ENDINGS))
 
 
 def recorded_step(path: str | os.PathLike, ignore: Collection[str] = ()) -> Workload:
-    """Workload of the step in a file; of several ranks in one archive, the first one's, which a
-    note says.
-    """
+    """Workload of the step in a file; of several ranks in an archive, of the first one."""
     files = trace_files(path, ENDINGS)
     graph = recorded_graph(next(files))
     workload = workload_from(graph, ignore)

@@ -33,7 +33,7 @@ from hybridperf.traces.events import (
 )
 from hybridperf.traces.nesting import nesting_order, parents
 from hybridperf.traces.readers.files import trace_files
-from hybridperf.traces.readers.kineto_devices import Part, correlation, device_number, parts
+from hybridperf.traces.readers.kineto_devices import RankEvents, correlation, device_number, parts
 from hybridperf.traces.readers.kineto_json import (
     Document,
     Event,
@@ -66,11 +66,11 @@ _FEW = 0.01  # share of events that may be unusable before the file as a whole i
 
 
 def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple[RankTrace, ...]:
-    """The ranks in files, archives and folders, in order of rank; those that do not say it last.
+    """The ranks in files, archives and folders, in order of rank; unnumbered ones last.
 
-    What is of another kind beside traces in a folder or archive is left out, said in a note of the
-    first trace. `InputError`, one sentence: nothing there, empty, cut off, damaged, or no Kineto
-    trace.
+    Other kinds of files in a folder or archive are left out, with a note of the first trace.
+
+    Raises: InputError: nothing there, empty, cut off, damaged, or no Kineto trace.
     """
     traces: list[RankTrace] = []
     left_out: list[InputError] = []
@@ -101,11 +101,9 @@ class _Names(dict[_Key, int]):
 
 
 def rank_traces(document: Document, source: str) -> list[RankTrace]:
-    """One decoded file as columns: of one rank, or of several where it has kernels of several
-    devices.
+    """One decoded file as columns: of one rank, or a rank for each device with kernels.
 
-    `InputError`: no profiler events in it, times that cannot be, or devices of which nobody can say
-    who launched their kernels.
+    Raises: InputError: no profiler events, impossible times, or unknown launchers of kernels.
     """
     host, device, flows, python = _sorted_out(document.traceEvents or [], source)
     if not host and not device:
@@ -134,7 +132,7 @@ def rank_traces(document: Document, source: str) -> list[RankTrace]:
 def _rank_trace(
     document: Document,
     source: str,
-    part: Part,
+    part: RankEvents,
     flows: list[Event],
     rank: int | None,
     world: int | None,
@@ -181,9 +179,7 @@ def _rank_trace(
 def _sorted_out(
     events: list[Event], source: str
 ) -> tuple[list[tuple[int, Event]], list[tuple[int, Event]], list[Event], int]:
-    """(kind, event) of host and device, flows, and the number of calls of Python functions, which
-    are not read.
-    """
+    """(kind, event) of host and device, flows, and how many Python calls are not read."""
     host: list[tuple[int, Event]] = []
     device: list[tuple[int, Event]] = []
     flows: list[Event] = []
@@ -206,12 +202,9 @@ def _sorted_out(
 def _usable(
     host: list, device: list, source: str, notes: list[str]
 ) -> tuple[tuple[list, np.ndarray], tuple[list, np.ndarray], float]:
-    """Events with sane times, their [start, end] in µs from the first one, and that one's time.
-    Says how many are left out.
-    """
-    times = np.array(
-        [(as_number(e.ts), as_number(e.dur)) for _, e in (*host, *device)], float
-    )  # None becomes NaN
+    """Events with sane times, their [start, end] in µs and the first time; notes others."""
+    # None becomes NaN
+    times = np.array([(as_number(e.ts), as_number(e.dur)) for _, e in (*host, *device)], float)
     with np.errstate(invalid="ignore", over="ignore"):
         good = np.isfinite(times).all(axis=1)
         if good.any():
@@ -312,9 +305,7 @@ def _messages(
     device_events: DeviceEvents,
     on_device: list[Event],
 ) -> dict[int, Message]:
-    """What kernels that communicate say of their collective, else what the op around their launch
-    does; fills in missing sizes.
-    """
+    """What a collective's kernel records, else the op around its launch; adds missing sizes."""
     by_name = groups_by_name(document.distributedInfo)
     found: dict[int, Message] = {}
     for event in np.flatnonzero(device_events.communicates).tolist():
@@ -334,16 +325,13 @@ def _messages(
 
 
 def _calls(host: list, number: np.ndarray, device: list[Event], flows: list[Event]) -> np.ndarray:
-    """For each device event the host event that launched it: by correlation, else by the flow that
-    ends at its start.
-    """
+    """Host event that launched each device event: by correlation, else by the flow's end."""
     launched_by: dict[int, int] = {}
     for i, (kind, event) in enumerate(host):
         if kind == CALL and (of := correlation(event)) is not None:
             launched_by.setdefault(of, int(number[i]))
-    found = np.array(
-        [launched_by.get(correlation(event) or 0, NONE) for event in device], np.int32
-    )  # no call has 0  # type: ignore[arg-type]
+    # no call has 0  # type: ignore[arg-type]
+    found = np.array([launched_by.get(correlation(event) or 0, NONE) for event in device], np.int32)
     if flows and (found == NONE).any():
         begins = {_place(flow): flow.id for flow in flows if flow.ph == "s"}
         ends = {_place(flow): flow.id for flow in flows if flow.ph == "f"}
@@ -397,9 +385,8 @@ def _device_name(document: Document, events: list[Event]) -> str:
 
 def _stream(event: Event) -> int:
     stream = as_whole(event.args.stream) if event.args is not None else None
-    return (
-        stream if stream is not None else as_whole(event.tid) or 0
-    )  # the timeline's row is the stream
+    # the timeline's row is the stream
+    return stream if stream is not None else as_whole(event.tid) or 0
 
 
 def _place(event: Event) -> tuple[str, str, str]:

@@ -20,7 +20,7 @@ _RANK_PROCESS = re.compile(r"rank[ _-]?(\d{1,7})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Part:
+class RankEvents:
     """The events of one rank: (kind, event) of host and device."""
 
     host: list[tuple[int, Event]]
@@ -31,18 +31,25 @@ class Part:
 
 def parts(
     host: list, device: list, events: Sequence[Event], rank: int | None, source: str
-) -> list[Part]:
-    """Host and device events by device that ran kernels; `rank` is what the file says it is of,
-    `events` all that it has.
+) -> list[RankEvents]:
+    """Events of host and device, by device that ran kernels.
 
-    One process whose rank is known keeps the one device that it used most. `InputError` where
-    nobody can say which process used a device.
+    One process whose rank is known keeps the device that it used most.
+
+    Args:
+        host: (kind, event) of all host events.
+        device: (kind, event) of all device events.
+        events: all that the file has, with the names of processes.
+        rank: what the file gives as its rank.
+        source: for messages.
+
+    Raises: InputError: nothing tells which process used a device.
     """
     of_device: dict[int, list] = {}
     for kind, event in device:
         of_device.setdefault(device_number(event), []).append((kind, event))
     if len(of_device) < 2:
-        return [Part(host, device)]
+        return [RankEvents(host, device)]
     kernels = {
         number: sum(kind == KERNEL for kind, _ in those) for number, those in of_device.items()
     }
@@ -63,7 +70,7 @@ def parts(
         else []
     )
     if len(used) == 1:
-        return [Part(host, of_device[used[0]], notes=notes)]
+        return [RankEvents(host, of_device[used[0]], notes=notes)]
     if left_out:
         notes.append(f"{left_out} events of {_devices(idle)} left out: no kernels ran there")
     named = _named_ranks(events)
@@ -80,22 +87,19 @@ def parts(
             if one_process
             else [one for one in host if as_text(one[1].pid) == processes[number]]
         )
-        found.append(Part(mine, of_device[number], ranks[at], notes if at == 0 else []))
+        found.append(RankEvents(mine, of_device[number], ranks[at], notes if at == 0 else []))
     return found
 
 
 def device_number(event: Event) -> int:
     """The device an event ran on, as the trace counts them."""
     device = as_whole(event.args.device) if event.args is not None else None
-    return (
-        device if device is not None else as_whole(event.pid) or 0
-    )  # the timeline's process is the device
+    # the timeline's process is the device
+    return device if device is not None else as_whole(event.pid) or 0
 
 
 def correlation(event: Event) -> int | None:
-    """What an event and its launching call have in common. None also for 0, which calls have that
-    start nothing.
-    """
+    """What an event and its launching call share; None also for 0, of calls without one."""
     return as_whole(event.args.correlation) or None if event.args is not None else None
 
 
@@ -121,9 +125,8 @@ def _processes(host: list, of_device: dict[int, list], source: str) -> dict[int,
                 if ts <= (as_number(event.ts) or 0.0)
             }
         ).most_common(2)
-        own = as_text(
-            those[0][1].pid
-        )  # a merged timeline may show a rank's host and device as one process
+        # a merged timeline may show a rank's host and device as one process
+        own = as_text(those[0][1].pid)
         if votes and (len(votes) == 1 or votes[0][1] > votes[1][1]):
             found[device] = votes[0][0]
         elif own in everyone:

@@ -22,24 +22,20 @@ _NOT_JSON_NUMBERS = re.compile(
 _NO_ESCAPE = re.compile(rb'(\\\\)|\\(?!["/bfnrtu])')
 _NAME, _AFTER_NAME = b'"name": "', b'", "pid":'
 _BARE_QUOTE = re.compile(rb'((?<!\\)(?:\\\\)*)"')
-_NO_CONTROLS = bytes(
-    max(byte, 32) for byte in range(256)
-)  # a space instead: between values, where JSON allows some, no harm
+# a space instead: between values, where JSON allows some, no harm
+_NO_CONTROLS = bytes(max(byte, 32) for byte in range(256))
 
 
 class Args(msgspec.Struct, gc=False):
-    """What an event carries besides its interval; of any type, since other tools use the same
-    names.
-    """
+    """What an event carries besides its interval; untyped, since other tools use the same names."""
 
     correlation: Any = None
     stream: Any = None
     device: Any = None
     bytes: Any = None
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    dims_before: msgspec.Raw = msgspec.field(
-        default=msgspec.Raw(), name="Input dims"
-    )  # as PyTorch 1.8 and 1.9 spell it
+    # as PyTorch 1.8 and 1.9 spell it
+    dims_before: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     elements: Any = msgspec.field(default=None, name="In msg nelems")
     elements_type: Any = msgspec.field(default=None, name="dtype")
@@ -91,8 +87,9 @@ _OBJECT, _LIST, _ANY = (
 
 
 def decoded(text: bytes, source: str) -> Document:
-    """A trace's fields; `InputError`: no JSON (cut off, say), `WrongKind` of it, or fields of types
-    that no trace has.
+    """A trace's fields.
+
+    Raises: InputError: JSON that is cut off or no trace's; `WrongKind` for what is another kind.
     """
     text = text.removeprefix(b"\xef\xbb\xbf").strip()
     first: Exception | None = None
@@ -131,18 +128,14 @@ def _decoded(text: bytes, source: str) -> Document:
 
 
 def _mended(text: bytes) -> bytes:
-    """Rates that are no number (a copy of zero length) as null; names with unescaped control
-    characters and backslashes, or no UTF-8.
-    """
+    """Valid JSON: null for what is no number, stray controls and backslashes escaped."""
     text = text.translate(_NO_CONTROLS).decode("utf-8", errors="replace").encode()
     text = _NO_ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", text)
     return _NOT_JSON_NUMBERS.sub(rb"\1null", text)
 
 
 def _quotes_escaped(text: bytes) -> bytes:
-    """Quotes within names, which some versions leave as they are: a name ends where the next field,
-    `pid`, begins.
-    """
+    """Escapes quotes within names: a name ends where the next field, `pid`, begins."""
     parts = text.split(_NAME)
     for i, part in enumerate(parts):
         name, after, rest = part.partition(_AFTER_NAME)
@@ -168,9 +161,7 @@ def _no_json(text: bytes, source: str, error: Exception) -> InputError:
 
 
 def _not_as_expected(text: bytes, source: str, error: Exception) -> InputError:
-    """A field of another type than traces have: either no trace at all, or a damaged one. Broken
-    JSON after it counts first.
-    """
+    """The error for a field of another type; broken JSON after it counts first."""
     try:
         _ANY.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as broken:

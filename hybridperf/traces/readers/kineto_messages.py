@@ -29,9 +29,7 @@ _MOST_RANKS = 1 << 17  # of a group that damaged numbers may claim
 
 
 def message(args: Iterable[Args | None], by_name: Mapping[str, tuple[int, ...]]) -> Message | None:
-    """What is said of one collective, the first that says anything counting; `by_name` are ranks of
-    groups. None: nothing.
-    """
+    """What the first of several `args` with any record says of a collective; None without."""
     for one in args:
         if one is None or (
             one.collective is None

@@ -8,25 +8,19 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hybridperf.traces.recorded_tensors import Argument, arguments, flat
+from hybridperf.traces.recorded.tensors import Argument, arguments, flat
 
-CPU, GPU, COMM = (
-    "cpu",
-    "gpu",
-    "comm",
-)  # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
+# kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
+CPU, GPU, COMM = ("cpu", "gpu", "comm")
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """Inputs or outputs of an op as they stand in the trace, by position;
-    see `recorded_tensors`.
-    """
+class RecordedArguments:
+    """Inputs or outputs of an op as the trace has them, by position; see `tensors`."""
 
     shapes: tuple[Any, ...] = ()
     types: tuple[Any, ...] = ()
@@ -46,13 +40,11 @@ class RecordedNode:
     name: str
     kind: str = CPU
     parent: int | None = None  # the op that it runs inside of, None at the top
-    control: tuple[
-        int, ...
-    ] = ()  # nodes it follows, as the trace says; ids that the trace lacks are left out
+    control: tuple[int, ...] = ()  # recorded nodes that it follows
     data: tuple[int, ...] = ()  # nodes whose results it reads, where the trace says so
     thread: int | None = None  # of a kernel: its stream
-    inputs: Recorded = field(default_factory=Recorded)
-    outputs: Recorded = field(default_factory=Recorded)
+    inputs: RecordedArguments = field(default_factory=RecordedArguments)
+    outputs: RecordedArguments = field(default_factory=RecordedArguments)
     comm_type: str = ""  # "all_reduce", ...; empty where it is no collective
     comm_bytes: float | None = None
     runtime_s: float | None = None
@@ -93,23 +85,6 @@ class RecordedGraph:
             found.setdefault(node.parent, []).append(node)
         return {parent: tuple(nodes) for parent, nodes in found.items()}
 
-    @cached_property
-    def top_level_ops(self) -> tuple[RecordedNode, ...]:
-        """Ops that run inside no other op: marks, threads and nodes of the autograd engine are
-        looked through.
-        """
-        return tuple(
-            node
-            for node in self.nodes
-            if node.is_op and not any(above.is_op for above in self.around(node))
-        )
-
-    def around(self, node: RecordedNode) -> Iterator[RecordedNode]:
-        """The nodes that a node runs inside of, innermost first."""
-        while node.parent is not None:
-            node = self.by_id[node.parent]
-            yield node
-
 
 def read(node: RecordedNode) -> set[int]:
     """Numbers of the memories that an op's input tensors live in."""
@@ -117,9 +92,7 @@ def read(node: RecordedNode) -> set[int]:
 
 
 def written(node: RecordedNode) -> set[int]:
-    """Numbers of the memories that an op writes: those of its results, and of its first input where
-    the name says `in place`.
-    """
+    """Storage numbers that an op writes: its results', and its first input's if in place."""
     results = {tensor.storage for tensor in flat(node.outputs.arguments) if tensor.storage}
     if node.name.endswith("_") and not node.name.endswith("__"):
         first = node.inputs.arguments[:1]

@@ -23,7 +23,7 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.traces.recorded_graph import (
+from hybridperf.traces.recorded.graph import (
     COMM,
     CPU,
     GPU,
@@ -32,8 +32,8 @@ from hybridperf.traces.recorded_graph import (
     read,
     written,
 )
-from hybridperf.traces.recorded_ops import answer, by_parts
-from hybridperf.traces.recorded_tensors import flat
+from hybridperf.traces.recorded.ops import answer, by_parts
+from hybridperf.traces.recorded.tensors import flat
 
 COLLECTIVES, HOST_COPIES = "collectives", "host copies"
 _STEP_MARK = "ProfilerStep#"
@@ -54,23 +54,28 @@ _NAMED = 12  # unknown ops that an error lists
 
 
 @dataclass
-class _Found:
+class _PricedNodes:
     """What the nodes of a graph come to. Ids are of nodes."""
 
     ops: dict[int, tuple[OpCall, ...]] = field(default_factory=dict)  # with at least one kernel
     unknown: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     on_host: int = 0
-    marks: Counter[str] = field(
-        default_factory=Counter
-    )  # with tensors, taken for what the ops inside them do
+    # with tensors, taken for what the ops inside them do
+    marks: Counter[str] = field(default_factory=Counter)
 
 
 def workload_from(
     graph: RecordedGraph, ignore: Collection[str] = (), *, name: str | None = None
 ) -> Workload:
-    """Workload of one recorded step; `InputError` that names every op nobody knows, unless `ignore`
-    lists it.
+    """Workload of one recorded step.
+
+    Args:
+        graph: the ops of one rank.
+        ignore: ops to leave out, by name or class (see the head of this file).
+        name: of the workload; the file's name by default.
+
+    Raises: InputError: no shapes, no kernels, or ops that nobody knows, all named.
     """
     listed = frozenset([ignore] if isinstance(ignore, str) else ignore)
     if not any(tensor.shape for node in graph.nodes for tensor in flat(node.inputs.arguments)):
@@ -112,9 +117,8 @@ def workload_from(
         waits = [writer[storage] for storage in read(node) if storage in writer] + [
             last_of[one] for one in node.data if one in last_of
         ]
-        after = sorted(
-            {placed for placed, other in waits if other != stream}
-        )  # a stream's own order says the rest
+        # a stream's own order says the rest
+        after = sorted({placed for placed, other in waits if other != stream})
         placed = -1
         for call in found.ops[node.id]:
             if call not in rows:
@@ -136,9 +140,9 @@ def workload_from(
     )
 
 
-def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) -> _Found:
+def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) -> _PricedNodes:
     """Every node's own kernels as ours, what is unknown, and what was ignored."""
-    found = _Found()
+    found = _PricedNodes()
     accelerated = _accelerated(graph)
     within: set[int] = set()  # nodes inside a collective
     parts: set[tuple[str, int]] = set()  # Chakra's ops already seen by their first part
@@ -176,7 +180,7 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
 def _ask(
     graph: RecordedGraph,
     node: RecordedNode,
-    found: _Found,
+    found: _PricedNodes,
     accelerated: bool,
     ignore: frozenset[str],
     suspects: list[RecordedNode],
@@ -215,15 +219,13 @@ def _ask(
         found.ops[node.id] = tuple(OpCall(op) for op in ops)
 
 
-def _file(found: _Found, what: str, name: str, ignore: frozenset[str]) -> None:
+def _file(found: _PricedNodes, what: str, name: str, ignore: frozenset[str]) -> None:
     """Ignored or unknown, under its own name or that of its class."""
     (found.ignored if {what, name} & ignore else found.unknown)[what] += 1
 
 
-def _drop_doubles(graph: RecordedGraph, found: _Found) -> None:
-    """An op whose inner op is of its own class and as large has handed its work on: `mul(x, 2)`
-    calls `mul(x, tensor of 2)`.
-    """
+def _drop_doubles(graph: RecordedGraph, found: _PricedNodes) -> None:
+    """Drops ops whose inner op does their work: `mul(x, 2)` calls `mul(x, tensor of 2)`."""
     doubled = []
     for identity, calls in found.ops.items():
         node = graph.by_id[identity]
@@ -242,8 +244,7 @@ def _drop_doubles(graph: RecordedGraph, found: _Found) -> None:
 
 
 def _lookup_gradient(graph: RecordedGraph, node: RecordedNode) -> tuple[OpCall, ...]:
-    """Of a pooled lookup in many tables: indices sorted, rows updated in place; nothing where the
-    lookup itself is not found.
+    """Of a pooled lookup in many tables: indices sorted, rows updated; () if not found.
 
     The engine's node has the number that ops before the lookup saw as the next one, and its
     result's shape.
@@ -305,9 +306,7 @@ def _accelerated(graph: RecordedGraph) -> bool:
 
 
 def _streams(graph: RecordedGraph) -> dict[int, str]:
-    """Stream of the kernels that an op launched, by the op's id, where kernels are recorded; an
-    op's first part speaks for it.
-    """
+    """Stream of the kernels that an op (its first part) launched, by the op's id."""
     streams: dict[int, str] = {}
     first: dict[tuple[str, int], int] = {}
     for node in graph.nodes:
@@ -327,7 +326,7 @@ def _streams(graph: RecordedGraph) -> dict[int, str]:
     return streams
 
 
-def _one_step(graph: RecordedGraph, found: _Found) -> tuple[list[RecordedNode], list[str]]:
+def _one_step(graph: RecordedGraph, found: _PricedNodes) -> tuple[list[RecordedNode], list[str]]:
     """The nodes to place: all of them, or of iterations the first of those most alike."""
     nodes = [node for node in graph.nodes if node.id in found.ops]
     marks = [node for node in graph.nodes if node.name.startswith(_STEP_MARK)]

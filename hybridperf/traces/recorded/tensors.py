@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES
 
@@ -27,7 +27,6 @@ _DTYPES = {
     "Double": "fp64", "Long": "int64", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32",
     "float64": "fp64", "int64": "int64", "int32": "int32",
 }  # fmt: skip
-_LIST_DTYPE = "fp32"  # the profiler says only that an argument is a list of tensors
 _VALUE_FIELDS = 6  # of a tensor's value
 LARGEST_TENSOR = 2**60  # elements; more is a damaged file
 
@@ -54,10 +53,40 @@ class Tensor:
 Argument = Tensor | tuple[Tensor, ...] | None  # None: no tensor, or none that can be read
 
 
+class RecordedCall(NamedTuple):
+    """One call of a recorded op: what our rules for ops are given."""
+
+    kind: str  # the op's name without namespace, and without the "_" of an op in place
+    given: tuple[Argument, ...]
+    results: tuple[Argument, ...] = ()  # where recorded
+    values: Sequence[Any] = ()  # the arguments themselves, where recorded
+
+    @property
+    def read(self) -> list[Tensor]:
+        """All tensors that it takes."""
+        return flat(self.given)
+
+    @property
+    def written(self) -> list[Tensor]:
+        """All tensors that it returns."""
+        return flat(self.results)
+
+    def tensor(self, place: int) -> Tensor | None:
+        """The argument at a place, if it is a single tensor."""
+        one = self.given[place] if len(self.given) > place else None
+        return one if isinstance(one, Tensor) else None
+
+    def tensors(self, count: int) -> list[Tensor]:
+        """The single tensors among the first `count` arguments."""
+        return [one for one in self.given[:count] if isinstance(one, Tensor)]
+
+    def value(self, place: int) -> Any:
+        """The number, flag or list of them at a place; None where none is recorded."""
+        return number(self.values[place]) if len(self.values) > place else None
+
+
 def dtype_of(type_name: Any) -> str | None:
-    """Our name of a recorded tensor type's number format; None for numbers, flags and formats
-    nobody here knows.
-    """
+    """Our name of a tensor type's number format; None for numbers, flags and unknown formats."""
     if not isinstance(type_name, str):
         return None
     if type_name.startswith("Tensor(") and type_name.endswith(")"):
@@ -73,11 +102,8 @@ def arguments(
     for at, type_name in enumerate(types):
         shape = shapes[at] if at < len(shapes) else None
         value = values[at] if at < len(values) else None
-        out.append(
-            _list(shape, type_name, value)
-            if _is_list(type_name)
-            else _tensor(shape, type_name, value)
-        )
+        read = _list if _is_list(type_name) else _tensor
+        out.append(read(shape, type_name, value))
     return tuple(out)
 
 
@@ -93,13 +119,10 @@ def flat(given: Sequence[Argument]) -> list[Tensor]:
 
 
 def number(value: Any) -> Any:
-    """A recorded number, flag or list of them; the profiler writes them as text. None for anything
-    else.
-    """
+    """A number, flag or list of them, also written as text; None for anything else."""
     if isinstance(value, str):
-        lowered = {"True": True, "False": False}.get(value)
-        if lowered is not None:
-            return lowered
+        if value in ("True", "False"):
+            return value == "True"
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
@@ -109,20 +132,21 @@ def number(value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else None
 
 
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether something is a whole number of at least `least`, and no flag."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _is_list(type_name: Any) -> bool:
-    return isinstance(type_name, str) and (
-        type_name.startswith("GenericList[") or type_name == "TensorList"
-    )
+    lists = ("GenericList[", "TensorList")
+    return isinstance(type_name, str) and (type_name.startswith(lists[0]) or type_name == lists[1])
 
 
 def _tensor(shape: Any, type_name: Any, value: Any) -> Tensor | None:
     dtype = dtype_of(type_name)
     if dtype is None or not isinstance(shape, list | tuple):
         return None
-    if not all(
-        isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= LARGEST_TENSOR
-        for size in shape
-    ):
+    if not all(is_whole(size) and size <= LARGEST_TENSOR for size in shape):
         return None
     if math.prod(shape) > LARGEST_TENSOR:
         return None
@@ -137,15 +161,10 @@ def _list(shape: Any, type_name: str, value: Any) -> tuple[Tensor, ...] | None:
     if not isinstance(shape, list | tuple) or not shape:
         return None
     if type_name == "TensorList":
-        inner = [_LIST_DTYPE] * len(shape)
         read = [_tensor(one, "float", None) for one in shape]
     else:
         inner = type_name[len("GenericList[") : -1].split(",")
-        given = (
-            value
-            if isinstance(value, list | tuple) and len(value) == len(shape)
-            else [None] * len(shape)
-        )
+        matches = isinstance(value, list | tuple) and len(value) == len(shape)
+        given = value if matches else [None] * len(shape)
         read = [_tensor(one, kind, v) for one, kind, v in zip(shape, inner, given, strict=False)]
-    found = tuple(tensor for tensor in read if tensor is not None)
-    return found or None
+    return tuple(tensor for tensor in read if tensor is not None) or None

@@ -1,0 +1,1 @@
+"""Steps as traces without times record them: ops with shapes, priced as ours."""
