@@ -18,9 +18,8 @@ from hybridperf.hardware.specs import DeviceSpec, SystemSpec
 from hybridperf.hardware.this_machine import this_cpu, this_system
 from hybridperf.io import InputError, unknown
 
-_VENDOR_WORDS = frozenset(
-    {"nvidia", "tesla", "geforce", "amd", "instinct", "intel"}
-)  # in what drivers call devices
+# in what drivers call devices
+_VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
 
 
 def device_names() -> list[str]:
@@ -29,9 +28,7 @@ def device_names() -> list[str]:
 
 
 def names_people_use(which: str) -> list[str]:
-    """Names and other names of the devices or systems we ship facts of: what a misspelt one is
-    compared with.
-    """
+    """Names and aliases of shipped devices or systems: what a misspelt one is compared with."""
     return [*_presets(which), *_aliases()[which]]
 
 
@@ -65,9 +62,7 @@ def device_called(driver_name: str) -> str:
 
 
 def load_device(name: str | os.PathLike) -> DeviceSpec:
-    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file in
-    the presets' format.
-    """
+    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file."""
     if str(name) == "here":
         return this_cpu()
     return _load(
@@ -80,9 +75,7 @@ def load_device(name: str | os.PathLike) -> DeviceSpec:
 
 
 def load_system(name: str | os.PathLike) -> SystemSpec:
-    """A system (fabric) by name or alias, `here` for processes of this machine, or by the path of a
-    .toml file in the presets' format.
-    """
+    """A system by name or alias, `here` for this machine's processes, or by a .toml file's path."""
     if str(name) == "here":
         return this_system()
     return _load(
@@ -95,9 +88,7 @@ def load_system(name: str | os.PathLike) -> SystemSpec:
 
 
 def device_of(system: SystemSpec, named: str | None = None) -> str:
-    """Name of the accelerator that is asked for, else of the system's own; `InputError` where that
-    is no known device.
-    """
+    """The device asked for, else the system's own; `InputError` where that is no known device."""
     if not (found := named or system.device):
         raise InputError(
             f"expected a system whose accelerators are a known device, got {system.id} of"

@@ -47,9 +47,8 @@ class DeviceSpec(Spec):
     arch: str
     kind: Literal["gpu", "cpu"]
     year: int | None = None
-    peak_flops_per_s: dict[
-        str, PositiveFloat
-    ]  # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
+    # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
+    peak_flops_per_s: dict[str, PositiveFloat]
     memory_bytes_per_s: PositiveFloat
     memory_bytes: PositiveFloat
     l1_bytes: PositiveFloat | None = None  # private data cache that serves one core; CPUs only
@@ -64,9 +63,7 @@ class DeviceSpec(Spec):
     note: str = ""
 
     def peak(self, dtype: str, unit: Unit) -> float:
-        """FLOP/s of one dtype. Vector work: the fp32 rate unless the datasheet gives
-        `<dtype>_vector`.
-        """
+        """FLOP/s of one dtype; vector work at the fp32 rate unless `<dtype>_vector` is given."""
         dtype = canonical_dtype(dtype)
         peaks = self.peak_flops_per_s
         if unit == "vector":
@@ -84,9 +81,8 @@ class DeviceSpec(Spec):
         elif dtype in ("int32", "int64", "int16", "bool"):
             rate = peaks.get("fp32")  # no matrix unit takes them; they run beside the fp32 lanes
         elif dtype == "int8" and self.kind == "cpu":
-            rate = peaks.get(
-                "int8", peaks.get("fp32")
-            )  # without an instruction for them, bytes are widened into the vector lanes
+            # without an instruction for them, bytes are widened into the vector lanes
+            rate = peaks.get("int8", peaks.get("fp32"))
         else:
             rate = peaks.get(dtype, peaks.get(f"{dtype}_vector"))
         if rate is None:

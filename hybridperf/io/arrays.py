@@ -20,9 +20,7 @@ def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> N
 
 
 def read_arrays(path: str | os.PathLike, expected_hash: str) -> dict[str, np.ndarray]:
-    """Arrays by name; `ValueError` where the file is missing, cannot be read, or is not the one
-    with this hash.
-    """
+    """Arrays by name; `ValueError` where the file is missing, damaged, or of another hash."""
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path.name} is missing beside it")

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The command line prints its text as it is
-    and exits with status 2.
-    """
+    """Input that cannot be used; the command line prints its text and exits with 2."""
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -23,14 +21,10 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def plain(name: str) -> str:
-    """In lower case with every run of other characters as one underscore: what people change in a
-    name without meaning another.
-    """
+    """In lower case, every run of other characters one underscore: names compared by what counts."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str) -> InputError:
-    """The error for a name that is not in a list: names it, suggests the nearest, says where the
-    list is.
-    """
+    """The error for a name not in a list: names it, suggests the nearest, says where the list is."""
     return InputError(f"unknown {what} {name!r}{closest(name, known)}: {where}")

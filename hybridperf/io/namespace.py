@@ -39,9 +39,7 @@ def fresh_views(tree: Any) -> Any:
 
 
 def root(squared: Any, out: np.ndarray | None = None) -> Any:
-    """Square root of what only rounding may put below zero; its slope at zero is zero, not
-    infinite. `out`: NumPy may write there.
-    """
+    """Square root, its slope zero at zero and below (rounding). `out`: NumPy may write there."""
     if array_module(squared) is np:
         return np.sqrt(np.maximum(squared, 0.0, out=out), out=out)
     return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1.0)), 0.0)

@@ -23,9 +23,7 @@ _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers 
 
 
 def read_table(path: str | os.PathLike) -> pd.DataFrame:
-    """Rows of a CSV, CSV.GZ or Parquet file, in the file's order; columns `id` and `name` of a CSV
-    are text as written.
-    """
+    """Rows of a CSV, CSV.GZ or Parquet file in order; `id` and `name` of a CSV are text as written."""
     path = Path(path)
     if not path.is_file():
         raise InputError(
@@ -61,9 +59,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
 def with_own_text(
     frame: pd.DataFrame, path: str | os.PathLike, read: Iterable[str]
 ) -> pd.DataFrame:
-    """A table that `read_table` read, with the words NA, null, nan ... back in text columns that
-    only its owner reads, not `read`.
-    """
+    """The table with NA, null, nan ... as written in text columns outside `read`, its owner's."""
     known = set(read)
     own = [
         name
@@ -137,9 +133,7 @@ def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
 
 
 def check_table_name(path: str | os.PathLike) -> Path:
-    """The path of a table to be written; `InputError` where its name's ending asks for no format of
-    ours.
-    """
+    """The path of a table to write; `InputError` where its ending is no format of ours."""
     path = Path(path)
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise InputError(

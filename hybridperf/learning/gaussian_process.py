@@ -173,9 +173,7 @@ class Process:
 
     @staticmethod
     def read(arrays: Mapping[str, np.ndarray], inputs: int) -> Process:
-        """From what `arrays` gave, for so many inputs; `ValueError` where it
-        cannot be a process.
-        """
+        """From what `arrays` gave; `ValueError` where it cannot be a process."""
         of = {name: np.asarray(leaf) for name, leaf in arrays.items()}
         hyper = Hyper(
             **{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}
@@ -193,9 +191,7 @@ class Process:
         return found
 
     def says(self, x: Any, f: Any) -> tuple[Any, Any]:
-        """(what to add to b f(x), standard deviation of a measurement): [N] each; what is traced
-        keeps its precision.
-        """
+        """(what to add to b f(x), standard deviation of a measurement): [N] each."""
         module = array_module(x, f)
         dtype = np.float32 if module is np else x.dtype
         seen, asked = (
@@ -215,9 +211,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """Each row as the process without it sees it: predicted minus its r, and the standard
-    deviation. [n] each.
-    """
+    """Each row by the process without it: predicted minus r, and standard deviation. [n] each."""
 
     error: np.ndarray
     deviation: np.ndarray
@@ -254,14 +248,11 @@ def learn(hyper: Hyper, rows: Examples) -> tuple[Process, LeftOut]:
 
 
 def fit_hyper(start: Hyper, devices: Sequence[Examples], steps: int) -> Hyper:
-    """Hyper-parameters that the rows of all devices find likely, each device counting the same,
-    pulled towards `start`.
-    """
+    """The likeliest hyper-parameters for all devices alike, pulled towards `start`."""
     origin = start.flat()
     devices = [dataclasses.replace(rows, x=rows.x.astype(np.float64)) for rows in devices]
-    pull = 0.5 / sum(
-        len(rows) for rows in devices
-    )  # a normal prior of deviation 1 (a factor of e) around the start, beside n likelihoods
+    # a normal prior of deviation 1 (a factor of e) around the start, beside n likelihoods
+    pull = 0.5 / sum(len(rows) for rows in devices)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         moved = flat - origin
@@ -271,9 +262,8 @@ def fit_hyper(start: Hyper, devices: Sequence[Examples], steps: int) -> Hyper:
             value, gradient = value + of_rows / len(devices), gradient + slope.flat() / len(devices)
         return value, gradient
 
-    near = [
-        (at - 4.0, at + 4.0) for at in origin
-    ]  # a length of exp(4) times the start is as good as none
+    # a length of exp(4) times the start is as good as none
+    near = [(at - 4.0, at + 4.0) for at in origin]
     return Hyper.of(
         minimize(
             objective, origin, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": steps}

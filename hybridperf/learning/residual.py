@@ -52,11 +52,8 @@ _LOSS_SCALE = 0.1
 _INPUT_NOISE = 0.15  # standard deviations
 _LASSO = 0.03
 _CLIP = 3.0  # standard deviations
-_BATCHES = (
-    64,
-    256,
-    1024,
-)  # rows of a training job are padded to one of these; of more rows each step draws so many
+# rows of a training job are padded to one of these; of more rows each step draws so many
+_BATCHES = (64, 256, 1024)
 _JOBS_AT_ONCE = 64
 _PROCESS = "process/"
 _PROCESS_ROWS = 1000  # of a group: the process costs their cube
@@ -64,10 +61,8 @@ _HYPER_ROWS, _HYPER_STEPS = 300, 60
 _WORTH_IT = 0.05
 
 _WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
-_NOT_A_DISTANCE = (
-    "tail",
-    "reuse_",
-)  # how vectors are filled, and where data lies: inputs, but no size to go beyond
+# how vectors are filled, and where data lies: inputs, but no size to go beyond
+_NOT_A_DISTANCE = ("tail", "reuse_")
 
 
 class CorrectionNet(nn.Module):
@@ -120,9 +115,8 @@ class Inputs:
             if (places == nothing).any()
             else self.values
         )
-        return module.take(
-            values, places, axis=1, mode="clip"
-        )  # all of them at once: JAX compiles one gather
+        # all of them at once: JAX compiles one gather
+        return module.take(values, places, axis=1, mode="clip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,9 +231,7 @@ class Residual:
 
 
 def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
-    """Inputs of `rows` ops given as one op with columns, and their work (with the reuse distance it
-    has where it stands).
-    """
+    """Inputs of `rows` ops given as one op with columns, and of their work."""
     counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
     named = {**counts, **op.shape()}
     module = array_module(*named.values())
@@ -256,9 +248,7 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
 
 
 def log_correction(residual: Residual, inputs: Inputs) -> Any:
-    """What to add to the log of the closed form's seconds [N]; differentiable in inputs that JAX
-    traces.
-    """
+    """What to add to the log of the closed form's seconds [N]; differentiable in the inputs."""
     out = np.zeros(len(inputs.values))
     if residual.share > 0.0:
         out = out + residual.share * networks_say(residual, inputs)
@@ -324,9 +314,7 @@ class Job:
 
 
 def train(jobs: Sequence[Job], seed: int = 0) -> list[Residual]:
-    """One ensemble per job. Jobs of about a size are trained together; the result does not depend
-    on which others there are.
-    """
+    """One ensemble per job; the result does not depend on the other jobs."""
     blank: list[Residual] = [_untrained(job.inputs) for job in jobs]
     members = [(at, member) for at, job in enumerate(jobs) for member in range(job.members)]
     rows = [len(job.target) for job in jobs]
@@ -377,9 +365,7 @@ def _train_chunk(
     size: int,
     seed: int,
 ) -> list[Any]:
-    """Parameters of each (job, member) of a chunk, padded to a full chunk so that all chunks share
-    one compiled function.
-    """
+    """Parameters of each (job, member), padded so that all chunks share one compiled function."""
     most = max(len(jobs[at].target) for at, _ in chunk)
     stored = size if most <= size else 1 << (most - 1).bit_length()
     x = np.zeros((_JOBS_AT_ONCE, stored, INPUTS), np.float32)
@@ -435,9 +421,7 @@ def _train_many(
 
 
 def with_process(residual: Residual, inputs: Inputs, target: np.ndarray) -> Residual:
-    """The correction with a process over rows: their inputs, and
-    log(measured / closed form) [N].
-    """
+    """The correction with a process over rows: inputs and log(measured / closed form) [N]."""
     keep = np.unique(np.linspace(0, len(target) - 1, min(len(target), _PROCESS_ROWS)).astype(int))
     x = _standardised(residual, inputs.rows(keep))
     rows = Examples(x, np.zeros(len(x)), np.clip(target[keep], -BOUND, BOUND))

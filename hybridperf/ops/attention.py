@@ -49,9 +49,7 @@ class Attention(Op):
 @register("context_attention", "prefill_attention")
 @dataclasses.dataclass(frozen=True)
 class PrefillAttention(Attention):
-    """A prompt's attention: `q_len` new tokens of each sequence, the last of `kv_len`; new keys and
-    values go into the cache.
-    """
+    """A prompt's attention: `q_len` new tokens, the last of `kv_len`, also written to the cache."""
 
     group: ClassVar[str] = "prefill_attention"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "kv_len": 0.0, "causal": 1.0}
@@ -73,13 +71,11 @@ class PrefillAttention(Attention):
         scores = self.batch * self.heads * self.q_len * self._keys()
         wide, cached = _wide_bytes(self), _cache_bytes(self)
         minimum = array_module(window, kv_len, self.q_len).minimum
-        before = minimum(
-            kv_len - self.q_len, window
-        )  # of the prompt's past, what the first query still sees
+        # of the prompt's past, what the first query still sees
+        before = minimum(kv_len - self.q_len, window)
         queries = 2 * self.heads * self.q_len * wide  # read, and results written
-        keys = (
-            2 * kv_heads * (self.q_len * (wide + cached) + before * cached)
-        )  # new ones read and put into the cache, old ones read
+        # new ones read and put into the cache, old ones read
+        keys = 2 * kv_heads * (self.q_len * (wide + cached) + before * cached)
         moved = self.batch * self.head_dim * (queries + keys)
         return Work(
             flops=FLOPS_PER_SCORE * scores * self.head_dim,
@@ -193,9 +189,7 @@ class EncoderAttention(Attention):
 @register("generation_attention", "decode_attention")
 @dataclasses.dataclass(frozen=True)
 class DecodeAttention(Attention):
-    """`q_len` (one) new token of each sequence against `kv_len` tokens in the cache, of which a
-    window leaves the last ones.
-    """
+    """`q_len` (one) new token of each sequence against the last tokens of `kv_len` in the cache."""
 
     group: ClassVar[str] = "decode_attention"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "q_len": 1.0}
@@ -275,10 +269,8 @@ class DecodeAttention(Attention):
             "kv_bytes": _cache_bytes(self),
             "narrow": float(self.element_bytes < WIDE_BYTES),
         }
-        for length in (
-            256.0,
-            1024.0,
-        ):  # keys cut into parts that other multiprocessors take, and whose results are then merged
+        # keys cut into parts that other multiprocessors take, and whose results are then merged
+        for length in (256.0, 1024.0):
             out |= wave_inputs(
                 f"parts{length:.0f}", self.batch * kv_heads * whole_tiles(keys, length), gpu
             )

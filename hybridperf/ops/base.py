@@ -37,9 +37,7 @@ GROUPS = (
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """What an op's own inputs may know of a GPU. Ratios of rates are left out on purpose: with few
-    devices they are learned by heart.
-    """
+    """What an op's inputs may know of a GPU; no ratios of rates: few devices would be memorised."""
 
     sm_count: float  # multiprocessors: blocks that run at once, one each
     l2_bytes: float
@@ -47,39 +45,29 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Op(abc.ABC):
-    """One operation on tensors. Subclasses add their dimensions as fields before use; all are
-    counts, not bytes.
-    """
+    """One operation on tensors. Subclasses add their dimensions as fields: counts, not bytes."""
 
     group: ClassVar[str]  # one of GROUPS
     unit: ClassVar[Unit] = "vector"
-    optional: ClassVar[
-        Mapping[str, float]
-    ] = {}  # columns a table may lack, with the value meant then
+    # columns a table may lack, with the value meant then
+    optional: ClassVar[Mapping[str, float]] = {}
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
     zero_allowed: ClassVar[frozenset[str]] = frozenset()  # dimensions that may be zero
-    text: ClassVar[
-        Mapping[str, str]
-    ] = {}  # fields that hold words which change the work, with what an empty cell means
-    words: ClassVar[
-        Mapping[str, float]
-    ] = {}  # words that tables write where a flag of ours is a number
-    implied: ClassVar[
-        Mapping[str, tuple[str, Mapping[str, float]]]
-    ] = {}  # optional dimension: (label, part of its text -> value)
+    # fields that hold words which change the work, with what an empty cell means
+    text: ClassVar[Mapping[str, str]] = {}
+    # words that tables write where a flag of ours is a number
+    words: ClassVar[Mapping[str, float]] = {}
+    # optional dimension: (label, part of its text -> value)
+    implied: ClassVar[Mapping[str, tuple[str, Mapping[str, float]]]] = {}
 
     dtype: str
 
     @abc.abstractmethod
     def work(self) -> Work:
-        """Flops, bytes and steps of the op. `reuse_bytes` is for the op repeated on the same data,
-        unless it has its own.
-        """
+        """Flops, bytes and steps; `reuse_bytes` is for the op repeated on the same data."""
 
     def shape(self) -> dict[str, Any]:
-        """What a learned correction may know of the op beside its work: logs of sizes, how they
-        fill vectors and tiles, flags.
-        """
+        """Inputs of a correction besides the work: logs of sizes, how they fill tiles, flags."""
         return {}
 
     def blocks(self) -> Any:
@@ -104,9 +92,7 @@ class Op(abc.ABC):
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A text field's value as we write it; `InputError` for one that
-        says nothing to this op.
-        """
+        """A text field's value as we write it; `InputError` for one that is unknown here."""
         del name, dtype
         return value
 
@@ -126,9 +112,7 @@ class Op(abc.ABC):
         return DTYPE_BYTES[self.dtype]
 
     def group_index(self) -> Any:
-        """Index into GROUPS of the knobs that price this op; some ops choose
-        by their dimensions.
-        """
+        """Index into GROUPS of the knobs that price this op; may depend on its dimensions."""
         return GROUPS.index(self.group)
 
     def possible_groups(self) -> tuple[str, ...]:
@@ -156,9 +140,7 @@ def log_sizes(**sizes: Any) -> dict[str, Any]:
 
 
 def tails(multiple: int, **sizes: Any) -> dict[str, Any]:
-    """`log2(size rounded up to a multiple / size)`: what is computed in vain where vectors or tiles
-    have that size.
-    """
+    """`log2(size rounded up to a multiple / size)`: what vectors or tiles compute in vain."""
     out = {}
     for name, size in sizes.items():
         module = array_module(size)
@@ -187,18 +169,14 @@ def group_if(condition: Any, group: str, otherwise: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class OpCall:
-    """An op where it stands in a program: how often in a row, and how long ago its data was last
-    touched.
-    """
+    """An op where it stands in a program: how often, and how long ago its data was last touched."""
 
     op: Op
     times: float = 1.0  # executions one after the other (trips of a loop)
-    reuse_bytes: float | None = (
-        None  # bytes touched since the op's data was; None: the op repeated on the same data
-    )
-    inlined: bool = (
-        False  # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
-    )
+    # bytes touched since the op's data was; None: the op repeated on the same data
+    reuse_bytes: float | None = None
+    # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
+    inlined: bool = False
     # a host's seconds of launching it stand beside it: what a GPU's model knows of launches is not
     # paid again
     issued_apart: bool = False
@@ -211,9 +189,7 @@ _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
 
 
 def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
-    """Class decorator: the op goes by these names in tables. `fixed` gives fields that the name
-    itself decides.
-    """
+    """Class decorator: the op's names in tables; `fixed` gives fields that the name decides."""
 
     def add(cls: type[Op]) -> type[Op]:
         for name in names:
@@ -229,18 +205,14 @@ def op_names() -> list[str]:
 
 
 def op_by_name(name: str) -> tuple[type[Op], dict[str, Any]]:
-    """The class behind an op name and the fields that the name fixes; `InputError` for an unknown
-    name.
-    """
+    """The class behind an op name and the fields that it fixes; `InputError` if unknown."""
     if name not in _BY_NAME:
         raise unknown("op", name, _BY_NAME, "`hybridperf show ops` lists them")
     return _BY_NAME[name]
 
 
 def columns(op: Op) -> dict[str, Any]:
-    """One op as a row of a measurement table: its name, dtype, dimensions, and text that is not
-    what an empty cell means.
-    """
+    """One op as a row of a table: its name, dtype, dimensions, and text that is not the default."""
     for name, (cls, fixed) in _BY_NAME.items():
         if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
             dims = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}

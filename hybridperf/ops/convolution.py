@@ -54,9 +54,8 @@ class Convolution(Op):
     w_out: Any = 0.0  # 0: square, as h_out
     groups: Any = 1.0
     taps: Any = 0.0  # 0: kh * kw
-    direction: str = (
-        "fwd"  # one of DIRECTIONS: outputs from inputs, input gradients, or weight gradients
-    )
+    # one of DIRECTIONS: outputs from inputs, input gradients, or weight gradients
+    direction: str = "fwd"
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:

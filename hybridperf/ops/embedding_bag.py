@@ -61,11 +61,8 @@ _SECTOR_BYTES = 32.0  # least that memory moves for one number
 # of one index and its place, by radix: four passes over eight bits that each read and write eight
 # bytes
 _SORT_BYTES = 64.0
-_UPDATE_FLOPS = {
-    "sgd": 2.0,
-    "adagrad": 5.0,
-    "rowwise_adagrad": 4.0,
-}  # per number: w - r g; s + g g, w - r g / sqrt(s); its mean by row
+# per number: w - r g; s + g g, w - r g / sqrt(s); its mean by row
+_UPDATE_FLOPS = {"sgd": 2.0, "adagrad": 5.0, "rowwise_adagrad": 4.0}
 
 Direction = Literal["forward", "backward"]
 
@@ -113,9 +110,8 @@ class _Bags(Op):
         each = module.maximum(rows / tables, 1.0 + 1e-9)
         mean = batch * pooling / tables / each  # lookups of a row
         seen = -module.expm1(mean * each * module.log1p(-1.0 / each))
-        hot = (special if module is np else jax.scipy.special).gammainc(
-            HOT_LOOKUPS, mean
-        )  # of a Poisson number of others
+        # of a Poisson number of others
+        hot = (special if module is np else jax.scipy.special).gammainc(HOT_LOOKUPS, mean)
         uniform = {
             "unique": rows * seen,
             "distance": module.maximum(
@@ -184,9 +180,7 @@ class _Bags(Op):
 @register("embedding_bag")
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBag(_Bags):
-    """Rows of `tables` tables looked up and summed into bags (module docstring); a step is one
-    lookup.
-    """
+    """Rows looked up in `tables` tables and summed into bags; a step is one lookup."""
 
     group: ClassVar[str] = "embedding_bag"
 
@@ -209,9 +203,7 @@ class EmbeddingBag(_Bags):
 @register("embedding_bag_backward")
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBagBackward(_Bags):
-    """The rows that a batch looked up, updated by the gradients of its bags (module docstring); a
-    step is one lookup.
-    """
+    """The looked-up rows updated by the gradients of their bags; a step is one lookup."""
 
     group: ClassVar[str] = "embedding_bag_backward"
     text: ClassVar = {"optimizer": "sgd", "duplicates": "merged"}

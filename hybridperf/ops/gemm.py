@@ -111,14 +111,11 @@ class Gemm(Product):
         return "gemm", "gemm_transposed"
 
 
-@register(
-    "bmm", "mla_gen_pre", "mla_gen_post"
-)  # the last two: latent attention's projections of one token per head
+# the last two: latent attention's projections of one token per head
+@register("bmm", "mla_gen_pre", "mla_gen_post")
 @dataclasses.dataclass(frozen=True)
 class BatchedGemm(Product):
-    """`batch` independent matrix products of one shape; a step is one number packed or written, as
-    for one product.
-    """
+    """`batch` independent matrix products of one shape; a step is one number packed or written."""
 
     group: ClassVar[str] = "batched_gemm"
     optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}

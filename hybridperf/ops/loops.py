@@ -182,14 +182,11 @@ class Fused(Op):
         }
 
     def group_index(self) -> Any:
-        """Other knobs for loops that are not vectorised: strided ones, and library reductions that
-        check windows against an edge.
-        """
+        """Loops that are not vectorised have knobs of their own: strided and padded ones."""
         if self.loop == "elementwise":
             return group_if(floats(self.strided_reads) > 0, "strided_loop", self.loop)
-        if (
-            self.loop == "library_reduction"
-        ):  # more loop iterations than elements to read: windows reach over the edge
+        # more loop iterations than elements to read: windows reach over the edge
+        if self.loop == "library_reduction":
             padded = floats(self.elements) * self.element_bytes > floats(self.bytes_read)
             return group_if(padded, "padded_library_reduction", self.loop)
         return GROUPS.index(self.loop)
@@ -252,9 +249,7 @@ class Softmax(RowByRow):
 @register("batchnorm", "batch_norm")
 @dataclasses.dataclass(frozen=True)
 class Norm(RowByRow):
-    """(x - mean) / sqrt(variance) * scale + shift; layernorm takes statistics over each row,
-    batchnorm over each column.
-    """
+    """(x - mean) / sqrt(variance) * scale + shift; layernorm over rows, batchnorm over columns."""
 
     group: ClassVar[str] = "norm"
 
@@ -328,9 +323,7 @@ class Random(Matrix):
 @register("adam", reads=4.0, writes=3.0, element_flops=12.0, element_transcendentals=1.0)
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(Op):
-    """Dense update of `parameters` numbers. SGD reads parameter and gradient; Adam also two
-    moments, and writes them back.
-    """
+    """Update of `parameters` numbers: SGD reads parameter and gradient, Adam also two moments."""
 
     group: ClassVar[str] = "optimizer"
 

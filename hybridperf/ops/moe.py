@@ -67,9 +67,8 @@ def route(tokens: Any, topk: Any, experts: Any, moe_ep: Any, distribution: str) 
     normal = span**b - 1.0
 
     busiest = least * (1.0 + (1.0 - 0.5 / experts) * normal) ** (1.0 / b) * unit
-    busiest = maximum(
-        minimum(busiest, tokens), maximum(assigned / experts, 1.0)
-    )  # a token goes to an expert once
+    # a token goes to an expert once
+    busiest = maximum(minimum(busiest, tokens), maximum(assigned / experts, 1.0))
     half_a_row = minimum(maximum(0.5 / unit, least), largest)
     active = experts * (1.0 - ((half_a_row / least) ** b - 1.0) / normal)
     active = minimum(maximum(active, topk), minimum(experts, assigned))
@@ -162,9 +161,8 @@ class Moe(Op):
             activation = weight = wide = self.element_bytes
         here = minimum(self.tokens, routing.rows)  # tokens with an expert on this rank
         outer = here * self.hidden * (activation + wide)  # vectors read, sums written
-        inner = (
-            routing.rows * inter * (wide + activation)
-        )  # written by the first product, read by the last
+        # written by the first product, read by the last
+        inner = routing.rows * inter * (wide + activation)
         moved = outer + inner + self._weights(routing) * weight
         return Work(
             flops=_FLOPS_PER_MULTIPLY_ADD * matrices * routing.rows * self.hidden * inter,

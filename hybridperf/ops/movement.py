@@ -39,9 +39,7 @@ class Copy(Op):
 @register("transpose")
 @dataclasses.dataclass(frozen=True)
 class Transpose(Op):
-    """`batch` matrices of rows x cols written as cols x rows: written in order, read with a stride
-    of `cols` elements.
-    """
+    """`batch` matrices of rows x cols, written in order, read with a stride of `cols` elements."""
 
     group: ClassVar[str] = "transpose"
     optional: ClassVar = {"batch": 1.0}
@@ -59,9 +57,8 @@ class Transpose(Op):
     def work(self) -> Work:
         n = self.batch * self.rows * self.cols
         moved = 2 * n * self.element_bytes
-        spanned = (
-            self.rows * self.cols * self.element_bytes
-        )  # a whole column is read before its neighbour's turn
+        # a whole column is read before its neighbour's turn
+        spanned = self.rows * self.cols * self.element_bytes
         return Work(bytes=moved, reuse_bytes=moved, strided_reads=n, strided_bytes=spanned, steps=n)
 
 
@@ -104,9 +101,8 @@ class Gather(Op):
         row_bytes = self.cols * self.element_bytes
         unique = uniform_unique_rows(self.rows, self.vocab)
         pooled = floats(self.pooled)
-        written = array_module(pooled).where(
-            pooled > 0, 0.0, 1.0
-        )  # sums are few beside the rows: not counted
+        # sums are few beside the rows: not counted
+        written = array_module(pooled).where(pooled > 0, 0.0, 1.0)
         moved = self.rows * ((1.0 + written) * row_bytes + INDEX_BYTES)
         return Work(
             bytes=moved,
@@ -126,9 +122,7 @@ class Gather(Op):
 @register("scatter_add", "scatter")
 @dataclasses.dataclass(frozen=True)
 class ScatterAdd(Op):
-    """`rows` rows of `cols` elements added to a table of `vocab` rows at uniform random places, in
-    place; a step is one row.
-    """
+    """`rows` rows added in place to a table of `vocab` rows at random; a step is one row."""
 
     group: ClassVar[str] = "scatter_add"
 
@@ -145,9 +139,8 @@ class ScatterAdd(Op):
     def work(self) -> Work:
         row_bytes = self.cols * self.element_bytes
         unique = uniform_unique_rows(self.rows, self.vocab)
-        moved = self.rows * (
-            3 * row_bytes + INDEX_BYTES
-        )  # update and table row read, table row written
+        # update and table row read, table row written
+        moved = self.rows * (3 * row_bytes + INDEX_BYTES)
         return Work(
             flops=self.rows * self.cols,
             bytes=moved,
@@ -160,9 +153,7 @@ class ScatterAdd(Op):
 @register("allocation")
 @dataclasses.dataclass(frozen=True)
 class Allocation(Op):
-    """Memory that the operating system hands out page by page at first touch; a step is one 4 KiB
-    page.
-    """
+    """Memory that the operating system hands out at first touch; a step is one 4 KiB page."""
 
     group: ClassVar[str] = "allocation"
 

@@ -26,18 +26,15 @@ class Scheme:
     """One way to store and multiply. Bytes are per element, scales included."""
 
     weight_bytes: float
-    narrow_bytes: float = (
-        0.0  # activations as multiplied, where that is not how they come; 0: as they come
-    )
+    # activations as multiplied, where that is not how they come; 0: as they come
+    narrow_bytes: float = 0.0
     arithmetic: str = ""  # number format that multiplies; empty: the op's dtype
     incoming_bytes: float = WIDE_BYTES
     outgoing_bytes: float = WIDE_BYTES
 
     @property
     def activation_bytes(self) -> float:
-        """Moved for one activation on its way into a product: read, and where it is made narrow
-        here written and read again.
-        """
+        """Moved per activation into a product: read, and where narrowed written and read again."""
         return self.incoming_bytes + 2 * self.narrow_bytes
 
 
@@ -70,9 +67,7 @@ SCHEMES = {
 
 
 def known_scheme(name: str) -> str:
-    """The name, if it is a scheme of ours or empty (none: everything in the op's dtype); else
-    `InputError`.
-    """
+    """The name, if it is a scheme of ours or empty (the op's dtype); else `InputError`."""
     if name and name not in SCHEMES:
         raise unknown(
             "quant",
@@ -96,9 +91,7 @@ def scheme_flags(quant: str) -> dict[str, Any]:
 @register("scale_matrix", "quantise")
 @dataclasses.dataclass(frozen=True)
 class Quantise(Op):
-    """A matrix of rows x cols made narrow with scales that are known: scaled, clamped, written in
-    the scheme's format.
-    """
+    """A matrix of rows x cols scaled, clamped and written in the scheme's format."""
 
     group: ClassVar[str] = "quantise"
     unit: ClassVar[Unit] = "vector"

@@ -37,9 +37,8 @@ import numpy as np
 from hybridperf.hardware import LEVELS, Device
 from hybridperf.io.namespace import fresh_views
 
-_CACHE_SHARPNESS = (
-    4.0  # exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
-)
+# exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
+_CACHE_SHARPNESS = 4.0
 
 
 @functools.partial(
@@ -59,16 +58,13 @@ _CACHE_SHARPNESS = (
 )
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What an op does, whatever it runs on. Works add up (`a + b`: one after the other) and scale
-    (`3 * a`).
-    """
+    """What an op does on any device; works add up (`a + b`) and scale (`3 * a`)."""
 
     flops: Any = 0.0  # arithmetic operations
     transcendentals: Any = 0.0  # exp, log, tanh, sqrt, ...: counted apart, as XLA does
     bytes: Any = 0.0  # compulsory traffic: each input read once, each output written once
-    reuse_bytes: Any = (
-        0.0  # distance of that traffic: bytes of other traffic since the same data was last touched
-    )
+    # distance of that traffic: bytes of other traffic since the same data was last touched
+    reuse_bytes: Any = 0.0
     strided_reads: Any = 0.0  # element reads that each touch a cache line of their own
     strided_bytes: Any = 0.0  # memory spanned between reading a line and its neighbours' turn
     # element reads at random places, a line each, last touched `reuse_bytes` ago: rows looked up
@@ -78,9 +74,7 @@ class Work:
     reuse_spread: Any = 0.0
 
     def __add__(self, other: Work) -> Work:
-        """Both, one after the other. Distances are averaged in the log, weighted by what they are
-        the distance of; so are their spreads.
-        """
+        """Both, one after the other; distances and spreads are averaged by their weights."""
         return Work(
             flops=self.flops + other.flops,
             transcendentals=self.transcendentals + other.transcendentals,
@@ -128,9 +122,7 @@ class Work:
 )
 @dataclasses.dataclass(frozen=True)
 class Knobs:
-    """What calibration found for one group of ops (first seven) and for the device's memory (last
-    three). L = len(LEVELS).
-    """
+    """Knobs of one group of ops (first seven) and of the device's memory. L = len(LEVELS)."""
 
     floor_s: Any  # least time of any op of the group
     compute_efficiency: Any  # share of peak FLOP/s reached on large work
@@ -163,9 +155,7 @@ class Knobs:
 
 
 def roofline_s(work: Work, device: Device) -> Any:
-    """Seconds by the datasheet alone: the larger of arithmetic at peak and compulsory traffic at
-    memory bandwidth.
-    """
+    """Seconds by the datasheet: the larger of arithmetic at peak and traffic at bandwidth."""
     compute_s = (work.flops + work.transcendentals) / device.peak_flops_per_s
     return jnp.maximum(compute_s, work.bytes / device.memory_bytes_per_s)
 
@@ -177,9 +167,7 @@ def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
 
 
 def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
-    """Its parts, which add up over works that run in one kernel: compute + strided, memory, steps x
-    step.
-    """
+    """(compute + strided, memory, steps x step): each adds up over works of one kernel."""
     work, device, knobs = fresh_views((work, device, knobs))
     compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (
         knobs.compute_efficiency * device.peak_flops_per_s
@@ -205,9 +193,7 @@ def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
 
 
 def level_shares(distance_bytes: Any, level_bytes: Any, spread: Any = 0.0) -> Any:
-    """Share of accesses served by each memory level [L] at one reuse distance, or at normally
-    scattered logs of it; they sum to one.
-    """
+    """Share of accesses that each memory level [L] serves at a reuse distance; they sum to one."""
     capacity = jnp.asarray(level_bytes)
     caches, has = capacity[:-1], capacity[:-1] > 0
     distance = jnp.log(jnp.maximum(distance_bytes, 1.0))
@@ -216,16 +202,13 @@ def level_shares(distance_bytes: Any, level_bytes: Any, spread: Any = 0.0) -> An
     resident = jnp.where(
         has, jax.nn.sigmoid(sharpness * (jnp.log(jnp.where(has, caches, 1.0)) - distance)), 0.0
     )
-    held = jax.lax.cummax(
-        jnp.append(resident, jnp.ones((), resident.dtype))
-    )  # nearer levels hold a subset of farther ones
+    # nearer levels hold a subset of farther ones
+    held = jax.lax.cummax(jnp.append(resident, jnp.ones((), resident.dtype)))
     return jnp.diff(held, prepend=jnp.zeros((1,), held.dtype))
 
 
 def pnorm(a: Any, b: Any, q: Any) -> Any:
-    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1; never below the
-    larger, monotone in both.
-    """
+    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1."""
     a, b, q = jnp.asarray(a), jnp.asarray(b), jnp.asarray(q)
     high, low = jnp.maximum(a, b), jnp.minimum(a, b)
     usable = (low > 0) & (q > 0)  # the other branch of a where still has a gradient: keep it finite

@@ -33,17 +33,14 @@ class OpRows:
     work: Work  # [R] each
     group: np.ndarray  # int32 [R] index into GROUPS
     peak_flops_per_s: float
-    labels: Mapping[str, np.ndarray] = dataclasses.field(
-        default_factory=dict
-    )  # object [R] of str each; empty where nothing is said
+    # object [R] of str each; empty where nothing is said
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     name: str = ""  # of the op, as the table has it
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsedOps:
-    """A whole table. `problem[i]` says in one sentence why row i is in no part; empty for rows that
-    are.
-    """
+    """A whole table. `problem[i]` is why row i is in no part; empty for rows that are."""
 
     parts: list[OpRows]
     problem: np.ndarray  # object [rows of the table]
@@ -88,9 +85,7 @@ class _MissingColumn(InputError):
 def _by_text(
     frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, problem: np.ndarray
 ) -> Iterator[tuple[np.ndarray, dict[str, str]]]:
-    """Rows of one op name and dtype, apart by the words that change the work; words nobody knows go
-    to `problem`.
-    """
+    """Rows of one op and dtype by the words that change the work; unknown words are problems."""
     try:
         cls, fixed = op_by_name(name)
         dtype = canonical_dtype(dtype)
@@ -102,9 +97,8 @@ def _by_text(
     for field, empty in cls.text.items():
         if field in fixed or not (given := _columns_for(frame, cls, field)):
             continue
-        codes, words = pd.factorize(
-            _words(frame, given, at)
-        )  # few words, many rows: read each word once
+        # few words, many rows: read each word once
+        codes, words = pd.factorize(_words(frame, given, at))
         meant, wrong = np.full(len(words), empty, object), np.full(len(words), "", object)
         for i, word in enumerate(words):
             try:
@@ -136,14 +130,11 @@ def _by_text(
 
 
 def _words(frame: pd.DataFrame, given: list[str], at: np.ndarray | None = None) -> np.ndarray:
-    """Text of the first of some columns that says anything, object [rows];
-    empty where none does.
-    """
+    """Text of the first of some columns that holds any, object [rows]; else empty."""
     words = np.full(len(frame) if at is None else len(at), "", object)
     for name in given:
-        codes, values = pd.factorize(
-            frame[name] if at is None else frame[name].iloc[at]
-        )  # -1 where a cell is empty
+        # -1 where a cell is empty
+        codes, values = pd.factorize(frame[name] if at is None else frame[name].iloc[at])
         texts = np.array([*(str(value).strip() for value in values), ""], object)
         words = np.where(words == "", texts[codes], words)
     return words
@@ -171,9 +162,8 @@ def _part(
                 " table has " + ", ".join(map(str, frame.columns[:12]))
             )
         values = _numbers(frame[given[0]].iloc[at], cls, dimension)
-        for other in given[
-            1:
-        ]:  # tables of two sources, one after the other, name the same dimension twice
+        # tables of two sources, one after the other, name the same dimension twice
+        for other in given[1:]:
             values = np.where(
                 np.isnan(values), _numbers(frame[other].iloc[at], cls, dimension), values
             )
@@ -228,9 +218,7 @@ def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
 def _unsaid(
     cls: type[Op], dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray
 ) -> np.ndarray:
-    """What an optional dimension is where its cell is empty: what a label
-    implies, or its default.
-    """
+    """An optional dimension where its cell is empty: what a label implies, or its default."""
     values = np.full(len(at), cls.optional[dimension])
     if dimension in cls.implied:
         label, meanings = cls.implied[dimension]

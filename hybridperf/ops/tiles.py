@@ -33,9 +33,7 @@ def whole_tiles(size: Any, tile: float) -> Any:
 
 
 def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:
-    """Inputs of `batch` products of [m, k] and [k, n]: sizes, what sticks out of tiles, alignment,
-    and how waves are filled.
-    """
+    """Inputs of `batch` products [m, k] x [k, n]: sizes, tails of tiles, alignment, waves."""
     out = {
         **log_sizes_base2(m=m, n=n, k=k, outputs=floats(batch) * m * n),
         **tails(16, m=m),
@@ -72,7 +70,6 @@ def aligned(size: Any, most: int) -> Any:
     """log2 of the largest power of two, up to the power of two `most`, that divides a size."""
     module = array_module(size)
     whole = module.rint(floats(size))
-    rest = (whole - most * module.floor(whole / most)).astype(
-        int
-    )  # small: without x64, JAX's whole numbers end at two billions
+    # small: without x64, JAX's whole numbers end at two billions
+    rest = (whole - most * module.floor(whole / most)).astype(int)
     return module.log2(floats(module.where(rest == 0, most, rest & -rest)))

@@ -86,9 +86,8 @@ def test_aliases_lead_to_names_that_exist() -> None:
     aliases = _aliases()
     assert set(aliases["devices"].values()) <= set(device_names())
     assert set(aliases["systems"].values()) <= set(system_names())
-    assert not set(aliases["devices"]) & set(
-        device_names()
-    )  # an alias that is a name would be dead
+    # an alias that is a name would be dead
+    assert not set(aliases["devices"]) & set(device_names())
     assert not set(aliases["systems"]) & set(system_names())
 
 

@@ -118,9 +118,8 @@ def test_limits_are_exact(access: Access) -> None:
     assert access.hits(5, 1, 1) == 0.8
     assert access.unique_rows(10**9, 100) == 100  # every row
     everything = 1 - access.unique_rows(3000, 500) / 3000
-    assert (
-        access.hits(3000, 500, 500) == access.hits(3000, 500, 1e9) == everything
-    )  # all fits: only first lookups miss
+    # all fits: only first lookups miss
+    assert access.hits(3000, 500, 500) == access.hits(3000, 500, 1e9) == everything
     assert access.hits(3000, 500, 0) == 0
     assert access.hits(np.inf, 500, 500) == 1
 
@@ -170,12 +169,10 @@ def test_recorded_indices_say_what_they_are() -> None:
     values = np.array([[7, 7, 7], [1, 2, 2]])
     access = Indices(values)
     assert access.unique_rows(6, 100) == 3
-    assert access.histogram(6, 100)[:3].tolist() == pytest.approx(
-        [1 / 3, 1 / 3, 1 / 3]
-    )  # once, twice, three times
-    assert access.unique_rows(3, 100) == pytest.approx(
-        (1 - 1 / 8) + (1 - 1 / 4) + 1 / 2
-    )  # each lookup kept with probability 1/2
+    # once, twice, three times
+    assert access.histogram(6, 100)[:3].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+    # each lookup kept with probability 1/2
+    assert access.unique_rows(3, 100) == pytest.approx((1 - 1 / 8) + (1 - 1 / 4) + 1 / 2)
     assert access.hits(6, 100, 100) == pytest.approx(1 - 3 / 6)
     assert access.hits(3, 100, 100) == pytest.approx(1 - access.unique_rows(3, 100) / 3)
     assert access.hits(6, 100, 0) == 0
@@ -260,9 +257,8 @@ def test_a_thinned_batch_has_no_more_different_rows_than_lookups(
     whole = Histogram(shares, mean, 1e9)
     for lookups in (1, 50, 1000, 1e5):
         assert float(whole.unique_rows(lookups, 1e9)) <= lookups
-    assert float(whole.unique_rows(1, 1e9)) == pytest.approx(
-        1, rel=0.01
-    )  # a single lookup is of a single row
+    # a single lookup is of a single row
+    assert float(whole.unique_rows(1, 1e9)) == pytest.approx(1, rel=0.01)
     assert float(whole.unique_rows(0.999999e9, 1e9)) == pytest.approx(
         1e9 / float(whole._mean()), rel=0.01
     )
@@ -444,9 +440,8 @@ def test_other_tables_come_between_batches_only() -> None:
     assert float(alone) == pytest.approx(800 / np.e, rel=0.02)
     lonely, _ = distances([large])
     assert float(alone) < float(together) < float(lonely)
-    assert float(together) == pytest.approx(
-        np.sqrt(float(alone) * float(lonely)), rel=0.1
-    )  # half of the lookups each
+    # half of the lookups each
+    assert float(together) == pytest.approx(np.sqrt(float(alone) * float(lonely)), rel=0.1)
 
 
 def test_a_loop_over_few_batches_meets_its_own_rows_only() -> None:
@@ -534,11 +529,8 @@ def test_extreme_exponents_stay_finite(exponent: float, shift: float) -> None:
 def test_gradients_against_differences() -> None:
     with jax.enable_x64(True):
         for argument in range(3):
-            values = [
-                jnp.asarray(3000.0),
-                jnp.asarray(0.9),
-                jnp.asarray(5.0),
-            ]  # lookups, exponent, shift
+            # lookups, exponent, shift
+            values = [jnp.asarray(3000.0), jnp.asarray(0.9), jnp.asarray(5.0)]
 
             def unique(x, argument=argument, values=values):
                 n, exponent, shift = [*values[:argument], x, *values[argument + 1 :]]

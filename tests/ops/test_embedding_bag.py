@@ -53,14 +53,12 @@ def test_merged_gradients_update_each_row_once(
     work = EmbeddingBagBackward(
         "fp32", BATCH, POOLING, ROWS, DIM, unique=700.0, distance=300.0, optimizer=optimizer
     ).work()
-    assert float(work.bytes) == 4 * (100 * 64 + 800 + 100) + 64 * 800 + 2 * 700 * (
-        256 + state
-    )  # gradients, indices, their sort, rows
+    # gradients, indices, their sort, rows
+    assert float(work.bytes) == 4 * (100 * 64 + 800 + 100) + 64 * 800 + 2 * 700 * (256 + state)
     assert float(work.flops) == 800 * 64 + flops * 700 * 64
     assert float(work.transcendentals) == roots * 700
-    assert (
-        float(work.reuse_bytes) == 700 * 256
-    )  # all others lie between two updates of a row, though its lookups are nearer
+    # all others lie between two updates of a row, though its lookups are nearer
+    assert float(work.reuse_bytes) == 700 * 256
 
 
 def test_unmerged_gradients_are_added_lookup_by_lookup() -> None:
@@ -91,9 +89,8 @@ def test_a_row_that_says_nothing_means_uniform_access() -> None:
     assert float(said["unique"]) == pytest.approx(float(table.unique), rel=1e-9)
     assert float(said["distance"]) == pytest.approx(float(table.distance), rel=0.01)
     assert float(said["spread"]) == pytest.approx(float(table.spread), abs=0.01)
-    assert float(said["once"]) == pytest.approx(
-        float(table.once), abs=0.002
-    )  # Poisson for binomial
+    # Poisson for binomial
+    assert float(said["once"]) == pytest.approx(float(table.once), abs=0.002)
     few = dataclasses.replace(BAG, rows=60.0)  # 13 lookups of each row
     hot = lookup_calls([Table("ads", 60, DIM, POOLING)], BATCH).op
     assert float(few.said()["hot"]) == pytest.approx(float(hot.hot), abs=0.03)

@@ -85,12 +85,10 @@ class Adapted:
     held_out_at: np.ndarray  # int [H] where they stood among the rows; not saved
     process: Process | None = None  # few rows
     params: Any = None  # many rows: the tuned networks
-    trunk_share: float = (
-        1.0  # few rows: 0 where rows left out are predicted better without the trunk
-    )
-    deviation: float = (
-        0.0  # many rows: of the held-out errors, beside which the members' disagreement counts
-    )
+    # few rows: 0 where rows left out are predicted better without the trunk
+    trunk_share: float = 1.0
+    # many rows: of the held-out errors, beside which the members' disagreement counts
+    deviation: float = 0.0
 
     def predict(self, rows: Rows) -> Predicted:
         """Times of ops on this device."""
@@ -112,9 +110,8 @@ class Adapted:
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * _wider(outside)
-        if (
-            self.process is not None or self.params is not None
-        ):  # rows never make less sure than none do
+        # rows never make less sure than none do
+        if self.process is not None or self.params is not None:
             half = module.minimum(
                 half, self.prior.log_width * _wider(self.prior.sizes.outside(rows))
             )
@@ -237,9 +234,7 @@ def adapt(
 
 
 def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
-    """Knobs fitted to the rows and the prior's trunk: what a few hundred rows teach that are not to
-    be kept.
-    """
+    """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
 
@@ -308,18 +303,15 @@ def _few(
 def _cross_validated(
     prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(error, standard deviation) of each row [N] by knobs, hyper-parameters and process of the
-    other folds.
-    """
+    """(error, standard deviation) of each row [N], predicted from the other folds."""
     folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
     fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
     for k in range(folds):
         mine = fold == k
         found, _, _ = _few(prior, rows.rows(~mine), time_s[~mine], True, seed)
-        said = dataclasses.replace(found, sizes=Sizes.of(rows)).predict(
-            rows.rows(mine)
-        )  # a fold's narrower range is not the point
+        # a fold's narrower range is not the point
+        said = dataclasses.replace(found, sizes=Sizes.of(rows)).predict(rows.rows(mine))
         error[mine] = said.log_s - np.log(time_s[mine])
         deviation[mine] = said.high_log_s - said.log_s
     return error, deviation
@@ -335,9 +327,7 @@ def _learned(
 
 
 def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:
-    """Deviations that hold 90 % of a next error: the rank that is right for so few, and the prior's
-    word as if it were some rows more.
-    """
+    """Deviations that hold 90 % of a next error; the prior's value counts as some rows more."""
     rank = math.ceil(NOMINAL * (len(error) + 1))
     if len(error) < _LEAST_CALIBRATING:
         return without
@@ -353,9 +343,8 @@ def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Ada
     part = rows.rows(learned)
     on = knobs.closed(part)
     members = np.ones((trunk.MEMBERS, 1), bool)
-    steps = min(
-        _LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS
-    )  # few values: each is compiled
+    # few values: each is compiled
+    steps = min(_LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS)
     recipe = trunk.Recipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
     data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
     params = trunk.train(data, members, recipe, seed, start=prior.params)
@@ -379,9 +368,8 @@ def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Ada
     )
     rest = rows.rows(held)
     error = out.predict(rest).log_s - np.log(time_s[held])
-    deviation = float(
-        np.median(np.abs(error)) / 0.6745
-    )  # of a normal distribution with that median
+    # of a normal distribution with that median
+    deviation = float(np.median(np.abs(error)) / 0.6745)
     _, _, apart = out.prior.trunk(rest, knobs.closed(rest), params)
     each = np.sqrt(deviation**2 + apart**2)
     quantile = _quantile(error, each, prior.quantile)

@@ -28,9 +28,8 @@ from hybridperf.learning.prior.rows import Rows
 from hybridperf.learning.prior.trunk import BOUND, Standard
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
-FADE_OCTAVES = (
-    2.0  # the trunk's word fades over so many factors of two beyond the sizes that the prior saw
-)
+# the trunk's word fades over so many factors of two beyond the sizes that the prior saw
+FADE_OCTAVES = 2.0
 SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
 _ROWS_PER_DEVICE = 6000
 _HYPER_ROWS = 256
@@ -78,15 +77,12 @@ class FamilyPrior:
     # half-width of the 90 % interval of a device without rows: what the prior device that was worst
     # off needed
     log_width: float
-    kin_quantile: float | None = (
-        None  # both of devices whose kin were among the others; None: there were none
-    )
+    # both of devices whose kin were among the others; None: there were none
+    kin_quantile: float | None = None
     kin_log_width: float | None = None
 
     def among(self, references: Sequence[str]) -> FamilyPrior:
-        """For a device of which some prior devices are kin (of one architecture): their knobs, and
-        full belief in the trunk they taught.
-        """
+        """For a device of the references' architecture: their knobs, full belief in the trunk."""
         references = [name for name in references if name in self.population.devices]
         if not references:
             return self
@@ -97,9 +93,7 @@ class FamilyPrior:
         return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
 
     def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[Any, Any, Any]:
-        """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's
-        sizes, its members' deviation [N]).
-        """
+        """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
         x = self.standard.inputs(rows, on)
         said, apart = trunk.evaluate(self.params if params is None else params, x)
         outside = self.sizes.outside(rows)
@@ -168,9 +162,7 @@ class FamilyPrior:
 
 
 def unbounded(r: Any) -> Any:
-    """c atanh(r / c): what `bounded` maps to r. The process adds up on this side, so that no sum
-    leaves the bound.
-    """
+    """c atanh(r / c), the inverse of `bounded`; the process adds up on this side."""
     module = array_module(r)
     return BOUND * module.arctanh(module.clip(r / BOUND, -0.99, 0.99))
 
@@ -218,9 +210,8 @@ def train_family(
     prior = FamilyPrior(usual, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
     if len(measured) == 1:
         return prior
-    shorter = dataclasses.replace(
-        recipe, steps=recipe.steps // 2, batch=recipe.batch // 2
-    )  # one network per device left out adds up
+    # one network per device left out adds up
+    shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
     left_out = _leave_out(prior, measured, own, data, kinds or {}, shorter, seed)
     hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
@@ -238,9 +229,7 @@ def train_family(
 
 
 def uninformed(rows: Rows) -> FamilyPrior:
-    """A prior that no device taught: knobs may be anything usual for the form, and the trunk is
-    silent. `rows` say what inputs are.
-    """
+    """A prior that no device taught: usual knobs of the form, a silent trunk."""
     form = rows.form
     slots = tuple(sorted(set(map(str, rows.slot))))
     nobody = Population(
@@ -323,9 +312,7 @@ def _leave_out(
 
 
 def _folds(names: Sequence[str], kinds: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Devices to leave out at once: each alone, then the kin of an architecture together, where
-    others remain.
-    """
+    """Devices to leave out at once: each alone, then all of one architecture."""
     of_kind: dict[str, list[str]] = {}
     for name in names:
         of_kind.setdefault(kinds.get(name, name), []).append(name)

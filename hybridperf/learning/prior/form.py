@@ -48,9 +48,7 @@ class Form(Protocol):
 
     @property
     def apart(self) -> int | None:
-        """Which word of a slot tells slots whose knobs move apart on a device, such as its link;
-        None: all move together.
-        """
+        """Which word tells implementations whose knobs move apart, such as a link; or None."""
         ...
 
     @property
@@ -86,15 +84,12 @@ class Form(Protocol):
         ...
 
 
-_FAR = (
-    12.0  # logs of ratios of times end here: a term that is absent is not a thousand octaves away
-)
+# logs of ratios of times end here: a term that is absent is not a thousand octaves away
+_FAR = 12.0
 
 
 class Roofline:
-    """The roofline with waves; its `work` [N, 3] is logs of seconds of arithmetic and of traffic at
-    the datasheet's rates, and of waves.
-    """
+    """The roofline with waves; `work` [N, 3]: logs of arithmetic s, traffic s and waves."""
 
     knobs = ("floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s")
     position = (
@@ -105,12 +100,10 @@ class Roofline:
     apart: int | None = None
     start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6])  # sharpness is p - 1
     start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5])
-    least_spread = np.array(
-        [0.15, 0.1, 0.1, 0.1, 0.2]
-    )  # three devices that happen to agree do not make a law
-    known_spread: Mapping[str, float] = {
-        "sharpness": 0.1
-    }  # few rows say little of the corner, and it trades against the efficiencies
+    # three devices that happen to agree do not make a law
+    least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2])
+    # few rows say little of the corner, and it trades against the efficiencies
+    known_spread: Mapping[str, float] = {"sharpness": 0.1}
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         terms, sharpness = _terms(theta, work)
@@ -119,9 +112,8 @@ class Roofline:
     def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         terms, sharpness = _terms(theta, work)
         body = _log_norm(terms, sharpness)
-        share = np.exp(
-            sharpness[:, None] * (terms - body[:, None])
-        )  # of each term in body^p; sums to 1
+        # of each term in body^p; sums to 1
+        share = np.exp(sharpness[:, None] * (terms - body[:, None]))
         of_body = 1.0 / (1.0 + np.exp(np.clip(theta[..., 0] - body, -700, 700)))
         corner = ((share * terms).sum(1) - body) / sharpness * (sharpness - 1.0)
         return np.stack(

@@ -27,16 +27,14 @@ from hybridperf.learning.prior.form import Closed, Form
 from hybridperf.learning.prior.rows import Rows
 from hybridperf.learning.robust import huber_data_only
 
-_KIN_SPREAD = (
-    0.5  # of the spread over all devices: few rows of H200 no longer spoil what H100 says of it
-)
+# of the spread over all devices: few rows of H200 no longer spoil what H100 says of it
+_KIN_SPREAD = 0.5
 _PRIOR_LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly where rows are plenty
 # a new device's few rows err together: what the closed form misses is shared by neighbours
 _NEW_LOSS_SCALE = 0.25
 _WORD, _VERSION = "|", "#"
-_VERSION_SPREAD = (
-    0.5  # of the spread over devices: versions of one library differ less than libraries do
-)
+# of the spread over devices: versions of one library differ less than libraries do
+_VERSION_SPREAD = 0.5
 _LEAST_SLOT_ROWS = 8
 # How far slots may differ in the log of a knob, by what they do not share; chosen once on
 # collectives, where they hardly matter.
@@ -60,9 +58,7 @@ class SlotKnobs:
         ]
 
     def including(self, usual: Population, slot: np.ndarray) -> SlotKnobs:
-        """With those of `slot` [N] that are missing: what is usual, moved as this device is moved
-        from what is usual.
-        """
+        """With those of `implementation` [N] that are missing: usual ones, moved as this device is."""
         new = sorted(set(map(str, slot)) - set(self.slots))
         if not new:
             return self
@@ -79,9 +75,7 @@ class SlotKnobs:
 
 
 def nearest(slot: str, slots: Sequence[str]) -> list[int]:
-    """Where `slot` stands in `slots`; if nowhere, where those stand that share the most words with
-    it.
-    """
+    """Positions of `name` in `known`; else of those that share the most words with it."""
     if slot in slots:
         return [slots.index(slot)]
     words = group_of(slot).split(_WORD)
@@ -95,9 +89,7 @@ def group_of(slot: str) -> str:
 
 
 def _terms(slot: str) -> list[tuple[str, float]]:
-    """What knobs of a slot share with those of other slots, and how much each may matter: its
-    words, the group they make, its version.
-    """
+    """What an implementation's knobs share with others, and how much each may matter."""
     group, _, version = slot.partition(_VERSION)
     shared = [
         (f"{at}{_WORD}{word}", _WORD_SPREAD) for at, word in enumerate(group.split(_WORD))
@@ -123,15 +115,12 @@ class Population:
     slots: tuple[str, ...]
     spread: np.ndarray  # [K]
     devices: tuple[str, ...]
-    own: (
-        np.ndarray
-    )  # [D, len(slots), K] knobs of each device; not a number where it was not measured
+    # [D, len(slots), K] knobs of each device; not a number where it was not measured
+    own: np.ndarray
     references: tuple[str, ...] = ()
 
     def among(self, references: Sequence[str]) -> Population:
-        """For a device of which some devices are kin: it starts from their knobs where these were
-        measured, and keeps nearer to them.
-        """
+        """For a device that starts from the references' knobs, and keeps nearer to them."""
         return dataclasses.replace(self, references=tuple(references)) if references else self
 
     @functools.cached_property
@@ -208,9 +197,7 @@ class Population:
 
 
 def fit_each_slot(rows: Rows, time_s: np.ndarray) -> SlotKnobs:
-    """Knobs of one prior device, each slot on its own; slots of a few rows are left out, since they
-    would only repeat the start.
-    """
+    """Knobs of one prior device, each implementation by itself; those of few rows are left out."""
     form, work, log_time = rows.form, rows.work(), np.log(time_s)
     found, counts = np.unique(rows.slot.astype(str), return_counts=True)
     slots = tuple(map(str, found[counts >= min(_LEAST_SLOT_ROWS, counts.max())]))
@@ -245,9 +232,7 @@ def population(form: Form, devices: Mapping[str, SlotKnobs]) -> Population:
 
 
 def fit_new(prior: Population, rows: Rows, time_s: np.ndarray) -> SlotKnobs:
-    """Knobs of a new device from a few rows: a deviation of the device and one of each slot, both
-    pulled to zero.
-    """
+    """Knobs of a new device: deviations of the device and of each implementation, pulled to 0."""
     log_time = np.log(time_s)
     keep = _spread_out(log_time, _MOST_ROWS)
     rows, log_time = rows.rows(keep), log_time[keep]
@@ -269,9 +254,7 @@ def fit_new(prior: Population, rows: Rows, time_s: np.ndarray) -> SlotKnobs:
 
 
 def _deviations(slots: Sequence[str], which: np.ndarray, apart: int | None) -> np.ndarray:
-    """How slots deviate together [slots, deviations], in units of the spread: those of the device
-    (by the word `apart`), of slots and of versions that have rows.
-    """
+    """How implementations deviate together [implementations, deviations], in units of the spread."""
     here = {slots[at] for at in np.unique(which)}
     parts = ["" if apart is None else group_of(slot).split(_WORD)[apart] for slot in slots]
     members = (
@@ -291,9 +274,7 @@ def _map_fit(
     form: Form, mean: np.ndarray, slot: np.ndarray, work: np.ndarray, log_time: np.ndarray,
     spread: np.ndarray, scale: float, deviations: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """theta [slots, K] of rows of slots [N]. `spread` [slots, K] or [K]; `deviations` [slots, D]:
-    what may deviate, in units of it.
-    """
+    """theta [G, K] of rows of implementations [N]; `deviations` [G, D] in units of `spread`."""
     knobs = mean.shape[1]
     of_row = deviations[slot]
 

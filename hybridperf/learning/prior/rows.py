@@ -44,9 +44,7 @@ class Rows(Protocol):
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Inputs that are log2 of a continuous size: distance from what was seen is counted in
-        these.
-        """
+        """Inputs that are log2 of a continuous size: they measure distance from what was seen."""
         ...
 
     def __len__(self) -> int: ...
@@ -72,9 +70,8 @@ class FamilyRows:
     sm_count: np.ndarray | float
     slot: np.ndarray  # object [N]: implementation, e.g. "trtllm|bf16"
     inputs: Inputs  # [N, f] what a network may know of the op beside its place on the roofline
-    sizes: tuple[
-        str, ...
-    ]  # inputs that are log2 of a continuous size: distance from what was seen is counted in these
+    # inputs that are log2 of a continuous size: distance from what was seen is counted in these
+    sizes: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -84,9 +81,7 @@ class FamilyRows:
         return ROOFLINE
 
     def work(self) -> Any:
-        """[N, 3]: logs of seconds of arithmetic and of traffic at the datasheet's rates, and of
-        waves (blocks per SM, not rounded).
-        """
+        """[N, 3]: logs of arithmetic and traffic seconds at datasheet rates, and of waves."""
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
@@ -115,9 +110,7 @@ class FamilyRows:
 
 
 def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
-    """Rows of several kinds or devices below each other; an input that a
-    kind lacks is zero there.
-    """
+    """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
 
     def column(name: str) -> np.ndarray:

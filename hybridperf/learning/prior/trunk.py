@@ -97,9 +97,7 @@ def standard(devices: Sequence[tuple[Rows, Closed]]) -> Standard:
 
 
 def evaluate(params: Any, x: Any) -> tuple[Any, Any]:
-    """(mean, standard deviation) over members of what the networks say of inputs x [N, d]: [N]
-    each. The mean has a gradient.
-    """
+    """(mean, standard deviation) over members at inputs x [N, d]: [N] each."""
     if array_module(x) is not np:
         mean, apart = _ensemble(params, x)
         return mean, apart
@@ -117,9 +115,8 @@ def evaluate(params: Any, x: Any) -> tuple[Any, Any]:
 @jax.jit
 def _ensemble(params: Any, x: jax.Array) -> jax.Array:
     each = jax.vmap(lambda p: _said(p, x))(params)
-    apart = jnp.std(
-        jax.lax.stop_gradient(each), 0
-    )  # without a slope: where members agree it has none, and no search follows it
+    # without a slope: where members agree it has none, and no search follows it
+    apart = jnp.std(jax.lax.stop_gradient(each), 0)
     return jnp.stack([jnp.mean(each, 0), apart])
 
 
@@ -151,18 +148,16 @@ def train(
     """
     counts = np.array([len(target) for _, target in devices])
     first = np.cumsum(counts) - counts
-    stored = (
-        1 << (int(counts.sum()) - 1).bit_length()
-    )  # a power of two: families of about a size share a compiled function
+    # a power of two: families of about a size share a compiled function
+    stored = 1 << (int(counts.sum()) - 1).bit_length()
     x = np.zeros((stored, devices[0][0].shape[1]), np.float32)
     target = np.zeros(stored, np.float32)
     for at, (inputs, wanted) in zip(first, devices, strict=True):
         x[at : at + len(inputs)] = inputs
         target[at : at + len(inputs)] = np.clip(wanted, -BOUND, BOUND)
     random = np.random.default_rng(seed)
-    drawn = np.empty(
-        (len(member_devices), recipe.steps, recipe.batch), np.int32
-    )  # drawn here: in the compiled step it costs 5 s to compile
+    # drawn here: in the compiled step it costs 5 s to compile
+    drawn = np.empty((len(member_devices), recipe.steps, recipe.batch), np.int32)
     for rows, sees in zip(drawn, member_devices, strict=True):
         device = random.choice(np.flatnonzero(sees), rows.shape)
         rows[:] = first[device] + random.integers(0, counts[device])

@@ -26,9 +26,8 @@ from hybridperf.io.namespace import array_module
 from hybridperf.ops.embedding import distance, reuse
 from hybridperf.ops.embedding.unique import distinct, zipf_classes
 
-_MEAN_SLACK = (
-    0.05  # shares of three digits leave the mean, which hangs on the rarest bins, open by so much
-)
+# shares of three digits leave the mean, which hangs on the rarest bins, open by so much
+_MEAN_SLACK = 0.05
 _LEAST_RATE = 1e-15  # lookups to expect of a row that none is told of, where JAX keeps it
 _SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
 
@@ -38,18 +37,14 @@ class Access(abc.ABC):
 
     @abc.abstractmethod
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
-        """(rows of each class, probability of each of its rows) [K] that a batch's lookups are
-        drawn from; sum of count * p = 1.
-        """
+        """(rows of each class, probability of each row) [K]; the sum of count * p is 1."""
 
     def unique_rows(self, lookups: Any, rows: Any) -> Any:
         """Expected different rows."""
         return distinct(*self.classes(lookups, rows), lookups)
 
     def histogram(self, lookups: Any, rows: Any) -> Any:
-        """Shares [17] of the different rows by how often they are looked up (`reuse.py`). Of JAX'
-        tracers the distribution's may pass.
-        """
+        """Shares [17] of different rows by how often they are looked up (`reuse.py`)."""
         count, p = self.classes(lookups, rows)
         return reuse.binned(p, count, lookups)
 
@@ -84,9 +79,7 @@ class Uniform(Access):
 
 @dataclasses.dataclass(frozen=True)
 class Zipf(Access):
-    """Probability in proportion to (rank + shift)^-exponent; the number of rows must be a plain
-    number.
-    """
+    """Probability in proportion to (rank + shift)^-exponent; the number of rows is not traced."""
 
     exponent: Any
     shift: Any = 0.0
@@ -141,9 +134,7 @@ class Histogram(Access):
         return Histogram(shares, mean)
 
     def _check(self, lookups: Any, rows: Any) -> None:
-        """`InputError` where a batch has more lookups than were counted, or more different rows
-        than there are.
-        """
+        """`InputError` for more lookups than were counted, or more different rows than exist."""
         if any(
             isinstance(one, jax.core.Tracer)
             for one in (self.shares, self.mean_reuse, self.lookups, lookups, rows)
@@ -183,9 +174,7 @@ class Histogram(Access):
         return self._at(lookups, rows)._shares()
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
-        """As `Access.hits`; where everything fits it is what the counted rows say, not a draw from
-        their classes.
-        """
+        """As `Access.hits`; where everything fits it follows the counted rows exactly."""
         module = array_module(self.shares, self.mean_reuse, lookups, held_rows)
         count, p = self.classes(lookups, rows)
         found = distance.hits(count, p, lookups, held_rows)
@@ -196,15 +185,12 @@ class Histogram(Access):
         return module.where(drawn > 0, said * found / module.where(drawn > 0, drawn, 1.0), 0.0)
 
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
-        """Rows by what their counts tell of their rates (`reuse.rates`), those that were not met
-        among them.
-        """
+        """Rows by the rates that their counts tell (`reuse.rates`), unmet ones included."""
         endless = not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups)
         if not endless:
             self._check(lookups, rows)
-        if (
-            endless or self.lookups is not None
-        ):  # of the rows that were counted; of an endless stream only the ratios count
+        # of the rows that were counted; of an endless stream only the ratios count
+        if endless or self.lookups is not None:
             lookups = self.lookups or rows
         module = array_module(self.shares, self.mean_reuse, self.lookups, lookups, rows)
         shares, mean = self._shares(), self._mean()
@@ -275,9 +261,7 @@ class Histogram(Access):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indices(Access):
-    """The rows that were looked up, in any order: one batch, or many. Asked for fewer lookups, each
-    is kept with the same probability.
-    """
+    """The rows that were looked up, in any order; for fewer lookups each is kept with equal chance."""
 
     values: Any  # whole numbers [any shape]
 
@@ -311,17 +295,13 @@ class Indices(Access):
         return found / found.sum()
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
-        """As `Access.hits`, of the recorded lookups in random order; with a cache that holds all
-        rows what `unique_rows` leaves.
-        """
+        """As `Access.hits`, of the recorded lookups in random order."""
         if np.isinf(lookups):
             return super().hits(lookups, rows, held_rows)
         return distance.recorded_hits(*self._times(), self._fraction(lookups), held_rows)
 
     def classes(self, lookups: Any, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that were looked up once are taken for a few of all those of the table that are
-        rarely met.
-        """
+        """Rows that were looked up once stand for all rows that are rarely met."""
         del lookups
         each, how_many = self._times()
         p = each / np.size(self.values)
@@ -359,9 +339,7 @@ def _is_number(value: Any) -> bool:
 
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:
-    """The histogram of a batch that holds a share `fraction` of the samples of a file (or batch):
-    binomial thinning.
-    """
+    """The histogram of a share `fraction` of a file's samples: binomial thinning."""
     if not isinstance(histogram, Histogram):
         raise InputError(
             f"expected a Histogram(...) to thin, got {histogram!r:.60}; other accesses know batches"

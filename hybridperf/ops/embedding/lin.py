@@ -98,9 +98,7 @@ GPUS = {
 
 
 def gpu(name: str) -> LinGpu:
-    """Constants by name; P100 and TITAN Xp have none: the paper's code holds placeholders of the
-    V100 for their curves.
-    """
+    """Constants by name; of P100 and TITAN Xp the paper's code holds placeholders only."""
     if name not in GPUS:
         raise unknown("GPU of Lin et al.", name, GPUS, f"known are {', '.join(GPUS)}")
     return GPUS[name]

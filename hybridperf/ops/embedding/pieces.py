@@ -28,9 +28,7 @@ _LEAST_SHARE = 1e-12  # a piece that nobody looks into is a table all the same
 
 
 def row_pieces(table: Table, count: int) -> list[Table]:
-    """`count` tables with a table's rows between them, the first with the hottest; `InputError`
-    where there are too few rows.
-    """
+    """`count` tables with a table's rows between them, the first with the hottest."""
     if not 1 <= count <= table.rows:
         raise InputError(
             f"table {table.name} has {table.rows:g} rows, expected 1 to {table.rows:g} pieces of it"

@@ -110,9 +110,7 @@ class Table:
         return self._asked(lambda: self.access.histogram(lookups, self.rows))
 
     def hits(self, batch: Any, cache_bytes: Any) -> Any:
-        """Share of a batch's lookups found in a cache of so many bytes [...] that this table has
-        for itself and that starts empty.
-        """
+        """Share of a batch's lookups found in a cache [...] of this table's own, empty at first."""
         if not isinstance(cache_bytes, jax.core.Tracer) and not (
             _is_real(cache_bytes) and np.all(np.asarray(cache_bytes) >= 0)
         ):

@@ -53,9 +53,7 @@ def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
 
 
 def zipf_weight(rows: float, exponent: Any, shift: Any, beside: Any) -> Any:
-    """Sum of (rank + shift)^-exponent over the ranks 1 to `rows`, as so many times what rank 1 has
-    with the shift `beside`.
-    """
+    """Sum of (rank + shift)^-exponent over `rows` ranks, relative to rank 1's at `reference_shift`."""
     count, weight = _zipf_weights(rows, exponent, shift)
     module = array_module(weight)
     return module.sum(weight * count) * module.exp(
@@ -74,27 +72,21 @@ def _zipf_weights(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
 
 
 def distinct(count: Any, p: Any, lookups: Any) -> Any:
-    """Expected different rows among so many lookups [...] for classes of `count` rows of
-    probability `p` [K].
-    """
+    """Expected different rows among lookups [...] for classes of `count` rows of probability `p` [K]."""
     module = array_module(count, p, lookups)
     missed = log_missed(p) * module.asarray(lookups)[..., None]
     return module.sum(-count * module.expm1(missed), -1)
 
 
 def met(count: Any, p: Any, lookups: Any) -> tuple[Any, Any]:
-    """Classes of the rows that so many lookups have met, as those lookups met them: what a loop
-    over recorded batches draws from.
-    """
+    """Classes of the rows that were met, as a loop over recorded batches draws from them."""
     module = array_module(count, p, lookups)
     seen = -module.expm1(log_missed(p) * lookups)
     return count * seen, p / seen
 
 
 def log_missed(p: Any) -> Any:
-    """Log of the probability that one lookup is of another row; kept finite for the only row of a
-    table.
-    """
+    """Log probability that one lookup is of another row; finite for a table's only row."""
     module = array_module(p)
     p = module.asarray(p)
     return module.log1p(-module.minimum(p, 1 - module.finfo(p.dtype).eps))
