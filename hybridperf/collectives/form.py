@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.learning.prior.form import Closed
+from hybridperf.learning.prior.form import ClosedFormValues
 
 WORK = (
     "inside_s",
@@ -136,7 +136,7 @@ class AlphaBeta:
             / part.total[:, None]
         )
 
-    def closed(self, theta: np.ndarray, work: np.ndarray) -> Closed:
+    def closed(self, theta: np.ndarray, work: np.ndarray) -> ClosedFormValues:
         part = _parts(theta, work, np)
         carried = np.log(np.maximum(part.carried, _LEAST))
         fixed = np.log(part.floor + np.minimum(part.fixed_small, part.fixed_large))
@@ -148,7 +148,7 @@ class AlphaBeta:
         place = np.concatenate(
             [ratios, np.tanh(two)[:, None], (np.log(part.total) - floor)[:, None]], 1
         )
-        return Closed(np.log(part.total), place)
+        return ClosedFormValues(np.log(part.total), place)
 
 
 def seconds(theta: Any, work: Any, xp: ModuleType = np) -> Any:

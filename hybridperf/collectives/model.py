@@ -49,7 +49,7 @@ from hybridperf.io import (
 from hybridperf.io.namespace import fresh_views
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES
-from hybridperf.learning.prior.knobs import group_of
+from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
@@ -110,8 +110,9 @@ class Measured:
     def of(rows: CollectiveRows) -> tuple[Measured, ...]:
         """All there are among some rows."""
         frame = pd.DataFrame({
-            "group": [group_of(slot) for slot in rows.slot], "g": rows.ranks_per_node.astype(int),
-            "nodes": rows.nodes.astype(int), "bytes": rows.bytes,
+            "group": list(map(unversioned, rows.implementation)),
+            "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
+            "bytes": rows.bytes,
         })  # fmt: skip
         return tuple(
             Measured(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
@@ -218,7 +219,7 @@ class CollectiveModel:
                         np.log2(rows.nodes[at] / one.nodes),
                     )
                     for one in self.measured
-                    if one.group == group_of(rows.slot[at])
+                    if one.group == unversioned(rows.implementation[at])
                 ),
                 default=np.inf,
             )
@@ -259,7 +260,11 @@ class CollectiveModel:
         low, high = np.array(
             [
                 sizes.get(
-                    (group_of(rows.slot[at]), int(rows.ranks_per_node[at]), int(rows.nodes[at])),
+                    (
+                        unversioned(rows.implementation[at]),
+                        int(rows.ranks_per_node[at]),
+                        int(rows.nodes[at]),
+                    ),
                     (np.inf, 0.0),
                 )
                 for at in first
@@ -272,14 +277,16 @@ class CollectiveModel:
     ) -> list[tuple[str, np.ndarray]]:
         """What is to be said, and of which rows [N]."""
         assert self.adapted is not None
-        met = known(rows, self.adapted.knobs.slots)
+        met = known(rows, self.adapted.knobs.implementations)
         lib = good["lib"] if "lib" in good else pd.Series(np.nan, good.index)
         unsaid = (
             good["lib_version"].isna().to_numpy()
             if "lib_version" in good
             else np.ones(len(good), bool)
         )
-        version = np.array([self.versions.get(group_of(slot), "") for slot in rows.slot], object)
+        version = np.array(
+            [self.versions.get(unversioned(slot), "") for slot in rows.implementation], object
+        )
         nothing = np.full(len(rows), not self.adapted.rows)
         return [
             (f"prior alone: no collective of {self.system.id} was measured", nothing),
@@ -320,7 +327,7 @@ class CollectiveModel:
         """What a row that names none is of: the only library that was
         measured, else the usual one.
         """
-        measured = {one.group.split("|")[1] for one in self.measured}
+        measured = {CollectiveImplementation.parse(one.group).library for one in self.measured}
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
     def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -359,7 +366,9 @@ class CollectiveModel:
         return (
             []
             if self.adapted is None
-            else list(dict.fromkeys(group_of(slot) for slot in self.adapted.knobs.slots))
+            else list(
+                dict.fromkeys(unversioned(slot) for slot in self.adapted.knobs.implementations)
+            )
         )
 
     def knobs(self, group: str) -> dict[str, float]:
@@ -368,7 +377,11 @@ class CollectiveModel:
         """
         if self.adapted is None:
             raise InputError(f"this model of {self.system.id} is its datasheet and has no knobs")
-        mine = [i for i, slot in enumerate(self.adapted.knobs.slots) if group_of(slot) == group]
+        mine = [
+            i
+            for i, slot in enumerate(self.adapted.knobs.implementations)
+            if unversioned(slot) == group
+        ]
         if not mine:
             raise unknown("group of collectives", group, self.groups(), "`groups` lists them")
         return form.plain(self.adapted.knobs.theta[mine].mean(0))
@@ -400,7 +413,9 @@ class CollectiveModel:
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
         """[N, K] as they were learned."""
         assert self.adapted is not None
-        return self.adapted.knobs.including(self.adapted.prior.population, rows.slot).of(rows.slot)
+        return self.adapted.knobs.including(self.adapted.prior.population, rows.implementation).of(
+            rows.implementation
+        )
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `collectives.json` and, where anything was learned, `collectives.npz` into a

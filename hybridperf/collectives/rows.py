@@ -21,8 +21,8 @@ from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.links import Links, link_of
 from hybridperf.collectives.traffic import shares
 from hybridperf.hardware import SystemSpec
-from hybridperf.learning.prior.form import Form
-from hybridperf.learning.prior.knobs import group_of
+from hybridperf.learning.prior.form import ClosedForm
+from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 from hybridperf.learning.residual import Inputs
 
 DEFAULT_IMPLEMENTATION = "nccl"
@@ -51,15 +51,15 @@ class CollectiveRows:
     bytes: np.ndarray  # [N]
     ranks_per_node: np.ndarray  # [N]
     nodes: np.ndarray  # [N]
-    slot: np.ndarray  # object [N]
+    implementation: np.ndarray  # object [N]
     inputs: Inputs  # [N, f]
     sizes: tuple[str, ...] = _SIZES
 
     def __len__(self) -> int:
-        return len(self.slot)
+        return len(self.implementation)
 
     @property
-    def form(self) -> Form:
+    def form(self) -> ClosedForm:
         return ALPHA_BETA
 
     def work(self) -> np.ndarray:
@@ -68,7 +68,7 @@ class CollectiveRows:
     def rows(self, keep: np.ndarray) -> CollectiveRows:
         return CollectiveRows(
             self.seconds[keep], self.bytes[keep], self.ranks_per_node[keep], self.nodes[keep],
-            self.slot[keep], self.inputs.rows(keep), self.sizes,
+            self.implementation[keep], self.inputs.rows(keep), self.sizes,
         )  # fmt: skip
 
     def resized(self, bytes_: np.ndarray) -> CollectiveRows:
@@ -90,7 +90,7 @@ class CollectiveRows:
         positions [kinds], kinds [N].
         """
         apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
-        _, slot = np.unique(self.slot.astype(str), return_inverse=True)
+        _, slot = np.unique(self.implementation.astype(str), return_inverse=True)
         kind = np.column_stack(
             [self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes]
         )
@@ -118,7 +118,11 @@ def collective_rows(
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
     implementation, version = implementations(frame), _text(frame, "lib_version", "")
     group = np.array(
-        ["|".join(words) for words in zip(names, implementation, link, strict=True)], object
+        [
+            str(CollectiveImplementation(*words))
+            for words in zip(names, implementation, link, strict=True)
+        ],
+        object,
     )
     if versions:
         version = np.where(
@@ -174,17 +178,17 @@ def known(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
     """Whether knobs of each row's collective, implementation and link were
     met, in any version [N].
     """
-    met = {group_of(slot) for slot in slots}
-    return np.array([group_of(slot) in met for slot in rows.slot])
+    met = {unversioned(slot) for slot in slots}
+    return np.array([unversioned(slot) in met for slot in rows.implementation])
 
 
 def usual_versions(rows: CollectiveRows) -> dict[str, str]:
     """The library's version that most rows of each group are of; groups whose rows mostly name none
     are left out.
     """
-    counts = Counter(rows.slot.astype(str))
+    counts = Counter(rows.implementation.astype(str))
     usual = {
-        group_of(slot): slot.partition("#")[2]
+        unversioned(slot): slot.partition("#")[2]
         for slot, _ in sorted(counts.items(), key=lambda item: item[1])
     }
     return {group: version for group, version in usual.items() if version}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Literal
 
 import jax
@@ -18,11 +17,7 @@ MEMORY = LEVELS.index("memory")
 Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["peak_flops_per_s", "memory_bytes_per_s", "level_bytes"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Device:
     """The numbers of one device that a roofline reads, for one dtype and unit. L = len(LEVELS)."""

@@ -21,10 +21,10 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def plain(name: str) -> str:
-    """In lower case, every run of other characters one underscore: names compared by what counts."""
+    """In lower case, other characters as one underscore: what names are compared by."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str) -> InputError:
-    """The error for a name not in a list: names it, suggests the nearest, says where the list is."""
+    """The error for an unknown name: suggests the nearest, tells where the list is."""
     return InputError(f"unknown {what} {name!r}{closest(name, known)}: {where}")

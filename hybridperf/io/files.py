@@ -24,9 +24,9 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = tempfile.NamedTemporaryFile(
-            mode, dir=path.parent, prefix=f".{path.name}.", delete=False
-        )  # noqa: SIM115  (closed below: it is moved after that)
+        prefix, near = f".{path.name}.", path.parent
+        # closed below: it is moved after that
+        handle = tempfile.NamedTemporaryFile(mode, dir=near, prefix=prefix, delete=False)  # noqa: SIM115
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}; choose another place for the output"
@@ -59,7 +59,7 @@ def write_json(path: str | os.PathLike, kind: str, version: int, content: dict[s
 
 
 def read_json(path: str | os.PathLike, kind: str, version: int) -> dict[str, Any]:
-    """Content of one of our JSON files; `InputError` if missing, damaged, of another kind or newer."""
+    """Content of one of our JSON files; `InputError` if missing, damaged, another or newer."""
     path = Path(path)
     try:
         document = json.loads(path.read_text())

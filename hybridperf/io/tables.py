@@ -23,7 +23,7 @@ _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers 
 
 
 def read_table(path: str | os.PathLike) -> pd.DataFrame:
-    """Rows of a CSV, CSV.GZ or Parquet file in order; `id` and `name` of a CSV are text as written."""
+    """Rows of a CSV, CSV.GZ or Parquet file in order; `id` and `name` stay text."""
     path = Path(path)
     if not path.is_file():
         raise InputError(

@@ -1,7 +1,8 @@
 """What the closed form misses, learned: small networks, one ensemble per group of ops, bounded,
 silent where nothing was measured.
 
-    log correction(x) = exp(-(outside(x) / 2)^2) * ( share * mean over members of c tanh(f_e(x) / c)  +  process share * p(x) )
+    log correction(x) = exp(-(outside(x) / 2)^2)
+                        * (share * mean over members of c tanh(f_e(x) / c) + process share * p(x))
 
 p is a Gaussian process over the rows themselves (`gaussian_process.py`), held to the same bound: it
 remembers single shapes, where the networks know the trend. x holds the logs of an op's work counts
@@ -34,9 +35,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf.io.namespace import array_module, floats, root
 from hybridperf.learning import gaussian_process
-from hybridperf.learning.gaussian_process import Examples, Process
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess
 from hybridperf.ops import Op
-from hybridperf.ops.base import log2_above_zero
+from hybridperf.ops.inputs import log2_above_zero
 from hybridperf.ops.roofline import Work
 
 INPUTS = 32
@@ -160,7 +161,7 @@ class Residual:
     scale: np.ndarray
     share: float
     params: Mapping[str, Any]  # of CorrectionNet, each leaf [E, ...]
-    process: Process | None = None  # over the rows, of the same inputs
+    process: GaussianProcess | None = None  # over the rows, of the same inputs
     process_share: float = 0.0
 
     @property
@@ -191,7 +192,7 @@ class Residual:
             for name, leaf in arrays.items()
             if name.startswith(_PROCESS)
         }
-        process = Process.read(seen, len(names)) if seen else None
+        process = GaussianProcess.read(seen, len(names)) if seen else None
         arrays = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
         expected = {
             name: leaf.shape for name, leaf in flatten_dict(_blank_params(), sep="/").items()
@@ -251,14 +252,14 @@ def log_correction(residual: Residual, inputs: Inputs) -> Any:
     """What to add to the log of the closed form's seconds [N]; differentiable in the inputs."""
     out = np.zeros(len(inputs.values))
     if residual.share > 0.0:
-        out = out + residual.share * networks_say(residual, inputs)
+        out = out + residual.share * network_correction(residual, inputs)
     if residual.process_share > 0.0:
-        out = out + residual.process_share * process_says(residual, inputs)
+        out = out + residual.process_share * process_correction(residual, inputs)
     return out
 
 
-def networks_say(residual: Residual, inputs: Inputs) -> Any:
-    """The networks' whole word [N], fading outside the range."""
+def network_correction(residual: Residual, inputs: Inputs) -> Any:
+    """The networks' full correction [N], fading outside the range."""
     x = _standardised(residual, inputs)
     rows = len(x)
     padded: Any
@@ -270,13 +271,13 @@ def networks_say(residual: Residual, inputs: Inputs) -> Any:
     return _fade(residual, inputs) * floats(_ensemble(residual.params, padded))[:rows]
 
 
-def process_says(residual: Residual, inputs: Inputs) -> Any:
-    """The whole word of the process [N], bounded as the networks' and fading outside the range."""
+def process_correction(residual: Residual, inputs: Inputs) -> Any:
+    """The full correction of the process [N], bounded and faded as the networks'."""
     if residual.process is None:
         return np.zeros(len(inputs.values))
     x = _standardised(residual, inputs)
-    said, _ = residual.process.says(x, np.zeros(len(x)))
-    return _fade(residual, inputs) * array_module(said).clip(said, -BOUND, BOUND)
+    added, _ = residual.process.predict(x, np.zeros(len(x)))
+    return _fade(residual, inputs) * array_module(added).clip(added, -BOUND, BOUND)
 
 
 def _fade(residual: Residual, inputs: Inputs) -> Any:
@@ -284,13 +285,13 @@ def _fade(residual: Residual, inputs: Inputs) -> Any:
     return array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
 
 
-def _said(params: Any, x: jax.Array) -> jax.Array:
+def _output(params: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(_NET.apply({"params": params}, x))
 
 
 @jax.jit
 def _ensemble(params: Any, x: jax.Array) -> jax.Array:
-    return jnp.mean(jax.vmap(lambda p: _said(p, x))(params), axis=0)
+    return jnp.mean(jax.vmap(lambda p: _output(p, x))(params), axis=0)
 
 
 def _standardised(residual: Residual, inputs: Inputs) -> Any:
@@ -305,7 +306,7 @@ def _standardised(residual: Residual, inputs: Inputs) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """Rows of one group to learn from: their inputs, and log(measured / closed form) [N]."""
 
     inputs: Inputs
@@ -313,7 +314,7 @@ class Job:
     members: int = 4
 
 
-def train(jobs: Sequence[Job], seed: int = 0) -> list[Residual]:
+def train(jobs: Sequence[TrainingJob], seed: int = 0) -> list[Residual]:
     """One ensemble per job; the result does not depend on the other jobs."""
     blank: list[Residual] = [_untrained(job.inputs) for job in jobs]
     members = [(at, member) for at, job in enumerate(jobs) for member in range(job.members)]
@@ -359,7 +360,7 @@ def _batch_of(rows: int) -> int:
 
 
 def _train_chunk(
-    jobs: Sequence[Job],
+    jobs: Sequence[TrainingJob],
     blank: Sequence[Residual],
     chunk: Sequence[tuple[int, int]],
     size: int,
@@ -394,7 +395,7 @@ def _train_many(
         params = _NET.init(first, x[:1])["params"]
 
         def loss(params: Any, x: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
-            error = (_said(params, x) - target) / _LOSS_SCALE
+            error = (_output(params, x) - target) / _LOSS_SCALE
             fit = jnp.sum(weight * (jnp.sqrt(1 + error**2) - 1)) / jnp.sum(weight)
             each_input = jnp.sqrt(jnp.sum(params["first"]["kernel"] ** 2, axis=1) + 1e-6)
             return fit + _LASSO * jnp.sum(each_input)

@@ -22,6 +22,7 @@ from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.io.namespace import array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
+from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.table import OpRows
@@ -50,8 +51,6 @@ _UNQUANTISED = {
 # Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of
 # accuracy without rows, and bring none with.
 _WITHOUT_WAVES = frozenset({"moe"})
-_FRAMEWORK = 1  # its place in a slot's words
-_SEPARATOR = "|"
 
 
 def family_of(group: str, dtype: str) -> str | None:
@@ -143,7 +142,7 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
         memory_bytes_per_s=device.memory_bytes_per_s,
         sm_count=gpu.sm_count,
-        slot=_slots(part, n)[keep],
+        implementation=_slots(part, n)[keep],
         inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
     )
@@ -159,49 +158,47 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     """
     taken = {
         slot: slot if slot in known else _stands_for(slot, known)
-        for slot in dict.fromkeys(rows.slot)
+        for slot in dict.fromkeys(rows.implementation)
     }
-    slots, assumed = rows.slot.copy(), np.full(len(rows), "", object)
+    slots, assumed = rows.implementation.copy(), np.full(len(rows), "", object)
     for slot, other in taken.items():
-        here = rows.slot == slot
+        here = rows.implementation == slot
         slots[here] = other
-        if (framework := other.split(_SEPARATOR)[_FRAMEWORK]) != slot.split(_SEPARATOR)[_FRAMEWORK]:
+        if (framework := framework_of(other)) != framework_of(slot):
             assumed[here] = f"no framework given: taken for {framework}"
-    return _flagged(dataclasses.replace(rows, slot=slots), rows.slot), assumed
+    return _flagged(dataclasses.replace(rows, implementation=slots), rows.implementation), assumed
 
 
 def framework_of(slot: str) -> str:
     """The framework that a slot names; the empty string for none."""
-    return slot.split(_SEPARATOR)[_FRAMEWORK]
+    return OpImplementation.parse(slot).framework
 
 
 def _stands_for(slot: str, known: Sequence[str]) -> str:
     """The known slot that a slot means: under its own name before another, without framework before
     one; itself where there is none.
     """
-    name, framework, *rest = slot.split(_SEPARATOR)
+    asked = OpImplementation.parse(slot)
 
     def fits(other: str) -> bool:
-        its_name, its_framework, *its_rest = other.split(_SEPARATOR)
+        one = OpImplementation.parse(other)
         return (
-            _plain(its_rest) == _plain(rest)
-            and framework in ("", its_framework)
-            and _same_op(name, its_name)
+            _plain(one) == _plain(asked)
+            and asked.framework in ("", one.framework)
+            and _same_op(asked.op, one.op)
         )
 
     def distance(other: str) -> list[bool]:
-        return [
-            ours != theirs
-            for ours, theirs in zip(slot.split(_SEPARATOR), other.split(_SEPARATOR), strict=True)
-        ]
+        theirs = OpImplementation.parse(other).words
+        return [ours != word for ours, word in zip(asked.words, theirs, strict=True)]
 
     return min(filter(fits, known), key=distance, default=slot)
 
 
-def _plain(words: list[str]) -> list[str]:
+def _plain(one: OpImplementation) -> list[str]:
     """A slot's number format and text, without schemes that leave everything in that format."""
-    dtype, *text = words
-    return [dtype, *("" if _UNQUANTISED.get(word) == dtype else word for word in text)]
+    dtype = one.dtype
+    return [dtype, *("" if _UNQUANTISED.get(word) == dtype else word for word in one.text)]
 
 
 def _same_op(name: str, other: str) -> bool:
@@ -220,10 +217,13 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
     """The flags as the slots have their words now, where these were others `before` [N]."""
     module = array_module(rows.inputs.values)
     values, names = rows.inputs.values.copy(), list(rows.inputs.names)
-    for old, new in dict.fromkeys(zip(before, rows.slot, strict=True)):
-        here = (before == old) & (rows.slot == new)
+    for old, new in dict.fromkeys(zip(before, rows.implementation, strict=True)):
+        here = (before == old) & (rows.implementation == new)
         for label, was, word in zip(
-            _labels(new), old.split(_SEPARATOR), new.split(_SEPARATOR), strict=True
+            _labels(new),
+            OpImplementation.parse(old).words,
+            OpImplementation.parse(new).words,
+            strict=True,
         ):
             if was == word:
                 continue
@@ -239,7 +239,7 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
 
 def _labels(slot: str) -> list[str]:
     """What the words of a slot say."""
-    return ["op", "framework", "dtype", *_text_of(op_by_name(slot.split(_SEPARATOR)[0])[0])]
+    return ["op", "framework", "dtype", *_text_of(op_by_name(OpImplementation.parse(slot).op)[0])]
 
 
 def _text_of(op: Op | type[Op]) -> list[str]:
@@ -253,7 +253,7 @@ def _slots(part: OpRows, n: int) -> np.ndarray:
     framework = part.labels.get("framework", np.full(n, "", object))
     slots = np.empty(n, object)
     for word in dict.fromkeys(framework):
-        slots[framework == word] = _SEPARATOR.join([name, word, part.op.dtype, *text])
+        slots[framework == word] = str(OpImplementation(name, word, part.op.dtype, tuple(text)))
     return slots
 
 

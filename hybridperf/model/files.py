@@ -29,7 +29,7 @@ from hybridperf.model.group_report import GroupReport
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS, neutral_knobs
 from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import Knobs, Work
+from hybridperf.ops.roofline import RooflineKnobs, Work
 
 _LATER_FIELDS = frozenset(
     {"reuse_spread"}
@@ -183,7 +183,7 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
     }
     return PerfModel(
         DeviceSpec(**document["device"]),
-        Knobs(**arrays, **levels),
+        RooflineKnobs(**arrays, **levels),
         reports,
         dict(document["provenance"]),
         families,

@@ -29,7 +29,7 @@ from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import GroupReport, widened
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.ops.roofline import Knobs, Work
+from hybridperf.ops.roofline import RooflineKnobs, Work
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows, parse_ops
 
@@ -46,7 +46,7 @@ class PerfModel:
     """
 
     device: DeviceSpec
-    knobs: Knobs
+    knobs: RooflineKnobs
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     families: Mapping[str, Adapted] = dataclasses.field(
@@ -272,7 +272,7 @@ class PerfModel:
         """Fill in the rows `here` (a mask) of a part by an adapted prior."""
         adapted, at = self.families[family], part.rows[here]
         rows, assumed = with_defaults(
-            family_rows(part, here, self.device), adapted.prior.population.slots
+            family_rows(part, here, self.device), adapted.prior.population.implementations
         )
         said = adapted.predict(rows)
         for name, log_s in (

@@ -21,7 +21,7 @@ from hybridperf.collectives.links import Links
 from hybridperf.hardware import Device
 from hybridperf.io.namespace import fresh_views
 from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import Knobs, Work, op_seconds
+from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 from hybridperf.ops.table import OpRows
 
 GROUP_KNOBS = (
@@ -48,7 +48,7 @@ class Platform:
     memory_bytes_per_s: Any  # []
     peak_flops_scale: Any  # [] multiplies the peak of every dtype and unit
     level_bytes: Any  # [L]
-    knobs: Knobs  # group knobs [G], level knobs [L]
+    knobs: RooflineKnobs  # group knobs [G], level knobs [L]
     links: Links | None = (
         None  # of the system that the device stands in; None: no collectives are known
     )
@@ -88,9 +88,9 @@ def op_table(part: OpRows) -> OpTable:
     )
 
 
-def neutral_knobs() -> Knobs:
+def neutral_knobs() -> RooflineKnobs:
     """Knobs of all groups that leave the roofline as it is."""
-    one = Knobs.neutral()
+    one = RooflineKnobs.neutral()
     return dataclasses.replace(
         one, **{name: np.full(len(GROUPS), float(getattr(one, name))) for name in GROUP_KNOBS}
     )

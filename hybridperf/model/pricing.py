@@ -152,7 +152,7 @@ class OpPricer:
             adapted = self.model.families[family]
             rows, _ = with_defaults(
                 family_rows(part, np.ones(1, bool), self.model.device),
-                adapted.prior.population.slots,
+                adapted.prior.population.implementations,
             )
             here = dataclasses.replace(table, group=jnp.full(1, group, jnp.int32))
             return adapted.predict(rows).log_s - jnp.log(

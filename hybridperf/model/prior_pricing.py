@@ -44,7 +44,7 @@ def members(
     out = {}
     for family, some in found.items():
         rows, assumed = with_defaults(
-            join_rows([rows for _, rows in some]), families[family].prior.population.slots
+            join_rows([rows for _, rows in some]), families[family].prior.population.implementations
         )
         out[family] = np.concatenate([at for at, _ in some]), rows, assumed
     return out
@@ -55,10 +55,10 @@ def remarks(
 ) -> list[str]:
     """What is to be said of each row besides its time [N]: what was assumed, what was never met."""
     alone = "" if adapted.rows else f"prior alone: no {family} of {device.id} was measured"
-    unknown_slot = np.full(len(rows.slot), "", object)
-    for slot in dict.fromkeys(rows.slot[~known(adapted, rows)]):
-        meant = _closest_framework(str(slot), adapted.knobs.slots)
-        unknown_slot[rows.slot == slot] = (
+    unknown_slot = np.full(len(rows.implementation), "", object)
+    for slot in dict.fromkeys(rows.implementation[~known(adapted, rows)]):
+        meant = _closest_framework(str(slot), adapted.knobs.implementations)
+        unknown_slot[rows.implementation == slot] = (
             f"no such {family} was measured{meant}: usual knobs of the family"
         )
     return [
@@ -68,7 +68,7 @@ def remarks(
 
 def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
     """Whether each row is of an implementation that was met, here or by the prior [N]."""
-    return np.isin(rows.slot, adapted.knobs.slots)
+    return np.isin(rows.implementation, adapted.knobs.implementations)
 
 
 def _part_of(at: np.ndarray, op: Op, name: str, device: DeviceSpec) -> OpRows:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io import unknown
-from hybridperf.io.namespace import array_module, floats
+from hybridperf.io.namespace import Array, array_module
+from hybridperf.ops.inputs import log2_ratio, log_sizes_base2
 from hybridperf.ops.roofline import Work
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so
@@ -74,32 +75,27 @@ class Op(abc.ABC):
         """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing."""
         return 0.0
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        """What a correction learned across GPUs sees of the op beside its place on the roofline,
-        float64.
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
+        """What a correction learned across GPUs sees besides the place on the roofline, float64.
 
         Names are the same for every row of a class. Those that start with `log2_` are sizes, for
-        which distance from what was seen counts; the others say how sizes fill tiles and waves, or
-        are flags.
+        which distance from what was seen counts; the others are flags or fillings of tiles.
         """
         work = self.work()
-        sizes = {name: getattr(self, name) for name in self.dimensions()}
         counts = {"flops": work.flops, "bytes": work.bytes, "transcendentals": work.transcendentals}
         return {
-            **log_sizes_base2(**(sizes | counts)),
+            **log_sizes_base2(self, *self.dimensions(), **counts),
             "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
         }
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
         """A text field's value as we write it; `InputError` for one that is unknown here."""
-        del name, dtype
         return value
 
     @classmethod
     def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
         """The number format that multiplies: the one whose peak counts."""
-        del text
         return dtype
 
     @property
@@ -122,44 +118,8 @@ class Op(abc.ABC):
     @classmethod
     def dimensions(cls) -> list[str]:
         """Names of the dimension columns."""
-        return [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.name != "dtype" and field.type != "str"
-        ]
-
-
-def log2_above_zero(size: Any) -> Any:
-    """`log2(1 + size)`: zero for nothing."""
-    return array_module(size).log2(1.0 + floats(size))
-
-
-def log_sizes(**sizes: Any) -> dict[str, Any]:
-    """`log2(1 + size)` of each size, by name."""
-    return {f"log_{name}": log2_above_zero(size) for name, size in sizes.items()}
-
-
-def tails(multiple: int, **sizes: Any) -> dict[str, Any]:
-    """`log2(size rounded up to a multiple / size)`: what vectors or tiles compute in vain."""
-    out = {}
-    for name, size in sizes.items():
-        module = array_module(size)
-        counted = module.maximum(floats(size), 1.0)
-        out[f"tail{multiple}_{name}"] = module.log2(
-            module.ceil(counted / multiple) * multiple / counted
-        )
-    return out
-
-
-def log_sizes_base2(**sizes: Any) -> dict[str, Any]:
-    """`log2(1 + size)` of each size as an input that counts as a size."""
-    return {f"log2_{name}": log2_above_zero(size) for name, size in sizes.items()}
-
-
-def log2_ratio(amount: Any, of: Any) -> Any:
-    """log2(amount / of), both kept from zero."""
-    module = array_module(amount, of)
-    return module.log2(module.maximum(floats(amount), 1e-9) / module.maximum(of, 1e-9))
+        fields = dataclasses.fields(cls)
+        return [one.name for one in fields if one.name != "dtype" and one.type != "str"]
 
 
 def group_if(condition: Any, group: str, otherwise: str) -> Any:
@@ -215,11 +175,8 @@ def columns(op: Op) -> dict[str, Any]:
     """One op as a row of a table: its name, dtype, dimensions, and text that is not the default."""
     for name, (cls, fixed) in _BY_NAME.items():
         if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
-            dims = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
-            text = {
-                key: getattr(op, key)
-                for key, empty in cls.text.items()
-                if key not in fixed and getattr(op, key) != empty
-            }
-            return {"op": name, "dtype": op.dtype, **dims, **text}
+            sizes = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
+            text = {key: getattr(op, key) for key in cls.text if key not in fixed}
+            given = {key: word for key, word in text.items() if word != cls.text[key]}
+            return {"op": name, "dtype": op.dtype, **sizes, **given}
     raise ValueError(f"{type(op).__name__} is not registered under any name")

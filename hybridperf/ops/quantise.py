@@ -10,12 +10,14 @@ scaled. Products are written in 16 bits.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import unknown
-from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
-from hybridperf.ops.roofline import Work
+from hybridperf.io.namespace import Array
+from hybridperf.ops.base import Gpu, Op, register
+from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import wave_inputs
 
 WIDE_BYTES = 2.0  # activations between ops: bf16 or fp16
@@ -83,7 +85,7 @@ def scheme_dtype(dtype: str, quant: str) -> str:
     return (SCHEMES[quant].arithmetic if quant else "") or dtype
 
 
-def scheme_flags(quant: str) -> dict[str, Any]:
+def scheme_flags(quant: str) -> dict[str, Array]:
     """Which scheme, as one flag each, and bytes per weight."""
     return {f"quant_{name}": float(quant == name) for name in SCHEMES}
 
@@ -97,8 +99,8 @@ class Quantise(Op):
     unit: ClassVar[Unit] = "vector"
     text: ClassVar = {"quant": "fp8"}
 
-    rows: Any
-    cols: Any
+    rows: Array
+    cols: Array
     quant: str = "fp8"
 
     @classmethod
@@ -115,15 +117,15 @@ class Quantise(Op):
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = n * (self.element_bytes + SCHEMES[self.quant].narrow_bytes)
-        return Work(flops=2 * n, bytes=moved, reuse_bytes=moved)  # scaled and clamped
+        return streamed(moved, flops=2 * n)  # scaled and clamped
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Array]:
         return {**log_sizes(rows=self.rows, cols=self.cols), **tails(16, cols=self.cols)}
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.rows * self.cols / 1024.0
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {
             **log_sizes_base2(rows=self.rows, cols=self.cols, elements=self.rows * self.cols),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),

@@ -30,8 +30,8 @@ from hybridperf.learning.residual import (  # fmt: skip
     Box,
     CorrectionNet,
     Inputs,
-    Job,
     Residual,
+    TrainingJob,
     best_shares,
     concatenate,
     inputs_of,
@@ -411,9 +411,9 @@ def test_inputs_are_logs_of_work_and_the_ops_own_shape() -> None:
 # --- training -------------------------------------------------------------------------------------
 
 
-def made_up_job(rows: int, seed: int, members: int = 2) -> Job:
+def made_up_job(rows: int, seed: int, members: int = 2) -> TrainingJob:
     x = np.random.default_rng(seed).uniform(4, 12, (rows, 3))
-    return Job(Inputs(("log_a", "log_b", "log_c"), x), 0.3 * np.sin(x[:, 0]), members)
+    return TrainingJob(Inputs(("log_a", "log_b", "log_c"), x), 0.3 * np.sin(x[:, 0]), members)
 
 
 def same(one: Residual, other: Residual) -> bool:

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridperf.hardware import LEVELS, Device, load_device
-from hybridperf.ops.roofline import Knobs, Work, level_shares, op_seconds, pnorm, roofline_s
+from hybridperf.ops.roofline import RooflineKnobs, Work, level_shares, op_seconds, pnorm, roofline_s
 
 SIZES = st.floats(1, 1e12)
 SECONDS = st.just(0.0) | st.floats(1e-12, 1e9)
 DEVICE = Device(
     peak_flops_per_s=1e13, memory_bytes_per_s=1e12, level_bytes=np.array([32e3, 1e6, 32e6, np.inf])
 )
-FITTED = Knobs(
+FITTED = RooflineKnobs(
     floor_s=2e-6,
     compute_efficiency=0.7,
     memory_efficiency=0.8,
@@ -53,7 +53,7 @@ works = st.builds(
 )
 
 
-def seconds(work: Work, knobs: Knobs = FITTED) -> float:
+def seconds(work: Work, knobs: RooflineKnobs = FITTED) -> float:
     return float(_op_seconds(work, DEVICE, knobs))
 
 
@@ -71,7 +71,9 @@ def test_roofline_by_hand() -> None:
 @given(works)
 @settings(max_examples=100, deadline=None)
 def test_neutral_knobs_are_the_roofline_to_the_bit(work: Work) -> None:
-    assert float(_op_seconds(work, DEVICE, Knobs.neutral())) == float(_roofline_s(work, DEVICE))
+    assert float(_op_seconds(work, DEVICE, RooflineKnobs.neutral())) == float(
+        _roofline_s(work, DEVICE)
+    )
 
 
 def test_calibrated_form_by_hand() -> None:

@@ -25,19 +25,19 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, Hyper, Process
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.family import (
     FADE_OCTAVES,
     NOMINAL,
     FamilyPrior,
-    Sizes,
+    SizeRange,
     bounded,
     unbounded,
 )
-from hybridperf.learning.prior.knobs import SlotKnobs
-from hybridperf.learning.prior.rows import Rows
+from hybridperf.learning.prior.knobs import ImplementationKnobs
+from hybridperf.learning.prior.rows import PriorRows
 
 MOST_KEPT_ROWS = 2500
 OWN_HYPER_ROWS = 200
@@ -74,25 +74,25 @@ class Adapted:
     """What predicts one family's times on one device."""
 
     prior: FamilyPrior
-    knobs: SlotKnobs
+    knobs: ImplementationKnobs
     rows: int  # adapted to
-    sizes: Sizes  # of the rows; without rows the prior's
+    sizes: SizeRange  # of the rows; without rows the prior's
     # deviations that hold 90 %; where neither process nor tuned networks are, the log half-width
     # itself
     quantile: float
     held_out: np.ndarray  # log(predicted / measured) of rows that the prediction did not see [H]
     held_out_log_width: np.ndarray  # half-widths of their 90 % intervals [H]
     held_out_at: np.ndarray  # int [H] where they stood among the rows; not saved
-    process: Process | None = None  # few rows
+    process: GaussianProcess | None = None  # few rows
     params: Any = None  # many rows: the tuned networks
     # few rows: 0 where rows left out are predicted better without the trunk
     trunk_share: float = 1.0
     # many rows: of the held-out errors, beside which the members' disagreement counts
     deviation: float = 0.0
 
-    def predict(self, rows: Rows) -> Predicted:
+    def predict(self, rows: PriorRows) -> Predicted:
         """Times of ops on this device."""
-        on = self.knobs.including(self.prior.population, rows.slot).closed(rows)
+        on = self.knobs.including(self.prior.population, rows.implementation).closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
         outside = self.sizes.outside(rows)
         module = array_module(outside, f)
@@ -100,7 +100,7 @@ class Adapted:
             correction, deviation = f, module.sqrt(self.deviation**2 + apart**2)
         elif self.process is not None:
             f = self.trunk_share * f
-            added, deviation = self.process.says(x, f)
+            added, deviation = self.process.predict(x, f)
             correction = (
                 self.process.hyper.belief * f + module.exp(-((outside / FADE_OCTAVES) ** 2)) * added
             )
@@ -145,7 +145,7 @@ class Adapted:
         """The rest, as plain numbers and names."""
         return {
             "prior": self.prior.document(),
-            "slots": list(self.knobs.slots),
+            "slots": list(self.knobs.implementations),
             "sizes": list(self.sizes.names),
             "rows": self.rows,
             "quantile": self.quantile,
@@ -168,14 +168,14 @@ class Adapted:
         seen, tuned = under("process/"), under("trunk/")
         return Adapted(
             FamilyPrior.read(under("prior/"), document["prior"]),
-            SlotKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
+            ImplementationKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
             int(document["rows"]),
-            Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            SizeRange(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             of["held_out"],
             of["held_out_log_width"],
             np.zeros(0, int),
-            Process.read(seen, len(of["prior/standard/centre"])) if seen else None,
+            GaussianProcess.read(seen, len(of["prior/standard/centre"])) if seen else None,
             unflatten_dict(tuned, sep="/") if tuned else None,
             float(document["trunk_share"]),
             float(document["deviation"]),
@@ -188,17 +188,22 @@ def _wider(outside: Any) -> Any:
 
 
 def adapt(
-    prior: FamilyPrior, rows: Rows | None = None, time_s: np.ndarray | None = None, seed: int = 0,
-    keep_rows: bool = True, references: Sequence[str] = (), own_hyper_rows: int = OWN_HYPER_ROWS,
+    prior: FamilyPrior, rows: PriorRows | None = None, time_s: np.ndarray | None = None,
+    seed: int = 0, keep_rows: bool = True, references: Sequence[str] = (),
+    own_hyper_rows: int = OWN_HYPER_ROWS,
 ) -> Adapted:  # fmt: skip
-    """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept,
-    however few there are.
+    """The prior after rows of one device.
 
-    `kin`: devices of the prior that have its architecture (it may be one of them); their knobs are
-    where it starts. `own_hyper_rows`: from so many rows on, these have a word on the
-    hyper-parameters.
+    Args:
+        prior: of the rows' family.
+        rows: of the device, N of them; None: the prior alone.
+        time_s: their seconds [N].
+        seed: of folds and training.
+        keep_rows: False: no row is kept, however few there are.
+        references: devices of the prior with its architecture; their knobs are where it starts.
+        own_hyper_rows: from so many rows on, hyper-parameters are fitted to these as well.
     """
-    prior = prior.among(references)
+    prior = prior.with_references(references)
     if rows is None or time_s is None or len(rows) == 0:
         return Adapted(
             prior,
@@ -233,7 +238,7 @@ def adapt(
     )
 
 
-def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
+def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
@@ -245,12 +250,12 @@ def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) 
             if keep.any()
             else prior.population.typical()
         )
-        return Adapted(prior, knobs, len(rows), Sizes.of(rows), 1.0, nothing, nothing, nowhere)
+        return Adapted(prior, knobs, len(rows), SizeRange.of(rows), 1.0, nothing, nothing, nowhere)
 
     for k in np.unique(fold):
-        said = fitted(fold != k).predict(rows.rows(fold == k))
-        error[fold == k] = said.log_s - np.log(time_s[fold == k])
-        deviation[fold == k] = said.high_log_s - said.log_s
+        predicted = fitted(fold != k).predict(rows.rows(fold == k))
+        error[fold == k] = predicted.log_s - np.log(time_s[fold == k])
+        deviation[fold == k] = predicted.high_log_s - predicted.log_s
     quantile = _quantile(error, deviation, prior.log_width)
     return dataclasses.replace(
         fitted(fold >= 0),
@@ -262,7 +267,7 @@ def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) 
 
 
 def _few(
-    prior: FamilyPrior, rows: Rows, time_s: np.ndarray, many: bool, seed: int
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int
 ) -> tuple[Adapted, np.ndarray, np.ndarray]:
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations
     [N]).
@@ -289,7 +294,7 @@ def _few(
         prior,
         knobs,
         len(rows),
-        Sizes.of(rows),
+        SizeRange.of(rows),
         1.0,
         nothing,
         nothing,
@@ -301,7 +306,7 @@ def _few(
 
 
 def _cross_validated(
-    prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(error, standard deviation) of each row [N], predicted from the other folds."""
     folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
@@ -311,15 +316,15 @@ def _cross_validated(
         mine = fold == k
         found, _, _ = _few(prior, rows.rows(~mine), time_s[~mine], True, seed)
         # a fold's narrower range is not the point
-        said = dataclasses.replace(found, sizes=Sizes.of(rows)).predict(rows.rows(mine))
-        error[mine] = said.log_s - np.log(time_s[mine])
-        deviation[mine] = said.high_log_s - said.log_s
+        predicted = dataclasses.replace(found, sizes=SizeRange.of(rows)).predict(rows.rows(mine))
+        error[mine] = predicted.log_s - np.log(time_s[mine])
+        deviation[mine] = predicted.high_log_s - predicted.log_s
     return error, deviation
 
 
 def _learned(
-    hyper: Hyper, examples: Examples, own: bool, seed: int
-) -> tuple[Process, process.LeftOut]:
+    hyper: HyperParameters, examples: Examples, own: bool, seed: int
+) -> tuple[GaussianProcess, process.LeaveOneOut]:
     if own:
         some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
         hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
@@ -335,7 +340,7 @@ def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float
     return (len(error) * own + _PRIOR_ROWS * max(own, without)) / (len(error) + _PRIOR_ROWS)
 
 
-def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
+def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     order = np.random.default_rng(seed).permutation(len(rows))
     aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
     held, learned = order[:aside], order[aside:]
@@ -345,12 +350,12 @@ def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Ada
     members = np.ones((trunk.MEMBERS, 1), bool)
     # few values: each is compiled
     steps = min(_LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS)
-    recipe = trunk.Recipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
+    recipe = trunk.TrainingRecipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
     data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
     params = trunk.train(data, members, recipe, seed, start=prior.params)
     # Its rows widen the sizes where the networks may speak.
-    seen = Sizes.of(rows)
-    reach = Sizes(
+    seen = SizeRange.of(rows)
+    reach = SizeRange(
         prior.sizes.names,
         np.minimum(prior.sizes.low, seen.low),
         np.maximum(prior.sizes.high, seen.high),

@@ -4,7 +4,7 @@ are off on a device left out.
 `train_family` learns it. The hyper-parameters of the process and the width of intervals come from
 inner leave-one-device-out: for each prior device a trunk trained without it, since a trunk's errors
 on its own devices are too small. How wrong a prediction without any row may be is asked of trunks
-that saw no kin of the device either: a new architecture has none.
+that saw no device of its architecture either: a new architecture has none.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf.io.namespace import array_module, root
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, Hyper
+from hybridperf.learning.gaussian_process import Examples, HyperParameters
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
-from hybridperf.learning.prior.form import Closed
-from hybridperf.learning.prior.knobs import Population, SlotKnobs
-from hybridperf.learning.prior.rows import Rows
-from hybridperf.learning.prior.trunk import BOUND, Standard
+from hybridperf.learning.prior.form import ClosedFormValues
+from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
+from hybridperf.learning.prior.rows import PriorRows
+from hybridperf.learning.prior.trunk import BOUND, Standardiser
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
 # the trunk's word fades over so many factors of two beyond the sizes that the prior saw
@@ -42,7 +42,7 @@ _UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class SizeRange:
     """The least box around some rows, in octaves of each size."""
 
     names: tuple[str, ...]
@@ -50,11 +50,11 @@ class Sizes:
     high: np.ndarray
 
     @staticmethod
-    def of(rows: Rows) -> Sizes:
+    def of(rows: PriorRows) -> SizeRange:
         sizes = rows.inputs.select(rows.sizes)
-        return Sizes(rows.sizes, sizes.min(0), sizes.max(0))
+        return SizeRange(rows.sizes, sizes.min(0), sizes.max(0))
 
-    def outside(self, rows: Rows) -> Any:
+    def outside(self, rows: PriorRows) -> Any:
         """Distance [N] from the box in octaves, beyond the slack."""
         sizes = rows.inputs.select(self.names)
         maximum = array_module(sizes).maximum
@@ -67,38 +67,42 @@ class FamilyPrior:
     """What is known of a family before a device was measured."""
 
     population: Population
-    standard: Standard
+    standard: Standardiser
     params: Any  # of TrunkNet, leaves [E, ...]
-    hyper: Hyper
-    sizes: Sizes
+    hyper: HyperParameters
+    sizes: SizeRange
     # deviations that hold 90 % of a new device's measurements, for the prior device where that took
     # most
     quantile: float
     # half-width of the 90 % interval of a device without rows: what the prior device that was worst
     # off needed
     log_width: float
-    # both of devices whose kin were among the others; None: there were none
+    # both of devices that had reference devices among the others; None: no device had
     kin_quantile: float | None = None
     kin_log_width: float | None = None
 
-    def among(self, references: Sequence[str]) -> FamilyPrior:
+    def with_references(self, references: Sequence[str]) -> FamilyPrior:
         """For a device of the references' architecture: their knobs, full belief in the trunk."""
         references = [name for name in references if name in self.population.devices]
         if not references:
             return self
         hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
-        prior = dataclasses.replace(self, population=self.population.among(references), hyper=hyper)
+        prior = dataclasses.replace(
+            self, population=self.population.with_references(references), hyper=hyper
+        )
         if self.kin_quantile is None or self.kin_log_width is None:
             return prior
         return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
 
-    def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[Any, Any, Any]:
+    def trunk(
+        self, rows: PriorRows, on: ClosedFormValues, params: Any = None
+    ) -> tuple[Any, Any, Any]:
         """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
         x = self.standard.inputs(rows, on)
-        said, apart = trunk.evaluate(self.params if params is None else params, x)
+        output, apart = trunk.evaluate(self.params if params is None else params, x)
         outside = self.sizes.outside(rows)
         fade = array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
-        return x, fade * unbounded(said), fade * apart
+        return x, fade * unbounded(output), fade * apart
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
@@ -110,14 +114,14 @@ class FamilyPrior:
         out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
         out |= {
             f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name))
-            for field in dataclasses.fields(Hyper)
+            for field in dataclasses.fields(HyperParameters)
         }
         return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
 
     def document(self) -> dict[str, Any]:
         """The rest, as plain numbers and names."""
         return {
-            "slots": list(self.population.slots),
+            "slots": list(self.population.implementations),
             "devices": list(self.population.devices),
             "kin": list(self.population.references),
             "inputs": list(self.standard.names),
@@ -148,10 +152,15 @@ class FamilyPrior:
                 of["population/own"],
                 tuple(document["kin"]),
             ),
-            Standard(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
+            Standardiser(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
             params,
-            Hyper(**{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}),
-            Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            HyperParameters(
+                **{
+                    field.name: of[f"hyper/{field.name}"]
+                    for field in dataclasses.fields(HyperParameters)
+                }
+            ),
+            SizeRange(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
             *(
@@ -173,16 +182,16 @@ def bounded(u: Any) -> Any:
 
 
 def train_family(
-    devices: Mapping[str, tuple[Rows, np.ndarray]],
+    devices: Mapping[str, tuple[PriorRows, np.ndarray]],
     seed: int = 0,
-    recipe: trunk.Recipe = trunk.Recipe(),  # noqa: B008
-    kinds: Mapping[str, str] | None = None,
+    recipe: trunk.TrainingRecipe = trunk.TrainingRecipe(),  # noqa: B008
+    architectures: Mapping[str, str] | None = None,
     least_rows: int = 0,
 ) -> FamilyPrior:
     """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a
     minute for four devices.
 
-    `kinds`: the architecture of each device, by which they are kin. A device of fewer than
+    `architectures`: of each device, by which devices are references. A device of fewer than
     `least_rows` has a say on the knobs only.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
@@ -193,7 +202,10 @@ def train_family(
         rows, time_s = devices[name]
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
-    own = {name: knob_fits.fit_each_slot(rows, time_s) for name, (rows, time_s) in measured.items()}
+    own = {
+        name: knob_fits.fit_each_implementation(rows, time_s)
+        for name, (rows, time_s) in measured.items()
+    }
     usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
     measured = {
         name: one for name, one in measured.items() if len(one[0]) >= least_rows
@@ -212,7 +224,7 @@ def train_family(
         return prior
     # one network per device left out adds up
     shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
-    left_out = _leave_out(prior, measured, own, data, kinds or {}, shorter, seed)
+    left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed)
     hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
     of_references = [out.of_references for out in left_out if out.of_references is not None]
@@ -228,24 +240,24 @@ def train_family(
     )
 
 
-def uninformed(rows: Rows) -> FamilyPrior:
+def uninformed(rows: PriorRows) -> FamilyPrior:
     """A prior that no device taught: usual knobs of the form, a silent trunk."""
     form = rows.form
-    slots = tuple(sorted(set(map(str, rows.slot))))
+    names = tuple(sorted(set(map(str, rows.implementation))))
     nobody = Population(
-        slots, form.start_spread, ("nobody",), np.tile(form.start, (1, len(slots), 1))
+        names, form.start_spread, ("nobody",), np.tile(form.start, (1, len(names), 1))
     )
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
     params = trunk.untrained(len(how.centre), 1)
     return FamilyPrior(
-        nobody, how, params, hyper, Sizes.of(rows), _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH
+        nobody, how, params, hyper, SizeRange.of(rows), _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH
     )
 
 
-def _box(parts: list[Rows]) -> Sizes:
-    each = [Sizes.of(rows) for rows in parts]
-    return Sizes(
+def _box(parts: list[PriorRows]) -> SizeRange:
+    each = [SizeRange.of(rows) for rows in parts]
+    return SizeRange(
         each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0)
     )
 
@@ -255,21 +267,21 @@ class _LeftOut:
     """A prior device as one that was not in the prior, by trunks that did not see it."""
 
     placed: Examples  # knobs found from a few of its rows
-    cold: Examples  # knobs usual elsewhere; no kin of it was seen
-    of_references: Examples | None  # knobs of its kin among the others; None where it has none
+    cold: Examples  # knobs usual elsewhere; no device of its architecture was seen
+    of_references: Examples | None  # knobs of its references; None where it has none
 
 
 def _leave_out(
     prior: FamilyPrior,
-    measured: Mapping[str, tuple[Rows, np.ndarray]],
-    own: Mapping[str, SlotKnobs],
+    measured: Mapping[str, tuple[PriorRows, np.ndarray]],
+    own: Mapping[str, ImplementationKnobs],
     data: list[tuple[np.ndarray, np.ndarray]],
-    kinds: Mapping[str, str],
-    recipe: trunk.Recipe,
+    architectures: Mapping[str, str],
+    recipe: trunk.TrainingRecipe,
     seed: int,
 ) -> list[_LeftOut]:
     names = list(measured)
-    folds = _folds(names, kinds)
+    folds = _folds(names, architectures)
     sees = np.repeat(
         np.array([[name not in fold for name in names] for fold in folds]), _INNER_MEMBERS, 0
     )
@@ -291,7 +303,9 @@ def _leave_out(
         references = [
             other
             for other in names
-            if other != name and name in kinds and kinds.get(other) == kinds[name]
+            if other != name
+            and name in architectures
+            and architectures.get(other) == architectures[name]
         ]
         others, params = without((name,))
         strangers, of_strangers = without([fold for fold in folds if name in fold][-1])
@@ -303,7 +317,7 @@ def _leave_out(
             _LeftOut(
                 _examples(prior, params, rows.rows(some), time_s[some], placed),
                 _cold_examples(prior, of_strangers, rest, seconds, strangers),
-                _cold_examples(prior, params, rest, seconds, others.among(references))
+                _cold_examples(prior, params, rest, seconds, others.with_references(references))
                 if references
                 else None,
             )
@@ -311,17 +325,17 @@ def _leave_out(
     return out
 
 
-def _folds(names: Sequence[str], kinds: Mapping[str, str]) -> list[tuple[str, ...]]:
+def _folds(names: Sequence[str], architectures: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Devices to leave out at once: each alone, then all of one architecture."""
-    of_kind: dict[str, list[str]] = {}
+    of_architecture: dict[str, list[str]] = {}
     for name in names:
-        of_kind.setdefault(kinds.get(name, name), []).append(name)
-    together = [tuple(references) for references in of_kind.values()]
+        of_architecture.setdefault(architectures.get(name, name), []).append(name)
+    together = [tuple(references) for references in of_architecture.values()]
     return [(name,) for name in names] + [fold for fold in together if 1 < len(fold) < len(names)]
 
 
 def _examples(
-    prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, knobs: SlotKnobs
+    prior: FamilyPrior, params: Any, rows: PriorRows, time_s: np.ndarray, knobs: ImplementationKnobs
 ) -> Examples:
     on = knobs.closed(rows)
     x, f, _ = prior.trunk(rows, on, params)
@@ -329,16 +343,18 @@ def _examples(
 
 
 def _cold_examples(
-    prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, usual: Population
+    prior: FamilyPrior, params: Any, rows: PriorRows, time_s: np.ndarray, usual: Population
 ) -> Examples:
-    return _examples(prior, params, rows, time_s, usual.typical().including(usual, rows.slot))
+    return _examples(
+        prior, params, rows, time_s, usual.typical().including(usual, rows.implementation)
+    )
 
 
-def _quantile_without_rows(hyper: Hyper, rows: Examples) -> float:
+def _quantile_without_rows(hyper: HyperParameters, rows: Examples) -> float:
     deviation = np.sqrt(process.variance(hyper, rows.x, rows.f))
     return float(np.quantile(np.abs(rows.r - hyper.belief * rows.f) / deviation, NOMINAL))
 
 
-def _log_width(hyper: Hyper, rows: Examples) -> float:
+def _log_width(hyper: HyperParameters, rows: Examples) -> float:
     """Log half-width that holds 90 % of the rows."""
     return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))

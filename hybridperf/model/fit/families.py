@@ -86,7 +86,7 @@ def adapt_rows(
     keep_rows: bool = True,
 ) -> FamilyFit:
     """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
-    rows, _ = with_defaults(rows, known.population.slots)
+    rows, _ = with_defaults(rows, known.population.implementations)
     return FamilyFit(
         adapt(
             known,

@@ -29,7 +29,7 @@ from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.learning.robust import huber_data_only
 from hybridperf.model import GROUP_KNOBS, OpTable, Platform, canonical, durations, neutral_knobs
 from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import Knobs
+from hybridperf.ops.roofline import RooflineKnobs
 
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
 ROWS_PER_GROUP = (
@@ -113,7 +113,7 @@ class Parameters:
                 widths.append(width)
         return np.array(means), np.array(widths)
 
-    def knobs(self, theta: Any, *, bare: frozenset[int]) -> Knobs:
+    def knobs(self, theta: Any, *, bare: frozenset[int]) -> RooflineKnobs:
         """Knobs [G], [L] from theta. `bare` groups have no separate step cost: every row has the
         same number of steps.
         """
@@ -140,7 +140,7 @@ class Parameters:
             fastest = fastest * gains.get(level, 1.0)
             speedup.append(fastest)
             line.append(lines.get(level, jnp.asarray(0.0)))
-        return Knobs(
+        return RooflineKnobs(
             **values,
             level_speedup=jnp.stack(speedup[::-1]),
             line_s=jnp.stack(line[::-1]),
@@ -154,7 +154,7 @@ def _to_unbounded(name: str, value: float) -> float:
 
 def fit_knobs(
     table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out: Sequence[np.ndarray] = ()
-) -> tuple[Knobs, list[Knobs]]:
+) -> tuple[RooflineKnobs, list[RooflineKnobs]]:
     """(knobs from all rows, knobs from all but the rows of each mask in `left_out`): bool [R] each,
     `measured` seconds [R].
 

@@ -93,7 +93,7 @@ def train(measured: Measured, folder: Path, say: Callable[[str], None]) -> Prior
             continue
         known[family] = train_family(
             {device: (seen.rows, seen.time_s) for device, seen in plenty.items()},
-            kinds=kinds_of(plenty),
+            architectures=kinds_of(plenty),
         )
         rows[family] = {device: _from(seen) for device, seen in plenty.items()}
         Prior(

@@ -261,7 +261,7 @@ class Histogram(Access):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indices(Access):
-    """The rows that were looked up, in any order; for fewer lookups each is kept with equal chance."""
+    """Rows that were looked up, in any order; of fewer lookups each is kept with equal chance."""
 
     values: Any  # whole numbers [any shape]
 

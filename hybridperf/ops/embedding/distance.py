@@ -41,7 +41,7 @@ _NEWTON_STEPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class LookupStream:
     """Lookups of one table in every batch."""
 
     count: Any  # [K] rows of each class
@@ -143,7 +143,7 @@ def _elapsed(count: Any, p: Any, held: Any) -> Any:
 
 
 def distances(
-    streams: Sequence[Stream], own: int | None = None, again: bool = False
+    streams: Sequence[LookupStream], own: int | None = None, again: bool = False
 ) -> tuple[Any, Any]:
     """(bytes touched between two lookups of the same row: their geometric mean, standard deviation
     of their log), over endless batches.
@@ -183,7 +183,7 @@ def distances(
     return module.exp(mean), spread
 
 
-def _batch_grid(module: Any, streams: Sequence[Stream]) -> Any:
+def _batch_grid(module: Any, streams: Sequence[LookupStream]) -> Any:
     """Elapsed batches [G], geometric: from one lookup to long after the rarest row's turn."""
     first = module.min(module.stack([1.0 / module.asarray(s.lookups * 1.0) for s in streams]))
     last = module.max(

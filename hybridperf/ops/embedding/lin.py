@@ -4,7 +4,7 @@
 B bags per table, E rows, D numbers of fp32 a row, L lookups per bag, r32(x) = x rounded up to 32
 bytes. A bag of a table moves
 
-    offsets 64 + table offset 32 + indices r32(4 L) + rows L r32(4 D) + result r32(4 D)        bytes.
+    offsets 64 + table offset 32 + indices r32(4 L) + rows L r32(4 D) + result r32(4 D)  bytes.
 
 `plain` charges all of it to DRAM; backward (SGD) moves rows twice and is bound by B L 4 (D // 4)
 flops, too. `hit_rate` assumes uniform access and takes what the L2 cache holds off the rows. With W
@@ -12,7 +12,8 @@ warps in flight (45 per SM) there are n = ceil(W / B) tables in flight:
 
     forward    X = min(0.9 L2 / (n 4 D), E, B L),  U = E (1 - (1 - 1/E)^(B L))
                h = 1 - (X + (B L - X)(E - X) / E) / (B L)  where U > X,  else 1 - U / (B L)
-               t = f max( DRAM(misses and the rest), hits / L2 bandwidth ),  f = 1 (D > 64), 1.1 (D > 32), 1.55 (else)
+               t = f max( DRAM(misses and the rest), hits / L2 bandwidth )
+               f = 1 (D > 64), 1.1 (D > 32), 1.55 (else)
     backward   X = floor(L2 / n) / (4 D),  h = product over i < L of (X - i) / (E - i)
                t = max( DRAM, L2, compute )
 

@@ -52,12 +52,12 @@ def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
     return count, module.maximum(weight / module.sum(weight * count), _LEAST_P)
 
 
-def zipf_weight(rows: float, exponent: Any, shift: Any, beside: Any) -> Any:
-    """Sum of (rank + shift)^-exponent over `rows` ranks, relative to rank 1's at `reference_shift`."""
+def zipf_weight(rows: float, exponent: Any, shift: Any, reference_shift: Any) -> Any:
+    """Sum of (rank + shift)^-exponent over ranks, in units of rank 1's at `reference_shift`."""
     count, weight = _zipf_weights(rows, exponent, shift)
     module = array_module(weight)
     return module.sum(weight * count) * module.exp(
-        -exponent * module.log((1.0 + module.asarray(shift)) / (1.0 + beside))
+        -exponent * module.log((1.0 + module.asarray(shift)) / (1.0 + reference_shift))
     )
 
 
@@ -72,7 +72,7 @@ def _zipf_weights(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
 
 
 def distinct(count: Any, p: Any, lookups: Any) -> Any:
-    """Expected different rows among lookups [...] for classes of `count` rows of probability `p` [K]."""
+    """Expected different rows among lookups [...]; `count` rows of probability `p` each [K]."""
     module = array_module(count, p, lookups)
     missed = log_missed(p) * module.asarray(lookups)[..., None]
     return module.sum(-count * module.expm1(missed), -1)

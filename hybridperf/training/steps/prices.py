@@ -25,6 +25,7 @@ from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import PerfModel
 from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import published_factor
@@ -248,7 +249,7 @@ class Prices:
         placements = {
             one.nodes > 1
             for one in self.links.measured
-            if one.group.split("|")[0] == call.collective
+            if CollectiveImplementation.parse(one.group).collective == call.collective
         }
         if (
             call.nodes == 1
