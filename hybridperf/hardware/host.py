@@ -38,10 +38,8 @@ class Overhead(Spec):
         own = self.by_kind.get(kind)
         found = own if own is not None and own.count >= _LEAST_SEEN else self.shared or own
         if found is None:
-            raise InputError(
-                "expected a host that has shown this overhead, got one that never did (asked for"
-                f" {kind}); fit more traces"
-            )
+            got = f"got one that never did (asked for {kind}); fit more traces"
+            raise InputError(f"expected a host that has shown this overhead, {got}")
         return found
 
 
@@ -79,17 +77,10 @@ def load_host(folder: str | os.PathLike) -> Host:
     """The host of a model folder; `InputError` where it has none, or a damaged one."""
     path = Path(folder) / HOST_FILE
     content = read_json(path, "host", HOST_SCHEMA_VERSION)
+    facts = {key: content[key] for key in content if key not in ("schema", "schema_version")}
     try:
-        return Host(
-            **{
-                name: said
-                for name, said in content.items()
-                if name not in ("schema", "schema_version")
-            }
-        )
+        return Host(**facts)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(
-            f"{path} is damaged ({'.'.join(map(str, first['loc']))}: {first['msg']}); fit the host"
-            " again"
-        ) from error
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"{path} is damaged ({problem}); fit the host again") from error

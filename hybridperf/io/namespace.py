@@ -8,7 +8,7 @@ nobody differentiates by them.
 JAX (0.9, 0.11) remembers a NumPy array that it met in a trace by its identity, in the precision it
 had there, for as long as the array and what was compiled from it live. Met again in another
 precision, the array is taken as it was then: the function does not compile, or counts with rounded
-numbers. So arrays that outlive a trace (of a model, a table, a module) enter it through `fresh_views`.
+numbers. So arrays that outlive a trace (of a model, a table) enter it through `fresh_views`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Array: TypeAlias = Any
-"""A NumPy or JAX array, traced or not, or a number; its shape stands beside its name, as in `[rows, 3]`."""
+"""A NumPy or JAX array, traced or not, or a number; shapes are in comments, as in `[rows, 3]`."""
 
 
 def array_module(*values: Any) -> Any:

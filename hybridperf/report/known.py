@@ -103,7 +103,8 @@ def collective_model(loaded: CollectiveModel) -> str:
         rows.append([
             " ".join(CollectiveImplementation.parse(group)), f"{1e6 * of['floor_s']:.3g} us",
             f"{1e6 * of['hop_s']:.3g} us", f"{1e6 * of['node_hop_s']:.3g} us",
-            percent(of["intra_efficiency"]), percent(of["inter_efficiency"]), percent(error["median_ape"]) if error else "-",
+            percent(of["intra_efficiency"]), percent(of["inter_efficiency"]),
+            percent(error["median_ape"]) if error else "-",
         ])  # fmt: skip
     lines.append(
         f"  fitted to {loaded.adapted.rows} rows"

@@ -76,13 +76,8 @@ class LinGpu:
 
 def _gpu(peak: float, l2_speed: float, sms: int, l2_mib: float, *curve: float) -> LinGpu:
     linear, saturated, dram, overhead_us, *rest = curve
-    return LinGpu(
-        peak * 1e9,
-        l2_speed * 1e9,
-        sms,
-        l2_mib * _MIB,
-        DramCurve(linear, saturated, dram * 1e9, overhead_us * 1e-6, *rest),
-    )
+    fit = DramCurve(linear, saturated, dram * 1e9, overhead_us * 1e-6, *rest)
+    return LinGpu(peak * 1e9, l2_speed * 1e9, sms, l2_mib * _MIB, fit)
 
 
 # by device name; GFLOP/s, GB/s, SMs, MiB; the curve's knots, GB/s, microseconds, and four numbers
@@ -118,15 +113,9 @@ def plain_backward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float
 
 def hit_rate_forward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
     """Uniform access; rows that the L2 cache holds come from there."""
-    hits = [forward_hit_rate(t, batch, on) for t in tables]
-    missed = sum(
-        batch * (_rest_bytes(t) + (1 - h) * _row_bytes(t))
-        for t, h in zip(tables, hits, strict=True)
-    )
-    hit_s = (
-        sum(batch * h * _row_bytes(t) for t, h in zip(tables, hits, strict=True))
-        / on.l2_bytes_per_s
-    )
+    hits = [(t, forward_hit_rate(t, batch, on)) for t in tables]
+    missed = sum(batch * (_rest_bytes(t) + (1 - h) * _row_bytes(t)) for t, h in hits)
+    hit_s = sum(batch * h * _row_bytes(t) for t, h in hits) / on.l2_bytes_per_s
     dim = sum(t.dim for t in tables) / len(tables)
     factor = 1.0 if dim > 64 else 1.1 if dim > 32 else 1.55
     return factor * max(on.dram.seconds(missed), hit_s)
@@ -134,15 +123,9 @@ def hit_rate_forward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> flo
 
 def hit_rate_backward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
     """As forward, rows moved twice, with the chance that all rows of a bag are held."""
-    hits = [backward_hit_rate(t, batch, on) for t in tables]
-    missed = sum(
-        batch * (_rest_bytes(t) + 2 * (1 - h) * _row_bytes(t))
-        for t, h in zip(tables, hits, strict=True)
-    )
-    hit_s = (
-        sum(batch * 2 * h * _row_bytes(t) for t, h in zip(tables, hits, strict=True))
-        / on.l2_bytes_per_s
-    )
+    hits = [(t, backward_hit_rate(t, batch, on)) for t in tables]
+    missed = sum(batch * (_rest_bytes(t) + 2 * (1 - h) * _row_bytes(t)) for t, h in hits)
+    hit_s = sum(batch * 2 * h * _row_bytes(t) for t, h in hits) / on.l2_bytes_per_s
     return max(on.dram.seconds(missed), hit_s, _compute_s(tables, batch, on))
 
 
@@ -155,11 +138,8 @@ FORMULAS: dict[str, dict[str, Callable[[Sequence[Table], float, LinGpu], float]]
 def forward_hit_rate(table: Table, batch: float, on: LinGpu) -> float:
     """Share of a table's lookups that find their row in L2."""
     lookups, rows = table.lookups(batch), table.rows
-    held = min(
-        _L2_SHARE * on.l2_bytes / (_tables_in_flight(batch, on) * _FLOAT_BYTES * table.dim),
-        rows,
-        lookups,
-    )
+    fit = _L2_SHARE * on.l2_bytes / (_tables_in_flight(batch, on) * _FLOAT_BYTES * table.dim)
+    held = min(fit, rows, lookups)
     unique = rows * -math.expm1(lookups * math.log1p(-1.0 / rows)) if rows > 1 else 1.0
     if unique > held:
         return 1.0 - (held + (lookups - held) * (rows - held) / rows) / lookups
@@ -186,12 +166,8 @@ def _row_bytes(table: Table) -> float:
 
 def _rest_bytes(table: Table) -> float:
     """Of one bag besides its rows."""
-    return (
-        _OFFSETS_BYTES
-        + _TABLE_OFFSET_BYTES
-        + _to_32(_FLOAT_BYTES * table.pooling)
-        + _to_32(_FLOAT_BYTES * table.dim)
-    )
+    own = _to_32(_FLOAT_BYTES * table.pooling)
+    return _OFFSETS_BYTES + _TABLE_OFFSET_BYTES + own + _to_32(_FLOAT_BYTES * table.dim)
 
 
 def _compute_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
