@@ -11,6 +11,7 @@ import gzip
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,7 @@ def _check_header(path: Path) -> None:
     """`InputError` for a column named twice, which pandas would rename, and for a first row too
     long, whose columns it would shift; later rows that are longer it refuses itself.
     """
-    opened = gzip.open if path.name.endswith(".gz") else open
+    opened: Any = gzip.open if path.name.endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8-sig") as handle:
         reader = csv.reader(handle)
         header = next((row for row in reader if row), [])

@@ -34,6 +34,7 @@ _START_VARIANCE = (0.01, 0.02, 0.005, 0.003, 0.05, 0.001)
 _START_BELIEF = 0.7
 _SPREAD_ROWS = 256  # rows that say how sure a prediction is; all of them would cost their square
 _CHUNK = 512  # rows predicted at once
+_ARRAYS = ("x", "f", "weights", "sure", "factor")  # of a process, as files name them
 _MATERN = 3.0**0.5
 
 
@@ -164,34 +165,18 @@ class GaussianProcess:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything by name, for a file."""
-        own = {
-            name: np.asarray(getattr(self, name))
-            for name in ("x", "f", "weights", "sure", "factor")
-        }
-        return own | {
-            f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name))
-            for field in dataclasses.fields(HyperParameters)
-        }
+        own = {name: np.asarray(getattr(self, name)) for name in _ARRAYS}
+        return own | {f"hyper/{name}": np.asarray(one) for name, one in vars(self.hyper).items()}
 
     @staticmethod
     def read(arrays: Mapping[str, np.ndarray], inputs: int) -> GaussianProcess:
         """From what `arrays` gave; `ValueError` where it cannot be a process."""
         of = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-        hyper = HyperParameters(
-            **{
-                field.name: of[f"hyper/{field.name}"]
-                for field in dataclasses.fields(HyperParameters)
-            }
-        )
-        found = GaussianProcess(
-            hyper, *(of[name] for name in ("x", "f", "weights", "sure", "factor"))
-        )
+        names = [field.name for field in dataclasses.fields(HyperParameters)]
+        hyper = HyperParameters(**{name: of[f"hyper/{name}"] for name in names})
+        found = GaussianProcess(hyper, *(of[name] for name in _ARRAYS))
         rows = len(found.x)
-        if (
-            found.x.shape != (rows, inputs)
-            or found.f.shape != (rows,)
-            or found.weights.shape != (rows,)
-        ):
+        if found.x.shape != (rows, inputs) or not found.f.shape == found.weights.shape == (rows,):
             raise ValueError("the rows of a process do not have the shape of its inputs")
         if not all(np.isfinite(leaf).all() for leaf in of.values()):
             raise ValueError("a process holds a number that is not finite")

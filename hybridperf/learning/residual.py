@@ -47,6 +47,7 @@ RANGE_SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still co
 LEAST_ROWS = 16  # fewer rows of a group teach nothing but themselves
 
 _WIDTH = 16
+_FIRST_SPREAD = {"kernel_init": 0.25, "bias_init": 0.5}
 _STEPS = 250
 _LEARNING_RATE = 2e-2
 _LOSS_SCALE = 0.1
@@ -74,14 +75,9 @@ class CorrectionNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        h = nn.gelu(
-            nn.Dense(
-                self.width,
-                kernel_init=nn.initializers.normal(0.25),
-                bias_init=nn.initializers.normal(0.5),
-                name="first",
-            )(x)
-        )
+        normal = nn.initializers.normal
+        spread: dict[str, Any] = {name: normal(sd) for name, sd in _FIRST_SPREAD.items()}
+        h = nn.gelu(nn.Dense(self.width, name="first", **spread)(x))
         h = h + nn.gelu(nn.Dense(self.width, name="second")(h))
         out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
         return self.bound * jnp.tanh(out / self.bound)
@@ -107,15 +103,12 @@ class Inputs:
 
     def select(self, names: Sequence[str]) -> Any:
         """Values [N, len(names)] in another order; inputs these ops do not have are zero."""
-        module = array_module(self.values)
+        module, values = array_module(self.values), self.values
         at = {name: i for i, name in enumerate(self.names)}
         nothing = len(self.names)
         places = np.array([at.get(name, nothing) for name in names], int)
-        values = (
-            module.concatenate([self.values, np.zeros((len(self.values), 1))], 1)
-            if (places == nothing).any()
-            else self.values
-        )
+        if (places == nothing).any():
+            values = module.concatenate([values, np.zeros((len(values), 1))], 1)
         # all of them at once: JAX compiles one gather
         return module.take(values, places, axis=1, mode="clip")
 
@@ -131,11 +124,8 @@ class Box:
     @staticmethod
     def between(lowest: Mapping[str, float], highest: Mapping[str, float]) -> Box:
         """From the ends of each input by name."""
-        return Box(
-            tuple(lowest),
-            np.array([lowest[name] for name in lowest]),
-            np.array([highest[name] for name in lowest]),
-        )
+        low, high = list(lowest.values()), [highest[name] for name in lowest]
+        return Box(tuple(lowest), np.array(low), np.array(high))
 
     @staticmethod
     def of(inputs: Inputs) -> Box:
@@ -171,15 +161,11 @@ class Residual:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Weights, and the rows of the process, by name, for a file."""
-        nets = {
-            name: np.asarray(leaf, np.float32)
-            for name, leaf in flatten_dict(dict(self.params), sep="/").items()
-        }
-        return nets | (
-            {}
-            if self.process is None
-            else {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()}
-        )
+        leaves = flatten_dict(dict(self.params), sep="/").items()
+        out = {name: np.asarray(leaf, np.float32) for name, leaf in leaves}
+        if self.process is not None:
+            out |= {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()}
+        return out
 
     @staticmethod
     def read(
@@ -187,48 +173,28 @@ class Residual:
         arrays: Mapping[str, np.ndarray], process_share: float = 0.0,
     ) -> Residual:  # fmt: skip
         """From what a file holds; `ValueError` where it cannot be a correction."""
-        seen = {
-            name.removeprefix(_PROCESS): leaf
-            for name, leaf in arrays.items()
-            if name.startswith(_PROCESS)
-        }
+        inside = (name for name in arrays if name.startswith(_PROCESS))
+        seen = {name.removeprefix(_PROCESS): arrays[name] for name in inside}
         process = GaussianProcess.read(seen, len(names)) if seen else None
-        arrays = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
-        expected = {
-            name: leaf.shape for name, leaf in flatten_dict(_blank_params(), sep="/").items()
-        }
-        members = {len(leaf) for leaf in arrays.values() if np.ndim(leaf)}
-        if {
-            name: leaf.shape[1:] for name, leaf in arrays.items() if np.ndim(leaf)
-        } != expected or len(members) != 1:
+        weights = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
+        blank = flatten_dict(_blank_params(), sep="/").items()
+        stacked = {name: leaf for name, leaf in weights.items() if np.ndim(leaf)}
+        shapes = {name: leaf.shape[1:] for name, leaf in stacked.items()}
+        members = {len(leaf) for leaf in stacked.values()}
+        if shapes != {name: leaf.shape for name, leaf in blank} or len(members) != 1:
             raise ValueError("the weights of a correction do not have the shape of its networks")
         if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
             raise ValueError("the inputs of a correction do not match its range")
-        finite = (
-            np.isfinite(values).all()
-            for values in (centre, scale, box.low, box.high, *arrays.values())
-        )
-        if (
-            not all(finite)
-            or not (scale > 0).all()
-            or min(share, process_share) < 0
-            or share + process_share > 1
-        ):
+        numbers = (centre, scale, box.low, box.high, *weights.values())
+        finite = all(np.isfinite(values).all() for values in numbers) and (scale > 0).all()
+        if not finite or min(share, process_share) < 0 or share + process_share > 1:
             raise ValueError(
                 "a correction holds a number that is not finite, or a share outside 0 to 1"
             )
         if process_share > 0 and process is None:
             raise ValueError("the rows of a correction's process are missing")
-        return Residual(
-            box,
-            tuple(names),
-            centre,
-            scale,
-            share,
-            unflatten_dict(dict(arrays), sep="/"),
-            process,
-            process_share,
-        )
+        params = unflatten_dict(weights, sep="/")
+        return Residual(box, tuple(names), centre, scale, share, params, process, process_share)
 
 
 def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
@@ -236,10 +202,8 @@ def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
     counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
     named = {**counts, **op.shape()}
     module = array_module(*named.values())
-    return Inputs(
-        tuple(named),
-        module.stack([module.broadcast_to(floats(v), (rows,)) for v in named.values()], 1),
-    )
+    columns = [module.broadcast_to(floats(value), (rows,)) for value in named.values()]
+    return Inputs(tuple(named), module.stack(columns, 1))
 
 
 def concatenate(parts: Sequence[Inputs]) -> Inputs:
@@ -436,18 +400,19 @@ def with_process(residual: Residual, inputs: Inputs, target: np.ndarray) -> Resi
 def best_shares(
     target: np.ndarray, networks: np.ndarray, process: np.ndarray
 ) -> tuple[float, float]:
-    """How much of either word to take: the shares, together at most one, that leave held-out
-    `target` [N] the least mean absolute error.
+    """How much of either correction to take: the shares, together at most one, that leave held-out
+    `target` [N] the smallest mean absolute error.
 
-    The process is heard only where that helps by more than `_WORTH_IT`: the networks' word is
-    smoother between the rows and beyond them.
+    The process takes part only where that helps by more than `_WORTH_IT`: the networks are smoother
+    between the rows and beyond them.
     """
     quarters = np.linspace(0.0, 1.0, 5)
     pairs = [(one, other) for one in quarters for other in quarters if one + other <= 1]
-    errors = {
-        pair: np.abs(target - pair[0] * networks - pair[1] * process).mean() for pair in pairs
-    }
-    alone = min((pair for pair in pairs if pair[1] == 0), key=errors.__getitem__)
-    both = min(pairs, key=errors.__getitem__)
-    one, other = both if errors[both] < (1 - _WORTH_IT) * errors[alone] else alone
+
+    def error(pair: tuple[float, float]) -> float:
+        return float(np.abs(target - pair[0] * networks - pair[1] * process).mean())
+
+    alone = min((pair for pair in pairs if pair[1] == 0), key=error)
+    both = min(pairs, key=error)
+    one, other = both if error(both) < (1 - _WORTH_IT) * error(alone) else alone
     return float(one), float(other)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
@@ -92,7 +92,8 @@ class Adapted:
 
     def predict(self, rows: PriorRows) -> Predicted:
         """Times of ops on this device."""
-        on = self.knobs.including(self.prior.population, rows.implementation).closed(rows)
+        knobs = self.knobs.including(self.prior.population, rows.implementation)
+        on = knobs.closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
         outside = self.sizes.outside(rows)
         module = array_module(outside, f)
@@ -101,30 +102,37 @@ class Adapted:
         elif self.process is not None:
             f = self.trunk_share * f
             added, deviation = self.process.predict(x, f)
-            correction = (
-                self.process.hyper.belief * f + module.exp(-((outside / FADE_OCTAVES) ** 2)) * added
-            )
+            fade = module.exp(-((outside / FADE_OCTAVES) ** 2))
+            correction = self.process.hyper.belief * f + fade * added
         else:
             fade = module.exp(-((self.prior.sizes.outside(rows) / _COLD_FADE_OCTAVES) ** 2))
             correction = self.prior.hyper.belief * fade * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * _wider(outside)
-        # rows never make less sure than none do
         if self.process is not None or self.params is not None:
-            half = module.minimum(
-                half, self.prior.log_width * _wider(self.prior.sizes.outside(rows))
-            )
+            # rows never make less sure than none do
+            without_rows = self.prior.log_width * _wider(self.prior.sizes.outside(rows))
+            half = module.minimum(half, without_rows)
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
+
+    def judged(
+        self, quantile: float, error: np.ndarray, deviation: np.ndarray, at: np.ndarray
+    ) -> Adapted:
+        """With the errors of held-out rows `at`, deviations, and the interval they need."""
+        return dataclasses.replace(
+            self,
+            quantile=quantile,
+            held_out=error,
+            held_out_log_width=quantile * deviation,
+            held_out_at=at,
+        )
 
     @property
     def typical_log_width(self) -> float:
         """Half-width of the 90 % interval of an op like those measured."""
-        return (
-            float(np.median(self.held_out_log_width))
-            if len(self.held_out_log_width)
-            else self.quantile
-        )
+        widths = self.held_out_log_width
+        return float(np.median(widths)) if len(widths) else self.quantile
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file; the prior's under `prior/`."""
@@ -134,12 +142,7 @@ class Adapted:
         out |= {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
         if self.process is not None:
             out |= {f"process/{name}": leaf for name, leaf in self.process.arrays().items()}
-        if self.params is not None:
-            out |= {
-                f"trunk/{name}": np.asarray(leaf)
-                for name, leaf in flatten_dict(dict(self.params), sep="/").items()
-            }
-        return out
+        return out if self.params is None else out | trunk.named_arrays(self.params)
 
     def document(self) -> dict[str, Any]:
         """The rest, as plain numbers and names."""
@@ -205,16 +208,8 @@ def adapt(
     """
     prior = prior.with_references(references)
     if rows is None or time_s is None or len(rows) == 0:
-        return Adapted(
-            prior,
-            prior.population.typical(),
-            0,
-            prior.sizes,
-            prior.log_width,
-            np.zeros(0),
-            np.zeros(0),
-            np.zeros(0, int),
-        )
+        knobs = prior.population.typical()
+        return Adapted(prior, knobs, 0, prior.sizes, prior.log_width, *_nothing_held_out())
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
@@ -229,13 +224,11 @@ def adapt(
     if many:
         error, deviation = _cross_validated(prior, rows, time_s, seed)
     quantile = _quantile(error, deviation, prior.quantile)
-    return dataclasses.replace(
-        found,
-        quantile=quantile,
-        held_out=error,
-        held_out_log_width=quantile * deviation,
-        held_out_at=np.arange(len(rows)),
-    )
+    return found.judged(quantile, error, deviation, np.arange(len(rows)))
+
+
+def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.zeros(0), np.zeros(0), np.zeros(0, int)
 
 
 def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
@@ -244,35 +237,24 @@ def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: 
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
 
     def fitted(keep: np.ndarray) -> Adapted:
-        nothing, nowhere = np.zeros(0), np.zeros(0, int)
-        knobs = (
-            knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
-            if keep.any()
-            else prior.population.typical()
-        )
-        return Adapted(prior, knobs, len(rows), SizeRange.of(rows), 1.0, nothing, nothing, nowhere)
+        knobs = prior.population.typical()
+        if keep.any():
+            knobs = knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
+        return Adapted(prior, knobs, len(rows), SizeRange.of(rows), 1.0, *_nothing_held_out())
 
     for k in np.unique(fold):
         predicted = fitted(fold != k).predict(rows.rows(fold == k))
         error[fold == k] = predicted.log_s - np.log(time_s[fold == k])
         deviation[fold == k] = predicted.high_log_s - predicted.log_s
     quantile = _quantile(error, deviation, prior.log_width)
-    return dataclasses.replace(
-        fitted(fold >= 0),
-        quantile=quantile,
-        held_out=error,
-        held_out_log_width=quantile * deviation,
-        held_out_at=np.arange(len(rows)),
-    )
+    return fitted(fold >= 0).judged(quantile, error, deviation, np.arange(len(rows)))
 
 
 def _few(
     prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int
 ) -> tuple[Adapted, np.ndarray, np.ndarray]:
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations
-    [N]).
-
-    `many`: the rows have a word on the hyper-parameters, and on whether the trunk is heard.
+    [N]). `many`: the rows fit the hyper-parameters, too, and decide whether the trunk is used.
     """
     knobs = knob_fits.fit_new(prior.population, rows, time_s)
     on = knobs.closed(rows)
@@ -280,28 +262,19 @@ def _few(
     target = unbounded(np.log(time_s) - on.total)
     # Fewer rows cannot tell whether the trunk misleads: their errors left out agree to a point, and
     # the wrong choice costs three.
-    shares = (1.0, 0.0) if many else (1.0,)
     learned = [
         (share, *_learned(prior.hyper, Examples(x, share * f, target), many, seed))
-        for share in shares
+        for share in ((1.0, 0.0) if many else (1.0,))
     ]
-    share, seen, left_out = min(
-        learned, key=lambda one: np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean()
-    )
+
+    def mean_error(one: tuple[float, GaussianProcess, process.LeaveOneOut]) -> float:
+        return float(np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean())
+
+    share, seen, left_out = min(learned, key=mean_error)
     error = bounded(target + left_out.error) - bounded(target)
-    nothing, nowhere = np.zeros(0), np.zeros(0, int)
-    found = Adapted(
-        prior,
-        knobs,
-        len(rows),
-        SizeRange.of(rows),
-        1.0,
-        nothing,
-        nothing,
-        nowhere,
-        process=seen,
-        trunk_share=share,
-    )
+    none = _nothing_held_out()
+    sizes = SizeRange.of(rows)
+    found = Adapted(prior, knobs, len(rows), sizes, 1.0, *none, process=seen, trunk_share=share)
     return found, error, left_out.deviation
 
 
@@ -353,36 +326,17 @@ def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -
     recipe = trunk.TrainingRecipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
     data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
     params = trunk.train(data, members, recipe, seed, start=prior.params)
-    # Its rows widen the sizes where the networks may speak.
-    seen = SizeRange.of(rows)
-    reach = SizeRange(
-        prior.sizes.names,
-        np.minimum(prior.sizes.low, seen.low),
-        np.maximum(prior.sizes.high, seen.high),
-    )
-    out = Adapted(
-        dataclasses.replace(prior, sizes=reach),
-        knobs,
-        len(rows),
-        seen,
-        0.0,
-        np.zeros(0),
-        np.zeros(0),
-        np.zeros(0, int),
-        params=params,
-    )
+    # Its rows widen the sizes where the networks may correct.
+    seen, known = SizeRange.of(rows), prior.sizes
+    low, high = np.minimum(known.low, seen.low), np.maximum(known.high, seen.high)
+    wider = dataclasses.replace(prior, sizes=SizeRange(known.names, low, high))
+    out = Adapted(wider, knobs, len(rows), seen, 0.0, *_nothing_held_out(), params=params)
     rest = rows.rows(held)
     error = out.predict(rest).log_s - np.log(time_s[held])
     # of a normal distribution with that median
     deviation = float(np.median(np.abs(error)) / 0.6745)
-    _, _, apart = out.prior.trunk(rest, knobs.closed(rest), params)
+    _, _, apart = wider.trunk(rest, knobs.closed(rest), params)
     each = np.sqrt(deviation**2 + apart**2)
     quantile = _quantile(error, each, prior.quantile)
-    return dataclasses.replace(
-        out,
-        quantile=quantile,
-        held_out=error,
-        held_out_log_width=quantile * each,
-        held_out_at=held,
-        deviation=deviation,
-    )
+    judged = out.judged(quantile, error, each, held)
+    return dataclasses.replace(judged, deviation=deviation)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from hybridperf.io.namespace import array_module, root
 from hybridperf.learning import gaussian_process as process
@@ -106,16 +106,10 @@ class FamilyPrior:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
-        out = {
-            f"trunk/{name}": np.asarray(leaf)
-            for name, leaf in flatten_dict(dict(self.params), sep="/").items()
-        }
+        out = trunk.named_arrays(self.params)
         out |= {f"population/{name}": getattr(self.population, name) for name in ("spread", "own")}
         out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
-        out |= {
-            f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name))
-            for field in dataclasses.fields(HyperParameters)
-        }
+        out |= {f"hyper/{name}": np.asarray(value) for name, value in vars(self.hyper).items()}
         return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
 
     def document(self) -> dict[str, Any]:
@@ -136,37 +130,25 @@ class FamilyPrior:
     def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> FamilyPrior:
         """From what `arrays` and `document` gave."""
         of = {name: np.asarray(array) for name, array in arrays.items()}
-        params = unflatten_dict(
-            {
-                name.removeprefix("trunk/"): array
-                for name, array in of.items()
-                if name.startswith("trunk/")
-            },
-            sep="/",
-        )
+
+        def under(folder: str) -> dict[str, np.ndarray]:
+            inside = (name for name in of if name.startswith(folder))
+            return {name.removeprefix(folder): of[name] for name in inside}
+
+        own, spread = of["population/own"], of["population/spread"]
+        names = {
+            key: tuple(document[key]) for key in ("slots", "devices", "kin", "inputs", "sizes")
+        }
+        widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
         return FamilyPrior(
-            Population(
-                tuple(document["slots"]),
-                of["population/spread"],
-                tuple(document["devices"]),
-                of["population/own"],
-                tuple(document["kin"]),
-            ),
-            Standardiser(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
-            params,
-            HyperParameters(
-                **{
-                    field.name: of[f"hyper/{field.name}"]
-                    for field in dataclasses.fields(HyperParameters)
-                }
-            ),
-            SizeRange(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            Population(names["slots"], spread, names["devices"], own, names["kin"]),
+            Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
+            unflatten_dict(under("trunk/"), sep="/"),
+            HyperParameters(**under("hyper/")),
+            SizeRange(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            *(
-                None if document[name] is None else float(document[name])
-                for name in ("kin_quantile", "kin_log_width")
-            ),
+            *(None if width is None else float(width) for width in widths),
         )
 
 
@@ -257,9 +239,8 @@ def uninformed(rows: PriorRows) -> FamilyPrior:
 
 def _box(parts: list[PriorRows]) -> SizeRange:
     each = [SizeRange.of(rows) for rows in parts]
-    return SizeRange(
-        each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0)
-    )
+    low, high = np.min([one.low for one in each], 0), np.max([one.high for one in each], 0)
+    return SizeRange(each[0].names, low, high)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
 from hybridperf.io.namespace import array_module
 from hybridperf.learning.prior.form import ClosedFormValues
@@ -94,6 +95,12 @@ def standard(devices: Sequence[tuple[PriorRows, ClosedFormValues]]) -> Standardi
     return Standardiser(
         tuple(names[i - places] for i in kept), centre[seen], np.maximum(scale[seen], 1e-6)
     )
+
+
+def named_arrays(params: Any) -> dict[str, np.ndarray]:
+    """Weights by name, for a file."""
+    leaves = flatten_dict(dict(params), sep="/").items()
+    return {f"trunk/{name}": np.asarray(leaf) for name, leaf in leaves}
 
 
 def evaluate(params: Any, x: Any) -> tuple[Any, Any]:

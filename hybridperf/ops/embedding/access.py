@@ -128,25 +128,18 @@ class Histogram(Access):
         if self.lookups is None:
             return self
         fraction = lookups / self.lookups
-        shares, mean, _ = reuse.thinned(
-            self._shares(), self._mean(), array_module(fraction).minimum(fraction, 1.0)
-        )
-        return Histogram(shares, mean)
+        fraction = array_module(fraction).minimum(fraction, 1.0)
+        return Histogram(*reuse.thinned(self._shares(), self._mean(), fraction)[:2])
 
     def _check(self, lookups: Any, rows: Any) -> None:
         """`InputError` for more lookups than were counted, or more different rows than exist."""
-        if any(
-            isinstance(one, jax.core.Tracer)
-            for one in (self.shares, self.mean_reuse, self.lookups, lookups, rows)
-        ):
+        if _traced(self.shares, self.mean_reuse, self.lookups, lookups, rows):
             return
         if self.lookups is None and (problem := self._beyond(rows, lookups)):
             raise InputError(problem)
         if self.lookups is not None and lookups / self.lookups > 1 + 1e-9:
-            raise InputError(
-                f"expected at most the {self.lookups:g} lookups that the histogram was counted"
-                f" over, got {lookups:g}; thinning goes one way"
-            )
+            most = f"the {self.lookups:g} lookups that the histogram was counted over"
+            raise InputError(f"expected at most {most}, got {lookups:g}; thinning goes one way")
 
     def _beyond(self, rows: Any, lookups: Any) -> str:
         """What is wrong where so many lookups are of more different rows than there are."""
@@ -206,55 +199,36 @@ class Histogram(Access):
         return count, rates / module.sum(count * rates)
 
     def problem(self) -> str:
-        for name in ("mean_reuse", "lookups"):
-            value = getattr(self, name)
-            if (
-                value is not None
-                and not isinstance(value, jax.core.Tracer)
-                and not _is_number(value)
-            ):
+        mean, lookups = self.mean_reuse, self.lookups
+        for name, value in (("mean_reuse", mean), ("lookups", lookups)):
+            if value is not None and not _traced(value) and not _is_number(value):
                 return f"expected a number as {name} of a reuse histogram, got {value!r}"
-        if isinstance(self.shares, jax.core.Tracer):
+        if _traced(self.shares):
             return ""
+        expected = "expected a reuse histogram"
         try:
             shares = np.asarray(self.shares, np.float64)
         except (TypeError, ValueError):
-            return f"expected a reuse histogram of {reuse.BINS} shares, got {self.shares!r:.60}"
+            return f"{expected} of {reuse.BINS} shares, got {self.shares!r:.60}"
         if shares.shape != (reuse.BINS,):
-            return f"expected a reuse histogram of {reuse.BINS} shares, got {shares.size}"
+            return f"{expected} of {reuse.BINS} shares, got {shares.size}"
         if not (shares >= 0).all():
-            return f"expected a reuse histogram of shares of zero or more, got {shares.min():g}"
+            return f"{expected} of shares of zero or more, got {shares.min():g}"
         if abs(shares.sum() - 1) > _SUM_SLACK:
-            return (
-                f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
-            )
-        if (
-            self.mean_reuse is not None
-            and not isinstance(self.mean_reuse, jax.core.Tracer)
-            and not 1 <= self.mean_reuse < np.inf
-        ):
-            return (
-                f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
-            )
-        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer):
-            least, most = reuse.mean_range(shares / shares.sum())
-            if not least * (1 - _MEAN_SLACK) <= self.mean_reuse <= most * (1 + _MEAN_SLACK):
-                return (
-                    f"expected a mean of {least:.4g} to {most:.4g} lookups per different row, as"
-                    f" the shares say, got {self.mean_reuse:g}"
-                )
-        if (
-            self.lookups is not None
-            and not isinstance(self.lookups, jax.core.Tracer)
-            and not 0 < self.lookups < np.inf
-        ):
-            return f"expected a histogram counted over more than zero lookups, got {self.lookups}"
+            return f"{expected} whose shares sum to one, got a sum of {shares.sum():g}"
+        if mean is not None and not _traced(mean):
+            if not 1 <= mean < np.inf:
+                return f"expected a mean of one or more lookups per different row, got {mean}"
+            low, high = reuse.mean_range(shares / shares.sum())
+            if not low * (1 - _MEAN_SLACK) <= mean <= high * (1 + _MEAN_SLACK):
+                expected = f"expected a mean of {low:.4g} to {high:.4g} lookups per different row"
+                return f"{expected}, as the shares tell, got {mean:g}"
+        if lookups is not None and not _traced(lookups) and not 0 < lookups < np.inf:
+            return f"expected a histogram counted over more than zero lookups, got {lookups}"
         return ""
 
     def misfit(self, rows: float) -> str:
-        if self.lookups is None or any(
-            isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups)
-        ):
+        if self.lookups is None or _traced(self.shares, self.mean_reuse, self.lookups):
             return ""
         return self._beyond(rows, self.lookups)
 
@@ -322,36 +296,32 @@ class Indices(Access):
 
     def misfit(self, rows: float) -> str:
         last = int(np.asarray(self.values).max())
-        return (
-            f"expected recorded rows of 0 to {rows - 1:.0f}, got {last}; give the table's rows or"
-            " mend the indices"
-            if last >= rows
-            else ""
-        )
+        if last < rows:
+            return ""
+        expected = f"expected recorded rows of 0 to {rows - 1:.0f}, got {last}"
+        return f"{expected}; give the table's rows or mend the indices"
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        not isinstance(value, str | bool)
-        and np.ndim(value) == 0
-        and np.asarray(value).dtype.kind in "iuf"
-    )
+    if isinstance(value, str | bool) or np.ndim(value):
+        return False
+    return np.asarray(value).dtype.kind in "iuf"
+
+
+def _traced(*values: Any) -> bool:
+    """Whether JAX traces one of some values."""
+    return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:
     """The histogram of a share `fraction` of a file's samples: binomial thinning."""
     if not isinstance(histogram, Histogram):
-        raise InputError(
-            f"expected a Histogram(...) to thin, got {histogram!r:.60}; other accesses know batches"
-            " of any size"
-        )
-    if not isinstance(fraction, jax.core.Tracer) and not (
-        _is_number(fraction) and 0 < fraction <= 1
-    ):
+        expected = f"expected a Histogram(...) to thin, got {histogram!r:.60}"
+        raise InputError(f"{expected}; other accesses know batches of any size")
+    if not _traced(fraction) and not (_is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
     if problem := histogram.problem():
         raise InputError(problem)
     shares, mean, _ = reuse.thinned(histogram._shares(), histogram._mean(), fraction)
-    return Histogram(
-        shares, mean, None if histogram.lookups is None else histogram.lookups * fraction
-    )
+    lookups = None if histogram.lookups is None else histogram.lookups * fraction
+    return Histogram(shares, mean, lookups)

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.io.namespace import array_module
+from hybridperf.io.namespace import array_module, root
 from hybridperf.ops.embedding.unique import distinct, log_missed
 
 # elapsed times from one lookup to forty times what the rarest row waits: 1.4 to 2 a step
@@ -145,16 +145,15 @@ def _elapsed(count: Any, p: Any, held: Any) -> Any:
 def distances(
     streams: Sequence[LookupStream], own: int | None = None, again: bool = False
 ) -> tuple[Any, Any]:
-    """(bytes touched between two lookups of the same row: their geometric mean, standard deviation
-    of their log), over endless batches.
+    """(geometric mean of the bytes touched between two lookups of a row, standard deviation of
+    their log), over endless batches.
 
     Of the lookups of the first `own` streams alone (None: all), among those of the others. `again`:
     the batch's rows were all touched once before, as by the look-up whose gradients they now take:
     no more than a batch's rows lie between.
     """
-    module = array_module(
-        *(value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes))
-    )
+    arrays = [value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes)]
+    module = array_module(*arrays)
     batches = _batch_grid(module, streams)
     touched = [distinct(s.count, s.p, batches * s.lookups) * s.row_bytes for s in streams]
     together = sum(touched)
@@ -169,18 +168,13 @@ def distances(
         # what comes later, or never, counts as the last
         ends = module.concatenate([module.zeros(1), held, module.ones(1)])
         share = stream.lookups * (ends[1:] - ends[:-1])
-        middle = module.concatenate(
-            [log_bytes[:1], (log_bytes[1:] + log_bytes[:-1]) / 2, log_bytes[-1:]]
-        )
-        weight, mean, square = (
-            weight + module.sum(share),
-            mean + module.sum(share * middle),
-            square + module.sum(share * middle**2),
-        )
+        middle = (log_bytes[1:] + log_bytes[:-1]) / 2
+        middle = module.concatenate([log_bytes[:1], middle, log_bytes[-1:]])
+        weight = weight + module.sum(share)
+        mean = mean + module.sum(share * middle)
+        square = square + module.sum(share * middle**2)
     mean, square = mean / weight, square / weight
-    variance = module.maximum(square - mean**2, 0.0)
-    spread = module.where(variance > 0, module.sqrt(module.where(variance > 0, variance, 1.0)), 0.0)
-    return module.exp(mean), spread
+    return module.exp(mean), root(module.maximum(square - mean**2, 0.0))
 
 
 def _batch_grid(module: Any, streams: Sequence[LookupStream]) -> Any:
