@@ -1,4 +1,4 @@
-"""Arrays in a file of their own (.npz), beside the JSON file that names their hash."""
+"""Arrays in a file of their own (.npz), next to the JSON file that names their hash."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ class InputError(ValueError):
 
 def closest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name nearest to `name`, or the empty string."""
-    said = {plain(one): one for one in reversed(list(known))}  # of two that are alike the first
-    match = difflib.get_close_matches(plain(name), filter(None, said), n=1)
-    return f" (did you mean {said[match[0]]!r}?)" if match else ""
+    names = {plain(one): one for one in reversed(list(known))}  # of two that are alike the first
+    match = difflib.get_close_matches(plain(name), filter(None, names), n=1)
+    return f" (did you mean {names[match[0]]!r}?)" if match else ""
 
 
 def plain(name: str) -> str:

@@ -210,7 +210,7 @@ class LeaveOneOut:
 
 
 def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, LeaveOneOut]:
-    """The process after `rows`, and what it says of each when the others are all it has."""
+    """The process after `rows`, and what it predicts of each when the others are all it has."""
     rows = dataclasses.replace(rows, x=rows.x.astype(np.float64))
     covariance = kernel(hyper, rows.x, rows.f, rows.x, rows.f) + np.exp(
         hyper.log_variance[-1]
@@ -243,7 +243,7 @@ def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -
     """The likeliest hyper-parameters for all devices alike, pulled towards `start`."""
     origin = start.flat()
     devices = [dataclasses.replace(rows, x=rows.x.astype(np.float64)) for rows in devices]
-    # a normal prior of deviation 1 (a factor of e) around the start, beside n likelihoods
+    # a normal prior of deviation 1 (a factor of e) around the start, next to n likelihoods
     pull = 0.5 / sum(len(rows) for rows in devices)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:

@@ -137,7 +137,7 @@ class OpCall:
     reuse_bytes: float | None = None
     # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
     inlined: bool = False
-    # a host's seconds of launching it stand beside it: what a GPU's model knows of launches is not
+    # a host's seconds of launching it count apart: what a GPU's model knows of launches is not
     # paid again
     issued_apart: bool = False
     # another than was measured, at its published share of the peak (`attention_kernels.py`); empty:

@@ -93,7 +93,7 @@ class Gather(Op):
 
     def work(self) -> Work:
         pooled = floats(self.pooled)
-        # sums are few beside the rows: not counted
+        # sums are few compared with the rows: not counted
         written = array_module(pooled).where(pooled > 0, 0.0, 1.0)
         moved = self.rows * ((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
         return _table_work(self, moved)

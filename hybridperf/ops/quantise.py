@@ -1,7 +1,7 @@
 """Quantised weights and activations: what each scheme stores, moves and multiplies; and quantising
 a matrix by itself.
 
-Bytes per element count the scales that are stored beside the numbers. Activations live in 16 bits
+Bytes per element count the scales that are stored with the numbers. Activations live in 16 bits
 between ops: a scheme that multiplies narrow activations reads 16 bits, writes the narrow form and
 reads it again, because the largest number of a block must be known before its first one can be
 scaled. Products are written in 16 bits.

@@ -33,7 +33,7 @@ class OpRows:
     work: Work  # [R] each
     group: np.ndarray  # int32 [R] index into GROUPS
     peak_flops_per_s: float
-    # object [R] of str each; empty where nothing is said
+    # object [R] of str each; empty where a cell is
     labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     name: str = ""  # of the op, as the table has it
 

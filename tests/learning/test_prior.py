@@ -376,10 +376,10 @@ def test_kin_have_an_interval_of_their_own() -> None:
     some = train_family(
         measured, recipe=recipe, architectures={"old": "a", "middle": "b", "new": "b"}
     )
-    assert some.kin_log_width is not None
-    assert some.with_references(["new"]).log_width == some.kin_log_width
+    assert some.reference_log_width is not None
+    assert some.with_references(["new"]).log_width == some.reference_log_width
     assert some.with_references([]).log_width == some.log_width
-    assert train_family(measured, recipe=recipe).kin_log_width is None
+    assert train_family(measured, recipe=recipe).reference_log_width is None
 
 
 def test_corrections_fade_far_from_everything(prior: FamilyPrior, few: Adapted) -> None:

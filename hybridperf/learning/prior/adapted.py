@@ -87,7 +87,7 @@ class Adapted:
     params: Any = None  # many rows: the tuned networks
     # few rows: 0 where rows left out are predicted better without the trunk
     trunk_share: float = 1.0
-    # many rows: of the held-out errors, beside which the members' disagreement counts
+    # many rows: of the held-out errors, to which the members' disagreement is added
     deviation: float = 0.0
 
     def predict(self, rows: PriorRows) -> Predicted:

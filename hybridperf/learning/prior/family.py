@@ -78,8 +78,8 @@ class FamilyPrior:
     # off needed
     log_width: float
     # both of devices that had reference devices among the others; None: no device had
-    kin_quantile: float | None = None
-    kin_log_width: float | None = None
+    reference_quantile: float | None = None
+    reference_log_width: float | None = None
 
     def with_references(self, references: Sequence[str]) -> FamilyPrior:
         """For a device of the references' architecture: their knobs, full belief in the trunk."""
@@ -90,9 +90,11 @@ class FamilyPrior:
         prior = dataclasses.replace(
             self, population=self.population.with_references(references), hyper=hyper
         )
-        if self.kin_quantile is None or self.kin_log_width is None:
+        if self.reference_quantile is None or self.reference_log_width is None:
             return prior
-        return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
+        return dataclasses.replace(
+            prior, quantile=self.reference_quantile, log_width=self.reference_log_width
+        )
 
     def trunk(
         self, rows: PriorRows, on: ClosedFormValues, params: Any = None
@@ -122,8 +124,8 @@ class FamilyPrior:
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
             "log_width": self.log_width,
-            "kin_quantile": self.kin_quantile,
-            "kin_log_width": self.kin_log_width,
+            "kin_quantile": self.reference_quantile,
+            "kin_log_width": self.reference_log_width,
         }
 
     @staticmethod
@@ -215,10 +217,12 @@ def train_family(
         hyper=hyper,
         quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
         log_width=max(_log_width(hyper, out.cold) for out in left_out),
-        kin_quantile=max(
+        reference_quantile=max(
             (_quantile_without_rows(believing, rows) for rows in of_references), default=None
         ),
-        kin_log_width=max((_log_width(believing, rows) for rows in of_references), default=None),
+        reference_log_width=max(
+            (_log_width(believing, rows) for rows in of_references), default=None
+        ),
     )
 
 

@@ -28,7 +28,7 @@ from hybridperf.learning.prior.implementation import Implementation, unversioned
 from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.robust import huber_data_only
 
-# of the spread over all devices: few rows of H200 no longer spoil what H100 says of it
+# of the spread over all devices: few rows of H200 no longer spoil what H100 tells of it
 _REFERENCE_SPREAD = 0.5
 _PRIOR_LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly where rows are plenty
 # a new device's few rows err together: what the closed form misses is shared by neighbours

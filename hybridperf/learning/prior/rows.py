@@ -1,4 +1,4 @@
-"""Rows of one family of ops as the prior sees them: counts, what the datasheet says, and what a
+"""Rows of one family of ops as the prior sees them: counts, what the datasheet states, and what a
 network may know.
 
 A family is a set of op kinds whose times err alike (GEMMs, decode attention, ...); each
@@ -39,7 +39,7 @@ class PriorRows(Protocol):
 
     @property
     def inputs(self) -> Inputs:
-        """[N, f] what a network may know of a row beside its place on the form."""
+        """[N, f] what a network may know of a row besides its place on the form."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class FamilyRows:
     memory_bytes_per_s: np.ndarray | float  # datasheet
     sm_count: np.ndarray | float
     implementation: np.ndarray  # object [N]: implementation, e.g. "trtllm|bf16"
-    inputs: Inputs  # [N, f] what a network may know of the op beside its place on the roofline
+    inputs: Inputs  # [N, f] what a network may know of the op besides its place on the roofline
     # inputs that are log2 of a continuous size: distance from what was seen is counted in these
     sizes: tuple[str, ...]
 

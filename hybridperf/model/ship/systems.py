@@ -92,7 +92,9 @@ def _with_kin_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> FamilyP
                 )
             )
     return (
-        dataclasses.replace(prior, kin_quantile=prior.quantile, kin_log_width=float(max(widths)))
+        dataclasses.replace(
+            prior, reference_quantile=prior.quantile, reference_log_width=float(max(widths))
+        )
         if widths
         else prior
     )

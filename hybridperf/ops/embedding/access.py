@@ -1,9 +1,9 @@
 """Which rows of a table a batch looks up: distributions, and what follows from them.
 
-| access | said by | |---|---| | `Uniform()` | nothing: every row alike | | `Zipf(exponent, shift)`
-| the row of rank i is looked up in proportion to (i + shift)^-exponent (Zipf-Mandelbrot) | |
-`Histogram(shares, mean_reuse)` | how many of a batch's different rows were looked up once, twice,
-... (`reuse.py`) | | `Indices(values)` | the rows that were looked up |
+`Uniform()`                      every row alike
+`Zipf(exponent, shift)`          the row of rank i in proportion to (i + shift)^-exponent
+`Histogram(shares, mean_reuse)`  how many rows a batch looked up once, twice, ... (`reuse.py`)
+`Indices(values)`                the rows that were looked up
 
 All answer the same questions for `lookups` draws from `rows` rows: `unique_rows`, `histogram` (17
 shares), `hits` in a cache that holds so many rows, and the classes of rows of equal probability
@@ -174,8 +174,8 @@ class Histogram(Access):
         if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
             return found
         drawn = 1.0 - distinct(count, p, lookups) / lookups
-        said = 1.0 - self.unique_rows(lookups, rows) / lookups
-        return module.where(drawn > 0, said * found / module.where(drawn > 0, drawn, 1.0), 0.0)
+        counted = 1.0 - self.unique_rows(lookups, rows) / lookups
+        return module.where(drawn > 0, counted * found / module.where(drawn > 0, drawn, 1.0), 0.0)
 
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
         """Rows by the rates that their counts tell (`reuse.rates`), unmet ones included."""

@@ -61,7 +61,7 @@ def row_pieces(table: Table, count: int) -> list[Table]:
 
 
 def _recorded(table: Table, values: np.ndarray, count: int) -> list[tuple[Any, Access]]:
-    """The recorded lookups of each piece, its rows numbered anew."""
+    """The recorded lookups of each piece, its rows numbered again from zero."""
     met, place, times = np.unique(values, return_inverse=True, return_counts=True)
     if len(met) < count:
         raise InputError(

@@ -133,7 +133,7 @@ def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
 
         rate = (c + 1) n_(c+1) / n_c,   about (c + 1) exp(-a / c) where n falls as c^-a,
 
-    `a` by the densities of the bins beside c's, and not further from c + 1 than the chance of its
+    `a` by the densities of the bins next to c's, and not further from c + 1 than the chance of its
     count, exp(1 / sqrt(c)).
     """
     module = array_module(shares, met, unmet)

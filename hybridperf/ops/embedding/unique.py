@@ -44,7 +44,7 @@ def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
     """(rows of each class, probability of each of its rows) of Zipf-Mandelbrot access [K]. `shift`
     above -1.
 
-    Probabilities that vanish beside the first row's are kept at a floor that no number of lookups
+    Probabilities that vanish next to the first row's are kept at a floor that no number of lookups
     meets, so that all stays finite.
     """
     count, weight = _zipf_weights(rows, exponent, shift)
