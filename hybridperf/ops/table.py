@@ -173,8 +173,8 @@ def _part(
         work = dataclasses.replace(work, reuse_bytes=np.where(reuse > 0, reuse, work.reuse_bytes))
     absurd = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
     if absurd.any():
-        more = f"more than {LARGEST_WORK:g} flops or bytes in one op"
-        problem[here[absurd]] = f"{name}: {more}; check the sizes"
+        too_large = f"more than {LARGEST_WORK:g} flops or bytes in one op"
+        problem[here[absurd]] = f"{name}: {too_large}; check the sizes"
         return _part(frame, here[~absurd], name, dtype, text, device, labels, problem)
     group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (len(here),))
     own = {label: words[here] for label, words in labels.items()}
