@@ -133,7 +133,7 @@ def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPri
     """The prior over systems, from the measured rows of each by name."""
     parts = {name: priced_rows(frame, load_system(name)) for name, frame in systems.items()}
     kinds = {name: kind for name in parts if (kind := _kind(load_system(name)))}
-    return train_family(parts, seed, kinds=kinds, least_rows=_LEAST_TRAINING_ROWS)
+    return train_family(parts, seed, architectures=kinds, least_rows=_LEAST_TRAINING_ROWS)
 
 
 def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows, np.ndarray]:

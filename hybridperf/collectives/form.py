@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridperf.io.namespace import Array
-from hybridperf.learning.prior.form import Closed
+from hybridperf.learning.prior.form import ClosedFormValues
 
 FIXED = ("floor_s", "hop_s", "node_hop_s", "rendezvous_s")  # knobs that are seconds
 _RATIO_LIMIT = 12.0
@@ -116,7 +116,7 @@ class AlphaBeta:
         stacked = np.stack([np.broadcast_to(slope, part.total.shape) for slope in slopes], 1)
         return stacked / part.total[:, None]
 
-    def closed(self, theta: np.ndarray, work: np.ndarray) -> Closed:
+    def closed(self, theta: np.ndarray, work: np.ndarray) -> ClosedFormValues:
         part = _parts(theta, work, np)
         carried = np.log(np.maximum(part.carried, _TINY_S))
         fixed = np.log(part.floor + np.minimum(part.fixed_small, part.fixed_large))
@@ -128,7 +128,7 @@ class AlphaBeta:
         ratios = ratios.clip(-_RATIO_LIMIT, _RATIO_LIMIT)
         over_floor = (np.log(part.total) - floor)[:, None]
         place = np.concatenate([ratios, np.tanh(two)[:, None], over_floor], 1)
-        return Closed(np.log(part.total), place)
+        return ClosedFormValues(np.log(part.total), place)
 
 
 def seconds(theta: Array, work: Array, xp: ModuleType = np) -> Array:

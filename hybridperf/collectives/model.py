@@ -27,7 +27,6 @@ from hybridperf.collectives import curves, form
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
-    CollectiveGroup,
     CollectiveRows,
     collective_rows,
     has_knobs,
@@ -48,7 +47,7 @@ from hybridperf.io import (
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.learning.prior import Adapted, Predicted
 from hybridperf.learning.prior.family import SLACK_OCTAVES
-from hybridperf.learning.prior.knobs import group_of
+from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
 SCHEMA_VERSION = 1
 DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
@@ -84,7 +83,7 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Array:
 class MeasuredSizes:
     """Sizes of one collective, library and link that were measured on one placement of ranks."""
 
-    group: str  # a `CollectiveGroup` as text
+    group: str  # a `CollectiveImplementation` as text
     ranks_per_node: int
     nodes: int
     least_bytes: float
@@ -94,8 +93,9 @@ class MeasuredSizes:
     def of(rows: CollectiveRows) -> tuple[MeasuredSizes, ...]:
         """All there are among some rows."""
         frame = pd.DataFrame({
-            "group": [group_of(slot) for slot in rows.slot], "g": rows.ranks_per_node.astype(int),
-            "nodes": rows.nodes.astype(int), "bytes": rows.bytes,
+            "group": list(map(unversioned, rows.implementation)),
+            "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
+            "bytes": rows.bytes,
         })  # fmt: skip
         return tuple(
             MeasuredSizes(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
@@ -177,7 +177,11 @@ class CollectiveModel:
         first, kind_of_row = rows.kinds
         octaves = []
         for at in first:
-            group, g, nodes = group_of(rows.slot[at]), rows.ranks_per_node[at], rows.nodes[at]
+            group, g, nodes = (
+                unversioned(rows.implementation[at]),
+                rows.ranks_per_node[at],
+                rows.nodes[at],
+            )
             apart = (
                 np.hypot(np.log2(g / one.ranks_per_node), np.log2(nodes / one.nodes))
                 for one in self.measured
@@ -210,7 +214,9 @@ class CollectiveModel:
         limits = []
         for at in first:
             placement = int(rows.ranks_per_node[at]), int(rows.nodes[at])
-            limits.append(sizes.get((group_of(rows.slot[at]), *placement), (np.inf, 0.0)))
+            limits.append(
+                sizes.get((unversioned(rows.implementation[at]), *placement), (np.inf, 0.0))
+            )
         low, high = np.array(limits)[kind_of_row].T
         return np.asarray((rows.bytes >= low / _SLACK) & (rows.bytes <= high * _SLACK))
 
@@ -219,11 +225,13 @@ class CollectiveModel:
     ) -> list[tuple[str, np.ndarray]]:
         """Texts, and the rows [N] that each is about."""
         assert self.adapted is not None
-        met = has_knobs(rows, self.adapted.knobs.slots)
+        met = has_knobs(rows, self.adapted.knobs.implementations)
         absent = pd.Series(np.nan, given.index)
         no_lib = given.get("lib", absent).isna().to_numpy()
         no_version = given.get("lib_version", absent).isna().to_numpy()
-        version = np.array([self.versions.get(group_of(slot), "") for slot in rows.slot], object)
+        version = np.array(
+            [self.versions.get(unversioned(slot), "") for slot in rows.implementation], object
+        )
         nothing = np.full(len(rows), not self.adapted.rows)
         unmet = (
             "no such collective, library and link was measured: predicted from what others share"
@@ -252,7 +260,7 @@ class CollectiveModel:
     @property
     def library(self) -> str:
         """The library of rows that name none: the only measured one, else the usual one."""
-        measured = {CollectiveGroup.parse(one.group).implementation for one in self.measured}
+        measured = {CollectiveImplementation.parse(one.group).library for one in self.measured}
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
     def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -286,15 +294,19 @@ class CollectiveModel:
         return dataclasses.replace(self, system=system, learned_on=self.learned_on or self.system)
 
     def groups(self) -> list[str]:
-        """Each `CollectiveGroup` that has knobs, as text."""
-        slots = () if self.adapted is None else self.adapted.knobs.slots
-        return list(dict.fromkeys(map(group_of, slots)))
+        """Each `CollectiveImplementation` that has knobs, as text."""
+        slots = () if self.adapted is None else self.adapted.knobs.implementations
+        return list(dict.fromkeys(map(unversioned, slots)))
 
     def knobs(self, group: str) -> dict[str, float]:
         """The closed form's knobs of one of `groups`, averaged over versions (see `form.plain`)."""
         if self.adapted is None:
             raise InputError(f"this model of {self.system.id} is its datasheet and has no knobs")
-        mine = [i for i, slot in enumerate(self.adapted.knobs.slots) if group_of(slot) == group]
+        mine = [
+            i
+            for i, slot in enumerate(self.adapted.knobs.implementations)
+            if unversioned(slot) == group
+        ]
         if not mine:
             raise unknown("group of collectives", group, self.groups(), "`groups` lists them")
         return form.plain(self.adapted.knobs.theta[mine].mean(0))
@@ -323,7 +335,9 @@ class CollectiveModel:
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
         """[N, K] as they were learned."""
         assert self.adapted is not None
-        return self.adapted.knobs.including(self.adapted.prior.population, rows.slot).of(rows.slot)
+        return self.adapted.knobs.including(self.adapted.prior.population, rows.implementation).of(
+            rows.implementation
+        )
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `collectives.json` and, where anything was learned, `collectives.npz`."""

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,8 +20,8 @@ from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.links import Links, link_of
 from hybridperf.collectives.traffic import shares
 from hybridperf.hardware import SystemSpec
-from hybridperf.learning.prior.form import Form
-from hybridperf.learning.prior.knobs import group_of
+from hybridperf.learning.prior.form import ClosedForm
+from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 from hybridperf.learning.residual import Inputs
 
 DEFAULT_IMPLEMENTATION = "nccl"
@@ -36,21 +35,6 @@ _DTYPES = {
 _VARIANT_IS_ENVIRONMENT = ("nccl", "rccl", "gloo")
 
 
-class CollectiveGroup(NamedTuple):
-    """Collectives that share knobs but for the library's version; files hold it joined by `|`."""
-
-    collective: str
-    implementation: str
-    link: str
-
-    def __str__(self) -> str:
-        return "|".join(self)
-
-    @staticmethod
-    def parse(text: str) -> CollectiveGroup:
-        return CollectiveGroup(*text.split("|"))
-
-
 @dataclasses.dataclass(frozen=True)
 class CollectiveRows:
     """Some collectives on one system. N rows."""
@@ -59,15 +43,15 @@ class CollectiveRows:
     bytes: np.ndarray  # [N]
     ranks_per_node: np.ndarray  # [N]
     nodes: np.ndarray  # [N]
-    slot: np.ndarray  # object [N]
+    implementation: np.ndarray  # object [N]
     inputs: Inputs  # [N, f]
     sizes: tuple[str, ...] = _SIZES
 
     def __len__(self) -> int:
-        return len(self.slot)
+        return len(self.implementation)
 
     @property
-    def form(self) -> Form:
+    def form(self) -> ClosedForm:
         return ALPHA_BETA
 
     def work(self) -> np.ndarray:
@@ -76,7 +60,7 @@ class CollectiveRows:
     def rows(self, keep: np.ndarray) -> CollectiveRows:
         return CollectiveRows(
             self.seconds[keep], self.bytes[keep], self.ranks_per_node[keep], self.nodes[keep],
-            self.slot[keep], self.inputs.rows(keep), self.sizes,
+            self.implementation[keep], self.inputs.rows(keep), self.sizes,
         )  # fmt: skip
 
     def resized(self, bytes_: np.ndarray) -> CollectiveRows:
@@ -94,7 +78,7 @@ class CollectiveRows:
     def kinds(self) -> tuple[np.ndarray, np.ndarray]:
         """(a row of each kind, the kind of each row [N]); rows of one kind differ in bytes only."""
         apart = [i for i, name in enumerate(self.inputs.names) if name not in _OF_BYTES]
-        _, slot = np.unique(self.slot.astype(str), return_inverse=True)
+        _, slot = np.unique(self.implementation.astype(str), return_inverse=True)
         words = [self.inputs.values[:, apart], slot, self.ranks_per_node, self.nodes]
         frame = pd.DataFrame(np.column_stack(words))
         # 64 bits tell millions of kinds apart
@@ -119,7 +103,7 @@ def collective_rows(
     seconds = Links.of(system).seconds(bytes_ * inside, bytes_ * across, talking)
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
     implementation, version = implementations(frame), _text(frame, "lib_version", "")
-    groups = map(CollectiveGroup, names, implementation, link)
+    groups = map(CollectiveImplementation, names, implementation, link)
     group = np.array([str(one) for one in groups], object)
     if versions:
         usual = np.array([versions.get(one, "") for one in group], object)
@@ -163,15 +147,15 @@ def implementations(frame: pd.DataFrame) -> np.ndarray:
 
 def has_knobs(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
     """Whether each row's group is among `slots`, in any version [N]."""
-    met = {group_of(slot) for slot in slots}
-    return np.array([group_of(slot) in met for slot in rows.slot])
+    met = {unversioned(slot) for slot in slots}
+    return np.array([unversioned(slot) in met for slot in rows.implementation])
 
 
 def usual_versions(rows: CollectiveRows) -> dict[str, str]:
     """The library's version that most rows of a group name, by group; none where most name none."""
-    counts = Counter(rows.slot.astype(str))
+    counts = Counter(rows.implementation.astype(str))
     by_count = sorted(counts.items(), key=lambda item: item[1])
-    usual = {group_of(slot): slot.partition("#")[2] for slot, _ in by_count}
+    usual = {unversioned(slot): slot.partition("#")[2] for slot, _ in by_count}
     return {group: version for group, version in usual.items() if version}
 
 

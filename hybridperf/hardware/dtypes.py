@@ -10,13 +10,9 @@ DTYPE_BYTES = {
 }  # fmt: skip
 FLOAT_DTYPES = tuple(name for name in DTYPE_BYTES if not name.startswith("int") and name != "bool")
 _DTYPE_ALIASES = {
-    "half": "fp16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "float64": "fp64",
+    "half": "fp16", "float16": "fp16", "float32": "fp32", "float": "fp32", "float64": "fp64",
     "bfloat16": "bf16",
-}
+}  # fmt: skip
 
 
 def canonical_dtype(name: str) -> str:

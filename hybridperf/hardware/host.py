@@ -34,29 +34,22 @@ class Overhead(Spec):
     by_kind: dict[str, Spread]
 
     def of(self, kind: str) -> Spread:
-        """Of one kind of op, that of all where it was seen less than three times; `InputError`
-        where nothing was seen at all.
-        """
+        """Of one kind of op; that of all where it was seen less than three times."""
         own = self.by_kind.get(kind)
         found = own if own is not None and own.count >= _LEAST_SEEN else self.shared or own
         if found is None:
-            raise InputError(
-                "expected a host that has shown this overhead, got one that never did (asked for"
-                f" {kind}); fit more traces"
-            )
+            got = f"got one that never did (asked for {kind}); fit more traces"
+            raise InputError(f"expected a host that has shown this overhead, {got}")
         return found
 
 
 class Host(Spec):
-    """What issuing work costs a host, in the symbols of Lin et al. T1, T2, T3, T4, T5;
-    `traces/overheads.py` fits it.
-    """
+    """What issuing work costs a host, in the symbols of Lin et al. (T1 to T5)."""
 
     source: str
     profiler_s: NonNegativeFloat  # what each record cost the run that was traced: taken off already
-    between_ops_s: (
-        Spread | None
-    )  # T1: from the end of an outermost op to the next on its thread; None: no two ops came close
+    # T1: from the end of an outermost op to the next on its thread; None: no two ops came close
+    between_ops_s: Spread | None
     before_launch_s: Overhead  # T2, by op: from its start to its first launch
     after_launch_s: Overhead  # T3, by op: from the end of its last launch to its end
     launch_call_s: Overhead  # T4, by call
@@ -64,17 +57,14 @@ class Host(Spec):
     without_launch_s: Overhead  # by op: all of it, of ops that launch nothing (also T5)
 
     def seconds(self, overhead: str, names: Sequence[str]) -> float:
-        """Of one of the overheads, by the first of an op's names that it was seen under;
-        `InputError` where it was never seen at all.
-        """
+        """Mean of one overhead, by the first of an op's names that it was seen under."""
         found: Overhead = getattr(self, overhead)
         known = next((name for name in names if name in found.by_kind), names[0])
         try:
             return found.of(known).mean_s
         except InputError as error:
-            if (
-                overhead == "between_launches_s"
-            ):  # a host on which no op launches twice has nothing between two launches
+            # a host on which no op launches twice has nothing between two launches
+            if overhead == "between_launches_s":
                 return 0.0
             raise InputError(f"{overhead} of host {self.source}: {error}") from error
 
@@ -87,17 +77,10 @@ def load_host(folder: str | os.PathLike) -> Host:
     """The host of a model folder; `InputError` where it has none, or a damaged one."""
     path = Path(folder) / HOST_FILE
     content = read_json(path, "host", HOST_SCHEMA_VERSION)
+    facts = {key: content[key] for key in content if key not in ("schema", "schema_version")}
     try:
-        return Host(
-            **{
-                name: said
-                for name, said in content.items()
-                if name not in ("schema", "schema_version")
-            }
-        )
+        return Host(**facts)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(
-            f"{path} is damaged ({'.'.join(map(str, first['loc']))}: {first['msg']}); fit the host"
-            " again"
-        ) from error
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"{path} is damaged ({problem}); fit the host again") from error

@@ -18,9 +18,8 @@ from hybridperf.hardware.specs import DeviceSpec, SystemSpec
 from hybridperf.hardware.this_machine import this_cpu, this_system
 from hybridperf.io import InputError, unknown
 
-_VENDOR_WORDS = frozenset(
-    {"nvidia", "tesla", "geforce", "amd", "instinct", "intel"}
-)  # in what drivers call devices
+# in what drivers call devices
+_VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
 
 
 def device_names() -> list[str]:
@@ -29,9 +28,7 @@ def device_names() -> list[str]:
 
 
 def names_people_use(which: str) -> list[str]:
-    """Names and other names of the devices or systems we ship facts of: what a misspelt one is
-    compared with.
-    """
+    """Names and aliases of shipped devices or systems: what a misspelt one is compared with."""
     return [*_presets(which), *_aliases()[which]]
 
 
@@ -65,45 +62,21 @@ def device_called(driver_name: str) -> str:
 
 
 def load_device(name: str | os.PathLike) -> DeviceSpec:
-    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file in
-    the presets' format.
-    """
-    if str(name) == "here":
-        return this_cpu()
-    return _load(
-        name,
-        "devices",
-        DeviceSpec,
-        "device",
-        "`hybridperf devices` lists them, a .toml file describes another",
-    )
+    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file."""
+    return this_cpu() if str(name) == "here" else _load(name, "devices", DeviceSpec)
 
 
 def load_system(name: str | os.PathLike) -> SystemSpec:
-    """A system (fabric) by name or alias, `here` for processes of this machine, or by the path of a
-    .toml file in the presets' format.
-    """
-    if str(name) == "here":
-        return this_system()
-    return _load(
-        name,
-        "systems",
-        SystemSpec,
-        "system",
-        "`hybridperf systems` lists them, a .toml file describes another",
-    )
+    """A system by name or alias, `here` for this machine's processes, or by a .toml file's path."""
+    return this_system() if str(name) == "here" else _load(name, "systems", SystemSpec)
 
 
 def device_of(system: SystemSpec, named: str | None = None) -> str:
-    """Name of the accelerator that is asked for, else of the system's own; `InputError` where that
-    is no known device.
-    """
-    if not (found := named or system.device):
-        raise InputError(
-            f"expected a system whose accelerators are a known device, got {system.id} of"
-            f" {system.accelerator}; name it by --device"
-        )
-    return found
+    """The device asked for, else the system's own; `InputError` where that is no known device."""
+    if device := named or system.device:
+        return device
+    got = f"got {system.id} of {system.accelerator}; name it by --device"
+    raise InputError(f"expected a system whose accelerators are a known device, {got}")
 
 
 @functools.cache
@@ -132,12 +105,13 @@ def _known_id(text: str, which: str) -> str | None:
     )
 
 
-def _load(name: str | os.PathLike, which: str, spec: type, what: str, where: str) -> Any:
-    text = str(name)
+def _load(name: str | os.PathLike, which: str, spec: type) -> Any:
+    text, what = str(name), which.removesuffix("s")
     if text.endswith(".toml"):
         return _load_file(Path(text), spec, what)
     key = _known_id(text, which)
     if key is None:
+        where = f"`hybridperf {which}` lists them, a .toml file describes another"
         raise unknown(what, text, names_people_use(which), where)
     return _shipped(key, which, spec)
 
@@ -149,33 +123,26 @@ def _shipped(key: str, which: str, spec: type) -> Any:
 
 
 def _load_file(path: Path, spec: type, what: str) -> Any:
+    example = f"see hybridperf/hardware/{what}s.toml for the format"
     try:
-        entries = {
-            name: entry
-            for name, entry in tomllib.loads(path.read_text()).items()
-            if isinstance(entry, dict)
-        }
+        content = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise InputError(f"expected a {what} file at {path}, found none; check the path") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} is not TOML ({error}); see hybridperf/hardware/{what}s.toml for the format"
-        ) from error
+        raise InputError(f"{path} is not TOML ({error}); {example}") from error
+    entries = {name: entry for name, entry in content.items() if isinstance(entry, dict)}
     if len(entries) != 1:
-        raise InputError(
-            f"expected one [{what}] section in {path}, found {len(entries)}; split the file"
-        )
+        sections = f"one [{what}] section in {path}, found {len(entries)}"
+        raise InputError(f"expected {sections}; split the file")
     ((name, entry),) = entries.items()
     try:
         return spec(**{**entry, "id": name})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"{path}: {field}: {first['msg']}; see hybridperf/hardware/{what}s.toml for the format"
-        ) from error
+        raise InputError(f"{path}: {field}: {first['msg']}; {example}") from error
 
 
 def _plain(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Literal
 
 import jax
@@ -18,11 +17,7 @@ MEMORY = LEVELS.index("memory")
 Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["peak_flops_per_s", "memory_bytes_per_s", "level_bytes"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Device:
     """The numbers of one device that a roofline reads, for one dtype and unit. L = len(LEVELS)."""
@@ -47,9 +42,8 @@ class DeviceSpec(Spec):
     arch: str
     kind: Literal["gpu", "cpu"]
     year: int | None = None
-    peak_flops_per_s: dict[
-        str, PositiveFloat
-    ]  # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
+    # by dtype; `fp16_vector`: outside the matrix unit; dense, not sparse
+    peak_flops_per_s: dict[str, PositiveFloat]
     memory_bytes_per_s: PositiveFloat
     memory_bytes: PositiveFloat
     l1_bytes: PositiveFloat | None = None  # private data cache that serves one core; CPUs only
@@ -64,37 +58,27 @@ class DeviceSpec(Spec):
     note: str = ""
 
     def peak(self, dtype: str, unit: Unit) -> float:
-        """FLOP/s of one dtype. Vector work: the fp32 rate unless the datasheet gives
-        `<dtype>_vector`.
-        """
+        """FLOP/s of one dtype; vector work at the fp32 rate unless `<dtype>_vector` is given."""
         dtype = canonical_dtype(dtype)
-        peaks = self.peak_flops_per_s
+        peaks, fp32 = self.peak_flops_per_s, self.peak_flops_per_s.get("fp32")
         if unit == "vector":
-            rate = (
-                peaks.get("fp64")
-                if dtype == "fp64"
-                else peaks.get(f"{dtype}_vector", peaks.get("fp32"))
-            )
+            rate = peaks.get("fp64") if dtype == "fp64" else peaks.get(f"{dtype}_vector", fp32)
         elif dtype in ("fp32", "tf32"):
             rate = peaks.get(dtype)
-        elif (
-            dtype == "fp16in_fp32math"
-        ):  # half storage, single arithmetic: matrix units take it, plain cores run at fp32
-            rate = peaks.get("fp16", peaks.get("fp32"))
+        elif dtype == "fp16in_fp32math":
+            # half storage, single arithmetic: matrix units take it, plain cores run at fp32
+            rate = peaks.get("fp16", fp32)
         elif dtype in ("int32", "int64", "int16", "bool"):
-            rate = peaks.get("fp32")  # no matrix unit takes them; they run beside the fp32 lanes
+            rate = fp32  # no matrix unit takes them; they run on lanes next to the fp32 ones
         elif dtype == "int8" and self.kind == "cpu":
-            rate = peaks.get(
-                "int8", peaks.get("fp32")
-            )  # without an instruction for them, bytes are widened into the vector lanes
+            # without an instruction for them, bytes are widened into the vector lanes
+            rate = peaks.get("int8", fp32)
         else:
             rate = peaks.get(dtype, peaks.get(f"{dtype}_vector"))
         if rate is None:
+            unknown_peak = f"device {self.id} has no known {dtype} peak ({unit} unit)"
             have = ", ".join(sorted(peaks))
-            raise InputError(
-                f"device {self.id} has no known {dtype} peak ({unit} unit), only {have}; give it in"
-                " a device file"
-            )
+            raise InputError(f"{unknown_peak}, only {have}; give it in a device file")
         return float(rate)
 
     def device(self, dtype: str = "fp32", unit: Unit = "vector") -> Device:
@@ -139,8 +123,5 @@ class SystemSpec(Spec):
 
     def link_bytes_per_s(self, accelerators: int) -> float:
         """What joins so many of them: the links of a node, or each one's share of its network."""
-        return (
-            self.intra_bytes_per_s
-            if accelerators <= self.accelerators_per_node
-            else self.share_bytes_per_s
-        )
+        inside = accelerators <= self.accelerators_per_node
+        return self.intra_bytes_per_s if inside else self.share_bytes_per_s

@@ -89,9 +89,8 @@ def _clock_hz(cpuinfo: str) -> float:
     if best.exists():
         return float(best.read_text()) * 1e3
     mhz = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", cpuinfo, re.M)
-    return (
-        float(mhz[0]) * 1e6 if mhz else 2e9
-    )  # a guess only where nothing tells, corrected by calibration
+    # a guess only where nothing tells, corrected by calibration
+    return float(mhz[0]) * 1e6 if mhz else 2e9
 
 
 def _cpu_caches() -> dict[int, float]:

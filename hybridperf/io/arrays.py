@@ -1,4 +1,4 @@
-"""Arrays in a file of their own (.npz), beside the JSON file that names their hash."""
+"""Arrays in a file of their own (.npz), next to the JSON file that names their hash."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> N
 
 
 def read_arrays(path: str | os.PathLike, expected_hash: str) -> dict[str, np.ndarray]:
-    """Arrays by name; `ValueError` where the file is missing, cannot be read, or is not the one
-    with this hash.
-    """
+    """Arrays by name; `ValueError` where the file is missing, damaged, or of another hash."""
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path.name} is missing beside it")

@@ -10,27 +10,21 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The command line prints its text as it is
-    and exits with status 2.
-    """
+    """Input that cannot be used; the command line prints its text and exits with 2."""
 
 
 def closest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name nearest to `name`, or the empty string."""
-    said = {plain(one): one for one in reversed(list(known))}  # of two that are alike the first
-    match = difflib.get_close_matches(plain(name), filter(None, said), n=1)
-    return f" (did you mean {said[match[0]]!r}?)" if match else ""
+    names = {plain(one): one for one in reversed(list(known))}  # of two that are alike the first
+    match = difflib.get_close_matches(plain(name), filter(None, names), n=1)
+    return f" (did you mean {names[match[0]]!r}?)" if match else ""
 
 
 def plain(name: str) -> str:
-    """In lower case with every run of other characters as one underscore: what people change in a
-    name without meaning another.
-    """
+    """In lower case, other characters as one underscore: what names are compared by."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str) -> InputError:
-    """The error for a name that is not in a list: names it, suggests the nearest, says where the
-    list is.
-    """
+    """The error for an unknown name: suggests the nearest, tells where the list is."""
     return InputError(f"unknown {what} {name!r}{closest(name, known)}: {where}")

@@ -20,15 +20,13 @@ from hybridperf.io.errors import InputError
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
-    """Open a temporary file beside `path` for writing; move it to `path` when the block ends
-    without an error.
-    """
+    """Open a temporary file for writing; move it to `path` when the block ends without an error."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = tempfile.NamedTemporaryFile(
-            mode, dir=path.parent, prefix=f".{path.name}.", delete=False
-        )
+        prefix, near = f".{path.name}.", path.parent
+        # closed below: it is moved after that
+        handle = tempfile.NamedTemporaryFile(mode, dir=near, prefix=prefix, delete=False)  # noqa: SIM115
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}; choose another place for the output"
@@ -38,9 +36,8 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
-        os.chmod(
-            handle.name, 0o666 & ~_umask()
-        )  # a temporary file is private; what we leave behind is ordinary
+        # a temporary file is private; what we leave behind is ordinary
+        os.chmod(handle.name, 0o666 & ~_umask())
         os.replace(handle.name, path)
     except OSError as error:
         _forget(handle.name)
@@ -62,9 +59,7 @@ def write_json(path: str | os.PathLike, kind: str, version: int, content: dict[s
 
 
 def read_json(path: str | os.PathLike, kind: str, version: int) -> dict[str, Any]:
-    """Content of one of our JSON files; `InputError` if it is missing, damaged, of another kind or
-    of a newer version.
-    """
+    """Content of one of our JSON files; `InputError` if missing, damaged, another or newer."""
     path = Path(path)
     try:
         document = json.loads(path.read_text())
@@ -93,9 +88,7 @@ def read_json(path: str | os.PathLike, kind: str, version: int) -> dict[str, Any
 
 
 def check_folder_writable(folder: str | os.PathLike) -> None:
-    """`InputError` where a folder could not be written into, or not be made;
-    nothing is made yet.
-    """
+    """`InputError` where a folder could not be written into, or not be made; makes nothing."""
     path = Path(folder)
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not there.is_dir():

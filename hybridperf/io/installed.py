@@ -11,8 +11,5 @@ from pathlib import Path
 def installed_hardware() -> Path | None:
     """The folder of shipped calibrations; None where the calibration package is not installed."""
     spec = importlib.util.find_spec("hybridperf_calibration")
-    return (
-        Path(next(iter(spec.submodule_search_locations))) / "hardware"
-        if spec and spec.submodule_search_locations
-        else None
-    )
+    folders = (spec and spec.submodule_search_locations) or ()
+    return next((Path(folder) / "hardware" for folder in folders), None)

@@ -8,7 +8,7 @@ nobody differentiates by them.
 JAX (0.9, 0.11) remembers a NumPy array that it met in a trace by its identity, in the precision it
 had there, for as long as the array and what was compiled from it live. Met again in another
 precision, the array is taken as it was then: the function does not compile, or counts with rounded
-numbers. So arrays that outlive a trace (of a model, a table, a module) enter it through `fresh_views`.
+numbers. So arrays that outlive a trace (of a model, a table) enter it through `fresh_views`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Array: TypeAlias = Any
-"""A NumPy or JAX array, traced or not, or a number; its shape stands beside its name, as in `[rows, 3]`."""
+"""A NumPy or JAX array, traced or not, or a number; shapes are in comments, as in `[rows, 3]`."""
 
 
 def array_module(*values: Any) -> Any:
@@ -39,9 +39,7 @@ def fresh_views(tree: Any) -> Any:
 
 
 def root(squared: Any, out: np.ndarray | None = None) -> Any:
-    """Square root of what only rounding may put below zero; its slope at zero is zero, not
-    infinite. `out`: NumPy may write there.
-    """
+    """Square root, its slope zero at zero and below (rounding). `out`: NumPy may write there."""
     if array_module(squared) is np:
         return np.sqrt(np.maximum(squared, 0.0, out=out), out=out)
     return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1.0)), 0.0)

@@ -15,18 +15,11 @@ import hybridperf
 
 def origin(measurements: pd.DataFrame | None) -> dict[str, Any]:
     """Provenance of any fit: when, by which versions, from which rows."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "numpy")}
-    origin: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "versions": {
-            "hybridperf": hybridperf.__version__,
-            "python": platform.python_version(),
-            **versions,
-        },
-    }
+    versions = {"hybridperf": hybridperf.__version__, "python": platform.python_version()}
+    versions |= {name: importlib.metadata.version(name) for name in ("jax", "flax", "numpy")}
+    origin: dict[str, Any] = {"date": datetime.date.today().isoformat(), "versions": versions}
     if measurements is not None:
         values = pd.util.hash_pandas_object(measurements, index=False).to_numpy().tobytes()
-        origin["rows_sha256"] = hashlib.sha256(
-            repr(list(measurements.columns)).encode() + values
-        ).hexdigest()[:16]
+        names = repr(list(measurements.columns)).encode()
+        origin["rows_sha256"] = hashlib.sha256(names + values).hexdigest()[:16]
     return origin

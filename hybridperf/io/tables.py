@@ -11,6 +11,7 @@ import gzip
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,36 +24,27 @@ _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers 
 
 
 def read_table(path: str | os.PathLike) -> pd.DataFrame:
-    """Rows of a CSV, CSV.GZ or Parquet file, in the file's order; columns `id` and `name` of a CSV
-    are text as written.
-    """
+    """Rows of a CSV, CSV.GZ or Parquet file in order; `id` and `name` stay text."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(
-            f"expected a table ({FORMATS}) at {path}, found"
-            f" {'a folder' if path.is_dir() else 'nothing'}; check the path"
-        )
+        found = "a folder" if path.is_dir() else "nothing"
+        raise InputError(f"expected a table ({FORMATS}) at {path}, found {found}; check the path")
+    if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
+        expected = f"expected a table ending in {FORMATS}, got {path.name}"
+        raise InputError(f"{expected}; rename or convert it")
     try:
         if path.name.endswith(".parquet"):
             frame = pd.read_parquet(path)
-        elif path.name.endswith((".csv", ".csv.gz")):
+        else:
             _check_header(path)
             frame = pd.read_csv(path, low_memory=False, dtype=_AS_WRITTEN)
-        else:
-            raise InputError(
-                f"expected a table ending in {FORMATS}, got {path.name}; rename or convert it"
-            )
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{path} is empty; expected a header line and at least one row") from error
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # parsers raise a dozen types for damaged files; all mean the same to the reader
-        raise InputError(
-            f"cannot read {path} as a table ({type(error).__name__}: {_first_line(error)}); check"
-            " the file"
-        ) from error
+    except Exception as error:  # parsers raise a dozen types for damaged files; all mean the same
+        what = f"{type(error).__name__}: {_first_line(error)}"
+        raise InputError(f"cannot read {path} as a table ({what}); check the file") from error
     if frame.empty:
         raise InputError(f"{path} has a header but no rows; expected at least one row")
     return frame
@@ -61,30 +53,18 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
 def with_own_text(
     frame: pd.DataFrame, path: str | os.PathLike, read: Iterable[str]
 ) -> pd.DataFrame:
-    """A table that `read_table` read, with the words NA, null, nan ... back in text columns that
-    only its owner reads, not `read`.
-    """
+    """The table with NA, null, nan ... as written in text columns outside `read`, its owner's."""
     known = set(read)
-    own = [
-        name
-        for name in frame
-        if name not in known and frame[name].isna().any() and _may_be_text(frame[name])
-    ]
+    empty = [name for name in frame if name not in known and frame[name].isna().any()]
+    own = [name for name in empty if _may_be_text(frame[name])]
     if not own or not Path(path).name.endswith((".csv", ".csv.gz")):
         return frame
     written = pd.read_csv(path, usecols=own, dtype=str, keep_default_na=False)
     if len(written) != len(frame):
         return frame
-    return frame.assign(
-        **{
-            name: (
-                frame[name]
-                .astype(object)
-                .where(frame[name].notna() | (written[name] == ""), written[name])
-            )
-            for name in own
-        }
-    )
+    kept = {name: frame[name].notna() | (written[name] == "") for name in own}
+    text = {name: frame[name].astype(object).where(kept[name], written[name]) for name in own}
+    return frame.assign(**text)
 
 
 def _may_be_text(column: pd.Series) -> bool:
@@ -93,28 +73,21 @@ def _may_be_text(column: pd.Series) -> bool:
 
 def _check_header(path: Path) -> None:
     """`InputError` for a column named twice, which pandas would rename, and for a first row too
-    long, whose columns it would shift.
-
-    Later rows that are longer than the first it refuses itself.
+    long, whose columns it would shift; later rows that are longer it refuses itself.
     """
-    with (
-        gzip.open(path, "rt", encoding="utf-8-sig")
-        if path.name.endswith(".gz")
-        else open(path, encoding="utf-8-sig")
-    ) as handle:
+    opened: Any = gzip.open if path.name.endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig") as handle:
         reader = csv.reader(handle)
         header = next((row for row in reader if row), [])
         first = next((row for row in reader if row), [])
     if header and len(first) > len(header):
-        raise InputError(
-            f"{path}: line {reader.line_num} has {len(first)} cells, the header names {len(header)}"
-            " columns; drop what is too much (a trailing comma?) or name its column"
-        )
+        counts = f"{len(first)} cells, the header names {len(header)} columns"
+        drop = "drop what is too much (a trailing comma?) or name its column"
+        raise InputError(f"{path}: line {reader.line_num} has {counts}; {drop}")
     names = [name for name in header if name]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise InputError(
-            f"{path}: column {twice[0]!r} is named more than once in the header; rename or drop one"
-        )
+        problem = f"column {twice[0]!r} is named more than once in the header"
+        raise InputError(f"{path}: {problem}; rename or drop one")
 
 
 def read_tables(paths: Sequence[str | os.PathLike]) -> pd.DataFrame:
@@ -137,9 +110,7 @@ def write_table(frame: pd.DataFrame, path: str | os.PathLike) -> None:
 
 
 def check_table_name(path: str | os.PathLike) -> Path:
-    """The path of a table to be written; `InputError` where its name's ending asks for no format of
-    ours.
-    """
+    """The path of a table to write; `InputError` where its ending is no format of ours."""
     path = Path(path)
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise InputError(
@@ -152,13 +123,10 @@ def require_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> N
     """`InputError` naming the first column that is missing, with the nearest name there is."""
     for column in columns:
         if column not in frame.columns:
-            have = ", ".join(map(str, frame.columns[:12])) + (
-                ", ..." if len(frame.columns) > 12 else ""
-            )
-            raise InputError(
-                f"{what} needs a column {column!r}{closest(column, frame.columns)}; the table has"
-                f" {have}"
-            )
+            more = ", ..." if len(frame.columns) > 12 else ""
+            have = ", ".join(map(str, frame.columns[:12])) + more
+            missing = f"{what} needs a column {column!r}{closest(column, frame.columns)}"
+            raise InputError(f"{missing}; the table has {have}")
 
 
 def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:

@@ -1,17 +1,17 @@
-"""What measured rows say beside the closed form: an exact Gaussian process on the log of measured
+"""What measured rows add to the closed form: an exact Gaussian process on the log of measured
 over closed form.
 
     r(x) ~ GP( b f(x), k ), k(x, x') = s0 + s1 Matern32(|x - x'|_l) + s2 exp(-|x - x'|_m) + s3 <x/l,
     x'/l> / d + s4 f(x) f(x') + noise
 
-x are standardised inputs and f what a network says (zero where there is none); l and m hold one
+x are standardised inputs and f the output of a network (zero where there is none); l and m hold one
 length per input. s4 lets the rows decide how far to believe the network. Leaving one row out needs
 no refit: with a = K^-1 (r - b f), its error is a_i / (K^-1)_ii and its standard deviation
 (K^-1)_ii^-1/2 (Rasmussen and Williams, Gaussian Processes for Machine Learning, section 5.4.2).
 
 Hyper-parameters are the maximum of likelihood times a pull towards a start, over the rows of one or
 several devices at once. All in NumPy with the derivative by hand: a fit takes a second and has
-nothing to compile. Only `Process.says` may be traced by JAX.
+nothing to compile. Only `GaussianProcess.predict` may be traced by JAX.
 
 Axes: N rows asked for, n rows learned from, d inputs. Fits are float64, predictions float32.
 """
@@ -34,11 +34,12 @@ _START_VARIANCE = (0.01, 0.02, 0.005, 0.003, 0.05, 0.001)
 _START_BELIEF = 0.7
 _SPREAD_ROWS = 256  # rows that say how sure a prediction is; all of them would cost their square
 _CHUNK = 512  # rows predicted at once
+_ARRAYS = ("x", "f", "weights", "sure", "factor")  # of a process, as files name them
 _MATERN = 3.0**0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyper:
+class HyperParameters:
     """Hyper-parameters of the process."""
 
     log_variance: np.ndarray  # [6] in the order of VARIANCES
@@ -52,10 +53,10 @@ class Hyper:
         )
 
     @staticmethod
-    def of(flat: np.ndarray) -> Hyper:
+    def of(flat: np.ndarray) -> HyperParameters:
         variances = len(VARIANCES)
         inputs = (len(flat) - variances - 1) // 2
-        return Hyper(
+        return HyperParameters(
             flat[:variances],
             flat[variances : variances + inputs],
             flat[variances + inputs : -1],
@@ -63,10 +64,12 @@ class Hyper:
         )
 
 
-def start_hyper(inputs: int) -> Hyper:
+def start_hyper(inputs: int) -> HyperParameters:
     """Where the search for hyper-parameters begins: all inputs alike."""
     whole = np.full(inputs, 0.5 * np.log(inputs))
-    return Hyper(np.log(_START_VARIANCE), whole, whole + np.log(0.5), np.array(_START_BELIEF))
+    return HyperParameters(
+        np.log(_START_VARIANCE), whole, whole + np.log(0.5), np.array(_START_BELIEF)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +96,7 @@ class _Scaled:
     f: Any  # [n]
 
     @staticmethod
-    def of(hyper: Hyper, x: Any, f: Any, dtype: Any = np.float64) -> _Scaled:
+    def of(hyper: HyperParameters, x: Any, f: Any, dtype: Any = np.float64) -> _Scaled:
         return _Scaled(
             (x * np.exp(-hyper.log_length)).astype(dtype),
             (x * np.exp(-hyper.log_rough_length)).astype(dtype),
@@ -121,7 +124,7 @@ def _distance(a: Any, b: Any, inner: Any) -> Any:
     return root(squared, out=squared)
 
 
-def _kernel(hyper: Hyper, a: _Scaled, b: _Scaled) -> Any:
+def _kernel(hyper: HyperParameters, a: _Scaled, b: _Scaled) -> Any:
     """k without noise [N, n]; `a` may be traced."""
     module = array_module(a.smooth)
     constant, smooth, rough, linear, trunk, _ = (
@@ -136,13 +139,13 @@ def _kernel(hyper: Hyper, a: _Scaled, b: _Scaled) -> Any:
 
 
 def kernel(
-    hyper: Hyper, x: np.ndarray, f: np.ndarray, other_x: np.ndarray, other_f: np.ndarray
+    hyper: HyperParameters, x: np.ndarray, f: np.ndarray, other_x: np.ndarray, other_f: np.ndarray
 ) -> np.ndarray:
     """k without noise [N, n]."""
     return _kernel(hyper, _Scaled.of(hyper, x, f), _Scaled.of(hyper, other_x, other_f))
 
 
-def variance(hyper: Hyper, x: Any, f: Any) -> Any:
+def variance(hyper: HyperParameters, x: Any, f: Any) -> Any:
     """k(x, x) with noise [N]: how wrong b f(x) may be where no row is near."""
     constant, smooth, rough, linear, trunk, noise = np.exp(hyper.log_variance)
     inner = (x * x) @ np.exp(-2 * hyper.log_length).astype(x.dtype)
@@ -150,10 +153,10 @@ def variance(hyper: Hyper, x: Any, f: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Process:
+class GaussianProcess:
     """A process that has seen its rows."""
 
-    hyper: Hyper
+    hyper: HyperParameters
     x: np.ndarray  # [n, d]
     f: np.ndarray  # [n]
     weights: np.ndarray  # [n] K^-1 (r - b f)
@@ -162,40 +165,25 @@ class Process:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything by name, for a file."""
-        own = {
-            name: np.asarray(getattr(self, name))
-            for name in ("x", "f", "weights", "sure", "factor")
-        }
-        return own | {
-            f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name))
-            for field in dataclasses.fields(Hyper)
-        }
+        own = {name: np.asarray(getattr(self, name)) for name in _ARRAYS}
+        return own | {f"hyper/{name}": np.asarray(one) for name, one in vars(self.hyper).items()}
 
     @staticmethod
-    def read(arrays: Mapping[str, np.ndarray], inputs: int) -> Process:
-        """From what `arrays` gave, for so many inputs; `ValueError` where it
-        cannot be a process.
-        """
+    def read(arrays: Mapping[str, np.ndarray], inputs: int) -> GaussianProcess:
+        """From what `arrays` gave; `ValueError` where it cannot be a process."""
         of = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-        hyper = Hyper(
-            **{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}
-        )
-        found = Process(hyper, *(of[name] for name in ("x", "f", "weights", "sure", "factor")))
+        names = [field.name for field in dataclasses.fields(HyperParameters)]
+        hyper = HyperParameters(**{name: of[f"hyper/{name}"] for name in names})
+        found = GaussianProcess(hyper, *(of[name] for name in _ARRAYS))
         rows = len(found.x)
-        if (
-            found.x.shape != (rows, inputs)
-            or found.f.shape != (rows,)
-            or found.weights.shape != (rows,)
-        ):
+        if found.x.shape != (rows, inputs) or not found.f.shape == found.weights.shape == (rows,):
             raise ValueError("the rows of a process do not have the shape of its inputs")
         if not all(np.isfinite(leaf).all() for leaf in of.values()):
             raise ValueError("a process holds a number that is not finite")
         return found
 
-    def says(self, x: Any, f: Any) -> tuple[Any, Any]:
-        """(what to add to b f(x), standard deviation of a measurement): [N] each; what is traced
-        keeps its precision.
-        """
+    def predict(self, x: Any, f: Any) -> tuple[Any, Any]:
+        """(what to add to b f(x), standard deviation of a measurement): [N] each."""
         module = array_module(x, f)
         dtype = np.float32 if module is np else x.dtype
         seen, asked = (
@@ -214,17 +202,15 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeftOut:
-    """Each row as the process without it sees it: predicted minus its r, and the standard
-    deviation. [n] each.
-    """
+class LeaveOneOut:
+    """Each row by the process without it: predicted minus r, and standard deviation. [n] each."""
 
     error: np.ndarray
     deviation: np.ndarray
 
 
-def learn(hyper: Hyper, rows: Examples) -> tuple[Process, LeftOut]:
-    """The process after `rows`, and what it says of each when the others are all it has."""
+def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, LeaveOneOut]:
+    """The process after `rows`, and what it predicts of each when the others are all it has."""
     rows = dataclasses.replace(rows, x=rows.x.astype(np.float64))
     covariance = kernel(hyper, rows.x, rows.f, rows.x, rows.f) + np.exp(
         hyper.log_variance[-1]
@@ -237,7 +223,7 @@ def learn(hyper: Hyper, rows: Examples) -> tuple[Process, LeftOut]:
     weights = inverse @ (rows.r - hyper.belief * rows.f)
     sure = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _SPREAD_ROWS)).astype(int))
     among = covariance[np.ix_(sure, sure)]
-    process = Process(
+    process = GaussianProcess(
         hyper,
         rows.x,
         rows.f,
@@ -245,43 +231,39 @@ def learn(hyper: Hyper, rows: Examples) -> tuple[Process, LeftOut]:
         sure,
         solve_triangular(np.linalg.cholesky(among), np.eye(len(sure)), lower=True),
     )
-    deviation = process.says(rows.x, rows.f)[1]
+    deviation = process.predict(rows.x, rows.f)[1]
     deviation[sure] = np.diag(np.linalg.inv(among)) ** -0.5  # these rows saw themselves
-    return process, LeftOut(-weights / np.diag(inverse), deviation)
+    return process, LeaveOneOut(-weights / np.diag(inverse), deviation)
 
 
 # --- hyper-parameters -----------------------------------------------------------------------------
 
 
-def fit_hyper(start: Hyper, devices: Sequence[Examples], steps: int) -> Hyper:
-    """Hyper-parameters that the rows of all devices find likely, each device counting the same,
-    pulled towards `start`.
-    """
+def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -> HyperParameters:
+    """The likeliest hyper-parameters for all devices alike, pulled towards `start`."""
     origin = start.flat()
     devices = [dataclasses.replace(rows, x=rows.x.astype(np.float64)) for rows in devices]
-    pull = 0.5 / sum(
-        len(rows) for rows in devices
-    )  # a normal prior of deviation 1 (a factor of e) around the start, beside n likelihoods
+    # a normal prior of deviation 1 (a factor of e) around the start, next to n likelihoods
+    pull = 0.5 / sum(len(rows) for rows in devices)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         moved = flat - origin
         value, gradient = pull * (moved**2).sum(), 2 * pull * moved
         for rows in devices:
-            of_rows, slope = unlikeliness(Hyper.of(flat), rows)
+            of_rows, slope = unlikeliness(HyperParameters.of(flat), rows)
             value, gradient = value + of_rows / len(devices), gradient + slope.flat() / len(devices)
         return value, gradient
 
-    near = [
-        (at - 4.0, at + 4.0) for at in origin
-    ]  # a length of exp(4) times the start is as good as none
-    return Hyper.of(
+    # a length of exp(4) times the start is as good as none
+    near = [(at - 4.0, at + 4.0) for at in origin]
+    return HyperParameters.of(
         minimize(
             objective, origin, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": steps}
         ).x
     )
 
 
-def unlikeliness(hyper: Hyper, rows: Examples) -> tuple[float, Hyper]:
+def unlikeliness(hyper: HyperParameters, rows: Examples) -> tuple[float, HyperParameters]:
     """(-log likelihood per row but a constant, its derivative over each hyper-parameter).
 
     With G = (K^-1 - a a^T) / 2 the derivative over any parameter t of k is sum(G dK/dt); for
@@ -322,7 +304,7 @@ def unlikeliness(hyper: Hyper, rows: Examples) -> tuple[float, Hyper]:
         (g @ scaled.smooth) * scaled.smooth
     ).sum(0)
     by_rough_length = rough * spread(g * rough_decay / np.maximum(rough_away, 1e-9), scaled.rough)
-    slope = Hyper(
+    slope = HyperParameters(
         by_variance / n, by_length / n, by_rough_length / n, np.array(-(rows.f @ weights) / n)
     )
     return value / n, slope

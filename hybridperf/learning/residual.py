@@ -1,7 +1,8 @@
 """What the closed form misses, learned: small networks, one ensemble per group of ops, bounded,
 silent where nothing was measured.
 
-    log correction(x) = exp(-(outside(x) / 2)^2) * ( share * mean over members of c tanh(f_e(x) / c)  +  process share * p(x) )
+    log correction(x) = exp(-(outside(x) / 2)^2)
+                        * (share * mean over members of c tanh(f_e(x) / c) + process share * p(x))
 
 p is a Gaussian process over the rows themselves (`gaussian_process.py`), held to the same bound: it
 remembers single shapes, where the networks know the trend. x holds the logs of an op's work counts
@@ -34,9 +35,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hybridperf.io.namespace import array_module, floats, root
 from hybridperf.learning import gaussian_process
-from hybridperf.learning.gaussian_process import Examples, Process
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess
 from hybridperf.ops import Op
-from hybridperf.ops.base import log2_above_zero
+from hybridperf.ops.inputs import log2_above_zero
 from hybridperf.ops.roofline import Work
 
 INPUTS = 32
@@ -46,17 +47,15 @@ RANGE_SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still co
 LEAST_ROWS = 16  # fewer rows of a group teach nothing but themselves
 
 _WIDTH = 16
+_FIRST_SPREAD = {"kernel_init": 0.25, "bias_init": 0.5}
 _STEPS = 250
 _LEARNING_RATE = 2e-2
 _LOSS_SCALE = 0.1
 _INPUT_NOISE = 0.15  # standard deviations
 _LASSO = 0.03
 _CLIP = 3.0  # standard deviations
-_BATCHES = (
-    64,
-    256,
-    1024,
-)  # rows of a training job are padded to one of these; of more rows each step draws so many
+# rows of a training job are padded to one of these; of more rows each step draws so many
+_BATCHES = (64, 256, 1024)
 _JOBS_AT_ONCE = 64
 _PROCESS = "process/"
 _PROCESS_ROWS = 1000  # of a group: the process costs their cube
@@ -64,10 +63,8 @@ _HYPER_ROWS, _HYPER_STEPS = 300, 60
 _WORTH_IT = 0.05
 
 _WORK_INPUTS = tuple(field.name for field in dataclasses.fields(Work))
-_NOT_A_DISTANCE = (
-    "tail",
-    "reuse_",
-)  # how vectors are filled, and where data lies: inputs, but no size to go beyond
+# how vectors are filled, and where data lies: inputs, but no size to go beyond
+_NOT_A_DISTANCE = ("tail", "reuse_")
 
 
 class CorrectionNet(nn.Module):
@@ -78,14 +75,9 @@ class CorrectionNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        h = nn.gelu(
-            nn.Dense(
-                self.width,
-                kernel_init=nn.initializers.normal(0.25),
-                bias_init=nn.initializers.normal(0.5),
-                name="first",
-            )(x)
-        )
+        normal = nn.initializers.normal
+        spread: dict[str, Any] = {name: normal(sd) for name, sd in _FIRST_SPREAD.items()}
+        h = nn.gelu(nn.Dense(self.width, name="first", **spread)(x))
         h = h + nn.gelu(nn.Dense(self.width, name="second")(h))
         out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
         return self.bound * jnp.tanh(out / self.bound)
@@ -111,18 +103,14 @@ class Inputs:
 
     def select(self, names: Sequence[str]) -> Any:
         """Values [N, len(names)] in another order; inputs these ops do not have are zero."""
-        module = array_module(self.values)
+        module, values = array_module(self.values), self.values
         at = {name: i for i, name in enumerate(self.names)}
         nothing = len(self.names)
         places = np.array([at.get(name, nothing) for name in names], int)
-        values = (
-            module.concatenate([self.values, np.zeros((len(self.values), 1))], 1)
-            if (places == nothing).any()
-            else self.values
-        )
-        return module.take(
-            values, places, axis=1, mode="clip"
-        )  # all of them at once: JAX compiles one gather
+        if (places == nothing).any():
+            values = module.concatenate([values, np.zeros((len(values), 1))], 1)
+        # all of them at once: JAX compiles one gather
+        return module.take(values, places, axis=1, mode="clip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +124,8 @@ class Box:
     @staticmethod
     def between(lowest: Mapping[str, float], highest: Mapping[str, float]) -> Box:
         """From the ends of each input by name."""
-        return Box(
-            tuple(lowest),
-            np.array([lowest[name] for name in lowest]),
-            np.array([highest[name] for name in lowest]),
-        )
+        low, high = list(lowest.values()), [highest[name] for name in lowest]
+        return Box(tuple(lowest), np.array(low), np.array(high))
 
     @staticmethod
     def of(inputs: Inputs) -> Box:
@@ -166,7 +151,7 @@ class Residual:
     scale: np.ndarray
     share: float
     params: Mapping[str, Any]  # of CorrectionNet, each leaf [E, ...]
-    process: Process | None = None  # over the rows, of the same inputs
+    process: GaussianProcess | None = None  # over the rows, of the same inputs
     process_share: float = 0.0
 
     @property
@@ -176,15 +161,11 @@ class Residual:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Weights, and the rows of the process, by name, for a file."""
-        nets = {
-            name: np.asarray(leaf, np.float32)
-            for name, leaf in flatten_dict(dict(self.params), sep="/").items()
-        }
-        return nets | (
-            {}
-            if self.process is None
-            else {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()}
-        )
+        leaves = flatten_dict(dict(self.params), sep="/").items()
+        out = {name: np.asarray(leaf, np.float32) for name, leaf in leaves}
+        if self.process is not None:
+            out |= {f"{_PROCESS}{name}": leaf for name, leaf in self.process.arrays().items()}
+        return out
 
     @staticmethod
     def read(
@@ -192,61 +173,37 @@ class Residual:
         arrays: Mapping[str, np.ndarray], process_share: float = 0.0,
     ) -> Residual:  # fmt: skip
         """From what a file holds; `ValueError` where it cannot be a correction."""
-        seen = {
-            name.removeprefix(_PROCESS): leaf
-            for name, leaf in arrays.items()
-            if name.startswith(_PROCESS)
-        }
-        process = Process.read(seen, len(names)) if seen else None
-        arrays = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
-        expected = {
-            name: leaf.shape for name, leaf in flatten_dict(_blank_params(), sep="/").items()
-        }
-        members = {len(leaf) for leaf in arrays.values() if np.ndim(leaf)}
-        if {
-            name: leaf.shape[1:] for name, leaf in arrays.items() if np.ndim(leaf)
-        } != expected or len(members) != 1:
+        inside = (name for name in arrays if name.startswith(_PROCESS))
+        seen = {name.removeprefix(_PROCESS): arrays[name] for name in inside}
+        process = GaussianProcess.read(seen, len(names)) if seen else None
+        weights = {name: leaf for name, leaf in arrays.items() if not name.startswith(_PROCESS)}
+        blank = flatten_dict(_blank_params(), sep="/").items()
+        stacked = {name: leaf for name, leaf in weights.items() if np.ndim(leaf)}
+        shapes = {name: leaf.shape[1:] for name, leaf in stacked.items()}
+        members = {len(leaf) for leaf in stacked.values()}
+        if shapes != {name: leaf.shape for name, leaf in blank} or len(members) != 1:
             raise ValueError("the weights of a correction do not have the shape of its networks")
         if not (set(names) <= set(box.names) and len(names) == len(centre) == len(scale) <= INPUTS):
             raise ValueError("the inputs of a correction do not match its range")
-        finite = (
-            np.isfinite(values).all()
-            for values in (centre, scale, box.low, box.high, *arrays.values())
-        )
-        if (
-            not all(finite)
-            or not (scale > 0).all()
-            or min(share, process_share) < 0
-            or share + process_share > 1
-        ):
+        numbers = (centre, scale, box.low, box.high, *weights.values())
+        finite = all(np.isfinite(values).all() for values in numbers) and (scale > 0).all()
+        if not finite or min(share, process_share) < 0 or share + process_share > 1:
             raise ValueError(
                 "a correction holds a number that is not finite, or a share outside 0 to 1"
             )
         if process_share > 0 and process is None:
             raise ValueError("the rows of a correction's process are missing")
-        return Residual(
-            box,
-            tuple(names),
-            centre,
-            scale,
-            share,
-            unflatten_dict(dict(arrays), sep="/"),
-            process,
-            process_share,
-        )
+        params = unflatten_dict(weights, sep="/")
+        return Residual(box, tuple(names), centre, scale, share, params, process, process_share)
 
 
 def inputs_of(op: Op, work: Work, rows: int) -> Inputs:
-    """Inputs of `rows` ops given as one op with columns, and their work (with the reuse distance it
-    has where it stands).
-    """
+    """Inputs of `rows` ops given as one op with columns, and of their work."""
     counts = {name: log2_above_zero(getattr(work, name)) for name in _WORK_INPUTS}
     named = {**counts, **op.shape()}
     module = array_module(*named.values())
-    return Inputs(
-        tuple(named),
-        module.stack([module.broadcast_to(floats(v), (rows,)) for v in named.values()], 1),
-    )
+    columns = [module.broadcast_to(floats(value), (rows,)) for value in named.values()]
+    return Inputs(tuple(named), module.stack(columns, 1))
 
 
 def concatenate(parts: Sequence[Inputs]) -> Inputs:
@@ -256,19 +213,17 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
 
 
 def log_correction(residual: Residual, inputs: Inputs) -> Any:
-    """What to add to the log of the closed form's seconds [N]; differentiable in inputs that JAX
-    traces.
-    """
+    """What to add to the log of the closed form's seconds [N]; differentiable in the inputs."""
     out = np.zeros(len(inputs.values))
     if residual.share > 0.0:
-        out = out + residual.share * networks_say(residual, inputs)
+        out = out + residual.share * network_correction(residual, inputs)
     if residual.process_share > 0.0:
-        out = out + residual.process_share * process_says(residual, inputs)
+        out = out + residual.process_share * process_correction(residual, inputs)
     return out
 
 
-def networks_say(residual: Residual, inputs: Inputs) -> Any:
-    """The networks' whole word [N], fading outside the range."""
+def network_correction(residual: Residual, inputs: Inputs) -> Any:
+    """The networks' full correction [N], fading outside the range."""
     x = _standardised(residual, inputs)
     rows = len(x)
     padded: Any
@@ -280,13 +235,13 @@ def networks_say(residual: Residual, inputs: Inputs) -> Any:
     return _fade(residual, inputs) * floats(_ensemble(residual.params, padded))[:rows]
 
 
-def process_says(residual: Residual, inputs: Inputs) -> Any:
-    """The whole word of the process [N], bounded as the networks' and fading outside the range."""
+def process_correction(residual: Residual, inputs: Inputs) -> Any:
+    """The full correction of the process [N], bounded and faded as the networks'."""
     if residual.process is None:
         return np.zeros(len(inputs.values))
     x = _standardised(residual, inputs)
-    said, _ = residual.process.says(x, np.zeros(len(x)))
-    return _fade(residual, inputs) * array_module(said).clip(said, -BOUND, BOUND)
+    added, _ = residual.process.predict(x, np.zeros(len(x)))
+    return _fade(residual, inputs) * array_module(added).clip(added, -BOUND, BOUND)
 
 
 def _fade(residual: Residual, inputs: Inputs) -> Any:
@@ -294,13 +249,13 @@ def _fade(residual: Residual, inputs: Inputs) -> Any:
     return array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
 
 
-def _said(params: Any, x: jax.Array) -> jax.Array:
+def _output(params: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(_NET.apply({"params": params}, x))
 
 
 @jax.jit
 def _ensemble(params: Any, x: jax.Array) -> jax.Array:
-    return jnp.mean(jax.vmap(lambda p: _said(p, x))(params), axis=0)
+    return jnp.mean(jax.vmap(lambda p: _output(p, x))(params), axis=0)
 
 
 def _standardised(residual: Residual, inputs: Inputs) -> Any:
@@ -315,7 +270,7 @@ def _standardised(residual: Residual, inputs: Inputs) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """Rows of one group to learn from: their inputs, and log(measured / closed form) [N]."""
 
     inputs: Inputs
@@ -323,10 +278,8 @@ class Job:
     members: int = 4
 
 
-def train(jobs: Sequence[Job], seed: int = 0) -> list[Residual]:
-    """One ensemble per job. Jobs of about a size are trained together; the result does not depend
-    on which others there are.
-    """
+def train(jobs: Sequence[TrainingJob], seed: int = 0) -> list[Residual]:
+    """One ensemble per job; the result does not depend on the other jobs."""
     blank: list[Residual] = [_untrained(job.inputs) for job in jobs]
     members = [(at, member) for at, job in enumerate(jobs) for member in range(job.members)]
     rows = [len(job.target) for job in jobs]
@@ -371,15 +324,13 @@ def _batch_of(rows: int) -> int:
 
 
 def _train_chunk(
-    jobs: Sequence[Job],
+    jobs: Sequence[TrainingJob],
     blank: Sequence[Residual],
     chunk: Sequence[tuple[int, int]],
     size: int,
     seed: int,
 ) -> list[Any]:
-    """Parameters of each (job, member) of a chunk, padded to a full chunk so that all chunks share
-    one compiled function.
-    """
+    """Parameters of each (job, member), padded so that all chunks share one compiled function."""
     most = max(len(jobs[at].target) for at, _ in chunk)
     stored = size if most <= size else 1 << (most - 1).bit_length()
     x = np.zeros((_JOBS_AT_ONCE, stored, INPUTS), np.float32)
@@ -408,7 +359,7 @@ def _train_many(
         params = _NET.init(first, x[:1])["params"]
 
         def loss(params: Any, x: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
-            error = (_said(params, x) - target) / _LOSS_SCALE
+            error = (_output(params, x) - target) / _LOSS_SCALE
             fit = jnp.sum(weight * (jnp.sqrt(1 + error**2) - 1)) / jnp.sum(weight)
             each_input = jnp.sqrt(jnp.sum(params["first"]["kernel"] ** 2, axis=1) + 1e-6)
             return fit + _LASSO * jnp.sum(each_input)
@@ -435,9 +386,7 @@ def _train_many(
 
 
 def with_process(residual: Residual, inputs: Inputs, target: np.ndarray) -> Residual:
-    """The correction with a process over rows: their inputs, and
-    log(measured / closed form) [N].
-    """
+    """The correction with a process over rows: inputs and log(measured / closed form) [N]."""
     keep = np.unique(np.linspace(0, len(target) - 1, min(len(target), _PROCESS_ROWS)).astype(int))
     x = _standardised(residual, inputs.rows(keep))
     rows = Examples(x, np.zeros(len(x)), np.clip(target[keep], -BOUND, BOUND))
@@ -451,18 +400,19 @@ def with_process(residual: Residual, inputs: Inputs, target: np.ndarray) -> Resi
 def best_shares(
     target: np.ndarray, networks: np.ndarray, process: np.ndarray
 ) -> tuple[float, float]:
-    """How much of either word to take: the shares, together at most one, that leave held-out
-    `target` [N] the least mean absolute error.
+    """How much of either correction to take: the shares, together at most one, that leave held-out
+    `target` [N] the smallest mean absolute error.
 
-    The process is heard only where that helps by more than `_WORTH_IT`: the networks' word is
-    smoother between the rows and beyond them.
+    The process takes part only where that helps by more than `_WORTH_IT`: the networks are smoother
+    between the rows and beyond them.
     """
     quarters = np.linspace(0.0, 1.0, 5)
     pairs = [(one, other) for one in quarters for other in quarters if one + other <= 1]
-    errors = {
-        pair: np.abs(target - pair[0] * networks - pair[1] * process).mean() for pair in pairs
-    }
-    alone = min((pair for pair in pairs if pair[1] == 0), key=errors.__getitem__)
-    both = min(pairs, key=errors.__getitem__)
-    one, other = both if errors[both] < (1 - _WORTH_IT) * errors[alone] else alone
+
+    def error(pair: tuple[float, float]) -> float:
+        return float(np.abs(target - pair[0] * networks - pair[1] * process).mean())
+
+    alone = min((pair for pair in pairs if pair[1] == 0), key=error)
+    both = min(pairs, key=error)
+    one, other = both if error(both) < (1 - _WORTH_IT) * error(alone) else alone
     return float(one), float(other)

@@ -8,9 +8,7 @@ import numpy as np
 
 
 def huber_data_only(rows: int) -> Callable[[np.ndarray], np.ndarray]:
-    """SciPy loss callback: pseudo-Huber (soft l1) for the first `rows` residuals, plain squares for
-    the prior's.
-    """
+    """SciPy loss: pseudo-Huber for the first `rows` residuals, plain squares for the prior's."""
 
     def loss(z: np.ndarray) -> np.ndarray:
         rho = np.stack([z, np.ones_like(z), np.zeros_like(z)])

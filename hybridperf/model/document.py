@@ -14,7 +14,7 @@ from hybridperf.learning.residual import Residual
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS
 from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import Knobs
+from hybridperf.ops.roofline import RooflineKnobs
 
 MODEL_SCHEMA_VERSION = 4  # 3: drift of the machine; 2: learned corrections, ranges of every input
 WEIGHTS_FILE = "residual.npz"
@@ -23,7 +23,7 @@ FAMILY = "family/"
 
 def to_document(
     device: DeviceSpec,
-    knobs: Knobs,
+    knobs: RooflineKnobs,
     groups: Mapping[str, GroupReport],
     families: Mapping[str, Adapted],
     drift: tuple[float, ...],

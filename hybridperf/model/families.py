@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.prior import FamilyRows
+from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.residual import Inputs
 from hybridperf.ops import GROUPS, Gpu, Op, columns, op_by_name, op_names
 from hybridperf.ops.table import OpRows
@@ -45,49 +45,6 @@ _UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 # Groups whose time is not told by waves: on devices left out, experts' blocks cost 8 points of
 # accuracy without rows, and bring none with.
 _WITHOUT_WAVES = frozenset({"moe"})
-_SEPARATOR = "|"
-
-
-class OpSlot(NamedTuple):
-    """An implementation of an op that has knobs of its own; files hold it joined by `|`."""
-
-    op: str  # its name in tables
-    framework: str  # empty: not given
-    dtype: str
-    words: tuple[str, ...]  # values of the op's text fields
-
-    def __str__(self) -> str:
-        return _SEPARATOR.join(self.all_words())
-
-    @staticmethod
-    def parse(text: str) -> OpSlot:
-        op, framework, dtype, *words = text.split(_SEPARATOR)
-        return OpSlot(op, framework, dtype, tuple(words))
-
-    def all_words(self) -> list[str]:
-        return [self.op, self.framework, self.dtype, *self.words]
-
-    def labels(self) -> list[str]:
-        """What each of all words is, as flags name it."""
-        return ["op", "framework", "dtype", *_text_of(op_by_name(self.op)[0])]
-
-    def differs(self, other: OpSlot) -> list[bool]:
-        """Word by word."""
-        pairs = zip(self.all_words(), other.all_words(), strict=True)
-        return [ours != theirs for ours, theirs in pairs]
-
-    def means(self, other: OpSlot) -> bool:
-        """Whether the other is this implementation, perhaps spelt otherwise or with a framework."""
-        return (
-            self.dtype == other.dtype
-            and self._quantised() == other._quantised()
-            and self.framework in ("", other.framework)
-            and _same_op(self.op, other.op)
-        )
-
-    def _quantised(self) -> list[str]:
-        """Its words without schemes that leave everything in its number format."""
-        return ["" if _UNQUANTISED.get(word) == self.dtype else word for word in self.words]
 
 
 def family_of(group: str, dtype: str) -> str | None:
@@ -174,7 +131,7 @@ def family_rows(part: OpRows, keep: np.ndarray, device: DeviceSpec) -> FamilyRow
         peak_flops_per_s=np.full(int(keep.sum()), part.peak_flops_per_s),
         memory_bytes_per_s=device.memory_bytes_per_s,
         sm_count=gpu.sm_count,
-        slot=_slots(part, n)[keep],
+        implementation=_slots(part, n)[keep],
         inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
     )
@@ -187,26 +144,46 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     another way, or names the scheme that quantises nothing, is the known one; a row without a
     framework is taken for the slot that differs in nothing else.
     """
-    slots, assumed = rows.slot.copy(), np.full(len(rows), "", object)
-    for slot in dict.fromkeys(rows.slot):
-        here = rows.slot == slot
+    slots, assumed = rows.implementation.copy(), np.full(len(rows), "", object)
+    for slot in dict.fromkeys(rows.implementation):
+        here = rows.implementation == slot
         other = slot if slot in known else _known_slot(slot, known)
         slots[here] = other
         if (framework := framework_of(other)) != framework_of(slot):
             assumed[here] = f"no framework given: taken for {framework}"
-    return _flagged(dataclasses.replace(rows, slot=slots), rows.slot), assumed
+    return _flagged(dataclasses.replace(rows, implementation=slots), rows.implementation), assumed
 
 
 def framework_of(slot: str) -> str:
     """The framework that a slot names; the empty string for none."""
-    return OpSlot.parse(slot).framework
+    return OpImplementation.parse(slot).framework
 
 
 def _known_slot(slot: str, known: Sequence[str]) -> str:
     """The known slot that a slot means, the closest one first; itself where there is none."""
-    mine = OpSlot.parse(slot)
-    fitting = [one for one in map(OpSlot.parse, known) if mine.means(one)]
-    return str(min(fitting, key=mine.differs, default=mine))
+    mine = OpImplementation.parse(slot)
+    fitting = [one for one in map(OpImplementation.parse, known) if _means(mine, one)]
+    return str(min(fitting, key=lambda one: _differs(mine, one), default=mine))
+
+
+def _means(mine: OpImplementation, other: OpImplementation) -> bool:
+    """Whether the other is this implementation, perhaps spelt otherwise or with a framework."""
+    return (
+        mine.dtype == other.dtype
+        and _quantised(mine) == _quantised(other)
+        and mine.framework in ("", other.framework)
+        and _same_op(mine.op, other.op)
+    )
+
+
+def _quantised(one: OpImplementation) -> list[str]:
+    """Its text without schemes that leave everything in its number format."""
+    return ["" if _UNQUANTISED.get(word) == one.dtype else word for word in one.text]
+
+
+def _differs(mine: OpImplementation, other: OpImplementation) -> list[bool]:
+    """Word by word."""
+    return [ours != theirs for ours, theirs in zip(mine.words, other.words, strict=True)]
 
 
 def _same_op(name: str, other: str) -> bool:
@@ -225,10 +202,12 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
     """The flags as the slots have their words now, where these were others `before` [N]."""
     module = array_module(rows.inputs.values)
     values, names = rows.inputs.values.copy(), list(rows.inputs.names)
-    for old, new in dict.fromkeys(zip(before, rows.slot, strict=True)):
-        here = (before == old) & (rows.slot == new)
-        slot, was_slot = OpSlot.parse(new), OpSlot.parse(old)
-        words = zip(slot.labels(), was_slot.all_words(), slot.all_words(), strict=True)
+    for old, new in dict.fromkeys(zip(before, rows.implementation, strict=True)):
+        here = (before == old) & (rows.implementation == new)
+        slot, was_slot = OpImplementation.parse(new), OpImplementation.parse(old)
+        # what each word is, as flags name it
+        labels = ["op", "framework", "dtype", *_text_of(op_by_name(slot.op)[0])]
+        words = zip(labels, was_slot.words, slot.words, strict=True)
         for label, was, word in words:
             if was == word:
                 continue
@@ -253,7 +232,7 @@ def _slots(part: OpRows, n: int) -> np.ndarray:
     framework = part.labels.get("framework", np.full(n, "", object))
     slots = np.empty(n, object)
     for word in dict.fromkeys(framework):
-        slots[framework == word] = str(OpSlot(name, word, part.op.dtype, text))
+        slots[framework == word] = str(OpImplementation(name, word, part.op.dtype, text))
     return slots
 
 

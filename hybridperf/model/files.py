@@ -29,7 +29,7 @@ from hybridperf.model.group_report import GroupReport
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS, neutral_knobs
 from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import Knobs, Work
+from hybridperf.ops.roofline import RooflineKnobs, Work
 
 _LATER_FIELDS = frozenset(
     {"reuse_spread"}
@@ -171,7 +171,9 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         for family, entry in document["families"].items()
     }
     device, provenance = DeviceSpec(**document["device"]), dict(document["provenance"])
-    return PerfModel(device, Knobs(**arrays, **levels), reports, provenance, families, drift)
+    return PerfModel(
+        device, RooflineKnobs(**arrays, **levels), reports, provenance, families, drift
+    )
 
 
 def _residual_from(

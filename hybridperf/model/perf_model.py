@@ -29,7 +29,7 @@ from hybridperf.model.families import by_family, family_rows, with_defaults
 from hybridperf.model.group_report import GroupReport, widened
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, op_table, seconds
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.ops.roofline import Knobs, Work
+from hybridperf.ops.roofline import RooflineKnobs, Work
 from hybridperf.ops.stacked import alike
 from hybridperf.ops.table import OpRows, parse_ops
 
@@ -44,7 +44,7 @@ class PerfModel:
     """A device with knobs; without calibration exactly the datasheet roofline."""
 
     device: DeviceSpec
-    knobs: Knobs
+    knobs: RooflineKnobs
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # priors adapted to this GPU: they price the ops they know
@@ -230,7 +230,7 @@ class PerfModel:
     ) -> None:
         """Fill in the rows `here` (a mask) of a part by an adapted prior."""
         adapted, at = self.families[family], part.rows[here]
-        slots = adapted.prior.population.slots
+        slots = adapted.prior.population.implementations
         rows, assumed = with_defaults(family_rows(part, here, self.device), slots)
         predicted = adapted.predict(rows)
         out["predicted_s"][at] = np.exp(predicted.log_s)

@@ -20,7 +20,7 @@ from hybridperf.collectives.links import Links
 from hybridperf.hardware import Device
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import Knobs, Work, op_seconds
+from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 from hybridperf.ops.table import OpRows
 
 GROUP_KNOBS = (
@@ -38,7 +38,7 @@ class Platform:
     memory_bytes_per_s: Array  # []
     peak_flops_scale: Array  # [] multiplies the peak of every dtype and unit
     level_bytes: Array  # [L]
-    knobs: Knobs  # group knobs [G], level knobs [L]
+    knobs: RooflineKnobs  # group knobs [G], level knobs [L]
     # of the system that the device stands in; None: no collectives are known
     links: Links | None = None
 
@@ -66,9 +66,9 @@ def op_table(part: OpRows) -> OpTable:
     return OpTable(part.work, peak, part.group, np.ones(n), np.ones(n), np.zeros(n))
 
 
-def neutral_knobs() -> Knobs:
-    """Knobs of all groups that leave the roofline as it is."""
-    one = Knobs.neutral()
+def neutral_knobs() -> RooflineKnobs:
+    """RooflineKnobs of all groups that leave the roofline as it is."""
+    one = RooflineKnobs.neutral()
     every = {name: np.full(len(GROUPS), float(getattr(one, name))) for name in GROUP_KNOBS}
     return dataclasses.replace(one, **every)
 

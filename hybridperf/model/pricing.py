@@ -144,7 +144,7 @@ class OpPricer:
         if family is not None and family in self.model.families:
             adapted = self.model.families[family]
             seen = family_rows(part, np.ones(1, bool), self.model.device)
-            rows, _ = with_defaults(seen, adapted.prior.population.slots)
+            rows, _ = with_defaults(seen, adapted.prior.population.implementations)
             here = dataclasses.replace(table, group=jnp.full(1, group, jnp.int32))
             closed_s = durations(here, _floats(self.model.platform()))
             return adapted.predict(rows).log_s - jnp.log(closed_s)

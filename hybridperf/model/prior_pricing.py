@@ -37,7 +37,7 @@ def members(
                 found.setdefault(family, []).append((np.array(apart)[at[keep]], rows))
     out = {}
     for family, some in found.items():
-        slots = families[family].prior.population.slots
+        slots = families[family].prior.population.implementations
         rows, assumed = with_defaults(join_rows([rows for _, rows in some]), slots)
         out[family] = np.concatenate([at for at, _ in some]), rows, assumed
     return out
@@ -48,18 +48,18 @@ def remarks(
 ) -> list[str]:
     """What was assumed of each row, or never met [N]."""
     alone = "" if adapted.rows else f"prior alone: no {family} of {device.id} was measured"
-    unknown_slot = np.full(len(rows.slot), "", object)
-    for slot in dict.fromkeys(rows.slot[~known(adapted, rows)]):
-        meant = _closest_framework(str(slot), adapted.knobs.slots)
+    unknown_slot = np.full(len(rows.implementation), "", object)
+    for slot in dict.fromkeys(rows.implementation[~known(adapted, rows)]):
+        meant = _closest_framework(str(slot), adapted.knobs.implementations)
         text = f"no such {family} was measured{meant}: usual knobs of the family"
-        unknown_slot[rows.slot == slot] = text
+        unknown_slot[rows.implementation == slot] = text
     pairs = zip(assumed, unknown_slot, strict=True)
     return ["; ".join(filter(None, (alone, *pair))) for pair in pairs]
 
 
 def known(adapted: Adapted, rows: FamilyRows) -> np.ndarray:
     """Whether each row is of an implementation that was met, here or by the prior [N]."""
-    return np.isin(rows.slot, adapted.knobs.slots)
+    return np.isin(rows.implementation, adapted.knobs.implementations)
 
 
 def _part_of(at: np.ndarray, op: Op, name: str, device: DeviceSpec) -> OpRows:

@@ -14,14 +14,14 @@ inside); keys and values in the cache are `kv_dtype`. `kv_heads` = 0 means as ma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
-from hybridperf.io.namespace import array_module, floats
-from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.ops.base import Gpu, Op, register
+from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.quantise import WIDE_BYTES
-from hybridperf.ops.roofline import Work
+from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import aligned, wave_inputs, whole_tiles
 
 # per query, key and element of a head: multiply and add, once for the score and once for the value
@@ -49,23 +49,21 @@ class Attention(Op):
 @register("context_attention", "prefill_attention")
 @dataclasses.dataclass(frozen=True)
 class PrefillAttention(Attention):
-    """A prompt's attention: `q_len` new tokens of each sequence, the last of `kv_len`; new keys and
-    values go into the cache.
-    """
+    """A prompt's attention: `q_len` new tokens, the last of `kv_len`, also written to the cache."""
 
     group: ClassVar[str] = "prefill_attention"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "kv_len": 0.0, "causal": 1.0}
     zero_allowed: ClassVar = frozenset(optional)
     words: ClassVar = _TRUE_WORDS
 
-    batch: Any
-    q_len: Any
-    heads: Any
-    head_dim: Any
-    kv_heads: Any = 0.0
-    window: Any = 0.0
-    kv_len: Any = 0.0
-    causal: Any = 1.0
+    batch: Array
+    q_len: Array
+    heads: Array
+    head_dim: Array
+    kv_heads: Array = 0.0
+    window: Array = 0.0
+    kv_len: Array = 0.0
+    causal: Array = 1.0
     kv_dtype: str = ""  # empty: as the op's dtype
 
     def work(self) -> Work:
@@ -73,32 +71,24 @@ class PrefillAttention(Attention):
         scores = self.batch * self.heads * self.q_len * self._keys()
         wide, cached = _wide_bytes(self), _cache_bytes(self)
         minimum = array_module(window, kv_len, self.q_len).minimum
-        before = minimum(
-            kv_len - self.q_len, window
-        )  # of the prompt's past, what the first query still sees
+        # of the prompt's past, what the first query still sees
+        before = minimum(kv_len - self.q_len, window)
         queries = 2 * self.heads * self.q_len * wide  # read, and results written
-        keys = (
-            2 * kv_heads * (self.q_len * (wide + cached) + before * cached)
-        )  # new ones read and put into the cache, old ones read
-        moved = self.batch * self.head_dim * (queries + keys)
-        return Work(
-            flops=FLOPS_PER_SCORE * scores * self.head_dim,
-            transcendentals=scores,
-            bytes=moved,
-            reuse_bytes=moved,
-        )
+        # new ones read and put into the cache, old ones read
+        keys = 2 * kv_heads * (self.q_len * (wide + cached) + before * cached)
+        return _attended(self, scores, self.batch * self.head_dim * (queries + keys))
 
-    def _kv_len(self) -> Any:
+    def _kv_len(self) -> Array:
         maximum = array_module(self.kv_len, self.q_len).maximum
         return maximum(self.kv_len, self.q_len)
 
-    def _window(self) -> Any:
+    def _window(self) -> Array:
         """Keys that a query sees at most."""
         kv_len = self._kv_len()
         minimum = array_module(self.window, kv_len).minimum
         return minimum(self.window + (self.window == 0) * kv_len, kv_len)
 
-    def _keys(self) -> Any:
+    def _keys(self) -> Array:
         """Keys that a query sees, mean over a prompt's queries.
 
         Causal: query i = 1..q sees min(p + i, W) of p tokens before the prompt and i of it. The
@@ -111,36 +101,27 @@ class PrefillAttention(Attention):
         is_causal = (self.causal > 0) * 1.0
         return is_causal * seen / q + (1.0 - is_causal) * window
 
-    def shape(self) -> dict[str, Any]:
-        return log_sizes(
-            batch=self.batch,
-            queries=self.q_len,
-            keys=self._keys(),
-            heads=self.heads,
-            head_size=self.head_dim,
-        )
+    def shape(self) -> dict[str, Array]:
+        keys = {"queries": self.q_len, "keys": self._keys()}
+        return log_sizes(self, "batch", **keys, heads=self.heads, head_size=self.head_dim)
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        window, kv_len = floats(self._window()), floats(self._kv_len())
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
+        window, kv_len, kv_heads = floats(self._window()), floats(self._kv_len()), _kv_heads(self)
+        groups = {"kv_heads": kv_heads, "group": self.heads / kv_heads}
         return {
             **_prompt_inputs(self, gpu),
-            **log_sizes_base2(
-                kv_len=kv_len,
-                kv_heads=_kv_heads(self),
-                group=self.heads / _kv_heads(self),
-                keys=self._keys(),
-            ),
+            **log_sizes_base2(kv_len=kv_len, **groups, keys=self._keys()),
             "causal": (floats(self.causal) > 0) * 1.0,
             "windowed": (window < kv_len) * 1.0,
             "window_share": log2_ratio(window, kv_len),
-            "window_given": (floats(self.window) > 0)
-            * 1.0,  # another kernel, even where the window cuts nothing off
+            # another kernel, even where the window cuts nothing off
+            "window_given": (floats(self.window) > 0) * 1.0,
             "has_past": (kv_len > floats(self.q_len)) * 1.0,
-            "multi_query": (floats(_kv_heads(self)) == 1) * 1.0,
-            "all_heads": (floats(_kv_heads(self)) == floats(self.heads)) * 1.0,
+            "multi_query": (floats(kv_heads) == 1) * 1.0,
+            "all_heads": (floats(kv_heads) == floats(self.heads)) * 1.0,
             "kv_bytes": _cache_bytes(self),
             "narrow": float(self.element_bytes < WIDE_BYTES),
         }
@@ -155,33 +136,26 @@ class EncoderAttention(Attention):
     optional: ClassVar = {"kv_heads": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
 
-    batch: Any
-    q_len: Any
-    heads: Any
-    head_dim: Any
-    kv_heads: Any = 0.0
+    batch: Array
+    q_len: Array
+    heads: Array
+    head_dim: Array
+    kv_heads: Array = 0.0
     kv_dtype: str = ""
 
     def work(self) -> Work:
         scores = self.batch * self.heads * self.q_len * self.q_len
         tensors = 2 * self.heads * _wide_bytes(self) + 2 * _kv_heads(self) * _cache_bytes(self)
-        moved = self.batch * self.q_len * self.head_dim * tensors
-        return Work(
-            flops=FLOPS_PER_SCORE * scores * self.head_dim,
-            transcendentals=scores,
-            bytes=moved,
-            reuse_bytes=moved,
-        )
+        return _attended(self, scores, self.batch * self.q_len * self.head_dim * tensors)
 
-    def shape(self) -> dict[str, Any]:
-        return log_sizes(
-            batch=self.batch, queries=self.q_len, heads=self.heads, head_size=self.head_dim
-        )
+    def shape(self) -> dict[str, Array]:
+        heads = {"heads": self.heads, "head_size": self.head_dim}
+        return log_sizes(self, "batch", queries=self.q_len, **heads)
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.batch * self.heads * whole_tiles(self.q_len, QUERY_TILE)
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {
             **_prompt_inputs(self, gpu),
             **log_sizes_base2(kv_heads=_kv_heads(self)),
@@ -193,78 +167,54 @@ class EncoderAttention(Attention):
 @register("generation_attention", "decode_attention")
 @dataclasses.dataclass(frozen=True)
 class DecodeAttention(Attention):
-    """`q_len` (one) new token of each sequence against `kv_len` tokens in the cache, of which a
-    window leaves the last ones.
-    """
+    """`q_len` (one) new token of each sequence against the last tokens of `kv_len` in the cache."""
 
     group: ClassVar[str] = "decode_attention"
     optional: ClassVar = {"kv_heads": 0.0, "window": 0.0, "q_len": 1.0}
     zero_allowed: ClassVar = frozenset({"kv_heads", "window"})
 
-    batch: Any
-    kv_len: Any
-    heads: Any
-    head_dim: Any
-    kv_heads: Any = 0.0
-    window: Any = 0.0
-    q_len: Any = 1.0
+    batch: Array
+    kv_len: Array
+    heads: Array
+    head_dim: Array
+    kv_heads: Array = 0.0
+    window: Array = 0.0
+    q_len: Array = 1.0
     kv_dtype: str = ""
 
     def work(self) -> Work:
         scores = self.batch * self.heads * self.q_len * self._keys()
         queries = 2 * self.heads * self.q_len * _wide_bytes(self)
-        moved = (
-            self.batch
-            * self.head_dim
-            * (queries + 2 * _kv_heads(self) * self._keys() * _cache_bytes(self))
-        )
-        return Work(
-            flops=FLOPS_PER_SCORE * scores * self.head_dim,
-            transcendentals=scores,
-            bytes=moved,
-            reuse_bytes=moved,
-        )
+        tensors = queries + 2 * _kv_heads(self) * self._keys() * _cache_bytes(self)
+        return _attended(self, scores, self.batch * self.head_dim * tensors)
 
-    def _keys(self) -> Any:
+    def _keys(self) -> Array:
         minimum = array_module(self.window, self.kv_len).minimum
         return minimum(self.window + (self.window == 0) * self.kv_len, self.kv_len)
 
-    def shape(self) -> dict[str, Any]:
-        return log_sizes(
-            batch=self.batch,
-            keys=self._keys(),
-            heads=self.heads,
-            kv_heads=_kv_heads(self),
-            head_size=self.head_dim,
-        )
+    def shape(self) -> dict[str, Array]:
+        heads = {"heads": self.heads, "kv_heads": _kv_heads(self), "head_size": self.head_dim}
+        return log_sizes(self, "batch", keys=self._keys(), **heads)
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.batch * self.heads
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         keys, kv_heads = floats(self._keys()), _kv_heads(self)
+        sequences, shared = self.batch * kv_heads, self.heads / kv_heads
         cached = self.batch * 2 * kv_heads * keys * self.head_dim * _cache_bytes(self)
+        heads = {"heads": self.heads, "kv_heads": kv_heads, "head_size": self.head_dim}
         out = {
-            **log_sizes_base2(
-                batch=self.batch,
-                kv_len=self.kv_len,
-                keys=keys,
-                heads=self.heads,
-                kv_heads=kv_heads,
-                head_size=self.head_dim,
-            ),
-            **log_sizes_base2(group=self.heads / kv_heads, queries=self.q_len),
+            **log_sizes_base2(self, "batch", "kv_len", keys=keys, **heads),
+            **log_sizes_base2(group=shared, queries=self.q_len),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
             "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
-            "log2_cache_per_sm": log2_ratio(
-                cached, gpu.sm_count * 2.0**10
-            ),  # KiB that each multiprocessor streams if all take part
+            # KiB that each multiprocessor streams if all take part
+            "log2_cache_per_sm": log2_ratio(cached, gpu.sm_count * 2.0**10),
             **wave_inputs("heads", self.batch * self.heads, gpu),
-            **wave_inputs(
-                "kv_heads", self.batch * kv_heads, gpu
-            ),  # heads that share keys in one block
+            **wave_inputs("kv_heads", sequences, gpu),  # heads that share keys in one block
             **tails(64, keys=keys),
-            **tails(8, group=self.heads / kv_heads),  # rows of the smallest tile of a matrix unit
+            **tails(8, group=shared),  # rows of the smallest tile of a matrix unit
             **_head_flags(self.head_dim),
             "align_keys": aligned(keys, 256),
             "windowed": (keys < floats(self.kv_len)) * 1.0,
@@ -275,17 +225,19 @@ class DecodeAttention(Attention):
             "kv_bytes": _cache_bytes(self),
             "narrow": float(self.element_bytes < WIDE_BYTES),
         }
-        for length in (
-            256.0,
-            1024.0,
-        ):  # keys cut into parts that other multiprocessors take, and whose results are then merged
-            out |= wave_inputs(
-                f"parts{length:.0f}", self.batch * kv_heads * whole_tiles(keys, length), gpu
-            )
+        # keys cut into parts for other multiprocessors, whose results are then merged
+        for length in (256.0, 1024.0):
+            parts = sequences * whole_tiles(keys, length)
+            out |= wave_inputs(f"parts{length:.0f}", parts, gpu)
         return out
 
 
-def _kv_heads(op: Any) -> Any:
+def _attended(op: Any, scores: Array, moved: Array) -> Work:
+    """Work of some scores of queries with keys, and of as many weighted values."""
+    return streamed(moved, flops=FLOPS_PER_SCORE * scores * op.head_dim, transcendentals=scores)
+
+
+def _kv_heads(op: Any) -> Array:
     return op.kv_heads + (op.kv_heads == 0) * op.heads
 
 
@@ -297,7 +249,7 @@ def _wide_bytes(op: Op) -> float:
     return max(op.element_bytes, WIDE_BYTES)
 
 
-def _head_flags(head_dim: Any) -> Mapping[str, Any]:
+def _head_flags(head_dim: Array) -> dict[str, Array]:
     size = floats(head_dim)
     return {
         **{f"head_{one}": (size == one) * 1.0 for one in _HEAD_SIZES},
@@ -306,20 +258,14 @@ def _head_flags(head_dim: Any) -> Mapping[str, Any]:
     }
 
 
-def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
+def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
     """Inputs of attention with many queries per sequence."""
     q = floats(op.q_len)
     pairs = op.batch * op.heads
     cached = op.batch * 2 * _kv_heads(op) * q * op.head_dim * _cache_bytes(op)
-    return {
-        **log_sizes_base2(
-            batch=op.batch,
-            q_len=q,
-            heads=op.heads,
-            head_size=op.head_dim,
-            sequences=pairs,
-            tokens=op.batch * q,
-        ),
+    heads = {"heads": op.heads, "head_size": op.head_dim, "sequences": pairs}
+    out = {
+        **log_sizes_base2(op, "batch", q_len=q, **heads, tokens=op.batch * q),
         "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
         "log2_cache_per_l2": log2_ratio(cached, gpu.l2_bytes),
         **tails(64, q_len=q),
@@ -328,10 +274,7 @@ def _prompt_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
         "align_q_len": aligned(q, 256),
         "one_token": (q == 1) * 1.0,
         **wave_inputs("sequences", pairs, gpu),
-        **{
-            name: value
-            for tile in (64, 128, 256)
-            for name, value in wave_inputs(f"q{tile}", pairs * whole_tiles(q, tile), gpu).items()
-        },
-        **_head_flags(op.head_dim),
     }
+    for tile in (64, 128, 256):
+        out |= wave_inputs(f"q{tile}", pairs * whole_tiles(q, tile), gpu)
+    return out | _head_flags(op.head_dim)

@@ -34,9 +34,7 @@ KERNELS = ("", *SHARES)  # empty: the op model's own
 
 
 def published_share(kernel: str, arch: str) -> float | None:
-    """Share of the peak that a kernel reaches on an architecture; None where
-    nobody published one.
-    """
+    """Share of the peak that a kernel reaches on an architecture; None where unpublished."""
     return SHARES[kernel].get(arch) if kernel else None
 
 
@@ -45,19 +43,14 @@ def published_share(kernel: str, arch: str) -> float | None:
 # 73 % of an A100 forward and 63 % backward (Dao 2023): 2.5 x 73 / 63
 BACKWARD = 2.9
 _BACKWARD_FLOPS = 2.5
-_LONG_SEQUENCE, _HEADS, _HEAD_DIM = (
-    16384.0,
-    16.0,
-    128.0,
-)  # causal attention on which published shares are reached
+# causal attention on which published shares are reached
+_LONG_SEQUENCE, _HEADS, _HEAD_DIM = (16384.0, 16.0, 128.0)
 
 
 def published_factor(
     kernel: str, dtype: str, arch: str, device: DeviceSpec, seconds: Callable[[OpCall], float]
 ) -> float:
-    """Seconds of a kernel, forward and backward, over those that `seconds` gives on `device`; 1
-    where nothing is published of `arch`.
-    """
+    """Seconds of a kernel, forward and backward, over those of `seconds`; 1 where unpublished."""
     share = published_share(kernel, arch)
     if share is None:
         return 1.0

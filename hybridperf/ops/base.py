@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io import unknown
-from hybridperf.io.namespace import array_module, floats
+from hybridperf.io.namespace import Array, array_module
+from hybridperf.ops.inputs import log2_ratio, log_sizes_base2
 from hybridperf.ops.roofline import Work
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so
@@ -37,9 +38,7 @@ GROUPS = (
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """What an op's own inputs may know of a GPU. Ratios of rates are left out on purpose: with few
-    devices they are learned by heart.
-    """
+    """What an op's inputs may know of a GPU; no ratios of rates: few devices would be memorised."""
 
     sm_count: float  # multiprocessors: blocks that run at once, one each
     l2_bytes: float
@@ -47,73 +46,56 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Op(abc.ABC):
-    """One operation on tensors. Subclasses add their dimensions as fields before use; all are
-    counts, not bytes.
-    """
+    """One operation on tensors. Subclasses add their dimensions as fields: counts, not bytes."""
 
     group: ClassVar[str]  # one of GROUPS
     unit: ClassVar[Unit] = "vector"
-    optional: ClassVar[
-        Mapping[str, float]
-    ] = {}  # columns a table may lack, with the value meant then
+    # columns a table may lack, with the value meant then
+    optional: ClassVar[Mapping[str, float]] = {}
     synonyms: ClassVar[Mapping[str, str]] = {}  # columns of other people's tables -> ours
     zero_allowed: ClassVar[frozenset[str]] = frozenset()  # dimensions that may be zero
-    text: ClassVar[
-        Mapping[str, str]
-    ] = {}  # fields that hold words which change the work, with what an empty cell means
-    words: ClassVar[
-        Mapping[str, float]
-    ] = {}  # words that tables write where a flag of ours is a number
-    implied: ClassVar[
-        Mapping[str, tuple[str, Mapping[str, float]]]
-    ] = {}  # optional dimension: (label, part of its text -> value)
+    # fields that hold words which change the work, with what an empty cell means
+    text: ClassVar[Mapping[str, str]] = {}
+    # words that tables write where a flag of ours is a number
+    words: ClassVar[Mapping[str, float]] = {}
+    # optional dimension: (label, part of its text -> value)
+    implied: ClassVar[Mapping[str, tuple[str, Mapping[str, float]]]] = {}
 
     dtype: str
 
     @abc.abstractmethod
     def work(self) -> Work:
-        """Flops, bytes and steps of the op. `reuse_bytes` is for the op repeated on the same data,
-        unless it has its own.
-        """
+        """Flops, bytes and steps; `reuse_bytes` is for the op repeated on the same data."""
 
     def shape(self) -> dict[str, Any]:
-        """What a learned correction may know of the op beside its work: logs of sizes, how they
-        fill vectors and tiles, flags.
-        """
+        """Inputs of a correction besides the work: logs of sizes, how they fill tiles, flags."""
         return {}
 
     def blocks(self) -> Any:
         """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing."""
         return 0.0
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        """What a correction learned across GPUs sees of the op beside its place on the roofline,
-        float64.
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
+        """What a correction learned across GPUs sees besides the place on the roofline, float64.
 
         Names are the same for every row of a class. Those that start with `log2_` are sizes, for
-        which distance from what was seen counts; the others say how sizes fill tiles and waves, or
-        are flags.
+        which distance from what was seen counts; the others are flags or fillings of tiles.
         """
         work = self.work()
-        sizes = {name: getattr(self, name) for name in self.dimensions()}
         counts = {"flops": work.flops, "bytes": work.bytes, "transcendentals": work.transcendentals}
         return {
-            **log_sizes_base2(**(sizes | counts)),
+            **log_sizes_base2(self, *self.dimensions(), **counts),
             "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
         }
 
     @classmethod
     def read_text(cls, name: str, value: str, dtype: str) -> str:
-        """A text field's value as we write it; `InputError` for one that
-        says nothing to this op.
-        """
-        del name, dtype
+        """A text field's value as we write it; `InputError` for one that is unknown here."""
         return value
 
     @classmethod
     def arithmetic_dtype(cls, dtype: str, text: Mapping[str, str]) -> str:
         """The number format that multiplies: the one whose peak counts."""
-        del text
         return dtype
 
     @property
@@ -126,9 +108,7 @@ class Op(abc.ABC):
         return DTYPE_BYTES[self.dtype]
 
     def group_index(self) -> Any:
-        """Index into GROUPS of the knobs that price this op; some ops choose
-        by their dimensions.
-        """
+        """Index into GROUPS of the knobs that price this op; may depend on its dimensions."""
         return GROUPS.index(self.group)
 
     def possible_groups(self) -> tuple[str, ...]:
@@ -138,46 +118,8 @@ class Op(abc.ABC):
     @classmethod
     def dimensions(cls) -> list[str]:
         """Names of the dimension columns."""
-        return [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.name != "dtype" and field.type != "str"
-        ]
-
-
-def log2_above_zero(size: Any) -> Any:
-    """`log2(1 + size)`: zero for nothing."""
-    return array_module(size).log2(1.0 + floats(size))
-
-
-def log_sizes(**sizes: Any) -> dict[str, Any]:
-    """`log2(1 + size)` of each size, by name."""
-    return {f"log_{name}": log2_above_zero(size) for name, size in sizes.items()}
-
-
-def tails(multiple: int, **sizes: Any) -> dict[str, Any]:
-    """`log2(size rounded up to a multiple / size)`: what is computed in vain where vectors or tiles
-    have that size.
-    """
-    out = {}
-    for name, size in sizes.items():
-        module = array_module(size)
-        counted = module.maximum(floats(size), 1.0)
-        out[f"tail{multiple}_{name}"] = module.log2(
-            module.ceil(counted / multiple) * multiple / counted
-        )
-    return out
-
-
-def log_sizes_base2(**sizes: Any) -> dict[str, Any]:
-    """`log2(1 + size)` of each size as an input that counts as a size."""
-    return {f"log2_{name}": log2_above_zero(size) for name, size in sizes.items()}
-
-
-def log2_ratio(amount: Any, of: Any) -> Any:
-    """log2(amount / of), both kept from zero."""
-    module = array_module(amount, of)
-    return module.log2(module.maximum(floats(amount), 1e-9) / module.maximum(of, 1e-9))
+        fields = dataclasses.fields(cls)
+        return [one.name for one in fields if one.name != "dtype" and one.type != "str"]
 
 
 def group_if(condition: Any, group: str, otherwise: str) -> Any:
@@ -187,19 +129,15 @@ def group_if(condition: Any, group: str, otherwise: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class OpCall:
-    """An op where it stands in a program: how often in a row, and how long ago its data was last
-    touched.
-    """
+    """An op where it stands in a program: how often, and how long ago its data was last touched."""
 
     op: Op
     times: float = 1.0  # executions one after the other (trips of a loop)
-    reuse_bytes: float | None = (
-        None  # bytes touched since the op's data was; None: the op repeated on the same data
-    )
-    inlined: bool = (
-        False  # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
-    )
-    # a host's seconds of launching it stand beside it: what a GPU's model knows of launches is not
+    # bytes touched since the op's data was; None: the op repeated on the same data
+    reuse_bytes: float | None = None
+    # compiled into a caller, or run by a CPU's loop: pays no launch floor of its own
+    inlined: bool = False
+    # a host's seconds of launching it count apart: what a GPU's model knows of launches is not
     # paid again
     issued_apart: bool = False
     # another than was measured, at its published share of the peak (`attention_kernels.py`); empty:
@@ -211,9 +149,7 @@ _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
 
 
 def register(*names: str, **fixed: Any) -> Callable[[type[Op]], type[Op]]:
-    """Class decorator: the op goes by these names in tables. `fixed` gives fields that the name
-    itself decides.
-    """
+    """Class decorator: the op's names in tables; `fixed` gives fields that the name decides."""
 
     def add(cls: type[Op]) -> type[Op]:
         for name in names:
@@ -229,25 +165,18 @@ def op_names() -> list[str]:
 
 
 def op_by_name(name: str) -> tuple[type[Op], dict[str, Any]]:
-    """The class behind an op name and the fields that the name fixes; `InputError` for an unknown
-    name.
-    """
+    """The class behind an op name and the fields that it fixes; `InputError` if unknown."""
     if name not in _BY_NAME:
         raise unknown("op", name, _BY_NAME, "`hybridperf show ops` lists them")
     return _BY_NAME[name]
 
 
 def columns(op: Op) -> dict[str, Any]:
-    """One op as a row of a measurement table: its name, dtype, dimensions, and text that is not
-    what an empty cell means.
-    """
+    """One op as a row of a table: its name, dtype, dimensions, and text that is not the default."""
     for name, (cls, fixed) in _BY_NAME.items():
         if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
-            dims = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
-            text = {
-                key: getattr(op, key)
-                for key, empty in cls.text.items()
-                if key not in fixed and getattr(op, key) != empty
-            }
-            return {"op": name, "dtype": op.dtype, **dims, **text}
+            sizes = {key: getattr(op, key) for key in cls.dimensions() if key not in fixed}
+            text = {key: getattr(op, key) for key in cls.text if key not in fixed}
+            given = {key: word for key, word in text.items() if word != cls.text[key]}
+            return {"op": name, "dtype": op.dtype, **sizes, **given}
     raise ValueError(f"{type(op).__name__} is not registered under any name")

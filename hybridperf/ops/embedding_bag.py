@@ -30,26 +30,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import numpy as np
 from scipy import special
 
 from hybridperf.io.errors import InputError
-from hybridperf.io.namespace import array_module, floats
-from hybridperf.ops.base import (
-    GROUPS,
-    Gpu,
-    Op,
-    OpCall,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    register,
-    tails,
-)
-from hybridperf.ops.embedding import Stream, Table, check_names, distances, lookups_within
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.ops.base import GROUPS, Gpu, Op, OpCall, register
+from hybridperf.ops.embedding import LookupStream, Table, check_names, distances, lookups_within
+from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
 from hybridperf.ops.roofline import Work
 
@@ -61,11 +52,8 @@ _SECTOR_BYTES = 32.0  # least that memory moves for one number
 # of one index and its place, by radix: four passes over eight bits that each read and write eight
 # bytes
 _SORT_BYTES = 64.0
-_UPDATE_FLOPS = {
-    "sgd": 2.0,
-    "adagrad": 5.0,
-    "rowwise_adagrad": 4.0,
-}  # per number: w - r g; s + g g, w - r g / sqrt(s); its mean by row
+# per number: w - r g; s + g g, w - r g / sqrt(s); its mean by row
+_UPDATE_FLOPS = {"sgd": 2.0, "adagrad": 5.0, "rowwise_adagrad": 4.0}
 
 Direction = Literal["forward", "backward"]
 
@@ -74,133 +62,105 @@ Direction = Literal["forward", "backward"]
 class _Bags(Op):
     """What both directions have in common."""
 
-    optional: ClassVar = {
-        "tables": 1.0,
-        "width": 0.0,
-        "unique": 0.0,
-        "distance": 0.0,
-        "spread": 0.0,
-        "once": 0.0,
-        "hot": 0.0,
-    }
     zero_allowed: ClassVar = frozenset({"width", "unique", "distance", "spread", "once", "hot"})
+    optional: ClassVar = {"tables": 1.0} | dict.fromkeys(zero_allowed, 0.0)
 
-    batch: Any  # samples
-    pooling: Any  # lookups of a sample
-    rows: Any  # of all tables
-    dim: Any  # numbers of a row; of tables that differ, the mean over the rows that are moved
-    tables: Any = 1.0
-    width: Any = 0.0  # numbers of a sample's result; 0: tables * dim
-    unique: Any = 0.0  # module docstring, as the four below; 0: uniform access
-    distance: Any = 0.0
-    spread: Any = 0.0
-    once: Any = 0.0
-    hot: Any = 0.0
+    batch: Array  # samples
+    pooling: Array  # lookups of a sample
+    rows: Array  # of all tables
+    dim: Array  # numbers of a row; of tables that differ, the mean over the rows that are moved
+    tables: Array = 1.0
+    width: Array = 0.0  # numbers of a sample's result; 0: tables * dim
+    unique: Array = 0.0  # module docstring, as the four below; 0: uniform access
+    distance: Array = 0.0
+    spread: Array = 0.0
+    once: Array = 0.0
+    hot: Array = 0.0
 
-    def lookups(self) -> Any:
+    def lookups(self) -> Array:
         """Rows looked up."""
         return self.batch * self.pooling
 
-    def said(self) -> Mapping[str, Any]:
+    def access(self) -> Mapping[str, Array]:
         """`unique, distance, spread, once, hot`: as given, or of uniform access."""
-        values = [
-            floats(getattr(self, name)) for name in ("unique", "distance", "spread", "once", "hot")
-        ]
-        batch, pooling, rows, tables = (
-            floats(x) for x in (self.batch, self.pooling, self.rows, self.tables)
-        )
+        names = ("unique", "distance", "spread", "once", "hot")
+        values = [floats(getattr(self, name)) for name in names]
+        sizes = (self.batch, self.pooling, self.rows, self.tables)
+        batch, pooling, rows, tables = (floats(size) for size in sizes)
         module = array_module(*values, batch, pooling, rows, tables)
         each = module.maximum(rows / tables, 1.0 + 1e-9)
         mean = batch * pooling / tables / each  # lookups of a row
         seen = -module.expm1(mean * each * module.log1p(-1.0 / each))
-        hot = (special if module is np else jax.scipy.special).gammainc(
-            HOT_LOOKUPS, mean
-        )  # of a Poisson number of others
-        uniform = {
-            "unique": rows * seen,
-            "distance": module.maximum(
-                rows / np.e, 1.0
-            ),  # distances are uniform between nothing and all rows: mean log -1, spread 1
-            "spread": module.ones_like(mean),
-            "once": mean * module.exp(-mean) / seen,
-            "hot": hot,
-        }
+        gammainc = (special if module is np else jax.scipy.special).gammainc
+        uniform = (
+            rows * seen,
+            # distances are uniform between nothing and all rows: mean log -1, spread 1
+            module.maximum(rows / np.e, 1.0),
+            module.ones_like(mean),
+            mean * module.exp(-mean) / seen,
+            gammainc(HOT_LOOKUPS, mean),  # of a Poisson number of others
+        )
         given = values[0] > 0
-        return {
-            name: module.where(given, value, uniform[name])
-            for name, value in zip(uniform, values, strict=True)
-        }
+        chosen = (module.where(given, *pair) for pair in zip(values, uniform, strict=True))
+        return dict(zip(names, chosen, strict=True))
 
-    def result(self) -> Any:
+    def result(self) -> Array:
         """Numbers of the pooled result."""
         width = floats(self.width)
-        return self.batch * array_module(width, self.tables, self.dim).where(
-            width > 0, width, self.tables * floats(self.dim)
-        )
+        whole = self.tables * floats(self.dim)
+        where = array_module(width, self.tables, self.dim).where
+        return self.batch * where(width > 0, width, whole)
 
-    def shape(self) -> dict[str, Any]:
-        said = self.said()
-        module = array_module(*said.values(), self.batch, self.pooling)
+    def streamed_bytes(self) -> Array:
+        """Bytes of bags, indices and offsets."""
+        indices = self.lookups() + self.batch * self.tables
+        return self.result() * self.element_bytes + INDEX_BYTES * indices
+
+    def shape(self) -> dict[str, Array]:
+        access = self.access()
+        module = array_module(*access.values(), self.batch, self.pooling)
         return {
-            **log_sizes(
-                batch=self.batch,
-                pooling=self.pooling,
-                rows=self.rows,
-                dim=self.dim,
-                unique=said["unique"],
-                tables=self.tables,
-            ),
+            **log_sizes(self, "batch", "pooling", "rows", "dim", unique=access["unique"]),
+            **log_sizes(self, "tables"),
             **tails(16, dim=self.dim),
-            "reuse": module.log2(self.lookups() / module.maximum(said["unique"], 1e-9)),
-            "once": said["once"],
-            "hot": said["hot"],
+            "reuse": module.log2(self.lookups() / module.maximum(access["unique"], 1e-9)),
+            "once": access["once"],
+            "hot": access["hot"],
         }
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
-        said, work = self.said(), self.work()
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
+        access, work = self.access(), self.work()
         row_bytes = self.dim * self.element_bytes
+        unique, distance = access["unique"], access["distance"]
         return {
-            **log_sizes_base2(
-                batch=self.batch,
-                pooling=self.pooling,
-                rows=self.rows,
-                dim=self.dim,
-                tables=self.tables,
-            ),
-            **log_sizes_base2(
-                unique=said["unique"], distance=said["distance"], bytes=work.bytes, flops=work.flops
-            ),
+            **log_sizes_base2(self, "batch", "pooling", "rows", "dim", "tables"),
+            **log_sizes_base2(unique=unique, distance=distance, bytes=work.bytes, flops=work.flops),
             "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
-            "log2_distance_per_l2": log2_ratio(said["distance"] * row_bytes, gpu.l2_bytes),
-            "log2_unique_per_l2": log2_ratio(said["unique"] * row_bytes, gpu.l2_bytes),
+            "log2_distance_per_l2": log2_ratio(distance * row_bytes, gpu.l2_bytes),
+            "log2_unique_per_l2": log2_ratio(unique * row_bytes, gpu.l2_bytes),
             **tails(32, dim=self.dim),
-            "reuse": log2_ratio(self.lookups(), said["unique"]),
-            "spread": said["spread"],
-            "once": said["once"],
-            "hot": said["hot"],
+            "reuse": log2_ratio(self.lookups(), unique),
+            "spread": access["spread"],
+            "once": access["once"],
+            "hot": access["hot"],
         }
 
 
 @register("embedding_bag")
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBag(_Bags):
-    """Rows of `tables` tables looked up and summed into bags (module docstring); a step is one
-    lookup.
-    """
+    """Rows looked up in `tables` tables and summed into bags; a step is one lookup."""
 
     group: ClassVar[str] = "embedding_bag"
 
     def work(self) -> Work:
-        said, lookups = self.said(), self.lookups()
+        access, lookups = self.access(), self.lookups()
         row_bytes = self.dim * self.element_bytes
-        streamed = self.result() * self.element_bytes + INDEX_BYTES * (
-            lookups + self.batch * self.tables
-        )  # bags, indices and offsets
         return Work(
             flops=lookups * self.dim,
-            bytes=lookups * row_bytes + streamed,
-            reuse_bytes=said["distance"] * row_bytes,
-            reuse_spread=said["spread"],
+            bytes=lookups * row_bytes + self.streamed_bytes(),
+            reuse_bytes=access["distance"] * row_bytes,
+            reuse_spread=access["spread"],
             scattered_reads=lookups * scattered_lines(row_bytes),
             steps=lookups,
         )
@@ -209,9 +169,7 @@ class EmbeddingBag(_Bags):
 @register("embedding_bag_backward")
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBagBackward(_Bags):
-    """The rows that a batch looked up, updated by the gradients of its bags (module docstring); a
-    step is one lookup.
-    """
+    """The looked-up rows updated by the gradients of their bags; a step is one lookup."""
 
     group: ClassVar[str] = "embedding_bag_backward"
     text: ClassVar = {"optimizer": "sgd", "duplicates": "merged"}
@@ -238,89 +196,81 @@ class EmbeddingBagBackward(_Bags):
         return ("embedding_bag_scatter" if self.duplicates == "each" else "embedding_bag_backward",)
 
     def work(self) -> Work:
-        said, lookups = self.said(), self.lookups()
+        access, lookups = self.access(), self.lookups()
         row_bytes = self.dim * self.element_bytes
-        streamed = self.result() * self.element_bytes + INDEX_BYTES * (
-            lookups + self.batch * self.tables
-        )
         merged = self.duplicates == "merged"
-        updated = said["unique"] if merged else lookups
-        state_bytes = {
-            "sgd": 0.0,
-            "adagrad": self.dim * _STATE_BYTES,
-            "rowwise_adagrad": _SECTOR_BYTES,
-        }[self.optimizer]
-        roots = {"sgd": 0.0, "adagrad": updated * self.dim, "rowwise_adagrad": updated}[
-            self.optimizer
-        ]
-        distance = said["distance"]
+        updated = access["unique"] if merged else lookups
+        of_optimizer = {  # bytes of state a row, roots
+            "sgd": (0.0, 0.0),
+            "adagrad": (self.dim * _STATE_BYTES, updated * self.dim),
+            "rowwise_adagrad": (_SECTOR_BYTES, updated),
+        }
+        state_bytes, roots = of_optimizer[self.optimizer]
+        distance = access["distance"]
         if merged:  # a row comes once in a batch: at least all others lie between
-            distance = array_module(distance, said["unique"]).maximum(distance, said["unique"])
+            distance = array_module(distance, updated).maximum(distance, updated)
+        rows_bytes = 2.0 * updated * (row_bytes + state_bytes)
         return Work(
             flops=lookups * self.dim + _UPDATE_FLOPS[self.optimizer] * updated * self.dim,
             transcendentals=roots,
-            bytes=streamed
-            + 2.0 * updated * (row_bytes + state_bytes)
-            + _SORT_BYTES * merged * lookups,
+            bytes=self.streamed_bytes() + rows_bytes + _SORT_BYTES * merged * lookups,
             reuse_bytes=distance * row_bytes,
-            reuse_spread=0.0 if merged else said["spread"],
+            reuse_spread=0.0 if merged else access["spread"],
             scattered_reads=updated * scattered_lines(row_bytes),
             steps=lookups,
         )
 
 
 def lookup_calls(
-    tables: Sequence[Table], batch: Any, direction: Direction = "forward", *,
+    tables: Sequence[Table], batch: Array, direction: Direction = "forward", *,
     optimizer: str = "sgd", duplicates: str = "merged", beside: Sequence[Table] = (),
     in_step: bool = False,
 ) -> OpCall:  # fmt: skip
-    """The lookups of a batch in all tables as one fused op, forward or backward. Tables of one
-    number format; `InputError` names the table.
+    """The lookups of a batch in all tables as one fused op; differentiable in sizes and access.
 
-    `beside`: tables that other ops of the step look up, whose rows come between. `in_step`: a
-    backward op finds the rows that the step's own forward op has just touched; else it is taken for
-    one that runs again and again by itself, as when it is measured.
+    Args:
+        tables: of one number format.
+        batch: samples.
+        direction: "forward" or "backward".
+        optimizer: of the backward pass: "sgd", "adagrad", "rowwise_adagrad".
+        duplicates: of the backward pass: "merged" or "each" (sgd only).
+        beside: tables that other ops of the step look up, whose rows come between.
+        in_step: a backward op finds the rows that the step's forward op has just touched; else it
+            runs again and again by itself, as when it is measured.
 
-    Differentiable in the batch, the tables' sizes and their distributions' parameters (tracers pass
-    through).
+    Raises:
+        InputError: for tables or options that do not fit; it names the table.
     """
     if direction not in ("forward", "backward"):
         raise InputError(f"expected a direction of forward or backward, got {direction!r}")
     check_names([*tables, *beside])
+    name, dtype = tables[0].name, tables[0].dtype
     if not isinstance(batch, jax.core.Tracer) and (
         isinstance(batch, str | bool) or np.ndim(batch) or not 0 < float(batch) < np.inf
     ):
-        raise InputError(
-            f"expected a batch of more than zero samples to look up in {tables[0].name}, got"
-            f" {batch!r}"
-        )
+        expected = f"expected a batch of more than zero samples to look up in {name}"
+        raise InputError(f"{expected}, got {batch!r}")
     for table in tables:
-        if table.dtype != tables[0].dtype:
-            raise InputError(
-                f"table {table.name}: expected {tables[0].dtype} as in {tables[0].name}, got"
-                f" {table.dtype}; a kernel is of one format"
-            )
+        if table.dtype != dtype:
+            expected = f"table {table.name}: expected {dtype} as in {name}, got {table.dtype}"
+            raise InputError(f"{expected}; a kernel is of one format")
     if direction == "backward":
-        for name, word in (("optimizer", optimizer), ("duplicates", duplicates)):
-            EmbeddingBagBackward.read_text(name, word, tables[0].dtype)
+        for option, word in (("optimizer", optimizer), ("duplicates", duplicates)):
+            EmbeddingBagBackward.read_text(option, word, dtype)
         if duplicates == "each" and optimizer != "sgd":
-            raise InputError(
-                f"expected merged duplicates with {optimizer}: its state needs a row's whole"
-                " gradient"
-            )
+            why = "its state needs a row's whole gradient"
+            raise InputError(f"expected merged duplicates with {optimizer}: {why}")
     sums = _summed(tables, beside, batch, direction, again=in_step and direction == "backward")
     if direction == "forward":
-        return OpCall(EmbeddingBag(tables[0].dtype, batch, **sums))
-    return OpCall(
-        EmbeddingBagBackward(
-            tables[0].dtype, batch, **sums, optimizer=optimizer, duplicates=duplicates
-        )
-    )
+        return OpCall(EmbeddingBag(dtype, batch, **sums))
+    options = {"optimizer": optimizer, "duplicates": duplicates}
+    return OpCall(EmbeddingBagBackward(dtype, batch, **sums, **options))
 
 
 def _summed(
-    tables: Sequence[Table], beside: Sequence[Table], batch: Any, direction: Direction, again: bool
-) -> dict[str, Any]:
+    tables: Sequence[Table], beside: Sequence[Table], batch: Array, direction: Direction,
+    again: bool,
+) -> dict[str, Array]:  # fmt: skip
     """Dimensions of the fused op."""
     lookups = [table.lookups(batch) for table in tables]
     unique = [table.unique_rows(batch) for table in tables]
@@ -328,10 +278,11 @@ def _summed(
     moved = lookups if direction == "forward" else unique
     dim = sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved)
     streams = [
-        Stream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch))
+        LookupStream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch))
         for t in (*tables, *beside)
     ]
     distance_bytes, spread = distances(streams, len(tables), again)
+    row_bytes = sum(n * table.row_bytes for n, table in zip(lookups, tables, strict=True))
     cold = [u * lookups_within(s, HOT_LOOKUPS) for u, s in zip(unique, shares, strict=True)]
     hot = 1.0 - sum(cold) / sum(lookups)
     return {
@@ -341,11 +292,7 @@ def _summed(
         "tables": float(len(tables)),
         "width": sum(table.dim for table in tables),
         "unique": sum(unique),
-        "distance": (
-            distance_bytes
-            * sum(lookups)
-            / sum(n * table.row_bytes for n, table in zip(lookups, tables, strict=True))
-        ),
+        "distance": distance_bytes * sum(lookups) / row_bytes,
         "spread": spread,
         "once": sum(u * s[0] for u, s in zip(unique, shares, strict=True)) / sum(unique),
         "hot": array_module(hot).clip(hot, 0.0, 1.0),

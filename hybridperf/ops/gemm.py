@@ -12,22 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hybridperf.hardware import Unit
-from hybridperf.io.namespace import floats
-from hybridperf.ops.base import (
-    Gpu,
-    Op,
-    group_if,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    register,
-    tails,
-)
+from hybridperf.io.namespace import Array, floats
+from hybridperf.ops.base import Gpu, Op, group_if, register
+from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
-from hybridperf.ops.roofline import Work
+from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import product_inputs, tile_count
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
@@ -67,12 +59,12 @@ class Gemm(Product):
     optional: ClassVar = {"bias": 0.0, "transposed_a": 0.0, "transposed_b": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
 
-    m: Any
-    n: Any
-    k: Any
-    bias: Any = 0.0
-    transposed_a: Any = 0.0
-    transposed_b: Any = 0.0
+    m: Array
+    n: Array
+    k: Array
+    bias: Array = 0.0
+    transposed_a: Array = 0.0
+    transposed_b: Array = 0.0
     quant: str = ""
 
     def work(self) -> Work:
@@ -80,30 +72,26 @@ class Gemm(Product):
         moved = (m * k + k * n + m * n + self.bias * n) * self.element_bytes
         if self.quant:
             moved = _quantised_bytes(self) + self.bias * n * SCHEMES[self.quant].outgoing_bytes
-        return Work(
+        return streamed(
+            moved,
             flops=FLOPS_PER_MULTIPLY_ADD * m * n * k + self.bias * m * n,
-            bytes=moved,
-            reuse_bytes=moved,
             # with both transposed the other operand is packed against its grain, too
             strided_reads=self.transposed_a * (m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
-            steps=m * k
-            + k * n
-            + m
-            # operands are packed and results written element by element, wherever they come from
-            * n,
+            # operands are packed and results written one by one, wherever they come from
+            steps=m * k + k * n + m * n,
         )
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Array]:
         return _product_shape(self)
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return tile_count(self.m, self.n)
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {**_product_inputs(self, gpu), "bias": self.bias}
 
-    def group_index(self) -> Any:
+    def group_index(self) -> Array:
         """Products that pack an operand against its grain have knobs of their own."""
         return group_if(floats(self.transposed_a) > 0, "gemm_transposed", "gemm")
 
@@ -111,25 +99,22 @@ class Gemm(Product):
         return "gemm", "gemm_transposed"
 
 
-@register(
-    "bmm", "mla_gen_pre", "mla_gen_post"
-)  # the last two: latent attention's projections of one token per head
+# the last two: latent attention's projections of one token per head
+@register("bmm", "mla_gen_pre", "mla_gen_post")
 @dataclasses.dataclass(frozen=True)
 class BatchedGemm(Product):
-    """`batch` independent matrix products of one shape; a step is one number packed or written, as
-    for one product.
-    """
+    """`batch` independent matrix products of one shape; a step is one number packed or written."""
 
     group: ClassVar[str] = "batched_gemm"
     optional: ClassVar = {"transposed_a": 0.0, "transposed_b": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
 
-    batch: Any
-    m: Any
-    n: Any
-    k: Any
-    transposed_a: Any = 0.0
-    transposed_b: Any = 0.0
+    batch: Array
+    m: Array
+    n: Array
+    k: Array
+    transposed_a: Array = 0.0
+    transposed_b: Array = 0.0
     quant: str = ""
 
     def work(self) -> Work:
@@ -137,25 +122,24 @@ class BatchedGemm(Product):
         moved = self.batch * (m * k + k * n + m * n) * self.element_bytes
         if self.quant:
             moved = self.batch * _quantised_bytes(self)
-        return Work(
+        return streamed(
+            moved,
             flops=FLOPS_PER_MULTIPLY_ADD * self.batch * m * n * k,
-            bytes=moved,
-            reuse_bytes=moved,
             strided_reads=self.batch * (self.transposed_a * m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
             steps=self.batch * (m * k + k * n + m * n + PRODUCT_STEPS),
         )
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Array]:
         return {**_product_shape(self), **log_sizes(batch=self.batch)}
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.batch * tile_count(self.m, self.n)
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {**_product_inputs(self, gpu, self.batch), **log_sizes_base2(batch=self.batch)}
 
-    def group_index(self) -> Any:
+    def group_index(self) -> Array:
         """As for one product."""
         return group_if(floats(self.transposed_a) > 0, "batched_gemm_transposed", "batched_gemm")
 
@@ -163,20 +147,19 @@ class BatchedGemm(Product):
         return "batched_gemm", "batched_gemm_transposed"
 
 
-def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Any]:
+def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Array]:
     # vectors of 4 to 16 numbers on CPUs, tiles of 64 and 128 on GPUs
-    rows_and_columns = {"m": op.m, "n": op.n}
     return {
-        **log_sizes(m=op.m, n=op.n, k=op.k),
-        **tails(4, **rows_and_columns),
-        **tails(16, **rows_and_columns, k=op.k),
-        **tails(64, **rows_and_columns),
+        **log_sizes(op, "m", "n", "k"),
+        **tails(4, m=op.m, n=op.n),
+        **tails(16, m=op.m, n=op.n, k=op.k),
+        **tails(64, m=op.m, n=op.n),
         "transposed_a": op.transposed_a,
         "transposed_b": op.transposed_b,
     }
 
 
-def _quantised_bytes(op: Gemm | BatchedGemm) -> Any:
+def _quantised_bytes(op: Gemm | BatchedGemm) -> Array:
     """Bytes of one product under a scheme."""
     scheme = SCHEMES[op.quant]
     return (
@@ -186,7 +169,7 @@ def _quantised_bytes(op: Gemm | BatchedGemm) -> Any:
     )
 
 
-def _product_inputs(op: Gemm | BatchedGemm, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:
+def _product_inputs(op: Gemm | BatchedGemm, gpu: Gpu, batch: Array = 1.0) -> dict[str, Array]:
     weight_bytes = SCHEMES[op.quant].weight_bytes if op.quant else op.element_bytes
     return {
         **product_inputs(op.m, op.n, op.k, gpu, batch),

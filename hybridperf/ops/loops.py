@@ -10,19 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from hybridperf.io.namespace import array_module, floats
-from hybridperf.ops.base import (
-    GROUPS,
-    Gpu,
-    Op,
-    group_if,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    register,
-    tails,
-)
-from hybridperf.ops.roofline import Work
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.ops.base import GROUPS, Gpu, Op, group_if, register
+from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import aligned, wave_inputs
 
 BLOCK_ELEMENTS = 1024.0  # elements that one thread block of a GPU loop takes
@@ -30,29 +21,14 @@ BLOCK_ELEMENTS = 1024.0  # elements that one thread block of a GPU loop takes
 # name: (tensors read, flops, transcendentals) per element; `...u` has a scalar as second operand,
 # as in NeuSight's tables
 _ELEMENTWISE = {
-    "add": (2, 1, 0),
-    "sub": (2, 1, 0),
-    "mul": (2, 1, 0),
-    "div": (2, 1, 0),
-    "pow": (2, 0, 1),
-    "maximum": (2, 1, 0),
-    "addu": (1, 1, 0),
-    "mulu": (1, 1, 0),
-    "divu": (1, 1, 0),
-    "powu": (1, 0, 1),
-    "relu": (1, 1, 0),
-    "gelu": (1, 8, 1),
-    "tanh": (1, 0, 1),
-    "exp": (1, 0, 1),
-    "log": (1, 0, 1),
-    "sqrt": (1, 0, 1),
-    "sigmoid": (1, 2, 1),
-    "cast": (1, 0, 0),
-    "fill": (0, 0, 0),
-    "addcmul": (3, 2, 0),
+    "add": (2, 1, 0), "sub": (2, 1, 0), "mul": (2, 1, 0), "div": (2, 1, 0), "pow": (2, 0, 1),
+    "maximum": (2, 1, 0), "addu": (1, 1, 0), "mulu": (1, 1, 0), "divu": (1, 1, 0),
+    "powu": (1, 0, 1), "relu": (1, 1, 0), "gelu": (1, 8, 1), "tanh": (1, 0, 1), "exp": (1, 0, 1),
+    "log": (1, 0, 1), "sqrt": (1, 0, 1), "sigmoid": (1, 2, 1), "cast": (1, 0, 0),
+    "fill": (0, 0, 0), "addcmul": (3, 2, 0),
     "silu_mul": (2, 4, 1),  # x * sigmoid(x) * y: exponential, sum, quotient, two products
-    "rope": (1, 3, 0),  # a pair turned by an angle: two products and a sum for each of its numbers
-}
+    "rope": (1, 3, 0),  # a pair turned by an angle: two products and a sum for each number
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,28 +37,26 @@ class Elementwise(Op):
 
     group: ClassVar[str] = "elementwise"
 
-    rows: Any
-    cols: Any
-    inputs: Any = 1.0
-    element_flops: Any = 1.0
-    element_transcendentals: Any = 0.0
+    rows: Array
+    cols: Array
+    inputs: Array = 1.0
+    element_flops: Array = 1.0
+    element_transcendentals: Array = 0.0
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Array]:
         n = self.rows * self.cols
-        each = {
-            "flops_each": self.element_flops,
-            "transcendentals_each": self.element_transcendentals,
-        }
-        moved = {"read_each": self.inputs * self.element_bytes, "written_each": self.element_bytes}
+        flops, transcendentals = self.element_flops, self.element_transcendentals
+        read, written = self.inputs * self.element_bytes, self.element_bytes
         return {
-            **log_sizes(elements=n, inner=self.cols, **each, **moved),
+            **log_sizes(elements=n, inner=self.cols, flops_each=flops),
+            **log_sizes(transcendentals_each=transcendentals, read_each=read, written_each=written),
             **tails(16, inner=self.cols),
         }
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.rows * self.cols / BLOCK_ELEMENTS
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {
             **_matrix_inputs(self, gpu),
             **wave_inputs("elements", self.blocks(), gpu),
@@ -94,11 +68,8 @@ class Elementwise(Op):
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = (self.inputs + 1) * n * self.element_bytes
-        return Work(
-            flops=self.element_flops * n,
-            transcendentals=self.element_transcendentals * n,
-            bytes=moved,
-            reuse_bytes=moved,
+        return streamed(
+            moved, flops=self.element_flops * n, transcendentals=self.element_transcendentals * n
         )
 
 
@@ -124,72 +95,52 @@ class Fused(Op):
 
     group: ClassVar[str] = "elementwise"
     optional: ClassVar = dict.fromkeys(
-        (
-            "strided_reads",
-            "strided_bytes",
-            "transcendentals",
-            "flops",
-            "inner",
-            "summed",
-            "summed_inner",
-            "compared",
-        ),
-        0.0,
-    )
+        ("strided_reads", "strided_bytes", "transcendentals", "flops", "inner", "summed",
+         "summed_inner", "compared"), 0.0
+    )  # fmt: skip
     zero_allowed: ClassVar = frozenset({*optional, "bytes_read"})
 
-    elements: Any  # loop iterations
-    flops: Any
-    transcendentals: Any
-    bytes_read: Any
-    bytes_written: Any
-    strided_reads: Any = 0.0
-    strided_bytes: Any = 0.0
-    inner: Any = 0.0  # steps along the fastest dimension of the result; 0: not known
-    summed: Any = 0.0  # elements that go into one result of a reduction
-    summed_inner: Any = 0.0  # 1: the reduction runs along the fastest dimension of memory
-    compared: Any = 0.0  # 1: the reduction is a maximum or minimum
+    elements: Array  # loop iterations
+    flops: Array
+    transcendentals: Array
+    bytes_read: Array
+    bytes_written: Array
+    strided_reads: Array = 0.0
+    strided_bytes: Array = 0.0
+    inner: Array = 0.0  # steps along the fastest dimension of the result; 0: not known
+    summed: Array = 0.0  # elements that go into one result of a reduction
+    summed_inner: Array = 0.0  # 1: the reduction runs along the fastest dimension of memory
+    compared: Array = 0.0  # 1: the reduction is a maximum or minimum
     loop: str = "elementwise"
 
     def work(self) -> Work:
-        moved = self.bytes_read + self.bytes_written
-        return Work(
+        return streamed(
+            self.bytes_read + self.bytes_written,
             flops=self.flops,
             transcendentals=self.transcendentals,
-            bytes=moved,
-            reuse_bytes=moved,
             strided_reads=self.strided_reads,
             strided_bytes=self.strided_bytes,
             steps=self.elements,
         )
 
-    def shape(self) -> dict[str, Any]:
-        each = {
-            "flops": self.flops,
-            "transcendentals": self.transcendentals,
-            "read": self.bytes_read,
-            "written": self.bytes_written,
-        }
+    def shape(self) -> dict[str, Array]:
+        n = self.elements
+        flops, transcendentals = self.flops / n, self.transcendentals / n
+        read, written = self.bytes_read / n, self.bytes_written / n
         return {
-            **log_sizes(
-                elements=self.elements,
-                **{f"{name}_each": total / self.elements for name, total in each.items()},
-            ),
-            **log_sizes(inner=self.inner, summed=self.summed),
+            **log_sizes(elements=n, flops_each=flops, transcendentals_each=transcendentals),
+            **log_sizes(read_each=read, written_each=written, inner=self.inner, summed=self.summed),
             **tails(16, inner=self.inner),
             "summed_inner": self.summed_inner,
             "compared": self.compared,
         }
 
-    def group_index(self) -> Any:
-        """Other knobs for loops that are not vectorised: strided ones, and library reductions that
-        check windows against an edge.
-        """
+    def group_index(self) -> Array:
+        """Loops that are not vectorised have knobs of their own: strided and padded ones."""
         if self.loop == "elementwise":
             return group_if(floats(self.strided_reads) > 0, "strided_loop", self.loop)
-        if (
-            self.loop == "library_reduction"
-        ):  # more loop iterations than elements to read: windows reach over the edge
+        # more loop iterations than elements to read: windows reach over the edge
+        if self.loop == "library_reduction":
             padded = floats(self.elements) * self.element_bytes > floats(self.bytes_read)
             return group_if(padded, "padded_library_reduction", self.loop)
         return GROUPS.index(self.loop)
@@ -203,21 +154,21 @@ class Fused(Op):
 class Matrix(Op):
     """An op on rows x cols elements."""
 
-    rows: Any
-    cols: Any
+    rows: Array
+    cols: Array
 
-    def shape(self) -> dict[str, Any]:
-        return {**log_sizes(rows=self.rows, cols=self.cols), **tails(16, cols=self.cols)}
+    def shape(self) -> dict[str, Array]:
+        return {**log_sizes(self, "rows", "cols"), **tails(16, cols=self.cols)}
 
 
 @dataclasses.dataclass(frozen=True)
 class RowByRow(Matrix):
     """One that GPUs run with a thread block for each row."""
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.rows
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return _matrix_inputs(self, gpu)
 
 
@@ -230,9 +181,7 @@ class Reduction(RowByRow):
 
     def work(self) -> Work:
         moved = self.rows * (self.cols + 1) * self.element_bytes
-        return Work(
-            flops=self.rows * self.cols, bytes=moved, reuse_bytes=moved, steps=self.rows * self.cols
-        )
+        return streamed(moved, flops=self.rows * self.cols, steps=self.rows * self.cols)
 
 
 @register("softmax")
@@ -245,16 +194,14 @@ class Softmax(RowByRow):
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = 2 * n * self.element_bytes
-        return Work(flops=4 * n, transcendentals=n, bytes=moved, reuse_bytes=moved, steps=self.rows)
+        return streamed(moved, flops=4 * n, transcendentals=n, steps=self.rows)
 
 
 @register("layernorm", "ln", "layer_norm")
 @register("batchnorm", "batch_norm")
 @dataclasses.dataclass(frozen=True)
 class Norm(RowByRow):
-    """(x - mean) / sqrt(variance) * scale + shift; layernorm takes statistics over each row,
-    batchnorm over each column.
-    """
+    """(x - mean) / sqrt(variance) * scale + shift; layernorm over rows, batchnorm over columns."""
 
     group: ClassVar[str] = "norm"
 
@@ -262,9 +209,7 @@ class Norm(RowByRow):
         n = self.rows * self.cols
         moved = 2 * (n + self.cols) * self.element_bytes
         # mean 1, difference 1, square and its sum 2, scaling by 1/sqrt 1, scale and shift 2
-        return Work(
-            flops=7 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows
-        )
+        return streamed(moved, flops=7 * n, transcendentals=self.rows, steps=self.rows)
 
 
 @register("rmsnorm", "rms_norm")
@@ -278,9 +223,7 @@ class RmsNorm(RowByRow):
         n = self.rows * self.cols
         moved = (2 * n + self.cols) * self.element_bytes
         # square and its sum 2, division by the root 1, scale 1
-        return Work(
-            flops=4 * n, transcendentals=self.rows, bytes=moved, reuse_bytes=moved, steps=self.rows
-        )
+        return streamed(moved, flops=4 * n, transcendentals=self.rows, steps=self.rows)
 
 
 @register("sort")
@@ -292,10 +235,8 @@ class Sort(Matrix):
 
     def work(self) -> Work:
         n = self.rows * self.cols
-        moved = 2 * n * self.element_bytes
-        return Work(
-            bytes=moved, reuse_bytes=moved, steps=n * array_module(self.cols).log2(self.cols + 1)
-        )
+        comparisons = n * array_module(self.cols).log2(self.cols + 1)
+        return streamed(2 * n * self.element_bytes, steps=comparisons)
 
 
 @register("cumulative", "cumsum", "cumprod", "cummax")
@@ -307,8 +248,7 @@ class Cumulative(Matrix):
 
     def work(self) -> Work:
         n = self.rows * self.cols
-        moved = 2 * n * self.element_bytes
-        return Work(flops=n, bytes=moved, reuse_bytes=moved, steps=n)
+        return streamed(2 * n * self.element_bytes, flops=n, steps=n)
 
 
 @register("random", "rng")
@@ -320,43 +260,37 @@ class Random(Matrix):
 
     def work(self) -> Work:
         n = self.rows * self.cols
-        moved = n * self.element_bytes
-        return Work(bytes=moved, reuse_bytes=moved, steps=n)
+        return streamed(n * self.element_bytes, steps=n)
 
 
 @register("sgd", reads=2.0, writes=1.0, element_flops=2.0, element_transcendentals=0.0)
 @register("adam", reads=4.0, writes=3.0, element_flops=12.0, element_transcendentals=1.0)
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(Op):
-    """Dense update of `parameters` numbers. SGD reads parameter and gradient; Adam also two
-    moments, and writes them back.
-    """
+    """Update of `parameters` numbers: SGD reads parameter and gradient, Adam also two moments."""
 
     group: ClassVar[str] = "optimizer"
 
-    parameters: Any
-    reads: Any = 2.0
-    writes: Any = 1.0
-    element_flops: Any = 2.0
-    element_transcendentals: Any = 0.0
+    parameters: Array
+    reads: Array = 2.0
+    writes: Array = 1.0
+    element_flops: Array = 2.0
+    element_transcendentals: Array = 0.0
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Array]:
         return log_sizes(elements=self.parameters, tensors=self.reads + self.writes)
 
     def work(self) -> Work:
         n = self.parameters
         moved = (self.reads + self.writes) * n * self.element_bytes
-        return Work(
-            flops=self.element_flops * n,
-            transcendentals=self.element_transcendentals * n,
-            bytes=moved,
-            reuse_bytes=moved,
+        return streamed(
+            moved, flops=self.element_flops * n, transcendentals=self.element_transcendentals * n
         )
 
 
-def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Any]:
+def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
     return {
-        **log_sizes_base2(rows=op.rows, cols=op.cols, elements=op.rows * op.cols),
+        **log_sizes_base2(op, "rows", "cols", elements=op.rows * op.cols),
         "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
         **tails(32, cols=op.cols),  # lanes of a warp
         **tails(128, cols=op.cols),

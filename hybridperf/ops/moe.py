@@ -23,14 +23,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import InputError
-from hybridperf.io.namespace import array_module, floats, root
-from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
+from hybridperf.io.namespace import Array, array_module, floats, root
+from hybridperf.ops.base import Gpu, Op, register
+from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
 from hybridperf.ops.quantise import SCHEMES, WIDE_BYTES, known_scheme, scheme_dtype, scheme_flags
-from hybridperf.ops.roofline import Work
+from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import wave_inputs, whole_tiles
 
 BALANCED = "balanced"
@@ -44,12 +45,12 @@ _FLOPS_PER_MULTIPLY_ADD = 2.0
 class Routing:
     """What the busiest rank gets."""
 
-    rows: Any  # pairs of token and expert
-    active: Any  # experts with at least one row
-    busiest: Any  # rows of the expert that has most
+    rows: Array  # pairs of token and expert
+    active: Array  # experts with at least one row
+    busiest: Array  # rows of the expert that has most
 
 
-def route(tokens: Any, topk: Any, experts: Any, moe_ep: Any, distribution: str) -> Routing:
+def route(tokens: Array, topk: Array, experts: Array, moe_ep: Array, distribution: str) -> Routing:
     """Rows of the busiest of `moe_ep` ranks (module docstring)."""
     module = array_module(tokens, topk, experts, moe_ep)
     maximum, minimum = module.maximum, module.minimum
@@ -67,9 +68,8 @@ def route(tokens: Any, topk: Any, experts: Any, moe_ep: Any, distribution: str) 
     normal = span**b - 1.0
 
     busiest = least * (1.0 + (1.0 - 0.5 / experts) * normal) ** (1.0 / b) * unit
-    busiest = maximum(
-        minimum(busiest, tokens), maximum(assigned / experts, 1.0)
-    )  # a token goes to an expert once
+    # a token goes to an expert once
+    busiest = maximum(minimum(busiest, tokens), maximum(assigned / experts, 1.0))
     half_a_row = minimum(maximum(0.5 / unit, least), largest)
     active = experts * (1.0 - ((half_a_row / least) ** b - 1.0) / normal)
     active = minimum(maximum(active, topk), minimum(experts, assigned))
@@ -86,7 +86,7 @@ def route(tokens: Any, topk: Any, experts: Any, moe_ep: Any, distribution: str) 
     return Routing(rows, minimum(maximum(active / moe_ep, 1.0), rows), minimum(busiest, rows))
 
 
-def _moment(span: Any, b: float, order: float) -> Any:
+def _moment(span: Array, b: float, order: float) -> Array:
     """Mean of x^order for loads spread as x^(b - 1) between 1 and `span`."""
     power = b + order
     if abs(power) < 1e-6:
@@ -118,14 +118,14 @@ class Moe(Op):
     implied: ClassVar = {"gated": ("kernel", {"nongated": 0.0})}
     words: ClassVar = {"True": 1.0, "False": 0.0}
 
-    tokens: Any
-    hidden: Any
-    inter: Any
-    topk: Any
-    experts: Any
-    moe_tp: Any = 1.0
-    moe_ep: Any = 1.0
-    gated: Any = 1.0  # 0: two matrices per expert, not three
+    tokens: Array
+    hidden: Array
+    inter: Array
+    topk: Array
+    experts: Array
+    moe_tp: Array = 1.0
+    moe_ep: Array = 1.0
+    gated: Array = 1.0  # 0: two matrices per expert, not three
     quant: str = ""
     distribution: str = BALANCED
 
@@ -153,75 +153,54 @@ class Moe(Op):
         inter = self.inter / self.moe_tp
         matrices = 2.0 + (self.gated > 0)
         minimum = array_module(self.tokens, routing.rows).minimum
+        activation = weight = wide = self.element_bytes
         if self.quant:
-            activation, weight, wide = (
-                SCHEMES[self.quant].activation_bytes, SCHEMES[self.quant].weight_bytes,
-                SCHEMES[self.quant].outgoing_bytes
-            )  # fmt: skip
-        else:
-            activation = weight = wide = self.element_bytes
+            scheme = SCHEMES[self.quant]
+            activation, weight = scheme.activation_bytes, scheme.weight_bytes
+            wide = scheme.outgoing_bytes
         here = minimum(self.tokens, routing.rows)  # tokens with an expert on this rank
         outer = here * self.hidden * (activation + wide)  # vectors read, sums written
-        inner = (
-            routing.rows * inter * (wide + activation)
-        )  # written by the first product, read by the last
-        moved = outer + inner + self._weights(routing) * weight
-        return Work(
+        # written by the first product, read by the last
+        inner = routing.rows * inter * (wide + activation)
+        return streamed(
+            outer + inner + self._weights(routing) * weight,
             flops=_FLOPS_PER_MULTIPLY_ADD * matrices * routing.rows * self.hidden * inter,
             transcendentals=routing.rows * inter,
-            bytes=moved,
-            reuse_bytes=moved,
         )
 
-    def _weights(self, routing: Routing) -> Any:
+    def _weights(self, routing: Routing) -> Array:
         """Numbers in the matrices of this rank's active experts."""
         return routing.active * (2.0 + (self.gated > 0)) * self.hidden * self.inter / self.moe_tp
 
-    def shape(self) -> dict[str, Any]:
-        routing = self.routing()
+    def shape(self) -> dict[str, Array]:
         inter = self.inter / self.moe_tp
-        return log_sizes(
-            hidden=self.hidden,
-            inter=inter,
-            topk=self.topk,
-            rows=routing.rows,
-            active=routing.active,
-            busiest=routing.busiest,
-        )
+        return log_sizes(self, "hidden", inter=inter, topk=self.topk, **vars(self.routing()))
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         routing = self.routing()
         inter = whole_tiles(self.inter / self.moe_tp, _TILE_COLUMNS)
         return routing.active * whole_tiles(routing.rows / routing.active, _TILE_ROWS) * inter
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         routing = self.routing()
+        rows, active, busiest = routing.rows, routing.active, routing.busiest
         inter, local = self.inter / self.moe_tp, self.experts / self.moe_ep
-        each = floats(routing.rows / routing.active)
+        each = floats(rows / active)
         weight = SCHEMES[self.quant].weight_bytes if self.quant else self.element_bytes
+        activations = rows * (self.hidden + inter) * WIDE_BYTES
         out = {
-            **log_sizes_base2(
-                tokens=self.tokens,
-                hidden=self.hidden,
-                inter=inter,
-                topk=self.topk,
-                experts=self.experts,
-                local=local,
-            ),
-            **log_sizes_base2(
-                rows=routing.rows, each=each, active=routing.active, busiest=routing.busiest
-            ),
+            **log_sizes_base2(self, "tokens", "hidden", inter=inter, topk=self.topk),
+            **log_sizes_base2(experts=self.experts, local=local),
+            **log_sizes_base2(rows=rows, each=each, active=active, busiest=busiest),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),
             "log2_weights_per_l2": log2_ratio(self._weights(routing) * weight, gpu.l2_bytes),
-            "log2_activations_per_l2": log2_ratio(
-                routing.rows * (self.hidden + inter) * WIDE_BYTES, gpu.l2_bytes
-            ),
+            "log2_activations_per_l2": log2_ratio(activations, gpu.l2_bytes),
             **tails(16, each=each),
             **tails(64, each=each),
             **tails(128, each=each, inter=inter, hidden=self.hidden),
-            "uneven": log2_ratio(routing.busiest, each),
-            "active_share": log2_ratio(routing.active, local),
-            "over_mean_rank": log2_ratio(routing.rows * self.moe_ep, self.tokens * self.topk),
+            "uneven": log2_ratio(busiest, each),
+            "active_share": log2_ratio(active, local),
+            "over_mean_rank": log2_ratio(rows * self.moe_ep, self.tokens * self.topk),
             "moe_tp": array_module(self.moe_tp).log2(floats(self.moe_tp)),
             "moe_ep": array_module(self.moe_ep).log2(floats(self.moe_ep)),
             "gated": (floats(self.gated) > 0) * 1.0,
@@ -231,9 +210,7 @@ class Moe(Op):
             **scheme_flags(self.quant),
         }
         for name, columns in (("inner", inter), ("outer", self.hidden)):
-            for rows in (16.0, 64.0, 128.0):
-                tiles = (
-                    routing.active * whole_tiles(each, rows) * whole_tiles(columns, _TILE_COLUMNS)
-                )
-                out |= wave_inputs(f"{name}{rows:.0f}", tiles, gpu)
+            for tile in (16.0, 64.0, 128.0):
+                tiles = active * whole_tiles(each, tile) * whole_tiles(columns, _TILE_COLUMNS)
+                out |= wave_inputs(f"{name}{tile:.0f}", tiles, gpu)
         return out

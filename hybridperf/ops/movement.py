@@ -5,12 +5,13 @@ program costs by itself.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from hybridperf.io.namespace import array_module, floats
-from hybridperf.ops.base import Op, group_if, log_sizes, register, tails
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.ops.base import Op, group_if, register
 from hybridperf.ops.embedding import reuse_distance_bytes, uniform_unique_rows
-from hybridperf.ops.roofline import Work
+from hybridperf.ops.inputs import log_sizes, tails
+from hybridperf.ops.roofline import Work, streamed
 
 CACHE_LINE_BYTES = 64.0
 INDEX_BYTES = 4.0
@@ -25,47 +26,41 @@ class Copy(Op):
 
     group: ClassVar[str] = "copy"
 
-    rows: Any
-    cols: Any
+    rows: Array
+    cols: Array
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Array]:
         return {**log_sizes(cols=self.cols), **tails(16, cols=self.cols)}
 
     def work(self) -> Work:
-        moved = 2 * self.rows * self.cols * self.element_bytes
-        return Work(bytes=moved, reuse_bytes=moved)
+        return streamed(2 * self.rows * self.cols * self.element_bytes)
 
 
 @register("transpose")
 @dataclasses.dataclass(frozen=True)
 class Transpose(Op):
-    """`batch` matrices of rows x cols written as cols x rows: written in order, read with a stride
-    of `cols` elements.
-    """
+    """`batch` matrices of rows x cols, written in order, read with a stride of `cols` elements."""
 
     group: ClassVar[str] = "transpose"
     optional: ClassVar = {"batch": 1.0}
 
-    rows: Any
-    cols: Any
-    batch: Any = 1.0
+    rows: Array
+    cols: Array
+    batch: Array = 1.0
 
-    def shape(self) -> dict[str, Any]:
-        return {
-            **log_sizes(batch=self.batch, rows=self.rows, cols=self.cols),
-            **tails(16, rows=self.rows, cols=self.cols),
-        }
+    def shape(self) -> dict[str, Array]:
+        turned = tails(16, rows=self.rows, cols=self.cols)
+        return {**log_sizes(self, "batch", "rows", "cols"), **turned}
 
     def work(self) -> Work:
         n = self.batch * self.rows * self.cols
+        # a whole column is read before its neighbour's turn
+        spanned = self.rows * self.cols * self.element_bytes
         moved = 2 * n * self.element_bytes
-        spanned = (
-            self.rows * self.cols * self.element_bytes
-        )  # a whole column is read before its neighbour's turn
-        return Work(bytes=moved, reuse_bytes=moved, strided_reads=n, strided_bytes=spanned, steps=n)
+        return streamed(moved, strided_reads=n, strided_bytes=spanned, steps=n)
 
 
-def scattered_lines(row_bytes: Any) -> Any:
+def scattered_lines(row_bytes: Array) -> Array:
     """Cache lines of a row at a random place that are each waited for: prefetching starts only some
     lines into a row, and then keeps up.
 
@@ -88,34 +83,22 @@ class Gather(Op):
     optional: ClassVar = {"pooled": 0.0}
     zero_allowed: ClassVar = frozenset(optional)
 
-    rows: Any
-    cols: Any
-    vocab: Any
-    pooled: Any = 0.0
+    rows: Array
+    cols: Array
+    vocab: Array
+    pooled: Array = 0.0
 
-    def shape(self) -> dict[str, Any]:
-        return {
-            **log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab),
-            **tails(16, cols=self.cols),
-            "pooled": self.pooled,
-        }
+    def shape(self) -> dict[str, Array]:
+        return {**_table_shape(self), "pooled": self.pooled}
 
     def work(self) -> Work:
-        row_bytes = self.cols * self.element_bytes
-        unique = uniform_unique_rows(self.rows, self.vocab)
         pooled = floats(self.pooled)
-        written = array_module(pooled).where(
-            pooled > 0, 0.0, 1.0
-        )  # sums are few beside the rows: not counted
-        moved = self.rows * ((1.0 + written) * row_bytes + INDEX_BYTES)
-        return Work(
-            bytes=moved,
-            reuse_bytes=reuse_distance_bytes(unique, row_bytes),
-            scattered_reads=self.rows * scattered_lines(row_bytes),
-            steps=self.rows,
-        )
+        # sums are few compared with the rows: not counted
+        written = array_module(pooled).where(pooled > 0, 0.0, 1.0)
+        moved = self.rows * ((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
+        return _table_work(self, moved)
 
-    def group_index(self) -> Any:
+    def group_index(self) -> Array:
         """Pooling rows as they come in overlaps their arrival: other knobs."""
         return group_if(floats(self.pooled) > 0, "pooled_gather", "gather")
 
@@ -126,47 +109,48 @@ class Gather(Op):
 @register("scatter_add", "scatter")
 @dataclasses.dataclass(frozen=True)
 class ScatterAdd(Op):
-    """`rows` rows of `cols` elements added to a table of `vocab` rows at uniform random places, in
-    place; a step is one row.
-    """
+    """`rows` rows added in place to a table of `vocab` rows at random; a step is one row."""
 
     group: ClassVar[str] = "scatter_add"
 
-    rows: Any
-    cols: Any
-    vocab: Any
+    rows: Array
+    cols: Array
+    vocab: Array
 
-    def shape(self) -> dict[str, Any]:
-        return {
-            **log_sizes(rows=self.rows, cols=self.cols, vocab=self.vocab),
-            **tails(16, cols=self.cols),
-        }
+    def shape(self) -> dict[str, Array]:
+        return _table_shape(self)
 
     def work(self) -> Work:
-        row_bytes = self.cols * self.element_bytes
-        unique = uniform_unique_rows(self.rows, self.vocab)
-        moved = self.rows * (
-            3 * row_bytes + INDEX_BYTES
-        )  # update and table row read, table row written
-        return Work(
-            flops=self.rows * self.cols,
-            bytes=moved,
-            reuse_bytes=reuse_distance_bytes(unique, row_bytes),
-            scattered_reads=self.rows * scattered_lines(row_bytes),
-            steps=self.rows,
-        )
+        # update and table row read, table row written
+        moved = self.rows * (3 * (self.cols * self.element_bytes) + INDEX_BYTES)
+        return _table_work(self, moved, flops=self.rows * self.cols)
+
+
+def _table_shape(op: Gather | ScatterAdd) -> dict[str, Array]:
+    return {**log_sizes(op, "rows", "cols", "vocab"), **tails(16, cols=op.cols)}
+
+
+def _table_work(op: Gather | ScatterAdd, moved: Array, flops: Array = 0.0) -> Work:
+    """Work on `op.rows` rows of a table at uniform random places."""
+    row_bytes = op.cols * op.element_bytes
+    unique = uniform_unique_rows(op.rows, op.vocab)
+    return Work(
+        flops=flops,
+        bytes=moved,
+        reuse_bytes=reuse_distance_bytes(unique, row_bytes),
+        scattered_reads=op.rows * scattered_lines(row_bytes),
+        steps=op.rows,
+    )
 
 
 @register("allocation")
 @dataclasses.dataclass(frozen=True)
 class Allocation(Op):
-    """Memory that the operating system hands out page by page at first touch; a step is one 4 KiB
-    page.
-    """
+    """Memory that the operating system hands out at first touch; a step is one 4 KiB page."""
 
     group: ClassVar[str] = "allocation"
 
-    bytes: Any
+    bytes: Array
 
     def work(self) -> Work:
         return Work(steps=self.bytes / PAGE_BYTES)
@@ -180,7 +164,7 @@ class Call(Op):
     group: ClassVar[str] = "call"
     zero_allowed: ClassVar = frozenset({"buffers"})
 
-    buffers: Any
+    buffers: Array
 
     def work(self) -> Work:
         return Work(steps=self.buffers)
@@ -193,7 +177,7 @@ class LoopTrip(Op):
 
     group: ClassVar[str] = "loop_trip"
 
-    trips: Any
+    trips: Array
 
     def work(self) -> Work:
         return Work(steps=self.trips)

@@ -1,7 +1,7 @@
 """Quantised weights and activations: what each scheme stores, moves and multiplies; and quantising
 a matrix by itself.
 
-Bytes per element count the scales that are stored beside the numbers. Activations live in 16 bits
+Bytes per element count the scales that are stored with the numbers. Activations live in 16 bits
 between ops: a scheme that multiplies narrow activations reads 16 bits, writes the narrow form and
 reads it again, because the largest number of a block must be known before its first one can be
 scaled. Products are written in 16 bits.
@@ -10,12 +10,14 @@ scaled. Products are written in 16 bits.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import unknown
-from hybridperf.ops.base import Gpu, Op, log2_ratio, log_sizes, log_sizes_base2, register, tails
-from hybridperf.ops.roofline import Work
+from hybridperf.io.namespace import Array
+from hybridperf.ops.base import Gpu, Op, register
+from hybridperf.ops.inputs import log2_ratio, log_sizes, log_sizes_base2, tails
+from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import wave_inputs
 
 WIDE_BYTES = 2.0  # activations between ops: bf16 or fp16
@@ -26,18 +28,15 @@ class Scheme:
     """One way to store and multiply. Bytes are per element, scales included."""
 
     weight_bytes: float
-    narrow_bytes: float = (
-        0.0  # activations as multiplied, where that is not how they come; 0: as they come
-    )
+    # activations as multiplied, where that is not how they come; 0: as they come
+    narrow_bytes: float = 0.0
     arithmetic: str = ""  # number format that multiplies; empty: the op's dtype
     incoming_bytes: float = WIDE_BYTES
     outgoing_bytes: float = WIDE_BYTES
 
     @property
     def activation_bytes(self) -> float:
-        """Moved for one activation on its way into a product: read, and where it is made narrow
-        here written and read again.
-        """
+        """Moved per activation into a product: read, and where narrowed written and read again."""
         return self.incoming_bytes + 2 * self.narrow_bytes
 
 
@@ -70,9 +69,7 @@ SCHEMES = {
 
 
 def known_scheme(name: str) -> str:
-    """The name, if it is a scheme of ours or empty (none: everything in the op's dtype); else
-    `InputError`.
-    """
+    """The name, if it is a scheme of ours or empty (the op's dtype); else `InputError`."""
     if name and name not in SCHEMES:
         raise unknown(
             "quant",
@@ -88,7 +85,7 @@ def scheme_dtype(dtype: str, quant: str) -> str:
     return (SCHEMES[quant].arithmetic if quant else "") or dtype
 
 
-def scheme_flags(quant: str) -> dict[str, Any]:
+def scheme_flags(quant: str) -> dict[str, Array]:
     """Which scheme, as one flag each, and bytes per weight."""
     return {f"quant_{name}": float(quant == name) for name in SCHEMES}
 
@@ -96,16 +93,14 @@ def scheme_flags(quant: str) -> dict[str, Any]:
 @register("scale_matrix", "quantise")
 @dataclasses.dataclass(frozen=True)
 class Quantise(Op):
-    """A matrix of rows x cols made narrow with scales that are known: scaled, clamped, written in
-    the scheme's format.
-    """
+    """A matrix of rows x cols scaled, clamped and written in the scheme's format."""
 
     group: ClassVar[str] = "quantise"
     unit: ClassVar[Unit] = "vector"
     text: ClassVar = {"quant": "fp8"}
 
-    rows: Any
-    cols: Any
+    rows: Array
+    cols: Array
     quant: str = "fp8"
 
     @classmethod
@@ -122,15 +117,15 @@ class Quantise(Op):
     def work(self) -> Work:
         n = self.rows * self.cols
         moved = n * (self.element_bytes + SCHEMES[self.quant].narrow_bytes)
-        return Work(flops=2 * n, bytes=moved, reuse_bytes=moved)  # scaled and clamped
+        return streamed(moved, flops=2 * n)  # scaled and clamped
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Array]:
         return {**log_sizes(rows=self.rows, cols=self.cols), **tails(16, cols=self.cols)}
 
-    def blocks(self) -> Any:
+    def blocks(self) -> Array:
         return self.rows * self.cols / 1024.0
 
-    def gpu_inputs(self, gpu: Gpu) -> dict[str, Any]:
+    def gpu_inputs(self, gpu: Gpu) -> dict[str, Array]:
         return {
             **log_sizes_base2(rows=self.rows, cols=self.cols, elements=self.rows * self.cols),
             "log2_bytes_per_l2": log2_ratio(self.work().bytes, gpu.l2_bytes),

@@ -18,7 +18,7 @@ calibrated form has the same limits:
 of it: a knob) still holds what was last touched `d` bytes of other traffic ago with the smooth
 probability 1 / (1 + (d/C)^4), a flatter curve where distances scatter (rows of a table, some looked
 up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is max(a, b) at q
-= 0 and a + b at q = 1. With neutral knobs (`Knobs.neutral()`) the second form is exactly the first.
+= 0 and a + b at q = 1. With neutral knobs (`RooflineKnobs.neutral()`) the second form is the first.
 
 Everything here takes one op on one device; callers `vmap`.
 """
@@ -26,61 +26,39 @@ Everything here takes one op on one device; callers `vmap`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.hardware import LEVELS, Device
-from hybridperf.io.namespace import fresh_views
+from hybridperf.io.namespace import Array, fresh_views
 
-_CACHE_SHARPNESS = (
-    4.0  # exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
-)
+# exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
+_CACHE_SHARPNESS = 4.0
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "flops",
-        "transcendentals",
-        "bytes",
-        "reuse_bytes",
-        "strided_reads",
-        "strided_bytes",
-        "scattered_reads",
-        "steps",
-        "reuse_spread",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What an op does, whatever it runs on. Works add up (`a + b`: one after the other) and scale
-    (`3 * a`).
-    """
+    """What an op does on any device; works add up (`a + b`) and scale (`3 * a`)."""
 
-    flops: Any = 0.0  # arithmetic operations
-    transcendentals: Any = 0.0  # exp, log, tanh, sqrt, ...: counted apart, as XLA does
-    bytes: Any = 0.0  # compulsory traffic: each input read once, each output written once
-    reuse_bytes: Any = (
-        0.0  # distance of that traffic: bytes of other traffic since the same data was last touched
-    )
-    strided_reads: Any = 0.0  # element reads that each touch a cache line of their own
-    strided_bytes: Any = 0.0  # memory spanned between reading a line and its neighbours' turn
+    flops: Array = 0.0  # arithmetic operations
+    transcendentals: Array = 0.0  # exp, log, tanh, sqrt, ...: counted apart, as XLA does
+    bytes: Array = 0.0  # compulsory traffic: each input read once, each output written once
+    # distance of that traffic: bytes of other traffic since the same data was last touched
+    reuse_bytes: Array = 0.0
+    strided_reads: Array = 0.0  # element reads that each touch a cache line of their own
+    strided_bytes: Array = 0.0  # memory spanned between reading a line and its neighbours' turn
     # element reads at random places, a line each, last touched `reuse_bytes` ago: rows looked up
-    scattered_reads: Any = 0.0
-    steps: Any = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
+    scattered_reads: Array = 0.0
+    steps: Array = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
     # how far distances scatter around `reuse_bytes`: standard deviation of their natural log
-    reuse_spread: Any = 0.0
+    reuse_spread: Array = 0.0
 
     def __add__(self, other: Work) -> Work:
-        """Both, one after the other. Distances are averaged in the log, weighted by what they are
-        the distance of; so are their spreads.
-        """
+        """Both, one after the other; distances and spreads are averaged by their weights."""
         return Work(
             flops=self.flops + other.flops,
             transcendentals=self.transcendentals + other.transcendentals,
@@ -95,7 +73,7 @@ class Work:
             reuse_spread=_mean(self.reuse_spread, self.bytes, other.reuse_spread, other.bytes),
         )
 
-    def __mul__(self, times: Any) -> Work:
+    def __mul__(self, times: Array) -> Work:
         """The same work `times` times over."""
         return dataclasses.replace(
             self,
@@ -110,45 +88,33 @@ class Work:
     __rmul__ = __mul__
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "floor_s",
-        "compute_efficiency",
-        "memory_efficiency",
-        "transcendental_flops",
-        "strided_factor",
-        "step_s",
-        "smoothing",
-        "level_speedup",
-        "line_s",
-        "level_capacity",
-    ],
-    meta_fields=[],
-)
-@dataclasses.dataclass(frozen=True)
-class Knobs:
-    """What calibration found for one group of ops (first seven) and for the device's memory (last
-    three). L = len(LEVELS).
-    """
+def streamed(moved: Array, **counts: Array) -> Work:
+    """Work that moves its data once: repeated, everything lies between two uses of a byte."""
+    return Work(bytes=moved, reuse_bytes=moved, **counts)
 
-    floor_s: Any  # least time of any op of the group
-    compute_efficiency: Any  # share of peak FLOP/s reached on large work
-    memory_efficiency: Any  # share of the device's bandwidth reached by this group
-    transcendental_flops: Any  # flops that one transcendental costs
-    strided_factor: Any  # g: cost of this group's strided reads over a plain loop's
-    step_s: Any  # seconds of one serial step
-    smoothing: Any  # q of the p-norm: 0 a sharp corner, 1 a plain sum
-    level_speedup: Any  # [L] bandwidth of each level over the datasheet's memory bandwidth
-    line_s: Any  # [L] seconds of one strided read served by each level
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RooflineKnobs:
+    """Knobs of one group of ops (first seven) and of the device's memory. L = len(LEVELS)."""
+
+    floor_s: Array  # least time of any op of the group
+    compute_efficiency: Array  # share of peak FLOP/s reached on large work
+    memory_efficiency: Array  # share of the device's bandwidth reached by this group
+    transcendental_flops: Array  # flops that one transcendental costs
+    strided_factor: Array  # g: cost of this group's strided reads over a plain loop's
+    step_s: Array  # seconds of one serial step
+    smoothing: Array  # q of the p-norm: 0 a sharp corner, 1 a plain sum
+    level_speedup: Array  # [L] bandwidth of each level over the datasheet's memory bandwidth
+    line_s: Array  # [L] seconds of one strided read served by each level
     # [L] share of each cache's capacity that is ours: the last one is shared with other cores and
     # machines
-    level_capacity: Any
+    level_capacity: Array
 
     @staticmethod
-    def neutral() -> Knobs:
+    def neutral() -> RooflineKnobs:
         """Knobs that leave the textbook roofline as it is."""
-        return Knobs(
+        return RooflineKnobs(
             floor_s=0.0,
             compute_efficiency=1.0,
             memory_efficiency=1.0,
@@ -162,24 +128,20 @@ class Knobs:
         )
 
 
-def roofline_s(work: Work, device: Device) -> Any:
-    """Seconds by the datasheet alone: the larger of arithmetic at peak and compulsory traffic at
-    memory bandwidth.
-    """
+def roofline_s(work: Work, device: Device) -> Array:
+    """Seconds by the datasheet: the larger of arithmetic at peak and traffic at bandwidth."""
     compute_s = (work.flops + work.transcendentals) / device.peak_flops_per_s
     return jnp.maximum(compute_s, work.bytes / device.memory_bytes_per_s)
 
 
-def op_seconds(work: Work, device: Device, knobs: Knobs) -> Any:
+def op_seconds(work: Work, device: Device, knobs: RooflineKnobs) -> Array:
     """Seconds by the calibrated form (module docstring)."""
     core_s, memory_s, serial_s = op_parts(work, device, knobs)
     return knobs.floor_s + pnorm(core_s, memory_s, knobs.smoothing) + serial_s
 
 
-def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
-    """Its parts, which add up over works that run in one kernel: compute + strided, memory, steps x
-    step.
-    """
+def op_parts(work: Work, device: Device, knobs: RooflineKnobs) -> tuple[Array, Array, Array]:
+    """(compute + strided, memory, steps x step): each adds up over works of one kernel."""
     work, device, knobs = fresh_views((work, device, knobs))
     compute_s = (work.flops + knobs.transcendental_flops * work.transcendentals) / (
         knobs.compute_efficiency * device.peak_flops_per_s
@@ -204,10 +166,8 @@ def op_parts(work: Work, device: Device, knobs: Knobs) -> tuple[Any, Any, Any]:
     return compute_s + strided_s, memory_s, work.steps * knobs.step_s
 
 
-def level_shares(distance_bytes: Any, level_bytes: Any, spread: Any = 0.0) -> Any:
-    """Share of accesses served by each memory level [L] at one reuse distance, or at normally
-    scattered logs of it; they sum to one.
-    """
+def level_shares(distance_bytes: Array, level_bytes: Array, spread: Array = 0.0) -> Array:
+    """Share of accesses that each memory level [L] serves at a reuse distance; they sum to one."""
     capacity = jnp.asarray(level_bytes)
     caches, has = capacity[:-1], capacity[:-1] > 0
     distance = jnp.log(jnp.maximum(distance_bytes, 1.0))
@@ -216,16 +176,13 @@ def level_shares(distance_bytes: Any, level_bytes: Any, spread: Any = 0.0) -> An
     resident = jnp.where(
         has, jax.nn.sigmoid(sharpness * (jnp.log(jnp.where(has, caches, 1.0)) - distance)), 0.0
     )
-    held = jax.lax.cummax(
-        jnp.append(resident, jnp.ones((), resident.dtype))
-    )  # nearer levels hold a subset of farther ones
+    # nearer levels hold a subset of farther ones
+    held = jax.lax.cummax(jnp.append(resident, jnp.ones((), resident.dtype)))
     return jnp.diff(held, prepend=jnp.zeros((1,), held.dtype))
 
 
-def pnorm(a: Any, b: Any, q: Any) -> Any:
-    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1; never below the
-    larger, monotone in both.
-    """
+def pnorm(a: Array, b: Array, q: Array) -> Array:
+    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1."""
     a, b, q = jnp.asarray(a), jnp.asarray(b), jnp.asarray(q)
     high, low = jnp.maximum(a, b), jnp.minimum(a, b)
     usable = (low > 0) & (q > 0)  # the other branch of a where still has a gradient: keep it finite
@@ -236,7 +193,7 @@ def pnorm(a: Any, b: Any, q: Any) -> Any:
     )
 
 
-def _mean(x: Any, wx: Any, y: Any, wy: Any) -> Any:
+def _mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
     total = wx + wy
     safe = (
         np.where(total > 0, total, 1.0)
@@ -246,7 +203,7 @@ def _mean(x: Any, wx: Any, y: Any, wy: Any) -> Any:
     return (wx * x + wy * y) / safe
 
 
-def _log_mean(x: Any, wx: Any, y: Any, wy: Any) -> Any:
+def _log_mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
     total = wx + wy
     safe = (
         np.where(total > 0, total, 1.0)

@@ -14,9 +14,7 @@ from hybridperf.ops.base import Op, columns
 
 
 def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
-    """(places of some ops, the op that they are together, its name in tables); its `dimensions` are
-    float columns.
-    """
+    """(places, the op whose `dimensions` are columns, its name in tables) of each stack of ops."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     words: dict[type[Op], list[str]] = {}
     for at, op in enumerate(ops):

@@ -33,17 +33,14 @@ class OpRows:
     work: Work  # [R] each
     group: np.ndarray  # int32 [R] index into GROUPS
     peak_flops_per_s: float
-    labels: Mapping[str, np.ndarray] = dataclasses.field(
-        default_factory=dict
-    )  # object [R] of str each; empty where nothing is said
+    # object [R] of str each; empty where a cell is
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     name: str = ""  # of the op, as the table has it
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsedOps:
-    """A whole table. `problem[i]` says in one sentence why row i is in no part; empty for rows that
-    are.
-    """
+    """A whole table. `problem[i]` is why row i is in no part; empty for rows that are."""
 
     parts: list[OpRows]
     problem: np.ndarray  # object [rows of the table]
@@ -88,9 +85,7 @@ class _MissingColumn(InputError):
 def _by_text(
     frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, problem: np.ndarray
 ) -> Iterator[tuple[np.ndarray, dict[str, str]]]:
-    """Rows of one op name and dtype, apart by the words that change the work; words nobody knows go
-    to `problem`.
-    """
+    """Rows of one op and dtype by the words that change the work; unknown words are problems."""
     try:
         cls, fixed = op_by_name(name)
         dtype = canonical_dtype(dtype)
@@ -98,13 +93,11 @@ def _by_text(
         problem[at] = str(error)
         return
     meanings: dict[str, list[str]] = {}
-    kind = np.zeros(len(at), np.int64)  # of rows `at`: which combination of meanings
+    which = np.zeros(len(at), np.int64)  # of rows `at`: which combination of meanings
     for field, empty in cls.text.items():
         if field in fixed or not (given := _columns_for(frame, cls, field)):
             continue
-        codes, words = pd.factorize(
-            _words(frame, given, at)
-        )  # few words, many rows: read each word once
+        codes, words = pd.factorize(_words(frame, given, at))  # each of a few words is read once
         meant, wrong = np.full(len(words), empty, object), np.full(len(words), "", object)
         for i, word in enumerate(words):
             try:
@@ -113,37 +106,25 @@ def _by_text(
                 wrong[i] = f"{name}: {error}"
         bad = wrong.astype(bool)[codes]
         problem[at[bad]] = wrong[codes[bad]]
-        meant_codes, kinds = pd.factorize(meant)  # two words may mean the same
-        meanings[field] = list(map(str, kinds))
-        kind = (kind * len(kinds) + meant_codes[codes])[~bad]
+        meant_codes, known = pd.factorize(meant)  # two words may mean the same
+        meanings[field] = list(map(str, known))
+        which = (which * len(known) + meant_codes[codes])[~bad]
         at = at[~bad]
-    present, first, inverse = np.unique(kind, return_index=True, return_inverse=True)
-    order = (
-        np.split(
-            np.argsort(inverse, kind="stable"),
-            np.cumsum(np.bincount(inverse, minlength=len(present)))[:-1],
-        )
-        if len(at)
-        else []
-    )
     defaults = {field: empty for field, empty in cls.text.items() if field not in fixed}
-    for which in np.argsort(first):
-        text, rest = {}, int(present[which])
-        for field, known in reversed(meanings.items()):
-            rest, here = divmod(rest, len(known))
-            text[field] = known[here]
-        yield at[order[which]], defaults | text
+    for combination in pd.unique(which):
+        text, rest = {}, int(combination)
+        for field, words_of in reversed(meanings.items()):
+            rest, here = divmod(rest, len(words_of))
+            text[field] = words_of[here]
+        yield at[which == combination], defaults | text
 
 
 def _words(frame: pd.DataFrame, given: list[str], at: np.ndarray | None = None) -> np.ndarray:
-    """Text of the first of some columns that says anything, object [rows];
-    empty where none does.
-    """
+    """Text of the first of some columns that holds any, object [rows]; else empty."""
     words = np.full(len(frame) if at is None else len(at), "", object)
     for name in given:
-        codes, values = pd.factorize(
-            frame[name] if at is None else frame[name].iloc[at]
-        )  # -1 where a cell is empty
+        # -1 where a cell is empty
+        codes, values = pd.factorize(frame[name] if at is None else frame[name].iloc[at])
         texts = np.array([*(str(value).strip() for value in values), ""], object)
         words = np.where(words == "", texts[codes], words)
     return words
@@ -164,55 +145,40 @@ def _part(
         given = _columns_for(frame, cls, dimension)
         if not given:
             if dimension in cls.optional:
-                columns[dimension] = _unsaid(cls, dimension, labels, at)
+                columns[dimension] = _default(cls, dimension, labels, at)
                 continue
-            raise _MissingColumn(
-                f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}; the"
-                " table has " + ", ".join(map(str, frame.columns[:12]))
-            )
+            there = ", ".join(map(str, frame.columns[:12]))
+            expected = f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}"
+            raise _MissingColumn(f"{expected}; the table has {there}")
         values = _numbers(frame[given[0]].iloc[at], cls, dimension)
-        for other in given[
-            1:
-        ]:  # tables of two sources, one after the other, name the same dimension twice
-            values = np.where(
-                np.isnan(values), _numbers(frame[other].iloc[at], cls, dimension), values
-            )
+        for other in given[1:]:  # tables of two sources name the same dimension twice
+            more = _numbers(frame[other].iloc[at], cls, dimension)
+            values = np.where(np.isnan(values), more, values)
         if dimension in cls.optional:
-            values = np.where(np.isnan(values), _unsaid(cls, dimension, labels, at), values)
-        least = 0.0 if dimension in cls.zero_allowed else np.nextafter(0, 1)
-        wrong = ~((values >= least) & (values <= LARGEST_SIZE))
-        if wrong.any():
-            for i in np.flatnonzero(wrong & good):
-                least_size = "of at least zero" if dimension in cls.zero_allowed else "above zero"
-                problem[at[i]] = (
-                    f"{name}: {given[0]} must be a number {least_size} and at most"
-                    f" {LARGEST_SIZE:g}, got {frame[given[0]].iloc[at[i]]}"
-                )
-            good &= ~wrong
+            values = np.where(np.isnan(values), _default(cls, dimension, labels, at), values)
+        zero_allowed = dimension in cls.zero_allowed
+        smallest = 0.0 if zero_allowed else np.nextafter(0, 1)
+        wrong = ~((values >= smallest) & (values <= LARGEST_SIZE))
+        expected = f"a number {'of at least zero' if zero_allowed else 'above zero'}"
+        expected = f"{name}: {given[0]} must be {expected} and at most {LARGEST_SIZE:g}"
+        for i in np.flatnonzero(wrong & good):
+            problem[at[i]] = f"{expected}, got {frame[given[0]].iloc[at[i]]}"
+        good &= ~wrong
         columns[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in columns.items()}, **fixed, **text)
-    work = _columns_of(op.work(), int(good.sum()))
+    here = at[good]
+    work = _columns_of(op.work(), len(here))
     if "reuse_bytes" in frame.columns:
-        given = pd.to_numeric(frame["reuse_bytes"].iloc[at[good]], errors="coerce").to_numpy(
-            np.float64
-        )
-        work = dataclasses.replace(work, reuse_bytes=np.where(given > 0, given, work.reuse_bytes))
+        reuse = pd.to_numeric(frame["reuse_bytes"].iloc[here], errors="coerce").to_numpy(np.float64)
+        work = dataclasses.replace(work, reuse_bytes=np.where(reuse > 0, reuse, work.reuse_bytes))
     absurd = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
     if absurd.any():
-        problem[at[good][absurd]] = (
-            f"{name}: more than {LARGEST_WORK:g} flops or bytes in one op; check the sizes"
-        )
-        return _part(frame, at[good][~absurd], name, dtype, text, device, labels, problem)
-    group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (int(good.sum()),))
-    return OpRows(
-        at[good],
-        op,
-        work,
-        group,
-        peak,
-        {label: words[at[good]] for label, words in labels.items()},
-        name,
-    )
+        too_large = f"more than {LARGEST_WORK:g} flops or bytes in one op"
+        problem[here[absurd]] = f"{name}: {too_large}; check the sizes"
+        return _part(frame, here[~absurd], name, dtype, text, device, labels, problem)
+    group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (len(here),))
+    own = {label: words[here] for label, words in labels.items()}
+    return OpRows(here, op, work, group, peak, own, name)
 
 
 def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
@@ -225,12 +191,10 @@ def _numbers(column: pd.Series, cls: type[Op], dimension: str) -> np.ndarray:
     return values
 
 
-def _unsaid(
+def _default(
     cls: type[Op], dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray
 ) -> np.ndarray:
-    """What an optional dimension is where its cell is empty: what a label
-    implies, or its default.
-    """
+    """An optional dimension where its cell is empty: what a label implies, or its default."""
     values = np.full(len(at), cls.optional[dimension])
     if dimension in cls.implied:
         label, meanings = cls.implied[dimension]
@@ -247,9 +211,6 @@ def _columns_for(frame: pd.DataFrame, cls: type[Op], dimension: str) -> list[str
 
 
 def _columns_of(work: Work, n: int) -> Work:
-    return Work(
-        **{
-            field.name: np.broadcast_to(np.asarray(getattr(work, field.name), np.float64), (n,))
-            for field in dataclasses.fields(Work)
-        }
-    )
+    """Every count of the work as a column [n]."""
+    counts = {name: np.asarray(value, np.float64) for name, value in vars(work).items()}
+    return Work(**{name: np.broadcast_to(value, (n,)) for name, value in counts.items()})

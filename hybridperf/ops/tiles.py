@@ -9,10 +9,9 @@ several, and what is learned finds which of them tell.
 
 from __future__ import annotations
 
-from typing import Any
-
-from hybridperf.io.namespace import array_module, floats
-from hybridperf.ops.base import Gpu, log2_ratio, log_sizes_base2, tails
+from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.ops.base import Gpu
+from hybridperf.ops.inputs import log2_ratio, log_sizes_base2, tails
 
 BLOCK_TILE = (128.0, 128.0)  # the usual block of a matrix product: what `blocks` counts
 _WAVE_TILES = ((64, 64), (128, 128), (128, 256))
@@ -22,20 +21,20 @@ _FILL_TILES = (  # (T_m, T_n, blocks that share one tile's k)
 )  # fmt: skip
 
 
-def tile_count(m: Any, n: Any, tile_m: float = BLOCK_TILE[0], tile_n: float = BLOCK_TILE[1]) -> Any:
+def tile_count(
+    m: Array, n: Array, tile_m: float = BLOCK_TILE[0], tile_n: float = BLOCK_TILE[1]
+) -> Array:
     """Tiles that cover m x n outputs, a whole number."""
     return whole_tiles(m, tile_m) * whole_tiles(n, tile_n)
 
 
-def whole_tiles(size: Any, tile: float) -> Any:
+def whole_tiles(size: Array, tile: float) -> Array:
     """Tiles that cover a size, a whole number."""
     return array_module(size).ceil(floats(size) / tile)
 
 
-def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[str, Any]:
-    """Inputs of `batch` products of [m, k] and [k, n]: sizes, what sticks out of tiles, alignment,
-    and how waves are filled.
-    """
+def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -> dict[str, Array]:
+    """Inputs of `batch` products [m, k] x [k, n]: sizes, tails of tiles, alignment, waves."""
     out = {
         **log_sizes_base2(m=m, n=n, k=k, outputs=floats(batch) * m * n),
         **tails(16, m=m),
@@ -58,7 +57,7 @@ def product_inputs(m: Any, n: Any, k: Any, gpu: Gpu, batch: Any = 1.0) -> dict[s
     return out
 
 
-def wave_inputs(name: str, blocks: Any, gpu: Gpu) -> dict[str, Any]:
+def wave_inputs(name: str, blocks: Array, gpu: Gpu) -> dict[str, Array]:
     """log2 of the waves that blocks need, and of what rounding them up adds."""
     module = array_module(blocks)
     waves = module.maximum(floats(blocks), 1e-6) / gpu.sm_count
@@ -68,11 +67,10 @@ def wave_inputs(name: str, blocks: Any, gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def aligned(size: Any, most: int) -> Any:
+def aligned(size: Array, most: int) -> Array:
     """log2 of the largest power of two, up to the power of two `most`, that divides a size."""
     module = array_module(size)
     whole = module.rint(floats(size))
-    rest = (whole - most * module.floor(whole / most)).astype(
-        int
-    )  # small: without x64, JAX's whole numbers end at two billions
+    # small: without x64, JAX's whole numbers end at two billions
+    rest = (whole - most * module.floor(whole / most)).astype(int)
     return module.log2(floats(module.where(rest == 0, most, rest & -rest)))

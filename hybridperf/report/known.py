@@ -20,6 +20,7 @@ from hybridperf.hardware import (
     names_people_use,
 )
 from hybridperf.io import InputError, unknown
+from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
 from hybridperf.ops import GROUPS, op_by_name, op_names
 from hybridperf.report.shapes import shape
@@ -93,16 +94,17 @@ def collective_model(loaded: CollectiveModel) -> str:
     if loaded.adapted is None:
         return "\n".join([*lines, "  datasheet alone: nothing was measured"])
     errors = {
-        "|".join([e["collective"], e["implementation"], e["link"]]): e
+        str(CollectiveImplementation(e["collective"], e["implementation"], e["link"])): e
         for e in loaded.provenance.get("fit", {}).get("held_out", [])
     }
     rows = []
     for group in errors or loaded.groups():
         of, error = loaded.knobs(group), errors.get(group)
         rows.append([
-            group.replace("|", " "), f"{1e6 * of['floor_s']:.3g} us", f"{1e6 * of['hop_s']:.3g} us",
-            f"{1e6 * of['node_hop_s']:.3g} us", percent(of["intra_efficiency"]),
-            percent(of["inter_efficiency"]), percent(error["median_ape"]) if error else "-",
+            " ".join(CollectiveImplementation.parse(group)), f"{1e6 * of['floor_s']:.3g} us",
+            f"{1e6 * of['hop_s']:.3g} us", f"{1e6 * of['node_hop_s']:.3g} us",
+            percent(of["intra_efficiency"]), percent(of["inter_efficiency"]),
+            percent(error["median_ape"]) if error else "-",
         ])  # fmt: skip
     lines.append(
         f"  fitted to {loaded.adapted.rows} rows"

@@ -30,13 +30,13 @@ from hybridperf.hardware import load_system
 from hybridperf.io import InputError
 from hybridperf.learning.prior import FamilyPrior, train_family
 from hybridperf.learning.prior.shipped import Prior, load_prior
-from hybridperf.learning.prior.trunk import Recipe
+from hybridperf.learning.prior.trunk import TrainingRecipe
 from hybridperf.report.collective_plots import bus_bandwidth_plot
 from hybridperf.validate import collective_nulls
 from hybridperf.validate.collective_groups import GROUP
 from hybridperf.validate.collective_tasks import TASKS, eligible
 
-_QUICK_RECIPE, _QUICK_SYSTEMS = Recipe(steps=200), 3
+_QUICK_RECIPE, _QUICK_SYSTEMS = TrainingRecipe(steps=200), 3
 _MEASURED = ["time_s", "time_min_s", "time_mean_s", "time_std_s", "busbw_log"]
 _PRIOR_DEPENDS_ON: tuple[str, ...] = ("collectives", "learning", "hardware")
 _DEPENDS_ON = (

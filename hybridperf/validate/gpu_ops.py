@@ -32,7 +32,7 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json, write_table
 from hybridperf.learning.prior import Adapted, FamilyPrior, adapt, train_family
 from hybridperf.learning.prior.shipped import Prior, load_prior
-from hybridperf.learning.prior.trunk import Recipe
+from hybridperf.learning.prior.trunk import TrainingRecipe
 from hybridperf.model.families import architectures_of, references_of
 from hybridperf.model.published.ops import (
     FILES,
@@ -277,7 +277,8 @@ def _for(elsewhere: Elsewhere, device: str) -> Elsewhere:
     """
     prior = elsewhere.prior
     return dataclasses.replace(
-        elsewhere, prior=prior.among(references_of(load_device(device), prior.population.devices))
+        elsewhere,
+        prior=prior.with_references(references_of(load_device(device), prior.population.devices)),
     )
 
 
@@ -307,7 +308,7 @@ def kept_prior(
             ):
                 return before.families[family], before.provenance["made"]
     begun = time.monotonic()
-    recipe = Recipe() if effort.steps is None else Recipe(steps=effort.steps)
+    recipe = TrainingRecipe() if effort.steps is None else TrainingRecipe(steps=effort.steps)
     prior = train_family(
         {name: (rows.rows, rows.time_s) for name, rows in others.items()},
         seed,

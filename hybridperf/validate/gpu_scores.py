@@ -119,7 +119,9 @@ def repeat_noise(rows: DeviceRows) -> float | None:
     """Median |log ratio| of two measurements of the same op and implementation; None where hardly
     any was measured twice.
     """
-    key = pd.util.hash_array(rows.rows.slot.astype(str)) ^ rows.about["shape"].to_numpy(np.uint64)
+    key = pd.util.hash_array(rows.rows.implementation.astype(str)) ^ rows.about["shape"].to_numpy(
+        np.uint64
+    )
     values = pd.util.hash_pandas_object(
         pd.DataFrame(rows.rows.inputs.values), index=False
     ).to_numpy()

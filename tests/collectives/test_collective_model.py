@@ -89,7 +89,7 @@ def quick() -> Iterator[None]:
         patch.setattr(
             fit,
             "train_family",
-            functools.partial(train_family, recipe=trunk.Recipe(steps=250, batch=256)),
+            functools.partial(train_family, recipe=trunk.TrainingRecipe(steps=250, batch=256)),
         )
         patch.setattr(family, "_HYPER_STEPS", 30)
         yield

@@ -26,7 +26,7 @@ from hybridperf.ops import (
     Transpose,
     op_by_name,
 )
-from hybridperf.ops.roofline import Knobs
+from hybridperf.ops.roofline import RooflineKnobs
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_every_knob_it_lists_against_differences_of_predictions(two_streams: Wor
     """In double precision, on a machine with caches whose knobs are all its own."""
     rng = np.random.default_rng(0)
     n = len(GROUPS)
-    knobs = Knobs(
+    knobs = RooflineKnobs(
         floor_s=rng.uniform(1e-6, 5e-6, n), compute_efficiency=rng.uniform(0.4, 0.9, n),
         memory_efficiency=rng.uniform(0.4, 0.9, n), transcendental_flops=rng.uniform(5, 30, n),
         strided_factor=rng.uniform(0.5, 2, n), step_s=rng.uniform(1e-11, 1e-10, n),

@@ -121,9 +121,8 @@ def test_times_must_be_positive_numbers(bad: object) -> None:
     said = refusal(positive_column, frame, "time_s", "fitting")
     assert "row 2 has" in said
     assert "2 such rows" in said
-    assert "row 3 has" in refusal(
-        positive_column, frame[[False, False, True]], "time_s", "fitting"
-    )  # its place in the table
+    # its place in the table
+    assert "row 3 has" in refusal(positive_column, frame[[False, False, True]], "time_s", "fitting")
 
 
 def test_numbers_may_come_as_text() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, Hyper
+from hybridperf.learning.gaussian_process import Examples, HyperParameters
 from hybridperf.learning.prior import (
     Adapted,
     FamilyPrior,
@@ -22,25 +22,25 @@ from hybridperf.learning.prior import (
     train_family,
     trunk,
 )
-from hybridperf.learning.prior.form import ROOFLINE
+from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.knobs import (
+    ImplementationKnobs,
     Population,
-    SlotKnobs,
-    fit_each_slot,
+    fit_each_implementation,
     fit_new,
     population,
 )
 from hybridperf.learning.residual import Inputs
 
 NOISE = 0.03
-SLOTS = ("eager", "fused")
+IMPLEMENTATIONS = ("eager", "fused")
 SPEEDS = {
     "old": (1e13, 5e11, 40.0),
     "middle": (5e13, 1e12, 80.0),
     "new": (2e14, 3e12, 120.0),
     "other": (9e13, 2e12, 100.0),
 }
-QUICK = trunk.Recipe(steps=400, batch=256)
+QUICK = trunk.TrainingRecipe(steps=400, batch=256)
 
 
 def rows_of(
@@ -53,20 +53,24 @@ def rows_of(
     sizes = {"log_m": np.log2(m), "log_n": np.log2(n), "log_k": np.log2(k)}
     tail = {"tail": np.log(np.ceil(n / 64) * 64 / n)}
     values = np.stack([*sizes.values(), *tail.values()], 1)
-    slot = np.array(SLOTS, object)[random.integers(0, len(SLOTS), number)]
+    implementation = np.array(IMPLEMENTATIONS, object)[
+        random.integers(0, len(IMPLEMENTATIONS), number)
+    ]
     return FamilyRows(
         2 * m * n * k, 2 * (m * n + n * k + m * k), np.ceil(m / 128) * np.ceil(n / 128),
-        np.full(number, flops_per_s), bytes_per_s, sm_count, slot, Inputs((*sizes, *tail), values),
-        tuple(sizes),
+        np.full(number, flops_per_s), bytes_per_s, sm_count, implementation,
+        Inputs((*sizes, *tail), values), tuple(sizes),
     )  # fmt: skip
 
 
-def true_theta(device: str, slot: np.ndarray) -> np.ndarray:
+def true_theta(device: str, implementation: np.ndarray) -> np.ndarray:
     at = list(SPEEDS).index(device)
     theta = np.log([4e-6, 0.6, 0.75, 2.0, 4e-7]) + 0.15 * np.sin(np.arange(5.0) + at) * np.array(
         [1, 1, 1, 0, 1]
     )
-    return theta + np.where(slot == "fused", 0.2, 0.0)[:, None] * np.array([-1.0, 1, 0, 0, 0])
+    return theta + np.where(implementation == "fused", 0.2, 0.0)[:, None] * np.array(
+        [-1.0, 1, 0, 0, 0]
+    )
 
 
 def time_of(device: str, rows: FamilyRows, seed: int, own: float = 0.05) -> np.ndarray:
@@ -74,7 +78,10 @@ def time_of(device: str, rows: FamilyRows, seed: int, own: float = 0.05) -> np.n
     of_device = own * np.sin(rows.inputs.values[:, 2] + list(SPEEDS).index(device))
     noise = NOISE * np.random.default_rng(seed).normal(size=len(rows))
     return np.exp(
-        ROOFLINE.log_s(true_theta(device, rows.slot), rows.work()) + shared + of_device + noise
+        WAVE_ROOFLINE.log_s(true_theta(device, rows.implementation), rows.work())
+        + shared
+        + of_device
+        + noise
     )
 
 
@@ -108,56 +115,61 @@ def error(model: Adapted, rows: FamilyRows, time_s: np.ndarray) -> float:
 def test_the_closed_form_by_hand() -> None:
     theta = np.log([1e-6, 0.5, 0.5, 1.0, 1e-6])  # p = 2
     log_work = np.log([[1.5e-6, 2e-6, 1e-30]])
-    assert np.exp(ROOFLINE.log_s(theta, log_work)) == pytest.approx(6e-6)  # 1 + sqrt(3^2 + 4^2)
+    assert np.exp(WAVE_ROOFLINE.log_s(theta, log_work)) == pytest.approx(
+        6e-6
+    )  # 1 + sqrt(3^2 + 4^2)
 
 
 def test_the_closed_form_is_monotone_in_work() -> None:
     random = np.random.default_rng(0)
     theta, log_work = random.normal(size=(200, 5)), random.normal(0, 4, (200, 3))
-    base = ROOFLINE.log_s(theta, log_work)
+    base = WAVE_ROOFLINE.log_s(theta, log_work)
     for column in range(3):
         more = log_work.copy()
         more[:, column] += 0.5
-        assert (ROOFLINE.log_s(theta, more) >= base).all()
+        assert (WAVE_ROOFLINE.log_s(theta, more) >= base).all()
 
 
 def test_derivatives_of_the_closed_form_are_those_of_differences() -> None:
     random = np.random.default_rng(1)
     theta, log_work, step = random.normal(size=(20, 5)), random.normal(0, 2, (20, 3)), 1e-6
-    for knob in range(len(ROOFLINE.knobs)):
+    for knob in range(len(WAVE_ROOFLINE.knobs)):
         moved = np.eye(5)[knob] * step
         difference = (
-            ROOFLINE.log_s(theta + moved, log_work) - ROOFLINE.log_s(theta - moved, log_work)
+            WAVE_ROOFLINE.log_s(theta + moved, log_work)
+            - WAVE_ROOFLINE.log_s(theta - moved, log_work)
         ) / (2 * step)
         np.testing.assert_allclose(
-            ROOFLINE.jacobian(theta, log_work)[:, knob], difference, atol=1e-7
+            WAVE_ROOFLINE.jacobian(theta, log_work)[:, knob], difference, atol=1e-7
         )
 
 
 def without_ripples(device: str, number: int, seed: int) -> tuple[FamilyRows, np.ndarray]:
     rows = rows_of(device, number, seed)
     noise = NOISE * np.random.default_rng(seed + 50).normal(size=number)
-    return rows, np.exp(ROOFLINE.log_s(true_theta(device, rows.slot), rows.work()) + noise)
+    return rows, np.exp(
+        WAVE_ROOFLINE.log_s(true_theta(device, rows.implementation), rows.work()) + noise
+    )
 
 
 def test_knobs_are_recovered_from_rows() -> None:
-    knobs = fit_each_slot(*without_ripples("new", 2000, 0))
-    assert knobs.slots == SLOTS
+    knobs = fit_each_implementation(*without_ripples("new", 2000, 0))
+    assert knobs.implementations == IMPLEMENTATIONS
     np.testing.assert_allclose(
-        knobs.of(np.array(SLOTS, object))[:, :3],
-        true_theta("new", np.array(SLOTS, object))[:, :3],
+        knobs.of(np.array(IMPLEMENTATIONS, object))[:, :3],
+        true_theta("new", np.array(IMPLEMENTATIONS, object))[:, :3],
         atol=0.08,
     )
 
 
-def test_the_population_is_the_mean_of_devices_and_slots_shrink_to_it() -> None:
+def test_the_population_is_the_mean_of_devices_and_knobs_shrink_to_it() -> None:
     fitted = {
-        name: fit_each_slot(*without_ripples(name, 1500, seed))
+        name: fit_each_implementation(*without_ripples(name, 1500, seed))
         for seed, name in enumerate(("old", "middle", "new"))
     }
-    usual = population(ROOFLINE, fitted)
+    usual = population(WAVE_ROOFLINE, fitted)
     mean = np.mean([knobs.theta for knobs in fitted.values()], 0)
-    np.testing.assert_allclose(usual.mean_of(SLOTS), mean, atol=0.15)
+    np.testing.assert_allclose(usual.mean_of(IMPLEMENTATIONS), mean, atol=0.15)
     never = (
         usual.typical()
         .including(usual, np.array(["never seen"], object))
@@ -173,66 +185,73 @@ def test_kin_are_where_a_device_starts() -> None:
     """
     one, two, three = np.zeros(5), np.ones(5), np.full(5, 3.0)
     devices = {
-        "a": SlotKnobs(("x",), one[None], one),
-        "b": SlotKnobs(("x", "y"), np.stack([two, two]), two),
-        "c": SlotKnobs(("x", "y"), np.stack([three, three]), three),
+        "a": ImplementationKnobs(("x",), one[None], one),
+        "b": ImplementationKnobs(("x", "y"), np.stack([two, two]), two),
+        "c": ImplementationKnobs(("x", "y"), np.stack([three, three]), three),
     }
-    usual = population(ROOFLINE, devices)
+    usual = population(WAVE_ROOFLINE, devices)
     x, y = usual.mean_of(("x", "y"))[:, 0]
     assert 1 < x < 2
     assert 1 < y < 2.5
-    np.testing.assert_allclose(usual.among(["a", "b"]).mean_of(("x", "y"))[:, 0], [0.5, 1.0])
-    np.testing.assert_allclose(usual.among(["a"]).mean_of(("x", "y"))[:, 0], [0.0, y], atol=1e-12)
     np.testing.assert_allclose(
-        usual.among(["a"]).spread_of(("x", "y")) / usual.spread, [[0.5] * 5, [1.0] * 5]
+        usual.with_references(["a", "b"]).mean_of(("x", "y"))[:, 0], [0.5, 1.0]
     )
-    assert usual.among([]) is usual
+    np.testing.assert_allclose(
+        usual.with_references(["a"]).mean_of(("x", "y"))[:, 0], [0.0, y], atol=1e-12
+    )
+    np.testing.assert_allclose(
+        usual.with_references(["a"]).spread_of(("x", "y")) / usual.spread, [[0.5] * 5, [1.0] * 5]
+    )
+    assert usual.with_references([]) is usual
 
 
-def test_a_slot_that_nobody_met_is_made_of_its_words() -> None:
-    """Of three slots of two words each, the fourth is their sum; a device measured in few slots
+def test_an_implementation_that_nobody_met_is_made_of_its_words() -> None:
+    """Of three names of two words each, the fourth is their sum; a device measured in few names
     moves what is usual little.
     """
     theta = {"a|u": 0.0, "a|v": 1.0, "b|u": 2.0}
     devices = {
-        name: SlotKnobs(
+        name: ImplementationKnobs(
             tuple(theta), np.array([[t + moved] * 5 for t in theta.values()]), np.zeros(5)
         )
         for name, moved in (("one", 0.0), ("two", 0.2))
     }
-    usual = population(ROOFLINE, devices)
+    usual = population(WAVE_ROOFLINE, devices)
     met, (fourth,) = usual.mean_of(tuple(theta)), usual.mean_of(("b|v",))
     np.testing.assert_allclose(met[:, 0], [0.1, 1.1, 2.1], atol=0.3)
     assert fourth[0] > met[:, 0].mean() + 0.5
-    far = SlotKnobs(("a|u",), np.full((1, 5), 3.0), np.zeros(5))
-    pulled = population(ROOFLINE, {**devices, "three": far}).mean_of(tuple(theta)) - met
+    far = ImplementationKnobs(("a|u",), np.full((1, 5), 3.0), np.zeros(5))
+    pulled = population(WAVE_ROOFLINE, {**devices, "three": far}).mean_of(tuple(theta)) - met
     assert pulled[0, 0] > 1.2 * pulled[2, 0] > 0
 
 
 def test_versions_share_what_their_library_shows() -> None:
     """Rows of one version move the other versions of its library more than other libraries."""
-    slots = ("x#1", "x#2", "z#1")
-    theta = np.tile(ROOFLINE.start, (3, 1))
+    names = ("x#1", "x#2", "z#1")
+    theta = np.tile(WAVE_ROOFLINE.start, (3, 1))
     usual = population(
-        ROOFLINE,
-        {"old": SlotKnobs(slots, theta, theta[0]), "older": SlotKnobs(slots, theta, theta[0])},
+        WAVE_ROOFLINE,
+        {
+            "old": ImplementationKnobs(names, theta, theta[0]),
+            "older": ImplementationKnobs(names, theta, theta[0]),
+        },
     )
     rows, _ = without_ripples("old", 300, 3)
-    mine = dataclasses.replace(rows, slot=np.full(len(rows), "x#1", object))
-    slow = np.exp(ROOFLINE.log_s(ROOFLINE.start, mine.work())) * 1.5
+    mine = dataclasses.replace(rows, implementation=np.full(len(rows), "x#1", object))
+    slow = np.exp(WAVE_ROOFLINE.log_s(WAVE_ROOFLINE.start, mine.work())) * 1.5
     moved = np.abs(
-        fit_new(usual, mine, slow).of(np.array(slots, object)) - usual.mean_of(slots)
+        fit_new(usual, mine, slow).of(np.array(names, object)) - usual.mean_of(names)
     ).sum(1)
     assert moved[0] > moved[1] > moved[2] > 0
 
 
-def test_rows_of_one_slot_tell_something_of_the_others() -> None:
-    theta = true_theta("old", np.array(SLOTS, object))
-    usual = Population(SLOTS, np.full(5, 0.2), ("old",), theta[None])
+def test_rows_of_one_implementation_tell_something_of_the_others() -> None:
+    theta = true_theta("old", np.array(IMPLEMENTATIONS, object))
+    usual = Population(IMPLEMENTATIONS, np.full(5, 0.2), ("old",), theta[None])
     rows, time_s = without_ripples("old", 300, 3)
-    eager = np.flatnonzero(rows.slot == "eager")
+    eager = np.flatnonzero(rows.implementation == "eager")
     slower = fit_new(usual, rows.rows(eager), 1.3 * time_s[eager])
-    change = slower.theta - usual.mean_of(SLOTS)
+    change = slower.theta - usual.mean_of(IMPLEMENTATIONS)
     assert (change[:, 0] > 0.02).all(), "the floor rises in both"
     assert (change[:, 1] < -0.02).all(), "and the share of the peak falls"
     assert np.abs(change[0, 1]) > np.abs(change[1, 1]), "most where rows were"
@@ -253,7 +272,7 @@ def test_leaving_one_row_out_equals_learning_without_it() -> None:
     _, left_out = process.learn(hyper, rows)
     for i in range(0, len(rows), 7):
         without, _ = process.learn(hyper, rows.rows(np.arange(len(rows)) != i))
-        added, deviation = without.says(rows.x[i : i + 1], rows.f[i : i + 1])
+        added, deviation = without.predict(rows.x[i : i + 1], rows.f[i : i + 1])
         assert left_out.error[i] == pytest.approx(
             hyper.belief * rows.f[i] + added[0] - rows.r[i], abs=1e-5
         )
@@ -262,10 +281,12 @@ def test_leaving_one_row_out_equals_learning_without_it() -> None:
 
 def test_derivatives_of_the_likelihood_are_those_of_differences() -> None:
     rows, flat, step = some_examples(), process.start_hyper(6).flat(), 1e-5
-    _, slope = process.unlikeliness(Hyper.of(flat), rows)
+    _, slope = process.unlikeliness(HyperParameters.of(flat), rows)
     for i, wanted in enumerate(slope.flat()):
         up, down = (
-            process.unlikeliness(Hyper.of(flat + sign * step * np.eye(len(flat))[i]), rows)[0]
+            process.unlikeliness(
+                HyperParameters.of(flat + sign * step * np.eye(len(flat))[i]), rows
+            )[0]
             for sign in (1, -1)
         )
         assert wanted == pytest.approx((up - down) / (2 * step), abs=2e-4)
@@ -351,12 +372,14 @@ def test_kin_have_an_interval_of_their_own() -> None:
     """
     devices = {name: rows_of(name, 300, seed) for seed, name in enumerate(("old", "middle", "new"))}
     measured = {name: (rows, time_of(name, rows, 9)) for name, rows in devices.items()}
-    recipe = trunk.Recipe(steps=20, batch=64)
-    some = train_family(measured, recipe=recipe, kinds={"old": "a", "middle": "b", "new": "b"})
-    assert some.kin_log_width is not None
-    assert some.among(["new"]).log_width == some.kin_log_width
-    assert some.among([]).log_width == some.log_width
-    assert train_family(measured, recipe=recipe).kin_log_width is None
+    recipe = trunk.TrainingRecipe(steps=20, batch=64)
+    some = train_family(
+        measured, recipe=recipe, architectures={"old": "a", "middle": "b", "new": "b"}
+    )
+    assert some.reference_log_width is not None
+    assert some.with_references(["new"]).log_width == some.reference_log_width
+    assert some.with_references([]).log_width == some.log_width
+    assert train_family(measured, recipe=recipe).reference_log_width is None
 
 
 def test_corrections_fade_far_from_everything(prior: FamilyPrior, few: Adapted) -> None:
@@ -436,10 +459,10 @@ def test_a_row_does_not_depend_on_its_neighbours(
     np.testing.assert_allclose(whole.log_s[:10], part.log_s, atol=1e-4)
 
 
-def test_devices_with_one_slot_or_one_device_still_make_a_prior() -> None:
+def test_devices_with_one_implementation_or_one_device_still_make_a_prior() -> None:
     rows = rows_of("old", 300, 0)
     alone = train_family(
-        {"old": (rows, time_of("old", rows, 1))}, recipe=trunk.Recipe(steps=20, batch=64)
+        {"old": (rows, time_of("old", rows, 1))}, recipe=trunk.TrainingRecipe(steps=20, batch=64)
     )
     assert alone.quantile > 0
     assert np.isfinite(adapt(alone).predict(rows).log_s).all()

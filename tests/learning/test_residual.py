@@ -30,8 +30,8 @@ from hybridperf.learning.residual import (  # fmt: skip
     Box,
     CorrectionNet,
     Inputs,
-    Job,
     Residual,
+    TrainingJob,
     best_shares,
     concatenate,
     inputs_of,
@@ -46,11 +46,8 @@ V100 = load_device("v100")
 NOISE = 0.03
 ROWS_EACH = 250
 RIPPLE = 0.25  # in the log of time
-RIPPLED = {
-    "gemm": "n",
-    "batched_gemm": "m",
-    "elementwise": "cols",
-}  # group: size that the ripple runs over
+# group: size that the ripple runs over
+RIPPLED = {"gemm": "n", "batched_gemm": "m", "elementwise": "cols"}
 SIZES = {  # op: ends of each dimension
     "gemm": {"m": (32, 2048), "n": (32, 2048), "k": (32, 2048)},
     "bmm": {"batch": (4, 64), "m": (16, 512), "n": (16, 512), "k": (16, 512)},
@@ -368,23 +365,18 @@ def test_distances_by_hand() -> None:
     inside = {"flops": 15.0, "log_m": 5.0, "tail4_m": 0.1, "reuse_bytes": 5.5}
     np.testing.assert_allclose(RANGE_SLACK_OCTAVES, np.log2(1.5), atol=1e-4)
     assert distance(**inside) == 0.0
-    assert distance(**{**inside, "flops": 20.585}) == pytest.approx(
-        0.0, abs=1e-9
-    )  # half as much again is still inside
+    # half as much again is still inside
+    assert distance(**{**inside, "flops": 20.585}) == pytest.approx(0.0, abs=1e-9)
     assert distance(**{**inside, "flops": 21.585}) == pytest.approx(1.0)
     assert distance(**{**inside, "flops": 7.415}) == pytest.approx(2.0)
-    assert distance(**{**inside, "flops": 23.585, "log_m": 12.585}) == pytest.approx(
-        5.0
-    )  # 3 and 4 octaves
-    assert (
-        distance(**{**inside, "tail4_m": 9.0, "reuse_bytes": 50.0}) == 0.0
-    )  # inputs, but no sizes
-    assert (
-        distance(log_m=5.0, flops=15.0, other=99.0) == 0.0
-    )  # by name; inputs the box has not are not judged
-    assert distance(log_m=5.0) == pytest.approx(
-        10 - RANGE_SLACK_OCTAVES
-    )  # an input these ops do not have is zero
+    # 3 and 4 octaves
+    assert distance(**{**inside, "flops": 23.585, "log_m": 12.585}) == pytest.approx(5.0)
+    # inputs, but no sizes
+    assert distance(**{**inside, "tail4_m": 9.0, "reuse_bytes": 50.0}) == 0.0
+    # by name; inputs the box has not are not judged
+    assert distance(log_m=5.0, flops=15.0, other=99.0) == 0.0
+    # an input these ops do not have is zero
+    assert distance(log_m=5.0) == pytest.approx(10 - RANGE_SLACK_OCTAVES)
 
 
 # --- inputs ---------------------------------------------------------------------------------------
@@ -419,9 +411,9 @@ def test_inputs_are_logs_of_work_and_the_ops_own_shape() -> None:
 # --- training -------------------------------------------------------------------------------------
 
 
-def made_up_job(rows: int, seed: int, members: int = 2) -> Job:
+def made_up_job(rows: int, seed: int, members: int = 2) -> TrainingJob:
     x = np.random.default_rng(seed).uniform(4, 12, (rows, 3))
-    return Job(Inputs(("log_a", "log_b", "log_c"), x), 0.3 * np.sin(x[:, 0]), members)
+    return TrainingJob(Inputs(("log_a", "log_b", "log_c"), x), 0.3 * np.sin(x[:, 0]), members)
 
 
 def same(one: Residual, other: Residual) -> bool:
@@ -444,9 +436,8 @@ def test_training_is_deterministic_whoever_trains_beside_it() -> None:
     assert not same(alone, beside[2])
     assert jax.tree.leaves(beside[0].params)[0].shape[0] == 3
     first, second = (jax.tree.map(lambda leaf, i=i: leaf[i], alone.params) for i in (0, 1))
-    assert not jax.tree.all(
-        jax.tree.map(lambda a, b: (a == b).all(), first, second)
-    )  # members differ in their seed
+    # members differ in their seed
+    assert not jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), first, second))
 
 
 def test_a_job_is_trained_the_same_way_beside_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hybridperf.model.fit.device import fit
 from hybridperf.model.published.ops import device_rows
 
 MOST_BYTES = 40e6
-RECIPE = trunk.Recipe(steps=5, batch=32)
+RECIPE = trunk.TrainingRecipe(steps=5, batch=32)
 T4 = load_device("t4")
 _PRODUCT = {"op": "gemm", "m": 512, "n": 512, "k": 512}
 _ATTENTION = {"dtype": "bf16", "batch": 4, "q_len": 512, "kv_len": 512, "heads": 8, "head_dim": 128}

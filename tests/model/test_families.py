@@ -164,7 +164,7 @@ def test_rows_of_two_groups_are_one_family() -> None:
     ],
 )
 def test_slots_by_hand(row, slot) -> None:
-    assert rows_of(row).slot.tolist() == [slot]
+    assert rows_of(row).implementation.tolist() == [slot]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +182,11 @@ def test_slots_by_hand(row, slot) -> None:
 def test_two_names_of_one_op_are_one_implementation(row, alias) -> None:
     """Whoever measured it wrote one of them, and whoever asks may write the other."""
     written, asked = rows_of(row), rows_of({**row, "op": alias})
-    both, _ = with_defaults(asked, tuple(written.slot))
-    assert both.slot.tolist() == written.slot.tolist()
+    both, _ = with_defaults(asked, tuple(written.implementation))
+    assert both.implementation.tolist() == written.implementation.tolist()
     assert flags_of(both) == flags_of(written)
-    backwards, _ = with_defaults(written, tuple(asked.slot))
-    assert backwards.slot.tolist() == asked.slot.tolist()
+    backwards, _ = with_defaults(written, tuple(asked.implementation))
+    assert backwards.implementation.tolist() == asked.implementation.tolist()
 
 
 def test_counts_are_the_ops_own() -> None:
@@ -233,7 +233,12 @@ def test_rows_of_several_parts_below_each_other() -> None:
         {**GEMM, "m": 8},
     )
     assert len(rows) == 4
-    assert sorted(rows.slot) == ["bmm||bf16|", "gemm||bf16|", "gemm||bf16|", "gemm||fp8|fp8"]
+    assert sorted(rows.implementation) == [
+        "bmm||bf16|",
+        "gemm||bf16|",
+        "gemm||bf16|",
+        "gemm||fp8|fp8",
+    ]
     assert rows.inputs.values.shape == (4, len(rows.inputs.names))
     assert len(set(rows.inputs.names)) == len(rows.inputs.names)
     assert np.isfinite(rows.inputs.values).all()
@@ -260,7 +265,7 @@ def test_a_row_without_a_framework_is_of_the_one_most_often_met() -> None:
     rows, assumed = with_defaults(
         rows_of(GEMM, {**GEMM, "framework": "trtllm"}, {**GEMM, "op": "bmm", "batch": 2}), KNOWN
     )
-    assert sorted(zip(rows.slot, assumed, strict=True)) == [
+    assert sorted(zip(rows.implementation, assumed, strict=True)) == [
         ("bmm||bf16|", ""),
         ("gemm|trtllm|bf16|", ""),
         ("gemm|vllm|bf16|", "no framework given: taken for vllm"),
@@ -273,10 +278,12 @@ def test_what_is_assumed_raises_its_flag() -> None:
     said = rows_of({**GEMM, "framework": "vllm"})
     assert flags_of(assumed) == flags_of(said)
     assert flags_of(plain) == {"op=gemm", "dtype=bf16"}  # the rows given stay as they are
-    assert plain.slot.tolist() == ["gemm||bf16|"]
+    assert plain.implementation.tolist() == ["gemm||bf16|"]
     mixed, _ = with_defaults(rows_of(GEMM, {**GEMM, "framework": "trtllm"}), KNOWN)
     of = mixed.inputs.select(["framework=vllm", "framework=trtllm"])
-    assert {(slot, *flags) for slot, flags in zip(mixed.slot, of.tolist(), strict=True)} == {
+    assert {
+        (slot, *flags) for slot, flags in zip(mixed.implementation, of.tolist(), strict=True)
+    } == {
         ("gemm|vllm|bf16|", 1, 0),
         ("gemm|trtllm|bf16|", 0, 1),
     }
@@ -293,7 +300,7 @@ def test_what_is_assumed_raises_its_flag() -> None:
 )
 def test_nothing_is_assumed_where_more_than_the_framework_differs(row) -> None:
     rows, assumed = with_defaults(rows_of(row), KNOWN)
-    assert rows.slot.tolist() == rows_of(row).slot.tolist()
+    assert rows.implementation.tolist() == rows_of(row).implementation.tolist()
     assert assumed.tolist() == [""]
 
 
@@ -303,16 +310,24 @@ def test_no_scheme_is_the_scheme_that_quantises_nothing(row, framework) -> None:
     nothing.
     """
     written = rows_of({**row, "quant": "bfloat16", "framework": framework})
-    asked, _ = with_defaults(rows_of(row), (*KNOWN[2:], *written.slot))
-    assert asked.slot.tolist() == written.slot.tolist()
+    asked, _ = with_defaults(rows_of(row), (*KNOWN[2:], *written.implementation))
+    assert asked.implementation.tolist() == written.implementation.tolist()
     np.testing.assert_array_equal(asked.inputs.select(written.inputs.names), written.inputs.values)
     plain = rows_of(row)
-    backwards, assumed = with_defaults(rows_of({**row, "quant": "bfloat16"}), tuple(plain.slot))
-    assert (backwards.slot.tolist(), assumed.tolist()) == (plain.slot.tolist(), [""])
+    backwards, assumed = with_defaults(
+        rows_of({**row, "quant": "bfloat16"}), tuple(plain.implementation)
+    )
+    assert (backwards.implementation.tolist(), assumed.tolist()) == (
+        plain.implementation.tolist(),
+        [""],
+    )
     np.testing.assert_array_equal(backwards.inputs.select(plain.inputs.names), plain.inputs.values)
     assert flags_of(backwards) == flags_of(plain)
-    other, _ = with_defaults(rows_of({**row, "quant": "int8_wo"}), tuple(written.slot))
-    assert other.slot.tolist() == rows_of({**row, "quant": "int8_wo"}).slot.tolist()
+    other, _ = with_defaults(rows_of({**row, "quant": "int8_wo"}), tuple(written.implementation))
+    assert (
+        other.implementation.tolist()
+        == rows_of({**row, "quant": "int8_wo"}).implementation.tolist()
+    )
 
 
 def test_a_kernel_of_its_own_is_no_spelling() -> None:
@@ -321,12 +336,12 @@ def test_a_kernel_of_its_own_is_no_spelling() -> None:
         rows_of({**GEMM, "op": "bmm", "batch": 4}),
         ("mla_gen_pre||bf16|", "mla_gen_post|vllm|bf16|"),
     )
-    assert (rows.slot.tolist(), assumed.tolist()) == (["bmm||bf16|"], [""])
+    assert (rows.implementation.tolist(), assumed.tolist()) == (["bmm||bf16|"], [""])
 
 
 def test_its_own_name_comes_before_another_spelling() -> None:
     rows, assumed = with_defaults(rows_of(GEMM), ("matmul||bf16|", "gemm|vllm|bf16|"))
-    assert (rows.slot.tolist(), assumed.tolist()) == (
+    assert (rows.implementation.tolist(), assumed.tolist()) == (
         ["gemm|vllm|bf16|"],
         ["no framework given: taken for vllm"],
     )
@@ -334,7 +349,7 @@ def test_its_own_name_comes_before_another_spelling() -> None:
 
 def test_a_slot_without_framework_that_was_met_stays() -> None:
     rows, assumed = with_defaults(rows_of(GEMM), ("gemm|vllm|bf16|", "gemm||bf16|"))
-    assert (rows.slot.tolist(), assumed.tolist()) == (["gemm||bf16|"], [""])
+    assert (rows.implementation.tolist(), assumed.tolist()) == (["gemm||bf16|"], [""])
 
 
 # --- devices --------------------------------------------------------------------------------------
@@ -367,7 +382,7 @@ def test_a_single_op_is_seen_like_a_row_of_a_table() -> None:
         group = np.array([op.group_index()])
         part = OpRows(np.zeros(1, int), op, op.work(), group, H100.peak(op.peak_dtype, op.unit))
         one, row = family_rows(part, np.ones(1, bool), H100), rows_of(row)
-        assert one.slot.tolist() == row.slot.tolist()
+        assert one.implementation.tolist() == row.implementation.tolist()
         assert one.inputs.names == row.inputs.names
         np.testing.assert_array_equal(one.inputs.values, row.inputs.values)
         for field in dataclasses.fields(FamilyRows):

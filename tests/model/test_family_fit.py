@@ -23,7 +23,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.learning.prior import FamilyRows, train_family, trunk
-from hybridperf.learning.prior.form import ROOFLINE
+from hybridperf.learning.prior.form import WAVE_ROOFLINE
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.model import PerfModel, canonical, load_model
 from hybridperf.model.families import FAMILIES
@@ -34,8 +34,8 @@ from hybridperf.report import fits
 from hybridperf.report.known import known
 from hybridperf.report.prediction import prediction_report
 
-QUICK = trunk.Recipe(steps=200, batch=64)
-SILENT = trunk.Recipe(steps=5, batch=32)  # knobs alone
+QUICK = trunk.TrainingRecipe(steps=200, batch=64)
+SILENT = trunk.TrainingRecipe(steps=5, batch=32)  # knobs alone
 NOISE = 0.03
 # one device in the prior: of more, trunks are trained that each leave one out, which takes a second
 # compilation
@@ -69,7 +69,7 @@ def measured(frame: pd.DataFrame, device: str, seed: int) -> pd.DataFrame:
     )
     ripple = 0.25 * np.sin(1.5 * rows.inputs.select(rows.sizes)[:, 0])
     noise = NOISE * np.random.default_rng(seed + 1).normal(size=len(rows))
-    return frame.assign(time_s=np.exp(ROOFLINE.log_s(theta, rows.work()) + ripple + noise))
+    return frame.assign(time_s=np.exp(WAVE_ROOFLINE.log_s(theta, rows.work()) + ripple + noise))
 
 
 def family_rows(frame: pd.DataFrame) -> FamilyRows:

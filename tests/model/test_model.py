@@ -24,7 +24,7 @@ from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, canonical, load_model
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm
-from hybridperf.ops.roofline import Knobs, Work
+from hybridperf.ops.roofline import RooflineKnobs, Work
 
 V100 = load_device("v100")
 WORK_FIELDS = [field.name for field in dataclasses.fields(Work)]
@@ -39,7 +39,7 @@ def fitted() -> PerfModel:
     """All knobs away from neutral, each group's different."""
     rng = np.random.default_rng(0)
     n = len(GROUPS)
-    knobs = Knobs(
+    knobs = RooflineKnobs(
         floor_s=rng.uniform(1e-6, 5e-6, n),
         compute_efficiency=rng.uniform(0.4, 0.9, n),
         memory_efficiency=rng.uniform(0.4, 0.9, n),

@@ -18,7 +18,7 @@ from hybridperf.collectives.model import CollectiveModel, collective_seconds, lo
 from hybridperf.collectives.traffic import COLLECTIVES
 from hybridperf.hardware import LEVELS, load_device, load_system
 from hybridperf.io import InputError
-from hybridperf.learning.residual import Box, Inputs, Job, inputs_of, train, with_process
+from hybridperf.learning.residual import Box, Inputs, TrainingJob, inputs_of, train, with_process
 from hybridperf.model import (
     GROUP_KNOBS,
     LEVEL_KNOBS,
@@ -31,7 +31,7 @@ from hybridperf.model import (
 from hybridperf.model.families import family_of
 from hybridperf.model.pricing import CollectivePricer, OpPricer
 from hybridperf.ops import GROUPS, op_by_name, op_names
-from hybridperf.ops.roofline import Knobs
+from hybridperf.ops.roofline import RooflineKnobs
 
 H100 = load_device("h100_sxm")
 STEP = 1e-5  # of finite differences, relative
@@ -196,7 +196,7 @@ def learned() -> PerfModel:
     """
     rng = np.random.default_rng(0)
     n = len(GROUPS)
-    knobs = Knobs(
+    knobs = RooflineKnobs(
         floor_s=rng.uniform(1e-6, 5e-6, n), compute_efficiency=rng.uniform(0.4, 0.9, n),
         memory_efficiency=rng.uniform(0.4, 0.9, n), transcendental_flops=rng.uniform(5, 30, n),
         strided_factor=rng.uniform(0.5, 2, n), step_s=rng.uniform(1e-13, 1e-12, n),
@@ -214,7 +214,7 @@ def learned() -> PerfModel:
         groups.append(group_of(op, dims))
         targets.append(0.3 * np.sin(2 * inputs[-1].values.sum(1)) + 0.2)
     found = train(
-        [Job(rows, target, members=1) for rows, target in zip(inputs, targets, strict=True)]
+        [TrainingJob(rows, target, members=1) for rows, target in zip(inputs, targets, strict=True)]
     )
     reports = {}
     for group, residual, rows, target in zip(groups, found, inputs, targets, strict=True):

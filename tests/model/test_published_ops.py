@@ -111,7 +111,7 @@ def test_deepbench_rows_of_other_machines_are_named(tmp_path) -> None:
     rows += [{**conv, "device": device, "pass": "fwd"} for device in ("rpi3", "knl7250", "abacus")]
     found = sources.read_families(write(tmp_path, "deepbench_conv", rows), ["convolution"])
     assert len(found.families["convolution"]["t4"]) == 2
-    assert sorted(found.families["convolution"]["t4"].rows.slot) == [
+    assert sorted(found.families["convolution"]["t4"].rows.implementation) == [
         "conv||fp32|bwd_inputs",
         "conv||fp32|fwd",
     ]
@@ -132,7 +132,7 @@ def test_aiconfigurator_rows_keep_their_implementation(tmp_path) -> None:
     found = sources.read_families(tmp_path, ["matmul"])
     rows = found.families["matmul"]["b200_sxm"]
     assert sorted(rows.about["framework"]) == ["trtllm", "vllm"]
-    assert len(set(rows.rows.slot)) == 2
+    assert len(set(rows.rows.implementation)) == 2
     assert rows.about["shape"].nunique() == 1  # both on one side
     ((reason, count),) = found.left_out["aiconfigurator_gemm"].items()
     assert (reason, count) == ("gemm: m must be a number above zero and at most 1e+13", 1)

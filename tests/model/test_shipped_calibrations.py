@@ -57,12 +57,14 @@ def quick():
     """Short training, on one device (of more, trunks are trained that leave each out): what is
     tested is what is made of it.
     """
-    recipe = trunk.Recipe(steps=5, batch=32)
+    recipe = trunk.TrainingRecipe(steps=5, batch=32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             calibrations,
             "train_family",
-            lambda devices, kinds: train_family({"t4": devices["t4"]}, recipe=recipe, kinds=kinds),
+            lambda devices, architectures: train_family(
+                {"t4": devices["t4"]}, recipe=recipe, architectures=architectures
+            ),
         )
         patch.setattr(adapted, "_LEAST_TUNING_STEPS", 20)
         patch.setattr(calibrations, "LEAST_PRIOR_ROWS", LEAST_PRIOR_ROWS)

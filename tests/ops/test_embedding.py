@@ -15,7 +15,7 @@ from hybridperf.ops.embedding import (
     Access,
     Histogram,
     Indices,
-    Stream,
+    LookupStream,
     Table,
     Uniform,
     Zipf,
@@ -118,9 +118,8 @@ def test_limits_are_exact(access: Access) -> None:
     assert access.hits(5, 1, 1) == 0.8
     assert access.unique_rows(10**9, 100) == 100  # every row
     everything = 1 - access.unique_rows(3000, 500) / 3000
-    assert (
-        access.hits(3000, 500, 500) == access.hits(3000, 500, 1e9) == everything
-    )  # all fits: only first lookups miss
+    # all fits: only first lookups miss
+    assert access.hits(3000, 500, 500) == access.hits(3000, 500, 1e9) == everything
     assert access.hits(3000, 500, 0) == 0
     assert access.hits(np.inf, 500, 500) == 1
 
@@ -170,12 +169,10 @@ def test_recorded_indices_say_what_they_are() -> None:
     values = np.array([[7, 7, 7], [1, 2, 2]])
     access = Indices(values)
     assert access.unique_rows(6, 100) == 3
-    assert access.histogram(6, 100)[:3].tolist() == pytest.approx(
-        [1 / 3, 1 / 3, 1 / 3]
-    )  # once, twice, three times
-    assert access.unique_rows(3, 100) == pytest.approx(
-        (1 - 1 / 8) + (1 - 1 / 4) + 1 / 2
-    )  # each lookup kept with probability 1/2
+    # once, twice, three times
+    assert access.histogram(6, 100)[:3].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+    # each lookup kept with probability 1/2
+    assert access.unique_rows(3, 100) == pytest.approx((1 - 1 / 8) + (1 - 1 / 4) + 1 / 2)
     assert access.hits(6, 100, 100) == pytest.approx(1 - 3 / 6)
     assert access.hits(3, 100, 100) == pytest.approx(1 - access.unique_rows(3, 100) / 3)
     assert access.hits(6, 100, 0) == 0
@@ -201,7 +198,7 @@ def test_recorded_indices_lie_apart_as_those_they_were_drawn_like() -> None:
     rows, lookups = 100_000, 80_000
     looked_up = drawn(probabilities(rows, 0.9, 5.0), lookups)
     told, recorded = (
-        distances([Stream(*a.classes(lookups, rows), lookups, 1.0)])
+        distances([LookupStream(*a.classes(lookups, rows), lookups, 1.0)])
         for a in (Zipf(0.9, 5.0), Indices(looked_up))
     )
     assert np.log(float(recorded[0])) == pytest.approx(np.log(float(told[0])), abs=0.2)
@@ -260,9 +257,8 @@ def test_a_thinned_batch_has_no_more_different_rows_than_lookups(
     whole = Histogram(shares, mean, 1e9)
     for lookups in (1, 50, 1000, 1e5):
         assert float(whole.unique_rows(lookups, 1e9)) <= lookups
-    assert float(whole.unique_rows(1, 1e9)) == pytest.approx(
-        1, rel=0.01
-    )  # a single lookup is of a single row
+    # a single lookup is of a single row
+    assert float(whole.unique_rows(1, 1e9)) == pytest.approx(1, rel=0.01)
     assert float(whole.unique_rows(0.999999e9, 1e9)) == pytest.approx(
         1e9 / float(whole._mean()), rel=0.01
     )
@@ -411,7 +407,7 @@ def test_distance_is_the_footprint_of_rows_in_use() -> None:
 
 def test_distances_of_uniform_access_have_a_closed_form() -> None:
     """As far as any number of rows up to all: mean log one below that of all rows, spread one."""
-    mean, spread = distances([Stream(*Uniform().classes(1000, 1e5), 1000.0, 64.0)])
+    mean, spread = distances([LookupStream(*Uniform().classes(1000, 1e5), 1000.0, 64.0)])
     assert float(mean) == pytest.approx(64e5 / np.e, rel=0.005)
     assert float(spread) == pytest.approx(1.0, abs=0.005)
 
@@ -428,7 +424,7 @@ def test_distances_are_what_counting_gives() -> None:
                 logs.append(np.log(max(place, 1)))
             recent.pop(place)
         recent.insert(0, row)
-    mean, spread = distances([Stream(*Zipf(1.0, 3.0).classes(500, rows), 500.0, 1.0)])
+    mean, spread = distances([LookupStream(*Zipf(1.0, 3.0).classes(500, rows), 500.0, 1.0)])
     assert np.log(float(mean)) == pytest.approx(np.mean(logs), abs=0.1)
     assert float(spread) == pytest.approx(np.std(logs), abs=0.1)
 
@@ -436,17 +432,16 @@ def test_distances_are_what_counting_gives() -> None:
 def test_other_tables_come_between_batches_only() -> None:
     """A table that fits into nothing beside one that is looked up a hundred times a row."""
     small, large = (
-        Stream(*Uniform().classes(1e4, 100), 1e4, 8.0),
-        Stream(*Uniform().classes(1e4, 1e6), 1e4, 8.0),
+        LookupStream(*Uniform().classes(1e4, 100), 1e4, 8.0),
+        LookupStream(*Uniform().classes(1e4, 1e6), 1e4, 8.0),
     )
     alone, _ = distances([small])
     together, _ = distances([small, large])
     assert float(alone) == pytest.approx(800 / np.e, rel=0.02)
     lonely, _ = distances([large])
     assert float(alone) < float(together) < float(lonely)
-    assert float(together) == pytest.approx(
-        np.sqrt(float(alone) * float(lonely)), rel=0.1
-    )  # half of the lookups each
+    # half of the lookups each
+    assert float(together) == pytest.approx(np.sqrt(float(alone) * float(lonely)), rel=0.1)
 
 
 def test_a_loop_over_few_batches_meets_its_own_rows_only() -> None:
@@ -522,7 +517,7 @@ def test_extreme_exponents_stay_finite(exponent: float, shift: float) -> None:
     table = Table("t", 1e5, 64, 3, access=Zipf(exponent, shift))
     assert np.isfinite(table.histogram(4096)).all()
     assert 0 <= float(table.hits(4096, 1e4)) <= 1
-    assert np.isfinite(distances([Stream(*table.classes(4096), 3.0 * 4096, 256.0)])).all()
+    assert np.isfinite(distances([LookupStream(*table.classes(4096), 3.0 * 4096, 256.0)])).all()
     if shift == 0:
         assert float(table.unique_rows(4096)) == pytest.approx(1)
     assert np.isfinite([float(one.unique_rows(4096)) for one in row_pieces(table, 4)]).all()
@@ -534,11 +529,8 @@ def test_extreme_exponents_stay_finite(exponent: float, shift: float) -> None:
 def test_gradients_against_differences() -> None:
     with jax.enable_x64(True):
         for argument in range(3):
-            values = [
-                jnp.asarray(3000.0),
-                jnp.asarray(0.9),
-                jnp.asarray(5.0),
-            ]  # lookups, exponent, shift
+            # lookups, exponent, shift
+            values = [jnp.asarray(3000.0), jnp.asarray(0.9), jnp.asarray(5.0)]
 
             def unique(x, argument=argument, values=values):
                 n, exponent, shift = [*values[:argument], x, *values[argument + 1 :]]
@@ -562,7 +554,9 @@ def test_distributions_are_differentiable_in_their_parameters(what: str, argumen
             return access.histogram(20_000, 1e5) @ np.arange(1.0, 18.0)
         if what == "hits":
             return access.hits(20_000, 1e5, 900.0)
-        return distances([Stream(*access.classes(20_000, 1e5), 20_000.0, 64.0)])[what == "spread"]
+        return distances([LookupStream(*access.classes(20_000, 1e5), 20_000.0, 64.0)])[
+            what == "spread"
+        ]
 
     with jax.enable_x64(True):
         check_slope(answer, {"exponent": 0.9, "shift": 12.0}[argument], rel=1e-4)

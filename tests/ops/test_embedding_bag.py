@@ -23,7 +23,7 @@ from hybridperf.ops import (
     lookup_calls,
 )
 from hybridperf.ops.embedding import Histogram, Indices, Table, Uniform, Zipf
-from hybridperf.ops.roofline import Knobs, Work, level_shares, op_seconds
+from hybridperf.ops.roofline import RooflineKnobs, Work, level_shares, op_seconds
 from hybridperf.ops.table import parse_ops
 
 BATCH, POOLING, ROWS, DIM = 100.0, 8.0, 5000.0, 64.0
@@ -53,14 +53,12 @@ def test_merged_gradients_update_each_row_once(
     work = EmbeddingBagBackward(
         "fp32", BATCH, POOLING, ROWS, DIM, unique=700.0, distance=300.0, optimizer=optimizer
     ).work()
-    assert float(work.bytes) == 4 * (100 * 64 + 800 + 100) + 64 * 800 + 2 * 700 * (
-        256 + state
-    )  # gradients, indices, their sort, rows
+    # gradients, indices, their sort, rows
+    assert float(work.bytes) == 4 * (100 * 64 + 800 + 100) + 64 * 800 + 2 * 700 * (256 + state)
     assert float(work.flops) == 800 * 64 + flops * 700 * 64
     assert float(work.transcendentals) == roots * 700
-    assert (
-        float(work.reuse_bytes) == 700 * 256
-    )  # all others lie between two updates of a row, though its lookups are nearer
+    # all others lie between two updates of a row, though its lookups are nearer
+    assert float(work.reuse_bytes) == 700 * 256
 
 
 def test_unmerged_gradients_are_added_lookup_by_lookup() -> None:
@@ -86,17 +84,16 @@ def test_unmerged_gradients_are_added_lookup_by_lookup() -> None:
 
 
 def test_a_row_that_says_nothing_means_uniform_access() -> None:
-    said, table = BAG.said(), lookup_calls([Table("ads", ROWS, DIM, POOLING)], BATCH).op
+    access, table = BAG.access(), lookup_calls([Table("ads", ROWS, DIM, POOLING)], BATCH).op
     assert isinstance(table, EmbeddingBag)
-    assert float(said["unique"]) == pytest.approx(float(table.unique), rel=1e-9)
-    assert float(said["distance"]) == pytest.approx(float(table.distance), rel=0.01)
-    assert float(said["spread"]) == pytest.approx(float(table.spread), abs=0.01)
-    assert float(said["once"]) == pytest.approx(
-        float(table.once), abs=0.002
-    )  # Poisson for binomial
+    assert float(access["unique"]) == pytest.approx(float(table.unique), rel=1e-9)
+    assert float(access["distance"]) == pytest.approx(float(table.distance), rel=0.01)
+    assert float(access["spread"]) == pytest.approx(float(table.spread), abs=0.01)
+    # Poisson for binomial
+    assert float(access["once"]) == pytest.approx(float(table.once), abs=0.002)
     few = dataclasses.replace(BAG, rows=60.0)  # 13 lookups of each row
     hot = lookup_calls([Table("ads", 60, DIM, POOLING)], BATCH).op
-    assert float(few.said()["hot"]) == pytest.approx(float(hot.hot), abs=0.03)
+    assert float(few.access()["hot"]) == pytest.approx(float(hot.hot), abs=0.03)
     assert float(hot.hot) == pytest.approx(_hot_lookups(60, 800), abs=0.03)
 
 
@@ -147,7 +144,7 @@ def test_a_fused_lookup_moves_what_its_tables_move(direction: str) -> None:
 
 def test_skew_brings_rows_nearer_and_time_down() -> None:
     device = load_device("here")
-    knobs = Knobs(
+    knobs = RooflineKnobs(
         1e-6,
         0.5,
         0.5,

@@ -48,9 +48,8 @@ PROMPT = {"batch": 2.0, "q_len": 4.0, "heads": 6.0, "kv_heads": 3.0, "head_dim":
 )
 def test_prefill_attention_by_hand(fields: dict, pairs: float) -> None:
     work = make("context_attention", **PROMPT, **fields).work()
-    assert (
-        float(work.flops) == 4 * 2 * 6 * pairs * 8
-    )  # a multiply-add for the score and one for the value, each of 8 numbers
+    # a multiply-add for the score and one for the value, each of 8 numbers
+    assert float(work.flops) == 4 * 2 * 6 * pairs * 8
     assert float(work.transcendentals) == 2 * 6 * pairs
 
 
@@ -77,9 +76,8 @@ def test_decode_attention_by_hand() -> None:
     fields = {"batch": 3.0, "kv_len": 100.0, "heads": 8.0, "kv_heads": 2.0, "head_dim": 16.0}
     work = make("generation_attention", **fields).work()
     assert float(work.flops) == 4 * 3 * 8 * 100 * 16
-    assert float(work.bytes) == 2 * 3 * (2 * 8 * 16) + 2 * 3 * (
-        2 * 100 * 2 * 16
-    )  # query and result, then keys and values
+    # query and result, then keys and values
+    assert float(work.bytes) == 2 * 3 * (2 * 8 * 16) + 2 * 3 * (2 * 100 * 2 * 16)
     cut = make("generation_attention", **fields, window=30.0, kv_dtype="fp8").work()
     assert float(cut.flops) == 4 * 3 * 8 * 30 * 16
     assert float(cut.bytes) == 2 * 3 * (2 * 8 * 16) + 3 * (2 * 30 * 2 * 16)
@@ -114,11 +112,8 @@ def test_moe_by_hand() -> None:
     """
     work = make("moe", **MOE).work()
     assert work.flops == 2 * 16 * 3 * 32 * 16
-    weights, vectors, inner = (
-        4 * 3 * 32 * 16,
-        2 * 8 * 32,
-        2 * 16 * 16,
-    )  # read and summed; written by the first, read by the last product
+    # read and summed; written by the first, read by the last product
+    weights, vectors, inner = (4 * 3 * 32 * 16, 2 * 8 * 32, 2 * 16 * 16)
     assert work.bytes == 2 * (weights + vectors + inner)
     half = make("moe", **MOE, moe_tp=2.0).work()
     assert half.flops == work.flops / 2

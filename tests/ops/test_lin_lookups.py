@@ -42,9 +42,8 @@ def test_hits_by_hand() -> None:
         1 - (held + (204_800 - held) * (1e6 - held) / 1e6) / 204_800
     )
     small = Table("small", 1000, 64, 100)
-    assert lin.forward_hit_rate(small, 2048, V100) == pytest.approx(
-        1 - 1000 / 204_800
-    )  # all of it is held
+    # all of it is held
+    assert lin.forward_hit_rate(small, 2048, V100) == pytest.approx(1 - 1000 / 204_800)
     few = Table("few", 1e6, 64, 2)
     held = (6 * 2**20 // 2) / 256
     assert lin.backward_hit_rate(few, 2048, V100) == pytest.approx(

@@ -83,12 +83,10 @@ def test_bytes_follow_the_dtype() -> None:
 
 
 def test_steps_by_hand() -> None:
-    assert work("bmm", batch=7, m=2, n=3, k=5).steps == 7 * (
-        31 + 1000
-    )  # operands and result number by number, and starting
-    assert (
-        work("conv", batch=2, c_in=3, c_out=5, h_in=8, h_out=6, kh=3).steps == 2 * 36 * 9
-    )  # channels of a pixel lie together
+    # operands and result number by number, and starting
+    assert work("bmm", batch=7, m=2, n=3, k=5).steps == 7 * (31 + 1000)
+    # channels of a pixel lie together
+    assert work("conv", batch=2, c_in=3, c_out=5, h_in=8, h_out=6, kh=3).steps == 2 * 36 * 9
     assert work("allocation", bytes=40960.0).steps == 10  # pages
     assert work("sort", rows=2.0, cols=7.0).steps == 2 * 7 * 3
     assert work("gather", rows=4, cols=8, vocab=100).steps == 4
@@ -221,14 +219,12 @@ FILES = [
 def test_our_flops_are_the_files(name: str, data_dir: Path) -> None:
     frame = read_table(data_dir / "compute" / f"{name}.csv.gz")
     frame = frame.sample(min(len(frame), 3000), random_state=0).reset_index(drop=True)
-    parsed = parse_ops(
-        frame, load_device("b200")
-    )  # any device with all these dtypes: counts do not depend on it
+    # any device with all these dtypes: counts do not depend on it
+    parsed = parse_ops(frame, load_device("b200"))
     assert not parsed.problem.any()
     for part in parsed.parts:
-        close = (
-            np.abs(part.work.flops / frame["flops"].to_numpy()[part.rows] - 1) < 1e-4
-        )  # the files round to six digits
+        # the files round to six digits
+        close = np.abs(part.work.flops / frame["flops"].to_numpy()[part.rows] - 1) < 1e-4
         assert close.all(), (
             f"{(~close).sum()} of {len(close)} rows, first"
             f" {frame.iloc[part.rows[~close][0]].to_dict()}"

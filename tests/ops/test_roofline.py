@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridperf.hardware import LEVELS, Device, load_device
-from hybridperf.ops.roofline import Knobs, Work, level_shares, op_seconds, pnorm, roofline_s
+from hybridperf.ops.roofline import RooflineKnobs, Work, level_shares, op_seconds, pnorm, roofline_s
 
 SIZES = st.floats(1, 1e12)
 SECONDS = st.just(0.0) | st.floats(1e-12, 1e9)
 DEVICE = Device(
     peak_flops_per_s=1e13, memory_bytes_per_s=1e12, level_bytes=np.array([32e3, 1e6, 32e6, np.inf])
 )
-FITTED = Knobs(
+FITTED = RooflineKnobs(
     floor_s=2e-6,
     compute_efficiency=0.7,
     memory_efficiency=0.8,
@@ -53,7 +53,7 @@ works = st.builds(
 )
 
 
-def seconds(work: Work, knobs: Knobs = FITTED) -> float:
+def seconds(work: Work, knobs: RooflineKnobs = FITTED) -> float:
     return float(_op_seconds(work, DEVICE, knobs))
 
 
@@ -64,15 +64,16 @@ _roofline_s = jax.jit(roofline_s)
 def test_roofline_by_hand() -> None:
     assert float(roofline_s(Work(flops=1e13, bytes=1e3), DEVICE)) == 1.0  # compute-bound
     assert float(roofline_s(Work(flops=1e3, bytes=1e12), DEVICE)) == 1.0  # memory-bound
-    assert (
-        float(roofline_s(Work(flops=4e12, transcendentals=6e12), DEVICE)) == 1.0
-    )  # a transcendental is one flop at least
+    # a transcendental is one flop at least
+    assert float(roofline_s(Work(flops=4e12, transcendentals=6e12), DEVICE)) == 1.0
 
 
 @given(works)
 @settings(max_examples=100, deadline=None)
 def test_neutral_knobs_are_the_roofline_to_the_bit(work: Work) -> None:
-    assert float(_op_seconds(work, DEVICE, Knobs.neutral())) == float(_roofline_s(work, DEVICE))
+    assert float(_op_seconds(work, DEVICE, RooflineKnobs.neutral())) == float(
+        _roofline_s(work, DEVICE)
+    )
 
 
 def test_calibrated_form_by_hand() -> None:
@@ -80,9 +81,8 @@ def test_calibrated_form_by_hand() -> None:
     knobs = dataclasses.replace(FITTED, smoothing=0.0, step_s=0.0, line_s=np.zeros(4))
     work = Work(flops=3e9, bytes=4e8, reuse_bytes=1e15)
     assert seconds(work, knobs) == pytest.approx(2e-6 + max(3e9 / 0.7e13, 4e8 / 0.8e12), rel=1e-5)
-    cached = dataclasses.replace(
-        work, reuse_bytes=1e3
-    )  # all data in l1, nine times as fast: now compute-bound
+    # all data in l1, nine times as fast: now compute-bound
+    cached = dataclasses.replace(work, reuse_bytes=1e3)
     assert seconds(cached, knobs) == pytest.approx(2e-6 + 3e9 / 0.7e13, rel=1e-5)
     assert seconds(dataclasses.replace(cached, flops=0.0), knobs) == pytest.approx(
         2e-6 + 4e8 / 0.8e12 / 9, rel=1e-4
@@ -180,9 +180,8 @@ def test_level_shares_move_outwards_with_distance() -> None:
     assert (np.diff(held, axis=0) <= 1e-6).all()  # what the first n levels hold only shrinks
     assert held[0, 0] == pytest.approx(1.0)
     np.testing.assert_allclose(held[-1, :3], 0.0, atol=1e-6)
-    assert float(level_shares(1e6, DEVICE.level_bytes)[:2].sum()) == pytest.approx(
-        0.5
-    )  # a distance of just the capacity
+    # a distance of just the capacity
+    assert float(level_shares(1e6, DEVICE.level_bytes)[:2].sum()) == pytest.approx(0.5)
 
 
 def test_missing_levels_hold_nothing() -> None:
@@ -196,9 +195,8 @@ def test_missing_levels_hold_nothing() -> None:
 def test_works_add_and_scale() -> None:
     total = WORK + WORK
     assert total.flops == 2 * WORK.flops
-    assert float(total.reuse_bytes) == pytest.approx(
-        WORK.reuse_bytes, rel=1e-5
-    )  # a mean, not a sum
+    # a mean, not a sum
+    assert float(total.reuse_bytes) == pytest.approx(WORK.reuse_bytes, rel=1e-5)
     assert (3 * WORK).steps == 3 * WORK.steps
     assert (3 * WORK).reuse_bytes == WORK.reuse_bytes
     nothing = WORK + Work()

@@ -21,23 +21,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, Hyper, Process
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
 from hybridperf.learning.prior.family import (
     FADE_OCTAVES,
     NOMINAL,
     FamilyPrior,
-    Sizes,
+    SizeRange,
     bounded,
     unbounded,
 )
-from hybridperf.learning.prior.knobs import SlotKnobs
-from hybridperf.learning.prior.rows import Rows
+from hybridperf.learning.prior.knobs import ImplementationKnobs
+from hybridperf.learning.prior.rows import PriorRows
 
 MOST_KEPT_ROWS = 2500
 OWN_HYPER_ROWS = 200
@@ -74,27 +74,26 @@ class Adapted:
     """What predicts one family's times on one device."""
 
     prior: FamilyPrior
-    knobs: SlotKnobs
+    knobs: ImplementationKnobs
     rows: int  # adapted to
-    sizes: Sizes  # of the rows; without rows the prior's
+    sizes: SizeRange  # of the rows; without rows the prior's
     # deviations that hold 90 %; where neither process nor tuned networks are, the log half-width
     # itself
     quantile: float
     held_out: np.ndarray  # log(predicted / measured) of rows that the prediction did not see [H]
     held_out_log_width: np.ndarray  # half-widths of their 90 % intervals [H]
     held_out_at: np.ndarray  # int [H] where they stood among the rows; not saved
-    process: Process | None = None  # few rows
+    process: GaussianProcess | None = None  # few rows
     params: Any = None  # many rows: the tuned networks
-    trunk_share: float = (
-        1.0  # few rows: 0 where rows left out are predicted better without the trunk
-    )
-    deviation: float = (
-        0.0  # many rows: of the held-out errors, beside which the members' disagreement counts
-    )
+    # few rows: 0 where rows left out are predicted better without the trunk
+    trunk_share: float = 1.0
+    # many rows: of the held-out errors, to which the members' disagreement is added
+    deviation: float = 0.0
 
-    def predict(self, rows: Rows) -> Predicted:
+    def predict(self, rows: PriorRows) -> Predicted:
         """Times of ops on this device."""
-        on = self.knobs.including(self.prior.population, rows.slot).closed(rows)
+        knobs = self.knobs.including(self.prior.population, rows.implementation)
+        on = knobs.closed(rows)
         x, f, apart = self.prior.trunk(rows, on, self.params)
         outside = self.sizes.outside(rows)
         module = array_module(outside, f)
@@ -102,32 +101,38 @@ class Adapted:
             correction, deviation = f, module.sqrt(self.deviation**2 + apart**2)
         elif self.process is not None:
             f = self.trunk_share * f
-            added, deviation = self.process.says(x, f)
-            correction = (
-                self.process.hyper.belief * f + module.exp(-((outside / FADE_OCTAVES) ** 2)) * added
-            )
+            added, deviation = self.process.predict(x, f)
+            fade = module.exp(-((outside / FADE_OCTAVES) ** 2))
+            correction = self.process.hyper.belief * f + fade * added
         else:
             fade = module.exp(-((self.prior.sizes.outside(rows) / _COLD_FADE_OCTAVES) ** 2))
             correction = self.prior.hyper.belief * fade * f
             deviation = np.ones(len(f))
         log_s = on.total + bounded(correction)
         half = self.quantile * deviation * _wider(outside)
-        if (
-            self.process is not None or self.params is not None
-        ):  # rows never make less sure than none do
-            half = module.minimum(
-                half, self.prior.log_width * _wider(self.prior.sizes.outside(rows))
-            )
+        if self.process is not None or self.params is not None:
+            # rows never make less sure than none do
+            without_rows = self.prior.log_width * _wider(self.prior.sizes.outside(rows))
+            half = module.minimum(half, without_rows)
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
+
+    def judged(
+        self, quantile: float, error: np.ndarray, deviation: np.ndarray, at: np.ndarray
+    ) -> Adapted:
+        """With the errors of held-out rows `at`, deviations, and the interval they need."""
+        return dataclasses.replace(
+            self,
+            quantile=quantile,
+            held_out=error,
+            held_out_log_width=quantile * deviation,
+            held_out_at=at,
+        )
 
     @property
     def typical_log_width(self) -> float:
         """Half-width of the 90 % interval of an op like those measured."""
-        return (
-            float(np.median(self.held_out_log_width))
-            if len(self.held_out_log_width)
-            else self.quantile
-        )
+        widths = self.held_out_log_width
+        return float(np.median(widths)) if len(widths) else self.quantile
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file; the prior's under `prior/`."""
@@ -137,18 +142,13 @@ class Adapted:
         out |= {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
         if self.process is not None:
             out |= {f"process/{name}": leaf for name, leaf in self.process.arrays().items()}
-        if self.params is not None:
-            out |= {
-                f"trunk/{name}": np.asarray(leaf)
-                for name, leaf in flatten_dict(dict(self.params), sep="/").items()
-            }
-        return out
+        return out if self.params is None else out | trunk.named_arrays(self.params)
 
     def document(self) -> dict[str, Any]:
         """The rest, as plain numbers and names."""
         return {
             "prior": self.prior.document(),
-            "slots": list(self.knobs.slots),
+            "slots": list(self.knobs.implementations),
             "sizes": list(self.sizes.names),
             "rows": self.rows,
             "quantile": self.quantile,
@@ -171,14 +171,14 @@ class Adapted:
         seen, tuned = under("process/"), under("trunk/")
         return Adapted(
             FamilyPrior.read(under("prior/"), document["prior"]),
-            SlotKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
+            ImplementationKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
             int(document["rows"]),
-            Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            SizeRange(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             of["held_out"],
             of["held_out_log_width"],
             np.zeros(0, int),
-            Process.read(seen, len(of["prior/standard/centre"])) if seen else None,
+            GaussianProcess.read(seen, len(of["prior/standard/centre"])) if seen else None,
             unflatten_dict(tuned, sep="/") if tuned else None,
             float(document["trunk_share"]),
             float(document["deviation"]),
@@ -191,28 +191,25 @@ def _wider(outside: Any) -> Any:
 
 
 def adapt(
-    prior: FamilyPrior, rows: Rows | None = None, time_s: np.ndarray | None = None, seed: int = 0,
-    keep_rows: bool = True, references: Sequence[str] = (), own_hyper_rows: int = OWN_HYPER_ROWS,
+    prior: FamilyPrior, rows: PriorRows | None = None, time_s: np.ndarray | None = None,
+    seed: int = 0, keep_rows: bool = True, references: Sequence[str] = (),
+    own_hyper_rows: int = OWN_HYPER_ROWS,
 ) -> Adapted:  # fmt: skip
-    """The prior after rows of one device that took `time_s` [N]. `keep_rows=False`: no row is kept,
-    however few there are.
+    """The prior after rows of one device.
 
-    `kin`: devices of the prior that have its architecture (it may be one of them); their knobs are
-    where it starts. `own_hyper_rows`: from so many rows on, these have a word on the
-    hyper-parameters.
+    Args:
+        prior: of the rows' family.
+        rows: of the device, N of them; None: the prior alone.
+        time_s: their seconds [N].
+        seed: of folds and training.
+        keep_rows: False: no row is kept, however few there are.
+        references: devices of the prior with its architecture; their knobs are where it starts.
+        own_hyper_rows: from so many rows on, hyper-parameters are fitted to these as well.
     """
-    prior = prior.among(references)
+    prior = prior.with_references(references)
     if rows is None or time_s is None or len(rows) == 0:
-        return Adapted(
-            prior,
-            prior.population.typical(),
-            0,
-            prior.sizes,
-            prior.log_width,
-            np.zeros(0),
-            np.zeros(0),
-            np.zeros(0, int),
-        )
+        knobs = prior.population.typical()
+        return Adapted(prior, knobs, 0, prior.sizes, prior.log_width, *_nothing_held_out())
     time_s = np.asarray(time_s, np.float64)
     if not (np.isfinite(time_s) & (time_s > 0)).all():
         raise ValueError("measured times must be finite and above zero")
@@ -227,52 +224,37 @@ def adapt(
     if many:
         error, deviation = _cross_validated(prior, rows, time_s, seed)
     quantile = _quantile(error, deviation, prior.quantile)
-    return dataclasses.replace(
-        found,
-        quantile=quantile,
-        held_out=error,
-        held_out_log_width=quantile * deviation,
-        held_out_at=np.arange(len(rows)),
-    )
+    return found.judged(quantile, error, deviation, np.arange(len(rows)))
 
 
-def _knobs_alone(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
-    """Knobs fitted to the rows and the prior's trunk: what a few hundred rows teach that are not to
-    be kept.
-    """
+def _nothing_held_out() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.zeros(0), np.zeros(0), np.zeros(0, int)
+
+
+def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
+    """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(_FOLDS, len(rows))
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
 
     def fitted(keep: np.ndarray) -> Adapted:
-        nothing, nowhere = np.zeros(0), np.zeros(0, int)
-        knobs = (
-            knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
-            if keep.any()
-            else prior.population.typical()
-        )
-        return Adapted(prior, knobs, len(rows), Sizes.of(rows), 1.0, nothing, nothing, nowhere)
+        knobs = prior.population.typical()
+        if keep.any():
+            knobs = knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
+        return Adapted(prior, knobs, len(rows), SizeRange.of(rows), 1.0, *_nothing_held_out())
 
     for k in np.unique(fold):
-        said = fitted(fold != k).predict(rows.rows(fold == k))
-        error[fold == k] = said.log_s - np.log(time_s[fold == k])
-        deviation[fold == k] = said.high_log_s - said.log_s
+        predicted = fitted(fold != k).predict(rows.rows(fold == k))
+        error[fold == k] = predicted.log_s - np.log(time_s[fold == k])
+        deviation[fold == k] = predicted.high_log_s - predicted.log_s
     quantile = _quantile(error, deviation, prior.log_width)
-    return dataclasses.replace(
-        fitted(fold >= 0),
-        quantile=quantile,
-        held_out=error,
-        held_out_log_width=quantile * deviation,
-        held_out_at=np.arange(len(rows)),
-    )
+    return fitted(fold >= 0).judged(quantile, error, deviation, np.arange(len(rows)))
 
 
 def _few(
-    prior: FamilyPrior, rows: Rows, time_s: np.ndarray, many: bool, seed: int
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int
 ) -> tuple[Adapted, np.ndarray, np.ndarray]:
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations
-    [N]).
-
-    `many`: the rows have a word on the hyper-parameters, and on whether the trunk is heard.
+    [N]). `many`: the rows fit the hyper-parameters, too, and decide whether the trunk is used.
     """
     knobs = knob_fits.fit_new(prior.population, rows, time_s)
     on = knobs.closed(rows)
@@ -280,54 +262,42 @@ def _few(
     target = unbounded(np.log(time_s) - on.total)
     # Fewer rows cannot tell whether the trunk misleads: their errors left out agree to a point, and
     # the wrong choice costs three.
-    shares = (1.0, 0.0) if many else (1.0,)
     learned = [
         (share, *_learned(prior.hyper, Examples(x, share * f, target), many, seed))
-        for share in shares
+        for share in ((1.0, 0.0) if many else (1.0,))
     ]
-    share, seen, left_out = min(
-        learned, key=lambda one: np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean()
-    )
+
+    def mean_error(one: tuple[float, GaussianProcess, process.LeaveOneOut]) -> float:
+        return float(np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean())
+
+    share, seen, left_out = min(learned, key=mean_error)
     error = bounded(target + left_out.error) - bounded(target)
-    nothing, nowhere = np.zeros(0), np.zeros(0, int)
-    found = Adapted(
-        prior,
-        knobs,
-        len(rows),
-        Sizes.of(rows),
-        1.0,
-        nothing,
-        nothing,
-        nowhere,
-        process=seen,
-        trunk_share=share,
-    )
+    none = _nothing_held_out()
+    sizes = SizeRange.of(rows)
+    found = Adapted(prior, knobs, len(rows), sizes, 1.0, *none, process=seen, trunk_share=share)
     return found, error, left_out.deviation
 
 
 def _cross_validated(
-    prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(error, standard deviation) of each row [N] by knobs, hyper-parameters and process of the
-    other folds.
-    """
+    """(error, standard deviation) of each row [N], predicted from the other folds."""
     folds = _FOLDS if len(rows) <= _FOLDED_ROWS else 2
     fold = np.random.default_rng(seed + 1).permutation(len(rows)) % folds
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
     for k in range(folds):
         mine = fold == k
         found, _, _ = _few(prior, rows.rows(~mine), time_s[~mine], True, seed)
-        said = dataclasses.replace(found, sizes=Sizes.of(rows)).predict(
-            rows.rows(mine)
-        )  # a fold's narrower range is not the point
-        error[mine] = said.log_s - np.log(time_s[mine])
-        deviation[mine] = said.high_log_s - said.log_s
+        # a fold's narrower range is not the point
+        predicted = dataclasses.replace(found, sizes=SizeRange.of(rows)).predict(rows.rows(mine))
+        error[mine] = predicted.log_s - np.log(time_s[mine])
+        deviation[mine] = predicted.high_log_s - predicted.log_s
     return error, deviation
 
 
 def _learned(
-    hyper: Hyper, examples: Examples, own: bool, seed: int
-) -> tuple[Process, process.LeftOut]:
+    hyper: HyperParameters, examples: Examples, own: bool, seed: int
+) -> tuple[GaussianProcess, process.LeaveOneOut]:
     if own:
         some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
         hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
@@ -335,9 +305,7 @@ def _learned(
 
 
 def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:
-    """Deviations that hold 90 % of a next error: the rank that is right for so few, and the prior's
-    word as if it were some rows more.
-    """
+    """Deviations that hold 90 % of a next error; the prior's value counts as some rows more."""
     rank = math.ceil(NOMINAL * (len(error) + 1))
     if len(error) < _LEAST_CALIBRATING:
         return without
@@ -345,7 +313,7 @@ def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float
     return (len(error) * own + _PRIOR_ROWS * max(own, without)) / (len(error) + _PRIOR_ROWS)
 
 
-def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Adapted:
+def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
     order = np.random.default_rng(seed).permutation(len(rows))
     aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
     held, learned = order[:aside], order[aside:]
@@ -353,43 +321,22 @@ def _tuned(prior: FamilyPrior, rows: Rows, time_s: np.ndarray, seed: int) -> Ada
     part = rows.rows(learned)
     on = knobs.closed(part)
     members = np.ones((trunk.MEMBERS, 1), bool)
-    steps = min(
-        _LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS
-    )  # few values: each is compiled
-    recipe = trunk.Recipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
+    # few values: each is compiled
+    steps = min(_LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS)
+    recipe = trunk.TrainingRecipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
     data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
     params = trunk.train(data, members, recipe, seed, start=prior.params)
-    # Its rows widen the sizes where the networks may speak.
-    seen = Sizes.of(rows)
-    reach = Sizes(
-        prior.sizes.names,
-        np.minimum(prior.sizes.low, seen.low),
-        np.maximum(prior.sizes.high, seen.high),
-    )
-    out = Adapted(
-        dataclasses.replace(prior, sizes=reach),
-        knobs,
-        len(rows),
-        seen,
-        0.0,
-        np.zeros(0),
-        np.zeros(0),
-        np.zeros(0, int),
-        params=params,
-    )
+    # Its rows widen the sizes where the networks may correct.
+    seen, known = SizeRange.of(rows), prior.sizes
+    low, high = np.minimum(known.low, seen.low), np.maximum(known.high, seen.high)
+    wider = dataclasses.replace(prior, sizes=SizeRange(known.names, low, high))
+    out = Adapted(wider, knobs, len(rows), seen, 0.0, *_nothing_held_out(), params=params)
     rest = rows.rows(held)
     error = out.predict(rest).log_s - np.log(time_s[held])
-    deviation = float(
-        np.median(np.abs(error)) / 0.6745
-    )  # of a normal distribution with that median
-    _, _, apart = out.prior.trunk(rest, knobs.closed(rest), params)
+    # of a normal distribution with that median
+    deviation = float(np.median(np.abs(error)) / 0.6745)
+    _, _, apart = wider.trunk(rest, knobs.closed(rest), params)
     each = np.sqrt(deviation**2 + apart**2)
     quantile = _quantile(error, each, prior.quantile)
-    return dataclasses.replace(
-        out,
-        quantile=quantile,
-        held_out=error,
-        held_out_log_width=quantile * each,
-        held_out_at=held,
-        deviation=deviation,
-    )
+    judged = out.judged(quantile, error, each, held)
+    return dataclasses.replace(judged, deviation=deviation)

@@ -4,7 +4,7 @@ are off on a device left out.
 `train_family` learns it. The hyper-parameters of the process and the width of intervals come from
 inner leave-one-device-out: for each prior device a trunk trained without it, since a trunk's errors
 on its own devices are too small. How wrong a prediction without any row may be is asked of trunks
-that saw no kin of the device either: a new architecture has none.
+that saw no device of its architecture either: a new architecture has none.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from hybridperf.io.namespace import array_module, root
 from hybridperf.learning import gaussian_process as process
-from hybridperf.learning.gaussian_process import Examples, Hyper
+from hybridperf.learning.gaussian_process import Examples, HyperParameters
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior import trunk
-from hybridperf.learning.prior.form import Closed
-from hybridperf.learning.prior.knobs import Population, SlotKnobs
-from hybridperf.learning.prior.rows import Rows
-from hybridperf.learning.prior.trunk import BOUND, Standard
+from hybridperf.learning.prior.form import ClosedFormValues
+from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
+from hybridperf.learning.prior.rows import PriorRows
+from hybridperf.learning.prior.trunk import BOUND, Standardiser
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
-FADE_OCTAVES = (
-    2.0  # the trunk's word fades over so many factors of two beyond the sizes that the prior saw
-)
+# the trunk's word fades over so many factors of two beyond the sizes that the prior saw
+FADE_OCTAVES = 2.0
 SLACK_OCTAVES = 0.585  # a factor of 1.5 beyond what was measured still counts as inside
 _ROWS_PER_DEVICE = 6000
 _HYPER_ROWS = 256
@@ -43,7 +42,7 @@ _UNKNOWN_LOG_WIDTH = 1.0  # the same for a device without rows: a factor of 2.7
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class SizeRange:
     """The least box around some rows, in octaves of each size."""
 
     names: tuple[str, ...]
@@ -51,11 +50,11 @@ class Sizes:
     high: np.ndarray
 
     @staticmethod
-    def of(rows: Rows) -> Sizes:
+    def of(rows: PriorRows) -> SizeRange:
         sizes = rows.inputs.select(rows.sizes)
-        return Sizes(rows.sizes, sizes.min(0), sizes.max(0))
+        return SizeRange(rows.sizes, sizes.min(0), sizes.max(0))
 
-    def outside(self, rows: Rows) -> Any:
+    def outside(self, rows: PriorRows) -> Any:
         """Distance [N] from the box in octaves, beyond the slack."""
         sizes = rows.inputs.select(self.names)
         maximum = array_module(sizes).maximum
@@ -68,109 +67,95 @@ class FamilyPrior:
     """What is known of a family before a device was measured."""
 
     population: Population
-    standard: Standard
+    standard: Standardiser
     params: Any  # of TrunkNet, leaves [E, ...]
-    hyper: Hyper
-    sizes: Sizes
+    hyper: HyperParameters
+    sizes: SizeRange
     # deviations that hold 90 % of a new device's measurements, for the prior device where that took
     # most
     quantile: float
     # half-width of the 90 % interval of a device without rows: what the prior device that was worst
     # off needed
     log_width: float
-    kin_quantile: float | None = (
-        None  # both of devices whose kin were among the others; None: there were none
-    )
-    kin_log_width: float | None = None
+    # both of devices that had reference devices among the others; None: no device had
+    reference_quantile: float | None = None
+    reference_log_width: float | None = None
 
-    def among(self, references: Sequence[str]) -> FamilyPrior:
-        """For a device of which some prior devices are kin (of one architecture): their knobs, and
-        full belief in the trunk they taught.
-        """
+    def with_references(self, references: Sequence[str]) -> FamilyPrior:
+        """For a device of the references' architecture: their knobs, full belief in the trunk."""
         references = [name for name in references if name in self.population.devices]
         if not references:
             return self
         hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
-        prior = dataclasses.replace(self, population=self.population.among(references), hyper=hyper)
-        if self.kin_quantile is None or self.kin_log_width is None:
+        prior = dataclasses.replace(
+            self, population=self.population.with_references(references), hyper=hyper
+        )
+        if self.reference_quantile is None or self.reference_log_width is None:
             return prior
-        return dataclasses.replace(prior, quantile=self.kin_quantile, log_width=self.kin_log_width)
+        return dataclasses.replace(
+            prior, quantile=self.reference_quantile, log_width=self.reference_log_width
+        )
 
-    def trunk(self, rows: Rows, on: Closed, params: Any = None) -> tuple[Any, Any, Any]:
-        """(inputs [N, d], what the trunk says [N] before the bound and faded outside the prior's
-        sizes, its members' deviation [N]).
-        """
+    def trunk(
+        self, rows: PriorRows, on: ClosedFormValues, params: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
         x = self.standard.inputs(rows, on)
-        said, apart = trunk.evaluate(self.params if params is None else params, x)
+        output, apart = trunk.evaluate(self.params if params is None else params, x)
         outside = self.sizes.outside(rows)
         fade = array_module(outside).exp(-((outside / FADE_OCTAVES) ** 2))
-        return x, fade * unbounded(said), fade * apart
+        return x, fade * unbounded(output), fade * apart
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
-        out = {
-            f"trunk/{name}": np.asarray(leaf)
-            for name, leaf in flatten_dict(dict(self.params), sep="/").items()
-        }
+        out = trunk.named_arrays(self.params)
         out |= {f"population/{name}": getattr(self.population, name) for name in ("spread", "own")}
         out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
-        out |= {
-            f"hyper/{field.name}": np.asarray(getattr(self.hyper, field.name))
-            for field in dataclasses.fields(Hyper)
-        }
+        out |= {f"hyper/{name}": np.asarray(value) for name, value in vars(self.hyper).items()}
         return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
 
     def document(self) -> dict[str, Any]:
         """The rest, as plain numbers and names."""
         return {
-            "slots": list(self.population.slots),
+            "slots": list(self.population.implementations),
             "devices": list(self.population.devices),
             "kin": list(self.population.references),
             "inputs": list(self.standard.names),
             "sizes": list(self.sizes.names),
             "quantile": self.quantile,
             "log_width": self.log_width,
-            "kin_quantile": self.kin_quantile,
-            "kin_log_width": self.kin_log_width,
+            "kin_quantile": self.reference_quantile,
+            "kin_log_width": self.reference_log_width,
         }
 
     @staticmethod
     def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> FamilyPrior:
         """From what `arrays` and `document` gave."""
         of = {name: np.asarray(array) for name, array in arrays.items()}
-        params = unflatten_dict(
-            {
-                name.removeprefix("trunk/"): array
-                for name, array in of.items()
-                if name.startswith("trunk/")
-            },
-            sep="/",
-        )
+
+        def under(folder: str) -> dict[str, np.ndarray]:
+            inside = (name for name in of if name.startswith(folder))
+            return {name.removeprefix(folder): of[name] for name in inside}
+
+        own, spread = of["population/own"], of["population/spread"]
+        names = {
+            key: tuple(document[key]) for key in ("slots", "devices", "kin", "inputs", "sizes")
+        }
+        widths = [document[key] for key in ("kin_quantile", "kin_log_width")]
         return FamilyPrior(
-            Population(
-                tuple(document["slots"]),
-                of["population/spread"],
-                tuple(document["devices"]),
-                of["population/own"],
-                tuple(document["kin"]),
-            ),
-            Standard(tuple(document["inputs"]), of["standard/centre"], of["standard/scale"]),
-            params,
-            Hyper(**{field.name: of[f"hyper/{field.name}"] for field in dataclasses.fields(Hyper)}),
-            Sizes(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
+            Population(names["slots"], spread, names["devices"], own, names["kin"]),
+            Standardiser(names["inputs"], of["standard/centre"], of["standard/scale"]),
+            unflatten_dict(under("trunk/"), sep="/"),
+            HyperParameters(**under("hyper/")),
+            SizeRange(names["sizes"], of["sizes/low"], of["sizes/high"]),
             float(document["quantile"]),
             float(document["log_width"]),
-            *(
-                None if document[name] is None else float(document[name])
-                for name in ("kin_quantile", "kin_log_width")
-            ),
+            *(None if width is None else float(width) for width in widths),
         )
 
 
 def unbounded(r: Any) -> Any:
-    """c atanh(r / c): what `bounded` maps to r. The process adds up on this side, so that no sum
-    leaves the bound.
-    """
+    """c atanh(r / c), the inverse of `bounded`; the process adds up on this side."""
     module = array_module(r)
     return BOUND * module.arctanh(module.clip(r / BOUND, -0.99, 0.99))
 
@@ -181,16 +166,16 @@ def bounded(u: Any) -> Any:
 
 
 def train_family(
-    devices: Mapping[str, tuple[Rows, np.ndarray]],
+    devices: Mapping[str, tuple[PriorRows, np.ndarray]],
     seed: int = 0,
-    recipe: trunk.Recipe = trunk.Recipe(),  # noqa: B008
-    kinds: Mapping[str, str] | None = None,
+    recipe: trunk.TrainingRecipe = trunk.TrainingRecipe(),  # noqa: B008
+    architectures: Mapping[str, str] | None = None,
     least_rows: int = 0,
 ) -> FamilyPrior:
     """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a
     minute for four devices.
 
-    `kinds`: the architecture of each device, by which they are kin. A device of fewer than
+    `architectures`: of each device, by which devices are references. A device of fewer than
     `least_rows` has a say on the knobs only.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
@@ -201,7 +186,10 @@ def train_family(
         rows, time_s = devices[name]
         keep = np.sort(random.permutation(len(rows))[:_ROWS_PER_DEVICE])
         measured[name] = rows.rows(keep), np.asarray(time_s, np.float64)[keep]
-    own = {name: knob_fits.fit_each_slot(rows, time_s) for name, (rows, time_s) in measured.items()}
+    own = {
+        name: knob_fits.fit_each_implementation(rows, time_s)
+        for name, (rows, time_s) in measured.items()
+    }
     usual = knob_fits.population(next(iter(measured.values()))[0].form, own)
     measured = {
         name: one for name, one in measured.items() if len(one[0]) >= least_rows
@@ -218,10 +206,9 @@ def train_family(
     prior = FamilyPrior(usual, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
     if len(measured) == 1:
         return prior
-    shorter = dataclasses.replace(
-        recipe, steps=recipe.steps // 2, batch=recipe.batch // 2
-    )  # one network per device left out adds up
-    left_out = _leave_out(prior, measured, own, data, kinds or {}, shorter, seed)
+    # one network per device left out adds up
+    shorter = dataclasses.replace(recipe, steps=recipe.steps // 2, batch=recipe.batch // 2)
+    left_out = _leave_out(prior, measured, own, data, architectures or {}, shorter, seed)
     hyper = process.fit_hyper(hyper, [out.placed for out in left_out], _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
     of_references = [out.of_references for out in left_out if out.of_references is not None]
@@ -230,35 +217,34 @@ def train_family(
         hyper=hyper,
         quantile=max(_quantile_without_rows(hyper, out.cold) for out in left_out),
         log_width=max(_log_width(hyper, out.cold) for out in left_out),
-        kin_quantile=max(
+        reference_quantile=max(
             (_quantile_without_rows(believing, rows) for rows in of_references), default=None
         ),
-        kin_log_width=max((_log_width(believing, rows) for rows in of_references), default=None),
+        reference_log_width=max(
+            (_log_width(believing, rows) for rows in of_references), default=None
+        ),
     )
 
 
-def uninformed(rows: Rows) -> FamilyPrior:
-    """A prior that no device taught: knobs may be anything usual for the form, and the trunk is
-    silent. `rows` say what inputs are.
-    """
+def uninformed(rows: PriorRows) -> FamilyPrior:
+    """A prior that no device taught: usual knobs of the form, a silent trunk."""
     form = rows.form
-    slots = tuple(sorted(set(map(str, rows.slot))))
+    names = tuple(sorted(set(map(str, rows.implementation))))
     nobody = Population(
-        slots, form.start_spread, ("nobody",), np.tile(form.start, (1, len(slots), 1))
+        names, form.start_spread, ("nobody",), np.tile(form.start, (1, len(names), 1))
     )
     how = trunk.standard([(rows, nobody.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
     params = trunk.untrained(len(how.centre), 1)
     return FamilyPrior(
-        nobody, how, params, hyper, Sizes.of(rows), _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH
+        nobody, how, params, hyper, SizeRange.of(rows), _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH
     )
 
 
-def _box(parts: list[Rows]) -> Sizes:
-    each = [Sizes.of(rows) for rows in parts]
-    return Sizes(
-        each[0].names, np.min([box.low for box in each], 0), np.max([box.high for box in each], 0)
-    )
+def _box(parts: list[PriorRows]) -> SizeRange:
+    each = [SizeRange.of(rows) for rows in parts]
+    low, high = np.min([one.low for one in each], 0), np.max([one.high for one in each], 0)
+    return SizeRange(each[0].names, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,21 +252,21 @@ class _LeftOut:
     """A prior device as one that was not in the prior, by trunks that did not see it."""
 
     placed: Examples  # knobs found from a few of its rows
-    cold: Examples  # knobs usual elsewhere; no kin of it was seen
-    of_references: Examples | None  # knobs of its kin among the others; None where it has none
+    cold: Examples  # knobs usual elsewhere; no device of its architecture was seen
+    of_references: Examples | None  # knobs of its references; None where it has none
 
 
 def _leave_out(
     prior: FamilyPrior,
-    measured: Mapping[str, tuple[Rows, np.ndarray]],
-    own: Mapping[str, SlotKnobs],
+    measured: Mapping[str, tuple[PriorRows, np.ndarray]],
+    own: Mapping[str, ImplementationKnobs],
     data: list[tuple[np.ndarray, np.ndarray]],
-    kinds: Mapping[str, str],
-    recipe: trunk.Recipe,
+    architectures: Mapping[str, str],
+    recipe: trunk.TrainingRecipe,
     seed: int,
 ) -> list[_LeftOut]:
     names = list(measured)
-    folds = _folds(names, kinds)
+    folds = _folds(names, architectures)
     sees = np.repeat(
         np.array([[name not in fold for name in names] for fold in folds]), _INNER_MEMBERS, 0
     )
@@ -302,7 +288,9 @@ def _leave_out(
         references = [
             other
             for other in names
-            if other != name and name in kinds and kinds.get(other) == kinds[name]
+            if other != name
+            and name in architectures
+            and architectures.get(other) == architectures[name]
         ]
         others, params = without((name,))
         strangers, of_strangers = without([fold for fold in folds if name in fold][-1])
@@ -314,7 +302,7 @@ def _leave_out(
             _LeftOut(
                 _examples(prior, params, rows.rows(some), time_s[some], placed),
                 _cold_examples(prior, of_strangers, rest, seconds, strangers),
-                _cold_examples(prior, params, rest, seconds, others.among(references))
+                _cold_examples(prior, params, rest, seconds, others.with_references(references))
                 if references
                 else None,
             )
@@ -322,19 +310,17 @@ def _leave_out(
     return out
 
 
-def _folds(names: Sequence[str], kinds: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Devices to leave out at once: each alone, then the kin of an architecture together, where
-    others remain.
-    """
-    of_kind: dict[str, list[str]] = {}
+def _folds(names: Sequence[str], architectures: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Devices to leave out at once: each alone, then all of one architecture."""
+    of_architecture: dict[str, list[str]] = {}
     for name in names:
-        of_kind.setdefault(kinds.get(name, name), []).append(name)
-    together = [tuple(references) for references in of_kind.values()]
+        of_architecture.setdefault(architectures.get(name, name), []).append(name)
+    together = [tuple(references) for references in of_architecture.values()]
     return [(name,) for name in names] + [fold for fold in together if 1 < len(fold) < len(names)]
 
 
 def _examples(
-    prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, knobs: SlotKnobs
+    prior: FamilyPrior, params: Any, rows: PriorRows, time_s: np.ndarray, knobs: ImplementationKnobs
 ) -> Examples:
     on = knobs.closed(rows)
     x, f, _ = prior.trunk(rows, on, params)
@@ -342,16 +328,18 @@ def _examples(
 
 
 def _cold_examples(
-    prior: FamilyPrior, params: Any, rows: Rows, time_s: np.ndarray, usual: Population
+    prior: FamilyPrior, params: Any, rows: PriorRows, time_s: np.ndarray, usual: Population
 ) -> Examples:
-    return _examples(prior, params, rows, time_s, usual.typical().including(usual, rows.slot))
+    return _examples(
+        prior, params, rows, time_s, usual.typical().including(usual, rows.implementation)
+    )
 
 
-def _quantile_without_rows(hyper: Hyper, rows: Examples) -> float:
+def _quantile_without_rows(hyper: HyperParameters, rows: Examples) -> float:
     deviation = np.sqrt(process.variance(hyper, rows.x, rows.f))
     return float(np.quantile(np.abs(rows.r - hyper.belief * rows.f) / deviation, NOMINAL))
 
 
-def _log_width(hyper: Hyper, rows: Examples) -> float:
+def _log_width(hyper: HyperParameters, rows: Examples) -> float:
     """Log half-width that holds 90 % of the rows."""
     return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))

@@ -1,13 +1,13 @@
-"""Closed forms whose knobs a prior learns: the interface, and the roofline with waves, the form of
-ops on a GPU.
+"""Closed forms whose knobs a prior learns: the interface, and the roofline with waves, the form
+of ops on a GPU.
 
     t0   = floor + body
     body = ( (F / (e_P P))^p + (B / (e_B BW))^p + (tau W)^p )^(1/p)
 
 F, B: flops and bytes of the op; P, BW: the datasheet's peaks; W: waves, thread blocks per SM. Five
-knobs per device and slot, kept as logs: floor (s), e_P and e_B (shares of the peaks), p - 1 (how
-sharp the roof's corner is), tau (s, one wave's latency). It is monotone in F, B and W for any
-knobs.
+knobs per device and implementation, kept as logs: floor (s), e_P and e_B (shares of the peaks),
+p - 1 (how sharp the roof's corner is), tau (s, one wave's latency). It is monotone in F, B and W
+for any knobs.
 
 Axes: N rows, K knobs. NumPy with derivatives by hand: a fit takes milliseconds and nothing to
 compile. `closed` may be traced by JAX.
@@ -25,16 +25,16 @@ from hybridperf.io.namespace import array_module
 
 
 @dataclasses.dataclass(frozen=True)
-class Closed:
-    """What a closed form says of some rows."""
+class ClosedFormValues:
+    """What a closed form predicts of some rows."""
 
     total: Any  # [N] log of seconds
     # [N, len(form.position)] where the rows stand on it: what a network may know of their place
     position: Any
 
 
-class Form(Protocol):
-    """A closed form with K knobs per device and slot, all kept as logs."""
+class ClosedForm(Protocol):
+    """A closed form with K knobs per device and implementation, all kept as logs."""
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -43,14 +43,12 @@ class Form(Protocol):
 
     @property
     def position(self) -> tuple[str, ...]:
-        """Names of what `closed` says of a row's place."""
+        """Names of what `closed` tells of a row's place."""
         ...
 
     @property
     def apart(self) -> int | None:
-        """Which word of a slot tells slots whose knobs move apart on a device, such as its link;
-        None: all move together.
-        """
+        """Which word tells implementations whose knobs move apart, such as a link; or None."""
         ...
 
     @property
@@ -81,20 +79,17 @@ class Form(Protocol):
         """d log_s / d theta [N, K]."""
         ...
 
-    def closed(self, theta: np.ndarray, work: Any) -> Closed:
+    def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         """Seconds and place."""
         ...
 
 
-_FAR = (
-    12.0  # logs of ratios of times end here: a term that is absent is not a thousand octaves away
-)
+# logs of ratios of times end here: a term that is absent is not a thousand octaves away
+_FAR = 12.0
 
 
-class Roofline:
-    """The roofline with waves; its `work` [N, 3] is logs of seconds of arithmetic and of traffic at
-    the datasheet's rates, and of waves.
-    """
+class WaveRoofline:
+    """The roofline with waves; `work` [N, 3]: logs of arithmetic s, traffic s and waves."""
 
     knobs = ("floor_s", "compute_efficiency", "memory_efficiency", "sharpness", "wave_s")
     position = (
@@ -105,12 +100,10 @@ class Roofline:
     apart: int | None = None
     start = np.log([5e-6, 0.6, 0.7, 2.0, 0.5e-6])  # sharpness is p - 1
     start_spread = np.array([1.5, 0.5, 0.5, 0.5, 1.5])
-    least_spread = np.array(
-        [0.15, 0.1, 0.1, 0.1, 0.2]
-    )  # three devices that happen to agree do not make a law
-    known_spread: Mapping[str, float] = {
-        "sharpness": 0.1
-    }  # few rows say little of the corner, and it trades against the efficiencies
+    # three devices that happen to agree do not make a law
+    least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2])
+    # few rows say little of the corner, and it trades against the efficiencies
+    known_spread: Mapping[str, float] = {"sharpness": 0.1}
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         terms, sharpness = _terms(theta, work)
@@ -119,9 +112,8 @@ class Roofline:
     def jacobian(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         terms, sharpness = _terms(theta, work)
         body = _log_norm(terms, sharpness)
-        share = np.exp(
-            sharpness[:, None] * (terms - body[:, None])
-        )  # of each term in body^p; sums to 1
+        # of each term in body^p; sums to 1
+        share = np.exp(sharpness[:, None] * (terms - body[:, None]))
         of_body = 1.0 / (1.0 + np.exp(np.clip(theta[..., 0] - body, -700, 700)))
         corner = ((share * terms).sum(1) - body) / sharpness * (sharpness - 1.0)
         return np.stack(
@@ -135,7 +127,7 @@ class Roofline:
             1,
         )
 
-    def closed(self, theta: np.ndarray, work: Any) -> Closed:
+    def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         module = array_module(work)
         terms, sharpness = _terms(theta, work)
         body = _log_norm(terms, sharpness)
@@ -165,7 +157,7 @@ class Roofline:
             waves,
             of_waves,
         ]
-        return Closed(total, module.stack(place, 1))
+        return ClosedFormValues(total, module.stack(place, 1))
 
 
 def _terms(theta: np.ndarray, work: Any) -> tuple[Any, np.ndarray]:
@@ -183,4 +175,4 @@ def _log_norm(terms: Any, sharpness: np.ndarray) -> Any:
     )
 
 
-ROOFLINE = Roofline()
+WAVE_ROOFLINE = WaveRoofline()

@@ -1,14 +1,14 @@
-"""Knobs of a closed form on a device: what prior devices say of them, and what a few rows of a new
-one add.
+"""Knobs of a closed form on a device: what prior devices tell, and what a few rows of a new one
+add.
 
-Over devices, knobs of a slot g scatter around mu_g with spread s. A new device has
+Over devices, knobs of an implementation g scatter around mu_g with spread s. A new device has
 
     theta_gv = mu_gv + d + d_g + d_gv,    d, d_g ~ N(0, s^2), d_gv ~ N(0, (s / 2)^2)
 
-with d shared by all its slots, so rows of one implementation say something of the others. A slot is
-words joined by `|`, the implementation, and perhaps `#` and a version v of it; slots without
-versions have no d_gv. mu comes from what slots share (see `Population`). All fits are maximum a
-posteriori with a pseudo-Huber loss in the log of time.
+with d shared by all its implementations, so rows of one tell something of the others; v is the
+version of a library, and without versions there is no d_gv. mu comes from what implementations
+share (see `Population`). All fits are maximum a posteriori with a pseudo-Huber loss in the log of
+time.
 
 Axes: N rows, K knobs of the rows' form.
 """
@@ -23,313 +23,253 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from hybridperf.learning.prior.form import Closed, Form
-from hybridperf.learning.prior.rows import Rows
+from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues
+from hybridperf.learning.prior.implementation import Implementation, unversioned
+from hybridperf.learning.prior.rows import PriorRows
 from hybridperf.learning.robust import huber_data_only
 
-_KIN_SPREAD = (
-    0.5  # of the spread over all devices: few rows of H200 no longer spoil what H100 says of it
-)
+# of the spread over all devices: few rows of H200 no longer spoil what H100 tells of it
+_REFERENCE_SPREAD = 0.5
 _PRIOR_LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly where rows are plenty
 # a new device's few rows err together: what the closed form misses is shared by neighbours
 _NEW_LOSS_SCALE = 0.25
-_WORD, _VERSION = "|", "#"
-_VERSION_SPREAD = (
-    0.5  # of the spread over devices: versions of one library differ less than libraries do
-)
-_LEAST_SLOT_ROWS = 8
-# How far slots may differ in the log of a knob, by what they do not share; chosen once on
+# of the spread over devices: versions of one library differ less than libraries do
+_VERSION_SPREAD = 0.5
+_FEW_ROWS = 8
+# How far implementations may differ in the log of a knob, by what they do not share; chosen once on
 # collectives, where they hardly matter.
-_WORD_SPREAD, _GROUP_SPREAD, _RELEASE_SPREAD, _DEVICE_SPREAD, _KNOB_NOISE = 0.7, 0.6, 0.3, 0.5, 0.4
+_WORD_SPREAD, _WORDS_SPREAD, _RELEASE_SPREAD = 0.7, 0.6, 0.3
+_DEVICE_SPREAD, _KNOB_NOISE = 0.5, 0.4
 _MOST_ROWS = 6000  # five knobs need no more
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotKnobs:
-    """Knobs of one device, by slot; `other` serves slots it does not name."""
+class ImplementationKnobs:
+    """Knobs of one device, by implementation; `other` serves those that it does not name."""
 
-    slots: tuple[str, ...]
-    theta: np.ndarray  # [len(slots), K]
+    implementations: tuple[str, ...]
+    theta: np.ndarray  # [len(implementations), K]
     other: np.ndarray  # [K]
 
-    def of(self, slot: np.ndarray) -> np.ndarray:
-        """[N, K] for slots [N]."""
-        found, inverse = np.unique(slot.astype(str), return_inverse=True)
-        return np.stack([self.theta[nearest(str(name), self.slots)].mean(0) for name in found])[
-            inverse
-        ]
+    def of(self, implementation: np.ndarray) -> np.ndarray:
+        """[N, K] for implementations [N]."""
+        found, inverse = np.unique(implementation.astype(str), return_inverse=True)
+        places = [most_alike(str(name), self.implementations) for name in found]
+        return np.stack([self.theta[at].mean(0) for at in places])[inverse]
 
-    def including(self, usual: Population, slot: np.ndarray) -> SlotKnobs:
-        """With those of `slot` [N] that are missing: what is usual, moved as this device is moved
-        from what is usual.
-        """
-        new = sorted(set(map(str, slot)) - set(self.slots))
+    def including(self, usual: Population, implementation: np.ndarray) -> ImplementationKnobs:
+        """With those of `implementation` [N] that are missing: usual, moved as this device is."""
+        new = sorted(set(map(str, implementation)) - set(self.implementations))
         if not new:
             return self
-        moved = (self.theta - usual.mean_of(self.slots)).mean(0)
-        return SlotKnobs(
-            (*self.slots, *new),
-            np.concatenate([self.theta, usual.mean_of(new) + moved]),
-            self.other,
-        )
+        moved = (self.theta - usual.mean_of(self.implementations)).mean(0)
+        theta = np.concatenate([self.theta, usual.mean_of(new) + moved])
+        return ImplementationKnobs((*self.implementations, *new), theta, self.other)
 
-    def closed(self, rows: Rows) -> Closed:
-        """What the form says of some rows."""
-        return rows.form.closed(self.of(rows.slot), rows.work())
+    def closed(self, rows: PriorRows) -> ClosedFormValues:
+        """What the form predicts of some rows."""
+        return rows.form.closed(self.of(rows.implementation), rows.work())
 
 
-def nearest(slot: str, slots: Sequence[str]) -> list[int]:
-    """Where `slot` stands in `slots`; if nowhere, where those stand that share the most words with
-    it.
-    """
-    if slot in slots:
-        return [slots.index(slot)]
-    words = group_of(slot).split(_WORD)
-    shared = [sum(map(operator.eq, words, group_of(other).split(_WORD))) for other in slots]
+def most_alike(name: str, known: Sequence[str]) -> list[int]:
+    """Positions of `name` in `known`; else of those that share the most words with it."""
+    if name in known:
+        return [known.index(name)]
+    words = Implementation.parse(name).words
+    shared = [sum(map(operator.eq, words, Implementation.parse(other).words)) for other in known]
     return [at for at, number in enumerate(shared) if number == max(shared)]
 
 
-def group_of(slot: str) -> str:
-    """A slot without its version."""
-    return slot.partition(_VERSION)[0]
-
-
-def _terms(slot: str) -> list[tuple[str, float]]:
-    """What knobs of a slot share with those of other slots, and how much each may matter: its
-    words, the group they make, its version.
-    """
-    group, _, version = slot.partition(_VERSION)
-    shared = [
-        (f"{at}{_WORD}{word}", _WORD_SPREAD) for at, word in enumerate(group.split(_WORD))
-    ] + [(group, _GROUP_SPREAD)]
-    return shared + (
-        [(f"{_VERSION}{version}", _RELEASE_SPREAD), (slot, _RELEASE_SPREAD)] if version else []
-    )
+def _terms(name: str) -> list[tuple[str, float]]:
+    """What an implementation's knobs share with others, and how much each may matter."""
+    words, version = Implementation.parse(name)
+    shared = [(f"{at}|{word}", _WORD_SPREAD) for at, word in enumerate(words)]
+    shared.append((unversioned(name), _WORDS_SPREAD))
+    if version:
+        shared += [(f"#{version}", _RELEASE_SPREAD), (name, _RELEASE_SPREAD)]
+    return shared
 
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """What knobs of a family usually are, slot by slot, and how devices scatter around that. D
-    devices.
+    """Usual knobs of a family by implementation, and how devices scatter around them. D devices.
 
-    Few devices are measured, and not in the same slots, so their knobs are taken apart (a mixed
-    model, solved by ridge regression):
+    Few devices are measured, and not in the same implementations, so their knobs are taken apart
+    (a mixed model, solved by ridge regression):
 
-        theta_ds = mean + words of s + group of s + version of s + u_d + noise
+        theta_ds = mean + words of s + all words of s + version of s + u_d + noise
 
-    A device of which nothing is known has u_d = 0; one with kin has theirs.
+    A device of which nothing is known has u_d = 0; one with reference devices has theirs.
     """
 
-    slots: tuple[str, ...]
+    implementations: tuple[str, ...]
     spread: np.ndarray  # [K]
     devices: tuple[str, ...]
-    own: (
-        np.ndarray
-    )  # [D, len(slots), K] knobs of each device; not a number where it was not measured
+    # [D, len(implementations), K] knobs of each device; not a number where it was not measured
+    own: np.ndarray
     references: tuple[str, ...] = ()
 
-    def among(self, references: Sequence[str]) -> Population:
-        """For a device of which some devices are kin: it starts from their knobs where these were
-        measured, and keeps nearer to them.
-        """
+    def with_references(self, references: Sequence[str]) -> Population:
+        """For a device that starts from the references' knobs, and keeps nearer to them."""
         return dataclasses.replace(self, references=tuple(references)) if references else self
 
     @functools.cached_property
     def _effects(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(mean [K], effect [K] of each term)."""
         at = np.argwhere(np.isfinite(self.own[..., 0]))
-        terms = [_terms(slot) for slot in self.slots]
-        spread = {name: sd for slot in terms for name, sd in slot} | {
-            f"device{_WORD}{name}": _DEVICE_SPREAD for name in self.devices
-        }
+        terms = [_terms(name) for name in self.implementations]
+        spread = {term: sd for each in terms for term, sd in each}
+        spread |= {f"device|{name}": _DEVICE_SPREAD for name in self.devices}
         column = {name: i for i, name in enumerate(spread)}
         design = np.zeros((len(at), len(spread)))
-        for row, (device, slot) in enumerate(at):
-            for name, _ in terms[slot]:
+        for row, (device, which) in enumerate(at):
+            for name, _ in terms[which]:
                 design[row, column[name]] = 1.0
-            design[row, column[f"device{_WORD}{self.devices[device]}"]] = 1.0
+            design[row, column[f"device|{self.devices[device]}"]] = 1.0
         # The mean is free: it is what is left when every effect is zero, by generalised least
         # squares.
-        scaled = design * np.array(list(spread.values()))
+        sds = np.array(list(spread.values()))
+        scaled = design * sds
         covariance = scaled @ scaled.T + _KNOB_NOISE**2 * np.eye(len(at))
         theta = self.own[tuple(at.T)]
         weight = np.linalg.solve(covariance, np.ones(len(at)))
         mean = weight @ theta / weight.sum()
-        found = (scaled * np.array(list(spread.values()))).T @ np.linalg.solve(
-            covariance, theta - mean
-        )
-        return mean, dict(zip(spread, found, strict=True))
+        effects = (scaled * sds).T @ np.linalg.solve(covariance, theta - mean)
+        return mean, dict(zip(spread, effects, strict=True))
 
-    def mean_of(self, slots: Sequence[str]) -> np.ndarray:
-        """[len(slots), K] what a device starts from."""
-        mean = self._without_kin(slots)
-        for at, slot in enumerate(slots):
-            known = self._met_by_kin.get(group_of(slot), {})
-            if slot in known:
-                mean[at] = known[slot]
-            elif (
-                known
-            ):  # another version of what they have: as far from theirs as versions usually are
-                mean[at] += np.mean(list(known.values()), 0) - self._without_kin(list(known)).mean(
-                    0
-                )
+    def mean_of(self, implementations: Sequence[str]) -> np.ndarray:
+        """[len(implementations), K] what a device starts from."""
+        mean = self._of_strangers(implementations)
+        for at, name in enumerate(implementations):
+            known = self._of_references.get(unversioned(name), {})
+            if name in known:
+                mean[at] = known[name]
+            elif known:  # of another version: as far from theirs as versions usually are
+                theirs = np.mean(list(known.values()), 0)
+                mean[at] += theirs - self._of_strangers(list(known)).mean(0)
         return mean
 
-    def spread_of(self, slots: Sequence[str]) -> np.ndarray:
-        """[len(slots), K] how far from there it may be."""
-        return np.stack(
-            [
-                (_KIN_SPREAD if group_of(slot) in self._met_by_kin else 1.0) * self.spread
-                for slot in slots
-            ]
-        )
+    def spread_of(self, implementations: Sequence[str]) -> np.ndarray:
+        """[len(implementations), K] how far from there it may be."""
+        measured = [unversioned(name) in self._of_references for name in implementations]
+        return np.stack([(_REFERENCE_SPREAD if one else 1.0) * self.spread for one in measured])
 
     @functools.cached_property
-    def _met_by_kin(self) -> dict[str, dict[str, np.ndarray]]:
-        """Mean knobs [K] of the kin by slot, by group of slots."""
-        of_references = self.own[[self.devices.index(name) for name in self.references]]
+    def _of_references(self) -> dict[str, dict[str, np.ndarray]]:
+        """Mean knobs [K] of the references by implementation, by its text without version."""
+        own = self.own[[self.devices.index(name) for name in self.references]]
         out: dict[str, dict[str, np.ndarray]] = {}
-        for at in np.flatnonzero(np.isfinite(of_references[..., 0]).any(0)):
-            out.setdefault(group_of(self.slots[at]), {})[self.slots[at]] = np.nanmean(
-                of_references[:, at], 0
-            )
+        for at in np.flatnonzero(np.isfinite(own[..., 0]).any(0)):
+            name = self.implementations[at]
+            out.setdefault(unversioned(name), {})[name] = np.nanmean(own[:, at], 0)
         return out
 
-    def _without_kin(self, slots: Sequence[str]) -> np.ndarray:
+    def _of_strangers(self, implementations: Sequence[str]) -> np.ndarray:
+        """[len(implementations), K] usual knobs without references."""
         mean, effects = self._effects
-        return np.stack(
-            [mean + sum(effects.get(name, 0.0) for name, _ in _terms(slot)) for slot in slots]
-        )
+        terms = [[term for term, _ in _terms(name)] for name in implementations]
+        return np.stack([mean + sum(effects.get(term, 0.0) for term in each) for each in terms])
 
-    def typical(self) -> SlotKnobs:
+    def typical(self) -> ImplementationKnobs:
         """Knobs of a device of which nothing was measured."""
-        theta = self.mean_of(self.slots)
-        return SlotKnobs(self.slots, theta, theta.mean(0))
+        theta = self.mean_of(self.implementations)
+        return ImplementationKnobs(self.implementations, theta, theta.mean(0))
 
 
-def fit_each_slot(rows: Rows, time_s: np.ndarray) -> SlotKnobs:
-    """Knobs of one prior device, each slot on its own; slots of a few rows are left out, since they
-    would only repeat the start.
-    """
+def fit_each_implementation(rows: PriorRows, time_s: np.ndarray) -> ImplementationKnobs:
+    """Knobs of one prior device, each implementation by itself; those of few rows are left out."""
     form, work, log_time = rows.form, rows.work(), np.log(time_s)
-    found, counts = np.unique(rows.slot.astype(str), return_counts=True)
-    slots = tuple(map(str, found[counts >= min(_LEAST_SLOT_ROWS, counts.max())]))
-    theta = []
-    for slot in slots:
-        at = np.flatnonzero(rows.slot == slot)
+    found, counts = np.unique(rows.implementation.astype(str), return_counts=True)
+    names = tuple(map(str, found[counts >= min(_FEW_ROWS, counts.max())]))
+    theta, alone = [], np.ones((1, 1))
+    for name in names:
+        at = np.flatnonzero(rows.implementation == name)
         at = at[_spread_out(log_time[at], _MOST_ROWS)]
-        alone = (
-            np.zeros(len(at), int),
-            work[at],
-            log_time[at],
-            form.start_spread,
-            _PRIOR_LOSS_SCALE,
-            np.ones((1, 1)),
+        which, start = np.zeros(len(at), int), form.start[None]
+        fitted = _map_fit(
+            form, start, which, work[at], log_time[at], form.start_spread, _PRIOR_LOSS_SCALE, alone
         )
-        theta.append(_map_fit(form, form.start[None], *alone)[0])
-    return SlotKnobs(slots, np.stack(theta), np.mean(theta, 0))
+        theta.append(fitted[0])
+    return ImplementationKnobs(names, np.stack(theta), np.mean(theta, 0))
 
 
-def population(form: Form, devices: Mapping[str, SlotKnobs]) -> Population:
+def population(form: ClosedForm, devices: Mapping[str, ImplementationKnobs]) -> Population:
     """Mean and spread over devices."""
-    slots = tuple(sorted({slot for knobs in devices.values() for slot in knobs.slots}))
-    own = np.full((len(devices), len(slots), len(form.knobs)), np.nan)
+    names = tuple(sorted({name for knobs in devices.values() for name in knobs.implementations}))
+    own = np.full((len(devices), len(names), len(form.knobs)), np.nan)
     for i, knobs in enumerate(devices.values()):
-        own[i, [slots.index(slot) for slot in knobs.slots]] = knobs.theta
-    usual = Population(slots, np.ones(len(form.knobs)), tuple(devices), own)
-    apart = (own - usual.mean_of(slots))[np.isfinite(own[..., 0])]
+        own[i, [names.index(name) for name in knobs.implementations]] = knobs.theta
+    usual = Population(names, np.ones(len(form.knobs)), tuple(devices), own)
+    apart = (own - usual.mean_of(names))[np.isfinite(own[..., 0])]
     spread = np.sqrt((apart**2).mean(0) + form.least_spread**2)
     for knob, known in form.known_spread.items():
         spread[form.knobs.index(knob)] = known
     return dataclasses.replace(usual, spread=spread)
 
 
-def fit_new(prior: Population, rows: Rows, time_s: np.ndarray) -> SlotKnobs:
-    """Knobs of a new device from a few rows: a deviation of the device and one of each slot, both
-    pulled to zero.
-    """
+def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> ImplementationKnobs:
+    """Knobs of a new device: deviations of the device and of implementations, pulled to zero."""
     log_time = np.log(time_s)
     keep = _spread_out(log_time, _MOST_ROWS)
     rows, log_time = rows.rows(keep), log_time[keep]
-    slots = tuple(sorted({*prior.slots, *rows.slot.astype(str)}))
-    mean = prior.mean_of(slots)
-    which = np.searchsorted(slots, rows.slot.astype(str))
-    deviations = _deviations(slots, which, rows.form.apart)
+    names = tuple(sorted({*prior.implementations, *rows.implementation.astype(str)}))
+    mean, spread = prior.mean_of(names), prior.spread_of(names)
+    which = np.searchsorted(names, rows.implementation.astype(str))
+    deviations = _deviations(names, which, rows.form.apart)
     theta = _map_fit(
-        rows.form,
-        mean,
-        which,
-        rows.work(),
-        log_time,
-        prior.spread_of(slots),
-        _NEW_LOSS_SCALE,
-        deviations,
+        rows.form, mean, which, rows.work(), log_time, spread, _NEW_LOSS_SCALE, deviations
     )
-    return SlotKnobs(slots, theta, theta.mean(0))
+    return ImplementationKnobs(names, theta, theta.mean(0))
 
 
-def _deviations(slots: Sequence[str], which: np.ndarray, apart: int | None) -> np.ndarray:
-    """How slots deviate together [slots, deviations], in units of the spread: those of the device
-    (by the word `apart`), of slots and of versions that have rows.
+def _deviations(names: Sequence[str], which: np.ndarray, apart: int | None) -> np.ndarray:
+    """How implementations [G] deviate together [G, deviations], in units of the spread.
+
+    Deviations are of the device (by the word `apart`), and of the implementations and versions that
+    have rows.
     """
-    here = {slots[at] for at in np.unique(which)}
-    parts = ["" if apart is None else group_of(slot).split(_WORD)[apart] for slot in slots]
-    members = (
-        [(parts, 1.0, part) for part in dict.fromkeys(parts)]
-        + [
-            ([group_of(slot) for slot in slots], 1.0, group)
-            for group in sorted({group_of(slot) for slot in here})
-        ]
-        + [(list(slots), _VERSION_SPREAD, slot) for slot in sorted(here) if _VERSION in slot]
-    )
-    return np.stack(
-        [share * np.array([name == one for name in names]) for names, share, one in members], 1
-    )
+    here = {names[at] for at in np.unique(which)}
+    bare = [unversioned(name) for name in names]
+    parts = ["" if apart is None else Implementation.parse(name).words[apart] for name in names]
+    versioned = [name for name in sorted(here) if Implementation.parse(name).version]
+    members = [(parts, 1.0, part) for part in dict.fromkeys(parts)]
+    members += [(bare, 1.0, name) for name in sorted({unversioned(name) for name in here})]
+    members += [(list(names), _VERSION_SPREAD, name) for name in versioned]
+    columns = [share * np.array([one == name for one in all_]) for all_, share, name in members]
+    return np.stack(columns, 1)
 
 
 def _map_fit(
-    form: Form, mean: np.ndarray, slot: np.ndarray, work: np.ndarray, log_time: np.ndarray,
+    form: ClosedForm, mean: np.ndarray, which: np.ndarray, work: np.ndarray, log_time: np.ndarray,
     spread: np.ndarray, scale: float, deviations: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """theta [slots, K] of rows of slots [N]. `spread` [slots, K] or [K]; `deviations` [slots, D]:
-    what may deviate, in units of it.
+    """theta [G, K] of rows of implementations `which` [N]; `deviations` [G, D] in units of `spread`
+    [G, K] or [K].
     """
     knobs = mean.shape[1]
-    of_row = deviations[slot]
+    of_row = deviations[which]
 
     def theta_of(x: np.ndarray) -> np.ndarray:
         return np.asarray(mean + (deviations @ x.reshape(-1, knobs)) * spread)
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([(form.log_s(theta_of(x)[slot], work) - log_time) / scale, x])
+        return np.concatenate([(form.log_s(theta_of(x)[which], work) - log_time) / scale, x])
 
     def derivative(x: np.ndarray) -> np.ndarray:
-        each = (
-            form.jacobian(theta_of(x)[slot], work)
-            * np.broadcast_to(spread, mean.shape)[slot]
-            / scale
-        )
-        return np.concatenate(
-            [(of_row[:, :, None] * each[:, None]).reshape(len(slot), -1), np.eye(len(x))]
-        )
+        slope = form.jacobian(theta_of(x)[which], work)
+        each = slope * np.broadcast_to(spread, mean.shape)[which] / scale
+        by_row = (of_row[:, :, None] * each[:, None]).reshape(len(which), -1)
+        return np.concatenate([by_row, np.eye(len(x))])
 
-    start = np.zeros(deviations.shape[1] * knobs)
-    return theta_of(
-        least_squares(
-            residuals,
-            start,
-            jac=derivative,
-            loss=huber_data_only(len(slot)),
-            max_nfev=100,
-            ftol=1e-7,
-            xtol=1e-6,
-        ).x
+    start, loss = np.zeros(deviations.shape[1] * knobs), huber_data_only(len(which))
+    found = least_squares(
+        residuals, start, jac=derivative, loss=loss, max_nfev=100, ftol=1e-7, xtol=1e-6
     )
+    return theta_of(found.x)
 
 
 def _spread_out(log_time: np.ndarray, most: int) -> np.ndarray:
     """Positions of at most so many rows, evenly over their times."""
     order = np.argsort(log_time, kind="stable")
-    return np.sort(
-        order[np.unique(np.linspace(0, len(order) - 1, min(len(order), most)).astype(int))]
-    )
+    evenly = np.linspace(0, len(order) - 1, min(len(order), most)).astype(int)
+    return np.sort(order[np.unique(evenly)])

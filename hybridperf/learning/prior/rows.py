@@ -1,9 +1,9 @@
-"""Rows of one family of ops as the prior sees them: counts, what the datasheet says, and what a
+"""Rows of one family of ops as the prior sees them: counts, what the datasheet states, and what a
 network may know.
 
-A family is a set of op kinds whose times err alike (GEMMs, decode attention, ...); a slot is one
-implementation inside it (a serving framework with a number format) that has knobs of its own. Which
-op is of which family and slot is decided elsewhere: here are numbers.
+A family is a set of op kinds whose times err alike (GEMMs, decode attention, ...); each
+implementation inside it (a serving framework with a number format) has knobs of its own. Which op
+is of which family and implementation is decided elsewhere: here are numbers.
 
 Axes: N rows, f inputs.
 """
@@ -17,36 +17,34 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from hybridperf.io.namespace import array_module, floats
-from hybridperf.learning.prior.form import ROOFLINE, Form
+from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedForm
 from hybridperf.learning.residual import Inputs
 from hybridperf.learning.residual import concatenate as concatenate_inputs
 
 _NOTHING = 1e-30  # seconds or waves: stands for zero where a log is taken
 
 
-class Rows(Protocol):
+class PriorRows(Protocol):
     """Measurements of one family on one device (or system), as fits and networks see them."""
 
     @property
-    def form(self) -> Form:
+    def form(self) -> ClosedForm:
         """The closed form that prices them."""
         ...
 
     @property
-    def slot(self) -> np.ndarray:
+    def implementation(self) -> np.ndarray:
         """object [N]: the implementation."""
         ...
 
     @property
     def inputs(self) -> Inputs:
-        """[N, f] what a network may know of a row beside its place on the form."""
+        """[N, f] what a network may know of a row besides its place on the form."""
         ...
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Inputs that are log2 of a continuous size: distance from what was seen is counted in
-        these.
-        """
+        """Inputs that are log2 of a continuous size: they measure distance from what was seen."""
         ...
 
     def __len__(self) -> int: ...
@@ -70,23 +68,20 @@ class FamilyRows:
     peak_flops_per_s: np.ndarray  # [N] or one number: datasheet peak of the row's dtype
     memory_bytes_per_s: np.ndarray | float  # datasheet
     sm_count: np.ndarray | float
-    slot: np.ndarray  # object [N]: implementation, e.g. "trtllm|bf16"
-    inputs: Inputs  # [N, f] what a network may know of the op beside its place on the roofline
-    sizes: tuple[
-        str, ...
-    ]  # inputs that are log2 of a continuous size: distance from what was seen is counted in these
+    implementation: np.ndarray  # object [N]: implementation, e.g. "trtllm|bf16"
+    inputs: Inputs  # [N, f] what a network may know of the op besides its place on the roofline
+    # inputs that are log2 of a continuous size: distance from what was seen is counted in these
+    sizes: tuple[str, ...]
 
     def __len__(self) -> int:
-        return len(self.slot)
+        return len(self.implementation)
 
     @property
-    def form(self) -> Form:
-        return ROOFLINE
+    def form(self) -> ClosedForm:
+        return WAVE_ROOFLINE
 
     def work(self) -> Any:
-        """[N, 3]: logs of seconds of arithmetic and of traffic at the datasheet's rates, and of
-        waves (blocks per SM, not rounded).
-        """
+        """[N, 3]: logs of arithmetic and traffic seconds at datasheet rates, and of waves."""
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
@@ -109,15 +104,13 @@ class FamilyRows:
 
         return FamilyRows(
             some(self.flops), some(self.bytes), some(self.blocks), some(self.peak_flops_per_s),
-            some(self.memory_bytes_per_s), some(self.sm_count), self.slot[keep],
+            some(self.memory_bytes_per_s), some(self.sm_count), self.implementation[keep],
             self.inputs.rows(keep), self.sizes,
         )  # fmt: skip
 
 
 def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
-    """Rows of several kinds or devices below each other; an input that a
-    kind lacks is zero there.
-    """
+    """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
 
     def column(name: str) -> np.ndarray:
@@ -126,6 +119,6 @@ def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
     return FamilyRows(
         column("flops"), column("bytes"), column("blocks"), column("peak_flops_per_s"),
-        column("memory_bytes_per_s"), column("sm_count"), column("slot"),
+        column("memory_bytes_per_s"), column("sm_count"), column("implementation"),
         concatenate_inputs([part.inputs for part in whole]), sizes,
     )  # fmt: skip

@@ -78,9 +78,9 @@ def load_prior(name: str | os.PathLike) -> Prior:
                     for key, leaf in stored.items()
                     if key.startswith(f"{family}/")
                 },
-                said,
+                content,
             )
-            for family, said in document["families"].items()
+            for family, content in document["families"].items()
         }
         return Prior(families, dict(document["provenance"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

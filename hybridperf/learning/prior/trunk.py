@@ -5,7 +5,7 @@ inputs, one ensemble per family.
                                     counting the same
 
 x is the op's place on its device's fitted roofline (how far compute, memory, waves and the floor
-lie apart) and what the op says of itself (sizes, how they fill tiles and waves, flags),
+lie apart) and what the op tells of itself (sizes, how they fill tiles and waves, flags),
 standardised and clipped. Nothing in x names a device, so a new one has all of it.
 
 Axes: N rows, d inputs, E members.
@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
 from hybridperf.io.namespace import array_module
-from hybridperf.learning.prior.form import Closed
-from hybridperf.learning.prior.rows import Rows
+from hybridperf.learning.prior.form import ClosedFormValues
+from hybridperf.learning.prior.rows import PriorRows
 
 BOUND = 2.5  # |f| stays below: a factor of 12
 CLIP = 4.0  # standard deviations
@@ -55,19 +56,19 @@ class TrunkNet(nn.Module):
 _NET = TrunkNet()
 
 
-def _said(params: Any, x: jax.Array) -> jax.Array:
+def _output(params: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(_NET.apply({"params": params}, x))
 
 
 @dataclasses.dataclass(frozen=True)
-class Standard:
+class Standardiser:
     """Which inputs networks look at, and in what units."""
 
     names: tuple[str, ...]  # of the row's own inputs; its place on the form stands before them
     centre: np.ndarray  # [d]
     scale: np.ndarray  # [d]
 
-    def inputs(self, rows: Rows, on: Closed) -> Any:
+    def inputs(self, rows: PriorRows, on: ClosedFormValues) -> Any:
         """x [N, d], float32; what is traced keeps its precision."""
         own = rows.inputs
         at = {name: i for i, name in enumerate(own.names)}
@@ -82,7 +83,7 @@ class Standard:
         return np.clip(raw, -CLIP, CLIP, out=raw) if module is np else module.clip(raw, -CLIP, CLIP)
 
 
-def standard(devices: Sequence[tuple[Rows, Closed]]) -> Standard:
+def standard(devices: Sequence[tuple[PriorRows, ClosedFormValues]]) -> Standardiser:
     """From prior devices, each counting the same; inputs that never vary are left out."""
     names = tuple(dict.fromkeys(name for rows, _ in devices for name in rows.inputs.names))
     places = devices[0][1].position.shape[1]
@@ -91,35 +92,38 @@ def standard(devices: Sequence[tuple[Rows, Closed]]) -> Standard:
     scale = np.sqrt(np.mean([((x - centre) ** 2).mean(0) for x in each], 0))
     kept = np.flatnonzero(scale[places:] > 1e-6) + places
     seen = np.concatenate([np.arange(places), kept])
-    return Standard(
+    return Standardiser(
         tuple(names[i - places] for i in kept), centre[seen], np.maximum(scale[seen], 1e-6)
     )
 
 
+def named_arrays(params: Any) -> dict[str, np.ndarray]:
+    """Weights by name, for a file."""
+    leaves = flatten_dict(dict(params), sep="/").items()
+    return {f"trunk/{name}": np.asarray(leaf) for name, leaf in leaves}
+
+
 def evaluate(params: Any, x: Any) -> tuple[Any, Any]:
-    """(mean, standard deviation) over members of what the networks say of inputs x [N, d]: [N]
-    each. The mean has a gradient.
-    """
+    """(mean, standard deviation) over members at inputs x [N, d]: [N] each."""
     if array_module(x) is not np:
         mean, apart = _ensemble(params, x)
         return mean, apart
     rows = len(x)
     size = min(_CHUNK, max(64, 1 << (max(rows, 1) - 1).bit_length()))
-    said = np.zeros((2, -(-rows // size) * size))
+    out = np.zeros((2, -(-rows // size) * size))
     for start in range(0, rows, size):
         chunk = np.zeros((size, x.shape[1]), np.float32)
         part = x[start : start + size]
         chunk[: len(part)] = part
-        said[:, start : start + size] = _ensemble(params, chunk)
-    return said[0, :rows], said[1, :rows]
+        out[:, start : start + size] = _ensemble(params, chunk)
+    return out[0, :rows], out[1, :rows]
 
 
 @jax.jit
 def _ensemble(params: Any, x: jax.Array) -> jax.Array:
-    each = jax.vmap(lambda p: _said(p, x))(params)
-    apart = jnp.std(
-        jax.lax.stop_gradient(each), 0
-    )  # without a slope: where members agree it has none, and no search follows it
+    each = jax.vmap(lambda p: _output(p, x))(params)
+    # without a slope: where members agree it has none, and no search follows it
+    apart = jnp.std(jax.lax.stop_gradient(each), 0)
     return jnp.stack([jnp.mean(each, 0), apart])
 
 
@@ -127,7 +131,7 @@ def _ensemble(params: Any, x: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How an ensemble is trained; what the compiled function depends on."""
 
     steps: int = 3000
@@ -139,30 +143,28 @@ class Recipe:
 def train(
     devices: Sequence[tuple[np.ndarray, np.ndarray]],
     member_devices: np.ndarray,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     seed: int,
     start: Any = None,
 ) -> Any:
     """Weights of E networks: (x [N, d], target [N]) of each device; `member_devices` bool [E,
-    devices] says what each one sees.
+    devices] marks what each one sees.
 
     A step draws rows of all those devices alike, however many each has. `start`: weights to go on
     from.
     """
     counts = np.array([len(target) for _, target in devices])
     first = np.cumsum(counts) - counts
-    stored = (
-        1 << (int(counts.sum()) - 1).bit_length()
-    )  # a power of two: families of about a size share a compiled function
+    # a power of two: families of about a size share a compiled function
+    stored = 1 << (int(counts.sum()) - 1).bit_length()
     x = np.zeros((stored, devices[0][0].shape[1]), np.float32)
     target = np.zeros(stored, np.float32)
     for at, (inputs, wanted) in zip(first, devices, strict=True):
         x[at : at + len(inputs)] = inputs
         target[at : at + len(inputs)] = np.clip(wanted, -BOUND, BOUND)
     random = np.random.default_rng(seed)
-    drawn = np.empty(
-        (len(member_devices), recipe.steps, recipe.batch), np.int32
-    )  # drawn here: in the compiled step it costs 5 s to compile
+    # drawn here: in the compiled step it costs 5 s to compile
+    drawn = np.empty((len(member_devices), recipe.steps, recipe.batch), np.int32)
     for rows, sees in zip(drawn, member_devices, strict=True):
         device = random.choice(np.flatnonzero(sees), rows.shape)
         rows[:] = first[device] + random.integers(0, counts[device])
@@ -180,7 +182,9 @@ def untrained(inputs: int, members: int, seed: int = 0) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames="recipe")
-def _train(start: Any, x: jax.Array, target: jax.Array, drawn: jax.Array, recipe: Recipe) -> Any:
+def _train(
+    start: Any, x: jax.Array, target: jax.Array, drawn: jax.Array, recipe: TrainingRecipe
+) -> Any:
     schedule = optax.cosine_decay_schedule(recipe.learning_rate, recipe.steps)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -189,7 +193,7 @@ def _train(start: Any, x: jax.Array, target: jax.Array, drawn: jax.Array, recipe
 
     def one(start: Any, drawn: jax.Array) -> Any:
         def loss(params: Any, x: jax.Array, target: jax.Array) -> jax.Array:
-            error = (_said(params, x) - target) / LOSS_SCALE
+            error = (_output(params, x) - target) / LOSS_SCALE
             moved = sum(
                 jnp.sum((a - b) ** 2)
                 for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(start), strict=True)

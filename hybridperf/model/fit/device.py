@@ -32,11 +32,11 @@ from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, lo
 from hybridperf.learning.residual import (
     LEAST_ROWS,
     Box,
-    Job,
     Residual,
+    TrainingJob,
     best_shares,
-    networks_say,
-    process_says,
+    network_correction,
+    process_correction,
     train,
     with_process,
 )
@@ -218,8 +218,8 @@ def learn_corrections(
         inputs, rows = data.inputs[group], at[group]
         for k in range(FOLDS):
             others = fold[rows] != k
-            jobs.append(Job(inputs.rows(others), -without[k, rows[others]], _FOLD_MEMBERS))
-        jobs.append(Job(inputs, -closed_form[rows], _FINAL_MEMBERS))
+            jobs.append(TrainingJob(inputs.rows(others), -without[k, rows[others]], _FOLD_MEMBERS))
+        jobs.append(TrainingJob(inputs, -closed_form[rows], _FINAL_MEMBERS))
     trained = iter(train(jobs))
     residuals, corrections = {}, np.zeros(len(fold))
     for group in learners:
@@ -230,8 +230,8 @@ def learn_corrections(
             mine = fold[rows] == k
             others = ~mine
             found = with_process(next(trained), inputs.rows(others), -without[k, rows[others]])
-            networks[mine] = networks_say(found, inputs.rows(mine))
-            process[mine] = process_says(found, inputs.rows(mine))
+            networks[mine] = network_correction(found, inputs.rows(mine))
+            process[mine] = process_correction(found, inputs.rows(mine))
         for k in range(FOLDS):
             mine = fold[rows] == k
             one, other = best_shares(target[~mine], networks[~mine], process[~mine])

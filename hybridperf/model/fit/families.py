@@ -79,7 +79,7 @@ def adapt_rows(
     keep_rows: bool = True,
 ) -> FamilyFit:
     """One family's prior after rows of a device; `keep_rows` as in `prior.adapt`."""
-    rows, _ = with_defaults(rows, known.population.slots)
+    rows, _ = with_defaults(rows, known.population.implementations)
     references = references_of(device, known.population.devices)
     adapted = adapt(known, rows, time_s, keep_rows=keep_rows, references=references)
     return FamilyFit(adapted, rows, time_s)

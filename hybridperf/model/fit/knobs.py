@@ -1,4 +1,4 @@
-"""Knobs of a device from measured rows: robust least squares in log time, with a prior per knob.
+"""RooflineKnobs of a device from measured rows: robust least squares in log time, with a prior per knob.
 
 With t(theta) the calibrated form of `ops.roofline`, over all rows i of all groups at once (memory
 levels are shared by the groups),
@@ -29,7 +29,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.learning.robust import huber_data_only
 from hybridperf.model import GROUP_KNOBS, OpTable, Platform, canonical, durations, neutral_knobs
 from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import Knobs
+from hybridperf.ops.roofline import RooflineKnobs
 
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
 # more rows of one group are thinned evenly over their times: five knobs need no more
@@ -113,8 +113,8 @@ class KnobVector:
                 widths.append(width)
         return np.array(means), np.array(widths)
 
-    def knobs(self, theta: Array) -> Knobs:
-        """Knobs [G], [L] from theta."""
+    def knobs(self, theta: Array) -> RooflineKnobs:
+        """RooflineKnobs [G], [L] from theta."""
         neutral = neutral_knobs()
         at = jnp.asarray(self.groups)
         n, values = len(self.groups), {}
@@ -138,7 +138,7 @@ class KnobVector:
             fastest = fastest * gains.get(level, 1.0)
             speedup.append(fastest)
             line.append(lines.get(level, jnp.asarray(0.0)))
-        return Knobs(
+        return RooflineKnobs(
             **values,
             level_speedup=jnp.stack(speedup[::-1]),
             line_s=jnp.stack(line[::-1]),
@@ -152,7 +152,7 @@ def _to_unbounded(name: str, value: float) -> float:
 
 def fit_knobs(
     table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out: Sequence[np.ndarray] = ()
-) -> tuple[Knobs, list[Knobs]]:
+) -> tuple[RooflineKnobs, list[RooflineKnobs]]:
     """(knobs from all rows, knobs from all but the rows of each mask [R] in `left_out`).
 
     `measured` are seconds [R]. The later fits start where the first one ended, and share its

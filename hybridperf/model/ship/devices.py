@@ -84,7 +84,7 @@ def _train_prior(measured: PublishedRows, folder: Path, say: Callable[[str], Non
             say(f"prior of {family}: no device has {LEAST_PRIOR_ROWS} rows")
             continue
         parts = {device: (seen.rows, seen.time_s) for device, seen in plenty.items()}
-        known[family] = train_family(parts, kinds=architectures_of(plenty))
+        known[family] = train_family(parts, architectures=architectures_of(plenty))
         rows[family] = {device: _rows_by_table(seen) for device, seen in plenty.items()}
         Prior(known, {**_provenance(), "measured": rows}).save(folder)
         count, spent_s = sum(map(len, plenty.values())), time.perf_counter() - start_s

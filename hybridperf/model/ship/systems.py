@@ -81,7 +81,7 @@ def _with_reference_width(prior: FamilyPrior, few: dict[str, pd.DataFrame]) -> F
     if not widths:
         return prior
     width = float(max(widths))
-    return dataclasses.replace(prior, kin_quantile=prior.quantile, kin_log_width=width)
+    return dataclasses.replace(prior, reference_quantile=prior.quantile, reference_log_width=width)
 
 
 def _provenance(rows: pd.DataFrame) -> dict[str, object]:

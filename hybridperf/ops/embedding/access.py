@@ -1,9 +1,9 @@
 """Which rows of a table a batch looks up: distributions, and what follows from them.
 
-| access | said by | |---|---| | `Uniform()` | nothing: every row alike | | `Zipf(exponent, shift)`
-| the row of rank i is looked up in proportion to (i + shift)^-exponent (Zipf-Mandelbrot) | |
-`Histogram(shares, mean_reuse)` | how many of a batch's different rows were looked up once, twice,
-... (`reuse.py`) | | `Indices(values)` | the rows that were looked up |
+`Uniform()`                      every row alike
+`Zipf(exponent, shift)`          the row of rank i in proportion to (i + shift)^-exponent
+`Histogram(shares, mean_reuse)`  how many rows a batch looked up once, twice, ... (`reuse.py`)
+`Indices(values)`                the rows that were looked up
 
 All answer the same questions for `lookups` draws from `rows` rows: `unique_rows`, `histogram` (17
 shares), `hits` in a cache that holds so many rows, and the classes of rows of equal probability
@@ -26,9 +26,8 @@ from hybridperf.io.namespace import array_module
 from hybridperf.ops.embedding import distance, reuse
 from hybridperf.ops.embedding.unique import distinct, zipf_classes
 
-_MEAN_SLACK = (
-    0.05  # shares of three digits leave the mean, which hangs on the rarest bins, open by so much
-)
+# shares of three digits leave the mean, which hangs on the rarest bins, open by so much
+_MEAN_SLACK = 0.05
 _LEAST_RATE = 1e-15  # lookups to expect of a row that none is told of, where JAX keeps it
 _SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
 
@@ -38,18 +37,14 @@ class Access(abc.ABC):
 
     @abc.abstractmethod
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
-        """(rows of each class, probability of each of its rows) [K] that a batch's lookups are
-        drawn from; sum of count * p = 1.
-        """
+        """(rows of each class, probability of each row) [K]; the sum of count * p is 1."""
 
     def unique_rows(self, lookups: Any, rows: Any) -> Any:
         """Expected different rows."""
         return distinct(*self.classes(lookups, rows), lookups)
 
     def histogram(self, lookups: Any, rows: Any) -> Any:
-        """Shares [17] of the different rows by how often they are looked up (`reuse.py`). Of JAX'
-        tracers the distribution's may pass.
-        """
+        """Shares [17] of different rows by how often they are looked up (`reuse.py`)."""
         count, p = self.classes(lookups, rows)
         return reuse.binned(p, count, lookups)
 
@@ -84,9 +79,7 @@ class Uniform(Access):
 
 @dataclasses.dataclass(frozen=True)
 class Zipf(Access):
-    """Probability in proportion to (rank + shift)^-exponent; the number of rows must be a plain
-    number.
-    """
+    """Probability in proportion to (rank + shift)^-exponent; the number of rows is not traced."""
 
     exponent: Any
     shift: Any = 0.0
@@ -135,27 +128,18 @@ class Histogram(Access):
         if self.lookups is None:
             return self
         fraction = lookups / self.lookups
-        shares, mean, _ = reuse.thinned(
-            self._shares(), self._mean(), array_module(fraction).minimum(fraction, 1.0)
-        )
-        return Histogram(shares, mean)
+        fraction = array_module(fraction).minimum(fraction, 1.0)
+        return Histogram(*reuse.thinned(self._shares(), self._mean(), fraction)[:2])
 
     def _check(self, lookups: Any, rows: Any) -> None:
-        """`InputError` where a batch has more lookups than were counted, or more different rows
-        than there are.
-        """
-        if any(
-            isinstance(one, jax.core.Tracer)
-            for one in (self.shares, self.mean_reuse, self.lookups, lookups, rows)
-        ):
+        """`InputError` for more lookups than were counted, or more different rows than exist."""
+        if _traced(self.shares, self.mean_reuse, self.lookups, lookups, rows):
             return
         if self.lookups is None and (problem := self._beyond(rows, lookups)):
             raise InputError(problem)
         if self.lookups is not None and lookups / self.lookups > 1 + 1e-9:
-            raise InputError(
-                f"expected at most the {self.lookups:g} lookups that the histogram was counted"
-                f" over, got {lookups:g}; thinning goes one way"
-            )
+            most = f"the {self.lookups:g} lookups that the histogram was counted over"
+            raise InputError(f"expected at most {most}, got {lookups:g}; thinning goes one way")
 
     def _beyond(self, rows: Any, lookups: Any) -> str:
         """What is wrong where so many lookups are of more different rows than there are."""
@@ -183,28 +167,23 @@ class Histogram(Access):
         return self._at(lookups, rows)._shares()
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
-        """As `Access.hits`; where everything fits it is what the counted rows say, not a draw from
-        their classes.
-        """
+        """As `Access.hits`; where everything fits it follows the counted rows exactly."""
         module = array_module(self.shares, self.mean_reuse, lookups, held_rows)
         count, p = self.classes(lookups, rows)
         found = distance.hits(count, p, lookups, held_rows)
         if not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups):
             return found
         drawn = 1.0 - distinct(count, p, lookups) / lookups
-        said = 1.0 - self.unique_rows(lookups, rows) / lookups
-        return module.where(drawn > 0, said * found / module.where(drawn > 0, drawn, 1.0), 0.0)
+        counted = 1.0 - self.unique_rows(lookups, rows) / lookups
+        return module.where(drawn > 0, counted * found / module.where(drawn > 0, drawn, 1.0), 0.0)
 
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
-        """Rows by what their counts tell of their rates (`reuse.rates`), those that were not met
-        among them.
-        """
+        """Rows by the rates that their counts tell (`reuse.rates`), unmet ones included."""
         endless = not isinstance(lookups, jax.core.Tracer) and np.isinf(lookups)
         if not endless:
             self._check(lookups, rows)
-        if (
-            endless or self.lookups is not None
-        ):  # of the rows that were counted; of an endless stream only the ratios count
+        # of the rows that were counted; of an endless stream only the ratios count
+        if endless or self.lookups is not None:
             lookups = self.lookups or rows
         module = array_module(self.shares, self.mean_reuse, self.lookups, lookups, rows)
         shares, mean = self._shares(), self._mean()
@@ -220,64 +199,43 @@ class Histogram(Access):
         return count, rates / module.sum(count * rates)
 
     def problem(self) -> str:
-        for name in ("mean_reuse", "lookups"):
-            value = getattr(self, name)
-            if (
-                value is not None
-                and not isinstance(value, jax.core.Tracer)
-                and not _is_number(value)
-            ):
+        mean, lookups = self.mean_reuse, self.lookups
+        for name, value in (("mean_reuse", mean), ("lookups", lookups)):
+            if value is not None and not _traced(value) and not _is_number(value):
                 return f"expected a number as {name} of a reuse histogram, got {value!r}"
-        if isinstance(self.shares, jax.core.Tracer):
+        if _traced(self.shares):
             return ""
+        expected = "expected a reuse histogram"
         try:
             shares = np.asarray(self.shares, np.float64)
         except (TypeError, ValueError):
-            return f"expected a reuse histogram of {reuse.BINS} shares, got {self.shares!r:.60}"
+            return f"{expected} of {reuse.BINS} shares, got {self.shares!r:.60}"
         if shares.shape != (reuse.BINS,):
-            return f"expected a reuse histogram of {reuse.BINS} shares, got {shares.size}"
+            return f"{expected} of {reuse.BINS} shares, got {shares.size}"
         if not (shares >= 0).all():
-            return f"expected a reuse histogram of shares of zero or more, got {shares.min():g}"
+            return f"{expected} of shares of zero or more, got {shares.min():g}"
         if abs(shares.sum() - 1) > _SUM_SLACK:
-            return (
-                f"expected a reuse histogram whose shares sum to one, got a sum of {shares.sum():g}"
-            )
-        if (
-            self.mean_reuse is not None
-            and not isinstance(self.mean_reuse, jax.core.Tracer)
-            and not 1 <= self.mean_reuse < np.inf
-        ):
-            return (
-                f"expected a mean of one or more lookups per different row, got {self.mean_reuse}"
-            )
-        if self.mean_reuse is not None and not isinstance(self.mean_reuse, jax.core.Tracer):
-            least, most = reuse.mean_range(shares / shares.sum())
-            if not least * (1 - _MEAN_SLACK) <= self.mean_reuse <= most * (1 + _MEAN_SLACK):
-                return (
-                    f"expected a mean of {least:.4g} to {most:.4g} lookups per different row, as"
-                    f" the shares say, got {self.mean_reuse:g}"
-                )
-        if (
-            self.lookups is not None
-            and not isinstance(self.lookups, jax.core.Tracer)
-            and not 0 < self.lookups < np.inf
-        ):
-            return f"expected a histogram counted over more than zero lookups, got {self.lookups}"
+            return f"{expected} whose shares sum to one, got a sum of {shares.sum():g}"
+        if mean is not None and not _traced(mean):
+            if not 1 <= mean < np.inf:
+                return f"expected a mean of one or more lookups per different row, got {mean}"
+            low, high = reuse.mean_range(shares / shares.sum())
+            if not low * (1 - _MEAN_SLACK) <= mean <= high * (1 + _MEAN_SLACK):
+                expected = f"expected a mean of {low:.4g} to {high:.4g} lookups per different row"
+                return f"{expected}, as the shares say, got {mean:g}"
+        if lookups is not None and not _traced(lookups) and not 0 < lookups < np.inf:
+            return f"expected a histogram counted over more than zero lookups, got {lookups}"
         return ""
 
     def misfit(self, rows: float) -> str:
-        if self.lookups is None or any(
-            isinstance(one, jax.core.Tracer) for one in (self.shares, self.mean_reuse, self.lookups)
-        ):
+        if self.lookups is None or _traced(self.shares, self.mean_reuse, self.lookups):
             return ""
         return self._beyond(rows, self.lookups)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indices(Access):
-    """The rows that were looked up, in any order: one batch, or many. Asked for fewer lookups, each
-    is kept with the same probability.
-    """
+    """Rows that were looked up, in any order; of fewer lookups each is kept with equal chance."""
 
     values: Any  # whole numbers [any shape]
 
@@ -311,17 +269,13 @@ class Indices(Access):
         return found / found.sum()
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
-        """As `Access.hits`, of the recorded lookups in random order; with a cache that holds all
-        rows what `unique_rows` leaves.
-        """
+        """As `Access.hits`, of the recorded lookups in random order."""
         if np.isinf(lookups):
             return super().hits(lookups, rows, held_rows)
         return distance.recorded_hits(*self._times(), self._fraction(lookups), held_rows)
 
     def classes(self, lookups: Any, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that were looked up once are taken for a few of all those of the table that are
-        rarely met.
-        """
+        """Rows that were looked up once stand for all rows that are rarely met."""
         del lookups
         each, how_many = self._times()
         p = each / np.size(self.values)
@@ -342,38 +296,32 @@ class Indices(Access):
 
     def misfit(self, rows: float) -> str:
         last = int(np.asarray(self.values).max())
-        return (
-            f"expected recorded rows of 0 to {rows - 1:.0f}, got {last}; give the table's rows or"
-            " mend the indices"
-            if last >= rows
-            else ""
-        )
+        if last < rows:
+            return ""
+        expected = f"expected recorded rows of 0 to {rows - 1:.0f}, got {last}"
+        return f"{expected}; give the table's rows or mend the indices"
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        not isinstance(value, str | bool)
-        and np.ndim(value) == 0
-        and np.asarray(value).dtype.kind in "iuf"
-    )
+    if isinstance(value, str | bool) or np.ndim(value):
+        return False
+    return np.asarray(value).dtype.kind in "iuf"
+
+
+def _traced(*values: Any) -> bool:
+    """Whether JAX traces one of some values."""
+    return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:
-    """The histogram of a batch that holds a share `fraction` of the samples of a file (or batch):
-    binomial thinning.
-    """
+    """The histogram of a share `fraction` of a file's samples: binomial thinning."""
     if not isinstance(histogram, Histogram):
-        raise InputError(
-            f"expected a Histogram(...) to thin, got {histogram!r:.60}; other accesses know batches"
-            " of any size"
-        )
-    if not isinstance(fraction, jax.core.Tracer) and not (
-        _is_number(fraction) and 0 < fraction <= 1
-    ):
+        expected = f"expected a Histogram(...) to thin, got {histogram!r:.60}"
+        raise InputError(f"{expected}; other accesses know batches of any size")
+    if not _traced(fraction) and not (_is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"expected a share of a file above zero and at most one, got {fraction}")
     if problem := histogram.problem():
         raise InputError(problem)
     shares, mean, _ = reuse.thinned(histogram._shares(), histogram._mean(), fraction)
-    return Histogram(
-        shares, mean, None if histogram.lookups is None else histogram.lookups * fraction
-    )
+    lookups = None if histogram.lookups is None else histogram.lookups * fraction
+    return Histogram(shares, mean, lookups)

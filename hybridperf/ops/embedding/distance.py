@@ -31,27 +31,25 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.io.namespace import array_module
+from hybridperf.io.namespace import array_module, root
 from hybridperf.ops.embedding.unique import distinct, log_missed
 
-_GRID = (
-    96  # elapsed times from one lookup to forty times what the rarest row waits: 1.4 to 2 a step
-)
+# elapsed times from one lookup to forty times what the rarest row waits: 1.4 to 2 a step
+_GRID = 96
 _WAITS = 40.0
 _NEWTON_STEPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class LookupStream:
     """Lookups of one table in every batch."""
 
     count: Any  # [K] rows of each class
     p: Any  # [K] probability of each of its rows
     lookups: Any  # [] a batch
     row_bytes: Any  # []
-    unique: Any = (
-        None  # [] different rows of a batch where they are known; None: as the classes draw them
-    )
+    # [] different rows of a batch where they are known; None: as the classes draw them
+    unique: Any = None
 
     def touched(self) -> Any:
         """Different rows of a batch []."""
@@ -63,16 +61,12 @@ class Stream:
 
 
 def reuse_distance_bytes(unique_rows: Any, row_bytes: Any) -> Any:
-    """Bytes touched between two lookups of the same row, for rows that come back: about the
-    footprint of the rows in use.
-    """
+    """Bytes touched between two lookups of a row: about the footprint of the rows in use."""
     return unique_rows * row_bytes
 
 
 def found(count: Any, p: Any, elapsed: Any) -> Any:
-    """Share of lookups whose row was looked up at most `elapsed` [...] lookups ago, of an endless
-    stream.
-    """
+    """Share of lookups of an endless stream whose row came at most `elapsed` [...] lookups ago."""
     module = array_module(count, p, elapsed)
     return module.sum(
         -count * p * module.expm1(log_missed(p) * module.asarray(elapsed)[..., None]), -1
@@ -80,9 +74,7 @@ def found(count: Any, p: Any, elapsed: Any) -> Any:
 
 
 def hits(count: Any, p: Any, lookups: Any, held_rows: Any) -> Any:
-    """Share of a batch's lookups [H] found in a cache of `held_rows` [H] rows that is empty at
-    first. Infinite `lookups`: a full one.
-    """
+    """Share of a batch's lookups [H] found in a cache of `held_rows` [H] rows, empty at first."""
     module = array_module(count, p, lookups, held_rows)
     held = module.asarray(held_rows)
     touched = distinct(count, p, lookups)
@@ -151,52 +143,42 @@ def _elapsed(count: Any, p: Any, held: Any) -> Any:
 
 
 def distances(
-    streams: Sequence[Stream], own: int | None = None, again: bool = False
+    streams: Sequence[LookupStream], own: int | None = None, again: bool = False
 ) -> tuple[Any, Any]:
-    """(bytes touched between two lookups of the same row: their geometric mean, standard deviation
-    of their log), over endless batches.
+    """(geometric mean of the bytes touched between two lookups of a row, standard deviation of
+    their log), over endless batches.
 
     Of the lookups of the first `own` streams alone (None: all), among those of the others. `again`:
     the batch's rows were all touched once before, as by the look-up whose gradients they now take:
     no more than a batch's rows lie between.
     """
-    module = array_module(
-        *(value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes))
-    )
+    arrays = [value for s in streams for value in (s.count, s.p, s.lookups, s.row_bytes)]
+    module = array_module(*arrays)
     batches = _batch_grid(module, streams)
     touched = [distinct(s.count, s.p, batches * s.lookups) * s.row_bytes for s in streams]
     together = sum(touched)
     most = module.log(sum(s.touched() * s.row_bytes for s in streams)) if again else None
-    apart = module.minimum(
-        batches, 1.0
-    )  # a row that was touched less than a batch ago was so, as likely, in this one
+    # a row that was touched less than a batch ago was so, as likely, in this one
+    apart = module.minimum(batches, 1.0)
     weight, mean, square = 0.0, 0.0, 0.0
     for stream, alone in zip(streams[:own], touched[:own], strict=True):
         log_bytes = module.log(module.maximum(alone + apart * (together - alone), stream.row_bytes))
         log_bytes = log_bytes if most is None else module.minimum(log_bytes, most)
         held = found(stream.count, stream.p, batches * stream.lookups)
-        ends = module.concatenate(
-            [module.zeros(1), held, module.ones(1)]
-        )  # what comes later, or never, counts as the last
+        # what comes later, or never, counts as the last
+        ends = module.concatenate([module.zeros(1), held, module.ones(1)])
         share = stream.lookups * (ends[1:] - ends[:-1])
-        middle = module.concatenate(
-            [log_bytes[:1], (log_bytes[1:] + log_bytes[:-1]) / 2, log_bytes[-1:]]
-        )
-        weight, mean, square = (
-            weight + module.sum(share),
-            mean + module.sum(share * middle),
-            square + module.sum(share * middle**2),
-        )
+        middle = (log_bytes[1:] + log_bytes[:-1]) / 2
+        middle = module.concatenate([log_bytes[:1], middle, log_bytes[-1:]])
+        weight = weight + module.sum(share)
+        mean = mean + module.sum(share * middle)
+        square = square + module.sum(share * middle**2)
     mean, square = mean / weight, square / weight
-    variance = module.maximum(square - mean**2, 0.0)
-    spread = module.where(variance > 0, module.sqrt(module.where(variance > 0, variance, 1.0)), 0.0)
-    return module.exp(mean), spread
+    return module.exp(mean), root(module.maximum(square - mean**2, 0.0))
 
 
-def _batch_grid(module: Any, streams: Sequence[Stream]) -> Any:
-    """Elapsed batches [G], geometric: from one lookup of the busiest table to long after the rarest
-    row's turn.
-    """
+def _batch_grid(module: Any, streams: Sequence[LookupStream]) -> Any:
+    """Elapsed batches [G], geometric: from one lookup to long after the rarest row's turn."""
     first = module.min(module.stack([1.0 / module.asarray(s.lookups * 1.0) for s in streams]))
     last = module.max(
         module.stack([_WAITS / (module.min(module.asarray(s.p)) * s.lookups) for s in streams])

@@ -1,10 +1,10 @@
 """Embedding lookups by the formulas of Lin et al. (owensgroup/ml_perf_model@5b2522a), which
-`hybridperf validate lin` prints beside ours.
+`hybridperf validate lin` prints next to ours.
 
 B bags per table, E rows, D numbers of fp32 a row, L lookups per bag, r32(x) = x rounded up to 32
 bytes. A bag of a table moves
 
-    offsets 64 + table offset 32 + indices r32(4 L) + rows L r32(4 D) + result r32(4 D)        bytes.
+    offsets 64 + table offset 32 + indices r32(4 L) + rows L r32(4 D) + result r32(4 D)  bytes.
 
 `plain` charges all of it to DRAM; backward (SGD) moves rows twice and is bound by B L 4 (D // 4)
 flops, too. `hit_rate` assumes uniform access and takes what the L2 cache holds off the rows. With W
@@ -12,7 +12,8 @@ warps in flight (45 per SM) there are n = ceil(W / B) tables in flight:
 
     forward    X = min(0.9 L2 / (n 4 D), E, B L),  U = E (1 - (1 - 1/E)^(B L))
                h = 1 - (X + (B L - X)(E - X) / E) / (B L)  where U > X,  else 1 - U / (B L)
-               t = f max( DRAM(misses and the rest), hits / L2 bandwidth ),  f = 1 (D > 64), 1.1 (D > 32), 1.55 (else)
+               t = f max( DRAM(misses and the rest), hits / L2 bandwidth )
+               f = 1 (D > 64), 1.1 (D > 32), 1.55 (else)
     backward   X = floor(L2 / n) / (4 D),  h = product over i < L of (X - i) / (E - i)
                t = max( DRAM, L2, compute )
 
@@ -75,13 +76,8 @@ class LinGpu:
 
 def _gpu(peak: float, l2_speed: float, sms: int, l2_mib: float, *curve: float) -> LinGpu:
     linear, saturated, dram, overhead_us, *rest = curve
-    return LinGpu(
-        peak * 1e9,
-        l2_speed * 1e9,
-        sms,
-        l2_mib * _MIB,
-        DramCurve(linear, saturated, dram * 1e9, overhead_us * 1e-6, *rest),
-    )
+    fit = DramCurve(linear, saturated, dram * 1e9, overhead_us * 1e-6, *rest)
+    return LinGpu(peak * 1e9, l2_speed * 1e9, sms, l2_mib * _MIB, fit)
 
 
 # by device name; GFLOP/s, GB/s, SMs, MiB; the curve's knots, GB/s, microseconds, and four numbers
@@ -98,9 +94,7 @@ GPUS = {
 
 
 def gpu(name: str) -> LinGpu:
-    """Constants by name; P100 and TITAN Xp have none: the paper's code holds placeholders of the
-    V100 for their curves.
-    """
+    """Constants by name; of P100 and TITAN Xp the paper's code holds placeholders only."""
     if name not in GPUS:
         raise unknown("GPU of Lin et al.", name, GPUS, f"known are {', '.join(GPUS)}")
     return GPUS[name]
@@ -119,15 +113,9 @@ def plain_backward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float
 
 def hit_rate_forward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
     """Uniform access; rows that the L2 cache holds come from there."""
-    hits = [forward_hit_rate(t, batch, on) for t in tables]
-    missed = sum(
-        batch * (_rest_bytes(t) + (1 - h) * _row_bytes(t))
-        for t, h in zip(tables, hits, strict=True)
-    )
-    hit_s = (
-        sum(batch * h * _row_bytes(t) for t, h in zip(tables, hits, strict=True))
-        / on.l2_bytes_per_s
-    )
+    hits = [(t, forward_hit_rate(t, batch, on)) for t in tables]
+    missed = sum(batch * (_rest_bytes(t) + (1 - h) * _row_bytes(t)) for t, h in hits)
+    hit_s = sum(batch * h * _row_bytes(t) for t, h in hits) / on.l2_bytes_per_s
     dim = sum(t.dim for t in tables) / len(tables)
     factor = 1.0 if dim > 64 else 1.1 if dim > 32 else 1.55
     return factor * max(on.dram.seconds(missed), hit_s)
@@ -135,15 +123,9 @@ def hit_rate_forward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> flo
 
 def hit_rate_backward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
     """As forward, rows moved twice, with the chance that all rows of a bag are held."""
-    hits = [backward_hit_rate(t, batch, on) for t in tables]
-    missed = sum(
-        batch * (_rest_bytes(t) + 2 * (1 - h) * _row_bytes(t))
-        for t, h in zip(tables, hits, strict=True)
-    )
-    hit_s = (
-        sum(batch * 2 * h * _row_bytes(t) for t, h in zip(tables, hits, strict=True))
-        / on.l2_bytes_per_s
-    )
+    hits = [(t, backward_hit_rate(t, batch, on)) for t in tables]
+    missed = sum(batch * (_rest_bytes(t) + 2 * (1 - h) * _row_bytes(t)) for t, h in hits)
+    hit_s = sum(batch * 2 * h * _row_bytes(t) for t, h in hits) / on.l2_bytes_per_s
     return max(on.dram.seconds(missed), hit_s, _compute_s(tables, batch, on))
 
 
@@ -156,11 +138,8 @@ FORMULAS: dict[str, dict[str, Callable[[Sequence[Table], float, LinGpu], float]]
 def forward_hit_rate(table: Table, batch: float, on: LinGpu) -> float:
     """Share of a table's lookups that find their row in L2."""
     lookups, rows = table.lookups(batch), table.rows
-    held = min(
-        _L2_SHARE * on.l2_bytes / (_tables_in_flight(batch, on) * _FLOAT_BYTES * table.dim),
-        rows,
-        lookups,
-    )
+    fit = _L2_SHARE * on.l2_bytes / (_tables_in_flight(batch, on) * _FLOAT_BYTES * table.dim)
+    held = min(fit, rows, lookups)
     unique = rows * -math.expm1(lookups * math.log1p(-1.0 / rows)) if rows > 1 else 1.0
     if unique > held:
         return 1.0 - (held + (lookups - held) * (rows - held) / rows) / lookups
@@ -187,12 +166,8 @@ def _row_bytes(table: Table) -> float:
 
 def _rest_bytes(table: Table) -> float:
     """Of one bag besides its rows."""
-    return (
-        _OFFSETS_BYTES
-        + _TABLE_OFFSET_BYTES
-        + _to_32(_FLOAT_BYTES * table.pooling)
-        + _to_32(_FLOAT_BYTES * table.dim)
-    )
+    own = _to_32(_FLOAT_BYTES * table.pooling)
+    return _OFFSETS_BYTES + _TABLE_OFFSET_BYTES + own + _to_32(_FLOAT_BYTES * table.dim)
 
 
 def _compute_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:

@@ -1,5 +1,5 @@
 """Memory that embedding tables take: their rows, and what an optimizer keeps
-beside them in fp32.
+of them in fp32.
 """
 
 from __future__ import annotations

@@ -28,43 +28,32 @@ _LEAST_SHARE = 1e-12  # a piece that nobody looks into is a table all the same
 
 
 def row_pieces(table: Table, count: int) -> list[Table]:
-    """`count` tables with a table's rows between them, the first with the hottest; `InputError`
-    where there are too few rows.
-    """
+    """`count` tables with a table's rows between them, the first with the hottest."""
     if not 1 <= count <= table.rows:
-        raise InputError(
-            f"table {table.name} has {table.rows:g} rows, expected 1 to {table.rows:g} pieces of it"
-            f" by row, got {count}"
-        )
+        expected = f"expected 1 to {table.rows:g} pieces of it by row, got {count}"
+        raise InputError(f"table {table.name} has {table.rows:g} rows, {expected}")
     if count == 1:
         return [table]
     whole = float(table.rows)
     rows = [whole // count + float(at < whole % count) for at in range(count)]
+    shares = [n / whole for n in rows]
     made: list[tuple[Any, Access]]  # share of the lookups, how they fall
     match table.access:
         case Zipf(exponent, shift):
             shifts = [(at + 1 + shift) / count - 1 for at in range(count)]
-            weights = [
-                zipf_weight(n, exponent, one, shifts[0])
-                for n, one in zip(rows, shifts, strict=True)
-            ]
+            pairs = list(zip(rows, shifts, strict=True))
+            weights = [zipf_weight(n, exponent, one, shifts[0]) for n, one in pairs]
             total = sum(weights)
-            made = [
-                (weight / total + _LEAST_SHARE, Zipf(exponent, one))
-                for weight, one in zip(weights, shifts, strict=True)
-            ]
+            parts = [weight / total + _LEAST_SHARE for weight in weights]
+            made = [(part, Zipf(exponent, one)) for part, one in zip(parts, shifts, strict=True)]
         case Indices(values):
             made = _recorded(table, np.asarray(values).ravel(), count)
-        case Histogram(shares, mean_reuse, lookups):
-            made = [
-                (
-                    n / whole,
-                    Histogram(shares, mean_reuse, None if lookups is None else lookups * n / whole),
-                )
-                for n in rows
-            ]
+        case Histogram(histogram, mean_reuse, lookups):
+            counted = [None if lookups is None else lookups * n / whole for n in rows]
+            accesses = [Histogram(histogram, mean_reuse, one) for one in counted]
+            made = list(zip(shares, accesses, strict=True))
         case access:
-            made = [(n / whole, access) for n in rows]
+            made = [(share, access) for share in shares]
     return [
         dataclasses.replace(table, rows=n, pooling=table.pooling * share, access=access)
         for n, (share, access) in zip(rows, made, strict=True)
@@ -72,7 +61,7 @@ def row_pieces(table: Table, count: int) -> list[Table]:
 
 
 def _recorded(table: Table, values: np.ndarray, count: int) -> list[tuple[Any, Access]]:
-    """The recorded lookups of each piece, its rows numbered anew."""
+    """The recorded lookups of each piece, its rows numbered again from zero."""
     met, place, times = np.unique(values, return_inverse=True, return_counts=True)
     if len(met) < count:
         raise InputError(

@@ -31,9 +31,8 @@ _NODES = 24  # counts that stand for a bin, at most
 _LONG_TAIL = 8.0  # the last bin ends so many times its beginning where nothing tells
 _STEEPEST = 200.0  # power of the count that leaves a bin's rows at one of its ends
 _HALVINGS = 30  # of twice that: to a millionth
-_LEAST_SLOPE = (
-    1e-5  # of a mean in the power, as a share of it, where there is room in the bins to move it
-)
+# of a mean in the power, as a share of it, where there is room in the bins to move it
+_LEAST_SLOPE = 1e-5
 
 
 def bin_names() -> list[str]:
@@ -53,9 +52,8 @@ def binned(p: Any, count: Any, lookups: Any) -> Any:
             module.array(_LOWER), module.asarray(p)[:, None] * lookups
         )
     else:
-        more = more_than(
-            max(lookups, 1.0), p
-        )  # of less than one lookup, too, each row is looked up once at most
+        # of less than one lookup, too, each row is looked up once at most
+        more = more_than(max(lookups, 1.0), p)
     inside = module.concatenate([more[..., :-1] - more[..., 1:], more[..., -1:]], -1)
     rows = module.sum(module.asarray(count)[:, None] * inside, 0)
     return rows / module.sum(rows)
@@ -114,9 +112,8 @@ def counts(shares: Any, mean_reuse: Any = None) -> tuple[np.ndarray, Any]:
         np.log(at)
         - ((member @ (here * np.log(at))) / module.maximum(module.asarray(shares), 1e-30))[of]
     )
-    slope = module.sum(
-        here * at * apart
-    )  # of the mean in the lean; a last step of Newton's makes the answer differentiable
+    # of the mean in the lean; a last step of Newton's makes the answer differentiable
+    slope = module.sum(here * at * apart)
     firm = slope > _LEAST_SLOPE * mean_reuse
     return at, weight(
         lean
@@ -136,7 +133,7 @@ def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
 
         rate = (c + 1) n_(c+1) / n_c,   about (c + 1) exp(-a / c) where n falls as c^-a,
 
-    `a` by the densities of the bins beside c's, and not further from c + 1 than the chance of its
+    `a` by the densities of the bins next to c's, and not further from c + 1 than the chance of its
     count, exp(1 / sqrt(c)).
     """
     module = array_module(shares, met, unmet)
@@ -146,17 +143,14 @@ def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
     )
     alone = module.where(unmet > 0, met[0] / module.where(unmet > 0, unmet, 1.0), 1.0)
     once = module.where(met[0] > 0, 2.0 * met[1] / module.where(met[0] > 0, met[0], 1.0), 1.0)
-    once = module.maximum(
-        once, module.minimum(alone, 1.0)
-    )  # a row that was met is no rarer than one that was not
+    # a row that was met is no rarer than one that was not
+    once = module.maximum(once, module.minimum(alone, 1.0))
     first = module.stack([module.minimum(alone, once), once])
     return module.concatenate([first, module.exp(more[1:])])
 
 
 def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any, Any]:
-    """(shares [17], mean lookups per row, different rows per different row before) of a batch of a
-    share `fraction` of the samples.
-    """
+    """(shares [17], mean reuse, share of different rows left) of a `fraction` of the samples."""
     module = array_module(shares, mean_reuse, fraction)
     times, weight = counts(shares, mean_reuse)
     more = more_than(times, fraction + 0.0 * times)
@@ -173,9 +167,7 @@ def mean_of(shares: Any) -> Any:
 
 
 def mean_range(shares: np.ndarray) -> tuple[float, float]:
-    """Least and most mean lookups per different row that a histogram allows; the last bin has no
-    end.
-    """
+    """Least and most mean lookups per different row; the last bin has no upper end."""
     most = np.append(_UPPER, np.inf)
     return float(shares @ _LOWER), float(shares[shares > 0] @ most[shares > 0])
 
@@ -217,9 +209,7 @@ def _nodes(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _slopes(shares: Any, steepest: float = 4.0) -> Any:
-    """a of c^-a inside each bin [17], from the densities of the bins beside it; steep where there
-    is nothing beyond. Zero to `steepest`, or whatever it is.
-    """
+    """a of c^-a inside each bin [17], from the densities of the neighbouring bins."""
     module = array_module(shares)
     high = np.append(_UPPER, _LOWER[-1] * _LONG_TAIL)
     density = module.log(module.maximum(module.asarray(shares), 1e-9) / (high - _LOWER + 1))
@@ -233,9 +223,7 @@ def _slopes(shares: Any, steepest: float = 4.0) -> Any:
 
 
 def _end_of_tail(mean: float, slope: float) -> float:
-    """Largest count of the last bin, so that its mean is `mean`; the bin's beginning where that is
-    less.
-    """
+    """Largest count of the last bin so that its mean is `mean`; at least the bin's beginning."""
     low, high = _LOWER[-1], _LOWER[-1] * 1e4
     for _ in range(40):
         middle = np.sqrt(low * high)

@@ -5,7 +5,7 @@ sums them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,41 +42,27 @@ class Table:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InputError(f"expected a text as name of an embedding table, got {self.name!r}")
+        here = f"table {self.name}: expected"
         for field in ("rows", "dim", "pooling"):
             value = getattr(self, field)
             if isinstance(value, jax.core.Tracer):
                 continue
-            if (
-                isinstance(value, str | bool)
-                or np.ndim(value)
-                or np.asarray(value).dtype.kind not in "iuf"
-            ):
-                raise InputError(f"table {self.name}: expected a number of {field}, got {value!r}")
+            if not _is_real(value) or np.ndim(value):
+                raise InputError(f"{here} a number of {field}, got {value!r}")
             if not 0 < float(value) < float("inf"):
-                raise InputError(
-                    f"table {self.name}: expected {field} above zero, got {value}; leave the table"
-                    " out if nothing looks into it"
-                )
-            if (
-                field != "pooling"
-                and np.asarray(value).dtype.kind == "f"
-                and float(value) != int(value)
-            ):
-                raise InputError(
-                    f"table {self.name}: expected a whole number of {field}, got {value}"
-                )
-        try:
-            object.__setattr__(self, "dtype", canonical_dtype(self.dtype))
-        except InputError as error:
-            raise InputError(f"table {self.name}: {error}") from error
+                leave = "leave the table out if nothing looks into it"
+                raise InputError(f"{here} {field} above zero, got {value}; {leave}")
+            whole = np.asarray(value).dtype.kind != "f" or float(value) == int(value)
+            if field != "pooling" and not whole:
+                raise InputError(f"{here} a whole number of {field}, got {value}")
+        object.__setattr__(self, "dtype", self._named(lambda: canonical_dtype(self.dtype)))
         if not isinstance(self.access, Access):
-            raise InputError(
-                f"table {self.name}: expected an access distribution (Uniform(), Zipf(...),"
-                " Histogram(...), Indices(...))"
-            )
-        if problem := self.access.problem() or (
-            "" if isinstance(self.rows, jax.core.Tracer) else self.access.misfit(float(self.rows))
-        ):
+            known = "Uniform(), Zipf(...), Histogram(...), Indices(...)"
+            raise InputError(f"{here} an access distribution ({known})")
+        problem = self.access.problem()
+        if not problem and not isinstance(self.rows, jax.core.Tracer):
+            problem = self.access.misfit(float(self.rows))
+        if problem:
             raise InputError(f"table {self.name}: {problem}")
 
     @property
@@ -91,46 +77,40 @@ class Table:
 
     def lookups(self, batch: Any) -> Any:
         """Lookups of a batch of so many samples; infinitely many: of an endless stream."""
-        if not isinstance(batch, jax.core.Tracer) and not (
-            _is_real(batch) and np.all(np.asarray(batch) > 0)
-        ):
-            raise InputError(
-                f"table {self.name}: expected a batch of more than zero samples, got {batch!r}"
-            )
+        traced = isinstance(batch, jax.core.Tracer)
+        if not traced and not (_is_real(batch) and np.all(np.asarray(batch) > 0)):
+            expected = "expected a batch of more than zero samples"
+            raise InputError(f"table {self.name}: {expected}, got {batch!r}")
         return batch * self.pooling
 
     def unique_rows(self, batch: Any) -> Any:
         """Expected different rows of a batch."""
         lookups = self.lookups(batch)
-        return self._asked(lambda: self.access.unique_rows(lookups, self.rows))
+        return self._named(lambda: self.access.unique_rows(lookups, self.rows))
 
     def histogram(self, batch: Any) -> Any:
         """Shares [17] of a batch's different rows by how often they are looked up."""
         lookups = self.lookups(batch)
-        return self._asked(lambda: self.access.histogram(lookups, self.rows))
+        return self._named(lambda: self.access.histogram(lookups, self.rows))
 
     def hits(self, batch: Any, cache_bytes: Any) -> Any:
-        """Share of a batch's lookups found in a cache of so many bytes [...] that this table has
-        for itself and that starts empty.
-        """
-        if not isinstance(cache_bytes, jax.core.Tracer) and not (
-            _is_real(cache_bytes) and np.all(np.asarray(cache_bytes) >= 0)
-        ):
-            raise InputError(
-                f"table {self.name}: expected a cache of zero or more bytes, got {cache_bytes!r}"
-            )
-        held = (
-            cache_bytes if isinstance(cache_bytes, jax.core.Tracer) else np.asarray(cache_bytes)
-        ) / self.row_bytes
+        """Share of a batch's lookups found in a cache [...] of this table's own, empty at first."""
+        held = cache_bytes
+        if not isinstance(cache_bytes, jax.core.Tracer):
+            held = np.asarray(cache_bytes)
+            if not _is_real(cache_bytes) or not np.all(held >= 0):
+                expected = "expected a cache of zero or more bytes"
+                raise InputError(f"table {self.name}: {expected}, got {cache_bytes!r}")
         lookups = self.lookups(batch)
-        return self._asked(lambda: self.access.hits(lookups, self.rows, held))
+        return self._named(lambda: self.access.hits(lookups, self.rows, held / self.row_bytes))
 
     def classes(self, batch: Any) -> tuple[Any, Any]:
         """Rows of equal probability (`Access.classes`)."""
         lookups = self.lookups(batch)
-        return self._asked(lambda: self.access.classes(lookups, self.rows))
+        return self._named(lambda: self.access.classes(lookups, self.rows))
 
-    def _asked(self, answer: Any) -> Any:
+    def _named(self, answer: Callable[[], Any]) -> Any:
+        """The answer; an `InputError` names the table."""
         try:
             return answer()
         except InputError as error:

@@ -44,7 +44,7 @@ def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
     """(rows of each class, probability of each of its rows) of Zipf-Mandelbrot access [K]. `shift`
     above -1.
 
-    Probabilities that vanish beside the first row's are kept at a floor that no number of lookups
+    Probabilities that vanish next to the first row's are kept at a floor that no number of lookups
     meets, so that all stays finite.
     """
     count, weight = _zipf_weights(rows, exponent, shift)
@@ -52,14 +52,12 @@ def zipf_classes(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
     return count, module.maximum(weight / module.sum(weight * count), _LEAST_P)
 
 
-def zipf_weight(rows: float, exponent: Any, shift: Any, beside: Any) -> Any:
-    """Sum of (rank + shift)^-exponent over the ranks 1 to `rows`, as so many times what rank 1 has
-    with the shift `beside`.
-    """
+def zipf_weight(rows: float, exponent: Any, shift: Any, reference_shift: Any) -> Any:
+    """Sum of (rank + shift)^-exponent over ranks, in units of rank 1's at `reference_shift`."""
     count, weight = _zipf_weights(rows, exponent, shift)
     module = array_module(weight)
     return module.sum(weight * count) * module.exp(
-        -exponent * module.log((1.0 + module.asarray(shift)) / (1.0 + beside))
+        -exponent * module.log((1.0 + module.asarray(shift)) / (1.0 + reference_shift))
     )
 
 
@@ -74,27 +72,21 @@ def _zipf_weights(rows: float, exponent: Any, shift: Any) -> tuple[Any, Any]:
 
 
 def distinct(count: Any, p: Any, lookups: Any) -> Any:
-    """Expected different rows among so many lookups [...] for classes of `count` rows of
-    probability `p` [K].
-    """
+    """Expected different rows among lookups [...]; `count` rows of probability `p` each [K]."""
     module = array_module(count, p, lookups)
     missed = log_missed(p) * module.asarray(lookups)[..., None]
     return module.sum(-count * module.expm1(missed), -1)
 
 
 def met(count: Any, p: Any, lookups: Any) -> tuple[Any, Any]:
-    """Classes of the rows that so many lookups have met, as those lookups met them: what a loop
-    over recorded batches draws from.
-    """
+    """Classes of the rows that were met, as a loop over recorded batches draws from them."""
     module = array_module(count, p, lookups)
     seen = -module.expm1(log_missed(p) * lookups)
     return count * seen, p / seen
 
 
 def log_missed(p: Any) -> Any:
-    """Log of the probability that one lookup is of another row; kept finite for the only row of a
-    table.
-    """
+    """Log probability that one lookup is of another row; finite for a table's only row."""
     module = array_module(p)
     p = module.asarray(p)
     return module.log1p(-module.minimum(p, 1 - module.finfo(p.dtype).eps))

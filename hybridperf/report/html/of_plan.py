@@ -76,7 +76,9 @@ def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None =
         Section("Why", _why(plan, candidates)),
         Section("Layouts", layouts),
         Section("What is traded for what", fronts),
-        Section("What would move it", _levers(plan, lever_effects(plan) if moved is None else moved)),
+        Section(
+            "What would move it", _levers(plan, lever_effects(plan) if moved is None else moved)
+        ),
         Section("Notes and assumptions", assumed),
         Section("Provenance", _provenance(plan)),
     ]

@@ -25,6 +25,7 @@ from hybridperf.engine.workload import CollectiveCall
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import PerfModel
 from hybridperf.ops import BatchedGemm, EncoderAttention, Gemm, Op, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import published_factor
@@ -208,7 +209,9 @@ class Prices:
         if call.nodes == 1 or each == 1 or call.collective not in _COMPOSED:
             return None
         measured = (
-            one for one in self.links.measured if one.group.split("|")[0] == call.collective
+            one
+            for one in self.links.measured
+            if CollectiveImplementation.parse(one.group).collective == call.collective
         )
         if {one.nodes > 1 for one in measured} != {False}:
             return None

@@ -27,6 +27,7 @@ import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
+from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model import PerfModel, load_model
 from hybridperf.model.families import family_of, references_of
 from hybridperf.model.files import shipped_models
@@ -139,5 +140,5 @@ def _in_slots(model: PerfModel, op: Op) -> bool:
     """Whether an adapted prior has met ops of this family and number format."""
     adapted = model.families.get(family_of(_group(op), op.dtype) or "")
     return adapted is not None and any(
-        slot.split("|")[2] == op.dtype for slot in adapted.knobs.slots
+        OpImplementation.parse(name).dtype == op.dtype for name in adapted.knobs.implementations
     )

@@ -1,0 +1,76 @@
+"""What knobs of a prior belong to: an implementation, written as one text in files and rows.
+
+The text is words joined by `|`, such as op, framework and number format, or collective, library and
+link, and perhaps `#` and a version. Rows and knobs keep the text, which sorts and compares fast.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+_WORD, _VERSION = "|", "#"
+
+
+class Implementation(NamedTuple):
+    """The words of an implementation, and the version of its library; empty where none is known."""
+
+    words: tuple[str, ...]
+    version: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From the text of a file or a row."""
+        words, _, version = text.partition(_VERSION)
+        return cls(tuple(words.split(_WORD)), version)
+
+    def __str__(self) -> str:
+        return _WORD.join(self.words) + (f"{_VERSION}{self.version}" if self.version else "")
+
+    @property
+    def unversioned(self) -> str:
+        """The text without the version."""
+        return _WORD.join(self.words)
+
+
+class OpImplementation(NamedTuple):
+    """How an op was run: the words of its `Implementation`."""
+
+    op: str
+    framework: str
+    dtype: str
+    text: tuple[str, ...] = ()  # what else decides the kernel: quantisation, cache format, ...
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From the text of a file or a row."""
+        op, framework, dtype, *rest = Implementation.parse(text).words
+        return cls(op, framework, dtype, tuple(rest))
+
+    def __str__(self) -> str:
+        return str(Implementation(self.words))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All words, in the order of the text."""
+        return (self.op, self.framework, self.dtype, *self.text)
+
+
+class CollectiveImplementation(NamedTuple):
+    """How a collective was run: the words of its `Implementation`."""
+
+    collective: str
+    library: str
+    link: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From the text of a file or a row, with or without a version."""
+        return cls(*Implementation.parse(text).words)
+
+    def __str__(self) -> str:
+        return str(Implementation(tuple(self)))
+
+
+def unversioned(text: str) -> str:
+    """The text of an implementation without its version."""
+    return Implementation.parse(text).unversioned
