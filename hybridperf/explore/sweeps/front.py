@@ -61,7 +61,7 @@ class BestPoints:
         words = []
         if self.top is not None and len(self.top):
             by, first = self.best.by, self.top.iloc[0]
-            words.append(f"least {by} {first[by]:.4g} at point {first[_ORDER]:,}")
+            words.append(f"least {by} {first[by]:.4g} at point {int(first[_ORDER]):,}")
         if self.front is not None:
             words.append(f"{len(self.front):,} on the front")
         return ", ".join(words)
