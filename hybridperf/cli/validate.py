@@ -90,11 +90,11 @@ def validate(
         return
     if what == "ops" and data is not None:
         from hybridperf.model.families import FAMILIES
-        from hybridperf.validate import gpu_ops
+        from hybridperf.validate import devices
 
         families_judged = names_in(families) or FAMILIES
         left_out = names_in(leave) or None
-        gpu_ops.run(data, out, quick=quick, families=families_judged, splits=left_out)
+        devices.run(data, out, quick=quick, families=families_judged, splits=left_out)
         return
     if not model:
         raise InputError(
@@ -109,12 +109,12 @@ def validate(
         held_out.run(loaded, Path(model), out)
         return
     if what == "sharded":
-        from hybridperf.validate import sharded_here
+        from hybridperf.validate import sharded
 
         if tasks and not tasks.isdecimal():
             raise InputError(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
         compilation_cache()
-        sharded_here.run(
+        sharded.run(
             model_named(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes
         )
         return
