@@ -123,7 +123,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, float | np.floating):
         return float(value) if np.isfinite(value) else None
-    return value
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _command() -> str | None:

@@ -41,8 +41,8 @@ from hybridperf.ops import GROUPS
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.report import plots, text
-from hybridperf.validate import sharded_phases, sharded_scores
-from hybridperf.validate.comparison import best_factors
+from hybridperf.validate import harness, sharded_phases, sharded_scores
+from hybridperf.validate.baselines import best_factors
 from hybridperf.validate.measured_steps import measure_sharded
 from hybridperf.validate.sharded_scores import Contest
 from hybridperf.validate.sharded_tasks import (
@@ -88,12 +88,7 @@ def run(
     What an earlier run into `out` measured is not measured again.
     """
     out, start_s = Path(out), time.perf_counter()
-    backend = default_backend()
-    if model.device.kind != backend:
-        raise InputError(
-            f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a"
-            f" {backend} here; choose a model of this machine"
-        )
+    harness.refuse_other_backend(model.device, default_backend())
     if model.collectives is None:
         raise InputError(
             "the model knows no collectives and sharded steps have three; run `hybridperf calibrate"
@@ -101,10 +96,7 @@ def run(
         )
     summary: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
-        "model": {
-            "device": model.device.id,
-            **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")},
-        },
+        "model": harness.model_record(model),
     }
     if not knows_access(model):
         say(
@@ -117,11 +109,33 @@ def run(
         summary["placements"] = _placements(model, out / "placements", to_shard, shard_passes, say)
     summary["elapsed_s"] = time.perf_counter() - start_s
     write_json(out / "summary.json", "validate-sharded", _SUMMARY_SCHEMA_VERSION, summary)
+    harness.write_results(out, "sharded", result_lines(summary))
     say(
         f"\nsummary.json, steps.csv and placements.csv are in {out}; {summary['elapsed_s']:.0f} s"
         " in all"
     )
     return summary
+
+
+def result_lines(summary: Mapping[str, Any]) -> list[harness.ResultLine]:
+    """As `results.json` keeps them."""
+    lines = []
+    if found := summary.get("steps"):
+        scaled, models = found["scaled_roofline"], found["models"]
+        others = {
+            "hp.dlrm, sizes alone": found["graph"]["mean"],
+            "roofline x best constant of the others": None if scaled is None else scaled["mean"],
+        }
+        ours, inside = found["programs"]["mean"], found["inside"] / models
+        name = "steps of sharded models"
+        lines.append(harness.ResultLine(name, ours, models, found["bar"], others, coverage=inside))
+    if found := summary.get("placements"):
+        ways = {way: score["mean_loss"] for way, score in found["ways"].items()}
+        others = {rule: score["mean_loss"] for rule, score in found["rules"].items()}
+        name, measure = "placement predicted best", "mean loss to the fastest"
+        chosen = harness.ResultLine(name, ways["programs"], found["counted"], None, others, measure)
+        lines.append(chosen)
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,6 @@ CIRCLES = [
     {"workloads.transformer.layout", "workloads.transformer.rules", "workloads.transformer.groups"},
     {"workloads.transformer.shape", "workloads.transformer.counts"},
     {"model.perf_model", "model.document"},
-    {"validate.lin_kernels", "validate.lin_borrowed"},
 ]
 
 

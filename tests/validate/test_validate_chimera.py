@@ -152,6 +152,6 @@ def test_held_out_errors_are_below_the_smooth_roofline(data_dir) -> None:
             )
     assert (
         summary.loc[chimera.MODEL, "forward"] < 0.034
-    )  # held out; the null model's 2.8 to 3.9 % are in sample
+    )  # held out; the baseline's 2.8 to 3.9 % are in sample
     assert summary.loc[chimera.MODEL, "backward"] < 0.045
     assert summary.loc[chimera.DEVICE, "backward"] < 0.045
