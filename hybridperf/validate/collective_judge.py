@@ -63,9 +63,7 @@ QUICK = CollectiveEffort(systems=2, draws=1, prior_rows=300)
 
 @dataclasses.dataclass
 class OtherSystems:
-    """Rows of the sweeps' systems and the priors of them, trained when first needed and kept in a
-    folder.
-    """
+    """Rows of other systems, and priors of them: trained when first needed, kept in a folder."""
 
     sweeps: pd.DataFrame
     effort: CollectiveEffort
@@ -126,9 +124,7 @@ def _short_prior(systems: Mapping[str, pd.DataFrame], seed: int) -> FamilyPrior:
 def judge(
     rows: pd.DataFrame, name: str, others: OtherSystems, plots: Sequence[tuple[str, Path]] = ()
 ) -> list[dict[str, Any]]:
-    """A dict per group of one system's rows: errors of ours and of the baselines, coverage and
-    width of intervals, means over draws.
-    """
+    """Errors of ours and of the baselines for each group of one system's rows, means over draws."""
     task, system = TASKS[name], str(rows["system"].iloc[0])
     draws = []
     for draw in range(others.effort.draws or task.draws_of(len(rows))):
@@ -159,9 +155,7 @@ def fitted(given: pd.DataFrame, system: str, others: OtherSystems) -> Collective
 def _errors(
     model: CollectiveModel, given: pd.DataFrame, asked: pd.DataFrame, elsewhere: OtherSystems
 ) -> pd.DataFrame:
-    """Per asked row: its group, whether it is in range and in its interval, half the interval's
-    width, and the error of each model.
-    """
+    """Per asked row: group, whether in range and interval, its width, errors of all models."""
     unknown = asked.drop(columns=[column for column in _MEASURED if column in asked])
     time_s = asked["time_s"].to_numpy()
     predicted = model.predict(unknown)

@@ -1,5 +1,5 @@
-"""Collectives on systems that no fit has seen, or of which it saw few rows: errors beside null
-models, from the data folder.
+"""Collectives on systems that no fit has seen, or of which it saw few rows: errors next to
+baselines, from the data folder.
 
 For each task (see `collective_tasks`) and system, a prior of the other systems is adapted to the
 rows that the task gives of the system and predicts its other rows; baselines are given the same

@@ -59,9 +59,7 @@ class StepComparison:
 
 
 def table(comparisons: Sequence[StepComparison], *, noise: bool = False) -> str:
-    """A line for each step; `noise`: with the measurement's own uncertainty and whether it lies in
-    the interval.
-    """
+    """A line for each step; `noise`: with the noise floor and whether it lies in the interval."""
     rows = [_cells(one) for one in comparisons]
     names = [*rows[0]] if rows else []
     kept = [name for name in names if noise or name not in ("noise floor", "inside")]
@@ -85,9 +83,7 @@ def _cells(one: StepComparison) -> dict[str, str]:
 
 
 def summarise(comparisons: Sequence[StepComparison]) -> dict[str, Any]:
-    """Errors of all steps together, as shares, next to those of the baselines; the interval's
-    hits.
-    """
+    """Errors of all steps together, as shares, next to those of the baselines; coverage."""
     measured_s = [c.measured.time_s for c in comparisons]
     roofline_s = [c.predicted.roofline_s for c in comparisons]
     factors = best_factors(roofline_s, measured_s)

@@ -43,9 +43,7 @@ _STEPS: tuple[StepSpec, ...] = (
 def run(
     out: str | os.PathLike, cores: str | None = None, say: Callable[[str], None] = print
 ) -> Mapping[str, Any]:
-    """Do it all, leaving `summary.json`, pictures, the timeline and the model in `out`; returns the
-    summary.
-    """
+    """Do it all; leaves summary, results, pictures, timeline and model in `out`."""
     out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
     say(f"1/4 measuring this machine on core {cores}, two to three minutes (resumes if stopped)")
     calibration = calibrate(
@@ -92,9 +90,7 @@ def run(
 
 
 def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[str, Any]:
-    """Vary bandwidth, arithmetic and op floors over a factor of 16 each; rate without and with
-    compilation.
-    """
+    """Vary bandwidth, arithmetic and op floors over a factor of 16 each; how many a second."""
     rng = np.random.default_rng(0)
     bandwidth = calibration.model.device.memory_bytes_per_s * 2.0 ** rng.uniform(
         -2, 2, CONFIGURATIONS

@@ -110,9 +110,7 @@ def judge_family(devices: Mapping[str, DeviceRows], family: str, setup: Setup) -
 def kept_prior(
     others: Mapping[str, DeviceRows], family: str, setup: Setup
 ) -> tuple[FamilyPrior, dict[str, Any]]:
-    """(the prior of these rows, how it was trained); from its file where the same program made one
-    from them.
-    """
+    """(the prior of these rows, how it was trained); from its file where that is still valid."""
     counts, version = {name: len(rows) for name, rows in others.items()}, dict(setup.version)
     made: dict[str, Any] = {"split": setup.split.name, "family": family, "rows": counts}
     folder = setup.priors / f"{setup.split.name}_{family}" if setup.priors else None

@@ -38,9 +38,7 @@ class DrawPredictions:
 def device_scores(
     draws: Sequence[DrawPredictions], time_s: np.ndarray, mask: np.ndarray
 ) -> dict[str, Any] | None:
-    """Errors of ours, of knobs alone and of the baselines, averaged over draws; None where too few
-    rows are left.
-    """
+    """Errors of ours, knobs alone and baselines, means over draws; None of too few rows."""
     each = [(draw, mask & draw.counts) for draw in draws]
     if min(int(keep.sum()) for _, keep in each) < LEAST_TESTED:
         return None
@@ -92,9 +90,7 @@ def device_scores(
 
 
 def repeat_noise(rows: DeviceRows) -> float | None:
-    """Median |log ratio| of two measurements of the same op and implementation; None where hardly
-    any was measured twice.
-    """
+    """Median |log ratio| of two measurements of one op; None where hardly any were repeated."""
     key = pd.util.hash_array(rows.rows.slot.astype(str)) ^ rows.about["shape"].to_numpy(np.uint64)
     inputs = pd.DataFrame(rows.rows.inputs.values)
     values = pd.util.hash_pandas_object(inputs, index=False).to_numpy()

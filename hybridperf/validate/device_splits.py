@@ -153,9 +153,7 @@ def has_goal(line: str, kind: str) -> bool:
 
 
 def rows_of_size(size: str, pool: int, everything: bool = False) -> int | None:
-    """How many of a pool's rows a size means; None where the pool has too few, or fitting on all of
-    them was not asked for.
-    """
+    """How many of a pool's rows a size means; None where they are too few, or too many to fit."""
     if size == "all":
         return pool if everything or pool <= _ALL_IS_CHEAP else None
     count = round(0.1 * pool) if size == "10%" else int(size)

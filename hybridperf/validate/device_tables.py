@@ -15,9 +15,7 @@ from hybridperf.validate.baselines import COLUMN
 
 
 def tables(results: pd.DataFrame) -> str:
-    """Medians by rows fitted on with goals and the best baseline, then how many measurements lie
-    inside their interval.
-    """
+    """Medians by rows fitted on, with goals and the best baseline; then coverage."""
     unseen, seen = (results[results["shapes"] == kind] for kind in ("unseen", "seen"))
     sizes = [size for size in ("0", "20", "50", "200", "10%", "all") if size in set(unseen["size"])]
     errors, covers = [], []

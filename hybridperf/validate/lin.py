@@ -84,9 +84,7 @@ def _kernel_table(kernels: pd.DataFrame) -> str:
 
 
 def lookups(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Embedding kernels as measured, by us, and by the formulas of Lin's pipeline with their own
-    constants of a V100, s a step.
-    """
+    """Embedding kernels as measured, by us, and by Lin's formulas of a V100: seconds a step."""
     found = kernels[kernels["op"].isin(_LOOKUPS) & kernels["date"].isin(_DATES)]
     gpu, rows = lin_formulas.gpu("v100_sxm2"), []
     for _, one in found.iterrows():

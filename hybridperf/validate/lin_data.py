@@ -105,9 +105,7 @@ def cells(data: Path) -> pd.DataFrame:
 
 
 def active_share(errors: pd.DataFrame) -> pd.Series:
-    """Of the step in which the GPU is active, from Lin's own errors in %: `active_err_pct,
-    kernel_only_err_pct`.
-    """
+    """Share of the step in which the GPU is active, from Lin's own errors in %."""
     return (1 + errors["kernel_only_err_pct"] / 100) / (1 + errors["active_err_pct"] / 100)
 
 

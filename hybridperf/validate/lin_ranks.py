@@ -7,8 +7,8 @@ collective. Predicted are
 
     host        each launch and wait by its op and kernel: the mean of what the *other* ranks' hosts
                 took (one rank never sees itself)
-    kernels     the least that one takes on a V100 (a batch of 16: nothing here is bound by bytes or
-                products)
+    kernels     the minimum that one takes on a V100 (a batch of 16: nothing here is bound by bytes
+                or products)
 
 and from these, by the evaluator, who waits how long for whom. The baseline: the mean step of the
 other ranks. What tells ranks apart is mostly given: when they begin decides how long they
@@ -64,9 +64,7 @@ def ranks(data: Path) -> Ranks:
 
 
 def predicted_seconds(made: Replay) -> np.ndarray:
-    """Seconds of each row [U]: hosts by the other ranks', kernels by their least, the rest as
-    measured.
-    """
+    """Seconds of each row [U]: hosts by the other ranks', kernels by their minimum."""
     rows, seconds = made.rows, made.seconds.copy()
     device = rows.kind == DEVICE
     seconds[device] = KERNEL_S + rows.fixed_s[device]

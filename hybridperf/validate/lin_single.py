@@ -107,9 +107,7 @@ def kernels(data: Path, prices: KernelPrices, borrow: bool = True) -> pd.DataFra
 def _priced(
     data: Path, prices: KernelPrices, v100: KernelPrices | None, workload: str
 ) -> KernelPrices:
-    """With rates borrowed from the V100's sequences, as much slower as loops of this device move;
-    None: without.
-    """
+    """With rates borrowed from the V100's sequences, scaled as loops are; None: without."""
     if v100 is None:
         return dataclasses.replace(prices, borrowed=None)
     factor = prices.streaming_bytes_per_s / v100.streaming_bytes_per_s
@@ -166,9 +164,7 @@ def cells(
 
 
 def geomean(errors: pd.Series) -> float:
-    """Geometric mean of the errors' sizes, as Lin et al. take it (their 4e-4 keeps zero away); NaN
-    of none.
-    """
+    """Geometric mean of the errors' sizes with the 4e-4 of Lin et al.; NaN of none."""
     sizes = errors.dropna().abs()
     return float(np.exp(np.log(sizes + 4e-4).mean())) if len(sizes) else np.nan
 

@@ -72,9 +72,7 @@ def measure_steps(
     profile: bool = False,
     rounds: int = 4,
 ) -> list[MeasuredStep]:
-    """Run real training steps on this machine, in turns; each comes with the program that was run,
-    profiled if asked to.
-    """
+    """Run real training steps on this machine, in turns; each comes with the program that ran."""
     folder = Path(folder)
     with replacing(folder / "steps.spec.json") as handle:
         json.dump(list(spec), handle, indent=1)

@@ -44,9 +44,7 @@ _BASELINES = ("knobs", "trees")
 def run(
     model: PerfModel, folder: Path, out: str | os.PathLike, say: Callable[[str], None] = print
 ) -> Mapping[str, Any]:
-    """Compare on the rows in `folder`; leaves `ops.json` and `ops.csv` (a line per row) in `out`;
-    returns the summary.
-    """
+    """Compare on the rows in `folder`; leaves `ops.json`, `ops.csv` and `results.json` in `out`."""
     out = Path(out)
     files = [folder / name for name in ROW_FILES if (folder / name).exists()]
     if not files:

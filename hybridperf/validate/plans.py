@@ -5,7 +5,7 @@ A case is one model on one number of devices whose layouts were measured, ten or
 are fitted to measured steps of other cases, never to the judged one's: of the same model on other
 numbers of devices, or of other models alone. Layouts are ranked by their predicted time, as a plan
 ranks them; the chance of a stall is no part of it, and ranking by the time expected with it stands
-beside for comparison. So does the best constant rule: of the rules in a list, the one that does
+next to it for comparison. So does the best constant rule: of the rules in a list, the one that does
 best over all cases in hindsight.
 
 Where nothing is measured, layouts of mid-size cases are evaluated by the whole graph of a step
@@ -77,9 +77,7 @@ def run(
     tasks: Sequence[str] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Print both tables and write them to `out`. `tasks`: choice (measured sweeps), graph (brute
-    force); `quick`: a part of each.
-    """
+    """Print and write the tables of `tasks`: choice (measured sweeps), graph (brute force)."""
     wanted = harness.tasks_of(tasks, TASKS)
     results: list[harness.ResultLine] = []
     if "choice" in wanted:
@@ -127,9 +125,7 @@ def _graph_lines(lines: pd.DataFrame) -> list[harness.ResultLine]:
 
 
 def choice_table(judged: Sequence[Choice]) -> str:
-    """Ways of choosing, each with the share of cases in which its choice was measured close to the
-    best.
-    """
+    """Ways of choosing, each with the share of cases in which its choice was close to the best."""
     rows = []
     for one in judged:
         share, beyond = one.close, ["-"] * 3
@@ -149,9 +145,7 @@ def choice_table(judged: Sequence[Choice]) -> str:
 
 
 def graph_table(lines: pd.DataFrame) -> str:
-    """Cases of brute force: how much slower the graph finds what was chosen
-    than the best of all.
-    """
+    """Cases of brute force: how much slower the graph finds the choice than the best."""
     rows = []
     for row in lines.itertuples():
         slower = f"{100 * (row.slower - 1):.1f} %", f"{100 * (row.median_slower - 1):.0f} %"
@@ -164,9 +158,7 @@ def graph_table(lines: pd.DataFrame) -> str:
 def judge(
     frame: pd.DataFrame, bank: Bank | None = None, fits: tuple[str, ...] = FITS
 ) -> list[Choice]:
-    """Each way of fitting, then every rule, best first; `frame`: measured steps in the columns of
-    the data.
-    """
+    """Each way of fitting, then every rule, best first; `frame`: published steps."""
     rows = frame[frame["source"].eq(SOURCE) & frame["status"].eq("ok")].reset_index(drop=True)
     batch = (bank or Bank()).understand(rows)
     flagged = np.array([bool(row.flags) for row in batch.rows])
@@ -211,9 +203,7 @@ def judge(
 def _predicted_s(
     batch: Batch, here: np.ndarray, fit_on: np.ndarray | None, measured_s: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(seconds of the judged rows, seconds expected with stalls), efficiencies from some other
-    rows.
-    """
+    """(seconds of the judged rows, seconds expected with stalls), fitted on some other rows."""
     assert batch.features is not None
     adapted = adapt.Adapted.before()
     if fit_on is not None:
@@ -227,9 +217,7 @@ def _predicted_s(
 
 
 def _slower(measured_s: np.ndarray, score: np.ndarray) -> float:
-    """Measured time of the layout with the least score over the best measured; of equal ones the
-    mean.
-    """
+    """Measured time of the choice over the best measured; the mean of equally good choices."""
     first = score <= score.min() * (1 + 1e-12)
     return float(measured_s[first].mean() / measured_s.min())
 

@@ -170,9 +170,7 @@ class Compared:
 
 
 def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compared]:
-    """Every measured placement of tasks, in their order; `folder` is what `measure_sharded` left.
-    `InputError` where one is missing.
-    """
+    """Every placement of tasks that `measure_sharded` left in `folder`; `InputError` if missing."""
     rows = pd.read_csv(folder / "steps.csv", dtype={"placement": str})
     rows = rows.set_index(["task", "placement"])
     found = []
@@ -197,9 +195,7 @@ def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compa
 
 
 def knows_access(model: PerfModel) -> bool:
-    """Whether the model was calibrated on embedding bags of skewed access, forward and as XLA
-    scatters gradients.
-    """
+    """Whether the model was calibrated on embedding bags of skewed access, both directions."""
     tables = [Table("any", 2, 1, 1)]
     forward = lookup_calls(tables, 1, "forward")
     backward = lookup_calls(tables, 1, "backward", duplicates="each")
@@ -212,9 +208,7 @@ def workload_of(
     placement: Sequence[int],
     access: bool,
 ) -> Workload:
-    """The programs of all ranks that ran a task; `access`: lookups as they were drawn, not as if
-    all rows were alike.
-    """
+    """The programs of all ranks that ran a task; `access`: with lookups as they were drawn."""
     tables, batch = tables_of(task), float(task["batch"])
     held = [
         RankTables([t for t, at in zip(tables, placement, strict=True) if at == rank], batch)
@@ -243,9 +237,7 @@ def eager(task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
 def with_candidates(
     model: PerfModel, task: Task, seed: int
 ) -> tuple[Task, dict[tuple[int, ...], list[str]], dict[tuple[int, ...], float]]:
-    """A task with the placements that compete, their names, and what each costs as `hp.shard`
-    prices its final few.
-    """
+    """A task with the placements that compete, their names, and their costs by `hp.shard`."""
     tables, batch = tables_of(task), task["batch"]
     best = shard(tables, RANKS, model=model, batch=batch, seed=seed)
     by_rules = [(rule, by_rule(rule, best.cost, tables, batch, seed)) for rule in RULES]

@@ -46,9 +46,7 @@ class MemoryScores:
 
 
 def judge(frame: pd.DataFrame, resolved: Resolved, folds: int = FOLDS) -> list[MemoryScores]:
-    """Rows of one sweep that says which runs failed (`status`) and what the others took (`mem_gb`):
-    unseen cells, each model unseen.
-    """
+    """Unseen cells and unseen models of one sweep with `status` (which failed) and `mem_gb`."""
     some = resolved.predictable
     frame, rows = frame.iloc[some].reset_index(drop=True), [resolved.rows[at] for at in some]
     configs = [row.config for row in rows if row.config is not None]

@@ -25,9 +25,7 @@ class StepScores:
 
 
 def step_scores(frame: pd.DataFrame, baselines: Sequence[str] = ()) -> StepScores:
-    """Of rows with `step_time_s`, `predicted_s`, `low_s`, `high_s` and a column of seconds for each
-    baseline.
-    """
+    """Of rows with `step_time_s`, `predicted_s`, `low_s`, `high_s` and a column per baseline."""
     measured_s = frame["step_time_s"].to_numpy(float)
     predicted_s = frame["predicted_s"].to_numpy(float)
     error, slow = np.abs(predicted_s / measured_s - 1), measured_s > SLOW * predicted_s

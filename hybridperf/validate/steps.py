@@ -185,9 +185,7 @@ def _scores(part: pd.DataFrame) -> StepScores:
 
 
 def detail_table(judged: pd.DataFrame) -> str:
-    """Errors of each task by tensor-parallel degree, stages and micro-batch, and the share of steps
-    that wait for their host.
-    """
+    """Errors by tensor-parallel degree, stages and micro-batch; share of host-bound steps."""
     lines = []
     for task, part in judged[~judged["flagged"]].groupby("task", sort=False):
         busy_s = part[["compute_s", "exposed_comm_s", "bubble_s"]].sum(axis=1)
@@ -202,9 +200,7 @@ def detail_table(judged: pd.DataFrame) -> str:
 
 
 def judge_sources(measured: MeasuredSteps, bank: Bank, quick: bool = False) -> pd.DataFrame:
-    """Every measured row by beliefs alone (`predicted_s`) and with rows of all other sources given
-    (`others_s`).
-    """
+    """Every row by beliefs alone (`predicted_s`) and with other sources given (`others_s`)."""
     frame, parts = measured.frame, []
     for source in frame["source"].unique():
         judged = np.flatnonzero(frame["source"] == source)
