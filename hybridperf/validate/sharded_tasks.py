@@ -75,8 +75,8 @@ def tables_of(task: Mapping[str, Any]) -> list[Table]:
     found = []
     for table in task["tables"]:
         access = Zipf(table["skew"], table["shift"]) if table["skew"] else Uniform()
-        sizes = (table[name] for name in ("name", "rows", "dim", "pooling"))
-        found.append(Table(*sizes, access=access))
+        name, rows, dim, pooling = (table[key] for key in ("name", "rows", "dim", "pooling"))
+        found.append(Table(name, rows, dim, pooling, access=access))
     return found
 
 
