@@ -13,7 +13,8 @@ from hybridperf.cli.common import Out, compilation_cache, keep_files, model_name
 
 _WHAT = (
     "whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out),"
-    " collectives, lin, steps (published), plans (does the best on paper run best?)"
+    " collectives, lin, steps (published), plans (does the best on paper run best?); page (of"
+    " results)"
 )
 _PUBLISHED = {  # claims that need --data, and what they judge on
     "lin": "what Lin et al. published", "collectives": "measured collectives",
@@ -22,10 +23,10 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 
 
 def validate(
-    what: Annotated[
-        str,
-        Argument(help=_WHAT),
-    ],
+    what: Annotated[str, Argument(help=_WHAT)],
+    results: Annotated[
+        list[Path] | None, Argument(help="of `page`: results.json of claims, or their folders")
+    ] = None,
     model: Annotated[str, Option(help="model folder, shipped calibration, or device name")] = "",
     out: Out = Path("validate-out"),
     cores: Annotated[
@@ -57,10 +58,19 @@ def validate(
     """Predict what no fit has seen, next to the measurement and to baselines."""
     from hybridperf.io import InputError, unknown
 
-    if what not in (known := ["here", "sharded", "ops", "collectives", "lin", "steps", "plans"]):
+    if what not in (
+        known := ["here", "sharded", "ops", "collectives", "lin", "steps", "plans", "page"]
+    ):
         raise unknown("claim", what, known, f"known are {', '.join(known)}")
+    if results and what != "page":
+        raise InputError(f"expected results for `validate page` only, got {results[0]}")
     # `validate ops` would replace measured rows by its own
-    keep_files({"--out": out}, [Path(model) if model else None, data])
+    keep_files({"--out": out}, [Path(model) if model else None, data, *(results or [])])
+    if what == "page":
+        from hybridperf.validate import page
+
+        page.run(results or [], out if out.suffix == ".md" else out / "accuracy.md")
+        return
     chosen = names_in(tasks) or None
     if data is None and what in _PUBLISHED:
         raise InputError(
@@ -90,11 +100,11 @@ def validate(
         return
     if what == "ops" and data is not None:
         from hybridperf.model.families import FAMILIES
-        from hybridperf.validate import gpu_ops
+        from hybridperf.validate import devices
 
         families_judged = names_in(families) or FAMILIES
         left_out = names_in(leave) or None
-        gpu_ops.run(data, out, quick=quick, families=families_judged, splits=left_out)
+        devices.run(data, out, quick=quick, families=families_judged, splits=left_out)
         return
     if not model:
         raise InputError(
@@ -109,12 +119,12 @@ def validate(
         held_out.run(loaded, Path(model), out)
         return
     if what == "sharded":
-        from hybridperf.validate import sharded_here
+        from hybridperf.validate import sharded
 
         if tasks and not tasks.isdecimal():
             raise InputError(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
         compilation_cache()
-        sharded_here.run(
+        sharded.run(
             model_named(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes
         )
         return

@@ -1,3 +1,1 @@
-"""Claims of accuracy, recomputed: what was predicted beside what was measured, with null models and
-the noise floor.
-"""
+"""Accuracy claims, recomputed: predictions next to measurements, baselines and the noise floor."""

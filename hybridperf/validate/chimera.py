@@ -8,7 +8,7 @@ each predicted without being seen.
     ..., host known       the same, and the smallest layer measured on the new device tells what its
                           host takes
 
-The null model is a plain smooth roofline on the same rows, t = sqrt(t0^2 + (F / (e P))^2) with t0
+The baseline is a plain smooth roofline on the same rows, t = sqrt(t0^2 + (F / (e P))^2) with t0
 and e for each direction; where the host is known, its t0 follows from the same row. F are the
 layer's forward flops, P the datasheet's peak.
 
@@ -30,15 +30,12 @@ from scipy.optimize import least_squares
 from hybridperf.io import positive_column, read_table, require_columns
 from hybridperf.report import text
 from hybridperf.validate.chimera_layers import Layers, elsewhere, fit
+from hybridperf.validate.harness import ResultLine
 
 FILE = "chimera_profiles/layer_profiles_dev.csv"
 DIRECTIONS = ("forward", "backward")
-IN_SAMPLE, MODEL, DEVICE, HOST = (
-    "in sample",
-    "model left out",
-    "device left out",
-    "device left out, host known",
-)
+IN_SAMPLE, MODEL, DEVICE = "in sample", "model left out", "device left out"
+HOST = f"{DEVICE}, host known"
 SPLITS = (IN_SAMPLE, MODEL, DEVICE, HOST)
 _HOST_KNOBS = ("launch_s", "backward_launch_s")
 
@@ -57,16 +54,24 @@ class ChimeraReport:
 
     def text(self) -> str:
         """Both tables for people."""
-        return "\n\n".join(
-            text.table(
-                ["mean |error|", "rows", "forward", "null", "backward", "null"],
-                [
-                    [" ".join(row[:-5]), str(row[-5]), *map(text.percent, row[-4:])]
-                    for row in frame.itertuples(index=False, name=None)
-                ],
+        headers = ["mean |error|", "rows", "forward", "baseline", "backward", "baseline"]
+        tables = []
+        for frame in (self.lines, self.summary):
+            rows = frame.itertuples(index=False, name=None)
+            cells = [[" ".join(r[:-5]), str(r[-5]), *map(text.percent, r[-4:])] for r in rows]
+            tables.append(text.table(headers, cells))
+        return "\n\n".join(tables)
+
+    def result_lines(self) -> list[ResultLine]:
+        """The summary as `results.json` keeps it."""
+        return [
+            ResultLine(
+                f"layers, {line['split']}, {direction}", line[direction], line["rows"],
+                baselines={"smooth roofline": line[f"{direction}_null"]},
             )
-            for frame in (self.lines, self.summary)
-        )
+            for line in self.summary.to_dict("records")
+            for direction in DIRECTIONS
+        ]  # fmt: skip
 
 
 def chimera_report(data: Path) -> ChimeraReport:
@@ -76,31 +81,24 @@ def chimera_report(data: Path) -> ChimeraReport:
 
 def report(frame: pd.DataFrame) -> ChimeraReport:
     """All splits of a table of profiles: `model, device, micro_batch, f_s, b_s`."""
-    require_columns(
-        frame, ("model", "device", "micro_batch", "f_s", "b_s"), "a table of layer profiles"
-    )
-    measured_s = np.stack(
-        [positive_column(frame, name, "layer profiles") for name in ("f_s", "b_s")]
-    )
+    columns = ("model", "device", "micro_batch", "f_s", "b_s")
+    require_columns(frame, columns, "a table of layer profiles")
+    seconds = [positive_column(frame, name, "layer profiles") for name in ("f_s", "b_s")]
+    measured_s = np.stack(seconds)
     positive_column(frame, "micro_batch", "layer profiles")
     layers = Layers.of(frame)
     parts = []
     for split in _splits(frame, layers):
-        predicted = {
-            name: predict(layers, measured_s, split)
-            for name, predict in (("predicted_s", _ours), ("null_s", _null))
-        }
+        ours, baseline = (predict(layers, measured_s, split) for predict in (_ours, _baseline))
         for at, direction in enumerate(DIRECTIONS):
-            part = frame.loc[frame.index[split.test], ["device", "model", "micro_batch"]].assign(
-                split=split.name, direction=direction
-            )
+            part = frame.loc[frame.index[split.test], ["device", "model", "micro_batch"]]
+            part = part.assign(split=split.name, direction=direction)
             part["left_out"] = part["model"] if split.name == MODEL else ""
             part["measured_s"] = measured_s[at, split.test]
-            parts.append(part.assign(**{name: seconds[at] for name, seconds in predicted.items()}))
+            parts.append(part.assign(predicted_s=ours[at], null_s=baseline[at]))
     rows = pd.concat(parts, ignore_index=True)
-    return ChimeraReport(
-        rows, _errors(rows, ["split", "device", "left_out"]), _errors(rows, ["split"])
-    )
+    by_cell = _errors(rows, ["split", "device", "left_out"])
+    return ChimeraReport(rows, by_cell, _errors(rows, ["split"]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _ours(layers: Layers, measured_s: np.ndarray, split: _Split) -> np.ndarray:
     return layers.rows(split.test).seconds(knobs)
 
 
-def _null(layers: Layers, measured_s: np.ndarray, split: _Split) -> np.ndarray:
+def _baseline(layers: Layers, measured_s: np.ndarray, split: _Split) -> np.ndarray:
     """Seconds by the smooth roofline [2, T], each direction by itself."""
     ideal_s = layers.model_flops / layers.peak
 
@@ -150,15 +148,13 @@ def _null(layers: Layers, measured_s: np.ndarray, split: _Split) -> np.ndarray:
 
         def residuals(logs: np.ndarray, seconds: np.ndarray = seconds) -> np.ndarray:
             t0_s, efficiency = np.exp(logs)
-            return np.asarray(
-                np.log(roofline(t0_s, efficiency, split.train) / seconds[split.train])
-            )
+            predicted_s = roofline(t0_s, efficiency, split.train)
+            return np.asarray(np.log(predicted_s / seconds[split.train]))
 
         t0_s, efficiency = np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=0.05).x)
         if len(split.host):
-            t0_s = np.sqrt(
-                np.maximum(seconds[split.host] ** 2 - (ideal_s[split.host] / efficiency) ** 2, 0.0)
-            )
+            device_s = ideal_s[split.host] / efficiency
+            t0_s = np.sqrt(np.maximum(seconds[split.host] ** 2 - device_s**2, 0.0))
         out.append(roofline(t0_s, efficiency, split.test))
     return np.stack(out)
 
@@ -178,6 +174,5 @@ def _errors(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
             line |= {str(direction): part["ours"].mean(), f"{direction}_null": part["null"].mean()}
         lines.append(line)
     frame = pd.DataFrame(lines)
-    return frame.sort_values(
-        "split", key=lambda names: names.map(SPLITS.index), kind="stable"
-    ).reset_index(drop=True)
+    frame = frame.sort_values("split", key=lambda at: at.map(SPLITS.index), kind="stable")
+    return frame.reset_index(drop=True)

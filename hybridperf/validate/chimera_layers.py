@@ -12,7 +12,7 @@ one stream with launches, in closed form):
 
 Small layers are host-bound (K L and the last kernels behind it), large ones device-bound, and the
 corner between them is as round as the kernels differ. Forward and backward share the device but for
-e: their products differ in layout. Nothing says that a backward costs twice its forward; its
+e: their products differ in layout. Nothing assumes that a backward costs twice its forward; its
 kernels are listed by `layer_passes`.
 
 Axes: N rows of a table, K kernels of a pass (rows with fewer end in kernels that take nothing).
@@ -38,17 +38,15 @@ from hybridperf.workloads.transformer.passes import Steps
 from hybridperf.workloads.transformer.zoo import load_shape
 
 SEQ = 128  # of all profiles
-# per kernel in shared PyTorch traces: 42 to 47 us forward, 30 to 93 us backward (training_steps.md,
-# section 2)
+# per kernel in shared PyTorch traces: 42 to 47 us forward, 30 to 93 us backward
 USUAL_LAUNCH_S = 45e-6
-_NOISE = (
-    0.03  # of a profiled time, in the log: how far the data may pull the knobs from their priors
-)
+# of a profiled time, in the log: how far the data may pull the knobs from their priors
+_NOISE = 0.03
 _LIMITS = 20.0  # no knob leaves its prior by more than this factor: the solver may try
 
 
 @dataclasses.dataclass(frozen=True)
-class Knobs:
+class LayerKnobs:
     """What is learned, and in `prior` what is thought before: centre and spread in the log."""
 
     forward_efficiency: float  # e: share of peak that large products reach
@@ -60,9 +58,7 @@ class Knobs:
 
     @staticmethod
     def prior() -> tuple[np.ndarray, np.ndarray]:
-        """Logs of usual values and their spreads [6]: of large fp32 products and loops in op
-        tables, of launches in traces.
-        """
+        """Logs of usual values and their spreads [6], from op tables and traces."""
         usual = np.log([0.8, 0.8, 0.75, 3e8, USUAL_LAUNCH_S, USUAL_LAUNCH_S])
         return usual, np.array([0.2, 0.2, 0.3, 1.0, 0.5, 0.5])
 
@@ -71,8 +67,8 @@ class Knobs:
         return np.log(dataclasses.astuple(self))
 
     @staticmethod
-    def of(logs: np.ndarray) -> Knobs:
-        return Knobs(*map(float, np.exp(logs)))
+    def of(logs: np.ndarray) -> LayerKnobs:
+        return LayerKnobs(*map(float, np.exp(logs)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +86,7 @@ class Pass:
         bandwidth: np.ndarray,
         efficiency: float,
         launch_s: float,
-        knobs: Knobs,
+        knobs: LayerKnobs,
     ) -> np.ndarray:
         """Seconds of the pass [N] on devices of so many FLOP/s and bytes/s [N]."""
         product_s = (self.flops + knobs.half_rate_flops) / (efficiency * peak[:, None])
@@ -145,7 +141,7 @@ class Layers:
             self.bandwidth[keep],
         )
 
-    def seconds(self, knobs: Knobs) -> np.ndarray:
+    def seconds(self, knobs: LayerKnobs) -> np.ndarray:
         """Seconds forward and backward [2, N]."""
         both = (
             (self.forward, knobs.forward_efficiency, knobs.launch_s),
@@ -160,20 +156,23 @@ class Layers:
 
 
 def fit(
-    layers: Layers, measured_s: np.ndarray, start: Knobs | None = None, only: tuple[str, ...] = ()
-) -> Knobs:
+    layers: Layers,
+    measured_s: np.ndarray,
+    start: LayerKnobs | None = None,
+    only: tuple[str, ...] = (),
+) -> LayerKnobs:
     """Knobs that explain seconds forward and backward [2, N], near their priors; `only` some of
     them, the rest and their centre `start`.
     """
-    names = [field.name for field in dataclasses.fields(Knobs)]
-    centre, spread = Knobs.prior()
+    names = [field.name for field in dataclasses.fields(LayerKnobs)]
+    centre, spread = LayerKnobs.prior()
     centre = centre if start is None else start.logs()
     free = np.array([not only or name in only for name in names])
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         every = centre.copy()
         every[free] = logs
-        data = np.log(layers.seconds(Knobs.of(every)) / measured_s).ravel() / _NOISE
+        data = np.log(layers.seconds(LayerKnobs.of(every)) / measured_s).ravel() / _NOISE
         return np.concatenate([data, ((every - centre) / spread)[free]])
 
     limits = centre[free] - np.log(_LIMITS), centre[free] + np.log(_LIMITS)
@@ -181,13 +180,11 @@ def fit(
     fitted[free] = least_squares(
         residuals, centre[free], bounds=limits, loss=huber_data_only(measured_s.size)
     ).x
-    return Knobs.of(fitted)
+    return LayerKnobs.of(fitted)
 
 
-def elsewhere(knobs: Knobs) -> Knobs:
-    """The same for another device on another host, of which nothing is known: its launches halfway,
-    in the log, to the usual.
-    """
+def elsewhere(knobs: LayerKnobs) -> LayerKnobs:
+    """The same for another device on an unknown host: launches halfway to the usual, in logs."""
     return dataclasses.replace(
         knobs,
         launch_s=float(np.sqrt(knobs.launch_s * USUAL_LAUNCH_S)),

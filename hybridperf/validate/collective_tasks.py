@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 
-from hybridperf.validate.collective_groups import GROUP
+from hybridperf.validate.collective_rows import GROUP
 
 LEAST_ROWS = 40  # of a group, to be judged
 LEAST_FEW_ROWS = 10  # of a group of a few-shot system
@@ -20,14 +20,13 @@ _FEW = 20
 _MANY_ROWS = 1500
 _MEASURED_RANKS, _ASKED_RANKS = 4, 8
 
-Dealt = tuple[
-    np.ndarray, np.ndarray
-]  # positions of the rows to fit on and of those to be judged on
+# positions of the rows to fit on and of those to be judged on
+Dealt = tuple[np.ndarray, np.ndarray]
 Deals = Callable[[pd.DataFrame, np.random.Generator], Dealt]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class CollectiveTask:
     """How the rows of a system are dealt out."""
 
     deal: Deals
@@ -66,18 +65,18 @@ def _more_ranks(rows: pd.DataFrame, random: np.random.Generator) -> Dealt:
     return np.flatnonzero(n <= _MEASURED_RANKS), np.flatnonzero(n == _ASKED_RANKS)
 
 
-TASKS: Mapping[str, Task] = {
-    "unseen": Task(_nothing, gives_rows=False),
-    "near": Task(_nothing, few=True, gives_rows=False),
-    "per_collective": Task(_few_of("collective"), 3),
-    "per_group": Task(_few_of(*GROUP), 3),
-    "half": Task(_half, 3, slow=True),
-    "ranks": Task(_more_ranks),
-    "few_shot": Task(_half, 3, few=True),
+TASKS: Mapping[str, CollectiveTask] = {
+    "unseen": CollectiveTask(_nothing, gives_rows=False),
+    "near": CollectiveTask(_nothing, few=True, gives_rows=False),
+    "per_collective": CollectiveTask(_few_of("collective"), 3),
+    "per_group": CollectiveTask(_few_of(*GROUP), 3),
+    "half": CollectiveTask(_half, 3, slow=True),
+    "ranks": CollectiveTask(_more_ranks),
+    "few_shot": CollectiveTask(_half, 3, few=True),
 }
 
 
-def eligible(rows: pd.DataFrame, task: Task) -> np.ndarray:
+def eligible(rows: pd.DataFrame, task: CollectiveTask) -> np.ndarray:
     """Whether each row [N] is of a group with enough of them to be judged."""
     least = LEAST_FEW_ROWS if task.few else LEAST_ROWS
     return (rows.groupby(list(GROUP))["row"].transform("size") >= least).to_numpy()

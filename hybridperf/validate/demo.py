@@ -21,75 +21,29 @@ from hybridperf.io import write_json
 from hybridperf.model.fit.programs import usable_core
 from hybridperf.model.fit.this_machine import Calibration, calibrate
 from hybridperf.report import fits, perfetto, plots, text
-from hybridperf.validate import comparison
-from hybridperf.validate.comparison import StepComparison, mean_error
-from hybridperf.validate.measured_steps import measure_steps
+from hybridperf.validate import comparison, harness
+from hybridperf.validate.comparison import StepComparison
+from hybridperf.validate.measured_steps import StepSpec, dlrm_spec, gpt_spec, measure_steps
+from hybridperf.validate.scores import mape
 
 CONFIGURATIONS = 10_000
 CALIBRATION_BUDGET_S = 150.0
 SUMMARY_SCHEMA_VERSION = 1
 
-_STEPS: tuple[dict[str, Any], ...] = (
-    {
-        "workload": "dlrm",
-        "config": {
-            "batch": 200,
-            "tables": 8,
-            "rows_per_table": 60_000,
-            "embedding_dim": 32,
-            "pooling": 10,
-            "dense_features": 13,
-            "bottom_mlp": [128, 64, 32],
-            "top_mlp": [128, 64, 1],
-        },
-    },
-    {
-        "workload": "dlrm",
-        "config": {
-            "batch": 640,
-            "tables": 13,
-            "rows_per_table": 90_000,
-            "embedding_dim": 48,
-            "pooling": 6,
-            "dense_features": 13,
-            "bottom_mlp": [192, 96, 48],
-            "top_mlp": [320, 128, 1],
-        },
-    },
-    {
-        "workload": "dlrm",
-        "config": {
-            "batch": 500,
-            "tables": 26,
-            "rows_per_table": 20_000,
-            "embedding_dim": 16,
-            "pooling": 1,
-            "dense_features": 13,
-            "bottom_mlp": [512, 256, 16],
-            "top_mlp": [512, 256, 1],
-        },
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 4, "seq": 96, "width": 128, "layers": 2, "heads": 4, "vocab": 1100},
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 2, "seq": 160, "width": 192, "layers": 4, "heads": 6, "vocab": 3000},
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 3, "seq": 64, "width": 320, "layers": 3, "heads": 5, "vocab": 2000},
-    },
+_STEPS: tuple[StepSpec, ...] = (
+    dlrm_spec(200, 8, 60000, 32, 10, 13, [128, 64, 32], [128, 64, 1]),
+    dlrm_spec(640, 13, 90000, 48, 6, 13, [192, 96, 48], [320, 128, 1]),
+    dlrm_spec(500, 26, 20000, 16, 1, 13, [512, 256, 16], [512, 256, 1]),
+    gpt_spec(4, seq=96, width=128, layers=2, heads=4, vocab=1100),
+    gpt_spec(2, seq=160, width=192, layers=4, heads=6, vocab=3000),
+    gpt_spec(3, seq=64, width=320, layers=3, heads=5, vocab=2000),
 )
 
 
 def run(
     out: str | os.PathLike, cores: str | None = None, say: Callable[[str], None] = print
 ) -> Mapping[str, Any]:
-    """Do it all, leaving `summary.json`, pictures, the timeline and the model in `out`; returns the
-    summary.
-    """
+    """Do it all; leaves summary, results, pictures, timeline and model in `out`."""
     out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
     say(f"1/4 measuring this machine on core {cores}, two to three minutes (resumes if stopped)")
     calibration = calibrate(
@@ -122,6 +76,8 @@ def run(
 
     summary = _summary(calibration, compared, batch, time.perf_counter() - start_s)
     write_json(out / "summary.json", "demo-summary", SUMMARY_SCHEMA_VERSION, summary)
+    steps_line = comparison.result_line(compared, f"{len(compared)} training steps, {cores}")
+    harness.write_results(out, "demo", [steps_line])
     say(
         "roofline.png, steps.png, timeline.json (https://ui.perfetto.dev), summary.json and the"
         f" model are in {out}"
@@ -134,9 +90,7 @@ def run(
 
 
 def _evaluate_batch(calibration: Calibration, prediction: Prediction) -> dict[str, Any]:
-    """Vary bandwidth, arithmetic and op floors over a factor of 16 each; rate without and with
-    compilation.
-    """
+    """Vary bandwidth, arithmetic and op floors over a factor of 16 each; how many a second."""
     rng = np.random.default_rng(0)
     bandwidth = calibration.model.device.memory_bytes_per_s * 2.0 ** rng.uniform(
         -2, 2, CONFIGURATIONS
@@ -174,8 +128,8 @@ def _summary(
         "date": calibration.model.provenance["date"],
         "calibration": calibration.report.summary(),
         "steps": [c.record() for c in compared],
-        "mean_error": mean_error([c.predicted.time_s for c in compared], measured),
-        "mean_roofline_error": mean_error([c.predicted.roofline_s for c in compared], measured),
+        "mean_error": mape([c.predicted.time_s for c in compared], measured),
+        "mean_roofline_error": mape([c.predicted.roofline_s for c in compared], measured),
         "batch": batch,
         "elapsed_s": elapsed_s,
     }

@@ -17,13 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf.engine.prediction import predict
-from hybridperf.io import InputError, read_json, write_json, write_table
+from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
 from hybridperf.report import plots
-from hybridperf.validate import comparison, step_ops
+from hybridperf.validate import comparison, harness, step_ops
 from hybridperf.validate.comparison import StepComparison
-from hybridperf.validate.measured_steps import STEPS_SCHEMA_VERSION, measure_steps
+from hybridperf.validate.measured_steps import (
+    STEPS_SCHEMA_VERSION,
+    StepSpec,
+    dlrm_spec,
+    gpt_spec,
+    measure_steps,
+)
 
 SUMMARY_SCHEMA_VERSION = 1
 _SAME_SPEED = 0.05  # between two days of one machine
@@ -31,109 +37,22 @@ _ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
 _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its own: 0.97 and more
 
 # In turns, so that the first few of them are of both kinds.
-STEPS: tuple[dict[str, Any], ...] = (
-    {
-        "workload": "dlrm",
-        "config": {  # a factorisation machine: no hidden layer at all
-            "batch": 1750,
-            "tables": 5,
-            "rows_per_table": 7_500,
-            "embedding_dim": 12,
-            "pooling": 7,
-            "dense_features": 5,
-            "bottom_mlp": [12],
-            "top_mlp": [1],
-        },
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 1, "seq": 56, "width": 72, "layers": 1, "heads": 2, "vocab": 620},
-    },
-    {
-        "workload": "dlrm",
-        "config": {
-            "batch": 150,
-            "tables": 17,
-            "rows_per_table": 45_000,
-            "embedding_dim": 40,
-            "pooling": 2,
-            "dense_features": 20,
-            "bottom_mlp": [72, 40],
-            "top_mlp": [152, 56, 1],
-        },
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 9, "seq": 28, "width": 112, "layers": 3, "heads": 7, "vocab": 1700},
-    },
-    {
-        "workload": "dlrm",
-        "config": {  # tables far larger than any cache
-            "batch": 380,
-            "tables": 3,
-            "rows_per_table": 365_000,
-            "embedding_dim": 100,
-            "pooling": 19,
-            "dense_features": 9,
-            "bottom_mlp": [232, 160, 100],
-            "top_mlp": [296, 104, 1],
-        },
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 2, "seq": 136, "width": 176, "layers": 9, "heads": 4, "vocab": 900},
-    },
-    {
-        "workload": "dlrm",
-        "config": {
-            "batch": 3100,
-            "tables": 10,
-            "rows_per_table": 130_000,
-            "embedding_dim": 28,
-            "pooling": 4,
-            "dense_features": 40,
-            "bottom_mlp": [360, 168, 28],
-            "top_mlp": [440, 232, 72, 1],
-        },
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 2, "seq": 190, "width": 600, "layers": 1, "heads": 10, "vocab": 5200},
-    },
-    {
-        "workload": "dlrm",
-        "config": {  # eight layers below the interaction and eight above it
-            "batch": 270,
-            "tables": 7,
-            "rows_per_table": 22_000,
-            "embedding_dim": 72,
-            "pooling": 12,
-            "dense_features": 24,
-            "bottom_mlp": [152, 152, 152, 152, 152, 152, 152, 72],
-            "top_mlp": [216, 216, 216, 216, 216, 216, 216, 1],
-        },
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 6, "seq": 76, "width": 152, "layers": 5, "heads": 8, "vocab": 2600},
-    },
-    {
-        "workload": "dlrm",
-        "config": {
-            "batch": 560,
-            "tables": 21,
-            "rows_per_table": 75_000,
-            "embedding_dim": 20,
-            "pooling": 1,
-            "dense_features": 11,
-            "bottom_mlp": [640, 300, 20],
-            "top_mlp": [800, 420, 120, 1],
-        },
-    },
-    {
-        "workload": "gpt",
-        "config": {"batch": 3, "seq": 52, "width": 360, "layers": 2, "heads": 5, "vocab": 9400},
-    },
+STEPS: tuple[StepSpec, ...] = (
+    # a factorisation machine: no hidden layer at all
+    dlrm_spec(1750, 5, 7500, 12, 7, 5, [12], [1]),
+    gpt_spec(1, seq=56, width=72, layers=1, heads=2, vocab=620),
+    dlrm_spec(150, 17, 45000, 40, 2, 20, [72, 40], [152, 56, 1]),
+    gpt_spec(9, seq=28, width=112, layers=3, heads=7, vocab=1700),
+    # tables far larger than any cache
+    dlrm_spec(380, 3, 365000, 100, 19, 9, [232, 160, 100], [296, 104, 1]),
+    gpt_spec(2, seq=136, width=176, layers=9, heads=4, vocab=900),
+    dlrm_spec(3100, 10, 130000, 28, 4, 40, [360, 168, 28], [440, 232, 72, 1]),
+    gpt_spec(2, seq=190, width=600, layers=1, heads=10, vocab=5200),
+    # eight layers below the interaction and eight above it
+    dlrm_spec(270, 7, 22000, 72, 12, 24, [*[152] * 7, 72], [*[216] * 7, 1]),
+    gpt_spec(6, seq=76, width=152, layers=5, heads=8, vocab=2600),
+    dlrm_spec(560, 21, 75000, 20, 1, 11, [640, 300, 20], [800, 420, 120, 1]),
+    gpt_spec(3, seq=52, width=360, layers=2, heads=5, vocab=9400),
 )
 
 
@@ -154,12 +73,7 @@ def run(
     calibrated on, else on one.
     """
     out, start_s = Path(out), time.perf_counter()
-    backend = default_backend()
-    if model.device.kind != backend:  # before a minute of measuring, not after
-        raise InputError(
-            f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a"
-            f" {backend} here; choose a model of this machine"
-        )
+    harness.refuse_other_backend(model.device, default_backend())
     cores = cores or str(model.provenance.get("cores") or usable_core())
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
     measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
@@ -183,14 +97,13 @@ def run(
         "machine": machine,
         "cores": cores,
         "date": datetime.date.today().isoformat(),
-        "model": {
-            "device": model.device.id,
-            **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")},
-        },
+        "model": harness.model_record(model),
         **summary,
         "elapsed_s": time.perf_counter() - start_s,
     }
     write_json(out / "summary.json", "validate-here", SUMMARY_SCHEMA_VERSION, summary)
+    steps_line = comparison.result_line(compared, f"{len(compared)} training steps, {cores}")
+    harness.write_results(out, "here", [steps_line])
     say(
         f"\nsummary.json, steps.png{', ops/*.csv' if ops else ''} and the programs are in {out};"
         f" {summary['elapsed_s']:.0f} s in all"
@@ -238,11 +151,11 @@ def _notes(
             f"the model was calibrated on {calibrated_on}, these steps ran on"
             f" {machine['cpu_model']}"
         )
-    said: dict[str, list[str]] = {}
+    by_note: dict[str, list[str]] = {}
     for number, c in enumerate(compared, start=1):
         for note in c.predicted.notes:
-            said.setdefault(note, []).append(str(number))
+            by_note.setdefault(note, []).append(str(number))
     return notes + [
         f"{note} ({'all steps' if len(at) == len(compared) else 'step ' + ', '.join(at)})"
-        for note, at in said.items()
+        for note, at in by_note.items()
     ]

@@ -1,28 +1,30 @@
-"""`hybridperf validate lin`: DLRMs of Lin et al. (HiPC 2022, TPDS 2025) predicted, beside their own
-errors and null models.
+"""`hybridperf validate lin`: DLRMs of Lin et al. (HiPC 2022, TPDS 2025) predicted, next to their
+own errors and baselines.
 
 Nothing is fitted on the cells that are judged. What a kernel sequence or a host gives is given by
-another workload or another rank; what is borrowed from the traced sequences says so
-(`lin_borrowed`), and the figures without it stand beside.
+another workload or another rank; what is borrowed from the traced sequences is
+named (`lin_borrowed`), and the figures without it stand next to it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError, write_table
-from hybridperf.model import PerfModel, load_model, model_or_datasheet
+from hybridperf.model import load_model, model_or_datasheet
 from hybridperf.ops.embedding import lin as lin_formulas
 from hybridperf.report import text
-from hybridperf.validate import lin_data, lin_ranks, lin_single
+from hybridperf.validate import harness, lin_data, lin_ranks, lin_single
+from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.lin_kernels import KernelPrices
+from hybridperf.validate.scores import scores
 
-MODEL = (  # of the V100s that are shipped, the one whose products and loops were measured
-    "v100_pcie_32g"
-)
+MODEL = "v100_pcie_32g"  # of the V100s that are shipped, the one that was measured
 KERNEL_SUM_GOAL, RANK_GOAL = 0.06, 0.10
 _DATES = ("2021-05-04", "2021-05-14")  # the other two dates recorded the same models
 _BATCH = 2048
@@ -44,19 +46,17 @@ def run(data: Path, out: Path, model: str = MODEL) -> None:
     plain = lin_single.cells(data, by_gpu)
     added = lin_single.cells(data, by_gpu, added_s=lin_data.ADDED_S)
     print(_cell_table(plain, added))
-    print(_cell_summary(data, by_gpu, plain, added), end="\n\n")
+    found = summary(data, by_gpu, plain, added)
+    print(_summary_table(found), end="\n\n")
     ranks = lin_ranks.ranks(data)
     print(_rank_tables(ranks))
     tables = {
-        "kernels": kernels,
-        "lookups": looked_up,
-        "cells": plain,
-        "cells_added": added,
-        "ranks": ranks.steps,
-        "waits": ranks.waits,
-    }
+        "kernels": kernels, "lookups": looked_up, "cells": plain, "cells_added": added,
+        "ranks": ranks.steps, "waits": ranks.waits,
+    }  # fmt: skip
     for name, frame in tables.items():
         write_table(frame, out / f"lin_{name}.csv")
+    harness.write_results(out, "lin", [*map(_result_line, found), _ranks_line(ranks)])
     print(f"\ntables in {out}/lin_*.csv")
 
 
@@ -64,50 +64,35 @@ def _other_gpus() -> dict[str, KernelPrices]:
     found = {}
     for gpu, (name, clock_hz) in _OTHERS.items():
         try:
-            model: PerfModel = model_or_datasheet(name)
+            found[gpu] = KernelPrices(model_or_datasheet(name), clock_hz)
         except InputError:
-            continue  # its cells say so
-        found[gpu] = KernelPrices(model, clock_hz)
+            continue  # a note stands in its cells
     return found
 
 
 def _kernel_table(kernels: pd.DataFrame) -> str:
     """One line per kind of op: microseconds measured and predicted, of both models."""
     one = kernels[kernels["date"].isin(_DATES)]
-    rows = []
     wide = one.pivot(index="op", columns="workload", values=["measured_s", "predicted_s"]) * 1e6
-    for op in wide[("measured_s", "DLRM_default")].fillna(0.0).sort_values(ascending=False).index:
-        cells = [
-            wide.loc[op, (what, workload)]
-            for workload in ("DLRM_default", "DLRM_MLPerf")
-            for what in ("measured_s", "predicted_s")
-        ]
+    models, rows = ("DLRM_default", "DLRM_MLPerf"), []
+    columns = [(what, model) for model in models for what in ("measured_s", "predicted_s")]
+    for op in wide[("measured_s", models[0])].fillna(0.0).sort_values(ascending=False).index:
+        cells = [wide.loc[op, column] for column in columns]
         rows.append([op, *("" if np.isnan(cell) else f"{cell:.0f}" for cell in cells)])
-    return text.table(
-        ["kernels by op, us a step (B = 2048)", "default", "predicted", "MLPerf", "predicted"], rows
-    )
+    title = "kernels by op, us a step (B = 2048)"
+    return text.table([title, "default", "predicted", "MLPerf", "predicted"], rows)
 
 
 def lookups(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Embedding kernels as measured, by us, and by the formulas of Lin's pipeline with their own
-    constants of a V100, s a step.
-    """
+    """Embedding kernels as measured, by us, and by Lin's formulas of a V100: seconds a step."""
     found = kernels[kernels["op"].isin(_LOOKUPS) & kernels["date"].isin(_DATES)]
-    rows = []
+    gpu, rows = lin_formulas.gpu("v100_sxm2"), []
     for _, one in found.iterrows():
         tables, direction = lin_data.config(one["workload"], _BATCH).tables, _LOOKUPS[one["op"]]
-        theirs = {
-            name: by[direction](tables, _BATCH, lin_formulas.gpu("v100_sxm2"))
-            for name, by in lin_formulas.FORMULAS.items()
-        }
-        rows.append(
-            {
-                "workload": one["workload"],
-                "direction": direction,
-                **one[["measured_s", "predicted_s"]],
-                **theirs,
-            }
-        )
+        formulas = lin_formulas.FORMULAS.items()
+        theirs = {name: by[direction](tables, _BATCH, gpu) for name, by in formulas}
+        ours = one[["measured_s", "predicted_s"]]
+        rows.append({"workload": one["workload"], "direction": direction, **ours, **theirs})
     return pd.DataFrame(rows)
 
 
@@ -117,13 +102,8 @@ def _lookup_table(found: pd.DataFrame) -> str:
         [f"{one['workload']} {one['direction']}", *(f"{one[name] * 1e6:.0f}" for name in numbers)]
         for _, one in found.iterrows()
     ]
-    headers = [
-        "lookups, us a step (B = 2048)",
-        "measured",
-        "predicted",
-        "Lin: all from memory",
-        "Lin: hits",
-    ]
+    title = "lookups, us a step (B = 2048)"
+    headers = [title, "measured", "predicted", "Lin: all from memory", "Lin: hits"]
     return text.table(headers, rows)
 
 
@@ -134,25 +114,10 @@ def _sums(data: Path, prices: KernelPrices, kernels: pd.DataFrame) -> str:
     for (date, workload), part in kernels.groupby(["date", "workload"], sort=False):
         errors = [_sum_error(frame, date) for frame in (kernels, alone, datasheet)]
         reached = "yes" if abs(errors[0]) <= KERNEL_SUM_GOAL else "no"
-        rows.append(
-            [
-                f"{workload} {date}",
-                f"{part['measured_s'].sum() * 1e6:.0f}",
-                *map(_percent, errors),
-                reached,
-            ]
-        )
-    return text.table(
-        [
-            "summed kernel time",
-            "us",
-            "error",
-            "nothing borrowed",
-            "datasheet",
-            f"within {KERNEL_SUM_GOAL:.0%}",
-        ],
-        rows,
-    )
+        microseconds = f"{part['measured_s'].sum() * 1e6:.0f}"
+        rows.append([f"{workload} {date}", microseconds, *map(_percent, errors), reached])
+    columns = ["us", "error", "nothing borrowed", "datasheet", f"within {KERNEL_SUM_GOAL:.0%}"]
+    return text.table(["summed kernel time", *columns], rows)
 
 
 def _sum_error(frame: pd.DataFrame, date: object) -> float:
@@ -163,136 +128,120 @@ def _sum_error(frame: pd.DataFrame, date: object) -> float:
 def _cell_table(plain: pd.DataFrame, added: pd.DataFrame) -> str:
     rows = []
     for (_, one), (_, more) in zip(plain.iterrows(), added.iterrows(), strict=True):
-        head = [
-            f"{one['gpu']} {one['workload']} {one['batch_size']}",
-            f"{one['actual_s'] * 1e3:.2f}",
-        ]
-        errors = (
-            one["active_error"],
-            more["active_error"],
-            one["shared_error"],
-            more["shared_error"],
-            one["own_error"],
-        )
-        rows.append([*head, *map(_percent, errors), one["note"]])
-    headers = [
-        "cell",
-        "ms",
-        "active",
-        "active, 5 us more",
-        "shared host",
-        "shared, 5 us more",
-        "own host",
-        "",
-    ]
-    return text.table(headers, rows)
+        cell, took = f"{one['gpu']} {one['workload']} {one['batch_size']}", one["actual_s"] * 1e3
+        errors = [one[f"{what}_error"] for what in ("active", "shared", "own")]
+        more_errors = [more[f"{what}_error"] for what in ("active", "shared")]
+        cells = [errors[0], more_errors[0], errors[1], more_errors[1], errors[2]]
+        rows.append([cell, f"{took:.2f}", *map(_percent, cells), one["note"]])
+    headers = ["active", "active, 5 us more", "shared host", "shared, 5 us more", "own host"]
+    return text.table(["cell", "ms", *headers, ""], rows)
 
 
-def _cell_summary(
+_JUDGED = {  # columns of errors, and what they are of
+    "active": "GPU active", "shared": "step, shared host", "own": "step, own host",
+    "profiled": "step, shared host as of 2021", "dlrms": "step, host shared by DLRMs only",
+}  # fmt: skip
+
+
+class Summary(NamedTuple):
+    """Geometric means of errors over a group of cells."""
+
+    name: str
+    cells: int
+    ours: float
+    unborrowed: float
+    added: float  # 5 us more
+    kernels_only: float
+    constant: float
+    roofline: float
+    goal: float | None
+    lin: float | None
+
+
+def summary(
     data: Path, by_gpu: dict[str, KernelPrices], plain: pd.DataFrame, added: pd.DataFrame
-) -> str:
-    roofline = lin_single.cells(data, {"V100": lin_single.datasheet(by_gpu["V100"])}, borrow=False)
+) -> list[Summary]:
+    """Errors of each GPU's cells, ours and the baselines'."""
+    datasheet = {"V100": lin_single.datasheet(by_gpu["V100"])}
+    roofline = lin_single.cells(data, datasheet, borrow=False)
     unborrowed = lin_single.cells(data, {"V100": by_gpu["V100"]}, borrow=False)
-    rows = []
-    groups = {gpu: plain["gpu"] == gpu for gpu in plain["gpu"].unique()}
-    groups = {"V100": groups["V100"] & plain["given"], "V100 with DDP": groups["V100"]} | {
-        g: at for g, at in groups.items() if g != "V100"
-    }
+    v100 = plain["gpu"] == "V100"
+    groups = {"V100": v100 & plain["given"], "V100 with DDP": v100}
+    groups |= {gpu: plain["gpu"] == gpu for gpu in plain["gpu"].unique() if gpu != "V100"}
+    found = []
     for group, at in groups.items():
-        here, alone, more, bare = (frame[at] for frame in (plain, unborrowed, added, roofline))
-        for what, name in (
-            ("active", "GPU active"),
-            ("shared", "step, shared host"),
-            ("own", "step, own host"),
-            ("profiled", "step, shared host as of 2021"),
-            ("dlrms", "step, host shared by DLRMs only"),
-        ):
-            found = [
-                lin_single.geomean(frame[f"{what}_error"]) for frame in (here, alone, more, bare)
-            ]
-            if np.isnan(found[0]):
+        for what, name in _JUDGED.items():
+            frames = (plain, unborrowed, added, roofline)
+            errors = [lin_single.geomean(frame[at][f"{what}_error"]) for frame in frames]
+            if np.isnan(errors[0]):
                 continue
             goal = lin_single.GOALS.get(what) if group.startswith("V100") else None
-            nulls = [
-                lin_single.geomean(here[f"{null}_error"]) if what != "active" else np.nan
-                for null in ("kernels_only", "constant")
-            ]
-            bar = [
-                "" if goal is None else f"<= {goal:.1%}",
-                "" if goal is None else _percent(lin_single.BY_LIN[what], signed=False),
-            ]
-            count = str(int(here[f"{what}_error"].count()))
-            values = (*found[:3], *nulls, found[3])
-            rows.append(
-                [
-                    f"{group}: {name}",
-                    count,
-                    *(_percent(value, signed=False) for value in values),
-                    *bar,
-                ]
-            )
-    nulls_of = ["kernels only", "constant", "roofline"]
+            others = [np.nan, np.nan]
+            if what != "active":
+                columns = ("kernels_only_error", "constant_error")
+                others = [lin_single.geomean(plain[at][column]) for column in columns]
+            lin = None if goal is None else lin_single.BY_LIN[what]
+            cells = int(plain[at][f"{what}_error"].count())
+            ours, unborrowed_error, added_error, roofline_error = errors
+            found.append(
+                Summary(
+                    f"{group}: {name}", cells, ours, unborrowed_error, added_error,
+                    others[0], others[1], roofline_error, goal, lin,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _summary_table(found: list[Summary]) -> str:
+    rows = []
+    for one in found:
+        goal = "" if one.goal is None else f"<= {one.goal:.1%}"
+        lin = "" if one.lin is None else _percent(one.lin, signed=False)
+        errors = [_percent(value, signed=False) for value in one[2:8]]
+        rows.append([one.name, str(one.cells), *errors, goal, lin])
     headers = [
-        "geometric mean of |error|",
-        "cells",
-        "ours",
-        "nothing borrowed",
-        "5 us more",
-        *nulls_of,
-        "bar",
-        "Lin",
-    ]
-    said = (
+        "geometric mean of |error|", "cells", "ours", "nothing borrowed", "5 us more",
+        "kernels only", "constant", "roofline", "bar", "Lin",
+    ]  # fmt: skip
+    notes = (
         "5 us more: added to every kernel, as Lin's pipeline does. Active seconds: from Lin's own"
         " errors, of one and the same\nprediction, against them and against the step. Hosts: T1, T2"
         " of 2022; T3, T5 of 2021, shrunk to 2022 as each op's T2.\nShared: raw samples of all"
         " workloads pooled (for T1, T2 CNNs, too), as Lin's. DDP: how many rows a sample looks up"
         " is not\nin the data. Lin's errors are over all 12 cells."
     )
-    return text.table(headers, rows) + "\n" + said
+    return text.table(headers, rows) + "\n" + notes
+
+
+def _result_line(one: Summary) -> ResultLine:
+    names = ("kernels_only", "constant", "roofline", "lin")
+    others = {name: getattr(one, name) for name in names}
+    return ResultLine(one.name, one.ours, one.cells, one.goal, others, "geometric mean of |error|")
+
+
+def _ranks_line(ranks: lin_ranks.Ranks) -> ResultLine:
+    steps, mean_of_others = ranks.steps, ranks.steps["null_error"].abs().mean()
+    found = scores(steps["measured_s"], steps["predicted_s"])
+    line = ResultLine.of("8-V100 step, each rank", found, RANK_GOAL)
+    return dataclasses.replace(line, baselines={"mean of others": float(mean_of_others)})
 
 
 def _rank_tables(ranks: lin_ranks.Ranks) -> str:
-    rows = [
-        [
-            str(int(one["rank"])),
-            f"{one['measured_s'] * 1e3:.2f}",
-            f"{one['predicted_s'] * 1e3:.2f}",
-            _percent(one["error"]),
-            "yes" if abs(one["error"]) <= RANK_GOAL else "no",
-            _percent(one["null_error"]),
-        ]
-        for _, one in ranks.steps.iterrows()
-    ]
-    steps = text.table(
-        [
-            "8-V100 step: rank",
-            "ms",
-            "predicted",
-            "error",
-            f"within {RANK_GOAL:.0%}",
-            "null: mean of others",
-        ],
-        rows,
-    )
-    wide = ranks.waits.assign(
-        cell=[f"{m * 1e6:.0f} | {p * 1e6:.0f}" for m, p in zip(*_waits(ranks), strict=True)]
-    )
-    table = wide.pivot(index="collective", columns="rank", values="cell").fillna("")
-    lines = [
-        [str(name), *map(str, row)] for name, row in zip(table.index, table.to_numpy(), strict=True)
-    ]
-    return (
-        steps
-        + "\n\n"
-        + text.table(
-            ["us waited, measured | predicted", *(f"rank {rank}" for rank in table.columns)], lines
-        )
-    )
-
-
-def _waits(ranks: lin_ranks.Ranks) -> tuple[pd.Series, pd.Series]:
-    return ranks.waits["measured_s"], ranks.waits["predicted_s"]
+    rows = []
+    for one in ranks.steps.to_dict("records"):
+        seconds = [f"{one[name] * 1e3:.2f}" for name in ("measured_s", "predicted_s")]
+        reached = "yes" if abs(one["error"]) <= RANK_GOAL else "no"
+        errors = [_percent(one["error"]), reached, _percent(one["null_error"])]
+        rows.append([str(int(one["rank"])), *seconds, *errors])
+    columns = ["ms", "predicted", "error", f"within {RANK_GOAL:.0%}", "baseline: mean of others"]
+    waits = ranks.waits
+    both = zip(waits["measured_s"], waits["predicted_s"], strict=True)
+    wide = waits.assign(cell=[f"{m * 1e6:.0f} | {p * 1e6:.0f}" for m, p in both])
+    wide = wide.pivot(index="collective", columns="rank", values="cell").fillna("")
+    lines = [[str(name), *map(str, row)] for name, *row in wide.itertuples()]
+    titles = ["us waited, measured | predicted", *(f"rank {rank}" for rank in wide.columns)]
+    steps = text.table(["8-V100 step: rank", *columns], rows)
+    return steps + "\n\n" + text.table(titles, lines)
 
 
 def _percent(value: float, signed: bool = True) -> str:

@@ -13,15 +13,15 @@ workloads than the one that is judged.
              tables, whose products come in another layout, do not show.)
     copy     of a batch to the device, from memory that is pinned as in the published runs
 
-A kernel's seconds are the least that one takes and what its rate says; of an update also what it
-streams, gradients and indices.
+A kernel's seconds are the least that one takes and what its rate makes of it; of an update also
+what it streams, gradients and indices.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -29,33 +29,14 @@ import pandas as pd
 from hybridperf.ops import Reduction
 from hybridperf.ops.embedding_bag import EmbeddingBagBackward, lookup_calls
 from hybridperf.validate import lin_data as lin
+from hybridperf.validate.lin_kernels import BorrowedRates, KernelPrices, updated_bytes
 from hybridperf.workloads.dlrm import DlrmConfig
-
-if TYPE_CHECKING:
-    from hybridperf.validate.lin_kernels import KernelPrices
 
 _BATCH = 2048  # of all recorded sequences
 _COPY_S = 1e-6  # least that a copy takes in them
 
 
-@dataclasses.dataclass(frozen=True)
-class Borrowed:
-    """What other workloads' sequences show; NaN where none of them does."""
-
-    index_elements_per_s: float
-    update_bytes_per_s: float
-    sum_bytes_per_s: float
-    dot_columns_per_s: float  # of all samples; at least
-    dot_backward_columns_per_s: float
-    copy_bytes_per_s: float
-
-    def times(self, factor: float) -> Borrowed:
-        """Of a device that is so much faster; copies to it are not."""
-        faster = Borrowed(*(factor * rate for rate in dataclasses.astuple(self)))
-        return dataclasses.replace(faster, copy_bytes_per_s=self.copy_bytes_per_s)
-
-
-def borrowed(data: Path, prices: KernelPrices, workload: str) -> Borrowed:
+def borrowed(data: Path, prices: KernelPrices, workload: str) -> BorrowedRates:
     """Means over the recorded sequences of all workloads but this one; of products the fastest."""
     rows = lin.read(data, "v100_dlrm_kernel_sequence.csv")
     rows = rows[rows["workload"] != workload].assign(
@@ -66,18 +47,9 @@ def borrowed(data: Path, prices: KernelPrices, workload: str) -> Borrowed:
         _of(part, prices, lin.config(str(name), _BATCH), vectors)
         for (_, name), part in rows.groupby(["notebook_date", "workload"])
     ]
-    found = {
-        field.name: rates
-        for field, rates in zip(dataclasses.fields(Borrowed), zip(*each, strict=True), strict=True)
-    }
-    return Borrowed(
-        **{name: _one(known, best=name.startswith("dot")) for name, known in found.items()}
-    )
-
-
-def updated_bytes(op: EmbeddingBagBackward) -> float:
-    """Of rows that an update reads and writes back; its other bytes are streamed."""
-    return 2.0 * float(op.lookups() * op.dim * op.element_bytes)
+    names = [field.name for field in dataclasses.fields(BorrowedRates)]
+    found = zip(names, zip(*each, strict=True), strict=True)
+    return BorrowedRates(**{name: _one(of, best=name.startswith("dot")) for name, of in found})
 
 
 def _one(rates: tuple[float, ...], best: bool) -> float:
@@ -92,13 +64,11 @@ def _vectors(made: DlrmConfig) -> int:
 def _of(
     rows: pd.DataFrame, prices: KernelPrices, made: DlrmConfig, vectors: int
 ) -> tuple[float, ...]:
-    """The rates of one sequence, in the order of `Borrowed`."""
+    """The rates of one sequence, in the order of `BorrowedRates`."""
     step_s = rows.groupby("op")["s"].sum() / lin.PER_ITERATION
     index_s = rows.loc[rows["kernel"] == "indexing_backward_kernel", "s"].mean()
-    op = cast(
-        "EmbeddingBagBackward",
-        lookup_calls(made.tables, _BATCH, "backward", duplicates=made.duplicates).op,
-    )
+    lookup = lookup_calls(made.tables, _BATCH, "backward", duplicates=made.duplicates)
+    op = cast("EmbeddingBagBackward", lookup.op)
     streamed_s = (float(op.work().bytes) - updated_bytes(op)) / prices.streaming_bytes_per_s
     outputs = (*made.bottom_mlp, *made.top_mlp)
     sum_bytes = sum(float(Reduction("fp32", float(o), float(_BATCH)).work().bytes) for o in outputs)

@@ -1,5 +1,4 @@
-"""What Lin et al. published, as steps and measured numbers (`reference/lin.md` sections 5 to 7,
-`data/lin`); their hosts: `lin_hosts`.
+"""What Lin et al. published, as steps and measured numbers (`data/lin`); their hosts: `lin_hosts`.
 
 Configurations are those of the data, but for the rows that a sample of DLRM_DDP looks up: Lin's
 script (owensgroup/ml_perf_model, benchmark/dlrm_benchmark.sh) leaves that to the default of the
@@ -8,12 +7,13 @@ each, hardly count: all its lookups are 3 % of a step.
 
 Seconds in which the GPU is active are not printed for the cells. Three errors are, of the same
 prediction p of them: p / active - 1 and p / step - 1 ("kernels only"). Hence active / step = (1 +
-kernels only) / (1 + active error). The shares that `reference/lin.md` quotes are what this gives
-for the errors of arXiv v1: another run, whose steps are not printed.
+kernels only) / (1 + active error). For the errors of arXiv v1, another run whose steps are
+not printed, this gives the shares that v1 plots.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -29,12 +29,10 @@ COPY_BYTES_PER_S = 13.1e9  # PCIe 3.0 x16 with packets of 128 bytes: 15.75 GB/s 
 LAUNCH_CALL_S = 4e-6  # their T4
 ADDED_S = 5e-6  # that their pipeline adds to every kernel of a step
 PER_ITERATION = 10  # iterations of each recorded sequence
-RECORDED = Eager(
-    "fp32", bias_copy=True, accumulates=True, views=True
-)  # PyTorch of the sequences, 2021
-PUBLISHED = Eager(
-    "fp32", bias_copy=True, accumulates=True, views=True, grouped=True, host_pairs=True
-)  # of the cells, 2022
+# PyTorch of the sequences, 2021
+RECORDED = Eager("fp32", bias_copy=True, accumulates=True, views=True)
+# PyTorch of the cells, 2022
+PUBLISHED = dataclasses.replace(RECORDED, grouped=True, host_pairs=True)
 _MLPERF_TABLES, _MLPERF_ROWS = 26, 40e6  # as said: so many tables of at most so many rows
 _DDP_LOOKUPS = 10
 NOT_GIVEN = {"DLRM_DDP": f"{_DDP_LOOKUPS} lookups: its program's default, not in the data"}
@@ -44,15 +42,12 @@ def config(
     workload: str, batch: int, copy_bytes_per_s: float = COPY_BYTES_PER_S, eager: Eager = RECORDED
 ) -> DlrmConfig:
     """A published model."""
-    try:
-        sizes = _MODELS[workload]
-    except KeyError:
-        raise unknown(
-            "workload of Lin et al.", workload, _MODELS, f"known are {', '.join(_MODELS)}"
-        ) from None
+    if workload not in _MODELS:
+        known = f"known are {', '.join(_MODELS)}"
+        raise unknown("workload of Lin et al.", workload, _MODELS, known)
     return DlrmConfig(
-        batch=batch, **sizes, duplicates="each", host_bytes_per_s=copy_bytes_per_s, index_bytes=4.0,
-        lookup_first=False, reads_loss=True, eager=eager,
+        **_MODELS[workload], batch=batch, duplicates="each", index_bytes=4.0,
+        host_bytes_per_s=copy_bytes_per_s, lookup_first=False, reads_loss=True, eager=eager,
     )  # fmt: skip
 
 
@@ -62,9 +57,7 @@ def _tables(count: int, rows: float, dim: int, lookups: int) -> tuple[Table, ...
 
 _MODELS: dict[str, dict] = {
     "DLRM_default": {
-        "dense_features": 512,
-        "bottom_mlp": (512, 64),
-        "top_mlp": (1024, 1024, 1024, 1),
+        **{"dense_features": 512, "bottom_mlp": (512, 64), "top_mlp": (1024, 1024, 1024, 1)},
         "loss": "mse",
         "tables": _tables(8, 1e6, 64, 100),
     },
@@ -99,11 +92,8 @@ def sequence(data: Path) -> pd.DataFrame:
     """Mean seconds of a step by recorded sequence and op: `date, workload, op, measured_s`."""
     rows = read(data, "v100_dlrm_kernel_sequence.csv")
     rows["op"] = rows["op"].map(plain)
-    sums = (
-        rows.groupby(["notebook_date", "workload", "op"], sort=False)["runtime_us_sum"].sum()
-        * 1e-6
-        / PER_ITERATION
-    )
+    by_op = rows.groupby(["notebook_date", "workload", "op"], sort=False)["runtime_us_sum"]
+    sums = by_op.sum() * 1e-6 / PER_ITERATION
     return sums.rename("measured_s").rename_axis(["date", "workload", "op"]).reset_index()
 
 
@@ -115,9 +105,7 @@ def cells(data: Path) -> pd.DataFrame:
 
 
 def active_share(errors: pd.DataFrame) -> pd.Series:
-    """Of the step in which the GPU is active, from Lin's own errors in %: `active_err_pct,
-    kernel_only_err_pct`.
-    """
+    """Share of the step in which the GPU is active, from Lin's own errors in %."""
     return (1 + errors["kernel_only_err_pct"] / 100) / (1 + errors["active_err_pct"] / 100)
 
 
@@ -127,7 +115,6 @@ def read(data: Path, name: str) -> pd.DataFrame:
     try:
         return pd.read_csv(path)
     except OSError as error:
-        raise InputError(
-            f"expected {path} with what Lin et al. published, cannot read it"
-            f" ({error.strerror or error})"
-        ) from error
+        why = error.strerror or error
+        expected = f"expected {path} with what Lin et al. published"
+        raise InputError(f"{expected}, cannot read it ({why})") from error

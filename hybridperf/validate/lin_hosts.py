@@ -1,5 +1,5 @@
 """Hosts of Lin et al. from what they published: overheads before, between and after launches
-(`reference/lin.md` section 5).
+(`data/lin`).
 
     T1, T2   2022, less what their profiler cost; the PyTorch of the published cells
     T3, T5   2021, with it, of an older PyTorch
@@ -41,27 +41,22 @@ def shared_host(data: Path, *, family: str = "", shrunk: bool = True) -> Host:
     `family`: only workloads whose names begin so. Not `shrunk`: T3 and T5 as they were in 2021.
     """
     late = _late(data)
-    return _host(
-        "shared",
-        late[late["workload"].str.startswith(family)],
-        in_2022(data) if shrunk else profiled(data),
-    )
+    early, of_family = in_2022(data) if shrunk else profiled(data), late["workload"]
+    return _host("shared", late[of_family.str.startswith(family)], early)
 
 
 def own_host(data: Path, workload: str, batch: int) -> Host | None:
     """Overheads of one workload and batch, None where T3 and T5 are not given for it."""
     early, late = in_2022(data), _late(data)
-    early, late = (
-        frame[(frame["workload"] == workload) & (frame["batch_size"] == batch)]
-        for frame in (early, late)
-    )
+    one = f"workload == {workload!r} and batch_size == {batch}"
+    early, late = early.query(one), late.query(one)
     if early.empty or late.empty:
         return None
     return _host(f"{workload} at {batch}", late, early)
 
 
 def in_2022(data: Path) -> pd.DataFrame:
-    """What `profiled` says, each op shrunk to 2022 (module docstring)."""
+    """What `profiled` gives, each op shrunk to 2022 (module docstring)."""
     early, late = profiled(data), _late(data)
     t2 = early[early["type"] == "t2"].merge(
         late[late["overhead_type"] == "t2"], on=[*_RUN, "op"], suffixes=("", "_late")
@@ -82,12 +77,8 @@ def profiled(data: Path) -> pd.DataFrame:
     early = early.assign(op=early["op_or_runtime_call"].map(lin.plain))
     rows = lin.read(data, "v100_dlrm_kernel_sequence.csv")
     rows = rows[rows["kernel"] != "Memset (Device)"]  # no launch of a kernel
-    launches = (
-        rows.assign(op=rows["op"].map(lin.plain))
-        .groupby(["notebook_date", "op"])["launch_count"]
-        .sum()
-        / lin.PER_ITERATION
-    )
+    by_op = rows.assign(op=rows["op"].map(lin.plain)).groupby(["notebook_date", "op"])
+    launches = by_op["launch_count"].sum() / lin.PER_ITERATION
     launching = set(early.loc[early["type"] != "t5", "op"])
     means, each, counts = [], [], []
     for one in early.itertuples():
@@ -122,32 +113,26 @@ def _calls(made: DlrmConfig, op: str) -> int:
 def _host(source: str, late: pd.DataFrame, early: pd.DataFrame) -> Host:
     t1 = late[late["overhead_type"] == "t1"]
     t2, t3, t5 = (early[early["type"] == kind] for kind in ("t2", "t3", "t5"))
-    before = _by_op(t2) | _by_op(
-        late[late["overhead_type"] == "t2"]
-    )  # 2022 has no outermost `aten::sum` any more
+    # 2022 has no outermost `aten::sum` any more
+    before = _by_op(t2) | _by_op(late[late["overhead_type"] == "t2"])
     t3 = t3[t3["op"] != "aten::to"]  # it holds the wait for the copy, which is the device's time
     after = _by_op(t3) | {"aten::to": _spread(pd.Series([0.0]))}
     between = _by_op(t5[t5["op"].isin(before)])
     if "aten::to" in before:
         between["aten::index"] = before["aten::to"]
     if "aten::sum" in after and "aten::sum" in before:
-        gap_us = 1e6 * np.array(
-            [
-                between["AddmmBackward"].mean_s,
-                after["AddmmBackward"].mean_s + before["aten::sum"].mean_s,
-            ]
-        )
-        between["AddmmBackward"] = _spread(pd.Series(gap_us))
+        to_sum_s = after["AddmmBackward"].mean_s + before["aten::sum"].mean_s
+        gap_s = np.array([between["AddmmBackward"].mean_s, to_sum_s])
+        between["AddmmBackward"] = _spread(pd.Series(1e6 * gap_s))
         after["AddmmBackward"] = after["aten::sum"]
+    launch_call = _spread(pd.Series([lin.LAUNCH_CALL_S * 1e6]))
     return Host(
         source=source,
         profiler_s=0.0,
         between_ops_s=_spread(t1["mean_us"], t1["count"]),
         before_launch_s=_overhead(before),
         after_launch_s=_overhead(after),
-        launch_call_s=_overhead(
-            {"cudaLaunchKernel": _spread(pd.Series([lin.LAUNCH_CALL_S * 1e6]))}
-        ),
+        launch_call_s=_overhead({"cudaLaunchKernel": launch_call}),
         between_launches_s=_overhead(between),
         without_launch_s=_overhead(_by_op(t5[~t5["op"].isin(before)])),
     )

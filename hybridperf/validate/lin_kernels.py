@@ -29,31 +29,42 @@ from hybridperf.io import InputError
 from hybridperf.model import KERNEL_S, LONG_LOOP, PerfModel
 from hybridperf.ops import BatchedGemm, Elementwise, Gemm, Op, OpCall, Reduction, columns
 from hybridperf.ops.embedding_bag import EmbeddingBagBackward
-from hybridperf.validate.lin_borrowed import Borrowed, updated_bytes
 
-_FAMILY_LOOPS = (
-    "add",
-    "addu",
-    "mul",
-    "mulu",
-    "div",
-    "divu",
-    "relu",
-    "pow",
-    "powu",
-    "gelu",
-    "tanh",
-)  # measured on the V100
+_FAMILY_LOOPS = (  # measured on the V100
+    "add", "addu", "mul", "mulu", "div", "divu", "relu", "pow", "powu", "gelu", "tanh"
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class BorrowedRates:
+    """Rates that other workloads' sequences show (`lin_borrowed`); NaN where none does."""
+
+    index_elements_per_s: float
+    update_bytes_per_s: float
+    sum_bytes_per_s: float
+    dot_columns_per_s: float  # of all samples; at least
+    dot_backward_columns_per_s: float
+    copy_bytes_per_s: float
+
+    def times(self, factor: float) -> BorrowedRates:
+        """Of a device that is so much faster; copies to it are not."""
+        faster = BorrowedRates(*(factor * rate for rate in dataclasses.astuple(self)))
+        return dataclasses.replace(faster, copy_bytes_per_s=self.copy_bytes_per_s)
+
+
+def updated_bytes(op: EmbeddingBagBackward) -> float:
+    """Of rows that an update reads and writes back; its other bytes are streamed."""
+    return 2.0 * float(op.lookups() * op.dim * op.element_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelPrices:
-    """What prices the kernels of a step."""
+    """Prices of the kernels of a step."""
 
     model: PerfModel
     clock_hz: float | None = None  # that the device ran at; None: its own
     kernel_s: float = KERNEL_S
-    borrowed: Borrowed | None = None  # None: all as their bytes say
+    borrowed: BorrowedRates | None = None  # None: all by their bytes
 
     def seconds(self, calls: Sequence[Call]) -> np.ndarray:
         """Of each row [U]; given seconds as they are."""
@@ -69,14 +80,10 @@ class KernelPrices:
         return np.array(found)
 
     def _of(self, op: Op) -> float:
-        if isinstance(op, Gemm | BatchedGemm):
-            return float(self._priced(op))
-        if (
-            isinstance(op, Elementwise)
-            and columns(op)["op"] in _FAMILY_LOOPS
-            and "elementwise" in self.model.families
-        ):
-            return float(self._priced(op))
+        loops_known = "elementwise" in self.model.families
+        measured = isinstance(op, Elementwise) and columns(op)["op"] in _FAMILY_LOOPS
+        if isinstance(op, Gemm | BatchedGemm) or (measured and loops_known):
+            return self._priced(op)
         moved, slowly, rate = float(op.work().bytes), 0.0, self.streaming_bytes_per_s
         if self.borrowed is not None and isinstance(op, Reduction):
             moved, slowly, rate = 0.0, moved, self.borrowed.sum_bytes_per_s
@@ -97,15 +104,10 @@ class KernelPrices:
         return float(long.work().bytes) / self._priced(long)
 
     def _priced(self, op: Op) -> float:
-        model = self.model
-        table = model.table([OpCall(op, issued_apart=True)])
-        scale = (
-            1.0
-            if self.clock_hz is None or model.device.clock_hz is None
-            else self.clock_hz / model.device.clock_hz
+        table, own_hz = (
+            self.model.table([OpCall(op, issued_apart=True)]),
+            self.model.device.clock_hz,
         )
-        return float(
-            model.op_seconds(
-                dataclasses.replace(table, peak_flops_per_s=table.peak_flops_per_s * scale)
-            )[0]
-        )
+        scale = self.clock_hz / own_hz if self.clock_hz is not None and own_hz is not None else 1.0
+        table = dataclasses.replace(table, peak_flops_per_s=table.peak_flops_per_s * scale)
+        return float(self.model.op_seconds(table)[0])

@@ -7,11 +7,11 @@ collective. Predicted are
 
     host        each launch and wait by its op and kernel: the mean of what the *other* ranks' hosts
                 took (one rank never sees itself)
-    kernels     the least that one takes on a V100 (a batch of 16: nothing here is bound by bytes or
-                products)
+    kernels     the minimum that one takes on a V100 (a batch of 16: nothing here is bound by bytes
+                or products)
 
-and from these, by the evaluator, who waits how long for whom. A null model beside it: the mean step
-of the other ranks. What tells ranks apart is mostly given: when they begin decides how long they
+and from these, by the evaluator, who waits how long for whom. The baseline: the mean step of the
+other ranks. What tells ranks apart is mostly given: when they begin decides how long they
 wait at the first collective.
 """
 
@@ -35,7 +35,7 @@ TRACES = "traces/param_dlrm_8xV100_kineto.tar.gz"
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """The predicted step beside the measured one."""
+    """The predicted step next to the measured one."""
 
     # rank, measured_s, predicted_s, error, null_error (mean step of the others), replay_error (its
     # own durations)
@@ -64,9 +64,7 @@ def ranks(data: Path) -> Ranks:
 
 
 def predicted_seconds(made: Replay) -> np.ndarray:
-    """Seconds of each row [U]: hosts by the other ranks', kernels by their least, the rest as
-    measured.
-    """
+    """Seconds of each row [U]: hosts by the other ranks', kernels by their minimum."""
     rows, seconds = made.rows, made.seconds.copy()
     device = rows.kind == DEVICE
     seconds[device] = KERNEL_S + rows.fixed_s[device]
@@ -78,19 +76,13 @@ def predicted_seconds(made: Replay) -> np.ndarray:
     by_key: dict[Hashable, dict[int, list[float]]] = {}
     for row, names in keys.items():
         for name in names:
-            by_key.setdefault(name, {}).setdefault(int(rows.trace[row]), []).append(
-                float(made.seconds[row])
-            )
+            of_traces = by_key.setdefault(name, {})
+            of_traces.setdefault(int(rows.trace[row]), []).append(float(made.seconds[row]))
     for row, names in keys.items():
         for name in names:
-            others = [
-                value
-                for trace, values in by_key[name].items()
-                if trace != rows.trace[row]
-                for value in values
-            ]
-            if others:
-                seconds[row] = np.mean(others)
+            of_others = [by for trace, by in by_key[name].items() if trace != rows.trace[row]]
+            if of_others:
+                seconds[row] = np.mean([value for values in of_others for value in values])
                 break
     return seconds
 

@@ -24,16 +24,13 @@ from hybridperf.validate.lin_kernels import KernelPrices
 from hybridperf.workloads.dlrm import DlrmConfig, dlrm
 from hybridperf.workloads.eager import Eager
 
-BY_LIN = {
-    "active": 0.0269,
-    "shared": 0.0692,
-    "own": 0.0756,
-}  # their V100 cells: geometric mean of the errors' sizes
+# their V100 cells: geometric mean of the errors' sizes
+BY_LIN = {"active": 0.0269, "shared": 0.0692, "own": 0.0756}
 GOALS = {"active": 0.027, "shared": 0.069, "own": 0.075}
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class LinStep:
     """One predicted step. U rows, N nodes."""
 
     workload: Workload
@@ -41,15 +38,13 @@ class Step:
 
     @property
     def node_s(self) -> np.ndarray:
-        """Seconds of each node on the device [N]."""
+        """GivenSeconds of each node on the device [N]."""
         row = self.workload.graph.row
         return np.where(row > 0, self.row_s[row - 1], 0.0)
 
     @property
     def active_s(self) -> float:
-        """Seconds in which the device is busy; copies of the batch wait for nothing else, and
-        nothing runs beside them.
-        """
+        """GivenSeconds in which the device is busy; nothing overlaps copies of the batch."""
         return float(self.node_s.sum())
 
     @property
@@ -57,24 +52,20 @@ class Step:
         return float(timeline(lower(self.workload.graph), self.row_s).end_s.max())
 
     def by_op(self) -> pd.Series:
-        """Seconds by the framework's op."""
-        return (
-            pd.Series(self.node_s, [lin.plain(label) for label in self.workload.graph.labels])
-            .groupby(level=0)
-            .sum()
-        )
+        """GivenSeconds by the framework's op."""
+        ops = [lin.plain(label) for label in self.workload.graph.labels]
+        return pd.Series(self.node_s, ops).groupby(level=0).sum()
 
 
 def step(
     config: DlrmConfig, prices: KernelPrices, host: Host | None = None, added_s: float = 0.0
-) -> Step:
+) -> LinStep:
     """`added_s`: to every kernel."""
     workload = dlrm(config, host)
-    row_s = prices.seconds(workload.calls) + np.array(
-        [added_s if isinstance(call, OpCall) else 0.0 for call in workload.calls]
-    )
+    added = [added_s if isinstance(call, OpCall) else 0.0 for call in workload.calls]
+    row_s = prices.seconds(workload.calls) + np.array(added)
     if (rates := prices.borrowed) is None:
-        return Step(workload, row_s)
+        return LinStep(workload, row_s)
     columns = config.batch * config.bottom_mlp[-1]
     most_s = {
         "aten::bmm": prices.kernel_s + columns / rates.dot_columns_per_s,
@@ -93,10 +84,9 @@ def step(
         *workload.calls,
         *(GivenSeconds(seconds, ops[node]) for node, seconds in known.items()),
     )
-    workload = dataclasses.replace(
-        workload, graph=dataclasses.replace(workload.graph, row=graph_row), calls=calls
-    )
-    return Step(workload, np.append(row_s, list(known.values())))
+    graph = dataclasses.replace(workload.graph, row=graph_row)
+    workload = dataclasses.replace(workload, graph=graph, calls=calls)
+    return LinStep(workload, np.append(row_s, list(known.values())))
 
 
 def kernels(data: Path, prices: KernelPrices, borrow: bool = True) -> pd.DataFrame:
@@ -108,28 +98,19 @@ def kernels(data: Path, prices: KernelPrices, borrow: bool = True) -> pd.DataFra
         predicted = step(_config(str(workload), 2048, priced, lin.RECORDED), priced).by_op()
         predicted = predicted[predicted > 0]
         # one of the dates records no sums and additions of the backward pass at all
-        predicted = predicted.drop(
-            [op for op in ("aten::sum", "aten::add") if op not in part["op"].to_numpy()],
-            errors="ignore",
-        )
-        both = (
-            part.set_index("op")["measured_s"]
-            .to_frame()
-            .join(predicted.rename("predicted_s"), how="outer")
-            .fillna(0.0)
-        )
-        parts.append(both.rename_axis("op").reset_index().assign(date=date, workload=workload))
-    return pd.concat(parts, ignore_index=True)[
-        ["date", "workload", "op", "measured_s", "predicted_s"]
-    ]
+        absent = [op for op in ("aten::sum", "aten::add") if op not in part["op"].to_numpy()]
+        predicted = predicted.drop(absent, errors="ignore").rename("predicted_s")
+        both = part.set_index("op")["measured_s"].to_frame().join(predicted, how="outer")
+        both = both.fillna(0.0).rename_axis("op").reset_index()
+        parts.append(both.assign(date=date, workload=workload))
+    columns = ["date", "workload", "op", "measured_s", "predicted_s"]
+    return pd.concat(parts, ignore_index=True)[columns]
 
 
 def _priced(
     data: Path, prices: KernelPrices, v100: KernelPrices | None, workload: str
 ) -> KernelPrices:
-    """With rates borrowed from the V100's sequences, as much slower as loops of this device move;
-    None: without.
-    """
+    """With rates borrowed from the V100's sequences, scaled as loops are; None: without."""
     if v100 is None:
         return dataclasses.replace(prices, borrowed=None)
     factor = prices.streaming_bytes_per_s / v100.streaming_bytes_per_s
@@ -152,13 +133,10 @@ def cells(
     """
     found = lin.cells(data)
     shared = shared_host(data)
-    others = {
-        "profiled": shared_host(data, shrunk=False),
-        "dlrms": shared_host(data, family="DLRM"),
-    }
-    columns: dict[str, list[float]] = {
-        name: [] for name in ("predicted_active_s", "shared_s", "profiled_s", "dlrms_s", "own_s")
-    }
+    profiled, dlrms = shared_host(data, shrunk=False), shared_host(data, family="DLRM")
+    others = {"profiled": profiled, "dlrms": dlrms}
+    names = ("predicted_active_s", "shared_s", "profiled_s", "dlrms_s", "own_s")
+    columns: dict[str, list[float]] = {name: [] for name in names}
     notes = []
     for gpu, workload, batch in found[["gpu", "workload", "batch_size"]].itertuples(index=False):
         row = dict.fromkeys(columns, np.nan)
@@ -169,19 +147,16 @@ def cells(
             one = step(config, priced, shared, added_s)
             row |= {"predicted_active_s": one.active_s, "shared_s": one.time_s}
             if gpu == "V100":
-                row |= {
-                    f"{name}_s": step(config, priced, host, added_s).time_s
-                    for name, host in others.items()
-                }
+                for name, host in others.items():
+                    row[f"{name}_s"] = step(config, priced, host, added_s).time_s
                 if (own := own_host(data, workload, int(batch))) is not None:
                     row["own_s"] = step(config, priced, own, added_s).time_s
         for name, value in row.items():
             columns[name].append(value)
     found = found.assign(**columns, note=notes, given=~found["workload"].isin(lin.NOT_GIVEN))
     judged = found["actual_s"].where((found["gpu"] == "V100") & found["given"])
-    found["constant_error"] = (judged.sum() - judged) / (
-        judged.count() - 1
-    ) / judged - 1  # null model: the mean of the other cells
+    others_s = (judged.sum() - judged) / (judged.count() - 1)
+    found["constant_error"] = others_s / judged - 1  # baseline: the mean of the other cells
     for name, predicted, actual in (
         ("active", "predicted_active_s", "active_s"), ("shared", "shared_s", "actual_s"),
         ("profiled", "profiled_s", "actual_s"), ("dlrms", "dlrms_s", "actual_s"),
@@ -192,14 +167,12 @@ def cells(
 
 
 def geomean(errors: pd.Series) -> float:
-    """Geometric mean of the errors' sizes, as Lin et al. take it (their 4e-4 keeps zero away); NaN
-    of none.
-    """
+    """Geometric mean of the errors' sizes with the 4e-4 of Lin et al.; NaN of none."""
     sizes = errors.dropna().abs()
     return float(np.exp(np.log(sizes + 4e-4).mean())) if len(sizes) else np.nan
 
 
 def datasheet(prices: KernelPrices) -> KernelPrices:
-    """The null model: every kernel at its device's datasheet, no least time."""
+    """The baseline: every kernel at its device's datasheet, no minimum."""
     bare = PerfModel.datasheet(prices.model.device)
     return dataclasses.replace(prices, model=bare, kernel_s=0.0)

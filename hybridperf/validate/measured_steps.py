@@ -34,9 +34,34 @@ class MeasuredStep:
     cpu_share: float
     workload: Workload
     config: Mapping[str, Any]
-    op_s: Mapping[str, float] | None = (
-        None  # seconds by instruction of the program, where it was profiled
-    )
+    op_s: Mapping[str, float] | None = None  # by instruction of the program, where profiled
+
+
+StepSpec = dict[str, Any]  # of `hybridperf_calibration.training_steps.run`
+
+
+def dlrm_spec(
+    batch: int,
+    tables: int,
+    rows: int,
+    dim: int,
+    pooling: int,
+    dense: int,
+    bottom: list[int],
+    top: list[int],
+) -> StepSpec:
+    """A recommendation model's step; `rows`: of each table; `dense`: features; layers of MLPs."""
+    config = {
+        "batch": batch, "tables": tables, "rows_per_table": rows, "embedding_dim": dim,
+        "pooling": pooling, "dense_features": dense, "bottom_mlp": bottom, "top_mlp": top,
+    }  # fmt: skip
+    return {"workload": "dlrm", "config": config}
+
+
+def gpt_spec(batch: int, seq: int, width: int, layers: int, heads: int, vocab: int) -> StepSpec:
+    """A transformer's step."""
+    config = {"batch": batch, "seq": seq, "width": width, "layers": layers, "heads": heads}
+    return {"workload": "gpt", "config": {**config, "vocab": vocab}}
 
 
 def measure_steps(
@@ -47,39 +72,21 @@ def measure_steps(
     profile: bool = False,
     rounds: int = 4,
 ) -> list[MeasuredStep]:
-    """Run real training steps on this machine, in turns; each comes with the program that was run,
-    profiled if asked to.
-    """
+    """Run real training steps on this machine, in turns; each comes with the program that ran."""
     folder = Path(folder)
     with replacing(folder / "steps.spec.json") as handle:
         json.dump(list(spec), handle, indent=1)
     out = folder / "steps.json"
-    run_program(
-        "hybridperf_calibration.training_steps.run",
-        [
-            *(
-                str(folder / "steps.spec.json"),
-                "--out",
-                str(out),
-                "--programs",
-                str(folder / "programs"),
-            ),
-            *("--cores", cores or usable_core(), "--rounds", str(rounds)),
-            *(["--profile"] if profile else []),
-        ],
-    )
+    options = ["--out", str(out), "--programs", str(folder / "programs")]
+    options += ["--cores", cores or usable_core(), "--rounds", str(rounds)]
+    options += ["--profile"] if profile else []
+    spec_path = str(folder / "steps.spec.json")
+    run_program("hybridperf_calibration.training_steps.run", [spec_path, *options])
+    kept = ("name", "time_s", "least_s", "median_s", "repeats", "noise", "cpu_share", "config")
     return [
         MeasuredStep(
-            name=step["name"],
-            time_s=step["time_s"],
-            least_s=step["least_s"],
-            median_s=step["median_s"],
-            repeats=step["repeats"],
-            noise=step["noise"],
-            cpu_share=step["cpu_share"],
+            **{name: step[name] for name in (*kept, "op_s")},
             workload=load_program(folder / "programs" / step["program"]),
-            config=step["config"],
-            op_s=step["op_s"],
         )
         for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]
     ]
@@ -98,17 +105,7 @@ def measure_sharded(
 
     `hybridperf_calibration.training_steps.sharded_tasks` says what a task is.
     """
-    options = [
-        "--tasks",
-        str(tasks),
-        "--out",
-        str(folder),
-        "--processes",
-        str(processes),
-        "--passes",
-        str(passes),
-    ]
-    run_program(
-        "hybridperf_calibration.training_steps.sharded_dlrm",
-        [*options, *([] if profile else ["--no-profile"])],
-    )
+    options = ["--tasks", str(tasks), "--out", str(folder)]
+    options += ["--processes", str(processes), "--passes", str(passes)]
+    options += [] if profile else ["--no-profile"]
+    run_program("hybridperf_calibration.training_steps.sharded_dlrm", options)

@@ -1,11 +1,11 @@
-"""Single ops: a model's held-out errors beside those of null models trained on the very same folds.
+"""Single ops: a model's held-out errors next to those of baselines trained on the very same folds.
 
 The rows a model was fitted on lie in its folder; they are fitted again in five folds, and each row
 is predicted by
 
     ours            knobs and learned correction of the other folds
     knobs           the knobs of the other folds alone: the fitted roofline
-    trees           gradient-boosted trees on the log of time, which see the same inputs
+    trees           gradient-boosted trees on the log of time, on the same inputs
     datasheet       the roofline of the datasheet
 
 Per kind of op the medians are compared, ours against the better of knobs and trees, with a
@@ -22,31 +22,29 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binom
 
 from hybridperf.io import InputError, read_tables, write_json, write_table
 from hybridperf.learning.prior.shipped import NO_PRIOR
 from hybridperf.model import PerfModel
-from hybridperf.model.fit.device import COVERAGE, LEAST_ROWS_FOR_INTERVAL, fit
+from hybridperf.model.fit.device import LEAST_ROWS_FOR_INTERVAL, fit
 from hybridperf.model.fit.rows import FOLDS, MeasuredOps, deal_folds, read_measurements, usable_rows
 from hybridperf.report import text
+from hybridperf.validate import harness
+from hybridperf.validate.baselines import best, scikit_learn
+from hybridperf.validate.scores import coverage_band, excess, finite, pearson_of_logs
 
 SUMMARY_SCHEMA_VERSION = 1
 ROW_FILES = ("ops.csv", "host.csv")  # that a calibration leaves in the model's folder
-_RESAMPLES = 2000
-_TARGETS = {
-    "gemm": 0.10,
-    "gemm_transposed": 0.10,
-}  # held-out median errors we want; twice the noise floor where that is more
-_TARGET = 0.15
+RESAMPLES = 2000
+_TARGETS = {"gemm": 0.10, "gemm_transposed": 0.10}  # held-out median errors we want;
+_TARGET = 0.15  # of other ops; twice the noise floor where that is more
+_BASELINES = ("knobs", "trees")
 
 
 def run(
     model: PerfModel, folder: Path, out: str | os.PathLike, say: Callable[[str], None] = print
 ) -> Mapping[str, Any]:
-    """Compare on the rows in `folder`; leaves `ops.json` and `ops.csv` (a line per row) in `out`;
-    returns the summary.
-    """
+    """Compare on the rows in `folder`; leaves `ops.json`, `ops.csv` and `results.json` in `out`."""
     out = Path(out)
     files = [folder / name for name in ROW_FILES if (folder / name).exists()]
     if not files:
@@ -67,13 +65,14 @@ def run(
         "coverage": coverage,
     }
     write_json(out / "ops.json", "validate-ops", SUMMARY_SCHEMA_VERSION, summary)
+    harness.write_results(out, "ops", _result_lines(table, held_out))
     say(f"\nops.json and ops.csv are in {out}")
     return summary
 
 
 def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """One line per op kind with at least 20 rows: medians of each, and how far ours lies above the
-    better null model.
+    better baseline.
 
     Columns `op, rows, ours, knobs, trees, datasheet, noise, goal, excess, excess_low, excess_high`,
     shares: `excess` is the difference of medians, low and high its 95 % bootstrap interval. Ours is
@@ -85,51 +84,34 @@ def compare(held_out: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         if len(rows) < LEAST_ROWS_FOR_INTERVAL:
             continue
         measured = rows["measured_s"].to_numpy()
-        ape = {
-            name: np.abs(rows[f"{name}_s"].to_numpy() / measured - 1)
-            for name in ("predicted", "knobs", "trees", "roofline")
-        }
-        median = {name: float(np.median(values)) for name, values in ape.items()}
-        null = min(("knobs", "trees"), key=lambda name: median[name])
-        drawn = rng.integers(0, len(rows), (_RESAMPLES, len(rows)))
-        excess = np.median(ape["predicted"][drawn], axis=1) - np.median(ape[null][drawn], axis=1)
+        ways = ("predicted", *_BASELINES, "roofline")
+        error = {name: np.abs(rows[f"{name}_s"].to_numpy() / measured - 1) for name in ways}
+        median = {name: float(np.median(values)) for name, values in error.items()}
+        better = best({name: median[name] for name in _BASELINES})
+        low, high = excess([error["predicted"]], [error[better]], rng, RESAMPLES)
         noise = float(rows["noise"].median())
         lines.append({
             "op": op, "rows": len(rows), "ours": median["predicted"], "knobs": median["knobs"],
             "trees": median["trees"], "datasheet": median["roofline"], "noise": noise,
             "goal": np.nanmax([_TARGETS.get(str(op), _TARGET), 2 * noise]),
-            "excess": median["predicted"] - median[null],
-            "excess_low": float(np.quantile(excess, 0.025)),
-            "excess_high": float(np.quantile(excess, 0.975)),
+            "excess": median["predicted"] - median[better], "excess_low": low, "excess_high": high,
         })  # fmt: skip
     return pd.DataFrame(lines)
 
 
 def covered(held_out: pd.DataFrame) -> dict[str, float]:
-    """Share of held-out rows inside their interval, and the binomial 99 % band around the nominal
-    90 %.
-    """
+    """Share of held-out rows inside their interval, and the band that chance leaves around 90 %."""
     judged = held_out[held_out["low_s"].notna()]
-    low, high = binom.interval(0.99, len(judged), COVERAGE)
+    low, high = coverage_band(len(judged))
     inside = float(judged["measured_s"].between(judged["low_s"], judged["high_s"]).mean())
-    return {
-        "rows": len(judged),
-        "inside": inside,
-        "band_low": low / len(judged),
-        "band_high": high / len(judged),
-    }
+    return {"rows": len(judged), "inside": inside, "band_low": low, "band_high": high}
 
 
 def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
     """Seconds [R] by gradient-boosted trees of the other folds."""
-    try:
-        from sklearn.ensemble import GradientBoostingRegressor
-    except ImportError as error:
-        raise InputError(
-            "`validate ops` needs scikit-learn for its null model; pip install"
-            " 'hybridperf[validate]'"
-        ) from error
-    say("training null models")
+    boosting = scikit_learn("ensemble").GradientBoostingRegressor
+    options = {"n_estimators": 200, "max_depth": 3, "learning_rate": 0.08, "subsample": 0.7}
+    say("training baselines")
     fold, log_s = deal_folds(data.table.group), np.log(data.measured_s)
     predicted = np.full(len(fold), np.nan)
     for group, inputs in data.inputs.items():
@@ -137,39 +119,44 @@ def _trees(data: MeasuredOps, say: Callable[[str], None]) -> np.ndarray:
         for k in range(FOLDS):
             mine = fold[at] == k
             if mine.any() and (~mine).any():
-                trees = GradientBoostingRegressor(
-                    n_estimators=200, max_depth=3, learning_rate=0.08, subsample=0.7, random_state=0
-                )
-                predicted[at[mine]] = trees.fit(inputs.values[~mine], log_s[at[~mine]]).predict(
-                    inputs.values[mine]
-                )
+                trees = boosting(**options, random_state=0)
+                trees.fit(inputs.values[~mine], log_s[at[~mine]])
+                predicted[at[mine]] = trees.predict(inputs.values[mine])
     return np.exp(predicted)
 
 
+def _result_lines(table: pd.DataFrame, held_out: pd.DataFrame) -> list[harness.ResultLine]:
+    lines = []
+    for line in table.to_dict("records"):
+        rows = held_out[held_out["op"] == line["op"]]
+        judged = rows[rows["low_s"].notna()]
+        inside = judged["measured_s"].between(judged["low_s"], judged["high_s"])
+        pearson = pearson_of_logs(rows["measured_s"].to_numpy(), rows["predicted_s"].to_numpy())
+        width = float((np.sqrt(judged["high_s"] / judged["low_s"]) - 1).median())
+        lines.append(
+            harness.ResultLine(
+                line["op"], line["ours"], line["rows"], line["goal"],
+                {name: line[name] for name in (*_BASELINES, "datasheet")}, "median error",
+                pearson, finite(inside.mean()), finite(width),
+            )
+        )  # fmt: skip
+    return lines
+
+
 def _text(table: pd.DataFrame) -> str:
+    columns = ("ours", "knobs", "trees", "datasheet", "noise", "goal")
     rows = [
         [
-            r.op,
-            str(r.rows),
-            *(text.percent(v) for v in (r.ours, r.knobs, r.trees, r.datasheet, r.noise, r.goal)),
-            f"{100 * r.excess_low:+.1f} to {100 * r.excess_high:+.1f}",
-            "no" if r.excess_low > 0 else "yes",
+            line["op"],
+            str(line["rows"]),
+            *(text.percent(line[name]) for name in columns),
+            f"{100 * line['excess_low']:+.1f} to {100 * line['excess_high']:+.1f}",
+            "no" if line["excess_low"] > 0 else "yes",
         ]
-        for r in table.itertuples()
+        for line in table.to_dict("records")
     ]
-    headers = [
-        "median error, held out",
-        "rows",
-        "ours",
-        "knobs",
-        "trees",
-        "datasheet",
-        "noise",
-        "goal",
-        "ours - better null",
-        "no worse",
-    ]
-    return text.table(headers, rows)
+    titles = ["median error, held out", "rows", *columns, "ours - better baseline", "no worse"]
+    return text.table(titles, rows)
 
 
 def _coverage_text(coverage: Mapping[str, float]) -> str:

@@ -1,8 +1,8 @@
 """Does the closed composition choose what the whole graph of a step would? Every layout of mid-size
 cases, each by its graph.
 
-    slower     the graph's seconds of the layout that the plan ranks first, over the graph's least:
-               1.0 is the same choice
+    slower     the graph's seconds of the layout that the plan ranks first, over its minimum of all
+               layouts: 1.0 is the same choice
 
 The graph prices each kernel by the op model and knows no knob of a step, so its seconds are not the
 plan's.
@@ -67,16 +67,8 @@ def by_graph(case: Case) -> pd.DataFrame:
     for rank in range(len(found)):
         choice = found.choice(rank)
         graph_s = full_s(found.setup.prices.model, found.setup.prices.links, found.config(choice))
-        said = layout_words(found.layout(choice))
-        rows.append(
-            {
-                "case": str(case),
-                "rank": rank + 1,
-                "layout": said,
-                "plan_s": found.step_s(choice),
-                "graph_s": graph_s,
-            }
-        )
+        about = {"case": str(case), "rank": rank + 1, "layout": layout_words(found.layout(choice))}
+        rows.append({**about, "plan_s": found.step_s(choice), "graph_s": graph_s})
     return pd.DataFrame(rows)
 
 
@@ -88,7 +80,7 @@ def slower(layouts: pd.DataFrame) -> float:
 def lines(cases: Sequence[Case] = CASES) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(a line per case, all layouts of all cases)."""
     every = [by_graph(case) for case in cases]
-    said = [
+    of_cases = [
         {
             "case": str(case),
             "layouts": len(one),
@@ -99,4 +91,4 @@ def lines(cases: Sequence[Case] = CASES) -> tuple[pd.DataFrame, pd.DataFrame]:
         }
         for case, one in zip(cases, every, strict=True)
     ]
-    return pd.DataFrame(said), pd.concat(every, ignore_index=True)
+    return pd.DataFrame(of_cases), pd.concat(every, ignore_index=True)

@@ -5,7 +5,7 @@ A case is one model on one number of devices whose layouts were measured, ten or
 are fitted to measured steps of other cases, never to the judged one's: of the same model on other
 numbers of devices, or of other models alone. Layouts are ranked by their predicted time, as a plan
 ranks them; the chance of a stall is no part of it, and ranking by the time expected with it stands
-beside for comparison. So does the best constant rule: of the rules in a list, the one that does
+next to it for comparison. So does the best constant rule: of the rules in a list, the one that does
 best over all cases in hindsight.
 
 Where nothing is measured, layouts of mid-size cases are evaluated by the whole graph of a step
@@ -30,7 +30,7 @@ from hybridperf.training.steps.compose import step_seconds
 from hybridperf.training.steps.cross_node import stall_chance, stalled_s
 from hybridperf.training.steps.features import picked
 from hybridperf.training.steps.step_effects import effects_of
-from hybridperf.validate import plan_graph
+from hybridperf.validate import harness, plan_graph
 
 SOURCE = "ultrascale_playbook"
 FILE = "training_steps/train_steps_dev.csv.gz"
@@ -39,6 +39,7 @@ LEAST_ROWS = 10
 CLOSE = 1.10  # of the best measured
 GOAL = 0.8  # share of cases that are to be close
 FITS = ("beliefs", "other cases", "other models")
+RANDOM = "any layout at random: chance of one within 10 %"
 
 # Rules of thumb: sort measured layouts by these, least first
 RULES = {
@@ -57,7 +58,7 @@ RULES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class Choice:
     """One way of choosing over all cases: how much slower its choice was than the best measured."""
 
     way: str
@@ -76,12 +77,9 @@ def run(
     tasks: Sequence[str] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Print both tables and write them to `out`. `tasks`: choice (measured sweeps), graph (brute
-    force); `quick`: a part of each.
-    """
-    if tasks and (wrong := [task for task in tasks if task not in TASKS]):
-        raise InputError(f"expected tasks of {', '.join(TASKS)}, got {wrong[0]!r}")
-    wanted = tuple(tasks or TASKS)
+    """Print and write the tables of `tasks`: choice (measured sweeps), graph (brute force)."""
+    wanted = harness.tasks_of(tasks, TASKS)
+    results: list[harness.ResultLine] = []
     if "choice" in wanted:
         if data is None or not (data / FILE).exists():
             raise InputError(
@@ -90,85 +88,82 @@ def run(
             )
         judged = judge(read_table(data / FILE), fits=FITS[1:2] if quick else FITS)
         say(choice_table(judged))
-        write_table(
-            pd.DataFrame({one.way: one.slower for one in judged}).rename_axis("case").reset_index(),
-            out / "plans_choice.csv",
-        )
+        frame = pd.DataFrame({one.way: one.slower for one in judged})
+        write_table(frame.rename_axis("case").reset_index(), out / "plans_choice.csv")
+        results += _choice_lines(judged)
     if "graph" in wanted:
         lines, layouts = plan_graph.lines(plan_graph.CASES[:1] if quick else plan_graph.CASES)
         say(("\n" if "choice" in wanted else "") + graph_table(lines))
         write_table(lines, out / "plans_graph.csv")
         write_table(layouts, out / "plans_graph_layouts.csv")
+        results += _graph_lines(lines)
+    harness.write_results(out, "plans", results)
     say(f"\ntables in {out}/plans_*.csv")
 
 
-def choice_table(judged: Sequence[Judged]) -> str:
-    """Ways of choosing, each with the share of cases in which its choice was measured close to the
-    best.
-    """
+def _choice_lines(judged: Sequence[Choice]) -> list[harness.ResultLine]:
+    """Shares of cases in which the plan's choice was not close, next to the rules'."""
+    rules = {one.way: 1 - one.close for one in judged if one.way in RULES}
+    measure = f"cases beyond {100 * (CLOSE - 1):.0f} % of the best"
+    return [
+        harness.ResultLine(one.way, 1 - one.close, len(one.slower), 1 - GOAL, rules, measure)
+        for one in judged
+        if one.way.startswith(("plan, ", "time expected"))
+    ]
+
+
+def _graph_lines(lines: pd.DataFrame) -> list[harness.ResultLine]:
+    """How much slower the graph finds each chosen layout than the best."""
+    goal, measure = plan_graph.WITHIN - 1, "slower than the best by the graph"
+    return [
+        harness.ResultLine(
+            one["case"], one["slower"] - 1, one["layouts"], goal,
+            {"median layout": one["median_slower"] - 1}, measure,
+        )
+        for one in lines.to_dict("records")
+    ]  # fmt: skip
+
+
+def choice_table(judged: Sequence[Choice]) -> str:
+    """Ways of choosing, each with the share of cases in which its choice was close to the best."""
     rows = []
     for one in judged:
-        random = one.way.startswith("any layout")
-        share = one.slower.mean() if random else one.close
-        beyond = (
-            ["-"] * 3
-            if random
-            else [
-                f"{100 * (value - 1):.1f} %"
-                for value in (one.slower.median(), one.slower.quantile(0.9), one.slower.max())
-            ]
-        )
+        share, beyond = one.close, ["-"] * 3
+        if one.way == RANDOM:
+            share = float(one.slower.mean())
+        else:
+            losses = (one.slower.median(), one.slower.quantile(0.9), one.slower.max())
+            beyond = [f"{100 * (value - 1):.1f} %" for value in losses]
         rows.append([one.way, f"{100 * share:.0f} %", *beyond])
     cases = len(judged[0].slower)
     goal = (
         f"goal: {100 * GOAL:.0f} % of {cases} cases (a model on a number of GPUs) within"
         f" {100 * (CLOSE - 1):.0f} % of the best measured"
     )
-    return (
-        text.table(["choice by", "close", "slower than the best: median", "9 of 10", "worst"], rows)
-        + "\n"
-        + goal
-    )
+    headers = ["choice by", "close", "slower than the best: median", "9 of 10", "worst"]
+    return text.table(headers, rows) + "\n" + goal
 
 
 def graph_table(lines: pd.DataFrame) -> str:
-    """Cases of brute force: how much slower the graph finds what was chosen
-    than the best of all.
-    """
-    rows = [
-        [
-            row.case,
-            str(row.layouts),
-            f"{100 * (row.slower - 1):.1f} %",
-            f"{100 * (row.median_slower - 1):.0f} %",
-            row.chosen,
-            row.best_by_graph,
-        ]
-        for row in lines.itertuples()
-    ]
-    head = [
-        "case, every layout by its whole graph",
-        "layouts",
-        "choice slower than the best",
-        "median layout",
-        "chosen",
-        "best by graph",
-    ]
-    return text.table(head, rows) + f"\ngoal: each within {100 * (plan_graph.WITHIN - 1):.0f} %"
+    """Cases of brute force: how much slower the graph finds the choice than the best."""
+    rows = []
+    for row in lines.itertuples():
+        slower = f"{100 * (row.slower - 1):.1f} %", f"{100 * (row.median_slower - 1):.0f} %"
+        rows.append([row.case, str(row.layouts), *slower, row.chosen, row.best_by_graph])
+    title, goal = "case, every layout by its whole graph", f"{100 * (plan_graph.WITHIN - 1):.0f} %"
+    head = ["layouts", "choice slower than the best", "median layout", "chosen", "best by graph"]
+    return text.table([title, *head], rows) + f"\ngoal: each within {goal}"
 
 
 def judge(
     frame: pd.DataFrame, bank: PriceCache | None = None, fits: tuple[str, ...] = FITS
-) -> list[Judged]:
-    """Each way of fitting, then every rule, best first; `frame`: measured steps in the columns of
-    the data.
-    """
+) -> list[Choice]:
+    """Each way of fitting, then every rule, best first; `frame`: published steps."""
     rows = frame[frame["source"].eq(SOURCE) & frame["status"].eq("ok")].reset_index(drop=True)
     batch = (bank or PriceCache()).understand(rows)
     flagged = np.array([bool(row.flags) for row in batch.rows])
-    batch = chosen(
-        batch, ~flagged
-    )  # micro-batch x accumulation x dp is not the batch that was timed
+    # flagged: micro-batch x accumulation x dp is not the batch that was timed
+    batch = chosen(batch, ~flagged)
     rows = rows.iloc[batch.at].reset_index(drop=True)
     case = (rows["model"] + " on " + rows["n_gpus"].astype(str)).to_numpy()
     names = [name for name in dict.fromkeys(case.tolist()) if (case == name).sum() >= LEAST_ROWS]
@@ -179,29 +174,20 @@ def judge(
         with_stalls: dict[str, float] = {}
         for name in names:
             here = case == name
-            others = (
-                ~here
-                if fit == "other cases"
-                else rows["model"].to_numpy() != rows["model"][np.argmax(here)]
-            )
-            step_s, expected_s = _predicted_s(
-                batch, here, others if fit != "beliefs" else None, measured_s
-            )
-            slower[name], with_stalls[name] = (
-                _slower(measured_s[here], step_s),
-                _slower(measured_s[here], expected_s),
-            )
-        found.append(Judged(f"plan, {fit}", pd.Series(slower)))
-        found.append(Judged(f"time expected with stalls, {fit}", pd.Series(with_stalls)))
+            others = ~here
+            if fit != "other cases":
+                others = rows["model"].to_numpy() != rows["model"][np.argmax(here)]
+            given = others if fit != "beliefs" else None
+            step_s, expected_s = _predicted_s(batch, here, given, measured_s)
+            slower[name] = _slower(measured_s[here], step_s)
+            with_stalls[name] = _slower(measured_s[here], expected_s)
+        found.append(Choice(f"plan, {fit}", pd.Series(slower)))
+        found.append(Choice(f"time expected with stalls, {fit}", pd.Series(with_stalls)))
     planned = len(found)
     for rule, keys in RULES.items():
         order = {name: _place(rows[case == name], keys) for name in names}
-        found.append(
-            Judged(
-                rule,
-                pd.Series({name: _slower(measured_s[case == name], order[name]) for name in names}),
-            )
-        )
+        slower = {name: _slower(measured_s[case == name], order[name]) for name in names}
+        found.append(Choice(rule, pd.Series(slower)))
     share = {
         name: (measured_s[case == name] <= CLOSE * measured_s[case == name].min()).mean()
         for name in names
@@ -210,24 +196,20 @@ def judge(
     return [
         *found[:planned],
         *rules,
-        Judged("any layout at random: chance of one within 10 %", pd.Series(share)),
+        Choice(RANDOM, pd.Series(share)),
     ]
 
 
 def _predicted_s(
     batch: Batch, here: np.ndarray, fit_on: np.ndarray | None, measured_s: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(seconds of the judged rows, seconds expected with stalls), efficiencies from some other
-    rows.
-    """
+    """(seconds of the judged rows, seconds expected with stalls), fitted on some other rows."""
     assert batch.features is not None
     adapted = adapt.Adapted.before()
     if fit_on is not None:
         adapted = adapt.fit(picked(batch.features, fit_on), batch.cells[fit_on], measured_s[fit_on])
-    f, rows = (
-        picked(batch.features, here),
-        [row for row, mine in zip(batch.rows, here, strict=True) if mine],
-    )
+    f = picked(batch.features, here)
+    rows = [row for row, mine in zip(batch.rows, here, strict=True) if mine]
     corrections = adapted.logs(batch.cells[here])
     knobs = effects_of(adapted.theta)
     step_s = np.asarray(step_seconds(f, knobs, *corrections).step_s)
@@ -235,9 +217,7 @@ def _predicted_s(
 
 
 def _slower(measured_s: np.ndarray, score: np.ndarray) -> float:
-    """Measured time of the layout with the least score over the best measured; of equal ones the
-    mean.
-    """
+    """Measured time of the choice over the best measured; the mean of equally good choices."""
     first = score <= score.min() * (1 + 1e-12)
     return float(measured_s[first].mean() / measured_s.min())
 
@@ -251,7 +231,6 @@ def _place(rows: pd.DataFrame, keys: tuple[str, ...]) -> np.ndarray:
         "small": (rows["micro_batch"] < 2).to_numpy(float),
         **{f"not{n}": (rows["tp"] != n).to_numpy(float) for n in (2, 4, 8)},
     }  # fmt: skip
-    table = np.stack(
-        [-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys], 1
-    )
+    signed = [-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys]
+    table = np.stack(signed, 1)
     return 1.0 + np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)

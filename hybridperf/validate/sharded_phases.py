@@ -1,4 +1,4 @@
-"""Where the seconds of a sharded step go, phase by phase: predicted beside profiled.
+"""Where the seconds of a sharded step go, phase by phase: predicted next to profiled.
 
 A phase is a scope of the step's source (lookup, all_to_all, mlp, backward, ...), kept with each
 rank's program by instruction. A profile holds the least that each instruction took in some calls. A
@@ -24,9 +24,7 @@ _CALL = "call"  # what a call costs besides its instructions: no event of a prof
 def phases(
     prediction: Prediction, contents: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """`phase, predicted_s, measured_s` of one step; `measured` is its row of `steps.csv`, empty
-    where it was not profiled.
-    """
+    """`phase, predicted_s, measured_s` of one step; `measured` is its row of `steps.csv`."""
     graph = prediction.workload.graph
     seconds = np.zeros(len(graph))
     some = graph.row > 0
@@ -35,9 +33,8 @@ def phases(
     for label, rank, group, took_s in zip(
         graph.labels, graph.rank, graph.collective, seconds, strict=True
     ):
-        known = contents[0 if group >= 0 else rank].get(
-            "phases", {}
-        )  # a collective goes by the name that rank 0 has for it
+        # a collective goes by the name that rank 0 has for it
+        known = contents[0 if group >= 0 else rank].get("phases", {})
         phase = known.get(label, label if label in (_CALL, "fresh memory") else OTHER)
         found.setdefault(phase, [0.0] * len(contents))[rank] += float(took_s)
     met = {
@@ -47,19 +44,15 @@ def phases(
     }
     rows = []
     for phase, of_ranks in found.items():
-        profiled = [
-            float(measured.get(f"{phase}_s_rank{rank}", np.nan)) for rank in range(len(contents))
-        ]
-        rows.append(
-            (phase, np.mean(of_ranks), min(profiled) if phase in met else np.mean(profiled))
-        )
+        columns = [f"{phase}_s_rank{rank}" for rank in range(len(contents))]
+        profiled = [float(measured.get(column, np.nan)) for column in columns]
+        measured_s = min(profiled) if phase in met else np.mean(profiled)
+        rows.append((phase, np.mean(of_ranks), measured_s))
     return pd.DataFrame(rows, columns=["phase", "predicted_s", "measured_s"])
 
 
 def summary(of_steps: Sequence[pd.DataFrame], step_s: Sequence[float]) -> pd.DataFrame:
-    """Over all steps: `phase, predicted, measured` as mean shares of the measured step, `error` and
-    `size` (signed, absolute) likewise.
-    """
+    """Mean shares of the measured steps: `phase, predicted, measured, error, size` (absolute)."""
     frames = [
         frame.assign(
             predicted=frame["predicted_s"] / s,
@@ -75,13 +68,10 @@ def summary(of_steps: Sequence[pd.DataFrame], step_s: Sequence[float]) -> pd.Dat
 
 def summary_text(found: pd.DataFrame) -> str:
     """As a table for people."""
+    columns = ("predicted", "measured", "error", "size")
     rows = [
-        [
-            row.phase,
-            *(text.percent(value) for value in (row.predicted, row.measured, row.error, row.size)),
-        ]
-        for row in found.itertuples()
+        [row["phase"], *(text.percent(row[name]) for name in columns)]
+        for row in found.to_dict("records")
     ]
-    return text.table(
-        ["shares of the step", "predicted", "profiled", "difference", "its size"], rows
-    )
+    headers = ["shares of the step", "predicted", "profiled", "difference", "its size"]
+    return text.table(headers, rows)

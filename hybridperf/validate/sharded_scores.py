@@ -60,9 +60,7 @@ class Contest:
         return self.loss_of(int(np.argmin(self.predicted_s[way])))
 
     def losses_of_rule(self, rule: str) -> list[float]:
-        """Of each placement that goes by a rule's name; a number after it tells several apart
-        (`random 2`).
-        """
+        """Of each placement of a rule, numbered where there are several (`random 2`)."""
         return [
             self.loss_of(at)
             for at, names in enumerate(self.names)
@@ -75,9 +73,8 @@ def judge(contests: Sequence[Contest]) -> dict[str, Any]:
     """Success and loss of every way and rule over the models that count."""
     counted = [contest for contest in contests if contest.counts]
     ways = list(contests[0].predicted_s) if contests else []
-    rules = list(
-        dict.fromkeys(name.split()[0] for c in contests for names in c.names for name in names)
-    )
+    every = (name for contest in contests for names in contest.names for name in names)
+    rules = list(dict.fromkeys(name.split()[0] for name in every))
     return {
         "models": len(contests),
         "counted": len(counted),
@@ -98,9 +95,7 @@ def _score(losses: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def _score_of_lists(losses: Sequence[Sequence[float]]) -> dict[str, float | int | None]:
-    """`success` share, `mean_loss`, `worst_loss` over `models`; of several placements of a model
-    the mean.
-    """
+    """`success` share, `mean_loss`, `worst_loss` over `models`; means over a model's placements."""
     some = [np.asarray(of_model) for of_model in losses if len(of_model)]
     if not some:
         return {"models": 0, "success": None, "mean_loss": None, "worst_loss": None}

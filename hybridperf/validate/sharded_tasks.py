@@ -42,69 +42,48 @@ class Limits:
 
 
 DLRMS = Limits(
-    tables=(4, 20),
-    rows=(1e3, 1e6),
-    lookups=4e5,
-    table_bytes=5e8,
-    layers=3,
-    batches=(256, 512, 1024, 2048),
-    least_pooling=8,
-)
+    tables=(4, 20), rows=(1e3, 1e6), lookups=4e5, table_bytes=5e8, layers=3,
+    batches=(256, 512, 1024, 2048), least_pooling=8,
+)  # fmt: skip
 # lookups outweigh what all placements have in common
 TO_SHARD = Limits(
-    tables=(8, 16),
-    rows=(1e3, 5e5),
-    lookups=5e5,
-    table_bytes=1.2e8,
-    layers=2,
-    batches=(1024, 2048),
-    least_pooling=8,
-)
+    tables=(8, 16), rows=(1e3, 5e5), lookups=5e5, table_bytes=1.2e8, layers=2,
+    batches=(1024, 2048), least_pooling=8,
+)  # fmt: skip
 
 
 def random_models(
     count: int, limits: Limits, seed: int, *, heavy: bool | None = None, prefix: str = "m"
 ) -> list[Task]:
     """Models without placements; every other one heavy unless `heavy` says which."""
-    return [
-        _model(
-            np.random.default_rng([seed, number]),
-            limits,
-            heavy if heavy is not None else number % 2 == 0,
-            f"{prefix}{number}",
-            number,
-        )
-        for number in range(count)
-    ]
+    models = []
+    for number in range(count):
+        rng, is_heavy = np.random.default_rng([seed, number]), number % 2 == 0
+        is_heavy = is_heavy if heavy is None else heavy
+        models.append(_model(rng, limits, is_heavy, f"{prefix}{number}", number))
+    return models
 
 
 def random_placement(task: Task, ranks: int, seed: int) -> list[int]:
     """A rank for each table, anywhere."""
-    return (
-        np.random.default_rng([seed, task["seed"]]).integers(0, ranks, len(task["tables"])).tolist()
-    )
+    random = np.random.default_rng([seed, task["seed"]])
+    return random.integers(0, ranks, len(task["tables"])).tolist()
 
 
 def tables_of(task: Mapping[str, Any]) -> list[Table]:
     """A task's tables as the library knows them."""
-    return [
-        Table(
-            t["name"],
-            t["rows"],
-            t["dim"],
-            t["pooling"],
-            access=Zipf(t["skew"], t["shift"]) if t["skew"] else Uniform(),
-        )
-        for t in task["tables"]
-    ]
+    found = []
+    for table in task["tables"]:
+        access = Zipf(table["skew"], table["shift"]) if table["skew"] else Uniform()
+        name, rows, dim, pooling = (table[key] for key in ("name", "rows", "dim", "pooling"))
+        found.append(Table(name, rows, dim, pooling, access=access))
+    return found
 
 
 def distinct_placements(
     named: Sequence[tuple[str, Sequence[int]]],
 ) -> dict[tuple[int, ...], list[str]]:
-    """Placements that differ by more than the ranks' names, each with all names it goes by; ranks
-    numbered as they come.
-    """
+    """Placements that differ by more than the ranks' numbers, each with all its names."""
     found: dict[tuple[int, ...], list[str]] = {}
     for name, placement in named:
         order = {rank: number for number, rank in enumerate(dict.fromkeys(placement))}
@@ -118,11 +97,9 @@ def _model(rng: np.random.Generator, limits: Limits, heavy: bool, name: str, see
     width = int(rng.choice(_DIMS))
     tables: list[dict[str, Any]] = []
     for number in range(count):
-        skew = (
-            0.0
-            if rng.random() < _UNIFORM_SHARE
-            else float(np.clip(rng.normal(_SKEW, _SKEW_SPREAD), 0.05, _MOST_SKEW))
-        )
+        skew = 0.0
+        if rng.random() >= _UNIFORM_SHARE:
+            skew = float(np.clip(rng.normal(_SKEW, _SKEW_SPREAD), 0.05, _MOST_SKEW))
         tables.append({
             "name": f"t{number}", "rows": round(_between(rng, *limits.rows)),
             "dim": width if interaction == "dot" else int(rng.choice(_DIMS)),

@@ -1,4 +1,4 @@
-"""The ops of one step, predicted beside measured: which of them make the step's error.
+"""The ops of one step, predicted next to measured: which of them make the step's error.
 
 A measured step may come with the seconds of each instruction of its program; a prediction labels
 its ops by the same instructions. An instruction that became several ops is one line, its
@@ -61,17 +61,11 @@ def compare_ops(step: MeasuredStep, prediction: Prediction) -> StepOps:
     ops["measured_s"] = ops["label"].map(dict(step.op_s)).astype(np.float64)
     leading = ["label", "group", "predicted_s", "measured_s"]
     ops = ops[[*leading, *(c for c in ops.columns if c not in (*leading, "seconds"))]]
-    order = (
-        (ops["predicted_s"] - ops["measured_s"])
-        .abs()
-        .sort_values(ascending=False, kind="stable")
-        .index
-    )  # no event: last
     known = set(ops["label"])
     return StepOps(
         name=step.name,
         step_s=step.time_s,
-        ops=ops.loc[order].reset_index(drop=True),
+        ops=_worst_first(ops).reset_index(drop=True),  # without an event: last
         not_matched_s={label: s for label, s in step.op_s.items() if label not in known},
     )
 
@@ -88,13 +82,7 @@ def by_group(step: StepOps) -> pd.DataFrame:
     groups = matched.groupby("group").agg(
         ops=("label", "size"), predicted_s=("predicted_s", "sum"), measured_s=("measured_s", "sum")
     )
-    groups = groups.reset_index()
-    groups = groups.loc[
-        (groups["predicted_s"] - groups["measured_s"])
-        .abs()
-        .sort_values(ascending=False, kind="stable")
-        .index
-    ]
+    groups = _worst_first(groups.reset_index())
     outside = step.ops[step.ops["measured_s"].isna()]
     closing = pd.DataFrame({
         "group": [_NO_LABEL, _OUTSIDE],
@@ -107,44 +95,36 @@ def by_group(step: StepOps) -> pd.DataFrame:
     return out
 
 
+def _worst_first(rows: pd.DataFrame) -> pd.DataFrame:
+    size = (rows["predicted_s"] - rows["measured_s"]).abs()
+    return rows.loc[size.sort_values(ascending=False, kind="stable").index]
+
+
 def step_text(step: StepOps) -> str:
     """Groups of one step, its worst ops, and what has no counterpart."""
     groups = by_group(step)
-    shown = [
-        [
-            r.group,
-            str(r.ops),
-            text.seconds(r.predicted_s),
-            text.seconds(r.measured_s),
-            text.percent(r.error),
-        ]
-        for r in groups.itertuples()
-    ]
+    shown = []
+    for r in groups.itertuples():
+        times = map(text.seconds, (r.predicted_s, r.measured_s))
+        shown.append([r.group, str(r.ops), *times, text.percent(r.error)])
     worst = step.ops.dropna(subset=["measured_s"]).head(WORST)
     missing = step.without_event
+    share = text.percent(step.events_s / step.step_s)
+    worst_headers = ["worst ops", "group", "predicted", "measured", "off by", "sizes"]
     lines = [
-        (
-            f"{step.name}: {text.seconds(step.step_s)}, events add up to"
-            f" {text.percent(step.events_s / step.step_s)} of it"
-        ),
+        f"{step.name}: {text.seconds(step.step_s)}, events add up to {share} of it",
         text.table(["group", "ops", "predicted", "measured", "error of the step"], shown),
         "",
-        text.table(
-            ["worst ops", "group", "predicted", "measured", "off by", "sizes"],
-            [_worst_row(op) for _, op in worst.iterrows()],
-        ),
+        text.table(worst_headers, [_worst_row(op) for _, op in worst.iterrows()]),
     ]
     if missing:
-        named = ", ".join(missing[:5]) + (
-            f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        )
-        lines.append(f"without an event ({len(missing)}): {named}")
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        lines.append(f"without an event ({len(missing)}): {', '.join(missing[:5])}{more}")
     if step.not_matched_s:
         largest = sorted(step.not_matched_s, key=lambda label: -step.not_matched_s[label])
         total = text.seconds(sum(step.not_matched_s.values()))
-        lines.append(
-            f"events that match no label ({len(largest)}, {total}): {', '.join(largest[:5])}"
-        )
+        names = ", ".join(largest[:5])
+        lines.append(f"events that match no label ({len(largest)}, {total}): {names}")
     return "\n".join(lines)
 
 
@@ -154,15 +134,9 @@ def _worst_row(op: pd.Series) -> list[str]:
         for name, value in op.iloc[4:].items()
         if isinstance(value, int | float) and value > 0
     ]
-    off = text.seconds(op["predicted_s"] - op["measured_s"])
-    return [
-        op["label"],
-        op["group"],
-        text.seconds(op["predicted_s"]),
-        text.seconds(op["measured_s"]),
-        off,
-        " ".join(sizes[:_SIZES]),
-    ]
+    predicted_s, measured_s = op["predicted_s"], op["measured_s"]
+    times = map(text.seconds, (predicted_s, measured_s, predicted_s - measured_s))
+    return [op["label"], op["group"], *times, " ".join(sizes[:_SIZES])]
 
 
 def all_steps_text(steps: Sequence[StepOps]) -> str:
@@ -170,18 +144,12 @@ def all_steps_text(steps: Sequence[StepOps]) -> str:
     frame = pd.concat([by_group(step) for step in steps], ignore_index=True)
     errors = frame.groupby("group")["error"]
     # a step without ops of a group has no error there
-    mean = pd.DataFrame(
-        {
-            "size": errors.apply(lambda e: e.abs().sum() / len(steps)),
-            "sign": errors.sum() / len(steps),
-        }
-    )
+    size = errors.apply(lambda e: e.abs().sum() / len(steps))
+    mean = pd.DataFrame({"size": size, "sign": errors.sum() / len(steps)})
     worst = frame.loc[errors.apply(lambda e: e.abs().idxmax())].set_index("group")["error"]
     rows: list[list[Any]] = [
         [group, text.percent(row["size"]), text.percent(row["sign"]), text.percent(worst[group])]
         for group, row in mean.sort_values("size", ascending=False).iterrows()
     ]
-    return text.table(
-        [f"all {len(steps)} steps", "mean error of the step", "with its sign", "in the worst step"],
-        rows,
-    )
+    headers = ["mean error of the step", "with its sign", "in the worst step"]
+    return text.table([f"all {len(steps)} steps", *headers], rows)

@@ -13,11 +13,12 @@ together.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+
+from hybridperf.validate.harness import Split
 
 CELL = ("model", "n_gpus", "tp", "pp", "dp", "micro_batch")
 # One draw of 30 rows differs from the next by 0.7 points of 3: ten of them leave the mean unsure by
@@ -25,20 +26,8 @@ CELL = ("model", "n_gpus", "tp", "pp", "dp", "micro_batch")
 DRAWS, DRAWN_ROWS, FOLDS = 40, 30, 5
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """One task: given rows and judged ones, as places in a table. Splits of one `task` are judged
-    together.
-    """
-
-    task: str
-    part: str
-    given: np.ndarray  # [G]
-    judged: np.ndarray  # [J]
-
-
 # mean errors we want on the rows kept aside, by task
-GOALS = {
+STEP_GOALS = {
     "vTrain one node, no rows": 0.10,
     "vTrain one node, 30 rows": 0.03,
     "vTrain many nodes, one-node rows": 0.09,
@@ -51,17 +40,14 @@ _NONE = np.zeros(0, int)
 
 
 def splits(frame: pd.DataFrame, draws: int = DRAWS, folds: int = FOLDS) -> Iterator[Split]:
-    """All tasks that a table of predictable, measured rows allows, in the order of `GOALS`."""
+    """All tasks that a table of predictable, measured rows allows, in the order of `STEP_GOALS`."""
     yield from _vtrain(frame, draws)
     yield from _ultra_scale(frame, folds)
     yield from _mosaicml(frame)
 
 
 def _vtrain(frame: pd.DataFrame, draws: int) -> Iterator[Split]:
-    one, many = (
-        _at(frame["source"] == "vtrain_single_node"),
-        _at(frame["source"] == "vtrain_multi_node"),
-    )
+    one, many = (_at(frame["source"] == f"vtrain_{nodes}_node") for nodes in ("single", "multi"))
     if len(one):
         yield Split("vTrain one node, no rows", "all", _NONE, one)
         for draw in range(draws if len(one) > 2 * DRAWN_ROWS else 0):
@@ -81,18 +67,13 @@ def _ultra_scale(frame: pd.DataFrame, folds: int) -> Iterator[Split]:
         out = (frame["model"] == model).to_numpy()
         yield Split("ultra-scale, unseen model", model, _at(ultra & ~out), _at(ultra & out))
     gpus = pd.to_numeric(frame["n_gpus"]).to_numpy()
-    yield Split(
-        "ultra-scale, unseen GPU count",
-        "256",
-        _at(ultra & (gpus < 256)),
-        _at(ultra & (gpus == 256)),
-    )
+    fewer, most = _at(ultra & (gpus < 256)), _at(ultra & (gpus == 256))
+    yield Split("ultra-scale, unseen GPU count", "256", fewer, most)
     places = _at(ultra)
     fold = folds_of(frame.iloc[places], max(folds, 2))
     for one in range(folds):
-        yield Split(
-            "ultra-scale, unseen cells", f"fold {one}", places[fold != one], places[fold == one]
-        )
+        given, judged = places[fold != one], places[fold == one]
+        yield Split("ultra-scale, unseen cells", f"fold {one}", given, judged)
 
 
 def folds_of(frame: pd.DataFrame, folds: int) -> np.ndarray:
@@ -102,9 +83,8 @@ def folds_of(frame: pd.DataFrame, folds: int) -> np.ndarray:
 
 
 def _mosaicml(frame: pd.DataFrame) -> Iterator[Split]:
-    mosaic = (frame["source"] == "mosaicml_llmfoundry").to_numpy() & ~frame["precision"].astype(
-        str
-    ).str.contains("fp8").to_numpy()
+    fp8 = frame["precision"].astype(str).str.contains("fp8").to_numpy()
+    mosaic = (frame["source"] == "mosaicml_llmfoundry").to_numpy() & ~fp8
     if not mosaic.any():
         return
     for model in sorted(frame.loc[mosaic, "model"].unique()):

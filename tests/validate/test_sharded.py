@@ -29,7 +29,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, Zipf
-from hybridperf.validate import sharded_here
+from hybridperf.validate import sharded
 from hybridperf.validate.sharded_phases import phases
 from hybridperf.validate.sharded_scores import Contest, errors, judge
 from hybridperf.validate.sharded_tasks import (
@@ -523,7 +523,7 @@ def test_phases_add_up_and_a_collective_counts_without_its_waiting(measured):
 
 def test_a_model_that_cannot_say_anything_of_sharded_steps_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"is of .*, a gpu, and JAX runs on a cpu here"):
-        sharded_here.run(PerfModel.datasheet(load_device("t4")), tmp_path / "out")
+        sharded.run(PerfModel.datasheet(load_device("t4")), tmp_path / "out")
     with pytest.raises(InputError, match="knows no collectives and sharded steps have three"):
-        sharded_here.run(PerfModel.datasheet(this_cpu(1)), tmp_path / "out")
+        sharded.run(PerfModel.datasheet(this_cpu(1)), tmp_path / "out")
     assert not (tmp_path / "out").exists()

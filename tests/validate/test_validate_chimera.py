@@ -13,9 +13,9 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.lower import lower
 from hybridperf.io import InputError
 from hybridperf.validate import chimera
-from hybridperf.validate.chimera_layers import USUAL_LAUNCH_S, Knobs, Layers, elsewhere, fit
+from hybridperf.validate.chimera_layers import USUAL_LAUNCH_S, LayerKnobs, Layers, elsewhere, fit
 
-KNOBS = Knobs(0.7, 0.9, 0.8, 4e8, 5e-5, 4e-5)
+KNOBS = LayerKnobs(0.7, 0.9, 0.8, 4e8, 5e-5, 4e-5)
 
 
 def table(devices=("p100", "v100"), models=("bert-base", "bert-large"), batches=(1, 4, 32)):
@@ -152,6 +152,6 @@ def test_held_out_errors_are_below_the_smooth_roofline(data_dir) -> None:
             )
     assert (
         summary.loc[chimera.MODEL, "forward"] < 0.034
-    )  # held out; the null model's 2.8 to 3.9 % are in sample
+    )  # held out; the baseline's 2.8 to 3.9 % are in sample
     assert summary.loc[chimera.MODEL, "backward"] < 0.045
     assert summary.loc[chimera.DEVICE, "backward"] < 0.045

@@ -1,4 +1,4 @@
-"""The claim about collectives: rows dealt without leaks, null models and errors by hand, plots, and
+"""The claim about collectives: rows dealt without leaks, baselines and errors by hand, plots, and
 a small run over the data.
 """
 
@@ -14,15 +14,15 @@ from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
 from hybridperf.report import collective_plots
 from hybridperf.validate import (
+    collective_baselines,
     collective_judge,
     collective_lines,
-    collective_nulls,
     collective_tasks,
     collectives,
 )
-from hybridperf.validate.collective_groups import GROUP, read_groups, usable
-from hybridperf.validate.collective_judge import Effort, Elsewhere
-from hybridperf.validate.collective_lines import Line
+from hybridperf.validate.collective_judge import CollectiveEffort, OtherSystems
+from hybridperf.validate.collective_lines import CollectiveLine
+from hybridperf.validate.collective_rows import GROUP, read_groups, usable
 from hybridperf.validate.collective_tasks import TASKS
 
 
@@ -112,10 +112,17 @@ def test_how_many_rows_a_task_gives() -> None:
 
 def test_other_systems_are_all_but_the_judged_one(tmp_path) -> None:
     sweeps = read(pd.concat([sweep(), sweep("aic_h100_sxm"), sweep("aic_l40s")]))
-    elsewhere = Elsewhere(sweeps, Effort(), 0, tmp_path, {"aic_a100_sxm"}, lambda _: None)
+    elsewhere = OtherSystems(
+        sweeps, CollectiveEffort(), 0, tmp_path, {"aic_a100_sxm"}, lambda _: None
+    )
     assert set(elsewhere.rows("aic_a100_sxm")["system"]) == {"aic_h100_sxm", "aic_l40s"}
-    few = Elsewhere(
-        sweeps, Effort(prior_rows=7), 0, tmp_path, {"aic_a100_sxm", "aic_l40s"}, lambda _: None
+    few = OtherSystems(
+        sweeps,
+        CollectiveEffort(prior_rows=7),
+        0,
+        tmp_path,
+        {"aic_a100_sxm", "aic_l40s"},
+        lambda _: None,
     )
     assert few.rows("aic_a100_sxm")["system"].value_counts().to_dict() == {"aic_h100_sxm": 7}
 
@@ -128,7 +135,7 @@ def test_groups_of_few_rows_are_not_judged() -> None:
     assert collective_tasks.eligible(rows, TASKS["few_shot"]).all()
 
 
-# --- null models ----------------------------------------------------------------------------------
+# --- baselines ----------------------------------------------------------------------------------
 
 
 def error(
@@ -138,13 +145,13 @@ def error(
     asked: pd.DataFrame,
     references: tuple[str, ...] = (),
 ) -> float:
-    (says,) = collective_nulls.fit_all(own, others, references, only=(name,)).values()
+    (predicts,) = collective_baselines.fit_all(own, others, references, only=(name,)).values()
     return float(
-        np.median(np.abs(np.exp(says(asked.drop(columns="time_s"))) / asked["time_s"] - 1))
+        np.median(np.abs(np.exp(predicts(asked.drop(columns="time_s"))) / asked["time_s"] - 1))
     )
 
 
-def test_null_models_learn_what_they_can() -> None:
+def test_baselines_learn_what_they_can() -> None:
     rows, others = read(sweep()), read(sweep("aic_h100_sxm"))
     own, asked = rows.iloc[::2], rows.iloc[1::2]
     assert error("datasheet", own, others, asked) > 0.1
@@ -157,7 +164,7 @@ def test_null_models_learn_what_they_can() -> None:
 def test_datasheet_by_hand() -> None:
     rows = read(sweep()).set_index("row").loc[[0, 19]]
     np.testing.assert_allclose(
-        np.exp(collective_nulls.datasheet(rows)), rows["latency_s"] + rows["bytes"] / 3e11
+        np.exp(collective_baselines.datasheet(rows)), rows["latency_s"] + rows["bytes"] / 3e11
     )
 
 
@@ -166,8 +173,8 @@ def test_ring_and_tree_by_hand() -> None:
     rows = read(sweep()).query("n_gpus == 8")
     x = rows["datasheet_s"].to_numpy()
     floor, tree_s, tree, ring_s, ring, never = 1e-5, 2e-6, 1.5, 3e-6, 1.2, 1e6
-    tree_only = collective_nulls.ring_tree(np.log([floor, tree_s, tree, never, never]), rows)
-    ring_only = collective_nulls.ring_tree(np.log([floor, never, never, ring_s, ring]), rows)
+    tree_only = collective_baselines.ring_tree(np.log([floor, tree_s, tree, never, never]), rows)
+    ring_only = collective_baselines.ring_tree(np.log([floor, never, never, ring_s, ring]), rows)
     np.testing.assert_allclose(np.exp(tree_only), floor + 3 * tree_s + tree * x, rtol=1e-9)
     np.testing.assert_allclose(np.exp(ring_only), floor + 7 * ring_s + ring * x, rtol=1e-9)
 
@@ -182,11 +189,11 @@ def test_interpolation_by_hand() -> None:
         .assign(bytes=[100.0, 400.0] * 2)
     )
     frame["time_s"] = [1e-5, 4e-5, 2e-5, 8e-5]
-    says = collective_nulls.interpolation(read(frame))
+    predicts = collective_baselines.interpolation(read(frame))
 
     def seconds(n: int, size: float, collective: str = "all_reduce") -> float:
         asked = sweep(ranks=(n,), sizes=1).query(f"collective == '{collective}'").assign(bytes=size)
-        return float(np.exp(says(read(asked)))[0])
+        return float(np.exp(predicts(read(asked)))[0])
 
     assert seconds(2, 200.0) == pytest.approx(2e-5)
     assert seconds(2, 10.0) == pytest.approx(1e-5)
@@ -204,19 +211,23 @@ def test_a_group_without_rows_is_answered_from_its_collective_then_from_other_sy
         implementation="another"
     )
     np.testing.assert_allclose(
-        np.exp(collective_nulls.fit_all(own, others, only=("alpha_beta",))["alpha_beta"](small)),
+        np.exp(
+            collective_baselines.fit_all(own, others, only=("alpha_beta",))["alpha_beta"](small)
+        ),
         1e-5,
         rtol=0.05,
     )
     gather = rows.query("collective == 'all_gather' and bytes < 2000")
     np.testing.assert_allclose(
-        np.exp(collective_nulls.fit_all(own, others, only=("alpha_beta",))["alpha_beta"](gather)),
+        np.exp(
+            collective_baselines.fit_all(own, others, only=("alpha_beta",))["alpha_beta"](gather)
+        ),
         4e-5,
         rtol=0.05,
     )
     none = own.iloc[:0]
     assert np.isnan(
-        collective_nulls.fit_all(none, others, only=("interpolation",))["interpolation"](gather)
+        collective_baselines.fit_all(none, others, only=("interpolation",))["interpolation"](gather)
     ).all()
     assert error("relative", none, others, gather, references=("aic_h100_sxm",)) == pytest.approx(
         3.0, rel=0.1
@@ -250,7 +261,7 @@ def test_a_line_by_hand() -> None:
         of_group("b", 0.2, 0.4),
         of_group("c", 0.3, 0.6, inside=6.0),
     ]
-    line = collective_lines.line_of(Line("all", "half", 0.15), groups)
+    line = collective_lines.line_of(CollectiveLine("all", "half", 0.15), groups)
     assert line is not None
     assert (line["ours"], line["null_trees"], line["null_datasheet"], line["groups"]) == (
         0.2,
@@ -264,11 +275,11 @@ def test_a_line_by_hand() -> None:
     assert (line["covered"], line["covered_rows"], line["half_width"]) == (24 / 30, 30, 0.4)
     assert line["band_low"] < 0.9 < line["band_high"]
     assert line["null_interpolation"] is None
-    one = collective_lines.line_of(Line("one", "half", 0.1, systems=("a",)), groups)
+    one = collective_lines.line_of(CollectiveLine("one", "half", 0.1, systems=("a",)), groups)
     assert one is not None
     assert one["met"]
-    assert collective_lines.line_of(Line("none", "half", only="gloo"), groups) is None
-    assert collective_lines.line_of(Line("none", "ranks"), groups) is None
+    assert collective_lines.line_of(CollectiveLine("none", "half", only="gloo"), groups) is None
+    assert collective_lines.line_of(CollectiveLine("none", "ranks"), groups) is None
 
 
 def test_a_model_that_cannot_answer_everywhere_is_not_the_best() -> None:
@@ -276,7 +287,7 @@ def test_a_model_that_cannot_answer_everywhere_is_not_the_best() -> None:
         of_group("a", 0.1, 0.05, in_range=0.0, inside=0.0),
         of_group("b", 0.2, None, in_range=0.0, inside=0.0),
     ]
-    line = collective_lines.line_of(Line("all", "half"), groups)
+    line = collective_lines.line_of(CollectiveLine("all", "half"), groups)
     assert line is not None
     assert (line["best_null"], line["answered_trees"], line["null_trees"]) == ("datasheet", 1, 0.05)
     assert not line["covered_in_range"]
@@ -294,9 +305,9 @@ def test_errors_of_rows_become_those_of_groups() -> None:
     part = pd.DataFrame({
         "draw": [0, 0, 1], "ours": [0.1, 0.3, 0.4], "null_trees": [0.1, np.nan, 0.1],
         "inside": [True, False, True], "in_range": [True, True, False],
-        "half_width": [0.1, 0.2, 0.6],
+        "half_width": [0.1, 0.2, 0.6], "measured_s": [1.0, 2.0, 3.0], "ours_s": [2.0, 4.0, 6.0],
     })  # fmt: skip
-    found = collective_judge.scores(part)
+    found = collective_judge.group_scores(part)
     assert found["ours"] == pytest.approx((0.2 + 0.4) / 2)
     assert found["null_trees"] is None
     assert (found["tested"], found["inside"], found["in_range"], found["inside_in_range"]) == (
@@ -306,6 +317,7 @@ def test_errors_of_rows_become_those_of_groups() -> None:
         0.5,
     )
     assert found["half_width"] == 0.2
+    assert found["pearson"] == pytest.approx(1.0)
 
 
 # --- plots ----------------------------------------------------------------------------------------
@@ -356,7 +368,7 @@ def test_quick_run_is_far_better_than_the_datasheet(data_dir, tmp_path) -> None:
     assert written["schema"] == "hybridperf/validate-collectives"
     assert written["lines"] == summary["lines"]
     long = pd.read_csv(tmp_path / "collectives.csv")
-    assert set(long["model"]) == {"ours", *collective_nulls.NAMES}
+    assert set(long["model"]) == {"ours", *collective_baselines.NAMES}
     assert not long[[*GROUP, "model"]].duplicated().any()
     assert any(text.startswith("prior of 3 systems") for text in said)
     again: list[str] = []
@@ -372,11 +384,13 @@ def test_every_task_has_systems_to_judge(data_dir) -> None:
     few, sweeps = set(measured.few["system"]), set(measured.sweeps["system"])
     assert not few & sweeps
     for name, task in TASKS.items():
-        found = set(collectives.judged(measured, task, Effort()))
+        found = set(collectives.judged(measured, task, CollectiveEffort()))
         assert found
         assert found <= (few if task.few else sweeps), name
     for line in collective_lines.LINES:
-        assert set(line.systems) <= set(collectives.judged(measured, TASKS[line.task], Effort()))
+        assert set(line.systems) <= set(
+            collectives.judged(measured, TASKS[line.task], CollectiveEffort())
+        )
 
 
 def test_an_unknown_task_is_one_sentence(tmp_path) -> None:

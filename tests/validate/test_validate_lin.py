@@ -15,8 +15,8 @@ from hybridperf.model import PerfModel, load_model
 from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.validate import lin, lin_data, lin_hosts, lin_ranks, lin_single
-from hybridperf.validate.lin_borrowed import Borrowed, borrowed
-from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
+from hybridperf.validate.lin_borrowed import borrowed
+from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices
 from hybridperf.workloads.eager import loop
 
 
@@ -121,7 +121,9 @@ def test_rates_are_borrowed_from_other_workloads(data_dir, prices):
 
 
 def test_borrowed_rates_price_what_they_are_of(prices):
-    with_rates = dataclasses.replace(prices, borrowed=Borrowed(1.0, 1e9, 2e9, np.nan, np.nan, 1.0))
+    with_rates = dataclasses.replace(
+        prices, borrowed=BorrowedRates(1.0, 1e9, 2e9, np.nan, np.nan, 1.0)
+    )
     made = lin_data.config("DLRM_default", 16)
     update = lookup_calls(made.tables, 16, "backward", duplicates="each")
     merged = lookup_calls(made.tables, 16, "backward")

@@ -1,4 +1,4 @@
-"""Held-out ops beside null models: medians and bootstrap by hand, coverage with its band, and the
+"""Held-out ops next to baselines: medians and bootstrap by hand, coverage with its band, and the
 whole claim on a small calibration.
 """
 
@@ -26,7 +26,7 @@ def held_out(
     })  # fmt: skip
 
 
-def test_medians_and_the_better_null_by_hand() -> None:
+def test_medians_and_the_better_baseline_by_hand() -> None:
     (line,) = ops.compare(held_out([1.05] * 30, [1.2] * 30, [0.9] * 30)).to_dict("records")
     assert line["rows"] == 30
     assert (line["ours"], line["knobs"], line["trees"], line["datasheet"]) == pytest.approx(

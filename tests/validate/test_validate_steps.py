@@ -1,4 +1,4 @@
-"""Training steps judged: splits that keep given and judged apart, null models, and a quick run over
+"""Training steps judged: splits that keep given and judged apart, baselines, and a quick run over
 published rows.
 """
 
@@ -8,7 +8,7 @@ import pytest
 
 from hybridperf.training.steps.failures import endings
 from hybridperf.training.steps.rows import resolve
-from hybridperf.validate import step_memory, step_nulls, step_scores, step_splits, steps
+from hybridperf.validate import step_baselines, step_memory, step_scores, step_splits, steps
 
 ROW = {
     "source": "mosaicml_llmfoundry", "family": "gpt", "hidden": 1024, "heads": 16, "layers": 12,
@@ -29,7 +29,7 @@ def test_no_row_is_given_and_judged(measured) -> None:
         tasks.add(split.task)
         assert len(split.judged)
         assert not np.intersect1d(split.given, split.judged).size, split
-    assert set(step_splits.GOALS) <= tasks
+    assert set(step_splits.STEP_GOALS) <= tasks
 
 
 def test_a_row_ran_if_it_says_so_in_whatever_letters(tmp_path) -> None:
@@ -67,7 +67,7 @@ def test_unseen_models_and_scales_are_unseen(measured) -> None:
 def test_constants_are_the_best_of_their_kind() -> None:
     random = np.random.default_rng(0)
     ideal_s, measured_s = np.ones(501), np.exp(random.standard_normal(501))
-    median, best = (step_nulls.constant(ideal_s, measured_s, best) for best in (False, True))
+    median, best = (step_baselines.constant(ideal_s, measured_s, best) for best in (False, True))
 
     def error(factor):
         return np.abs(factor / measured_s - 1).mean()
@@ -84,11 +84,11 @@ def test_trees_learn_what_a_layout_does() -> None:
         for h in (1024, 2048, 4096)
     ]
     rows = resolve(pd.DataFrame(sizes)).rows
-    known = step_nulls.null_rows(rows)
+    known = step_baselines.baseline_rows(rows)
     slow = np.where([row["micro_batch"] == 1 for row in sizes], 5.0, 2.0)
-    learned = step_nulls.fit("trees", known, slow * known.ideal_s)
+    learned = step_baselines.fit("trees", known, slow * known.ideal_s)
     assert np.abs(learned(known) / (slow * known.ideal_s) - 1).mean() < 0.1
-    assert step_nulls.fit("trees", known[:5], known.ideal_s[:5]) is None
+    assert step_baselines.fit("trees", known[:5], known.ideal_s[:5]) is None
 
 
 def test_scores_by_hand() -> None:
@@ -101,12 +101,12 @@ def test_scores_by_hand() -> None:
             "flat": 2.0,
         }
     )
-    found = step_scores.scores(frame, ["flat"])
-    assert found.mape == pytest.approx((0.1 + 0.1 + 0.8) / 3)
-    assert found.median == pytest.approx(0.1)
-    assert found.coverage == pytest.approx(2 / 3)
+    found = step_scores.step_scores(frame, ["flat"])
+    assert found.all.mape == pytest.approx((0.1 + 0.1 + 0.8) / 3)
+    assert found.all.median == pytest.approx(0.1)
+    assert found.all.coverage == pytest.approx(2 / 3)
     assert (found.slow_rows, found.fast_mape) == (1, pytest.approx(0.1))
-    assert found.nulls["flat"] == pytest.approx((1.0 + 0.0 + 0.8) / 3)
+    assert found.all.baselines["flat"] == pytest.approx((1.0 + 0.0 + 0.8) / 3)
 
 
 def test_balanced_accuracy_by_hand() -> None:
@@ -142,7 +142,7 @@ def test_a_quick_run_prints_and_writes_its_tables(run, data_dir, tmp_path) -> No
     assert status in (0, None), err
     assert "vTrain one node, 30 rows" in printed
     judged = pd.read_csv(tmp_path / "steps_splits.csv")
-    assert set(step_splits.GOALS) <= set(judged["task"])
+    assert set(step_splits.STEP_GOALS) <= set(judged["task"])
     rows = judged[(judged["task"] == "vTrain one node, 30 rows")]
     assert (
         rows["predicted_s"] / rows["step_time_s"] - 1

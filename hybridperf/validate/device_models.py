@@ -1,5 +1,5 @@
 """Ops inside whole models (BERT-large, GPT-2-large in single precision): our sum over a model's ops
-beside NeuSight's published one.
+next to NeuSight's published one.
 
 The ops of each model are measured rows that no fit has seen. Ours come from a prior of the other
 devices adapted to the device's rows of NeuSight's training tables, the rows NeuSight itself was
@@ -23,14 +23,16 @@ from hybridperf.model.published.ops import MODEL_OPS, device_rows, read_model_op
 from hybridperf.report import text
 
 FAMILIES = ("matmul_fp32", "elementwise", "softmax", "norm")
-DEVICES = {
-    "v100_pcie_32g": "v100",
-    "p100_pcie_16g": "p100",
-    "t4": "t4",
-    "a100_pcie_40g": "a100",
-}  # and the split that leaves them out
+DEVICES = {  # and the split that leaves them out
+    "v100_pcie_32g": "v100", "p100_pcie_16g": "p100", "t4": "t4", "a100_pcie_40g": "a100",
+}  # fmt: skip
 _MODEL = ["device", "model", "mode", "seqlen", "model_batch"]
 _LEAST_VOCABULARY = 20_000
+_COLUMNS = {  # of a model's line, and their headings
+    "ours": "ours", "neusight": "NeuSight", "ours_without_head": "ours, no head",
+    "neusight_without_head": "NeuSight, no head", "ours_ops_median": "ours, op median",
+    "neusight_ops_median": "NeuSight, op median",
+}  # fmt: skip
 
 Adapts = Callable[[str], Adapted | None]  # family -> what predicts it on the device
 
@@ -48,13 +50,11 @@ def judge(data: Path, device: str, adapted: Adapts) -> tuple[list[dict[str, Any]
     frame["ours_s"] = np.nan
     if frame.empty:
         return [], dict(left_out)
-    for family, rows in device_rows(
-        frame.assign(time_s=frame["label_fw_s"]), load_device(device), MODEL_OPS, left_out
-    ):
+    timed = frame.assign(time_s=frame["label_fw_s"])
+    for family, rows in device_rows(timed, load_device(device), MODEL_OPS, left_out):
         if (model := adapted(family)) is not None:
-            frame.loc[rows.about["row"].to_numpy(), "ours_s"] = np.exp(
-                model.predict(rows.rows).log_s
-            )
+            seconds = np.exp(model.predict(rows.rows).log_s)
+            frame.loc[rows.about["row"].to_numpy(), "ours_s"] = seconds
     known = frame["ours_s"].notna()
     if (~known).any():
         left_out["no model of its family"] += int((~known).sum())
@@ -62,30 +62,24 @@ def judge(data: Path, device: str, adapted: Adapts) -> tuple[list[dict[str, Any]
 
 
 def summed(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A dict per model: measured seconds, and the errors of both with and
-    without the output head.
-    """
+    """A dict per model: measured seconds, and errors of both with and without the output head."""
     out = []
     for key, rows in frame.groupby(_MODEL, sort=False):
         head = (rows["op"] == "linear") & (rows["n"].fillna(0) >= _LEAST_VOCABULARY)
         measured = rows["label_fw_s"]
-        line: dict[str, Any] = dict(
-            zip(_MODEL, [k.item() if hasattr(k, "item") else k for k in key], strict=True)
-        )
-        line |= {
+        plain = [part.item() if hasattr(part, "item") else part for part in key]
+        line: dict[str, Any] = {
+            **dict(zip(_MODEL, plain, strict=True)),
             "ops": len(rows),
             "measured_s": float(measured.sum()),
             "has_head": bool(head.any()),
         }
         for name, column in (("ours", "ours_s"), ("neusight", "pred_fw_neusight_s")):
-            line[name] = float(rows[column].sum() / measured.sum() - 1)
-            line[f"{name}_without_head"] = float(
-                rows.loc[~head, column].sum() / measured[~head].sum() - 1
-            )
-        line["ours_ops_median"] = float((rows["ours_s"] / measured - 1).abs().median())
-        line["neusight_ops_median"] = float(
-            (rows["pred_fw_neusight_s"] / measured - 1).abs().median()
-        )
+            predicted = rows[column]
+            without_head = predicted[~head].sum() / measured[~head].sum()
+            line[name] = float(predicted.sum() / measured.sum() - 1)
+            line[f"{name}_without_head"] = float(without_head - 1)
+            line[f"{name}_ops_median"] = float((predicted / measured - 1).abs().median())
         out.append(line)
     return out
 
@@ -95,14 +89,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     if not lines:
         return "no ops inside models were judged"
     frame = pd.DataFrame(lines)
-    columns = [
-        "ours",
-        "neusight",
-        "ours_without_head",
-        "neusight_without_head",
-        "ours_ops_median",
-        "neusight_ops_median",
-    ]
+    columns = [*_COLUMNS]
     frame[columns] = frame[columns].abs()
     groups: Mapping[str, pd.DataFrame] = {
         **{str(device): rows for device, rows in frame.groupby("device", sort=False)},
@@ -113,14 +100,5 @@ def table(lines: list[dict[str, Any]]) -> str:
         for name, rows in groups.items()
         if len(rows)
     ]
-    headers = [
-        "mean error of a model's ops together",
-        "models",
-        "ours",
-        "NeuSight",
-        "ours, no head",
-        "NeuSight, no head",
-        "ours, op median",
-        "NeuSight, op median",
-    ]
+    headers = ["mean error of a model's ops together", "models", *_COLUMNS.values()]
     return text.table(headers, cells)

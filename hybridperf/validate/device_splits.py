@@ -86,71 +86,35 @@ def _slots(column: str, *words: str) -> Mapping[str, Chooses]:
     return {word: _where(**{column: word}) for word in words}
 
 
+_AICONFIGURATOR, _VIDUR = "aiconfigurator_gemm", "vidur_memory_ops"
+_FRAMEWORKS = _slots("framework", "trtllm", "vllm")
+_INT8_FP4 = ("sq", "int8_wo", "int4_wo", "nvfp4")
+_MOE = ("bfloat16", "fp8", "fp8_block")
+_MOE_4_BIT = ("int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "nvfp4")
+_gemm_bf16 = _where(file=_AICONFIGURATOR, quant="bfloat16")
+_gemm_fp8 = _where(file=_AICONFIGURATOR, dtype="fp8")
+_above = {"above twice the floor": _above_floor}
+_linear_bmm = _where(op=("linear", "bmm"))
+_decode = _where(op="generation_attention")
 LINES = (
-    Line(
-        "GEMM bf16",
-        "matmul",
-        _where(file="aiconfigurator_gemm", quant="bfloat16"),
-        SIZES,
-        _slots("framework", "trtllm", "vllm"),
-    ),
-    Line(
-        "GEMM fp8",
-        "matmul",
-        _where(file="aiconfigurator_gemm", dtype="fp8"),
-        SIZES,
-        _slots("quant", "fp8", "fp8_block"),
-    ),
-    Line(
-        "GEMM int8, fp4",
-        "matmul",
-        _where(file="aiconfigurator_gemm", quant=("sq", "int8_wo", "int4_wo", "nvfp4")),
-    ),
+    Line("GEMM bf16", "matmul", _gemm_bf16, SIZES, _FRAMEWORKS),
+    Line("GEMM fp8", "matmul", _gemm_fp8, SIZES, _slots("quant", "fp8", "fp8_block")),
+    Line("GEMM int8, fp4", "matmul", _where(file=_AICONFIGURATOR, quant=_INT8_FP4)),
     Line("GEMM fp16, vidur", "matmul", _where(file="vidur_gemm")),
     Line("MLA projections", "matmul", _where(op=("mla_gen_pre", "mla_gen_post"))),
-    Line(
-        "decode attention",
-        "decode_attention",
-        _where(op="generation_attention"),
-        SIZES,
-        _slots("framework", "trtllm", "vllm"),
-    ),
-    Line(
-        "prefill attention",
-        "prefill_attention",
-        _where(dtype="bf16"),
-        SIZES,
-        _slots("framework", "trtllm", "vllm"),
-    ),
+    Line("decode attention", "decode_attention", _decode, SIZES, _FRAMEWORKS),
+    Line("prefill attention", "prefill_attention", _where(dtype="bf16"), SIZES, _FRAMEWORKS),
     Line("prefill attention fp8", "prefill_attention", _where(dtype="fp8")),
-    Line(
-        "MoE",
-        "moe",
-        _where(quant=("bfloat16", "fp8", "fp8_block")),
-        SIZES,
-        _slots("quant", "bfloat16", "fp8", "fp8_block"),
-    ),
-    Line("MoE 4 bit", "moe", _where(quant=("int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "nvfp4"))),
-    Line(
-        "linear + bmm fp32",
-        "matmul_fp32",
-        _where(op=("linear", "bmm")),
-        SIZES,
-        _slots("op", "linear", "bmm"),
-    ),
+    Line("MoE", "moe", _where(quant=_MOE), SIZES, _slots("quant", *_MOE)),
+    Line("MoE 4 bit", "moe", _where(quant=_MOE_4_BIT)),
+    Line("linear + bmm fp32", "matmul_fp32", _linear_bmm, SIZES, _slots("op", "linear", "bmm")),
     Line("convolution fp32", "convolution", _where(file="neusight_conv"), SIZES),
     Line("convolution, DeepBench", "convolution", _where(file="deepbench_conv")),
-    Line(
-        "elementwise fp32",
-        "elementwise",
-        _where(file="neusight_elementwise"),
-        SIZES,
-        {"above twice the floor": _above_floor},
-    ),
-    Line("elementwise fp16, vidur", "elementwise", _where(file="vidur_memory_ops")),
+    Line("elementwise fp32", "elementwise", _where(file="neusight_elementwise"), SIZES, _above),
+    Line("elementwise fp16, vidur", "elementwise", _where(file=_VIDUR)),
     Line("softmax fp32", "softmax", _where(file="neusight_softmax"), SIZES),
     Line("layernorm fp32", "norm", _where(file="neusight_ln"), SIZES),
-    Line("rmsnorm fp16, vidur", "norm", _where(file="vidur_memory_ops")),
+    Line("rmsnorm fp16, vidur", "norm", _where(file=_VIDUR)),
     Line("encoder attention", "encoder_attention", _where(op="encoder_attention")),
     Line("quantise", "quantise", _where(op="scale_matrix")),
     Line("embedding fp16, vidur", "gather", _where(op="embedding")),
@@ -179,19 +143,17 @@ GOALS: Mapping[tuple[str, str], Mapping[str, float]] = {
 
 
 def goal(line: str, kind: str, size: str) -> float | None:
-    """The error wanted, as a share; None where the issue names none."""
+    """The error wanted, as a share; None where there is no goal."""
     return GOALS.get((line, kind), {}).get(size)
 
 
 def has_goal(line: str, kind: str) -> bool:
-    """Whether the issue names any for a line."""
+    """Whether there is a goal for a line."""
     return (line, kind) in GOALS
 
 
 def rows_of_size(size: str, pool: int, everything: bool = False) -> int | None:
-    """How many of a pool's rows a size means; None where the pool has too few, or fitting on all of
-    them was not asked for.
-    """
+    """How many of a pool's rows a size means; None where they are too few, or too many to fit."""
     if size == "all":
         return pool if everything or pool <= _ALL_IS_CHEAP else None
     count = round(0.1 * pool) if size == "10%" else int(size)

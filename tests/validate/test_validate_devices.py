@@ -1,4 +1,4 @@
-"""The claim about GPUs nobody measured yet: its lines and goals, scores by hand, null models, and a
+"""The claim about GPUs nobody measured yet: its lines and goals, scores by hand, baselines, and a
 small run over the data.
 """
 
@@ -15,7 +15,15 @@ from hybridperf.learning.prior import Predicted
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows
 from hybridperf.report import device_plots
-from hybridperf.validate import gpu_lines, gpu_ops, gpu_scores, model_ops, null_models
+from hybridperf.validate import (
+    device_baselines,
+    device_judge,
+    device_models,
+    device_scores,
+    device_splits,
+    devices,
+    scores,
+)
 
 
 def softmax_rows(
@@ -36,43 +44,43 @@ def softmax_rows(
     return out
 
 
-def guesses(
+def predictions(
     log_time: np.ndarray,
     error: float,
-    null_error: float,
+    baseline_error: float,
     half: float = 0.2,
     outside: np.ndarray | None = None,
-) -> gpu_scores.Guesses:
-    """Ours too slow by `error` everywhere, a null model by `null_error`."""
+) -> device_scores.DrawPredictions:
+    """Ours too slow by `error` everywhere, a baseline by `baseline_error`."""
     said = log_time + np.log1p(error)
     out = np.zeros(len(said)) if outside is None else outside
-    return gpu_scores.Guesses(
+    return device_scores.DrawPredictions(
         Predicted(said, said - half, said + half, log_time + np.log(2), out),
-        {"roofline": log_time - np.log(3), "trees": log_time + np.log1p(null_error)},
+        {"roofline": log_time - np.log(3), "trees": log_time + np.log1p(baseline_error)},
         np.ones(len(said), bool),
     )
 
 
 def test_every_line_has_its_goals_under_its_name() -> None:
-    names = {line.name for line in gpu_lines.LINES} | {
-        f"{line.name}: {view}" for line in gpu_lines.LINES for view in line.views
+    names = {line.name for line in device_splits.LINES} | {
+        f"{line.name}: {view}" for line in device_splits.LINES for view in line.views
     }
-    kinds = {split.kind for split in gpu_lines.SPLITS}
-    for line, kind in gpu_lines.GOALS:
+    kinds = {split.kind for split in device_splits.SPLITS}
+    for line, kind in device_splits.GOALS:
         assert line in names
         assert kind in kinds
-    assert {line.family for line in gpu_lines.LINES} == set(gpu_lines.FAMILIES)
-    assert gpu_lines.goal("GEMM bf16", "new", "50") == 0.057
-    assert gpu_lines.goal("GEMM bf16", "new", "20") is None
+    assert {line.family for line in device_splits.LINES} == set(device_splits.FAMILIES)
+    assert device_splits.goal("GEMM bf16", "new", "50") == 0.057
+    assert device_splits.goal("GEMM bf16", "new", "20") is None
 
 
 def test_judged_devices_are_left_out() -> None:
-    for split in gpu_lines.SPLITS:
+    for split in device_splits.SPLITS:
         assert set(split.judged) <= set(split.left_out)
 
 
 def test_sizes() -> None:
-    assert [gpu_lines.rows_of_size(size, 1000) for size in gpu_lines.SIZES] == [
+    assert [device_splits.rows_of_size(size, 1000) for size in device_splits.SIZES] == [
         0,
         20,
         50,
@@ -80,16 +88,16 @@ def test_sizes() -> None:
         100,
         1000,
     ]
-    assert gpu_lines.rows_of_size("200", 150) is None
-    assert gpu_lines.rows_of_size("all", 9000) is None
-    assert gpu_lines.rows_of_size("all", 9000, everything=True) == 9000
+    assert device_splits.rows_of_size("200", 150) is None
+    assert device_splits.rows_of_size("all", 9000) is None
+    assert device_splits.rows_of_size("all", 9000, everything=True) == 9000
 
 
 def test_scores_by_hand() -> None:
     time_s = np.geomspace(1e-5, 1e-2, 100)
     outside = np.where(np.arange(100) < 40, 1.0, 0.0)
-    found = gpu_scores.scores(
-        [guesses(np.log(time_s), 0.1, 0.3, outside=outside)], time_s, np.ones(100, bool)
+    found = device_scores.device_scores(
+        [predictions(np.log(time_s), 0.1, 0.3, outside=outside)], time_s, np.ones(100, bool)
     )
     assert found is not None
     assert [found[name] for name in ("median", "mean", "geomean")] == pytest.approx([0.1] * 3)
@@ -112,48 +120,48 @@ def test_scores_by_hand() -> None:
 
 def test_scores_are_averaged_over_draws_and_leave_out_what_was_fitted_on() -> None:
     time_s = np.geomspace(1e-5, 1e-2, 100)
-    one, other = guesses(np.log(time_s), 0.1, 0.3), guesses(np.log(time_s), 0.3, 0.3)
+    one, other = predictions(np.log(time_s), 0.1, 0.3), predictions(np.log(time_s), 0.3, 0.3)
     counts = np.arange(100) < 50
     other = dataclasses.replace(other, counts=counts)
-    found = gpu_scores.scores([one, other], time_s, np.ones(100, bool))
+    found = device_scores.device_scores([one, other], time_s, np.ones(100, bool))
     assert found is not None
     assert found["median"] == pytest.approx(0.2)
     assert found["tested"] == 75
     assert (
-        gpu_scores.scores([one, other], time_s, ~counts) is None
+        device_scores.device_scores([one, other], time_s, ~counts) is None
     )  # no row of the second draw is left
 
 
 def test_worse_beyond_chance_is_seen_and_chance_is_not() -> None:
     random = np.random.default_rng(0)
     error, other = np.abs(random.normal(0, 0.1, (2, 500)))
-    low, high = gpu_scores.excess([error], [other])
+    low, high = scores.excess([error], [other], np.random.default_rng(0), 400)
     assert low < 0 < high
-    low, _ = gpu_scores.excess([2 * error], [other])
+    low, _ = scores.excess([2 * error], [other], np.random.default_rng(0), 400)
     assert low > 0
 
 
 def test_noise_is_what_repeats_differ_by() -> None:
     rows = softmax_rows("t4", 60)
-    assert gpu_scores.repeat_noise(rows) is None  # nothing was measured twice
+    assert device_scores.repeat_noise(rows) is None  # nothing was measured twice
     twice = rows.some(np.repeat(np.arange(60), 2))
     time_s = twice.time_s * np.tile([1.0, 1.03], 60)
-    assert gpu_scores.repeat_noise(dataclasses.replace(twice, time_s=time_s)) == pytest.approx(
+    assert device_scores.repeat_noise(dataclasses.replace(twice, time_s=time_s)) == pytest.approx(
         np.log(1.03)
     )
 
 
 def test_rows_above_twice_the_floor() -> None:
     rows = softmax_rows("t4", 500)
-    (line,) = (line for line in gpu_lines.LINES if line.name == "elementwise fp32")
+    (line,) = (line for line in device_splits.LINES if line.name == "elementwise fp32")
     above = line.views["above twice the floor"](rows)
-    assert gpu_lines.launch_floor_s(rows) == pytest.approx(1e-5, rel=0.1)
+    assert device_splits.launch_floor_s(rows) == pytest.approx(1e-5, rel=0.1)
     assert rows.time_s[above].min() > 1.9e-5
     assert rows.time_s[~above].max() < 2.1e-5
 
 
 @pytest.fixture(scope="module")
-def others() -> list[null_models.Rows]:
+def others() -> list[device_baselines.TimedRows]:
     rows = [
         softmax_rows("v100_pcie_32g", seed=1, floor_s=1.5e-5),
         softmax_rows("p100_pcie_16g", seed=2, efficiency=0.6),
@@ -161,13 +169,13 @@ def others() -> list[null_models.Rows]:
     return [(part.rows, part.time_s) for part in rows]
 
 
-def test_null_models_learn_what_they_can(others) -> None:
+def test_baselines_learn_what_they_can(others) -> None:
     own, test = softmax_rows("t4", 100, seed=3), softmax_rows("t4", 200, seed=4)
     error = {
-        name: np.median(np.abs(np.expm1(says(test.rows) - np.log(test.time_s))))
-        for name, says in null_models.fit_all(others, (own.rows, own.time_s)).items()
+        name: np.median(np.abs(np.expm1(predicts(test.rows) - np.log(test.time_s))))
+        for name, predicts in device_baselines.fit_all(others, (own.rows, own.time_s)).items()
     }
-    assert set(error) == set(null_models.NAMES)
+    assert set(error) == set(device_baselines.NAMES)
     assert error["roofline"] > 0.4
     assert error["floor_and_rates"] < 0.03  # the rows are of its form
     assert max(error[name] for name in ("trees", "residual_trees", "process")) < 0.25
@@ -175,24 +183,26 @@ def test_null_models_learn_what_they_can(others) -> None:
 
 def test_without_rows_there_is_no_process_and_the_rest_know_the_others(others) -> None:
     test = softmax_rows("t4", 200, seed=4)
-    nulls = null_models.fit_all(others, None)
-    assert set(nulls) == set(null_models.NAMES) - {"process"}
+    baselines = device_baselines.fit_all(others, None)
+    assert set(baselines) == set(device_baselines.NAMES) - {"process"}
     assert (
-        np.median(np.abs(np.expm1(nulls["floor_and_rates"](test.rows) - np.log(test.time_s))))
+        np.median(np.abs(np.expm1(baselines["floor_and_rates"](test.rows) - np.log(test.time_s))))
         < 0.35
     )
 
 
 def test_a_prior_sees_pool_rows_of_other_devices_alone() -> None:
-    devices = {
+    by_device = {
         name: softmax_rows(name, 900, seed)
         for seed, name in enumerate(("t4", "v100_pcie_32g", "v100_sxm2", "p4"))
     }
-    (split,) = (split for split in gpu_lines.SPLITS if split.name == "v100")
-    found = gpu_ops.prior_rows(devices, split, gpu_ops.Effort(), 0)
+    (split,) = (split for split in device_splits.SPLITS if split.name == "v100")
+    found = device_judge.prior_rows(by_device, split, device_judge.DeviceEffort(), 0)
     assert set(found) == {"t4", "p4"}
     assert not any(rows.about["test"].any() for rows in found.values())
-    few = gpu_ops.prior_rows(devices, split, gpu_ops.Effort(prior_rows=100, prior_devices=1), 0)
+    few = device_judge.prior_rows(
+        by_device, split, device_judge.DeviceEffort(prior_rows=100, prior_devices=1), 0
+    )
     assert {name: len(rows) for name, rows in few.items()} == {"t4": 100}
 
 
@@ -212,11 +222,11 @@ def test_sums_over_models_with_and_without_the_head() -> None:
             },
         ]
     )
-    (line,) = model_ops.summed(frame)
+    (line,) = device_models.summed(frame)
     assert line["has_head"]
     assert (line["ours"], line["ours_without_head"]) == pytest.approx((3.2 / 4 - 1, 0.1))
     assert (line["neusight"], line["neusight_without_head"]) == pytest.approx((0.25, 0.0))
-    assert "20.0 %" in model_ops.table([line])
+    assert "20.0 %" in device_models.table([line])
 
 
 class Seconds:
@@ -227,15 +237,15 @@ class Seconds:
 
 
 def test_ops_inside_models_are_predicted_where_they_stand(data_dir) -> None:
-    lines, left_out = model_ops.judge(
-        data_dir, "t4", lambda family: Seconds() if family in model_ops.FAMILIES else None
+    lines, left_out = device_models.judge(
+        data_dir, "t4", lambda family: Seconds() if family in device_models.FAMILIES else None
     )  # type: ignore[arg-type,return-value]
     assert left_out == {}
     assert sum(line["ops"] for line in lines) == 64
     assert {line["model"] for line in lines} == {"bert_large", "gpt2_large"}
     for line in lines:
         assert (1 + line["ours"]) * line["measured_s"] == pytest.approx(line["ops"])
-    without, left_out = model_ops.judge(
+    without, left_out = device_models.judge(
         data_dir, "t4", lambda family: Seconds() if family == "softmax" else None
     )  # type: ignore[arg-type,return-value]
     assert sum(line["ops"] for line in without) == 4
@@ -244,20 +254,20 @@ def test_ops_inside_models_are_predicted_where_they_stand(data_dir) -> None:
 
 def test_an_unknown_split_is_one_sentence(tmp_path) -> None:
     with pytest.raises(InputError, match="unknown split or family 'k80'"):
-        gpu_ops.run(tmp_path, tmp_path, splits=["k80"])
+        devices.run(tmp_path, tmp_path, splits=["k80"])
 
 
 def test_without_data_there_is_nothing_to_judge(tmp_path) -> None:
     with pytest.raises(InputError, match="expected the measured data in"):
-        gpu_ops.run(tmp_path, tmp_path / "out", splits=["t4"], families=["softmax"])
+        devices.run(tmp_path, tmp_path / "out", splits=["t4"], families=["softmax"])
     (tmp_path / "compute").mkdir()
     with pytest.raises(InputError, match="no rows to judge under"):
-        gpu_ops.run(tmp_path, tmp_path / "out", splits=["t4"], families=["softmax"])
+        devices.run(tmp_path, tmp_path / "out", splits=["t4"], families=["softmax"])
 
 
 def test_a_fast_slice_of_the_claim(data_dir, tmp_path) -> None:
     said: list[str] = []
-    summary = gpu_ops.run(data_dir, tmp_path, quick=True, say=said.append)
+    summary = devices.run(data_dir, tmp_path, quick=True, say=said.append)
     results = pd.DataFrame(summary["results"])
     assert set(results["line"]) == {"softmax fp32", "layernorm fp32"}
     few = results[(results["size"] == "50") & (results["shapes"] == "unseen")].set_index("line")
@@ -267,12 +277,15 @@ def test_a_fast_slice_of_the_claim(data_dir, tmp_path) -> None:
     written = json.loads((tmp_path / "gpu_ops.json").read_text())
     assert written["results"] == summary["results"]
     assert len(pd.read_csv(tmp_path / "gpu_ops.csv")) == len(results)
+    kept = json.loads((tmp_path / "results.json").read_text())
+    assert (kept["claim"], len(kept["lines"])) == ("devices", len(results))
+    assert kept["lines"][0]["ours"] == summary["results"][0]["median"]
     assert (tmp_path / "learning_curve_softmax.png").stat().st_size > 10_000
     assert "softmax fp32, t4" in said[-2]
 
     again: list[str] = []  # parts that are finished are not computed again
     assert (
-        gpu_ops.run(data_dir, tmp_path, quick=True, say=again.append)["results"]
+        devices.run(data_dir, tmp_path, quick=True, say=again.append)["results"]
         == summary["results"]
     )
     assert not any("min left" in line for line in again)

@@ -30,23 +30,19 @@ class MeasuredCollectives:
     """Usable rows: the schema's columns, and
 
     row             the row's place in its file
-    implementation  as `collectives.rows.implementations` says
+    implementation  as `collectives.rows.implementations` names it
     datasheet_s     bytes at the datasheet's rates, no latency
     latency_s       the datasheet's
     bus_factor      bus bandwidth over bytes / seconds
     """
 
     sweeps: pd.DataFrame  # whole sweeps of systems
-    few: (
-        pd.DataFrame
-    )  # about 20 rows per collective of further systems, whose other rows are kept aside
+    few: pd.DataFrame  # about 20 rows per collective of further systems; the others are kept aside
     left_out: dict[str, dict[str, int]]  # [file][reason] rows
 
 
 def read_groups(data: Path) -> MeasuredCollectives:
-    """Both tables; the second may be missing, then it has no rows.
-    `InputError` where the first is.
-    """
+    """Both tables; the second may be missing (no rows), the first may not (`InputError`)."""
     sweeps_at, few_at = (data / FOLDER / name for name in (MEASURED, FEW_SHOT))
     if not sweeps_at.is_file():
         raise InputError(

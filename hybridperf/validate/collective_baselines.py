@@ -1,5 +1,5 @@
-"""What any model of collectives must beat, each given the same rows: the measured ones of the
-system and those of all others.
+"""What any model of collectives must beat, given the same rows: the measured ones of the system and
+those of all others.
 
     datasheet      latency + x, x = bytes at the datasheet's rates
     alpha_beta     a + x / e: two numbers of a group
@@ -14,52 +14,30 @@ system and those of all others.
 A group is a collective, link and implementation. Numbers of a group are found by robust least
 squares of logs, pulled weakly to what they are on other systems. A group without rows has those of
 its collective on the system; else those of the other systems, by group, then by collective.
-Interpolation and relative say nothing of a group of which they have no row. N rows; predictions are
-logs of seconds [N].
+Interpolation and relative predict nothing (NaN) for a group of which they have no row. N rows;
+predictions are logs of seconds [N].
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
-from hybridperf.io import InputError
+from hybridperf.validate.baselines import OTHERS_ROWS, boosted_trees, fit_logs, own_copies
 
 NAMES = ("datasheet", "alpha_beta", "ring_tree", "interpolation", "relative", "trees")
 Predicts = Callable[[pd.DataFrame], np.ndarray]
 Formula = Callable[[np.ndarray, pd.DataFrame], np.ndarray]
 
-_OTHERS_ROWS = 2000  # of each other system: more no longer help
-# trees: a row of the system itself stands there so often, while it has fewer rows than the others
-_OWN_COPIES = 10
-_TREES = {
-    "max_iter": 200,
-    "learning_rate": 0.1,
-    "max_leaf_nodes": 31,
-    "min_samples_leaf": 5,
-    "l2_regularization": 1.0,
-}
-_LOSS_SCALE = 0.25
 _SHARPNESS = 4.0
 _ALPHA_BETA = np.log([2e-5, 0.7]), np.array([1.5, 0.7])  # (start, spread around what others have)
 _RING_TREE = np.log([1e-5, 2e-6, 3.0, 2e-6, 1.4]), np.array([1.5, 1.5, 0.7, 1.5, 0.7])
-_LEVELS = (("collective", "link", "implementation"), ("collective",), ())
-
-
-def require_scikit_learn() -> Any:
-    """The module of the trees; `InputError` where it is not installed."""
-    try:
-        return importlib.import_module("sklearn.ensemble")
-    except ImportError as error:
-        raise InputError(
-            "null models need scikit-learn; pip install 'hybridperf[validate]'"
-        ) from error
+_GROUP = ("collective", "link", "implementation")
+_LEVELS = (_GROUP, ("collective",), ())
 
 
 def fit_all(
@@ -69,8 +47,14 @@ def fit_all(
     seed: int = 0,
     only: Sequence[str] = NAMES,
 ) -> dict[str, Predicts]:
-    """Every null model of these rows (see `collective_groups`): `own` of the system, perhaps none;
-    `kin`: which others are relatives.
+    """Every baseline of these rows (see `collective_rows`).
+
+    Args:
+        own: rows of the system, perhaps none.
+        others: rows of other systems.
+        references: which of the others are of the same architecture and kind of link.
+        seed: of thinning and trees.
+        only: names of the baselines to fit.
     """
     others = _thinned(others, np.random.default_rng(seed))
     makes: dict[str, Callable[[], Predicts]] = {
@@ -89,9 +73,6 @@ def datasheet(rows: pd.DataFrame) -> np.ndarray:
     return np.log(rows["latency_s"].to_numpy() + rows["datasheet_s"].to_numpy())
 
 
-# --- a few numbers of a group ---------------------------------------------------------------------
-
-
 def alpha_beta(theta: np.ndarray, rows: pd.DataFrame) -> np.ndarray:
     """log(a + x / e), theta the logs of a and e."""
     return np.logaddexp(theta[0], np.log(rows["datasheet_s"].to_numpy()) - theta[1])
@@ -104,22 +85,25 @@ def ring_tree(theta: np.ndarray, rows: pd.DataFrame) -> np.ndarray:
     x, n = np.log(rows["datasheet_s"].to_numpy()), rows["n_gpus"].to_numpy()
     tree = np.logaddexp(theta[1] + np.log(np.log2(n)), theta[2] + x)
     ring = np.logaddexp(theta[3] + np.log(n - 1), theta[4] + x)
-    return np.logaddexp(
-        theta[0], -np.logaddexp(-_SHARPNESS * tree, -_SHARPNESS * ring) / _SHARPNESS
-    )
+    softmin = -np.logaddexp(-_SHARPNESS * tree, -_SHARPNESS * ring) / _SHARPNESS
+    return np.logaddexp(theta[0], softmin)
 
 
 def by_group(
     own: pd.DataFrame, others: pd.DataFrame, formula: Formula, start: np.ndarray, spread: np.ndarray
 ) -> Predicts:
-    """The formula with numbers of each group, found when first asked for."""
+    """The formula with numbers of each group, found when first needed."""
+
+    def fitted(rows: pd.DataFrame, pulled_to: np.ndarray, spread: np.ndarray) -> np.ndarray:
+        log_time = np.log(rows["time_s"].to_numpy())
+        return fit_logs(lambda theta: formula(theta, rows), log_time, pulled_to, spread)
 
     @functools.cache
     def elsewhere(key: tuple[str, str, str]) -> np.ndarray:
         for level in _LEVELS:
             rows = _of(others, level, key)
             if len(rows):
-                return _fitted(formula, rows, start, 10 * spread)
+                return fitted(rows, start, 10 * spread)
         return start
 
     @functools.cache
@@ -127,12 +111,12 @@ def by_group(
         for level in _LEVELS[:-1]:
             rows = _of(own, level, key)
             if len(rows):
-                return _fitted(formula, rows, elsewhere(key), spread)
+                return fitted(rows, elsewhere(key), spread)
         return elsewhere(key)
 
     def predicts(rows: pd.DataFrame) -> np.ndarray:
         out = np.empty(len(rows))
-        for key, at in rows.groupby(list(_LEVELS[0]), sort=False).indices.items():
+        for key, at in rows.groupby(list(_GROUP), sort=False).indices.items():
             out[at] = formula(numbers(key), rows.iloc[at])
         return out
 
@@ -142,72 +126,57 @@ def by_group(
 def _of(rows: pd.DataFrame, level: Sequence[str], key: tuple[str, str, str]) -> pd.DataFrame:
     keep = np.ones(len(rows), bool)
     for name in level:
-        keep &= (rows[name] == key[_LEVELS[0].index(name)]).to_numpy()
+        keep &= (rows[name] == key[_GROUP.index(name)]).to_numpy()
     return rows[keep]
 
 
-def _fitted(
-    formula: Formula, rows: pd.DataFrame, pulled_to: np.ndarray, spread: np.ndarray
-) -> np.ndarray:
-    log_time = np.log(rows["time_s"].to_numpy())
+class Curve(NamedTuple):
+    """Median times of one group, ranks and nodes by size, in logs."""
 
-    def residuals(theta: np.ndarray) -> np.ndarray:
-        return np.concatenate(
-            [(formula(theta, rows) - log_time) / _LOSS_SCALE, (theta - pulled_to) / spread]
-        )
+    ranks: float
+    nodes: float
+    bus_factor: float
+    log_bytes: np.ndarray  # [S]
+    log_time: np.ndarray  # [S]
 
-    return np.asarray(least_squares(residuals, pulled_to, loss="soft_l1", max_nfev=100).x)
-
-
-# --- interpolation --------------------------------------------------------------------------------
+    def distance(self, ranks: float, nodes: float) -> float:
+        return float(abs(np.log(self.ranks / ranks)) + abs(np.log(self.nodes / nodes)))
 
 
 def interpolation(own: pd.DataFrame) -> Predicts:
     """Lines through the median times of each size; level below the least size, equal bandwidth
     above the largest.
     """
-    curves: dict[tuple[Any, ...], list[tuple[float, float, float, np.ndarray, np.ndarray]]] = {}
-    for (*key, n, nodes), rows in own.groupby([*_LEVELS[0], "n_gpus", "n_nodes"]):
+    by = [*_GROUP, "n_gpus", "n_nodes"]
+    curves: dict[tuple[str, ...], list[Curve]] = {}
+    for (*key, n, nodes), rows in own.groupby(by):
         medians = np.log(rows["time_s"]).groupby(np.log(rows["bytes"])).median()
-        curve = (
-            float(n),
-            float(nodes),
-            float(rows["bus_factor"].iloc[0]),
-            medians.index.to_numpy(),
-            medians.to_numpy(),
-        )
+        sizes, times = medians.index.to_numpy(), medians.to_numpy()
+        curve = Curve(float(n), float(nodes), float(rows["bus_factor"].iloc[0]), sizes, times)
         curves.setdefault(tuple(key), []).append(curve)
 
     def predicts(rows: pd.DataFrame) -> np.ndarray:
         out = np.full(len(rows), np.nan)
-        for (*key, n, nodes), at in rows.groupby(
-            [*_LEVELS[0], "n_gpus", "n_nodes"]
-        ).indices.items():
+        for (*key, n, nodes), at in rows.groupby(by).indices.items():
             if known := curves.get(tuple(key)):
-                nearest = min(
-                    known,
-                    key=lambda curve: abs(np.log(curve[0] / n)) + abs(np.log(curve[1] / nodes)),
-                )
-                _, _, factor, sizes, log_time = nearest
+                curve = min(known, key=lambda one: one.distance(n, nodes))
                 size = np.log(rows["bytes"].to_numpy()[at])
-                same_bandwidth = np.log(rows["bus_factor"].to_numpy()[at] / factor) + np.maximum(
-                    size - sizes[-1], 0.0
-                )
-                out[at] = np.interp(size, sizes, log_time) + same_bandwidth
+                beyond = np.maximum(size - curve.log_bytes[-1], 0.0)
+                factor = np.log(rows["bus_factor"].to_numpy()[at] / curve.bus_factor)
+                out[at] = np.interp(size, curve.log_bytes, curve.log_time) + (factor + beyond)
         return out
 
     return predicts
 
 
-# --- trees ----------------------------------------------------------------------------------------
-
-_WORDS = ("system", "collective", "link", "implementation")
+_WORDS = ("system", *_GROUP)
+_NUMBERS = ("bytes", "n_gpus", "n_nodes", "datasheet_s", "latency_s")
 
 
 def trees(own: pd.DataFrame, others: pd.DataFrame, seed: int) -> Predicts:
     """Boosted trees on rows of all systems."""
     typical = len(others) / max(others["system"].nunique(), 1)
-    copies = int(np.clip(typical / max(len(own), 1), 1, _OWN_COPIES))
+    copies = own_copies(typical, max(len(own), 1))
     learned = pd.concat([others, *[own] * copies], ignore_index=True)
     codes = {
         word: {value: code for code, value in enumerate(sorted(learned[word].unique()))}
@@ -215,29 +184,17 @@ def trees(own: pd.DataFrame, others: pd.DataFrame, seed: int) -> Predicts:
     }
 
     def inputs(rows: pd.DataFrame) -> np.ndarray:
-        numbers = [
-            np.log2(rows[name].to_numpy(np.float64))
-            for name in ("bytes", "n_gpus", "n_nodes", "datasheet_s", "latency_s")
-        ]
-        return np.stack(
-            [
-                *numbers,
-                datasheet(rows),
-                *(rows[word].map(codes[word]).to_numpy(np.float64) for word in _WORDS),
-            ],
-            1,
-        )
+        numbers = [np.log2(rows[name].to_numpy(np.float64)) for name in _NUMBERS]
+        words = [rows[word].map(codes[word]).to_numpy(np.float64) for word in _WORDS]
+        return np.stack([*numbers, datasheet(rows), *words], 1)
 
     x = inputs(learned)
     words = np.arange(x.shape[1]) >= x.shape[1] - len(_WORDS)
-    boosting = require_scikit_learn().HistGradientBoostingRegressor(
-        **_TREES, categorical_features=words, early_stopping=False, random_state=seed
-    )
+    boosting = boosted_trees(seed, categorical_features=words)
     boosting.fit(x, np.log(learned["time_s"].to_numpy()))
     return lambda rows: np.asarray(boosting.predict(inputs(rows)))
 
 
 def _thinned(rows: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:
-    order = random.permutation(len(rows))
-    shuffled = rows.iloc[order]
-    return shuffled[shuffled.groupby("system").cumcount() < _OTHERS_ROWS].reset_index(drop=True)
+    shuffled = rows.iloc[random.permutation(len(rows))]
+    return shuffled[shuffled.groupby("system").cumcount() < OTHERS_ROWS].reset_index(drop=True)

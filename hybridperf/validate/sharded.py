@@ -41,8 +41,8 @@ from hybridperf.ops import GROUPS
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.report import plots, text
-from hybridperf.validate import sharded_phases, sharded_scores
-from hybridperf.validate.comparison import best_factors
+from hybridperf.validate import harness, sharded_phases, sharded_scores
+from hybridperf.validate.baselines import best_factors
 from hybridperf.validate.measured_steps import measure_sharded
 from hybridperf.validate.sharded_scores import Contest
 from hybridperf.validate.sharded_tasks import (
@@ -61,13 +61,10 @@ from hybridperf.workloads.jax.table_access import RankTables
 
 RANKS = 2
 PLACEMENTS = 9  # of a model that is to be sharded, at least
-BAR, NOISES = (
-    0.08,
-    1.5,
-)  # errors are to stay below the larger of both: a share, and so many noise floors
+# errors are to stay below the larger of both: a share, and so many noise floors
+BAR, NOISES = 0.08, 1.5
 _SAME_SEEDS = {"models": 11, "shard": 23}
 _SUMMARY_SCHEMA_VERSION = 1
-_WAYS = ("programs", "graph", "cost")
 OURS = "ours"
 _MOST_RANDOM = 100  # placements drawn until there are enough different ones
 
@@ -82,18 +79,22 @@ def run(
     shard_passes: int = 1,
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
-    """Measure `tasks` models and `to_shard` models on several placements each, predict all, leave
-    tables and `summary.json` in `out`.
+    """Measure models and predict them; leaves tables, `summary.json` and `results.json` in `out`.
 
-    What an earlier run into `out` measured is not measured again.
+    Args:
+        model: of this machine, with its collectives.
+        out: folder for the results; what an earlier run measured there is not measured again.
+        tasks: how many models run on one placement each.
+        to_shard: how many models run on several placements each.
+        passes: times that the models of `tasks` are measured.
+        shard_passes: times that those of `to_shard` are.
+        say: takes what is printed.
+
+    Raises:
+        InputError: the model is of another machine, or knows no collectives.
     """
     out, start_s = Path(out), time.perf_counter()
-    backend = default_backend()
-    if model.device.kind != backend:
-        raise InputError(
-            f"the model is of {model.device.name}, a {model.device.kind}, and JAX runs on a"
-            f" {backend} here; choose a model of this machine"
-        )
+    harness.refuse_other_backend(model.device, default_backend())
     if model.collectives is None:
         raise InputError(
             "the model knows no collectives and sharded steps have three; run `hybridperf calibrate"
@@ -101,10 +102,7 @@ def run(
         )
     summary: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
-        "model": {
-            "device": model.device.id,
-            **{name: model.provenance.get(name) for name in ("made_by", "date", "rows_sha256")},
-        },
+        "model": harness.model_record(model),
     }
     if not knows_access(model):
         say(
@@ -117,11 +115,33 @@ def run(
         summary["placements"] = _placements(model, out / "placements", to_shard, shard_passes, say)
     summary["elapsed_s"] = time.perf_counter() - start_s
     write_json(out / "summary.json", "validate-sharded", _SUMMARY_SCHEMA_VERSION, summary)
+    harness.write_results(out, "sharded", result_lines(summary))
     say(
         f"\nsummary.json, steps.csv and placements.csv are in {out}; {summary['elapsed_s']:.0f} s"
         " in all"
     )
     return summary
+
+
+def result_lines(summary: Mapping[str, Any]) -> list[harness.ResultLine]:
+    """As `results.json` keeps them."""
+    lines = []
+    if found := summary.get("steps"):
+        scaled, models = found["scaled_roofline"], found["models"]
+        others = {
+            "hp.dlrm, sizes alone": found["graph"]["mean"],
+            "roofline x best constant of the others": None if scaled is None else scaled["mean"],
+        }
+        ours, inside = found["programs"]["mean"], found["inside"] / models
+        name = "steps of sharded models"
+        lines.append(harness.ResultLine(name, ours, models, found["bar"], others, coverage=inside))
+    if found := summary.get("placements"):
+        ways = {way: score["mean_loss"] for way, score in found["ways"].items()}
+        others = {rule: score["mean_loss"] for rule, score in found["rules"].items()}
+        name, measure = "placement predicted best", "mean loss to the fastest"
+        chosen = harness.ResultLine(name, ways["programs"], found["counted"], None, others, measure)
+        lines.append(chosen)
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,12 +170,9 @@ class Compared:
 
 
 def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compared]:
-    """Every measured placement of tasks, in their order; `folder` is what `measure_sharded` left.
-    `InputError` where one is missing.
-    """
-    rows = pd.read_csv(folder / "steps.csv", dtype={"placement": str}).set_index(
-        ["task", "placement"]
-    )
+    """Every placement of tasks that `measure_sharded` left in `folder`; `InputError` if missing."""
+    rows = pd.read_csv(folder / "steps.csv", dtype={"placement": str})
+    rows = rows.set_index(["task", "placement"])
     found = []
     for task in tasks:
         for placement in task["placements"]:
@@ -166,32 +183,23 @@ def compare(model: PerfModel, folder: Path, tasks: Sequence[Task]) -> list[Compa
                     " steps.jsonl say why"
                 )
             row = rows.loc[key]
-            contents = [
-                load_content(folder / "programs" / f"{row['program']}-rank{rank}.json")
-                for rank in range(RANKS)
-            ]
+            files = [f"{row['program']}-rank{rank}.json" for rank in range(RANKS)]
+            contents = [load_content(folder / "programs" / name) for name in files]
             predicted = predict(model, workload_of(contents, task, placement, knows_access(model)))
             split = sharded_phases.phases(predicted, contents, row.to_dict())
             noise = float(row["noise"] if math.isfinite(row["noise"]) else row["rounds_noise"])
-            graph_s = predict(model, eager(task, placement)).time_s
-            found.append(
-                Compared(
-                    task, tuple(placement), float(row["step_s"]), noise, predicted, split, graph_s
-                )
-            )
+            graph_s, step_s = predict(model, eager(task, placement)).time_s, float(row["step_s"])
+            at = tuple(placement)
+            found.append(Compared(task, at, step_s, noise, predicted, split, graph_s))
     return found
 
 
 def knows_access(model: PerfModel) -> bool:
-    """Whether the model was calibrated on embedding bags of skewed access, forward and as XLA
-    scatters gradients.
-    """
+    """Whether the model was calibrated on embedding bags of skewed access, both directions."""
     tables = [Table("any", 2, 1, 1)]
-    calls = (
-        lookup_calls(tables, 1, "forward"),
-        lookup_calls(tables, 1, "backward", duplicates="each"),
-    )
-    return all(GROUPS[int(call.op.group_index())] in model.groups for call in calls)
+    forward = lookup_calls(tables, 1, "forward")
+    backward = lookup_calls(tables, 1, "backward", duplicates="each")
+    return all(GROUPS[int(call.op.group_index())] in model.groups for call in (forward, backward))
 
 
 def workload_of(
@@ -200,9 +208,7 @@ def workload_of(
     placement: Sequence[int],
     access: bool,
 ) -> Workload:
-    """The programs of all ranks that ran a task; `access`: lookups as they were drawn, not as if
-    all rows were alike.
-    """
+    """The programs of all ranks that ran a task; `access`: with lookups as they were drawn."""
     tables, batch = tables_of(task), float(task["batch"])
     held = [
         RankTables([t for t, at in zip(tables, placement, strict=True) if at == rank], batch)
@@ -231,9 +237,7 @@ def eager(task: Mapping[str, Any], placement: Sequence[int]) -> Workload:
 def with_candidates(
     model: PerfModel, task: Task, seed: int
 ) -> tuple[Task, dict[tuple[int, ...], list[str]], dict[tuple[int, ...], float]]:
-    """A task with the placements that compete, their names, and what each costs as `hp.shard`
-    prices its final few.
-    """
+    """A task with the placements that compete, their names, and their costs by `hp.shard`."""
     tables, batch = tables_of(task), task["batch"]
     best = shard(tables, RANKS, model=model, batch=batch, seed=seed)
     by_rules = [(rule, by_rule(rule, best.cost, tables, batch, seed)) for rule in RULES]
@@ -261,16 +265,15 @@ def _steps(
     compared = compare(model, folder, tasks)
     write_table(pd.DataFrame([c.record() for c in compared]), folder.parent / "steps.csv")
     measured_s = [c.measured_s for c in compared]
+    predicted_s = [c.programs.time_s for c in compared]
     roofline_s = [c.programs.roofline_s for c in compared]
-    factors = best_factors(roofline_s, measured_s)
+    factors, scaled = best_factors(roofline_s, measured_s), None
+    if factors is not None:
+        scaled = sharded_scores.errors(list(factors * np.asarray(roofline_s)), measured_s)
     found: dict[str, Any] = {
-        "programs": sharded_scores.errors([c.programs.time_s for c in compared], measured_s),
+        "programs": sharded_scores.errors(predicted_s, measured_s),
         "graph": sharded_scores.errors([c.graph_s for c in compared], measured_s),
-        "scaled_roofline": (
-            None
-            if factors is None
-            else sharded_scores.errors(list(factors * np.asarray(roofline_s)), measured_s)
-        ),
+        "scaled_roofline": scaled,
         "noise": _mean_noise(compared),
         "inside": sum(
             c.programs.low_s is not None
@@ -289,13 +292,7 @@ def _steps(
     say("\n" + _steps_text(compared, found) + "\n\n" + sharded_phases.summary_text(split))
     names = [f"{c.task['name']}: {len(c.task['tables'])} tables" for c in compared]
     intervals = [(c.programs.low_s, c.programs.high_s) for c in compared]
-    plots.measured_plot(
-        names,
-        measured_s,
-        [c.programs.time_s for c in compared],
-        folder.parent / "steps.png",
-        intervals,
-    )
+    plots.measured_plot(names, measured_s, predicted_s, folder.parent / "steps.png", intervals)
     return found
 
 
@@ -305,35 +302,27 @@ def _placements(
     drawn = random_models(count, TO_SHARD, _SAME_SEEDS["shard"], heavy=True, prefix="s")
     made = [with_candidates(model, task, _SAME_SEEDS["shard"]) for task in drawn]
     tasks = [task for task, _, _ in made]
-    say(
-        f"\nrunning {sum(len(task['placements']) for task in tasks)} placements of {count} models"
-        f" on two cores, {passes} times each"
-    )
+    runs = sum(len(task["placements"]) for task in tasks)
+    say(f"\nrunning {runs} placements of {count} models on two cores, {passes} times each")
     _measure(folder, tasks, passes, profile=False)
     compared = compare(model, folder, tasks)
     write_table(pd.DataFrame([c.record() for c in compared]), folder.parent / "placements.csv")
     contests = []
     for task, distinct, cost_s in made:
         of_task = [c for c in compared if c.task["name"] == task["name"]]
-        predicted = (
-            [c.programs.time_s for c in of_task],
-            [c.graph_s for c in of_task],
-            [cost_s[c.placement] for c in of_task],
-        )
-        contests.append(
-            Contest(
-                task["name"],
-                tuple(c.placement for c in of_task),
-                tuple(tuple(distinct[c.placement]) for c in of_task),
-                np.array([c.measured_s for c in of_task]),
-                {way: np.array(values) for way, values in zip(_WAYS, predicted, strict=True)},
-            )
-        )
+        predicted = {
+            "programs": np.array([c.programs.time_s for c in of_task]),
+            "graph": np.array([c.graph_s for c in of_task]),
+            "cost": np.array([cost_s[c.placement] for c in of_task]),
+        }
+        placements = tuple(c.placement for c in of_task)
+        names = tuple(tuple(distinct[placement]) for placement in placements)
+        measured_s = np.array([c.measured_s for c in of_task])
+        contests.append(Contest(task["name"], placements, names, measured_s, predicted))
     found = sharded_scores.judge(contests)
     found["noise"] = _mean_noise(compared)
-    found["programs"] = sharded_scores.errors(
-        [c.programs.time_s for c in compared], [c.measured_s for c in compared]
-    )
+    predicted_s, steps_s = [c.programs.time_s for c in compared], [c.measured_s for c in compared]
+    found["programs"] = sharded_scores.errors(predicted_s, steps_s)
     found["spreads"] = {contest.model: contest.spread for contest in contests}
     say("\n" + _placements_text(found))
     return found
@@ -357,101 +346,60 @@ def _measure(folder: Path, tasks: Sequence[Task], passes: int, *, profile: bool)
 
 
 def _steps_text(compared: Sequence[Compared], found: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            f"{c.task['name']}: {len(c.task['tables'])} tables, batch {c.task['batch']}",
-            text.seconds(c.measured_s),
-            text.percent(c.noise),
-            text.seconds(c.programs.time_s),
-            text.percent(c.programs.time_s / c.measured_s - 1),
-            text.seconds(c.graph_s),
-            text.percent(c.graph_s / c.measured_s - 1),
-        ]
-        for c in compared
-    ]
+    rows = []
+    for c in compared:
+        name = f"{c.task['name']}: {len(c.task['tables'])} tables, batch {c.task['batch']}"
+        cells = [name, text.seconds(c.measured_s), text.percent(c.noise)]
+        for predicted_s in (c.programs.time_s, c.graph_s):
+            error = predicted_s / c.measured_s - 1
+            cells += [text.seconds(predicted_s), text.percent(error)]
+        rows.append(cells)
+    ways = {
+        "programs": "programs that ran", "graph": "hp.dlrm, sizes alone",
+        "scaled_roofline": "roofline x best constant of the others",
+    }  # fmt: skip
+    figures = ("mean", "geomean", "signed", "worst")
     errors = [
-        [name, *(text.percent(found[way][of]) for of in ("mean", "geomean", "signed", "worst"))]
-        for name, way in (
-            ("programs that ran", "programs"),
-            ("hp.dlrm, sizes alone", "graph"),
-            ("roofline x best constant of the others", "scaled_roofline"),
-        )
+        [name, *(text.percent(found[way][figure]) for figure in figures)]
+        for way, name in ways.items()
         if found[way] is not None
     ]
-    return "\n".join(
-        [
-            text.table(
-                ["model", "measured", "noise floor", "programs", "error", "hp.dlrm", "error"], rows
-            ),
-            "",
-            text.table(
-                [
-                    f"errors of {found['models']} sharded models",
-                    "mean",
-                    "geomean",
-                    "with sign",
-                    "worst",
-                ],
-                errors,
-            ),
-            (
-                f"geomean error {text.percent(found['programs']['geomean'])}; Lin et al. on four"
-                f" GPUs {text.percent(sharded_scores.LIN_GEOMEAN)}"
-            ),
-            (
-                f"noise floor {text.percent(found['noise'])}; mean error"
-                f" {text.percent(found['programs']['mean'])} against at most"
-                f" {text.percent(found['bar'])}: {'held' if found['held'] else 'not held'};"
-                f" {found['inside']} of {found['models']} inside the 90 % interval"
-            ),
-        ]
-    )
+    ours, models, held = found["programs"], found["models"], "held" if found["held"] else "not held"
+    headers = ["model", "measured", "noise floor", "programs", "error", "hp.dlrm", "error"]
+    titles = [f"errors of {models} sharded models", "mean", "geomean", "with sign", "worst"]
+    geomean = text.percent(ours["geomean"])
+    bar = f"mean error {text.percent(ours['mean'])} against at most {text.percent(found['bar'])}"
+    inside = f"{found['inside']} of {models} inside the 90 % interval"
+    lin = text.percent(sharded_scores.LIN_GEOMEAN)
+    return "\n".join([
+        text.table(headers, rows),
+        "",
+        text.table(titles, errors),
+        f"geomean error {geomean}; Lin et al. on four GPUs {lin}",
+        f"noise floor {text.percent(found['noise'])}; {bar}: {held}; {inside}",
+    ])  # fmt: skip
 
 
 def _placements_text(found: Mapping[str, Any]) -> str:
     def line(name: str, score: Mapping[str, Any]) -> list[str]:
-        return [
-            name,
-            *(text.percent(score[of]) for of in ("success", "mean_loss", "worst_loss")),
-            str(score["models"]),
-        ]
+        shares = (score["success"], score["mean_loss"], score["worst_loss"])
+        return [name, *map(text.percent, shares), str(score["models"])]
 
-    said = {
-        "programs": "predicted best, programs that ran",
-        "graph": "predicted best, hp.dlrm",
-        "cost": "predicted best, hp.shard",
-    }
-    rows = [line(said[way], score) for way, score in found["ways"].items()]
-    greedy = {
-        rule: score
-        for rule, score in found["rules"].items()
-        if rule in GREEDY and score["success"] is not None
-    }
+    ways = {"programs": "programs that ran", "graph": "hp.dlrm", "cost": "hp.shard"}
+    rules = found["rules"]
+    rows = [line(f"predicted best, {ways[way]}", score) for way, score in found["ways"].items()]
+    greedy = [rule for rule in rules if rule in GREEDY and rules[rule]["success"] is not None]
     if greedy:
-        best = max(greedy, key=lambda rule: (greedy[rule]["success"], -greedy[rule]["mean_loss"]))
-        rows.append(line(f"best greedy rule ({best})", greedy[best]))
-    rows += [line(rule, score) for rule, score in found["rules"].items()]
+        best = max(greedy, key=lambda rule: (rules[rule]["success"], -rules[rule]["mean_loss"]))
+        rows.append(line(f"best greedy rule ({best})", rules[best]))
+    rows += [line(rule, score) for rule, score in rules.items()]
     rows.append(line("any of the placements", found["any"]))
-    return "\n".join(
-        [
-            text.table(
-                [
-                    (
-                        f"{found['counted']} of {found['models']} models differ by"
-                        f" {sharded_scores.DIFFER} times"
-                    ),
-                    "success",
-                    "mean loss",
-                    "worst loss",
-                    "models",
-                ],
-                rows,
-            ),
-            (
-                "success: fastest or within 10 % of it; Lin et al."
-                f" {text.percent(sharded_scores.LIN_SUCCESS)} of 20; steps of all placements"
-                f" predicted with a mean error of {text.percent(found['programs']['mean'])}, noise"
-                f" floor {text.percent(found['noise'])}"
-            ),
-        ]
+    counted = f"{found['counted']} of {found['models']} models differ by"
+    title = f"{counted} {sharded_scores.DIFFER} times"
+    lin_success, noise = text.percent(sharded_scores.LIN_SUCCESS), text.percent(found["noise"])
+    note = (
+        f"success: fastest or within 10 % of it; Lin et al. {lin_success} of 20; steps of all"
+        f" placements predicted with a mean error of {text.percent(found['programs']['mean'])},"
+        f" noise floor {noise}"
     )
+    return text.table([title, "success", "mean loss", "worst loss", "models"], rows) + "\n" + note
