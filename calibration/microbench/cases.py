@@ -202,9 +202,10 @@ def main_op(hlo: str, copies: int, has_prelude: bool = False) -> dict[str, Any]:
     Raises: ValueError: there is no such op. With a prelude its elementwise loops are passed over.
     """
     from hybridperf.ops import Fused, columns
-    from hybridperf.workloads.jax.program import from_hlo
+    from hybridperf.workloads.jax.program import from_program
 
-    workload = from_hlo(hlo, backend="cpu")
+    alone = {"name": "case", "backend": "cpu", "temporary_bytes": 0.0, "result_bytes": 0.0}
+    workload = from_program({**alone, "hlo": hlo})
     work: dict[Any, float] = {}
     count: dict[Any, int] = {}
     reuse: dict[Any, list[float]] = {}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.ops import columns, lookup_calls
-from hybridperf.ops.embedding import Stream, Table, Zipf, distances, met, zipf_classes
+from hybridperf.ops.embedding import LookupStream, Table, Zipf, distances, met, zipf_classes
 
 _GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it spread evenly, however many
 
@@ -51,7 +51,9 @@ class Lookups:
         )
         call = lookup_calls([table], self.bags, self.direction, duplicates="each")
         lookups = self.bags * self.pooling
-        again = Stream(*met(*table.classes(self.bags), sets * lookups), lookups, table.row_bytes)
+        again = LookupStream(
+            *met(*table.classes(self.bags), sets * lookups), lookups, table.row_bytes
+        )
         distance_bytes, spread = distances([again] * copies)
         op = dataclasses.replace(
             call.op, distance=distance_bytes / table.row_bytes, spread=float(spread)

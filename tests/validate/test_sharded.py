@@ -41,7 +41,7 @@ from hybridperf.validate.sharded_tasks import (
 )
 from hybridperf.workloads.jax.hlo import parse
 from hybridperf.workloads.jax.hlo_collectives import collective_calls, group_size
-from hybridperf.workloads.jax.program import from_hlo, load_content
+from hybridperf.workloads.jax.program import from_program, load_content
 from hybridperf.workloads.jax.rank_programs import from_rank_programs
 from hybridperf.workloads.jax.table_access import RankTables
 from hybridperf_calibration.training_steps import sharded_dlrm, sharded_step
@@ -406,7 +406,8 @@ def test_collectives_of_a_program_are_read_from_its_text(groups, size):
     assert [call.bytes for call in collective_calls(by_name["r"], operands, 4, "gpu")] == [
         152
     ]  # one group of NCCL calls
-    step = from_hlo(text, backend="gpu")
+    sizes = {"temporary_bytes": 0.0, "result_bytes": 0.0}
+    step = from_program({"name": "program", "backend": "gpu", "hlo": text, **sizes})
     found = [(c.collective, c.bytes, c.ranks) for c in step.calls if isinstance(c, CollectiveCall)]
     assert found == [
         ("all_reduce", 152, size), ("all_gather", 128 * size, size), ("reduce_scatter", 128, size),
