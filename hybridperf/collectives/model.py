@@ -115,6 +115,16 @@ class CollectiveModel:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     learned_on: SystemSpec | None = None  # at whose rates corrections are taken; None: its own
 
+    def __repr__(self) -> str:
+        how = "datasheet latency and rates, nothing measured"
+        if self.adapted is not None:
+            how = "prior alone, nothing measured"
+            if self.adapted.rows:
+                measured = {CollectiveImplementation.parse(one.group) for one in self.measured}
+                libraries = sorted({one.library for one in measured})
+                how = f"fitted to {self.adapted.rows:,} measured rows of {', '.join(libraries)}"
+        return f"<CollectiveModel: {self.system.id}: {how}>"
+
     @staticmethod
     def datasheet(system: SystemSpec) -> CollectiveModel:
         """Bytes at the datasheet's rates after its latency."""

@@ -57,6 +57,14 @@ class Prediction:
     in_range: bool  # every op does
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        interval = "no interval"
+        if self.low_s is not None and self.high_s is not None:
+            interval = f"90 % interval {self.low_s:.4g} to {self.high_s:.4g} s"
+        roofline = f"datasheet roofline {self.roofline_s:.4g} s"
+        what = f"{self.workload.name} on {self.model.device.id}: {self.time_s:.4g} s"
+        return f"<Prediction: {what} ({interval}), {roofline}; notes: {len(self.notes)}>"
+
     def breakdown(self) -> pd.DataFrame:
         """Seconds by group, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
         times = self.workload.times_run()

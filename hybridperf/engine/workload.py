@@ -110,6 +110,13 @@ class Workload:
     deviation: float = 0.0  # of the log of its seconds, by what no row knows of a whole step
     given_deviation: float = 0.0  # of the log of seconds that are given, all together
 
+    def __repr__(self) -> str:
+        nodes, ranks = len(self.graph), len(np.unique(self.graph.rank))
+        counts = f"nodes: {nodes:,}, ranks: {ranks:,}, different calls: {len(self.calls):,}"
+        flops = f", flops: {self.flops:.4g}" if self.flops else ""
+        backend = f", compiled for: {self.backend}" if self.backend else ""
+        return f"<Workload: {self.name}; {counts}{flops}{backend}, notes: {len(self.notes)}>"
+
     def times_run(self) -> np.ndarray:
         """How often the graph runs each row [U], including runs as a part of a chain."""
         times = np.bincount(self.graph.row, minlength=len(self.calls) + 1)[1:]

@@ -56,6 +56,21 @@ class PerfModel:
     collectives: CollectiveModel | None = None
     host: Host | None = None  # what launching costs; None: not learned
 
+    def __repr__(self) -> str:
+        families, rows = ", ".join(self.families), self.provenance.get("rows")
+        parts = ["datasheet roofline, nothing measured"]
+        if self.families and rows == 0:
+            parts = [f"priors alone, nothing measured ({families})"]
+        elif self.groups:
+            measured = f" to {rows:,} measured rows" if isinstance(rows, int) else ""
+            parts = [f"{len(self.groups)} op groups fitted{measured}"]
+            parts += [f"priors for {families}"] if self.families else []
+        if self.collectives is not None:
+            parts.append(f"collectives of {self.collectives.system.id}")
+        if self.host is not None:
+            parts.append("launch overheads of its host")
+        return f"<PerfModel: {self.device.id}: {'; '.join(parts)}>"
+
     @staticmethod
     def datasheet(device: DeviceSpec) -> PerfModel:
         """The textbook roofline of a device."""
