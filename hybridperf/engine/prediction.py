@@ -69,7 +69,7 @@ class Prediction:
         return f"<Prediction: {what} ({interval}), {roofline}; notes: {len(self.notes)}>"
 
     def breakdown(self) -> pd.DataFrame:
-        """Seconds by group of ops: `group, share, seconds, roofline_s, ops, in_range`, largest first.
+        """Seconds by group, largest first: `group, share, seconds, roofline_s, ops, in_range`.
 
         Groups may overlap in time, so that seconds need not add up to the step's.
         """

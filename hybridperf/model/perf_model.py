@@ -41,11 +41,16 @@ _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 @dataclasses.dataclass(frozen=True)
 class PerfModel:
-    """A device with knobs; without calibration exactly the datasheet roofline."""
+    """A machine that prices ops: its datasheet, fitted knobs and learned corrections.
 
-    device: DeviceSpec
-    knobs: RooflineKnobs
+    Without calibration it is exactly the datasheet roofline (Williams et al., CACM 2009).
+    """
+
+    device: DeviceSpec  # published facts
+    knobs: RooflineKnobs  # fitted efficiencies, latencies and bandwidths
+    # by group of ops: measured range, held-out errors, learned correction
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
+    # where the measurements come from, dates, versions
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # priors adapted to this GPU: they price the ops they know
     families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)
@@ -73,7 +78,7 @@ class PerfModel:
 
     @staticmethod
     def datasheet(device: DeviceSpec) -> PerfModel:
-        """The textbook roofline of a device."""
+        """A model of a device without measurements: the textbook roofline."""
         return PerfModel(device, neutral_knobs())
 
     def platform(self) -> Platform:

@@ -115,8 +115,8 @@ def offload(
 ) -> Offload:  # fmt: skip
     """The cheapest way to keep what does not fit on each GPU of a pipeline in slower memories.
 
-    A linear program per stage, after the cost model of ZeRO-Infinity (Rajbhandari et al., SC21,
-    section 4).
+    A linear program per stage, with the efficiency model of ZeRO-Infinity (Rajbhandari et al.,
+    SC21).
 
     Args:
         shape: the model.
