@@ -128,7 +128,7 @@ class BatchPredictor:
 
         Returns:
             Seconds [B]; with `outputs` a dict of columns [B] in seconds: `time_s`, `busy_STREAM_s`,
-            `exposed_s`, `critical_GROUP_s`.
+                `exposed_s`, `critical_GROUP_s`.
 
         Raises:
             InputError: when a knob is unknown, changes nothing in this step, or is not positive.

@@ -29,8 +29,7 @@ def elasticities(prediction: Prediction) -> pd.DataFrame:
     step 0.4 % shorter.
 
     Returns:
-        A row per knob that matters: `knob` (name, as `predict_batch` takes it), `value`,
-        `elasticity`.
+        A row per knob that matters: `knob` (as `predict_batch` names it), `value`, `elasticity`.
 
     Raises:
         InputError: when it is not given what `hp.predict` returns.

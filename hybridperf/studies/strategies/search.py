@@ -79,7 +79,7 @@ def search_strategies(
 
     Returns:
         A row per combination: a column per class or layer ("inside, across"), then `iteration_s,
-        compute_s, communication_s, exposed_s, exposed_share, memory_bytes, fits`.
+            compute_s, communication_s, exposed_s, exposed_share, memory_bytes, fits`.
 
     Raises:
         InputError: when `fitting` and nothing fits.
