@@ -93,19 +93,23 @@ def fit_collectives(
     provenance: Mapping[str, Any] | None = None,
     keep_rows: bool = True,
 ) -> tuple[CollectiveModel, CollectiveReport]:
-    """A model of a system's collectives from measured rows, and how it errs.
+    """Fit a model of a system's collectives to measured rows.
 
     Args:
-        rows: `collective, bytes, n_gpus, n_nodes, time_s`; `lib, lib_version, variant, dtype,
-            in_place` where known. None: the prior alone.
-        system: a name, or the facts of a system.
-        prior: a `Prior`, the folder or name of one, "none"; default: the shipped one. Without prior
-            and rows the model is the datasheet's latency and rates, and its predictions note it.
+        rows: columns `collective, bytes, n_gpus, n_nodes, time_s` (seconds), and `lib, lib_version,
+            variant, dtype, in_place` where known; None: the prior alone.
+        system: name or facts of the system.
+        prior: what other systems showed: a `Prior`, its folder or name, or "none"; None: the
+            shipped one. Without prior and rows the model is the datasheet's latency and rates.
         provenance: what to record about the rows.
-        keep_rows: False: no row stays in the model, at some cost in accuracy.
+        keep_rows: False: no measured row stays in the model, at some cost in accuracy.
+
+    Returns:
+        The model, and a report of its errors on held-out rows.
 
     Raises:
-        InputError: rows of other systems only, a damaged row, or a prior of something else.
+        InputError: when no row is of this system, a row is damaged, or the prior is of another
+            kind.
     """
     spec = load_system(system) if isinstance(system, str) else system
     about = {**origin(rows), **(provenance or {})}

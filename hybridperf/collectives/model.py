@@ -60,7 +60,7 @@ _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CollectiveTable:
-    """Collectives as arrays. N of them, K knobs."""
+    """N collectives as arrays: what `collective_seconds` prices. K knobs."""
 
     inside_bytes: Array  # [N] through one rank's link
     across_bytes: Array  # [N] through one node's network
@@ -72,7 +72,15 @@ class CollectiveTable:
 
 
 def collective_seconds(table: CollectiveTable, links: Links) -> Array:
-    """Seconds [N] over links; differentiable in their rates, all knobs, bytes and ranks."""
+    """Seconds of N collectives, differentiable in link rates, knobs, bytes and ranks.
+
+    Args:
+        table: the collectives, from `CollectiveModel.table` or `CollectivePricer.table`.
+        links: rates of the system's links in bytes/s, from `CollectiveModel.links()`.
+
+    Returns:
+        Seconds [N].
+    """
     table, links = fresh_views((table, links))
     seconds = links.seconds(table.inside_bytes, table.across_bytes, table.talking, jnp)
     work = jnp.concatenate([seconds, jnp.stack([table.ranks_per_node, table.nodes], -1)], -1)
@@ -105,19 +113,29 @@ class MeasuredSizes:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveModel:
-    """What predicts collectives on one system. `adapted` None: the datasheet alone."""
+    """Predicts the seconds of collectives on one system."""
 
     system: SystemSpec
-    adapted: Adapted | None
-    provenance: Mapping[str, Any]
-    measured: tuple[MeasuredSizes, ...] = ()
-    # of the library by group, for rows that name none
+    adapted: Adapted | None  # the prior fitted to measured rows; None: the datasheet alone
+    provenance: Mapping[str, Any]  # where the rows come from, dates, versions
+    measured: tuple[MeasuredSizes, ...] = ()  # sizes and placements that were measured
+    # library version by implementation, for rows that name none
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    learned_on: SystemSpec | None = None  # at whose rates corrections are taken; None: its own
+    learned_on: SystemSpec | None = None  # whose rates corrections belong to; None: `system`
+
+    def __repr__(self) -> str:
+        how = "datasheet latency and rates, nothing measured"
+        if self.adapted is not None:
+            how = "prior alone, nothing measured"
+            if self.adapted.rows:
+                measured = {CollectiveImplementation.parse(one.group) for one in self.measured}
+                libraries = sorted({one.library for one in measured})
+                how = f"fitted to {self.adapted.rows:,} measured rows of {', '.join(libraries)}"
+        return f"<CollectiveModel: {self.system.id}: {how}>"
 
     @staticmethod
     def datasheet(system: SystemSpec) -> CollectiveModel:
-        """Bytes at the datasheet's rates after its latency."""
+        """A model without measurements: datasheet latency plus bytes at datasheet rates."""
         return CollectiveModel(system, None, {"made_by": "datasheet"})
 
     def shortcomings(self) -> list[str]:
@@ -366,7 +384,11 @@ def find_collectives(name: str | os.PathLike) -> Path | None:
 
 
 def load_collectives(name: str | os.PathLike) -> CollectiveModel:
-    """A model of collectives by folder, or by any name of a system whose calibration is shipped."""
+    """A calibrated model of collectives, from a folder or by the name of a shipped system.
+
+    Raises:
+        InputError: when there is no such folder or system, or its files are damaged.
+    """
     folder = find_collectives(name)
     if folder is None:
         installed = installed_hardware()

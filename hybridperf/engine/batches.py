@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from numpy.typing import ArrayLike
 
 from hybridperf.collectives.links import Links
 from hybridperf.engine.evaluate import in_blocks, makespan
@@ -41,23 +42,53 @@ _PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
 _LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 
 
-def predict_batch(model: PerfModel, workload: Workload, **knobs: Any) -> np.ndarray:
-    """Seconds [B] of one step on B variations of the platform.
+def predict_batch(model: PerfModel, workload: Workload, **knobs: ArrayLike) -> np.ndarray:
+    """Seconds of one step on B variations of a machine, evaluated together.
 
-    `knobs`: arrays [B], or numbers that hold for all of B, by name: `memory_bytes_per_s`,
-    `peak_flops_scale`; a knob of one group as `gemm__compute_efficiency`, or of all groups as
-    `compute_efficiency` (a factor on each group's own value); of a step with collectives also
-    `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`. `InputError` for an unknown one, or
-    where one is not positive.
+    Knobs that are not given keep the model's value. Their names are:
+
+    - `memory_bytes_per_s`: the device's memory bandwidth, bytes/s.
+    - `peak_flops_scale`: factor on the device's peak FLOP/s of every number format.
+    - `intra_bytes_per_s`, `rank_bytes_per_s`, `node_bytes_per_s`: bandwidth of a rank inside its
+      node, of one rank to other nodes, and of a whole node to other nodes, bytes/s; for steps with
+      collectives.
+    - `GROUP__KNOB`, for example `gemm__compute_efficiency`: a knob of one group of ops. Groups are
+      those of `Prediction.breakdown()`. Knobs are `floor_s` (least seconds of an op),
+      `compute_efficiency` (share of peak FLOP/s), `memory_efficiency` (share of bandwidth),
+      `transcendental_flops` (FLOPs of an exp, log, ...), `strided_factor` (cost of strided reads),
+      `step_s` (seconds of a serial step), `smoothing` (0: the larger of compute and memory time,
+      1: their sum).
+    - `KNOB` alone, for example `compute_efficiency`: a factor on every group's own value.
+
+    Args:
+        model: the machine to vary.
+        workload: the step.
+        knobs: values by name, each above zero: an array [B], or a number that holds for all of B.
+
+    Returns:
+        Seconds [B], float64.
+
+    Raises:
+        InputError: when a knob is unknown, changes nothing in this step, or is not positive.
     """
     return BatchPredictor(model, workload)(**knobs)
 
 
 class BatchPredictor:
-    """`predict_batch` for many batches, which several devices share: the step is lowered once.
+    """`predict_batch` for many batches of one step, which it prepares and compiles only once.
 
-    With `outputs`, some of `hybridperf.engine.outputs.OUTPUTS`, a call gives their columns [B] by
-    name: `time_s`, `busy_compute_s`, `exposed_s`, `critical_gemm_s`.
+    Where JAX has several devices, they share each batch.
+
+    Args:
+        model: the machine to vary.
+        workload: the step.
+        outputs: what a call returns, some of "time_s", "busy_s" (per stream), "exposed_s"
+            (communication that nothing hides) and "critical_s" (per group of ops on the critical
+            path); None: the seconds of the step alone.
+
+    Raises:
+        InputError: when the workload was compiled for another kind of device, or an output is
+            unknown.
     """
 
     def __init__(self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None):
@@ -89,8 +120,19 @@ class BatchPredictor:
         devices = jax.local_devices()
         self._mesh = jax.sharding.Mesh(np.array(devices), (_BATCH,)) if len(devices) > 1 else None
 
-    def __call__(self, **knobs: Any) -> Any:
-        """Seconds [B], see `predict_batch`; with `outputs` a dict of columns [B]."""
+    def __call__(self, **knobs: ArrayLike) -> Any:
+        """Seconds of the step on B variations of the machine.
+
+        Args:
+            knobs: values by name, as `predict_batch` takes.
+
+        Returns:
+            Seconds [B]; with `outputs` a dict of columns [B] in seconds: `time_s`, `busy_STREAM_s`,
+                `exposed_s`, `critical_GROUP_s`.
+
+        Raises:
+            InputError: when a knob is unknown, changes nothing in this step, or is not positive.
+        """
         values = _checked_knobs(knobs)
         size = len(next(iter(values.values())))
         if self._mesh is not None:  # every device takes as many
@@ -302,7 +344,13 @@ _batch_outputs = jax.jit(_batch_outputs_impl, static_argnums=5)
 
 
 def gradient(model: PerfModel, workload: Workload) -> Platform:
-    """d seconds / d each number of the platform, exact (back-pointers through the longest path)."""
+    """How the seconds of a step change with each number of the machine: exact first derivatives.
+
+    They are those of the critical path as it is, by reverse-mode differentiation.
+
+    Returns:
+        A `Platform` like `model.platform()` whose every number is d seconds / d that number.
+    """
     check_backend(model, workload)
     program, table = lower(workload.graph).program, canonical(step_table(model, workload.calls))
     return _slopes(program, table, canonical(model.platform()))

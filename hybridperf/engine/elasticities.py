@@ -23,7 +23,17 @@ from hybridperf.ops import GROUPS
 
 
 def elasticities(prediction: Prediction) -> pd.DataFrame:
-    """A row per knob that matters, the strongest first: `knob, value, elasticity`."""
+    """How strongly each number of the machine drives a step's time, the strongest first.
+
+    The elasticity is d log seconds / d log knob: -0.4 means that 1 % more of the knob makes the
+    step 0.4 % shorter.
+
+    Returns:
+        A row per knob that matters: `knob` (as `predict_batch` names it), `value`, `elasticity`.
+
+    Raises:
+        InputError: when it is not given what `hp.predict` returns.
+    """
     if not isinstance(prediction, Prediction):
         expected = "expected a prediction, what hp.predict gives"
         raise InputError(f"{expected}, got {type(prediction).__name__}")

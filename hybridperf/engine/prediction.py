@@ -39,26 +39,40 @@ _WIDTH_OF_90 = 2 * NormalDist().inv_cdf(0.95)  # standard deviations
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Seconds of one step, and what they are made of. N nodes of the graph, U rows of calls."""
+    """The predicted time of one step and where it goes; what `hp.predict` returns.
+
+    Arrays have one entry per node of the workload's graph [N] or per different call [U].
+    """
 
     workload: Workload
     model: PerfModel
-    time_s: float
+    time_s: float  # of the step
     low_s: float | None  # 90 % interval; None where the model has no measurements to take it from
     high_s: float | None
     roofline_s: float  # the same step by the datasheet alone
-    op_s: np.ndarray  # [U] seconds of each row
-    op_roofline_s: np.ndarray  # [U] by the datasheet alone
-    # int [U] index into KINDS: GROUPS, then collectives by name, then what is given
+    op_s: np.ndarray  # [U] seconds of each call
+    op_roofline_s: np.ndarray  # [U] seconds by the datasheet alone
+    # int [U] index into KINDS: groups of ops, then collectives by name, then given seconds
     op_group: np.ndarray
-    op_in_range: np.ndarray  # bool [U] lies within what was measured
-    timeline: Timeline  # [N] each
+    op_in_range: np.ndarray  # bool [U] whether the call lies inside what was measured
+    timeline: Timeline  # start and end seconds of each node [N]
     on_critical_path: np.ndarray  # bool [N]
-    in_range: bool  # every op does
-    notes: tuple[str, ...]
+    in_range: bool  # whether all calls lie inside what was measured
+    notes: tuple[str, ...]  # what to know before trusting the time
+
+    def __repr__(self) -> str:
+        interval = "no interval"
+        if self.low_s is not None and self.high_s is not None:
+            interval = f"90 % interval {self.low_s:.4g} to {self.high_s:.4g} s"
+        roofline = f"datasheet roofline {self.roofline_s:.4g} s"
+        what = f"{self.workload.name} on {self.model.device.id}: {self.time_s:.4g} s"
+        return f"<Prediction: {what} ({interval}), {roofline}; notes: {len(self.notes)}>"
 
     def breakdown(self) -> pd.DataFrame:
-        """Seconds by group, largest first: `group, seconds, share, roofline_s, ops, in_range`."""
+        """Seconds by group, largest first: `group, share, seconds, roofline_s, ops, in_range`.
+
+        Groups may overlap in time, so that seconds need not add up to the step's.
+        """
         times = self.workload.times_run()
         row = np.flatnonzero(times)
         times = times[row]
@@ -97,10 +111,15 @@ class Prediction:
 
 
 def predict(model: PerfModel, workload: Workload) -> Prediction:
-    """Time of one step of `workload` on `model`'s device.
+    """The time of one step of a workload on a machine, its 90 % interval, and where time goes.
+
+    Args:
+        model: the machine, from `hp.load_model`, `hp.fit` or `hp.PerfModel.datasheet`.
+        workload: the step, from `hp.transformer`, `hp.dlrm`, `hp.from_jax` or `hp.load_program`.
 
     Raises:
-        InputError: the workload was compiled for another kind of device, or a call has no price.
+        InputError: when the workload was compiled for another kind of device, or the model cannot
+            price one of its calls.
     """
     if not isinstance(workload, Workload):
         mend = "hp.dlrm, hp.transformer and hp.from_jax make one"

@@ -97,18 +97,26 @@ class PeakMemory(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What `predict` takes."""
+    """One step of work: a graph of calls on streams of ranks; what `hp.predict` prices."""
 
     name: str
-    graph: Graph
-    calls: tuple[Call, ...]
-    backend: str | None = None  # kind of device it was compiled for (`cpu`, `gpu`); None: any
+    graph: Graph  # nodes with their rank, stream and what they wait for
+    calls: tuple[Call, ...]  # different ops, collectives and given seconds, that nodes refer to
+    backend: str | None = None  # kind of device it was compiled for ("cpu", "gpu"); None: any
     flops: float = 0.0  # arithmetic of one step, as counted from the program
-    transcendentals: float = 0.0
+    transcendentals: float = 0.0  # exp, log, tanh, ... of one step
     notes: tuple[str, ...] = ()  # what was assumed or left out
     peak_memory: PeakMemory | None = None  # None: not counted
-    deviation: float = 0.0  # of the log of its seconds, by what no row knows of a whole step
-    given_deviation: float = 0.0  # of the log of seconds that are given, all together
+    # standard deviation of the log of the step's seconds beyond the errors of single calls
+    deviation: float = 0.0
+    given_deviation: float = 0.0  # the same of all given seconds together
+
+    def __repr__(self) -> str:
+        nodes, ranks = len(self.graph), len(np.unique(self.graph.rank))
+        counts = f"nodes: {nodes:,}, ranks: {ranks:,}, different calls: {len(self.calls):,}"
+        flops = f", flops: {self.flops:.4g}" if self.flops else ""
+        backend = f", compiled for: {self.backend}" if self.backend else ""
+        return f"<Workload: {self.name}; {counts}{flops}{backend}, notes: {len(self.notes)}>"
 
     def times_run(self) -> np.ndarray:
         """How often the graph runs each row [U], including runs as a part of a chain."""

@@ -44,10 +44,13 @@ class Overhead(Spec):
 
 
 class Host(Spec):
-    """What issuing work costs a host, in the symbols of Lin et al. (T1 to T5)."""
+    """CPU seconds that issuing work to a device costs, as traces of a framework showed.
 
-    source: str
-    profiler_s: NonNegativeFloat  # what each record cost the run that was traced: taken off already
+    The overheads T1 to T5 of Lin et al. (arXiv:2201.07821, DLRM performance on GPUs).
+    """
+
+    source: str  # the traces that it was read from
+    profiler_s: NonNegativeFloat  # seconds per record that profiling cost; already subtracted
     # T1: from the end of an outermost op to the next on its thread; None: no two ops came close
     between_ops_s: Spread | None
     before_launch_s: Overhead  # T2, by op: from its start to its first launch

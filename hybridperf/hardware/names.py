@@ -62,12 +62,24 @@ def device_called(driver_name: str) -> str:
 
 
 def load_device(name: str | os.PathLike) -> DeviceSpec:
-    """A device by name or alias, `here` for this machine's CPU, or by the path of a .toml file."""
+    """Published facts of a device by its name or alias ("a100_sxm4_80g"), or from a .toml file.
+
+    "here" is this machine's CPU. `hybridperf devices` lists the names.
+
+    Raises:
+        InputError: when no such device or file is known; it suggests the nearest name.
+    """
     return this_cpu() if str(name) == "here" else _load(name, "devices", DeviceSpec)
 
 
 def load_system(name: str | os.PathLike) -> SystemSpec:
-    """A system by name or alias, `here` for this machine's processes, or by a .toml file's path."""
+    """Published facts of a system (nodes and links) by its name or alias, or from a .toml file.
+
+    "here" is this machine's processes. `hybridperf systems` lists the names.
+
+    Raises:
+        InputError: when no such system or file is known; it suggests the nearest name.
+    """
     return this_system() if str(name) == "here" else _load(name, "systems", SystemSpec)
 
 

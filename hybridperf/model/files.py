@@ -37,10 +37,14 @@ _LATER_FIELDS = frozenset(
 
 
 def load_model(name: str | Path) -> PerfModel:
-    """A model by folder, or by any name of a shipped device, with its collectives and host.
+    """A calibrated machine, from a folder or by a device's name, with its collectives and host.
 
-    A folder with collectives alone is a model of the system's device by its datasheet. `here` is
-    this machine by its datasheet: what measuring it made lies in the folder that was given then.
+    A device without a shipped calibration is priced by its datasheet, and so is "here", this
+    machine's CPU: what `hybridperf calibrate` measured lies in the folder it was given. A folder
+    that holds collectives alone gives the system's device by its datasheet.
+
+    Raises:
+        InputError: when there is no such folder or device, or its files are damaged.
     """
     folder = Path(name)
     if str(name) == "here" and not folder.exists():

@@ -41,11 +41,16 @@ _WORK_FIELDS = tuple(field.name for field in dataclasses.fields(Work))
 
 @dataclasses.dataclass(frozen=True)
 class PerfModel:
-    """A device with knobs; without calibration exactly the datasheet roofline."""
+    """A machine that prices ops: its datasheet, fitted knobs and learned corrections.
 
-    device: DeviceSpec
-    knobs: RooflineKnobs
+    Without calibration it is exactly the datasheet roofline (Williams et al., CACM 2009).
+    """
+
+    device: DeviceSpec  # published facts
+    knobs: RooflineKnobs  # fitted efficiencies, latencies and bandwidths
+    # by group of ops: measured range, held-out errors, learned correction
     groups: Mapping[str, GroupReport] = dataclasses.field(default_factory=dict)
+    # where the measurements come from, dates, versions
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # priors adapted to this GPU: they price the ops they know
     families: Mapping[str, Adapted] = dataclasses.field(default_factory=dict)
@@ -56,9 +61,24 @@ class PerfModel:
     collectives: CollectiveModel | None = None
     host: Host | None = None  # what launching costs; None: not learned
 
+    def __repr__(self) -> str:
+        families, rows = ", ".join(self.families), self.provenance.get("rows")
+        parts = ["datasheet roofline, nothing measured"]
+        if self.families and rows == 0:
+            parts = [f"priors alone, nothing measured ({families})"]
+        elif self.groups:
+            measured = f" to {rows:,} measured rows" if isinstance(rows, int) else ""
+            parts = [f"{len(self.groups)} op groups fitted{measured}"]
+            parts += [f"priors for {families}"] if self.families else []
+        if self.collectives is not None:
+            parts.append(f"collectives of {self.collectives.system.id}")
+        if self.host is not None:
+            parts.append("launch overheads of its host")
+        return f"<PerfModel: {self.device.id}: {'; '.join(parts)}>"
+
     @staticmethod
     def datasheet(device: DeviceSpec) -> PerfModel:
-        """The textbook roofline of a device."""
+        """A model of a device without measurements: the textbook roofline."""
         return PerfModel(device, neutral_knobs())
 
     def platform(self) -> Platform:

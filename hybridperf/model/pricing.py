@@ -27,12 +27,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.typing import ArrayLike
 
 from hybridperf.collectives.curves import LOG2_BYTES
 from hybridperf.collectives.links import Links
 from hybridperf.collectives.model import CollectiveModel, CollectiveTable, collective_seconds
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import Array
 from hybridperf.learning.residual import inputs_of, log_correction
 from hybridperf.model import OpTable, PerfModel, Platform, durations
 from hybridperf.model.families import family_of, family_rows, with_defaults
@@ -40,20 +42,20 @@ from hybridperf.ops import GROUPS, op_by_name
 from hybridperf.ops.table import LABELS, OpRows, parse_ops
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-# columns of a table of collectives that name an implementation
-_WORDS = ("lib", "lib_version", "variant", "dtype", "in_place")
 
 
 @dataclasses.dataclass(frozen=True)
 class OpPricer:
-    """Seconds of one kind of op on a device; compiled once for each set of dimensions given."""
+    """Seconds of one kind of op on a device, differentiable in the op's sizes and all knobs.
+
+    Compiled once for each set of dimensions that is given. Make one with `OpPricer.of`.
+    """
 
     model: PerfModel
-    # one row of it: words that the dimensions do not change, and what dimensions are where they are
-    # not given
+    # one row of the op: its words, and the value of each dimension that a call leaves out
     sample: OpRows
-    dimensions: tuple[str, ...]
-    required: tuple[str, ...]  # those without a default
+    dimensions: tuple[str, ...]  # names that a call may give
+    required: tuple[str, ...]  # names that it must give: those without a default
 
     @staticmethod
     def of(
@@ -64,17 +66,17 @@ class OpPricer:
         text: Mapping[str, str] = _NOTHING,
         labels: Mapping[str, str] = _NOTHING,
     ) -> OpPricer:
-        """A pricer by the op's name in tables.
+        """A pricer for an op by its name.
 
         Args:
             model: the device and what was learned of it.
-            op: name in tables of ops.
+            op: name of the op, as in tables of ops ("gemm").
             dtype: number format.
-            text: words that change its work (`quant`, `kv_dtype`, ...), as in columns of a table.
-            labels: words that name the implementation (`framework`, ...), likewise.
+            text: words that change the op's work, by column of a table (`quant`, `kv_dtype`, ...).
+            labels: words that name the implementation, by column (`framework`, ...).
 
         Raises:
-            InputError: an unknown op, word, label or dtype.
+            InputError: when the op, a word, a label or the dtype is unknown.
         """
         cls, fixed = op_by_name(op)
         for word in text:
@@ -96,8 +98,16 @@ class OpPricer:
         parsed = parse_ops(pd.DataFrame([row]), model.device)
         return OpPricer(model, parsed.parts[0], dimensions, required)
 
-    def __call__(self, platform: Platform, **dims: Any) -> Any:
-        """Seconds of the op alone; `dims`: a number for each of `required`, and for any other."""
+    def __call__(self, platform: Platform, **dims: ArrayLike) -> Array:
+        """Seconds of the op by itself.
+
+        Args:
+            platform: numbers of the machine, `model.platform()` or a variation of it.
+            dims: sizes of the op by name: all of `required`, any of `dimensions`.
+
+        Raises:
+            InputError: when a required size is missing or a name is unknown.
+        """
         for name in dims:
             if name not in self.dimensions:
                 has = f"{self.sample.name} has {', '.join(self.dimensions)}"
@@ -156,7 +166,10 @@ class OpPricer:
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePricer:
-    """Seconds of one kind of collective among so many ranks of a system, by its bytes."""
+    """Seconds of one collective on a fixed group of ranks, differentiable in bytes and link rates.
+
+    Make one with `CollectivePricer.of`.
+    """
 
     model: CollectiveModel
     per_byte: CollectiveTable  # one row, of one byte, without correction
@@ -164,24 +177,29 @@ class CollectivePricer:
 
     @staticmethod
     def of(
-        model: CollectiveModel, collective: str, *, n_gpus: int, n_nodes: int = 1, **words: str
-    ) -> CollectivePricer:
-        """A pricer by the collective's name.
+        model: CollectiveModel, collective: str, *, n_gpus: int, n_nodes: int = 1, lib: str = "",
+        lib_version: str = "", variant: str = "", dtype: str = "", in_place: str = "",
+    ) -> CollectivePricer:  # fmt: skip
+        """A pricer for a collective by its name; words left empty are assumed as in tables.
 
         Args:
-            model: calibrated collectives.
-            collective: name in tables of collectives.
-            n_gpus: ranks in all.
-            n_nodes: nodes they stand on.
-            words: `lib`, `lib_version`, `variant`, `dtype`, `in_place`, as in columns of a table.
+            model: the system and what was learned of its collectives.
+            collective: name of the collective, as in tables ("all_reduce").
+            n_gpus: ranks in all, 2 or more.
+            n_nodes: nodes that they are spread over evenly.
+            lib: communication library ("nccl").
+            lib_version: its version.
+            variant: algorithm or path of the library, as measured rows name it.
+            dtype: number format of the elements.
+            in_place: "1" where the result overwrites the input.
 
         Raises:
-            InputError: an unknown collective or word, or ranks that do not divide into nodes.
+            InputError: when the collective is unknown, or ranks do not divide into nodes.
         """
-        for word in words:
-            if word not in _WORDS:
-                known = f"known are {', '.join(_WORDS)}"
-                raise unknown("word of a collective", word, _WORDS, known)
+        words = {
+            "lib": lib, "lib_version": lib_version, "variant": variant, "dtype": dtype,
+            "in_place": in_place,
+        }  # fmt: skip
         given = {name: word for name, word in words.items() if word != ""}
         frame = pd.DataFrame({"bytes": 2.0**LOG2_BYTES}).assign(
             collective=collective, n_gpus=n_gpus, n_nodes=n_nodes, **given
@@ -192,8 +210,8 @@ class CollectivePricer:
             curve = np.log(model.predict(frame)["predicted_s"].to_numpy())
         return CollectivePricer(model, per_byte, curve)
 
-    def __call__(self, links: Links, bytes: Any) -> Any:  # as in tables
-        """Seconds of a collective of so many bytes."""
+    def __call__(self, links: Links, bytes: ArrayLike) -> Array:  # named as in tables
+        """Seconds of the collective with a message of so many bytes per rank."""
         return _compiled(self)(_floats(links), _float(bytes))
 
     def table(self, bytes: Any) -> CollectiveTable:

@@ -226,20 +226,21 @@ def lookup_calls(
     optimizer: str = "sgd", duplicates: str = "merged", beside: Sequence[Table] = (),
     in_step: bool = False,
 ) -> OpCall:  # fmt: skip
-    """The lookups of a batch in all tables as one fused op; differentiable in sizes and access.
+    """A batch's lookups in several tables as one fused op, differentiable in sizes and access.
 
     Args:
-        tables: of one number format.
+        tables: embedding tables of one number format.
         batch: samples.
-        direction: "forward" or "backward".
-        optimizer: of the backward pass: "sgd", "adagrad", "rowwise_adagrad".
-        duplicates: of the backward pass: "merged" or "each" (sgd only).
-        beside: tables that other ops of the step look up, whose rows come between.
-        in_step: a backward op finds the rows that the step's forward op has just touched; else it
-            runs again and again by itself, as when it is measured.
+        direction: "forward" (look up and pool) or "backward" (update the rows).
+        optimizer: of the backward pass: "sgd", "adagrad" or "rowwise_adagrad".
+        duplicates: of the backward pass: "merged": gradients of a row are summed first; "each":
+            every one is added by itself (sgd only).
+        beside: tables that other ops of the same step look up, and which share the caches.
+        in_step: True: the backward op finds rows in cache that the step's forward op has just
+            read; False: it runs repeatedly by itself, as when it is measured.
 
     Raises:
-        InputError: for tables or options that do not fit; it names the table.
+        InputError: when a table or an option is not valid; the message names the table.
     """
     if direction not in ("forward", "backward"):
         raise InputError(f"expected a direction of forward or backward, got {direction!r}")

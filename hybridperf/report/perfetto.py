@@ -29,7 +29,12 @@ _MICROSECONDS = 1e6
 
 
 def write_timeline(prediction: Prediction, path: str | os.PathLike) -> None:
-    """Write the timeline of one predicted step."""
+    """Write a predicted step as a timeline that https://ui.perfetto.dev and chrome://tracing open.
+
+    Args:
+        prediction: what `hp.predict` returned.
+        path: the JSON file to write.
+    """
     graph, times = prediction.workload.graph, prediction.timeline
     ops = prediction.ops()
     dims = ops.loc[:, "critical":].iloc[:, 1:].to_dict("records")

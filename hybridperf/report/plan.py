@@ -31,7 +31,12 @@ PARTS = (
 
 
 def plan_report(plan: Plan, count: int = 10) -> str:
-    """The whole report."""
+    """A plan as text: the best layouts, why the first wins, how sure that is, what would change it.
+
+    Args:
+        plan: what `hp.plan` returned.
+        count: how many layouts are listed.
+    """
     beside = compared(plan)
     pieces = [
         _head(plan),

@@ -17,7 +17,7 @@ _LEAST, _LEAST_APART = 1e-300, 1e-8  # a constraint is kept by that much
 
 
 def search_report(result: SearchResult) -> str:
-    """The whole answer as text."""
+    """A search result as text: the optimum, what holds it back, and what that is worth."""
     sense = "most" if result.maximise else "least"
     lines = [f"{sense} {result.objective_name}: {result.objective:.6g}"]
     lines += [f"note: {note}" for note in result.notes]
@@ -71,8 +71,11 @@ def search_report(result: SearchResult) -> str:
 
 
 def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
-    """Best objective so far that meets the constraints, and how far it is from the optimum, against
-    evaluations.
+    """Plot how a search converged: best objective that meets the constraints, by evaluations.
+
+    Args:
+        result: what `hp.search` returned.
+        path: the image file to write.
     """
     figure, (above, below) = new_figure(7, 5.5, lines=2)
     frame = result.convergence

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io import InputError
-from hybridperf.workloads.memory import memory
+from hybridperf.workloads.memory import MemoryKnobs, ModelStates, memory
 from hybridperf.workloads.schedules import closed_form_s
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -39,19 +39,20 @@ _BACKWARD, _BACKWARD_AGAIN = 2, 3  # forwards that a backward takes
 
 
 class Pipeline(NamedTuple):
-    """One shape of the pipeline and its seconds per step."""
+    """One way to run a model as a pipeline, its memory and its seconds per step."""
 
-    replicas: int  # W
+    replicas: int  # W: copies of the pipeline
     stages: int  # D
-    micro_batch: int  # B
-    micro_batches: int  # N
-    recompute: str
-    memory_bytes: float
-    pipeline_s: float
-    unoverlapped_s: float
+    micro_batch: int  # B: samples
+    micro_batches: int  # N per pipeline and step
+    recompute: str  # "none" or "full"
+    memory_bytes: float  # of the fullest worker
+    pipeline_s: float  # passes and messages between stages
+    unoverlapped_s: float  # gradients' all-reduces that no computation hides
 
     @property
     def step_s(self) -> float:
+        """Seconds of a step."""
         return self.pipeline_s + self.unoverlapped_s
 
 
@@ -59,28 +60,47 @@ def pipelines(
     shape: TransformerShape, workers: int, batch: int, capacity_bytes: float,
     layer_forward_s: Callable[[int], float], *, latency_s: float, bytes_per_s: float,
     dtype: str = "fp32", schedule: str = "chimera", recompute: bool = True, largest: bool = True,
-    **options: object,
+    grad_bytes: float | None = None, optimizer: str = "adam",
+    attention: Literal["fused", "unfused"] = "fused", dropout: bool = False, split: str = "even",
+    states: ModelStates | None = None, knobs: MemoryKnobs | None = None,
 ) -> list[Pipeline]:  # fmt: skip
-    """Every number of stages D with its best micro-batch B, fastest first.
+    """Every even number of stages D with its best micro-batch B, the fastest pipeline first.
+
+    The cost model of Chimera (Li and Hoefler, SC21, section 3).
 
     Args:
         shape: the model.
-        workers: W D.
+        workers: GPUs in all: W replicas of D stages.
         batch: samples of a step over all workers.
-        capacity_bytes: of a worker.
-        layer_forward_s: seconds of one layer forward by the samples of a micro-batch.
-        latency_s: of a message.
-        bytes_per_s: of a link.
-        dtype: of weights and activations.
-        schedule: `chimera` or `1f1b`.
+        capacity_bytes: memory of a worker, bytes.
+        layer_forward_s: gives the seconds of one layer's forward pass from the samples of a
+            micro-batch.
+        latency_s: seconds of an empty message between stages.
+        bytes_per_s: bandwidth of a link.
+        dtype: number format of weights and activations.
+        schedule: "chimera" or "1f1b".
         recompute: whether a D at which no B fits may compute the forward pass again.
-        largest: Chimera's rule, the largest B; False: the fastest, which 1F1B needs to be judged
-            fairly.
-        options: those of `memory`.
+        largest: True: the largest B that fits, Chimera's rule; False: the fastest, with which 1F1B
+            is judged fairly.
+        grad_bytes: bytes of one gradient; None: as the weights.
+        optimizer: "adam", "momentum" or "sgd".
+        attention: "unfused" where attention scores are written to memory.
+        dropout: whether dropout masks are kept for the backward pass.
+        split: how layers are split over stages, as in `hp.memory`; Chimera needs "even".
+        states: bytes per parameter, instead of what `dtype`, `grad_bytes` and `optimizer` give.
+        knobs: memory that cannot be counted from sizes, as in `hp.memory`.
 
     Raises:
-        InputError: where nothing fits or divides.
+        InputError: when nothing fits into memory, or no number of stages divides the workers.
     """
+
+    def memory_bytes(layout: Layout) -> float:
+        use = memory(
+            shape, layout, dtype=dtype, grad_bytes=grad_bytes, optimizer=optimizer,
+            attention=attention, dropout=dropout, split=split, states=states, knobs=knobs,
+        )  # fmt: skip
+        return float(use.peak_bytes)
+
     if schedule not in ("chimera", "1f1b"):
         raise InputError(f"shapes of pipelines are chosen for chimera or 1f1b, got {schedule!r}")
     found, least = [], math.inf
@@ -89,7 +109,7 @@ def pipelines(
             continue
         for again in ("none", "full")[: 1 + recompute]:
             replicas = workers // stages
-            every = _shapes(shape, replicas, stages, batch, schedule, again, dtype, options)
+            every = _shapes(replicas, stages, batch, schedule, again, memory_bytes)
             least = min([least, *(each.memory_bytes for each in every)])
             fitting = [each for each in every if each.memory_bytes <= capacity_bytes]
             if fitting:
@@ -112,10 +132,14 @@ def pipelines(
 
 def pipeline_like(
     shape: TransformerShape, one: Pipeline, batch: int, layer_forward_s: Callable[[int], float],
-    schedule: str, *, latency_s: float, bytes_per_s: float, dtype: str = "fp32", **options: object,
+    schedule: str, *, latency_s: float, bytes_per_s: float, dtype: str = "fp32",
 ) -> Pipeline | None:  # fmt: skip
     """The same W, D, B and recomputation under another schedule, fitting or not; or None."""
-    every = _shapes(shape, one.replicas, one.stages, batch, schedule, one.recompute, dtype, options)
+
+    def memory_bytes(layout: Layout) -> float:
+        return float(memory(shape, layout, dtype=dtype).peak_bytes)
+
+    every = _shapes(one.replicas, one.stages, batch, schedule, one.recompute, memory_bytes)
     same = [each for each in every if each.micro_batch == one.micro_batch]
     if not same:
         return None
@@ -123,8 +147,8 @@ def pipeline_like(
 
 
 def _shapes(
-    shape: TransformerShape, replicas: int, stages: int, batch: int, schedule: str, recompute: str,
-    dtype: str, options: dict,
+    replicas: int, stages: int, batch: int, schedule: str, recompute: str,
+    memory_bytes: Callable[[Layout], float],
 ) -> list[Pipeline]:  # fmt: skip
     """All micro-batches that deal the batch out, smallest first, with bytes and no seconds yet."""
     found = []
@@ -134,7 +158,7 @@ def _shapes(
             continue
         base = Layout(pp=stages, dp=replicas, micro_batch=micro_batch, accumulation=count)
         layout = base.replace(recompute=recompute, schedule=schedule)
-        needed = float(memory(shape, layout, dtype=dtype, **options).peak_bytes)
+        needed = memory_bytes(layout)
         found.append(Pipeline(replicas, stages, micro_batch, count, recompute, needed, 0.0, 0.0))
     return found
 

@@ -31,10 +31,10 @@ from hybridperf.workloads.transformer.shape import TransformerShape
 
 
 class Factored(NamedTuple):
-    """One matrix that K-FAC preconditions; a bias is one more input."""
+    """A weight matrix whose gradient K-FAC preconditions by two Kronecker factors."""
 
-    inputs: int
-    outputs: int
+    inputs: int  # columns; a bias is one more input
+    outputs: int  # rows
 
     @property
     def factors(self) -> int:
@@ -57,7 +57,7 @@ class Factored(NamedTuple):
 
 
 def factored(shape: TransformerShape) -> list[Factored]:
-    """The matrices of a Transformer's layers, biases left out."""
+    """The weight matrices of a Transformer's layers, without biases, for `second_order`."""
     if shape.experts or shape.latent:
         raise InputError(
             "K-FAC's factors are known of plain layers, not of experts or latent attention, as"
@@ -77,13 +77,13 @@ def factored(shape: TransformerShape) -> list[Factored]:
 
 @dataclasses.dataclass(frozen=True)
 class SecondOrderCosts:
-    """Rates of a machine, and how often factors are inverted."""
+    """What K-FAC costs on a machine, and how often its factors are inverted."""
 
-    invert_s_per_cube: float  # of the size of a factor
-    precondition_s_per_product: float  # a g (a + g) of a matrix
-    bytes_per_s: float  # of a broadcast
-    latency_s: float = 0.0
-    element_bytes: float = 4.0
+    invert_s_per_cube: float  # seconds to invert an n x n factor, over n^3
+    precondition_s_per_product: float  # seconds for a inputs, g outputs, over a g (a + g)
+    bytes_per_s: float  # bandwidth of a broadcast
+    latency_s: float = 0.0  # of a broadcast
+    element_bytes: float = 4.0  # bytes of a number
     every: int = 10  # steps between inversions
 
     @staticmethod
@@ -98,18 +98,18 @@ class SecondOrderCosts:
 
 
 class SecondOrder(NamedTuple):
-    """One share, and what it costs the fullest rank."""
+    """One share of gradient workers in KAISA, and what it costs the most loaded rank."""
 
-    share: float  # f
-    grad_workers: int  # m
+    share: float  # f: share of the ranks that keep a layer's inverses
+    grad_workers: int  # m: ranks of a group
     groups: int  # n
-    memory_bytes: float  # of inverses
-    received_bytes: float  # gradients per step
+    memory_bytes: float  # of inverses on a rank
+    received_bytes: float  # of gradients, per step
     inverse_bytes: float  # of inverses sent, per inversion
-    imbalance: float  # of inversion: fullest rank over the mean of all
-    invert_s: float  # per step
-    precondition_s: float
-    communication_s: float
+    imbalance: float  # inversion work of the most loaded rank over the mean
+    invert_s: float  # seconds per step, inversions spread over the steps between them
+    precondition_s: float  # seconds per step
+    communication_s: float  # seconds per step
 
     @property
     def step_s(self) -> float:
@@ -120,7 +120,19 @@ class SecondOrder(NamedTuple):
 def second_order(
     layers: Sequence[Factored], world: int, share: float, costs: SecondOrderCosts
 ) -> SecondOrder:
-    """The costs of one share of gradient workers."""
+    """What K-FAC adds to a step if a share of the ranks keeps each layer's inverses.
+
+    The assignment and costs of KAISA (Pauloski et al., SC21, section 3).
+
+    Args:
+        layers: matrices that are preconditioned.
+        world: number of ranks.
+        share: share of the ranks that are gradient workers of a layer, 0 to 1.
+        costs: rates of the machine.
+
+    Raises:
+        InputError: when the share does not divide the ranks into equal groups.
+    """
     if not layers or world < 1 or not 0 < share <= 1:
         raise InputError(
             f"K-FAC needs layers, 1 or more ranks and a share in (0, 1], got {len(layers)} layers,"
@@ -163,7 +175,7 @@ def second_order(
 def second_orders(
     layers: Sequence[Factored], world: int, costs: SecondOrderCosts
 ) -> list[SecondOrder]:
-    """All shares that divide the ranks, the smallest first."""
+    """The costs of every share that divides the ranks into equal groups, smallest share first."""
     workers = (m for m in range(1, world + 1) if world % m == 0)
     return [second_order(layers, world, m / world, costs) for m in workers]
 
@@ -171,7 +183,7 @@ def second_orders(
 def second_order_front(
     layers: Sequence[Factored], world: int, costs: SecondOrderCosts
 ) -> list[SecondOrder]:
-    """Pareto front of memory and time over all shares that divide the ranks, least memory first."""
+    """Shares on the Pareto front of memory and step time, the one with least memory first."""
     found = second_orders(layers, world, costs)
     values = np.array([[one.memory_bytes, one.step_s] for one in found])
     return [found[at] for at in undominated(values, np.arange(len(found)))]

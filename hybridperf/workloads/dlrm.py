@@ -48,12 +48,15 @@ _ALL_TO_ALL = ("All2All_Pooled_Req", "c10d::alltoall_base_", "nccl:all_to_all")
 
 
 def dlrm(config: DlrmConfig, host: Host | None = None) -> Workload:
-    """The step as a workload.
+    """One training step of a recommendation model as a workload.
 
     Args:
         config: the model, its batch and where it runs.
-        host: what issuing costs, of a device's framework (`load_host(FOLDER)`); None: nothing, as a
-            replayed CUDA graph.
+        host: launch overheads of a traced host (`hp.load_model(folder).host`); None: launches cost
+            nothing, as in a replayed CUDA graph.
+
+    Raises:
+        InputError: when the sizes make no model, or a table cannot be placed as asked.
     """
     if not isinstance(config, DlrmConfig):
         raise InputError(f"expected a DlrmConfig(...), got {config!r:.60}")

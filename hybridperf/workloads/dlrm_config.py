@@ -24,36 +24,41 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class DlrmConfig:
-    """Sizes of a DLRM, its batch and where it runs.
+    """A deep learning recommendation model (Naumov et al., arXiv:1906.00091) and where it runs.
 
     Args:
         batch: samples of all ranks together.
-        dense_features: numbers that a sample brings in addition to its lookups.
+        dense_features: dense input numbers of a sample.
         bottom_mlp: widths after the dense features; dot products need the tables' `dim` last.
         top_mlp: widths after the interaction; the last is 1.
         tables: `Table`s, whose `access` tells how lookups are distributed: `Uniform()`,
             `Zipf(...)`, `Histogram(...)`, `Indices(...)`.
-        interaction: "dot": dot products of all pairs of bags and the bottom MLP's result, next to
-            it; "cat": side by side.
+        interaction: "dot": dot products of all pairs among the pooled rows and the bottom MLP's
+            output, concatenated with that output; "cat": all of them concatenated.
         loss: "bce" or "mse".
         optimizer: of the tables: "sgd", "adagrad" or "rowwise_adagrad"; MLPs and copied tables take
             SGD or Adagrad.
-        duplicates: how the tables' update treats a row looked up twice: "merged" first or "each"
-            added where it falls (SGD).
-        dtype: of MLPs, interaction and bags on their way; None: fp32, each table's bags as its
-            rows.
-        ranks, nodes: in all; ranks are dealt out to nodes in order, as many to each.
-        placement: a `Placement` of each table; empty: whole tables, dealt out to ranks in turn.
-        bucket_bytes: gradients that are all-reduced together.
-        load_s: seconds until a rank's host has its batch, of all ranks or of each.
-        host_bytes_per_s: rate at which batches are copied to devices; None: they lie there.
-        index_bytes: of an index: 8 for int64.
-        blocking_copies: the host waits for each copy.
-        lookup_first: before the bottom MLP, which then hides the all-to-all.
-        exchange_indices: each rank reads its own samples' indices and sends them to the tables.
-        reads_loss: the host waits for the loss before it goes on.
-        eager: how the framework cuts layers into kernels; None: as today's PyTorch.
+        duplicates: how the tables' update treats a row that was looked up twice: "merged": its
+            gradients are summed first; "each": every one is added by itself (SGD only).
+        dtype: number format of MLPs, interaction and pooled rows between ranks; None: fp32, pooled
+            rows as their table's.
+        ranks: devices in all.
+        nodes: nodes in all; each has the same number of ranks, in order.
+        placement: a `Placement` of each table; empty: whole tables, one rank after the other.
+        bucket_bytes: bytes of gradients that are all-reduced together.
+        load_s: seconds until a rank's host has its batch: one number, or one for each rank.
+        host_bytes_per_s: rate at which a batch is copied to its device, bytes/s; None: it is
+            already there.
+        index_bytes: bytes of one index: 8 for int64.
+        blocking_copies: whether the host waits for each copy.
+        lookup_first: whether tables are looked up before the bottom MLP, which then hides the
+            all-to-all.
+        exchange_indices: whether each rank reads its own samples' indices and sends them to the
+            ranks with the tables.
+        reads_loss: whether the host waits for the loss before it goes on.
+        eager: how the framework cuts layers into kernels; None: as current PyTorch.
 
+    Example:
         clicks = Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0))
         users = Table("users", rows=1e6, dim=64, pooling=1, access=Indices(recorded))
         config = DlrmConfig(

@@ -47,9 +47,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Eager:
-    """How the framework runs layers."""
+    """How an eager framework (PyTorch) cuts a model's layers into kernels, forward and backward."""
 
-    dtype: str
+    dtype: str  # number format of activations and weights
     bias_copy: bool = False  # a product's bias is copied into its result first
     accumulates: bool = False  # gradients are filled with zeros and added to
     # ops that launch nothing (views, marks) are issued, too: they cost a host its time

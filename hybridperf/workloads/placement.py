@@ -32,14 +32,12 @@ Kind = Literal["table", "row", "column", "data", "table_row"]
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where one table lies: `kind` as the module says, on `ranks` (empty: all of them).
+    """Which ranks hold an embedding table, and how it is split among them.
 
-    Placement("table", (3,))          whole, on rank 3
-    Placement("row")                  its rows dealt out to all ranks
-    Placement("row", (0, 1))          its rows dealt out to two
-    Placement("column")               its columns, as many to each
-    Placement("table_row", (4, 5))    its rows, over all ranks of one node
-    Placement("data")                 a copy on each rank
+    Args:
+        kind: "table": whole on one rank; "row" or "column": its rows or columns split evenly;
+            "table_row": its rows split over all ranks of one node; "data": a copy on each rank.
+        ranks: numbers of the ranks, from 0; empty: all ranks.
     """
 
     kind: Kind

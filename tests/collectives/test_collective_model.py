@@ -621,3 +621,16 @@ def test_a_name_that_is_nowhere_is_an_error_that_helps(tmp_path: Path) -> None:
         match=r"unknown model of collectives .*: give a folder made by `hybridperf fit --system`",
     ):
         load_collectives(tmp_path / "nowhere")
+
+
+def test_a_model_prints_its_system_and_how_it_was_calibrated(
+    cold: CollectiveModel, many: CollectiveModel
+) -> None:
+    datasheet = CollectiveModel.datasheet(cold.system)
+    for model, how in (
+        (datasheet, "datasheet latency and rates"),
+        (cold, "prior alone, nothing measured"),
+        (many, f"fitted to {many.adapted.rows if many.adapted else 0:,} measured rows of nccl"),
+    ):
+        assert repr(model).startswith(f"<CollectiveModel: {model.system.id}: {how}")
+        assert len(repr(model)) < 200

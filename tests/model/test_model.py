@@ -588,3 +588,12 @@ def test_a_number_format_never_measured_is_said_and_has_no_interval(fitted: Perf
     assert groups["gemm"].measured_dtype(Gemm("fp32", m=1.0, n=1.0, k=1.0))
     assert groups["gemm"].measured_dtype(Copy("int32", rows=1.0, cols=1.0))
     assert not groups["gemm"].measured_dtype(Copy("bf16", rows=1.0, cols=1.0))
+
+
+def test_a_model_prints_its_device_and_how_it_was_calibrated(fitted: PerfModel) -> None:
+    device = fitted.device.id
+    groups = f"{len(GROUPS)} op groups fitted to 100 measured rows"
+    assert repr(fitted) == f"<PerfModel: {device}: {groups}>"
+    datasheet = "datasheet roofline, nothing measured"
+    assert repr(PerfModel.datasheet(V100)) == f"<PerfModel: {device}: {datasheet}>"
+    assert len(repr(load_model("a100_sxm4_80g"))) < 300

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -741,19 +740,28 @@ def test_help_names_every_column(run):
     assert "whole square, not its causal half" in printed
 
 
-def test_memory_is_found_where_people_look_for_it():
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("hybridperf.workloads.memory", "memory"),
+        ("hybridperf.engine.elasticities", "elasticities"),
+    ],
+)
+def test_a_public_function_is_found_whatever_was_imported_before(module, name):
+    """A submodule of the same name, imported first, must not stand in for the function."""
+    checks = (
+        f"import inspect; import {module}; import hybridperf as hp",
+        f"assert inspect.isfunction(hp.{name}), hp.{name}",
+        f"assert hp.{name}.__name__ == '{name}'",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(checks)], check=True)
+
+
+def test_memory_and_its_knobs_are_public():
     shape, layout = hp.load_shape("llama3-8b"), hp.Layout(tp=8)
-    here: Any = hp.memory
-    assert (
-        here(shape, layout).peak_bytes
-        == hybridperf.workloads.memory.memory(shape, layout).peak_bytes
-    )
+    use = hp.memory(shape, layout, knobs=hp.MemoryKnobs())
+    assert use.peak_bytes == hybridperf.workloads.memory.memory(shape, layout).peak_bytes
     assert hp.MemoryKnobs is hybridperf.workloads.memory.MemoryKnobs
-    alone = (
-        "import hybridperf as hp; hp.memory(hp.load_shape('llama3-8b'), hp.Layout()).peak_bytes;"
-        " hp.memory.MemoryKnobs"
-    )
-    subprocess.run([sys.executable, "-c", alone], check=True)
 
 
 # --- one bad measurement --------------------------------------------------------------------------

@@ -77,27 +77,27 @@ class TargetTrust:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """The optimum of a search."""
+    """The optimum of a search, and what holds it back; what `hp.search` returns."""
 
     objective_name: str
     maximise: bool
     objective: float  # exact, as evaluated at `knobs`
-    knobs: tuple[OptimalKnob, ...]
-    # every column at the optimum, evaluated again by the exact functions a sweep uses
+    knobs: tuple[OptimalKnob, ...]  # values, bounds and elasticities at the optimum
+    # every column at the optimum, evaluated by the exact functions that a sweep uses
     columns: dict[str, float]
-    active: tuple[ActiveConstraint, ...]  # what holds knobs back that are no whole numbers
-    stops: tuple[BlockingConstraint, ...]  # what holds whole numbers back
-    # knobs that may stand anywhere in a range for the same objective, the others as they are
+    active: tuple[ActiveConstraint, ...]  # constraints that hold continuous knobs back
+    stops: tuple[BlockingConstraint, ...]  # constraints that hold whole-number knobs back
+    # range of each knob over which the objective stays the same, other knobs as they are
     plateaus: dict[str, tuple[float, float]]
     trust: TargetTrust | None  # None: no target
     notes: tuple[str, ...]  # what to know before trusting the optimum
-    # before whole numbers were made of knobs; None where none had to be
+    # before knobs were rounded to whole numbers; None where none had to be
     relaxed_objective: float | None
     # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
     convergence: pd.DataFrame
-    prices: dict[str, UnitPrice]  # that formulas named
-    evaluations: int  # points whose prediction was asked for, with or without gradient
-    seconds: float
+    prices: dict[str, UnitPrice]  # rates that formulas named
+    evaluations: int  # points that were predicted, with or without gradient
+    seconds: float  # that the search took
 
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""

@@ -34,10 +34,17 @@ def search(
     seed: int | None = None,
     quiet: bool = True,
 ) -> SearchResult:
-    """The best point of a spec: a TOML file, the name of a shipped example, or a dict.
+    """Find the knobs that minimise or maximise an objective under constraints, by gradients.
+
+    Args:
+        spec: knobs, objective and constraints: a TOML file, the name of a shipped example, or a
+            dict of the same content.
+        starts: number of starting points; None: the spec's.
+        seed: of the random starting points; None: the spec's.
+        quiet: False: print progress to standard error.
 
     Raises:
-        InputError: the spec is wrong, or no point that meets the constraints was found.
+        InputError: when the spec is wrong, or no point that meets the constraints was found.
     """
     begun_s = time.monotonic()
     if not isinstance(spec, str | os.PathLike | Mapping | SearchSpec):

@@ -52,21 +52,24 @@ def shard(
     splits: Mapping[str, str] | None = None,
     dtype: str | None = None,
 ) -> ShardResult:
-    """The best placement of embedding tables on ranks, by predicted seconds under a memory limit.
+    """Place embedding tables on ranks so that the predicted step is fastest and memory suffices.
 
     Args:
-        tables: embedding tables, or a file of them (`sharding.tables`).
-        model: a calibrated machine with collectives.
+        tables: embedding tables, or a file of them.
         ranks: how many devices share the tables.
-        batch: samples of a step over all ranks together.
-        memory_bytes: bytes a rank that tables may take, default four fifths of the device.
-        nodes: default as many as the ranks fill.
-        method: one of METHODS; `best` tries all.
-        splits: tables to be cut, by name: `row`, `column` or `row:4`.
-        dtype: number format in which bags travel, default each table's own.
+        model: a calibrated machine with collectives, or its folder or name.
+        batch: samples of a step over all ranks.
+        memory_bytes: bytes per rank that tables may take; None: four fifths of the device's memory.
+        nodes: nodes that the ranks are spread over; None: as few as hold them.
+        method: how placements are found; "best" tries all methods.
+        seed: of random starts.
+        system: name of the system whose links are assumed; "": the model's own.
+        optimizer: of the tables: "sgd", "adagrad" or "rowwise_adagrad".
+        splits: how single tables are split, by name: "row", "column", or "row:4" for 4 pieces.
+        dtype: number format in which pooled rows travel; None: each table's own.
 
     Raises:
-        InputError: naming the table, for what cannot be placed.
+        InputError: when a table cannot be placed; the message names it.
     """
     _check_choices(method, optimizer, dtype, splits, model, system)
     _check_numbers(ranks, nodes, seed, batch, memory_bytes)

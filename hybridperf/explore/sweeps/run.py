@@ -57,10 +57,26 @@ def sweep(
     restart: bool = False,
     quiet: bool = False,
 ) -> SweepResult:
-    """Evaluate every point of a spec (a TOML file, or the same as a dict) into a Parquet file.
+    """Predict every point of a grid of knobs and write a row per point to a Parquet file.
 
-    A run that was stopped continues when called again. `workers` local Dask processes, or those of
-    a `scheduler`, share the chunks. `top` points with the smallest `by` are written next to `out`.
+    A sweep that was stopped continues when it is called again.
+
+    Args:
+        spec: knobs, target and constraints: a TOML file, the name of a shipped example, or a dict
+            of the same content.
+        out: the Parquet file to write.
+        top: how many of the best points are also written next to `out`; None: the spec's number.
+        by: column whose smallest values are best; None: the spec's.
+        workers: local Dask processes that share the work; None: this process alone.
+        scheduler: address of a Dask scheduler whose workers share the work.
+        restart: True: compute everything again, even where an earlier run was stopped.
+        quiet: True: print no progress.
+
+    Returns:
+        A `SweepResult`: paths, and how many points were computed and written.
+
+    Raises:
+        InputError: when the spec is wrong, or both `workers` and `scheduler` are given.
     """
     if not isinstance(spec, str | os.PathLike | Mapping):
         needs = "a .toml file, the name of a shipped one, or a dict"

@@ -65,16 +65,16 @@ _FOLD_MEMBERS, _FINAL_MEMBERS = 2, 4
 
 @dataclasses.dataclass(frozen=True)
 class FitReport:
-    """How well a fit explains rows it has not seen."""
+    """How well a fitted model predicts measured rows that it was not fitted to."""
 
-    # by op kind: op, rows, median_ape, mean_ape, knobs_ape, roofline_ape, noise, coverage, share
-    # (no percent)
+    # a row per op: op, rows, median_ape, mean_ape, knobs_ape, roofline_ape, noise, coverage, share;
+    # errors as fractions, 0.1 is 10 %
     table: pd.DataFrame
-    held_out: (
-        pd.DataFrame
-    )  # by row: op, fold, measured_s, predicted_s, knobs_s, roofline_s, low_s, high_s, noise
-    rows: int
-    dropped: Mapping[str, int]  # reason -> rows not fitted on
+    # a row per held-out measurement: op, fold, measured_s, predicted_s, knobs_s, roofline_s, low_s,
+    # high_s, noise
+    held_out: pd.DataFrame
+    rows: int  # fitted to
+    dropped: Mapping[str, int]  # rows not fitted to, by reason
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers for a JSON file."""
@@ -96,22 +96,25 @@ def fit(
     drift: Sequence[float] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[PerfModel, FitReport]:
-    """A model of a device from measured rows, and how it errs.
+    """Fit a model of a device to measured times of ops.
 
     Args:
-        measurements: a table of ops with `time_s`. None: the prior alone, or without prior the
-            datasheet roofline itself.
-        device: a name, or the facts of a device. `here` is this CPU with as many cores as the rows'
-            column `cores` gives, or with all that this process may use.
-        prior: families of ops learned on other GPUs, each adapted to its rows here; a `Prior`, a
-            folder, an installed one's name, or "none". Default: the installed one for GPUs, none
-            for CPUs. Other ops are fitted by themselves.
-        drift: how the machine's speed moved while the rows were measured, as quantiles of log
-            slowness.
+        measurements: a table of ops with their `time_s` in seconds; None: the prior alone, or
+            without prior the datasheet roofline itself.
+        device: name or facts of the device. "here" is this CPU with as many cores as the column
+            `cores` gives, or with all that this process may use.
+        prior: what other GPUs showed, adapted to the rows: a `Prior`, its folder or name, or
+            "none"; None: the installed one for GPUs, none for CPUs. Ops without a prior are fitted
+            by themselves.
+        drift: how the machine's speed changed while rows were measured: evenly spaced quantiles of
+            log slowness.
         provenance: what to record about the rows.
 
+    Returns:
+        The model, and a report of its errors on held-out rows.
+
     Raises:
-        InputError: a missing column, a time that is not a positive number, or unreadable rows.
+        InputError: when a column is missing, a time is not positive, or a row cannot be read.
     """
     device = named_device(device, measurements) if isinstance(device, str) else device
     provenance = {**origin(measurements), **(provenance or {})}

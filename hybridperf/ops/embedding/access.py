@@ -68,7 +68,7 @@ class Access(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Uniform(Access):
-    """Every row alike."""
+    """Access to an embedding table in which every row is equally likely."""
 
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
         del lookups
@@ -79,10 +79,13 @@ class Uniform(Access):
 
 @dataclasses.dataclass(frozen=True)
 class Zipf(Access):
-    """Probability in proportion to (rank + shift)^-exponent; the number of rows is not traced."""
+    """Access to an embedding table by a Zipf-Mandelbrot law: p ~ (rank + shift)^-exponent.
 
-    exponent: Any
-    shift: Any = 0.0
+    JAX may trace both parameters, but not the table's number of rows.
+    """
+
+    exponent: Any  # 0 or more; 0: all rows equally likely
+    shift: Any = 0.0  # above -1; larger values flatten the most popular rows
 
     def classes(self, lookups: Any, rows: Any) -> tuple[Any, Any]:
         del lookups
@@ -102,17 +105,15 @@ class Zipf(Access):
 
 @dataclasses.dataclass(frozen=True)
 class Histogram(Access):
-    """Shares [17] of different rows by how often a batch looked them up, with the mean lookups per
-    row.
+    """Access to an embedding table, counted: how many rows a batch looks up once, twice, ...
 
-    `lookups` is the size of the batch (or file) that was counted; None: of each batch that is asked
-    for. Asked for fewer, it is thinned. How often a row is met by chance is told from how often it
-    is looked up (`reuse.rates`), for caches and distances.
+    For batches with fewer lookups than were counted, the histogram is thinned binomially.
     """
 
+    # [17] shares of the different rows looked up 1, 2, 3 to 4, 5 to 8, ... times; they sum to 1
     shares: Sequence[float] | Any
-    mean_reuse: Any = None  # None: what the shares tell
-    lookups: Any = None
+    mean_reuse: Any = None  # mean lookups per different row; None: estimated from the shares
+    lookups: Any = None  # lookups that were counted; None: the histogram holds for every batch
 
     def _mean(self) -> Any:
         return reuse.mean_of(self._shares()) if self.mean_reuse is None else self.mean_reuse
@@ -235,9 +236,12 @@ class Histogram(Access):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indices(Access):
-    """Rows that were looked up, in any order; of fewer lookups each is kept with equal chance."""
+    """Access to an embedding table, recorded: the rows that were looked up, in any order.
 
-    values: Any  # whole numbers [any shape]
+    For batches with fewer lookups than were recorded, each is kept with equal chance.
+    """
+
+    values: Any  # row numbers from 0, whole, of any shape
 
     def _times(self) -> tuple[np.ndarray, np.ndarray]:
         """(lookups of a row, how many rows have so many)."""
@@ -314,7 +318,15 @@ def _traced(*values: Any) -> bool:
 
 
 def thin(histogram: Histogram, fraction: Any) -> Histogram:
-    """The histogram of a share `fraction` of a file's samples: binomial thinning."""
+    """The histogram that a random part of the counted lookups would show (binomial thinning).
+
+    Args:
+        histogram: what was counted.
+        fraction: share of the lookups that is kept, above 0 and at most 1.
+
+    Raises:
+        InputError: when the histogram or the fraction is not valid.
+    """
     if not isinstance(histogram, Histogram):
         expected = f"expected a Histogram(...) to thin, got {histogram!r:.60}"
         raise InputError(f"{expected}; other accesses know batches of any size")

@@ -18,17 +18,23 @@ from hybridperf.ops.embedding.access import Access, Uniform
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table; what is wrong with it is an `InputError` that names it. Sizes may be traced by
-    JAX, `rows` of Zipf access not.
+    """An embedding table and how samples look it up.
 
-    name      tells it from others
-    rows      of the whole table
-    dim       numbers of a row
-    pooling   rows that a sample looks up on average, and sums; not whole where samples differ
-    dtype     of the numbers
-    access    which rows are looked up: `Uniform()`, `Zipf(exponent, shift)`, `Histogram(shares,
-              mean_reuse, lookups)`, `Indices(values)`
+    JAX may trace the sizes, except `rows` with `Zipf` access.
 
+    Args:
+        name: tells the table from others.
+        rows: rows of the whole table.
+        dim: numbers per row.
+        pooling: rows that a sample looks up on average and sums; a fraction where samples differ.
+        dtype: number format of the rows.
+        access: which rows are looked up: `Uniform()`, `Zipf(exponent, shift)`, `Histogram(shares,
+            mean_reuse, lookups)` or `Indices(values)`.
+
+    Raises:
+        InputError: when a size or the access is not valid; the message names the table.
+
+    Example:
         Table("clicks", rows=1e7, dim=64, pooling=20, access=Zipf(0.9, 5.0)).unique_rows(batch=4096)
     """
 

@@ -30,17 +30,17 @@ BOTH: Levels = (INSIDE, ACROSS)
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Equal GPUs; rates are what is achieved, not what a datasheet says."""
+    """A cluster of equal GPUs by the rates that they achieve, not their datasheet's."""
 
     gpus_per_node: int
     nodes: int
-    flops_per_s: float
-    memory_bytes_per_s: float
-    inside_bytes_per_s: float  # of a GPU, one direction
-    across_bytes_per_s: float  # of a GPU, one direction: its share of the node's network cards
-    capacity_bytes: float = float("inf")
-    inside_latency_s: float = 0.0
-    across_latency_s: float = 0.0
+    flops_per_s: float  # of a GPU
+    memory_bytes_per_s: float  # of a GPU
+    inside_bytes_per_s: float  # of a GPU to others of its node, one direction
+    across_bytes_per_s: float  # of a GPU to other nodes: its share of the network cards
+    capacity_bytes: float = float("inf")  # memory of a GPU
+    inside_latency_s: float = 0.0  # of a message inside a node
+    across_latency_s: float = 0.0  # of a message between nodes
 
     def __post_init__(self) -> None:
         links = (self.inside_bytes_per_s, self.across_bytes_per_s)
@@ -95,7 +95,10 @@ class CostModel(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StageAdditive:
-    """Our cost model. Backward doubles FLOPs of matrices and bytes of looked-up rows."""
+    """Cost model of layers on a cluster: collectives run in stages, inside nodes and across.
+
+    A backward pass takes twice the FLOPs of matrices and bytes of looked-up rows.
+    """
 
     cluster: Cluster
 

@@ -27,7 +27,7 @@ _FP32_BYTES = 4.0
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One stack of equal units. Sizes marked * are per sample."""
+    """A stack of equal layers as strategies see it. Sizes are of one unit; * marks per sample."""
 
     name: str
     kind: Kind
@@ -73,16 +73,16 @@ def embedding_tables(
     name: str, tables: int, rows: float, dim: float, pooling: float, *, dtype: str = "fp16",
     state_bytes: float | None = None,
 ) -> Layer:  # fmt: skip
-    """Equal embedding tables whose rows are pooled.
+    """Equal embedding tables whose looked-up rows are summed, as one layer.
 
     Args:
         name: of the layer.
-        tables: how many.
-        rows: of each table.
-        dim: numbers of a row.
-        pooling: rows of each table that a sample adds up.
-        dtype: of the rows.
-        state_bytes: memory per parameter; None: the rows alone (plain SGD).
+        tables: how many tables.
+        rows: rows of each table.
+        dim: numbers per row.
+        pooling: rows of each table that a sample sums.
+        dtype: number format of the rows.
+        state_bytes: bytes of memory per parameter; None: the rows alone (plain SGD).
     """
     size = DTYPE_BYTES[canonical_dtype(dtype)]
     return Layer(
@@ -95,7 +95,15 @@ def embedding_tables(
 def dense_layers(
     name: str, units: int, width: float, *, needs: Sequence[str] = (), dtype: str = "fp32"
 ) -> Layer:
-    """A stack of width x width matrices without biases; Adam."""
+    """A stack of square matrices without biases, trained by Adam.
+
+    Args:
+        name: of the stack.
+        units: how many matrices.
+        width: rows and columns of each.
+        needs: names of layers whose output it reads.
+        dtype: number format of weights and outputs.
+    """
     size = DTYPE_BYTES[canonical_dtype(dtype)]
     states = 2 * size + 2 * _FP32_BYTES + (_FP32_BYTES if size < _FP32_BYTES else 0)
     return Layer(
@@ -105,11 +113,13 @@ def dense_layers(
 
 
 def transformer_layers(shape: TransformerShape, *, checkpoints: bool = False) -> tuple[Layer, ...]:
-    """A Transformer in 16 bits with Adam: words or patches, blocks, head if it has one; a sample is
-    one sequence.
+    """A Transformer's layers, in 16 bits with Adam: embedding, blocks, and LM head if any.
 
-    Attention is fused. `checkpoints`: only a block's input is kept, and its forward pass is
-    computed again (in `flops`, a third more).
+    A sample is one sequence; attention is fused.
+
+    Args:
+        shape: the model.
+        checkpoints: whether only a block's input is kept, and its forward pass is computed again.
     """
     size, h, blocks = 2.0, shape.hidden, shape.depth
     tokens = float(shape.decoder_seq or shape.seq)

@@ -36,9 +36,10 @@ DLRM_A_LOCAL_BATCH = 512
 
 @dataclasses.dataclass(frozen=True)
 class MadMax:
-    """MAD-Max's cost model. Lookups go backward as fast as forward."""
+    """The cost model of MAD-Max (Hsia et al., ISCA 2024), for comparison with `StageAdditive`."""
 
     cluster: Cluster
+    # weight of the bandwidth inside nodes in an all-reduce over several nodes
     inside_share: float = ZIONEX_INSIDE_SHARE
 
     def compute_s(self, layer: Layer, samples: float, backward: bool) -> float:
@@ -71,13 +72,18 @@ class MadMax:
 
 
 def zionex(nodes: int = 16, capacity_bytes: float = 40e9) -> Cluster:
-    """Nodes of 8 A100-40GB at the artifact's shares of tf32 peak, memory and links."""
+    """MAD-Max's ZionEX cluster: nodes of 8 A100-40GB at the efficiencies of the paper's artifact.
+
+    Args:
+        nodes: how many.
+        capacity_bytes: memory of a GPU.
+    """
     nvlinks, ports = 12 * 50e9 / 2 * 0.6667, 8 * 25e9 / 2 * 0.56 / 8  # 12 links, 8 x 200 Gb/s
     return Cluster(8, nodes, 156e12 * 0.705, 1555e9 * 0.836, nvlinks, ports, capacity_bytes)
 
 
 def dlrm_a(gpus: int = 128) -> Iteration:
-    """The published case: tables dealt out over all GPUs, matrices on each, 512 samples a GPU."""
+    """MAD-Max's published case DLRM-A: tables over all GPUs, matrices on each, 512 samples each."""
     cost_model = MadMax(zionex(gpus // 8))
     return iteration(DLRM_A, dlrm_a_mapping(), cost_model, DLRM_A_LOCAL_BATCH * gpus)
 

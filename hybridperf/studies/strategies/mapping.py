@@ -34,10 +34,10 @@ _PREFETCHED = 2  # units whose gathered weights are there at a time: the one com
 
 
 class Strategy(NamedTuple):
-    """Inside nodes, across nodes."""
+    """How a layer is parallelised: one strategy inside nodes, one across them."""
 
-    inside: str
-    across: str
+    inside: str  # "ddp", "fsdp", "tp" or "mp" (embedding tables)
+    across: str  # likewise
 
     def levels(self, name: str) -> Levels:
         """Levels that do this."""
@@ -55,7 +55,19 @@ LayerStrategies = dict[str, Strategy]  # by a layer's name
 def mapping(
     layers: Sequence[Layer], chosen: dict[str, Strategy | tuple[str, str]]
 ) -> LayerStrategies:
-    """A strategy for each layer, from those of classes or of single layers by name."""
+    """A strategy for each layer of a model.
+
+    Args:
+        layers: of the model.
+        chosen: strategies by a layer's name or by its class ("embedding", "dense",
+            "transformer"); the name comes first.
+
+    Returns:
+        Strategies by a layer's name.
+
+    Raises:
+        InputError: when a name is unknown, or a layer has no strategy or one that it cannot take.
+    """
     known = {layer.name for layer in layers} | {layer.kind for layer in layers}
     for name in chosen:
         if name not in known:

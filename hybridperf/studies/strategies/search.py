@@ -20,7 +20,12 @@ _FIELDS = (
 
 
 def strategies_of(kind: str, cluster: Cluster) -> list[Strategy]:
-    """Different strategies of a class; at a level of one rank all are the same, and called ddp."""
+    """Different strategies for a class of layers; a level of one rank always has "ddp".
+
+    Args:
+        kind: class of layers: "embedding", "dense" or "transformer".
+        cluster: its levels.
+    """
     inside, across = (
         OF_KIND[kind] if size > 1 else ("ddp",) for size in (cluster.gpus_per_node, cluster.nodes)
     )
@@ -62,21 +67,22 @@ def search_strategies(
     layers: Sequence[Layer], cost_model: CostModel, global_batch: float, *, by: str = "kind",
     capacity_bytes: float | None = None, fitting: bool = True,
 ) -> pd.DataFrame:  # fmt: skip
-    """Every choice of strategies, priced, fastest first.
-
-    Columns: one per class or layer, "inside, across"; `iteration_s, compute_s, communication_s,
-    exposed_s, exposed_share, memory_bytes, fits`.
+    """A table of every combination of strategies with its iteration time, the fastest first.
 
     Args:
         layers: of the model, in their order.
-        cost_model: seconds on the cluster.
+        cost_model: seconds on the cluster, `StageAdditive` or `MadMax`.
         global_batch: samples of an iteration over all GPUs.
-        by: `kind`: one strategy per class of layers; `layer`: one for each layer.
-        capacity_bytes: of a GPU; None: the cluster's.
-        fitting: only choices that fit.
+        by: "kind": one strategy per class of layers; "layer": one for each layer.
+        capacity_bytes: memory of a GPU, bytes; None: the cluster's.
+        fitting: True: only combinations that fit into memory.
+
+    Returns:
+        A row per combination: a column per class or layer ("inside, across"), then `iteration_s,
+            compute_s, communication_s, exposed_s, exposed_share, memory_bytes, fits`.
 
     Raises:
-        InputError: where `fitting` and nothing fits.
+        InputError: when `fitting` and nothing fits.
     """
     if by not in ("kind", "layer"):
         raise InputError(f"strategies are chosen by kind or by layer, got {by!r}")

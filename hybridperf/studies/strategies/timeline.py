@@ -29,11 +29,11 @@ from hybridperf.studies.strategies.mapping import (
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """One iteration on one GPU."""
+    """Seconds and memory of one training iteration on one GPU; all GPUs are alike."""
 
     iteration_s: float
     compute_s: float
-    communication_s: float
+    communication_s: float  # hidden or not
     memory_bytes: float
 
     @property
@@ -71,7 +71,17 @@ class _Queue:
 def iteration(
     layers: Sequence[Layer], chosen: LayerStrategies, cost_model: CostModel, global_batch: float
 ) -> Iteration:
-    """An iteration of a model, each layer by its strategy."""
+    """The time of a training iteration with a strategy for each layer.
+
+    Args:
+        layers: of the model, in their order.
+        chosen: strategies by a layer's name, from `mapping`.
+        cost_model: seconds on the cluster, `StageAdditive` or `MadMax`.
+        global_batch: samples of an iteration over all GPUs.
+
+    Raises:
+        InputError: when the layers make no model.
+    """
     check_layers(layers)
     samples = global_batch / cost_model.cluster.gpus
     asked = {

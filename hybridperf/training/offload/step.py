@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from scipy.optimize import linprog
@@ -25,7 +25,7 @@ from scipy.optimize import linprog
 from hybridperf.io import InputError
 from hybridperf.training.offload.movable import KINDS, Movable, movable
 from hybridperf.training.offload.tier import Tier
-from hybridperf.workloads.memory import memory
+from hybridperf.workloads.memory import MemoryKnobs, ModelStates, memory
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape
 
@@ -108,21 +108,42 @@ class Offload:
 
 def offload(
     shape: TransformerShape, layout: Layout, capacity_bytes: float, tiers: Sequence[Tier],
-    compute_s: float | np.ndarray, *, overlap: float = 0.0, split: str = "even", **options: Any,
+    compute_s: float | np.ndarray, *, overlap: float = 0.0, split: str = "even",
+    dtype: str = "bf16", grad_bytes: float | None = None, optimizer: str = "adam",
+    attention: Literal["fused", "unfused"] = "fused", dropout: bool = False,
+    states: ModelStates | None = None, knobs: MemoryKnobs | None = None,
 ) -> Offload:  # fmt: skip
-    """The cheapest offload of each stage of a layout's pipeline.
+    """The cheapest way to keep what does not fit on each GPU of a pipeline in slower memories.
+
+    A linear program per stage, with the efficiency model of ZeRO-Infinity (Rajbhandari et al.,
+    SC21).
 
     Args:
         shape: the model.
-        layout: how its step is spread over ranks.
-        capacity_bytes: of a GPU.
-        tiers: memory beyond it, of one GPU.
-        compute_s: seconds a GPU of a stage computes per step, [S] or one number.
-        overlap: share of them that can hide transfers.
-        split: how layers are dealt out to stages.
-        options: those of `memory`.
+        layout: how its step is spread over ranks; S = `layout.pp` stages.
+        capacity_bytes: memory of one GPU, bytes.
+        tiers: memories beyond it, one GPU's share of each (`node_tiers`, `system_tiers`).
+        compute_s: seconds per step that a GPU of each stage computes, [S] or one number for all.
+        overlap: share of that computation, 0 to 1, that can hide transfers.
+        split: how layers are split over stages, "even" or "cost", as in `hp.memory`.
+        dtype: number format of activations and weights.
+        grad_bytes: bytes of one gradient; None: as the weights.
+        optimizer: "adam", "momentum" or "sgd".
+        attention: "unfused" where attention scores are written to memory.
+        dropout: whether dropout masks are kept for the backward pass.
+        states: bytes per parameter, instead of what `dtype`, `grad_bytes` and `optimizer` give.
+        knobs: memory that cannot be counted from sizes, as in `hp.memory`.
+
+    Returns:
+        An `Offload`: per stage the bytes moved to each tier and the seconds that adds to a step.
+
+    Raises:
+        InputError: when the layout cannot be run, or a number is out of its range.
     """
-    use = memory(shape, layout, split=split, **options)
+    use = memory(
+        shape, layout, dtype=dtype, grad_bytes=grad_bytes, optimizer=optimizer,
+        attention=attention, dropout=dropout, split=split, states=states, knobs=knobs,
+    )  # fmt: skip
     needed = np.broadcast_to(use.stage_bytes, (layout.pp,))
     seconds = np.broadcast_to(np.asarray(compute_s, float), (layout.pp,))
     what = movable(shape, layout, use, split)

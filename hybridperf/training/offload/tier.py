@@ -10,11 +10,11 @@ from hybridperf.io import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """One GPU's share of a memory."""
+    """One GPU's share of a memory beyond its own: CPU memory or NVMe drives."""
 
     name: str
-    bytes: float
-    bytes_per_s: float  # to and from the GPU, not both at a time
+    bytes: float  # capacity, of one GPU's share
+    bytes_per_s: float  # bandwidth to or from the GPU, one direction at a time
 
     def __post_init__(self) -> None:
         if not (self.bytes >= 0 and self.bytes_per_s > 0):
@@ -28,15 +28,18 @@ def node_tiers(
     gpus_per_node: int, link_bytes_per_s: float, *, cpu_bytes: float,
     cpu_bytes_per_s: float | None = None, nvme_bytes: float = 0.0, nvme_bytes_per_s: float = 0.0,
 ) -> tuple[Tier, ...]:  # fmt: skip
-    """A GPU's shares of its node's CPU memory and NVMe drives.
+    """One GPU's shares of its node's CPU memory and NVMe drives, for `hp.offload`.
 
     Args:
-        gpus_per_node: GPUs that share them.
-        link_bytes_per_s: between the CPU and one GPU.
-        cpu_bytes: of the node.
-        cpu_bytes_per_s: of the node's CPU memory; None: the links alone limit.
-        nvme_bytes: of the node's drives.
-        nvme_bytes_per_s: of the node's drives, whose data passes CPU memory and the link.
+        gpus_per_node: GPUs that share the node's memories.
+        link_bytes_per_s: bandwidth between the CPU and one GPU.
+        cpu_bytes: CPU memory of the node.
+        cpu_bytes_per_s: bandwidth of the node's CPU memory; None: only the links limit.
+        nvme_bytes: capacity of the node's drives; 0: none.
+        nvme_bytes_per_s: bandwidth of the node's drives, whose data passes CPU memory and link.
+
+    Raises:
+        InputError: when there is no GPU, or a size or bandwidth is out of range.
     """
     if gpus_per_node < 1:
         raise InputError(f"a node has 1 or more GPUs, got {gpus_per_node}")
@@ -54,7 +57,15 @@ def system_tiers(
     system: SystemSpec, *, cpu_bytes: float, cpu_bytes_per_s: float | None = None,
     nvme_bytes: float = 0.0, nvme_bytes_per_s: float = 0.0,
 ) -> tuple[Tier, ...]:  # fmt: skip
-    """`node_tiers` of a known system's nodes and host links."""
+    """`node_tiers` with the GPUs per node and host links of a known system.
+
+    Args:
+        system: facts of the system (`hp.load_system`).
+        cpu_bytes: CPU memory of a node.
+        cpu_bytes_per_s: bandwidth of a node's CPU memory; None: only the links limit.
+        nvme_bytes: capacity of a node's drives; 0: none.
+        nvme_bytes_per_s: bandwidth of a node's drives.
+    """
     return node_tiers(
         system.accelerators_per_node, system.host_link_bytes_per_s, cpu_bytes=cpu_bytes,
         cpu_bytes_per_s=cpu_bytes_per_s, nvme_bytes=nvme_bytes, nvme_bytes_per_s=nvme_bytes_per_s,

@@ -52,36 +52,32 @@ _USUAL_TOKENS = 2**22  # of a batch, where none is given
 
 
 class Plan(RankedLayouts):
-    """Ranked layouts with their tables: what `hp.plan` returns."""
+    """Ranked layouts of a model on a cluster, with tables of them; what `hp.plan` returns."""
 
     def top(self, count: int = 10) -> pd.DataFrame:
-        """The best layouts, a row each: fields of the layout, `time_s` and its parts, memory,
-        tokens/s, MFU, energy, money.
-        """
+        """A table of the best layouts: their fields, `time_s` and its parts, memory, tokens/s."""
         from hybridperf.training.plans import table
 
         return table.top(self, count)
 
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
-        """Pareto front of two of time (per token), memory, energy and cost; columns as `top`, ranks
-        as index.
-        """
+        """Layouts on the Pareto front of two of "time", "memory", "energy" and "cost", as `top`."""
         from hybridperf.training.plans import fronts, table
 
         return table.at_ranks(self, fronts.plan_front(self, one, other))
 
     def compared(self) -> pd.DataFrame:
-        """Winner, runner-up, best other division and naive layout, indexed by what they are.
+        """The winner next to the runner-up, the best different layout and a naive one.
 
-        Columns of `top`, `low_s, high_s` (nine of ten), `chance` that the winner is the faster one,
-        `differs` in words.
+        Columns of `top`, and `low_s, high_s` (90 % interval), `chance` (probability that the winner
+        is the faster one), `differs` (in words).
         """
         from hybridperf.training.plans import explain
 
         return explain.compared_table(self)
 
     def write(self, path: str | os.PathLike) -> int:
-        """Write every legal layout (.parquet, .csv), fitting and best ones first; returns rows."""
+        """Write all legal layouts to .parquet or .csv, the best first; returns how many."""
         from hybridperf.training.plans import table
 
         return table.write_layouts(self, path)
@@ -99,26 +95,27 @@ def plan(
     """Every legal layout of a model on so many devices of a system, priced and ranked.
 
     Args:
-        model: a published shape's name, a file of sizes, or a shape.
-        system: a name of `hybridperf systems` or a file.
-        gpus: number of devices, or several, ranked together.
-        batch: samples of a step over all devices, or several; None: about 4 million tokens.
+        model: name of a published model, a file of its sizes, or a shape (`hp.load_shape`).
+        system: name of a system (`hybridperf systems` lists them), or a .toml file.
+        gpus: number of devices; several numbers are ranked together.
+        batch: samples of a step over all devices; several are ranked together; None: about 4
+            million tokens.
         seq: tokens of a sample; None: the model's own.
-        tokens: of the whole run, 300e9 or "300B", for days, money and energy.
-        objective: `time`, `tokens_per_s`, `cost` or `energy`.
-        prices: a file over the shipped assumptions.
-        device: accelerator in place of the system's own.
-        framework: whose habits and fitted memory count; "": Megatron-Core's, noted.
-        dtype: of activations.
-        quant: recipe that products of layers multiply in, "" for `dtype`.
-        memory_bytes: of each device; None: the datasheet's.
-        only: narrows dimensions, `{"tp": [1, 2], "recompute": "none"}`.
-        adapted: step effects fitted to measured steps, of this group or of several.
-        cache: prices kept between plans.
-        say: called every few seconds with how far a long plan is.
+        tokens: tokens of the whole training run, 300e9 or "300B", for days, money and energy.
+        objective: what ranks layouts: "time" (of a step), "tokens_per_s", "cost" or "energy".
+        prices: a file with rates that replace the shipped assumptions.
+        device: name of the accelerator; None: the system's own.
+        framework: framework whose habits and memory are assumed; "": Megatron-Core.
+        dtype: number format of activations and weights.
+        quant: scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); "": in `dtype`.
+        memory_bytes: memory of each device, bytes; None: the datasheet's.
+        only: values that fields of a layout may take, `{"tp": [1, 2], "recompute": "none"}`.
+        adapted: step effects fitted to measured steps.
+        cache: prices of ops, to share among several plans.
+        say: called every few seconds with the progress of a long plan, as text.
 
     Raises:
-        InputError: where nothing can run, with the nearest thing that works.
+        InputError: when no layout can run; the message names the nearest thing that works.
     """
     counts = whole_numbers("gpus", gpus)
     batches = None if batch is None else whole_numbers("batch", batch)

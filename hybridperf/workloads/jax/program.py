@@ -56,15 +56,20 @@ def from_jax(
     ignore: Collection[str] = (),
     name: str | None = None,
 ) -> Workload:
-    """Workload of `fn(*args)`, compiled for JAX' default backend.
+    """Compile a JAX function and read its workload from XLA's optimised program.
+
+    The function is compiled for JAX's default backend and not run.
 
     Args:
-        fn: a function, whose settings are kept where it is already jitted.
-        args: arrays or `jax.ShapeDtypeStruct`s.
-        donate_argnums: what the training loop donates: an updated table that is not donated is
-            copied whole, and the prediction will show it.
-        ignore: opcodes or custom-call targets to leave out.
-        name: of the workload; that of the function by default.
+        fn: a function; where it is already jitted, its settings are kept.
+        args: its arguments: arrays or `jax.ShapeDtypeStruct`s.
+        donate_argnums: arguments that the training loop donates; an updated table that is not
+            donated is copied whole, which the prediction shows.
+        ignore: HLO opcodes or custom-call targets to leave out.
+        name: name of the workload; None: the function's.
+
+    Raises:
+        InputError: when the program has an operation that cannot be priced.
     """
     content = compile_program(fn, *args, donate_argnums=donate_argnums, name=name)
     return from_program(content, ignore=ignore)
@@ -115,7 +120,15 @@ def from_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) ->
 
 
 def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Workload:
-    """Workload of a program file."""
+    """The workload of a JAX program that was saved to a file by `hybridperf`.
+
+    Args:
+        path: the file.
+        ignore: HLO opcodes or custom-call targets to leave out.
+
+    Raises:
+        InputError: when the file is damaged, or has an operation that cannot be priced.
+    """
     return from_program(load_content(path), ignore=ignore)
 
 

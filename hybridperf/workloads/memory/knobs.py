@@ -15,22 +15,23 @@ from hybridperf.workloads.transformer.fields import check_kind, check_number
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MemoryKnobs:
-    """Factors on counted bytes, and bytes no count gives; only `fixed_bytes` is a guess."""
+    """Corrections of `hp.memory`: factors on counted bytes, and bytes that cannot be counted."""
 
-    weights: float = 1.0
-    gradients: float = 1.0
-    optimizer: float = 1.0
-    hidden: float = 1.0  # activations as wide as the hidden state or the heads
-    ffn: float = 1.0  # activations as wide as the MLP
-    scores: float = 1.0  # what attention keeps per pair of tokens, or per token where it is fused
-    workspace: float = 1.0  # what lives only while one layer is computed
-    loss_bytes: float = 4.0  # per logit, next to the logit itself: the loss's copy in fp32
-    # per logit of the micro-batch before, where no pipeline puts other work between them
+    weights: float = 1.0  # factor on bytes of weights
+    gradients: float = 1.0  # factor on bytes of gradients
+    optimizer: float = 1.0  # factor on bytes of optimizer state
+    hidden: float = 1.0  # factor on activations as wide as the hidden state or the heads
+    ffn: float = 1.0  # factor on activations as wide as the MLP
+    # factor on what attention keeps per pair of tokens, or per token where it is fused
+    scores: float = 1.0
+    workspace: float = 1.0  # factor on what lives only while one layer is computed
+    loss_bytes: float = 4.0  # bytes per logit, next to the logit itself: the loss's copy in fp32
+    # bytes per logit kept from the micro-batch before, where no pipeline stage runs in between
     stale_bytes: float = 0.0
     # tensors of the hidden width that the embedding keeps per micro-batch, whole on every rank
     embedding: float = 0.0
-    head: float = 0.0  # and that the head needs
-    fixed_bytes: float = 1.0e9  # of the driver, libraries and communicators; assumed
+    head: float = 0.0  # tensors of the hidden width that the LM head keeps, likewise
+    fixed_bytes: float = 1.0e9  # bytes of driver, libraries and communicators; assumed
 
 
 def check_knobs(knobs: MemoryKnobs) -> None:

@@ -46,15 +46,18 @@ from hybridperf.workloads.transformer.zoo import load_shape
 
 
 class MemoryUse(NamedTuple):
-    """Bytes on a rank of each stage; [S] for one layout, [N, S] for columns, 0 where none is."""
+    """Bytes on a rank of each pipeline stage, by what they hold; what `hp.memory` returns.
+
+    [S] for one layout of S stages; [N, S] for N layouts, 0 where a layout has no such stage.
+    """
 
     weights_bytes: Array
     gradients_bytes: Array
-    optimizer_bytes: Array
-    activations_bytes: Array
-    embedding_head_bytes: Array
-    workspace_bytes: Array
-    overhead_bytes: Array
+    optimizer_bytes: Array  # optimizer state, with master weights
+    activations_bytes: Array  # kept from forward to backward
+    embedding_head_bytes: Array  # activations of the embedding and the LM head
+    workspace_bytes: Array  # what lives only while one layer is computed
+    overhead_bytes: Array  # driver, libraries, communicators
 
     @property
     def stage_bytes(self) -> Array:
@@ -88,28 +91,28 @@ def memory(
     stages: int | None = None,
     knobs: MemoryKnobs | None = None,
 ) -> MemoryUse:
-    """Bytes per stage.
+    """Bytes on each rank of a Transformer's training step: weights, gradients, optimizer, ...
 
-    A single layout is checked as `Layout.check(shape, strict=False)` does: what some framework runs
-    has a memory too, such as heads that tp does not divide. Columns are not: planners filter by
-    `rules.legal`.
+    Activations follow Korthikanti et al. (arXiv:2205.05198), sharded states ZeRO (Rajbhandari et
+    al., arXiv:1910.02054). A single layout is checked by `Layout.check(shape, strict=False)`;
+    many layouts are not.
 
     Args:
-        shape: a model or its name.
-        layout: one layout, or columns of N; one rank by default.
-        dtype: of activations and weights.
-        grad_bytes: of a gradient; None: as the weights.
+        shape: the model or its name.
+        layout: how the step is spread over ranks: one layout (`hp.Layout()` is one rank), or
+            columns of N layouts.
+        dtype: number format of activations and weights.
+        grad_bytes: bytes of one gradient; None: as the weights.
         optimizer: "adam", "momentum" or "sgd".
-        attention: whether scores are written to memory.
-        dropout: whether masks are kept.
-        split: how layers are split over stages (`stages.py`).
-        states: bytes per parameter, instead of those of `dtype`, `grad_bytes` and `optimizer`.
-        stages: how many a layout may have: needed under JAX where layers are of several kinds,
-            since then every stage is priced.
-        knobs: what counting cannot know.
+        attention: "unfused" where attention scores are written to memory.
+        dropout: whether dropout masks are kept for the backward pass.
+        split: how layers are split over stages: "even", or "cost", which weighs the LM head.
+        states: bytes per parameter, instead of what `dtype`, `grad_bytes` and `optimizer` give.
+        stages: most stages that a layout has; needed under JAX where layers are of several kinds.
+        knobs: corrections for what cannot be counted from sizes.
 
     Raises:
-        InputError: for arguments that are not of their kind, and a layout that cannot be run.
+        InputError: when an argument has the wrong type or value, or the layout cannot be run.
     """
     if isinstance(shape, str):
         shape = load_shape(shape)

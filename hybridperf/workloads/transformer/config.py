@@ -40,36 +40,36 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """What `layer_passes`, `head_passes` ... and `hp.transformer` take."""
+    """A Transformer's training step: the model, its layout, and how a framework runs it."""
 
-    shape: TransformerShape
-    layout: Layout = dataclasses.field(default_factory=Layout)
+    shape: TransformerShape  # the model's sizes, from `hp.load_shape`
+    layout: Layout = dataclasses.field(default_factory=Layout)  # default: one rank
     dtype: str = "bf16"  # of activations and of the weights that layers read
-    # scheme that layers' products multiply in ("fp8", "fp8_block", "nvfp4"); empty: in the dtype
+    # scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); empty: in `dtype`
     quant: str = ""
     gpus_per_node: int = 8
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
-    # of fused attention, `ops/attention_kernels.py`; empty: the op model's
+    # version of fused attention, FlashAttention 1 or 2; empty: as attention was measured
     attention_kernel: Literal["", "flash1", "flash2"] = ""
-    # a token travels to each expert, or once to each node of theirs
+    # tokens are sent to each of their experts, or once to each node that holds any of them
     expert_messages: Literal["copies", "nodes"] = "copies"
-    grouped_experts: bool = False  # a kernel multiplies by all experts of a rank; else one by each
-    # whose kernels are launched, `framework.py`; its other habits: `run_by`
-    framework: str = "megatron_core"
+    grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
+    framework: str = "megatron_core"  # whose kernels are launched; its other habits: `run_by`
     dropout: bool = False
     fused_loss: bool = False  # one kernel per direction, not one per operation
-    # the vocabulary is padded to multiples of tp times this; 1: of tp alone
+    # the vocabulary is padded to a multiple of tp times this
     vocab_multiple: int = 128
     optimizer: Literal["adam", "sgd"] = "adam"
-    # of a gradient between ranks and in the buffer; None: as the dtype
+    # bytes of one gradient between ranks and in the buffer; None: as `dtype`
     gradient_bytes: float | None = None
-    bucket_bytes: float = 25e6  # gradients reduced together
-    # reductions overlap the last micro-batch's backward, gathers of weights the layer before theirs
+    bucket_bytes: float = 25e6  # bytes of gradients that are reduced together
+    # gradients are reduced during the last micro-batch's backward pass, and weights gathered during
+    # the layer before
     overlap_gradients: bool = True
-    overlap_sends: bool = False  # a stage computes on while its result travels to the next
+    overlap_sends: bool = False  # a stage computes while its result travels to the next
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
     scatter_gather: bool = False
-    stage_split: Literal["even", "cost"] = "even"  # how layers are split over stages
+    stage_split: Literal["even", "cost"] = "even"  # "cost" weighs the LM head as layers
 
     def __post_init__(self) -> None:
         hint = ""
@@ -100,14 +100,16 @@ class TransformerConfig:
     def run_by(
         framework: str, shape: TransformerShape, layout: Layout | None = None, **own: Any
     ) -> TransformerConfig:
-        """The step as a framework runs it, by the habits that `hybridperf steps` assumes: kernels,
-        attention, bytes of gradients, what overlaps.
+        """The step as a framework runs it: its kernels, attention, gradients and overlap.
 
         Args:
-            framework: its name in rows of steps, as "megatron_core".
+            framework: name of the framework, such as "megatron_core".
             shape: the model.
-            layout: kept as it is (ZeRO, recompute, schedule); one rank by default.
-            own: fields of the config that come before the framework's habits.
+            layout: how the step is spread over ranks; None: one rank.
+            own: fields of `TransformerConfig` that replace the framework's habits.
+
+        Raises:
+            InputError: when the framework is unknown or a field is not valid.
         """
         layout = layout or Layout()
         habits = frameworks.framework_habits()

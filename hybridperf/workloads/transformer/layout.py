@@ -32,24 +32,28 @@ _DEGREES = ("tp", "pp", "vp", "dp", "cp", "ep", "micro_batch", "accumulation")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One way to spread a step over ranks."""
+    """How a training step is spread over ranks: degrees of parallelism, micro-batches, sharding.
 
-    tp: int = 1  # ranks that share each layer's matrices
-    sequence_parallel: bool = False  # they also share what lies between the matrices
-    pp: int = 1  # stages of the pipeline
+    There are tp x cp x dp x pp ranks; expert parallelism regroups them.
+    """
+
+    tp: int = 1  # tensor parallelism: ranks that share each layer's matrices
+    sequence_parallel: bool = False  # tp ranks also share what lies between the matrices
+    pp: int = 1  # pipeline parallelism: stages
     vp: int = 1  # chunks of layers per stage, interleaved
-    dp: int = 1  # replicas
-    cp: int = 1  # ranks that share each sequence
-    ep: int = 1  # ranks that share the experts
+    dp: int = 1  # data parallelism: replicas
+    cp: int = 1  # context parallelism: ranks that share each sequence
+    ep: int = 1  # expert parallelism: ranks that share the experts
     expert_tp: int | None = None  # ranks that share each expert's matrices; None: tp
-    # sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
+    # ZeRO stage, sharded over data ranks: 1 optimizer, 2 gradients too, 3 weights too (FSDP)
     zero: Literal[0, 1, 2, 3] = 0
-    shard_ranks: int | None = None  # over that many of them (HSDP); None: all
+    shard_ranks: int | None = None  # data ranks that share each shard set (HSDP); None: all
     micro_batch: int = 1  # samples that go through a layer together
     accumulation: int = 1  # micro-batches per replica and step
+    # what is computed again in the backward pass: nothing, attention, or all layers
     recompute: Literal["none", "selective", "full"] = "none"
-    schedule: str = "1f1b"  # of the pipeline, one of `schedules.NAMES`
-    order: Order = ORDER  # fastest-varying first
+    schedule: str = "1f1b"  # of the pipeline: "1f1b", "gpipe", "chimera", ...
+    order: Order = ORDER  # dimensions of neighbouring ranks, fastest-varying first
 
     @property
     def ranks(self) -> int:
@@ -84,18 +88,21 @@ class Layout:
         global_batch: int | None = None,
         strict: bool = True,
     ) -> list[str]:
-        """Sentences on what is unusual about the layout.
+        """Check the layout against a model and a cluster.
 
         Args:
-            shape: the model that it is for.
-            gpus: how many its ranks must be.
-            gpus_per_node: neighbouring ranks on one node.
-            global_batch: samples that its micro-batches must be.
-            strict: False turns rules that some frameworks break (heads not divisible by tp) into
-                sentences.
+            shape: the model.
+            gpus: number of ranks that the layout must have; None: any.
+            gpus_per_node: neighbouring ranks on one node; None: not checked.
+            global_batch: samples that a step must have; None: any.
+            strict: False: rules that some frameworks break (heads not divisible by tp) become
+                remarks.
+
+        Returns:
+            Remarks on what is unusual, one sentence each.
 
         Raises:
-            InputError: it breaks a rule, which the message names.
+            InputError: when the layout breaks a rule, which the message names.
         """
         if not isinstance(self.order, Sequence) or sorted(map(str, self.order)) != sorted(ORDER):
             listed = isinstance(self.order, tuple | list)

@@ -14,9 +14,7 @@ __all__ = ["Latent", "TransformerShape"]
 
 @dataclasses.dataclass(frozen=True)
 class TransformerShape(ModelSizes):
-    """One model's sizes. Counts are of parameters and of floating-point operations (a multiply-add
-    is two).
-    """
+    """A Transformer's sizes, and its numbers of parameters and FLOPs (a multiply-add is two)."""
 
     @functools.cached_property
     def layer_kinds(self) -> tuple[counts.LayerKind, ...]:

@@ -53,15 +53,15 @@ DEVIATION = 0.15
 
 
 def transformer(config: TransformerConfig, host: Host | float | None = LAUNCH_S) -> Workload:
-    """The step as a workload.
+    """One training step of a Transformer as a workload.
 
     Args:
         config: the model, its layout, and how a framework runs it.
-        host: what launching costs: seconds of each launch, all alike; or overheads of a host that
-            was traced (`hp.load_model(folder).host`); or None: nothing, as in a CUDA graph.
+        host: what launching a kernel costs: seconds per launch; or the overheads of a traced host
+            (`hp.load_model(folder).host`); or None: nothing, as in a CUDA graph.
 
     Raises:
-        InputError: the layout is not legal for the model, or not modelled.
+        InputError: when the layout is not legal for the model, or not modelled.
     """
     if not isinstance(config, TransformerConfig):
         raise InputError(

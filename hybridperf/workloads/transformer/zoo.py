@@ -48,10 +48,12 @@ def other_shape_names(name: str) -> list[str]:
 
 
 def load_shape(name: str | os.PathLike) -> TransformerShape:
-    """A model's sizes by its published name, or from a .toml or .json file.
+    """A Transformer's sizes by its published name ("llama3-8b"), or from a .toml or .json file.
+
+    `hybridperf models` lists the names.
 
     Raises:
-        InputError: neither; it names the nearest published model.
+        InputError: when no such model or file is known; it suggests the nearest name.
     """
     text = str(name)
     if text.endswith((".toml", ".json")):
