@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated
 
 from typer import Argument, Option
 
 from hybridperf.cli.common import compilation_cache, keep_files, say_predicted
+from hybridperf.training.steps.read_columns import READ, read_columns_help
 
 
 def steps(
@@ -50,24 +52,7 @@ def steps(
     Columns that are read; what is left out follows from others or is assumed, and the note says so:
 
     \b
-      model             name of a published one; else family (gpt, llama, bert, t5, vit, moe),
-                        hidden, heads, layers, seq, vocab and, where they differ, ffn, kv_heads,
-                        head_dim; experts and topk of a moe, decoder_layers of a t5, image and patch
-                        of a vit
-      gpu, n_gpus       accelerator and how many; gpus_per_node
-      tp, pp, dp        degrees of parallelism; cp, ep; vp (chunks of a stage), seq_parallel (yes,
-                        no)
-      micro_batch       samples; grad_accum (micro-batches of a step), global_batch (samples of all)
-      sharding          none, zero1, zero2, zero3, fsdp, hsdp
-      recompute         none, selective, full
-      schedule          1f1b, gpipe, interleaved, chimera, zero_bubble
-      precision         bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4
-      framework         megatron_core, megatron, megatron_deepspeed, nanotron, torchtitan,
-                        llm_foundry, eager_pytorch
-      id, source, section, system_detail    where the row is from; what they say of network and
-                                            framework
-      offload, status   only no, and ok to be fitted on
-      step_time_s       measured, for --fit-on
+    COLUMNS
 
     \b
     Columns that are written (seconds, bytes):
@@ -86,7 +71,7 @@ def steps(
     from hybridperf.io import InputError, read_table, write_table
     from hybridperf.io.tables import check_table_name, with_own_text
     from hybridperf.training.steps.adaptation import Adaptation
-    from hybridperf.training.steps.columns import READ, misspelt
+    from hybridperf.training.steps.columns import misspelt
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
 
     if save_knobs and not fit_on:
@@ -141,3 +126,6 @@ def steps(
         found.adaptation.save(save_knobs)
         print(f"efficiencies in {save_knobs}")
     return say_predicted(found.frame, out)
+
+
+steps.__doc__ = (steps.__doc__ or "").replace("    COLUMNS", indent(read_columns_help(), "    "))

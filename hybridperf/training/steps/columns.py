@@ -3,10 +3,7 @@ their spelling, or go by another name.
 
 A table may have any other columns. But a header in capitals, cells between semicolons or
 "microbatch" would be passed over without a word and each row refused, or worse, predicted by
-assumptions.
-
-A column that is read is added in two files: its name to `READ`, its reader to `row_shape.py`,
-`row_layout.py` or `rows.py`.
+assumptions. Those that are read: `read_columns.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +14,8 @@ from collections.abc import Iterable
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain
 from hybridperf.training.steps.names import column_called
+from hybridperf.training.steps.read_columns import READ
 
-READ = (
-    "id", "source", "framework", "model", "family", "hidden", "heads", "layers", "ffn", "vocab",
-    "seq", "kv_heads", "head_dim", "experts", "topk", "decoder_layers", "image", "patch", "gpu",
-    "n_gpus", "gpus_per_node", "section", "system_detail", "tp", "pp", "vp", "dp", "cp", "ep",
-    "seq_parallel", "sharding", "micro_batch", "grad_accum", "global_batch", "precision",
-    "recompute", "schedule", "offload", "step_time_s", "status",
-)  # fmt: skip
 _SIZES = ("hidden", "heads", "layers", "seq", "vocab")
 _ALIKE = 0.85  # of difflib's ratio: "microbatch" and "micro_batches", not "sequence"
 

@@ -136,6 +136,8 @@ def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
 def _schedule(row: Record, vp: int, habits: Mapping[str, Any]) -> Any:
     given = row.text("schedule")
     found = word("schedule", given) if given else ""
+    if plain(given) in SCHEDULES:
+        found = plain(given)
     if found is None:
         near = f"; {_NEAR_SCHEDULE}" if plain(given).startswith(("zb", "zero")) else ""
         raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(given)!r}{near}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules import in_flight as in_flight_of
-from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE, SCHEDULES
+from hybridperf.workloads.transformer.codes import CHIMERA, FORWARDS_FIRST, SCHEDULES
 
 
 def in_flight(
@@ -26,7 +26,7 @@ def in_flight(
         if xp is np and not np.any(here):
             continue
         held = in_flight_of(name, stage, pp, micro_batches, chunks=vp)
-        if code == GPIPE:
+        if code in FORWARDS_FIRST:
             # without stages it is gradient accumulation: a backward pass follows each forward pass
             held = xp.where(pp == 1, 1.0, held)
         if code == CHIMERA:

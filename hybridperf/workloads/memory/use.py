@@ -36,7 +36,7 @@ from hybridperf.workloads.memory.states import (
     sharded_bytes,
 )
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.codes import CHIMERA, GPIPE
+from hybridperf.workloads.transformer.codes import CHIMERA, forwards_first
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.fields import check_flag, check_kind, check_number
 from hybridperf.workloads.transformer.layout import Layout, Layouts
@@ -303,7 +303,7 @@ class _StageMemory:
         total = 0.0
         for stage, batches, held in self._pieces():
             total = total + held * xp.where(stage == 0, batches * per_embedding, 0.0)
-            # only GPipe's last stage has more than one micro-batch in its loss
-            on_last = xp.where(x.schedule == GPIPE, batches, 1.0) * per_head
+            # the others' last stage has one micro-batch at a time in its loss
+            on_last = xp.where(forwards_first(x.schedule), batches, 1.0) * per_head
             total = total + held * xp.where(stage == x.pp - 1, on_last, 0.0)
         return total

@@ -34,5 +34,8 @@ class ScheduleKind(NamedTuple):
     in_flight: Callable[[Array, Array, Array, Array], Array]  # (worker, p, m, v)
     prices_sends: bool = False  # whether `step_s` knows what transfers add
     has_chunks: bool = False
+    # no backward begins before all forwards: the last stage keeps every micro-batch's loss, and a
+    # single worker accumulates gradients instead, a backward after each forward
+    forwards_first: bool = False
     unsuitable: Callable[[Array, Array], Array] | None = None  # (p, m): sizes that it cannot have
     refusal: Callable[[int, int], str] = lambda p, m: ""  # (p, m): the sentence on such sizes

@@ -135,7 +135,12 @@ def _interleaved_in_flight(w: Array, p: Array, m: Array, v: Array) -> Array:
 
 
 GPIPE = ScheduleKind(
-    "gpipe", gpipe, _gpipe_s, lambda w, p, m, v: m + 0 * (w + p), prices_sends=True
+    "gpipe",
+    gpipe,
+    _gpipe_s,
+    lambda w, p, m, v: m + 0 * (w + p),
+    prices_sends=True,
+    forwards_first=True,
 )
 ONE_F_ONE_B = ScheduleKind(
     "1f1b",

@@ -1,0 +1,51 @@
+"""Columns that rows of training steps are read from, as `hybridperf steps --help` lists them.
+
+A column that is read is added in two files: here, and its reader in `row_shape.py`, `row_layout.py`
+or `rows.py`. Light to import: the command line shows this before it loads anything.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+# columns: meaning; further columns stand in it between backticks
+_MEANING = {
+    "model": "name of a published one; else `family` (gpt, llama, bert, t5, vit, moe), `hidden`,"
+    " `heads`, `layers`, `seq`, `vocab` and, where they differ, `ffn`, `kv_heads`, `head_dim`;"
+    " `experts` and `topk` of a moe, `decoder_layers` of a t5, `image` and `patch` of a vit",
+    "gpu, n_gpus": "accelerator and how many; `gpus_per_node`",
+    "tp, pp, dp": "degrees of parallelism; `cp`, `ep`; `vp` (chunks of a stage), `seq_parallel`"
+    " (yes, no)",
+    "micro_batch": "samples; `grad_accum` (micro-batches of a step), `global_batch` (samples of"
+    " all)",
+    "sharding": "none, zero1, zero2, zero3, fsdp, hsdp",
+    "recompute": "none, selective, full",
+    "schedule": "1f1b, gpipe, interleaved, chimera, zero_bubble",
+    "precision": "bf16, fp16, fp32, tf32, fp8, mxfp8, nvfp4",
+    "framework": "megatron_core, megatron, megatron_deepspeed, nanotron, torchtitan, llm_foundry,"
+    " eager_pytorch",
+    "id, source, section, system_detail": "where the row is from; what they say of network and"
+    " framework",
+    "offload, status": "only no, and ok to be fitted on",
+    "step_time_s": "measured, for --fit-on",
+}
+READ = tuple(
+    name
+    for names, meaning in _MEANING.items()
+    for name in (*names.split(", "), *re.findall(r"`(\w+)`", meaning))
+)
+_INDENT, _NAMES, _GAP, _LINE = 2, 16, 2, 96  # characters
+
+
+def read_columns_help() -> str:
+    """The columns and their meanings as lines of help."""
+    lines = []
+    for names, meaning in _MEANING.items():
+        start = " " * _INDENT + names.ljust(_NAMES) + " " * _GAP
+        said = meaning.replace("`", "")
+        lines += textwrap.wrap(
+            said, _LINE, initial_indent=start, subsequent_indent=" " * len(start),
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines)
