@@ -1,4 +1,4 @@
-"""How fast collectives are predicted and a system is fitted: `python benchmarks/bench_collectives.py`,
+"""How fast collectives are predicted and systems fitted: `python benchmarks/bench_collectives.py`,
 pinned to one core.
 """
 

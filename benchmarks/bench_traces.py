@@ -27,7 +27,8 @@ trace, = read_traces([sys.argv[1]])
 read = time.monotonic()
 found = summaries([trace], [(step,) for step in steps(trace)])
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(read - start, time.monotonic() - read, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, len(found), len(trace.host))
+cpu_s, bytes_used = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+print(read - start, time.monotonic() - read, cpu_s, bytes_used, len(found), len(trace.host))
 """
 
 

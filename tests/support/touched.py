@@ -1,7 +1,7 @@
 """Folders of tests for what differs from a commit: `python tests/support/touched.py [COMMIT]`.
 
-A file of `hybridperf/ROOM/` leads to `tests/ROOM`, one of `calibration/` to `tests/calibration`, a test to itself. `tests/project`
-always counts: the order of rooms, words of the documentation. What all rooms hang on (`io`, packaging) is tested by `make test`.
+A file of `hybridperf/ROOM/` leads to `tests/ROOM`, one of `calibration/` to `tests/calibration`, a
+test to itself. `tests/project` always counts: the order of rooms, examples of the documentation.
 """
 
 import subprocess

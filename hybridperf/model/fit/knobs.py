@@ -1,4 +1,4 @@
-"""RooflineKnobs of a device from measured rows: robust least squares in log time, with a prior per knob.
+"""Knobs of a device from measured rows: robust least squares in log time, a prior per knob.
 
 With t(theta) the calibrated form of `ops.roofline`, over all rows i of all groups at once (memory
 levels are shared by the groups),

@@ -58,7 +58,7 @@ _AXES = {
 
 
 def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None = None) -> Page:
-    """The page of a plan; `moved` is the answer of `lever_effects`, which takes seconds, if known."""
+    """The page of a plan; `moved` is what `lever_effects` (seconds of work) found, if known."""
     candidates = compared(plan)
     shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
     devices = f"{case.space.gpus:,} x {plan.setup.device.name}"

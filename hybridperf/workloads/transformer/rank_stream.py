@@ -5,7 +5,7 @@ parallelism) on another, in turns: its rank stream. Reductions of gradients and 
 weights run next to it (`comm`), as does one stream per direction of what is sent to other stages.
 
 A run of steps is either a node per kernel, or composed where the graph would be large: one node for
-all its ops and one for all its exchanges (`CallChain`), the same seconds, as a rank stream has no gaps.
+all its ops and one for all its exchanges (`CallChain`): the same seconds, since it has no gaps.
 With a host, a composed run ends in a node that is launched when all its kernels are, so that the
 later of host and device ends it.
 """
