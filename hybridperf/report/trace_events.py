@@ -44,7 +44,7 @@ class Slice(NamedTuple):
     dur_us: float
 
 
-class TraceFile:
+class TimelineFile:
     """Collects events and writes them."""
 
     def __init__(self) -> None:

@@ -35,8 +35,10 @@ from hybridperf.report.plan import (
     dollars,
     elasticity_words,
     memory_lines,
+    order_words,
     part,
     step_words,
+    trades,
 )
 from hybridperf.report.text import amount, percent, quantity
 from hybridperf.training.plans.explain import NAIVE, ComparedLayout, compared, differences
@@ -58,7 +60,7 @@ _AXES = {
 
 
 def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None = None) -> Page:
-    """The page of a plan; `moved` is the answer of `lever_effects`, which takes seconds, if known."""
+    """The page of a plan; `moved`: the answer of `lever_effects`, if it is known already."""
     candidates = compared(plan)
     shape, case = plan.setup.shape, plan.cases[plan.choice(0).case]
     devices = f"{case.space.gpus:,} x {plan.setup.device.name}"
@@ -66,9 +68,8 @@ def plan_page(plan: Plan, title: str = "", moved: Sequence[LeverEffect] | None =
         f"{shape.name} on {devices}, batch {case.space.global_batch:,}: {layout_words(plan.best)}."
     )
     layouts: list[Block] = [_best(plan), *(Text(line) for line in LEGEND)]
-    fronts: list[Block] = [
-        _front_plot(plan, one, other) for one, other in PAIRS if _differs(plan, other)
-    ]
+    traded = [(one, other) for one, other in PAIRS if trades(plan, other)]
+    fronts: list[Block] = [_front_plot(plan, one, other) for one, other in traded]
     assumed: list[Block] = [Notes(plan.notes), Text("Prices and power:"), Notes(plan.economy.notes)]
     sections = [
         Section("The best layout", _summary(plan, candidates[0])),
@@ -175,9 +176,7 @@ def _best(plan: Plan) -> Table:
     frame = top(plan, _LISTED)
     layouts = [plan.layout(plan.choice(int(rank))) for rank in frame.index]
     frame["layout"] = list(map(layout_words, layouts))
-    frame["order"] = [
-        " ".join(name for name in one.order if getattr(one, name) > 1) for one in layouts
-    ]
+    frame["order"] = list(map(order_words, layouts))
     frame["rank"] = frame.index + 1
     several = [Column("gpus", "GPUs", count_words), Column("global_batch", "batch", count_words)]
     columns = [
@@ -197,12 +196,6 @@ def _best(plan: Plan) -> Table:
         " ranks are missing)"
     )
     return frame_table(frame, columns, caption=caption, words=2, best=0)
-
-
-def _differs(plan: Plan, other: str) -> bool:
-    """Whether a front is more than one point: rent is time on so many devices."""
-    several = len({case.space.gpus for case in plan.cases}) > 1
-    return other != "cost" or (bool(plan.economy.usd_per_hour) and several)
 
 
 def _front_plot(plan: Plan, one: str, other: str) -> Figure:
