@@ -1,6 +1,4 @@
-"""`hybridperf validate`: accuracy claims recomputed. Like the other commands, it imports what is
-heavy when it runs.
-"""
+"""`hybridperf validate`: accuracy claims recomputed."""
 
 from __future__ import annotations
 
@@ -9,7 +7,14 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hybridperf.cli.common import Out, compilation_cache, keep_files, model_named, names_in
+from hybridperf.cli.common import (
+    ModelName,
+    Out,
+    compilation_cache,
+    keep_files,
+    model_named,
+    names_in,
+)
 
 _WHAT = (
     "whose accuracy: here (steps on this machine), sharded (on two cores), ops (held-out),"
@@ -22,11 +27,8 @@ _PUBLISHED = {  # claims that need --data, and what they judge on
 
 
 def validate(
-    what: Annotated[
-        str,
-        Argument(help=_WHAT),
-    ],
-    model: Annotated[str, Option(help="model folder, shipped calibration, or device name")] = "",
+    what: Annotated[str, Argument(help=_WHAT)],
+    model: ModelName = "",
     out: Out = Path("validate-out"),
     cores: Annotated[
         str | None, Option(help="cores to pin to; those of the calibration if not given")
@@ -44,8 +46,7 @@ def validate(
         str, Option(help="of `ops --data`: which devices are left out, separated by commas")
     ] = "",
     tasks: Annotated[
-        str,
-        Option(help="tasks of `collectives`, `steps`, `plans`; of `sharded`: how many models"),
+        str, Option(help="tasks of `collectives`, `steps`, `plans`; of `sharded`: how many models")
     ] = "",
     placements: Annotated[
         int, Option(help="of `sharded`: models whose placements compete", min=0)
@@ -92,9 +93,8 @@ def validate(
         from hybridperf.model.families import FAMILIES
         from hybridperf.validate import gpu_ops
 
-        families_judged = names_in(families) or FAMILIES
-        left_out = names_in(leave) or None
-        gpu_ops.run(data, out, quick=quick, families=families_judged, splits=left_out)
+        judged, left_out = names_in(families) or FAMILIES, names_in(leave) or None
+        gpu_ops.run(data, out, quick=quick, families=judged, splits=left_out)
         return
     if not model:
         raise InputError(
@@ -114,9 +114,8 @@ def validate(
         if tasks and not tasks.isdecimal():
             raise InputError(f"expected --tasks as a number of models, such as 30, got {tasks!r}")
         compilation_cache()
-        sharded_here.run(
-            model_named(model), out, tasks=int(tasks or 30), to_shard=placements, passes=passes
-        )
+        loaded, count = model_named(model), int(tasks or 30)
+        sharded_here.run(loaded, out, tasks=count, to_shard=placements, passes=passes)
         return
     from hybridperf.validate import here
 
